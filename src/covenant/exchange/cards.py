@@ -84,7 +84,6 @@ class _ToolNames(msgspec.Struct, frozen=True):
     """`tool_tags.json`: how names of well-known tools are written for people, and which tags their skills have."""
 
     prefixes: tuple[str, ...]
-    """Left out of titles and tags."""
     spellings: dict[str, str]
     tags: dict[str, tuple[str, ...]]
     families: dict[str, tuple[_TagRule, ...]]
@@ -150,7 +149,6 @@ def usable(definition: AgentDefinition, abilities: Iterable[str]) -> tuple[str, 
 
 
 def usable_tools(definition: AgentDefinition, tools: Sequence[Tool]) -> Sequence[Tool]:
-    """The registered tools that this agent can and may call."""
     allowed = definition.mcp_tool_permissions
     if definition.kind_rules.needs_model:
         if not usable(definition, (MCP,)):
@@ -225,7 +223,6 @@ def _one_word(text: str, otherwise: str) -> str:
 
 
 def _distinct(skills: Iterable[CardSkill]) -> tuple[CardSkill, ...]:
-    """The first of each id."""
     kept: dict[str, CardSkill] = {}
     for skill in skills:
         kept.setdefault(skill.id, skill)
@@ -410,7 +407,6 @@ class Cards:
         return self._signed(_Key(agent.tenant, agent.id, base_url, "extended"), (agent, limits), make)
 
     def key_set(self) -> dict[str, object]:
-        """The public keys that cards are signed with, as a JSON Web Key Set."""
         return self._signer.key_set() if self._signer is not None else {"keys": []}
 
     def _signed(self, key: _Key, made_of: object, make: Callable[[], AgentCard]) -> AgentCard:

@@ -95,7 +95,6 @@ class Conversations:
         )
 
     async def messages(self, caller: Caller, conversation_id: str, limit: int) -> Sequence[TaskView]:
-        """The newest messages with what was answered, the oldest of them first."""
         found = await self.get(caller, conversation_id)
         recipient = self._catalogue.identity(caller.tenant.name, found.agent).pubkey
         return await _tasks(self._ledger, recipient, context_of(found.conversation_id), limit)

@@ -72,7 +72,6 @@ class Callee(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def name(self) -> str:
-        """A name that no other callee has."""
         return self.identity.pubkey + (self.remote.label if self.remote is not None else "")
 
     @property

@@ -111,6 +111,5 @@ def inline_agent(given: dict[str, Any]) -> AgentDefinition:
 
 
 def inline_of(task: Task) -> AgentDefinition | None:
-    """The agent that came with a task, if one did."""
     definition = (task.request_metadata or {}).get(INLINE) if task.origin == NATIVE else None
     return msgspec.convert(definition, AgentDefinition) if definition is not None else None

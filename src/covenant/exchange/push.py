@@ -38,7 +38,6 @@ _VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 
 
 def check_config(config: PushConfig, check_url: CheckUrl) -> None:
-    """Refuse what cannot be kept or sent."""
     try:
         check_url(config.url)
     except ValueError as error:

@@ -27,8 +27,6 @@ COUNTED_MAX: Final = 200
 
 
 class LiveTask(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A task that is not over."""
-
     task_id: str
     agent: str
     state: str

@@ -109,8 +109,6 @@ class RemoteInterface(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
 
 
 class RemoteSkill(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A skill."""
-
     id: str
     name: str
     description: str = ""
@@ -141,6 +139,5 @@ class RemoteCard(msgspec.Struct, frozen=True, kw_only=True):
     fields: dict[str, Any] = {}
     """All of it, as it came."""
     url: str = ""
-    """Where it was found."""
     signed_by: str | None = None
     """Whose signature was checked, and held."""

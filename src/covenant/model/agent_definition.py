@@ -111,7 +111,6 @@ class AgentDefinition(_Part, frozen=True, gc=False, kw_only=True):
     output_modes: Lines = ()
     """Media types that it may answer with. Empty: whatever it makes."""
     command: Arguments = ()
-    """The program of a process agent, and its arguments."""
     url: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
     """Where a remote agent is: its address, or its card's. Empty: where `a2a_agents.json` has it, under its id."""
     peer: Annotated[str, msgspec.Meta(max_length=200)] = ""
@@ -255,7 +254,6 @@ def _escaped(key: str) -> str:
 
 
 def _allowed(kind: Any, steps: list[str]) -> tuple[Any, ...]:
-    """The values a key may have, if they are few."""
     for step in steps:
         hints = _hints(kind)
         kind = hints.get(step)
@@ -263,7 +261,6 @@ def _allowed(kind: Any, steps: list[str]) -> tuple[Any, ...]:
 
 
 def _keys(kind: Any, steps: list[str]) -> tuple[str, ...]:
-    """The keys that an object at this place may have."""
     for step in steps:
         if step != "..." and not step.isdigit():
             kind = _hints(kind).get(step)

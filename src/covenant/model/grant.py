@@ -173,7 +173,6 @@ GENESIS: Final = AuditHead()
 
 
 def link(head: AuditHead, row_text: str) -> AuditHead:
-    """The head after one more row."""
     row_hash = hashlib.sha256(row_text.encode()).hexdigest()
     chained = hashlib.sha256(f"{head.chain_hash}\n{row_hash}".encode()).hexdigest()
     return AuditHead(head.index + 1, chained)

@@ -30,7 +30,6 @@ class KindRules(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """An attempt that is begun again goes on with the same work."""
     offered_to_peers: bool = False
     routed: bool = True
-    """The router may choose it."""
     enrolled: bool = False
     """An identity may be enrolled under its name, to lease its tasks from outside."""
     needs_model: bool = False

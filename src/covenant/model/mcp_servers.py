@@ -100,17 +100,14 @@ def tools_of(servers: Mapping[str, McpServer]) -> tuple[Tool, ...]:
 
 
 def tools_for(tenant: str, tools: Iterable[Tool]) -> tuple[Tool, ...]:
-    """Those that the agents of a tenant may use."""
     return tuple(tool for tool in tools if tenant in tool.tenants)
 
 
 def _with_tool_objects(server: object) -> object:
-    """With each tool that is given as its name as an object."""
     if not isinstance(server, dict) or not isinstance(tools := server.get("tools"), list):
         return server
     return {**server, "tools": [{"name": tool} if isinstance(tool, str) else tool for tool in tools]}
 
 
 def _escaped(key: str) -> str:
-    """A key inside a JSON pointer."""
     return key[:200].replace("~", "~0").replace("/", "~1")

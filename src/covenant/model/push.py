@@ -50,8 +50,6 @@ class Push(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
 
 
 class PushMove(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """How far the deliveries of one configuration have come."""
-
     task_id: TaskId
     id: str
     key: str
@@ -64,7 +62,6 @@ class PushMove(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
 
 
 def move_of(push: Push) -> PushMove:
-    """Where it stands now."""
     return PushMove(
         task_id=push.task_id,
         id=push.id,

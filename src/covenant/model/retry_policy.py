@@ -39,8 +39,6 @@ class RepairOutcome(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The bounds of one pass of the retry gate."""
-
     enabled: bool = False
     min_lease_age_ms: int = 300_000
     max_attempts: int = 3

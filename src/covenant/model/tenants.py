@@ -32,15 +32,12 @@ class TenantLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     connections: Limit = 0
     """Requests that are being answered at once; streams and long waits are among them."""
     streams: Limit = 0
-    """Open streams, subscriptions among them."""
     live_tasks: Limit = 0
-    """Tasks that have not ended."""
     queued_bytes: Annotated[int, msgspec.Meta(ge=0, le=LIMIT_BYTES_MAX)] = 0
     """Size of these tasks and of the messages that wait for them."""
 
     @staticmethod
     def most(name: str) -> int:
-        """The largest number that a limit may have."""
         return LIMIT_BYTES_MAX if name == "queued_bytes" else LIMIT_MAX
 
 

@@ -41,7 +41,6 @@ _ALSO: Final = {
     "totalTokenCount": TOKENS,
     "total_token_count": TOKENS,
 }
-"""Other names for the same amounts."""
 _WITHIN: Final = (
     "covenant.usage",
     "usage",
@@ -123,7 +122,6 @@ def _has_room(found: Mapping[str, float], name: str) -> bool:
 
 
 def tokens_of(usage: Mapping[str, float]) -> float:
-    """All tokens of a report."""
     return read_usage(usage).get(TOKENS, 0)
 
 

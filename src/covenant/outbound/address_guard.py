@@ -173,8 +173,6 @@ def _ask_system(name: str) -> Sequence[Address]:
 
 
 class NameServerResolver:
-    """What these name servers say: `address` or `address:port`, asked in turn."""
-
     def __init__(self, servers: Sequence[tuple[Address, int]], *, patience_s: float) -> None:
         self._servers = servers
         self._patience_s = patience_s
@@ -233,7 +231,6 @@ class CheckedTarget:
     port: int
     addresses: tuple[Address, ...]
     url: str
-    """The URL in its one spelling."""
 
 
 class AddressGuard:
@@ -260,7 +257,6 @@ class AddressGuard:
         return location
 
     async def check(self, url: str) -> CheckedTarget:
-        """Raises AddressRefused."""
         location = self.read(url)
         return CheckedTarget(
             scheme=location.scheme,

@@ -129,7 +129,6 @@ class Fetcher:
         return Fetcher(self._guard.meaning(places), self._limits, user_agent=self._user_agent, trust=self._trust)
 
     async def open(self) -> None:
-        """Make ready what the first call would have to wait for."""
         await self._opened()
 
     async def fetch(
@@ -178,7 +177,6 @@ class Fetcher:
 
     @property
     def guard(self) -> AddressGuard:
-        """For calls that go by other means than HTTP."""
         return self._guard
 
     async def close(self) -> None:

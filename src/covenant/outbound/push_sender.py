@@ -62,7 +62,6 @@ class WebhookClient:
         self._now_ms = now_ms
 
     async def deliver(self, push: Push, task: Task, step: Step, *, attempt: int) -> PushFailure | None:
-        """None when the receiver has taken it."""
         body = V1.responses.encode_step(task, step)
         headers = self._headers(push, step, attempt, body)
         try:
@@ -226,7 +225,6 @@ class PushSender:
         await asyncio.Event().wait()
 
     async def _pause(self) -> None:
-        """Until something changes, or somebody's sleep is over."""
         wait_ms = LOOK_AGAIN_MS
         if self._alarms:
             wait_ms = min(wait_ms, max(0, self._alarms[0][0] - self._ledger.clock.monotonic_ms()))
@@ -312,7 +310,6 @@ class PushSender:
         return next((push for push in await self._ledger.pushes(key[0]) if push.id == key[1]), None)
 
     def _standing(self, push: Push) -> PushMove:
-        """How far it has come, as we know it."""
         ahead = self._ahead.get((push.task_id, push.id))
         if ahead is not None and (ahead.key, ahead.revision) == (push.key, push.revision):
             return ahead
@@ -394,7 +391,6 @@ class PushSender:
         self._saver.keep(key, move)
 
     def _forget(self, moves: Mapping[Key, PushMove]) -> None:
-        """The ledger knows these."""
         for key, move in moves.items():
             if self._ahead.get(key) is move:
                 del self._ahead[key]

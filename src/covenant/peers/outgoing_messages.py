@@ -65,7 +65,6 @@ class Redacted(NamedTuple, Generic[M]):
 
     @property
     def found(self) -> int:
-        """How many secrets."""
         return sum(each.count for each in self.findings)
 
 

@@ -92,7 +92,6 @@ class PeerMaintenance(PeerService):
             self._stirred.set()
 
     async def run(self) -> None:
-        """Until it is cancelled, or `stop` is called."""
         self._running = asyncio.current_task()
         while True:
             self._stirred.clear()
@@ -114,7 +113,6 @@ class PeerMaintenance(PeerService):
         await self.sweep()
 
     async def sweep(self) -> None:
-        """One round of what is due."""
         await self._rotate()
         places = asyncio.Semaphore(AT_ONCE_MAX)
         entries = [entry for entry in self._unsettled if self._monotonic_ms() >= self._tried.get(entry, _NEVER).next_ms]
@@ -208,7 +206,6 @@ class PeerServices:
         self.maintenance = PeerMaintenance(context, self.directory)
 
     async def run(self, static: Sequence[str]) -> None:
-        """`static`: the peers that the settings give."""
         async with asyncio.TaskGroup() as group:
             for run in (self.provider.run, self.requester.run, self.outbox.run):
                 group.create_task(run())
@@ -412,7 +409,6 @@ class PeerAdmin(PeerService):
         return (text, None) if view.state is TaskState.COMPLETED else (None, text or view.state.value)
 
     async def cancel(self, by: AgentId, named: str, reason: str) -> Delegation:
-        """Its task here is canceled, and the other side is told."""
         delegation = await self.standing(named)
         if delegation.ended:
             raise Conflict("already_ended", f"this delegation has ended: {delegation.state.value}")

@@ -114,8 +114,6 @@ class PeerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerContext:
-    """What all services of peers are made with."""
-
     ledger: Ledger
     keyring: InstanceKeys
     connections: PeerConnections
@@ -125,7 +123,6 @@ class PeerContext:
     depth_max: int
     """Of calls in this instance."""
     chance: Callable[[], float]
-    """For jitter: from 0 to 1."""
     in_flight: list[Callable[[DelegationKey], int]] = field(default_factory=list)
     """Each says up to which number a peer may have the messages of a delegation; the transport adds them."""
 

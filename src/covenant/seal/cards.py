@@ -53,13 +53,11 @@ class CardSigner:
         return Signed(protected, signature)
 
     def key_set(self) -> dict[str, Any]:
-        """The public key as a JSON Web Key Set."""
         key = self._key.as_dict(private=False)
         return {"keys": [{**key, "kid": self.key_id, "use": "sig", "alg": ALGORITHM}]}
 
 
 def canonical(card: Mapping[str, Any]) -> bytes:
-    """What is signed."""
     return rfc8785.dumps(_unsigned(card))
 
 

@@ -70,7 +70,6 @@ class Code(enum.StrEnum):
     """The sender's key is not the key of the sender's id."""
     BAD_SIGNATURE = "bad_signature"
     REFLECTED = "reflected"
-    """It is our own."""
     UNKNOWN_SENDER = "unknown_sender"
     WRONG_RECIPIENT = "wrong_recipient"
     BAD_LIFETIME = "bad_lifetime"
@@ -142,8 +141,6 @@ class _Envelope(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
 
 class _Terms(msgspec.Struct, frozen=True, gc=False):
-    """What must be known to read the rest."""
-
     v: int
     suite: str = ""
 

@@ -144,7 +144,6 @@ def prekey_to_use(prekeys: Iterable[Prekey], now_ms: int) -> Prekey | None:
 
 
 def prekey_opens(prekey: Prekey, now_ms: int) -> bool:
-    """Whether something sealed to it may still be opened."""
     return prekey.not_before_ms - SKEW_MS <= now_ms <= prekey.not_after_ms + SKEW_MS
 
 

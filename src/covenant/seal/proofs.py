@@ -38,7 +38,6 @@ _CAPABILITIES: Final = "capabilities"
 
 
 def new_challenge() -> str:
-    """32 random bytes, in base64url."""
     return base64url(AESGCM.generate_key(bit_length=256))
 
 
@@ -327,7 +326,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     result: DelegationResult | None = None
     transcript: Transcript | None = None
     line: LineProof | None = None
-    """One line of a transcript that is not shown as a whole."""
 
 
 _READ: Final = msgspec.json.Decoder(Evidence)

@@ -48,7 +48,6 @@ def sign_document(private_key: bytes, kind: str, document: Mapping[str, Any]) ->
 
 
 def document_holds(key: PublicKey, kind: str, document: Mapping[str, Any], signature: str) -> bool:
-    """Whether `key` signed this document as one of this kind."""
     header, dots, value = signature.partition("..")
     try:
         if not dots or header != _header(key, kind):

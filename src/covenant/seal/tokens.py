@@ -79,8 +79,6 @@ class Narrowing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Use(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What somebody wants to do with a token."""
-
     sender: InstanceId
     """Who sent the envelope that the token came in."""
     profile: str
@@ -199,7 +197,6 @@ _BOUND: Final[dict[str, Callable[[int], Narrowing]]] = {
 
 
 def _compare(terms: Narrowing, use: Use, now_ms: int) -> None:
-    """Our own reading of the same conditions."""
     over = [
         said
         for said, holds in (

@@ -143,7 +143,6 @@ class IdentityAdmin:
         return await self._ledger.commit(RevokeIdentity(by=principal.agent, token_sha256=identity.token_sha256))
 
     async def rotate(self, principal: Principal, which: str | None) -> EnrolledIdentity:
-        """A new token for an identity, the operator's own by default. The old one ends at once."""
         await require_operator(self._ledger, principal, "rotating a token")
         old_hash = principal.token_sha256 if which is None else (await self._one(which)).token_sha256
         token = new_token()

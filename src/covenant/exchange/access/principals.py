@@ -98,7 +98,6 @@ class IdentityAuth:
         return principal
 
     async def turned_away(self, reason: str, *, transport: str, address: str) -> Unauthenticated:
-        """Audit a refused caller; the refusal to answer with."""
         left_out = self._budget.spend((transport, address), self._ledger.clock.monotonic_ms(), stranger=True)
         if left_out is not None:
             row = {

@@ -231,8 +231,6 @@ class DelegationKey(msgspec.Struct, frozen=True, gc=False):
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One delegation, as this side knows it."""
-
     role: DelegationRole
     peer: InstanceId
     offer_id: str
@@ -265,7 +263,6 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str | None = None
     retry_after_ms: int | None = None
     overspent: bool = False
-    """The provider used more than was agreed."""
     broken: tuple[str, ...] = ()
     """What of its proof does not hold."""
     redacted: int = 0

@@ -33,7 +33,6 @@ from covenant.wire.a2a.card_codec import BadCard, read_card, v1_fields
 WELL_KNOWN: Final = "/.well-known/agent-card.json"
 BESIDE: Final = "/agent-card.json"
 ABSENT: Final = frozenset({400, 404, 405, 410, 501})
-"""Answers that mean: not here."""
 _ASKING: Final = {"accept": "application/json", "a2a-version": "1.0"}
 
 

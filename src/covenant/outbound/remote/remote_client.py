@@ -155,7 +155,6 @@ class Remote:
         return opened
 
     async def get(self, task_id: str) -> RemoteTask:
-        """The task as it stands."""
         return await next(self._transports()).get(task_id)
 
     async def cancel(self, task_id: str) -> RemoteTask:

@@ -45,7 +45,6 @@ class RemoteEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     url: Annotated[str, msgspec.Meta(min_length=1)]
     auth: RemoteAuth | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
-    """In seconds."""
     headers: dict[str, str] = {}
     enabled: bool = True
     tenants: tuple[str, ...] = (DEFAULT,)
@@ -92,7 +91,6 @@ class RemoteRegistry:
         self._unreadable: str | None = None
 
     def __iter__(self) -> Iterator[str]:
-        """The names of those that may be called."""
         self._refresh()
         return iter([name for name, entry in self._entries.items() if entry.enabled])
 
@@ -132,13 +130,11 @@ class RemoteRegistry:
         return entry
 
     def names_of(self, tenant: str) -> frozenset[str]:
-        """The names of those that a tenant may call."""
         self._refresh()
         return frozenset(name for name, entry in self._entries.items() if entry.enabled and tenant in entry.tenants)
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Those that may call any of them."""
         self._refresh()
         return frozenset(name for entry in self._entries.values() if entry.enabled for name in entry.tenants)
 

@@ -63,10 +63,6 @@ class RemoteTaskView:
 
     @property
     def usage(self) -> dict[str, float]:
-        """What the work took, as far as it was said: of the task, in a message, or of each artifact.
-
-        Work that is reported in several places, or again and again, was done once: the largest report counts.
-        """
         made: dict[str, float] = {}
         for draft in self._drafts.values():
             add_usage(made, usage_in(draft.metadata or {}))
@@ -192,7 +188,6 @@ def _spoken(content: Sequence[Content]) -> tuple[Content, ...]:
 
 
 Sendable = str | Content | Sequence[Content]
-"""A text, a part, or several parts."""
 
 _TOKENS: Final = {"x-arbiter.input_tokens": "input_tokens", "x-arbiter.output_tokens": "output_tokens"}
 
@@ -211,7 +206,6 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     artifacts: tuple[Artifact, ...]
     history: tuple[MessageUpdate, ...]
     usage: dict[str, Any] | None
-    """What it took, where the remote says."""
     metadata: dict[str, Any]
     remote: Any = None
 

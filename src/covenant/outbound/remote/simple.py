@@ -187,7 +187,6 @@ async def _fetch_card(fetcher: Fetcher, base: str, token: str | None) -> RemoteC
 async def _submit(
     fetcher: Fetcher, base: str, headers: Mapping[str, str], body: Mapping[str, Any]
 ) -> _Task | RemoteInvocationResult:
-    """The task, or why there is none."""
     content = msgspec.json.encode(body)
     try:
         answer = await fetcher.fetch(

@@ -43,8 +43,6 @@ CANCEL_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingMessage:
-    """What is sent, what goes along with it, and how its answer is waited for."""
-
     ask: SendMessage
     headers: Mapping[str, str]
     streaming: bool
@@ -67,7 +65,6 @@ class TaskFollower:
         """`lines` are the ways to the remote, the best first, as it is known now."""
         self.known = RemoteTaskView()
         self.transport: A2ATransport | None = None
-        """The way that was taken, once one was."""
         self.called_off: bool | None = None
         """Whether the remote heard that it is to stop; None if there was nothing to tell."""
         self._transports = transports

@@ -56,7 +56,6 @@ def listed(peer: Peer, entries: tuple[str, ...]) -> bool:
 
 
 def is_barred(peer: Peer, settings: PeerSettings) -> bool:
-    """Whether an operator has said that this peer may not delegate to us."""
     return peer.denied or listed(peer, settings.deny) or bool(settings.allow and not listed(peer, settings.allow))
 
 
@@ -108,7 +107,6 @@ def keys_worth_keeping(known: KeyBundle | None, shown: KeyBundle) -> bool:
 
 
 def learned(response: CapabilityResponse, now_ms: int) -> PeerCapabilities:
-    """What is kept of an answer that holds; not for ever, whatever it says."""
     return PeerCapabilities(
         profiles=_bounded(response.profiles),
         versions=response.versions,
@@ -122,7 +120,6 @@ def learned(response: CapabilityResponse, now_ms: int) -> PeerCapabilities:
 
 
 def _bounded(profiles: tuple[Profile, ...]) -> tuple[Profile, ...]:
-    """The first that there is room for."""
     sizes = accumulate(len(each.name.encode()) + len(each.description.encode()) + 64 for each in profiles)
     return tuple(each for each, size in zip(profiles, sizes, strict=True) if size <= PROFILES_BYTES_MAX)
 
@@ -140,7 +137,6 @@ CLOCKS: Final = frozenset({"from_future", "stale"})
 
 class Handshake(PeerService):
     def __init__(self, context: PeerContext, prekey_for: Callable[..., Awaitable[Prekey]]) -> None:
-        """`prekey_for`: `PeerDirectory.prekey_for`."""
         super().__init__(context)
         self._prekey_for = prekey_for
         self._flights: SingleFlight[Peer] = SingleFlight()
@@ -299,7 +295,6 @@ class Handshake(PeerService):
 
 
 def envelope_record(header: Header) -> ReceivedEnvelope:
-    """What the ledger keeps of an envelope that was opened."""
     return ReceivedEnvelope(
         sender=InstanceId(header.sender),
         jti=header.jti,

@@ -81,7 +81,6 @@ class InstanceKeys:
         return self._prekeys.get(kid)
 
     def due(self, now_ms: int) -> bool:
-        """Whether `rotate` would change anything."""
         held = [each.prekey for each in self._prekeys.values()]
         return prekey_due(held, now_ms) or any(prekey_over(each, now_ms) for each in held)
 

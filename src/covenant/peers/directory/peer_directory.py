@@ -52,8 +52,6 @@ _PATH = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)*").fullmatch
 
 
 class PeerEntry(NamedTuple):
-    """A peer as a setting gives it."""
-
     url: str | None
     peer_id: str | None
     name: str | None
@@ -76,7 +74,6 @@ def name_from(said: str, peer_id: InstanceId) -> str:
 
 
 def apart(name: str, peer_id: InstanceId) -> str:
-    """Another name for one whose own is taken."""
     tail = peer_id[-ID_TAIL:]
     return tail if name == tail else f"{name[: NAME_CHARS_MAX - ID_TAIL - 1]}-{tail}"
 
@@ -129,7 +126,6 @@ log = logging.getLogger(__name__)
 
 
 def as_refusal(failed: PeerCallFailed) -> Refusal:
-    """A call that failed, for whoever asked for it at a door."""
     return Unavailable(failed.code, failed.message) if failed.passing else Conflict(failed.code, failed.message)
 
 
@@ -146,7 +142,6 @@ class PeerDirectory(PeerService):
         self._refreshing: SingleFlight[Peer] = SingleFlight()
 
     async def stop(self) -> None:
-        """End what is being asked."""
         await self._handshake.stop()
         await self._refreshing.stop()
 

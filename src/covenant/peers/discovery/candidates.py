@@ -40,19 +40,13 @@ class CandidateConflict(enum.StrEnum):
     """Why an announcement is not to be believed as it is. The first that fits is named."""
 
     MALFORMED = "malformed"
-    """It cannot be read, or is not of a form that we know."""
     FINGERPRINT_MISMATCH = "fingerprint_mismatch"
-    """The fingerprint is not that of any key with this id."""
     UNVERIFIED_KEYS = "unverified_keys"
     """It was asked for its keys, and what it showed does not hold."""
     CLAIMS_OUR_ID = "claims_our_id"
-    """Somebody else on the local network goes by our own id."""
     PEER_ELSEWHERE = "peer_elsewhere"
-    """The id is that of a peer, which we know at another address. The peer stays where it is."""
     IDENTITY_CHANGED = "identity_changed"
-    """The address is that of a peer, and the id is another. It gets nothing of the peer's trust."""
     ID_CLAIMED_TWICE = "id_claimed_twice"
-    """The same id is announced at two addresses, in the same way."""
 
 
 WORDS: Final[Mapping[CandidateConflict, str]] = {
@@ -71,15 +65,11 @@ class CandidateNote(enum.StrEnum):
     LINK_LOCAL_SKIPPED = "link_local_skipped"
     """It has link-local addresses too, which are never called."""
     NO_USABLE_ADDRESS = "no_usable_address"
-    """None of its addresses is one that may be called."""
     NOT_ASKED = "not_asked"
     """By settings, and not asked for its keys yet."""
     NO_ANSWER = "no_answer"
-    """It could not be reached, or did not answer as an instance does."""
     NOT_ALLOWED = "not_allowed"
-    """It may not be called where it is."""
     VERSION_NOT_SUPPORTED = "version_not_supported"
-    """It speaks no version of the protocol that we do."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -125,7 +115,6 @@ class Candidates:
         self._candidates_max = candidates_max
         self._entries: dict[tuple[str, Source, str], _Entry] = {}
         self.dropped = 0
-        """How many had to go since the start because there were too many."""
         self.on_change: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
@@ -142,11 +131,9 @@ class Candidates:
         self.on_change()
 
     def gone(self, group: str) -> None:
-        """Withdrawn by whoever announced it."""
         self._keep(lambda entry: entry.group != group)
 
     def forget(self, source: Source) -> None:
-        """We do not listen any more."""
         self._keep(lambda entry: entry.candidate.source != source)
 
     def found(self, candidates: Iterable[Candidate], *, group: str, whole: bool) -> None:
@@ -220,7 +207,6 @@ def _claims_a_place(candidate: Candidate) -> bool:
 
 
 def _untrue(candidate: Candidate, own_id: InstanceId) -> CandidateConflict | None:
-    """What is wrong with it by itself."""
     if candidate.conflict is not None:
         return candidate.conflict
     if not candidate.instance_id:

@@ -88,7 +88,6 @@ SCAN_S_MAX: Final = 30.0
 AT_ONCE_MAX: Final = 8
 
 Known = Callable[[], Mapping[InstanceId, str | None]]
-"""The peers, and where each is called."""
 
 
 class DiscoveryMethod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -146,7 +145,6 @@ class Discovery:
         self._life = asyncio.create_task(self._live(), name="peers.discovery")
 
     async def stop(self) -> None:
-        """Says goodbye to the local network."""
         for task in (self._scanning, self._life):
             if task is not None:
                 task.cancel()
@@ -154,7 +152,6 @@ class Discovery:
                     await task
 
     def candidates(self) -> tuple[Candidate, ...]:
-        """What is known now, the last seen first."""
         return self._candidates.listed(self._monotonic_ms(), self._known())
 
     async def changed(self) -> None:

@@ -184,13 +184,10 @@ class DomainListing:
 
     candidates: tuple[Candidate, ...] = ()
     left_out: int = 0
-    """Beyond the limit."""
     failure: str | None = None
 
 
 class DomainBrowser:
-    """Asks these name servers, or those of the system if there are none."""
-
     def __init__(self, servers: Sequence[tuple[Address, int]], *, patience_s: float = PATIENCE_S) -> None:
         self._servers = servers
         self._patience_s = patience_s
@@ -259,7 +256,6 @@ class DomainBrowser:
         )
 
     async def _ask(self, resolver: Resolver, name: Name, kind: str) -> Answer | None:
-        """None if there is no such record."""
         from dns.resolver import NXDOMAIN, NoAnswer  # noqa: PLC0415  (loaded by now)
 
         try:

@@ -67,8 +67,6 @@ WILDCARDS: Final = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104  (read fr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """What we say of ourselves."""
-
     said: TxtRecord
     port: int
     listens: tuple[str, ...] = ("0.0.0.0",)  # noqa: S104  (see WILDCARDS)
@@ -105,7 +103,6 @@ class Mdns:
         self.on_change: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
-        """Until canceled."""
         try:
             await self._run(await asyncio.to_thread(_load))
         except Exception:
@@ -276,7 +273,6 @@ class _Hearing:
             del self.told[next(iter(self.told))]
 
     def settles(self, name: str) -> bool:
-        """Whether it is to be looked at again soon, and is not already."""
         if name in self.settling or len(self.settling) >= HEARD_MAX:
             return False
         self.settling.add(name)

@@ -22,7 +22,6 @@ from covenant.seal.proofs import offer_holds
 from covenant.seal.tokens import Narrowing, Use, authorize
 
 TRUSTED_RATE: Final = 10
-"""How many times as often a trusted peer may offer."""
 BUSY_RETRY_MS: Final = 5_000
 """When something will be done is not known: soon enough not to be idle, late enough not to be a storm."""
 
@@ -38,8 +37,6 @@ class OfferRejected(CovenantError):
 
 
 class OfferFacts(NamedTuple):
-    """How things stand here."""
-
     active: int
     """Delegations of all peers that are at work."""
     active_of_peer: int

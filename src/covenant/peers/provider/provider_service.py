@@ -98,7 +98,6 @@ class Provider(PeerService):
         catalogue: Catalogue,
         used: Callable[[TaskId], Mapping[str, Any] | None] = lambda _: None,
     ) -> None:
-        """`used`: what a task at work has used so far, where that is known here."""
         super().__init__(context)
         self._catalogue = catalogue
         self._used = used
@@ -265,7 +264,6 @@ class Provider(PeerService):
     # The work
 
     def _begin(self, peer: Peer, offer: DelegationOffer) -> Delegation:
-        """As it is offered."""
         work = work_id(peer, offer.offer_id)
         return Delegation(
             role=DelegationRole.PROVIDER,
@@ -328,7 +326,6 @@ class Provider(PeerService):
     # Attending
 
     async def run(self) -> None:
-        """Attend to what is under way, until `stop`."""
         for delegation in await self._ledger.delegations_live(DelegationRole.PROVIDER):
             self._attend(delegation.key)
         await self._stopped.wait()

@@ -104,7 +104,6 @@ class TranscriptBuilder:
                 pass
 
     def entries(self, salt: Callable[[int], str]) -> tuple[TranscriptEntry, ...]:
-        """`salt` gives that of a line by its number."""
         said = [line for line in self._lines if line.pieces]
         made = [_entry(seq, line, salt(seq)) for seq, line in enumerate(said, 1)]
         if self._left_out:

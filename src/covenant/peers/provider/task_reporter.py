@@ -71,7 +71,6 @@ class TaskReporter(PeerService):
         self._told_s = asyncio.get_running_loop().time() - PAUSE_S + FIRST_S
 
     async def run(self) -> None:
-        """Until the peer's last word is on its way."""
         delegation = await self._ledger.delegation(self._key)
         if delegation is None or delegation.ended:
             return
@@ -97,7 +96,6 @@ class TaskReporter(PeerService):
                 self._take(step)
 
     def _due_s(self, interval_s: float) -> float:
-        """When the next report is due."""
         pause_s = PAUSE_S if self._news else interval_s
         return pause_s - (asyncio.get_running_loop().time() - self._told_s)
 
@@ -145,7 +143,6 @@ class TaskReporter(PeerService):
     # What is said
 
     async def _report(self) -> None:
-        """How it goes."""
         delegation = await self._now()
         self._news, self._told_s = False, asyncio.get_running_loop().time()
         if delegation is None or delegation.ended or delegation.delegation_id is None:

@@ -68,8 +68,6 @@ replace = msgspec.structs.replace
 
 
 class _Follower:
-    """Somebody who wants to know how a delegation goes, and what it has seen of it."""
-
     __slots__ = ("moved", "seen", "task_id")
 
     def __init__(self, offer_id: str) -> None:
@@ -253,7 +251,6 @@ class Requester(PeerService):
                 return await check_result(incoming, delegation, message, us=self._keyring.id, wanted=wanted)
 
     async def _waits(self, delegation: Delegation) -> bool:
-        """Whether its task here has not ended."""
         entry = await self._ledger.entry(delegation.task_id)
         return entry is not None and not entry.finished
 

@@ -133,7 +133,6 @@ class Inbox(PeerService):
         return await self._hear(body, None, wire.decode, self._took, metered=False)
 
     async def too_large(self, address: str | None) -> Refusal:
-        """The answer to what was too large to be read to its end."""
         refused = EnvelopeRefused(Code.TOO_LARGE, "more than an envelope can have")
         await self._refusals.note(refused.code.value, refused.message, address, None)
         return told(refused)

@@ -195,14 +195,12 @@ class PollClient(PeerService):
         self._woken = asyncio.Event()
 
     def news(self) -> None:
-        """Something is known of a peer that was not before."""
         self._woken.set()
 
     def troubles(self) -> Sequence[DeliveryTrouble]:
         return list(self._troubles.values())
 
     async def run(self) -> None:
-        """Until canceled."""
         try:
             while True:
                 self._woken.clear()
@@ -218,7 +216,6 @@ class PollClient(PeerService):
             self._troubles.clear()
 
     def _settle(self) -> None:
-        """One loop for each peer that we fetch from, and none for any other."""
         wanted = {peer.id for peer in self._ledger.peers() if self._fetches_from(peer)}
         for peer_id in [each for each, task in self._fetching.items() if each not in wanted or task.done()]:
             self._fetching.pop(peer_id).cancel()

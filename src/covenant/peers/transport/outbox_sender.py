@@ -115,7 +115,6 @@ class OutboxSender(PeerService):
             await self._ended.wait()
 
     def troubles(self) -> Sequence[DeliveryTrouble]:
-        """For operators."""
         found: list[DeliveryTrouble] = []
         for each in self._rounds.values():
             found += [each.trouble] if each.trouble is not None else []
@@ -160,7 +159,6 @@ class OutboxSender(PeerService):
         return peer if peer is not None and peer.url is not None and not peer.denied else None
 
     async def _serve(self, round_: _Round) -> None:
-        """Until nothing waits for the peer, or it can be sent nothing."""
         try:
             while True:
                 round_.news.clear()
@@ -193,7 +191,6 @@ class OutboxSender(PeerService):
                 task.cancel()
 
     async def _waiting(self, round_: _Round) -> list[list[OutboxMessage]]:
-        """What the peer does not have, by delegation."""
         found = await self._ledger.parcels(round_.id)
         ahead = self._ahead
         left = (each for each in found if each.seq > ahead.get(each.delegation, 0))
@@ -232,11 +229,9 @@ class OutboxSender(PeerService):
         )
 
     def _is_over(self, trouble: DeliveryTrouble) -> bool:
-        """Whether it may be tried again."""
         return self._monotonic_ms() >= trouble.due_ms
 
     async def _pause(self, round_: _Round) -> None:
-        """Until something changes, or it is time to try again."""
         wakes = [each.due_ms for key, each in round_.held.items() if key not in round_.busy]
         if round_.trouble is not None:
             wakes = [round_.trouble.due_ms]
@@ -335,7 +330,6 @@ class OutboxSender(PeerService):
         self._saver.keep((key, move.delivered), move)
 
     def _forget(self, moves: Mapping[tuple[DelegationKey, bool], OutboxMove]) -> None:
-        """The ledger knows these."""
         for move in moves.values():
             if move.delivered and self._ahead.get(move.delegation) == move.seq:
                 del self._ahead[move.delegation]

@@ -73,8 +73,6 @@ class DeliveryTrouble(NamedTuple):
 
 
 class DeliveryAnswer(NamedTuple):
-    """What the other side said to this envelope."""
-
     envelope: bytes
     body: bytes
 
@@ -94,7 +92,6 @@ class EnvelopeSender(PeerService):
         seq: int | None = None,
         timeout_s: float = DELIVERY_S,
     ) -> DeliveryAnswer | DeliveryFailure:
-        """The peer's answer, if it took it."""
         fresh = False
         failed = DeliveryFailure("", "", whole=True)
         for _ in range(TRIES):
@@ -119,7 +116,6 @@ class EnvelopeSender(PeerService):
         return failed
 
     async def post(self, peer: Peer, path: str, envelope: bytes) -> bytes | DeliveryFailure:
-        """What is sealed already."""
         try:
             response = await self._connections.to(address(peer)).post(path, envelope, timeout_s=DELIVERY_S)
         except PeerCallFailed as line:
