@@ -65,7 +65,7 @@ class Party:
     def open(self, envelope: bytes) -> bytes:
         now = now_ms()
         checked = check(envelope, us=self.identity.id, now_ms=now, known=lambda _: True)
-        return open_checked(checked, self._prekey, now_ms=now).body
+        return open_checked(checked, self._prekey, now_ms=now)
 
 
 class Echo:

@@ -11,9 +11,10 @@ from covenant.model.ids import base58
 from covenant.model.peers.delegation import DELEGATION_TRANSITIONS, DelegationRole, DelegationState
 from covenant.model.peers.delegation_messages import RejectCode
 from covenant.model.peers.instance import SUITE, Prekey
-from covenant.seal.envelope import Code, Header, open_
+from covenant.seal.envelope import Code, Header
 from covenant.seal.identity import PREKEY_LIFE_MS, InstanceIdentity, PrivatePrekey
 from covenant.wire.peers import TYPES
+from tests.seal.instances import open_
 
 FORMATS = Path(__file__).parents[2] / "docs" / "formats"
 ENVELOPE = (FORMATS / "envelope.md").read_text(encoding="utf-8")

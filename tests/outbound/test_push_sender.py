@@ -1,6 +1,7 @@
 """What webhooks are owed: delivered in order, signed, repeated until taken, given up visibly; nobody else waits."""
 
 import asyncio
+import base64
 import errno
 import logging
 from collections.abc import AsyncIterator
@@ -19,8 +20,9 @@ from covenant.model.settings import PushSettings
 from covenant.model.task_event import Step
 from covenant.model.tenants import Tenant, TenantLimits
 from covenant.outbound.push_sender import BURST_MAX, STEPS_AT_ONCE
-from covenant.seal.keys import public_key
-from covenant.seal.signed_documents import verify_webhook
+from covenant.seal.keys import public_key, verify
+from covenant.seal.signed_documents import VERSION, signed_bytes
+from covenant.model.ids import PublicKey, base58
 from covenant.wire.a2a.dialects import V1
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import OPERATOR, agent, task_id
@@ -54,6 +56,13 @@ async def ledger(tmp_path: Path) -> AsyncIterator[EmbeddedLedger]:
 async def hook() -> AsyncIterator[Receiver]:
     async with receiver() as served:
         yield served
+
+
+def verify_webhook(key: PublicKey, delivery_id: str, timestamp_s: int, body: bytes, signature: str) -> bool:
+    """As a receiver does it (docs/formats/push.md)."""
+    version, _, value = signature.partition(",")
+    signed = signed_bytes(delivery_id, timestamp_s, body)
+    return version == VERSION and verify(key, signed, base58(base64.b64decode(value)))
 
 
 async def steps(ledger: EmbeddedLedger, number: int = 1) -> list[Step]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from covenant.model.peers.delegation_messages import DelegationOffer, DelegationResult, TokenUsage, TranscriptEntry
 from covenant.model.peers.instance import InstanceId
-from covenant.seal.envelope import Opened, _signed_bytes, open_, seal
+from covenant.seal.envelope import Header, _signed_bytes, check, open_checked, replayed, seal
 from covenant.seal.identity import InstanceIdentity, PrivatePrekey, new_prekey
 from covenant.seal.keys import new_private_key
 from covenant.seal.signed_documents import base64url, canonical, from_base64url
@@ -17,6 +17,28 @@ NOW = 1_800_000_000_000
 JTI = "5e1f0a52-7a0e-4c8e-9f0c-0d6f1f0f3b11"
 OFFER_ID = "0b0e3c52-4f6f-4b8e-8d0a-6a1f1d2c3b4a"
 DELEGATION_ID = "1c1f4d63-5a70-4c9f-9e1b-7b2a2e3d4c5b"
+
+
+class Opened(NamedTuple):
+    header: Header
+    body: bytes
+
+
+def open_(
+    data: bytes,
+    *,
+    us: InstanceId,
+    now_ms: int,
+    known: Callable[[InstanceId], bool],
+    seen: Callable[[InstanceId, str], bool],
+    prekey: Callable[[str], PrivatePrekey | None],
+) -> Opened:
+    """All that a recipient does to open an envelope. `seen`: was this `jti` of this sender taken before."""
+    checked = check(data, us=us, now_ms=now_ms, known=known)
+    header = checked.header
+    if seen(InstanceId(header.sender), header.jti):
+        raise replayed(header)
+    return Opened(header, open_checked(checked, prekey(header.kid), now_ms=now_ms))
 
 
 class Instance:

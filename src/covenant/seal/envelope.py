@@ -121,11 +121,6 @@ class Header(
     """Its place among what this sender says of one delegation."""
 
 
-class Opened(NamedTuple):
-    header: Header
-    body: bytes
-
-
 class Checked(NamedTuple):
     """An envelope whose header is proven, and that nobody has opened yet."""
 
@@ -190,25 +185,6 @@ def seal(
     return msgspec.json.encode(_Envelope(base64url(protected), base64url(ciphertext), base64url(signature)))
 
 
-def open_(
-    data: bytes,
-    *,
-    us: InstanceId,
-    now_ms: int,
-    known: Callable[[InstanceId], bool],
-    seen: Callable[[InstanceId, str], bool],
-    prekey: Callable[[str], PrivatePrekey | None],
-) -> Opened:
-    """`known`: may this sender speak to us at all. `seen`: was this `jti` of this sender taken before.
-
-    Looking is not taking: before acting on it, the caller records (sender, jti) durably, and gives up if it was there.
-    """
-    checked = check(data, us=us, now_ms=now_ms, known=known)
-    if seen(InstanceId(checked.header.sender), checked.header.jti):
-        raise replayed(checked.header)
-    return open_checked(checked, prekey(checked.header.kid), now_ms=now_ms)
-
-
 def check(data: bytes, *, us: InstanceId, now_ms: int, known: Callable[[InstanceId], bool]) -> Checked:
     """Everything that can be said of an envelope without a secret, replays excepted."""
     protected, ciphertext, signature = _parts(data)
@@ -228,7 +204,8 @@ def check(data: bytes, *, us: InstanceId, now_ms: int, known: Callable[[Instance
     return Checked(header, protected, ciphertext)
 
 
-def open_checked(checked: Checked, prekey: PrivatePrekey | None, *, now_ms: int) -> Opened:
+def open_checked(checked: Checked, prekey: PrivatePrekey | None, *, now_ms: int) -> bytes:
+    """The body. Before acting on it, the caller records (sender, jti) durably, and gives up if it was there."""
     header, protected, ciphertext = checked
     sender = InstanceId(header.sender)
     if prekey is None or prekey.prekey.kid != header.kid:
@@ -239,10 +216,9 @@ def open_checked(checked: Checked, prekey: PrivatePrekey | None, *, now_ms: int)
         raise EnvelopeRefused(Code.SUITE_NOT_SUPPORTED, "another suite than that of the key", sender)
     try:
         private = X25519PrivateKey.from_private_bytes(prekey.private_key)
-        body = _SUITE.decrypt(ciphertext, private, info=_SEALED + protected)
+        return _SUITE.decrypt(ciphertext, private, info=_SEALED + protected)
     except (InvalidTag, ValueError):
         raise EnvelopeRefused(Code.CANNOT_OPEN, "it does not open with the key it names", sender) from None
-    return Opened(header, body)
 
 
 def replayed(header: Header) -> EnvelopeRefused:

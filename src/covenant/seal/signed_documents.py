@@ -125,17 +125,6 @@ def signed_bytes(delivery_id: str, timestamp_s: int, body: bytes) -> bytes:
     return f"{delivery_id}.{timestamp_s}.".encode() + body
 
 
-def verify_webhook(key: PublicKey, delivery_id: str, timestamp_s: int, body: bytes, signature: str) -> bool:
-    version, _, value = signature.partition(",")
-    try:
-        Ed25519PublicKey.from_public_bytes(from_base58(key)).verify(
-            base64.b64decode(value, validate=True), signed_bytes(delivery_id, timestamp_s, body)
-        )
-    except (InvalidSignature, ValueError):
-        return False
-    return version == VERSION
-
-
 _CONTEXT = b"covenant.grant.v1\n"
 
 

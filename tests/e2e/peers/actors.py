@@ -33,7 +33,7 @@ from covenant.model.peers.delegation_messages import (
 )
 from covenant.model.peers.instance import IdentityChange, InstanceId, KeyBundle, Prekey, Trust
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.seal.envelope import Header, Opened, open_
+from covenant.seal.envelope import Header
 from covenant.seal.identity import InstanceIdentity
 from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import assert_offer, new_challenge, sign_capabilities, sign_proof
@@ -43,6 +43,7 @@ from covenant.wire import peers as wire
 from covenant.wire.peers import Introduction, decode_introduction, decode_received
 from tests.e2e.peers.daemons import API, Answer, Node, call
 from tests.waits import BOUND_S
+from tests.seal.instances import Opened, open_
 
 M = TypeVar("M")
 

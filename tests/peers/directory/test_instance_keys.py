@@ -4,7 +4,7 @@ import pytest
 
 from covenant.model.peers.instance import InstanceId
 from covenant.peers.directory.instance_keys import BUNDLE_MS, PREKEYS_KEPT_MAX, InstanceKeys
-from covenant.seal.envelope import Code, EnvelopeRefused, Opened, open_
+from covenant.seal.envelope import Code, EnvelopeRefused
 from covenant.seal.identity import (
     PREKEY_LIFE_MS,
     PREKEY_PERIOD_MS,
@@ -16,6 +16,7 @@ from covenant.seal.identity import (
     sign_change,
 )
 from covenant.seal.keys import new_private_key
+from tests.seal.instances import Opened, open_
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000

@@ -19,7 +19,6 @@ from covenant.peers.directory.handshake import OfferedProfiles, answer
 from covenant.peers.directory.peer_directory import as_agent
 from covenant.peers.provider.offer_admission import OfferFacts, OfferRate, judge_offer
 from covenant.peers.transport.peer_http import PeerCallFailed
-from covenant.seal.envelope import open_
 from covenant.seal.identity import PREKEY_PERIOD_MS, InstanceIdentity, sign_bundle, sign_change
 from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import assert_offer, new_challenge, sign_capabilities
@@ -37,6 +36,7 @@ from tests.peers.transport_under_test import (
     transport_under_test,
 )
 from tests.waits import BOUND_S
+from tests.seal.instances import open_
 
 CODER = Profile(name="coder", description="writes code", max_token_budget=50_000)
 OFFERING = OfferedProfiles((CODER,), 1, 4)

@@ -23,14 +23,20 @@ from covenant.ledger.machine.decisions.peers import ISSUED_MAX, unknown_peer
 from covenant.ledger.machine.peer_commands import LearnPeer, ReceiveFromPeer, RevokeToken
 from covenant.model.errors import Conflict, CovenantError, Invalid, Refusal, Unavailable
 from covenant.model.peers.delegation import Challenge, IssuedToken, Peer, PeerCapabilities, ReceivedEnvelope
-from covenant.model.peers.delegation_messages import BUDGET_MAX, CapabilityQuery, CapabilityResponse, Profile
+from covenant.model.peers.delegation_messages import (
+    BUDGET_MAX,
+    CapabilityQuery,
+    CapabilityResponse,
+    DelegationMessage,
+    Profile,
+)
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, KeyBundle, Prekey, Trust, negotiate
 from covenant.outbound.concurrency import SingleFlight
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerContext, PeerService, PeerSettings
 from covenant.peers.transport.peer_client import OTHER_KEYS, address
 from covenant.peers.transport.peer_http import PeerCallFailed, PeerResponse
-from covenant.seal.envelope import EnvelopeRefused, Header, Opened, check, open_checked, remember_until_ms, replayed
+from covenant.seal.envelope import EnvelopeRefused, Header, check, open_checked, remember_until_ms, replayed
 from covenant.seal.proofs import capabilities_hold, new_challenge, sign_capabilities
 from covenant.seal.tokens import PROFILES_MAX, Narrowing, issue, token_ids
 from covenant.wire.peers import RECEIVE_PATH, decode, decode_received, decode_refused, encode, type_of
@@ -198,25 +204,25 @@ class Handshake(PeerService):
         if response.status != 200:
             raise _declined(asked, response, self._keyring.id)
         try:
-            opened = await self._open(asked, decode_received(response.body).envelope)
-            said = decode(opened.header.typ, opened.body)
+            header, said = await self._open(asked, decode_received(response.body).envelope)
         except (Invalid, EnvelopeRefused) as wrong:
             raise PeerCallFailed(
                 "bad_answer", f"{asked.name} did not answer the question: {wrong}", passing=False
             ) from wrong
         if not isinstance(said, CapabilityResponse):
-            raise PeerCallFailed("bad_answer", f"{asked.name} answered with {opened.header.typ}", passing=False)
-        await self._ledger.commit(ReceiveFromPeer(envelope=envelope_record(opened.header)))
+            raise PeerCallFailed("bad_answer", f"{asked.name} answered with {header.typ}", passing=False)
+        await self._ledger.commit(ReceiveFromPeer(envelope=envelope_record(header)))
         return await self.learn(asked.id, said)
 
-    async def _open(self, peer: Peer, sealed: msgspec.Raw | msgspec.UnsetType) -> Opened:
+    async def _open(self, peer: Peer, sealed: msgspec.Raw | msgspec.UnsetType) -> tuple[Header, DelegationMessage]:
         if isinstance(sealed, msgspec.UnsetType):
             raise Invalid("no_answer", "there is no envelope in its answer")
         now_ms = self._now_ms()
         checked = check(bytes(sealed), us=self._keyring.id, now_ms=now_ms, known=lambda sender: sender == peer.id)
         if await self._ledger.envelope_taken(peer.id, checked.header.jti):
             raise replayed(checked.header)
-        return open_checked(checked, self._keyring.prekey(checked.header.kid), now_ms=now_ms)
+        body = open_checked(checked, self._keyring.prekey(checked.header.kid), now_ms=now_ms)
+        return checked.header, decode(checked.header.typ, body)
 
     async def _post(self, peer: Peer, prekey: Prekey) -> PeerResponse:
         query = self._query(peer)

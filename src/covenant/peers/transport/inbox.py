@@ -200,7 +200,7 @@ class Inbox(PeerService):
         prekey, now_ms = self._keyring.prekey(checked.header.kid), self._now_ms()
 
         def opening() -> M:
-            return decode(checked.header.typ, open_checked(checked, prekey, now_ms=now_ms).body)
+            return decode(checked.header.typ, open_checked(checked, prekey, now_ms=now_ms))
 
         return await self._aside(len(checked.ciphertext), opening)
 
