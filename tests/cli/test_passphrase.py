@@ -16,8 +16,7 @@ from covenant.daemon.home import KEY_NAME, make_home
 from covenant.daemon.keystore import PREKEYS_NAME, Keystore
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.seal.identity import PrivatePrekey, new_prekey
-from covenant.seal.keys import new_private_key
-from covenant.seal.locked_key import COST_MIN, is_locked
+from covenant.seal.keys import COST_MIN, is_locked, new_private_key
 from tests.cli.daemons import COVENANT, Ran, covenant, environment
 from tests.waits import BOUND_S
 

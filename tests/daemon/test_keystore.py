@@ -12,8 +12,7 @@ from covenant.daemon.keystore import CHANGE_NAME, PREKEYS_NAME, Keystore, find_p
 from covenant.model.errors import SettingsError
 from covenant.peers.directory.instance_keys import PREKEYS_KEPT_MAX, InstanceKeys
 from covenant.seal.identity import PREKEY_PERIOD_MS, PrivatePrekey, new_prekey, sign_change
-from covenant.seal.keys import new_private_key
-from covenant.seal.locked_key import COST_MIN, KEY_BYTES_MAX, KeyLocked, Locker, is_locked
+from covenant.seal.keys import COST_MIN, KEY_BYTES_MAX, KeyLocked, Locker, is_locked, new_private_key
 from covenant.simple import A2ATaskDeps
 from tests.cli.daemons import Daemon, covenant
 from tests.places import short_folder

@@ -11,7 +11,7 @@ import pytest
 
 import covenant.seal
 from covenant.model.ids import AgentId, PublicKey, base58
-from covenant.seal.signed_documents import verify_grant
+from covenant.seal.keys import verify_grant
 from tests.doors.clients import Http
 from tests.doors.operator_api.test_operations import leased_task, result_of
 from tests.doors.speakers import Speaker

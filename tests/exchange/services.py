@@ -10,8 +10,7 @@ from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.conversations import Conversations
-from covenant.exchange.native import NativeRun, NativeRuns
+from covenant.exchange.native import Conversations, NativeRun, NativeRuns
 from covenant.exchange.task_lookup import TaskLookup
 from covenant.ledger.clock import Uuids
 from covenant.ledger.contract.ledger import Ledger

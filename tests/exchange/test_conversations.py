@@ -1,7 +1,6 @@
 """Conversations: tasks that wait for as long as a conversation is open."""
 
-from covenant.exchange.conversations import context_of
-from covenant.exchange.native import NativeRun
+from covenant.exchange.native import NativeRun, context_of
 from covenant.model.content import Text
 from covenant.model.ids import TaskId
 from tests.exchange.services import AGENT, Services, open_services

@@ -16,9 +16,8 @@ import pytest
 from covenant.agents.model.model_agent import ADVISOR
 from covenant.agents.router import ASKING, ROUTE
 from covenant.doors.a2a.grpc import GENERATION
-from covenant.exchange.conversations import ABOUT
 from covenant.exchange.delegation import REMOTE
-from covenant.exchange.native import INLINE
+from covenant.exchange.native import ABOUT, INLINE
 from covenant.exchange.tasks.builder import IDEMPOTENCY
 from covenant.model.peers.delegation import ARTIFACT, PROOF, TERMS
 from covenant.model.sanitizer import is_reserved

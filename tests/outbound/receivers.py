@@ -19,8 +19,7 @@ from covenant.model.settings import PushSettings
 from covenant.model.task import Result, ResultStatus, Task, fingerprint
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update
 from covenant.outbound.push_sender import PushSender, WebhookClient
-from covenant.seal.keys import new_private_key
-from covenant.seal.signed_documents import WebhookSigner
+from covenant.seal.keys import WebhookSigner, new_private_key
 from tests.ledger_contract.samples import ALICE, agent, task_id
 from tests.outbound.http_servers import HERE, Request, Served, fetcher, http_server, reply
 from tests.waits import BOUND_S

@@ -16,13 +16,12 @@ from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Cancel, DropPush, PutPush, RetryPush
 from covenant.ledger.machine.identity_commands import AddTenant, ChangeTenant
 from covenant.model.a2a_requests import PushAuthentication, PushConfig
+from covenant.model.ids import PublicKey, base58
 from covenant.model.settings import PushSettings
 from covenant.model.task_event import Step
 from covenant.model.tenants import Tenant, TenantLimits
 from covenant.outbound.push_sender import BURST_MAX, STEPS_AT_ONCE
-from covenant.seal.keys import public_key, verify
-from covenant.seal.signed_documents import VERSION, signed_bytes
-from covenant.model.ids import PublicKey, base58
+from covenant.seal.keys import VERSION, public_key, signed_bytes, verify
 from covenant.wire.a2a.dialects import V1
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import OPERATOR, agent, task_id

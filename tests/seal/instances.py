@@ -10,8 +10,7 @@ from covenant.model.peers.delegation_messages import DelegationOffer, Delegation
 from covenant.model.peers.instance import InstanceId
 from covenant.seal.envelope import Header, _signed_bytes, check, open_checked, replayed, seal
 from covenant.seal.identity import InstanceIdentity, PrivatePrekey, new_prekey
-from covenant.seal.keys import new_private_key
-from covenant.seal.signed_documents import base64url, canonical, from_base64url
+from covenant.seal.keys import base64url, canonical, from_base64url, new_private_key
 
 NOW = 1_800_000_000_000
 JTI = "5e1f0a52-7a0e-4c8e-9f0c-0d6f1f0f3b11"

@@ -23,7 +23,7 @@ from covenant.seal.envelope import (
     told,
 )
 from covenant.seal.identity import ENVELOPE_LIFE_MS_MAX, PREKEY_LIFE_MS, SKEW_MS, new_prekey
-from covenant.seal.signed_documents import base64url
+from covenant.seal.keys import base64url
 from tests.seal.instances import JTI, NOW, Instance, envelope, parts, rewritten
 
 A, B, MALLORY = Instance(), Instance(), Instance()

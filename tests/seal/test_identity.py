@@ -33,13 +33,14 @@ from covenant.seal.identity import (
     sign_bundle,
     sign_change,
 )
-from covenant.seal.keys import new_private_key, public_key
-from covenant.seal.signed_documents import (
+from covenant.seal.keys import (
     base64url,
     canonical,
     checked_key,
     document_holds,
     from_base64url,
+    new_private_key,
+    public_key,
     sign_document,
 )
 from tests.seal.instances import NOW, Instance

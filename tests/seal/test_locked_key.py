@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.seal.keys import new_private_key
-from covenant.seal.locked_key import COST, COST_MIN, KeyLocked, Locker, is_locked
+from covenant.seal.keys import COST, COST_MIN, KeyLocked, Locker, is_locked, new_private_key
 
 KEY = new_private_key()
 LOCKED = Locker("correct horse", cost=COST_MIN).lock(KEY)

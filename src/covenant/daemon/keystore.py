@@ -43,8 +43,7 @@ from covenant.model.grant import Identity
 from covenant.model.ids import AgentId
 from covenant.model.peers.instance import IdentityChange, Prekey
 from covenant.seal.identity import PrivatePrekey
-from covenant.seal.keys import TOKEN_PREFIX_LENGTH, new_token, token_hash
-from covenant.seal.locked_key import COST, KeyLocked, Locker, is_locked
+from covenant.seal.keys import COST, TOKEN_PREFIX_LENGTH, KeyLocked, Locker, is_locked, new_token, token_hash
 
 PREKEYS_NAME: Final = "identity/prekeys.json"
 CHANGE_NAME: Final = "identity/change.json"

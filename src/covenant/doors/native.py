@@ -22,8 +22,7 @@ from covenant.doors.http.responses import AlreadyExists
 from covenant.doors.operator_api.tenants import AgentShown
 from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.conversations import Conversation, Conversations, context_of
-from covenant.exchange.native import NativeRun, NativeRuns
+from covenant.exchange.native import Conversation, Conversations, NativeRun, NativeRuns, context_of
 from covenant.exchange.task_lookup import TaskLookup
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.ledger.contract.tasks import TaskRow

@@ -33,7 +33,7 @@ from covenant.outbound.call_errors import AddressRefused, CallFailed, retry_afte
 from covenant.outbound.concurrency import FairScheduler, MoveSaver, wait_at_most
 from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.urls import InvalidUrl, read_url
-from covenant.seal.signed_documents import WebhookSigner
+from covenant.seal.keys import WebhookSigner
 from covenant.wire.a2a.dialects import V1
 
 MEDIA_TYPE: Final = "application/a2a+json"

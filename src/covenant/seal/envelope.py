@@ -45,7 +45,7 @@ from covenant.seal.identity import (
     is_key_of,
     prekey_opens,
 )
-from covenant.seal.signed_documents import base64url, canonical, checked_key, from_base64url
+from covenant.seal.keys import base64url, canonical, checked_key, from_base64url
 
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024
 HEADER_BYTES_MAX: Final = 2_048

@@ -29,8 +29,7 @@ from covenant.model.peers.instance import (
     KeyBundle,
     Prekey,
 )
-from covenant.seal.keys import public_key
-from covenant.seal.signed_documents import checked_key, document_holds, sign_document
+from covenant.seal.keys import checked_key, document_holds, public_key, sign_document
 
 ID_PREFIX: Final = "frd1_"
 ID_BYTES: Final = 25

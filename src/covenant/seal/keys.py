@@ -1,16 +1,34 @@
-"""Ed25519 keys, signatures and bearer tokens, as bytes and base58. Nothing here touches a file or a clock."""
+"""Ed25519 keys and their signatures, bearer tokens, and private keys locked by a passphrase. No file and no clock.
+
+The signature of a document is a detached JWS (RFC 7515, appendix F) over its canonical form (RFC 8785), written as
+`<header>..<value>`. The key and the kind of document fix the header: there is no algorithm to choose, and a signature
+of one kind never passes for one of another.
+
+A locked key is JSON (scrypt, then AES-256-GCM); its parameters are authenticated. A `Locker` keeps the keys that it has
+derived, so locking again is quick. Unlocking never takes more memory than `COST_MAX` needs, whatever the file says.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
-from typing import Final
+import struct
+import unicodedata
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
-from cryptography.exceptions import InvalidSignature
+import msgspec
+import rfc8785
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
+from covenant.model.errors import CovenantError
+from covenant.model.grant import Grant
 from covenant.model.ids import PublicKey, base58, from_base58
 
 TOKEN_PREFIX_LENGTH: Final = 6
@@ -73,3 +91,232 @@ def token_hash(token: str) -> str:
 
 def nonce() -> str:
     return AESGCM.generate_key(bit_length=128).hex()
+
+
+ALGORITHM: Final = "Ed25519"
+PREFIX: Final = "covenant-"
+
+
+class Uncanonical(CovenantError, ValueError):
+    """Not JSON that has a canonical form: a whole number beyond 2^53 - 1, NaN, or half of a character."""
+
+
+def canonical(document: Any) -> bytes:
+    try:
+        return rfc8785.dumps(document)
+    except (ValueError, RecursionError, TypeError) as wrong:
+        raise Uncanonical(str(wrong)) from None
+
+
+def digest(document: Any) -> str:
+    return hashlib.sha256(canonical(document)).hexdigest()
+
+
+def sign_document(private_key: bytes, kind: str, document: Mapping[str, Any]) -> str:
+    header = _header(public_key(private_key), kind)
+    value = Ed25519PrivateKey.from_private_bytes(private_key).sign(_signed_bytes(header, document))
+    return f"{header}..{base64url(value)}"
+
+
+def document_holds(key: PublicKey, kind: str, document: Mapping[str, Any], signature: str) -> bool:
+    header, dots, value = signature.partition("..")
+    try:
+        if not dots or header != _header(key, kind):
+            return False
+        checked_key(key).verify(from_base64url(value), _signed_bytes(header, document))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _header(key: PublicKey, kind: str) -> str:
+    return base64url(canonical({"alg": ALGORITHM, "kid": key, "typ": PREFIX + kind}))
+
+
+def _signed_bytes(header: str, document: Mapping[str, Any]) -> bytes:
+    return f"{header}.{base64url(canonical(document))}".encode()
+
+
+# With a key of small order a signature can be made that holds for every message: whoever shows one could say afterwards
+# that anybody signed. These are all their encodings, those that are not canonical too, without the sign bit.
+_SMALL_ORDER: Final = frozenset(
+    bytes.fromhex(text)
+    for text in (
+        "0000000000000000000000000000000000000000000000000000000000000000",
+        "0100000000000000000000000000000000000000000000000000000000000000",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    )
+)
+
+
+def checked_key(key: PublicKey) -> Ed25519PublicKey:
+    """The key to verify with; `ValueError` if it is none, is written in another way than ours, or proves nothing."""
+    raw = from_base58(key)
+    if len(raw) != 32 or raw[:31] + bytes([raw[31] & 0x7F]) in _SMALL_ORDER:
+        raise ValueError("not a usable Ed25519 key")
+    return Ed25519PublicKey.from_public_bytes(raw)
+
+
+def base64url(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def from_base64url(text: str) -> bytes:
+    """Strictly: one text for each sequence of bytes, so that nothing can be changed without a trace."""
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except binascii.Error as wrong:
+        raise ValueError(str(wrong)) from None
+    if base64url(data) != text:
+        raise ValueError("not base64url in its one form")
+    return data
+
+
+VERSION: Final = "v1a"
+
+
+class WebhookSigner:
+    """Signs with one Ed25519 key, whose public half is in our JSON Web Key Set under `key_id`."""
+
+    def __init__(self, private_key: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(private_key)
+        self.key_id: PublicKey = public_key(private_key)
+
+    def sign(self, delivery_id: str, timestamp_s: int, body: bytes) -> str:
+        signature = self._key.sign(signed_bytes(delivery_id, timestamp_s, body))
+        return f"{VERSION},{base64.b64encode(signature).decode()}"
+
+
+def signed_bytes(delivery_id: str, timestamp_s: int, body: bytes) -> bytes:
+    assert "." not in delivery_id
+    return f"{delivery_id}.{timestamp_s}.".encode() + body
+
+
+_CONTEXT = b"covenant.grant.v1\n"
+
+
+def grant_bytes(grant: Grant) -> bytes:
+    return b"".join(
+        (
+            _CONTEXT,
+            from_base58(grant.subject.pubkey),
+            _sized(grant.action.encode()),
+            _sized(grant.scope_json.encode()),
+            from_base58(grant.granted_by.pubkey),
+            struct.pack(">?QQ", grant.expires_at is not None, grant.expires_at or 0, grant.granted_at_ms),
+            _sized(grant.nonce.encode()),
+        )
+    )
+
+
+def sign_grant(private_key: bytes, grant: Grant) -> str:
+    return sign(private_key, grant_bytes(grant))
+
+
+def verify_grant(grant: Grant) -> bool:
+    return verify(grant.granted_by.pubkey, grant_bytes(grant), grant.signature_b58)
+
+
+def _sized(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
+FORMAT: Final = "covenant-locked-key-v1"
+COST: Final = 17
+"""log2 of scrypt's N: 128 MiB and about half a second."""
+COST_MIN: Final = 10
+COST_MAX: Final = 18
+KEY_BYTES_MAX: Final = 4_096
+LOCKED_BYTES_MAX: Final = 16_384
+
+_R: Final = 8
+_NONCE_BYTES: Final = 12
+_Text = Annotated[str, msgspec.Meta(max_length=8_192)]
+
+
+class KeyLocked(CovenantError):
+    """The key stays locked. `code` is `wrong_passphrase` (or a changed file: the two look alike) or `malformed`."""
+
+    def __init__(self, code: Literal["wrong_passphrase", "malformed"], message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _Locked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: Literal["covenant-locked-key-v1"]
+    kdf: Literal["scrypt"]
+    cost: Annotated[int, msgspec.Meta(ge=COST_MIN, le=COST_MAX)]
+    salt: _Text
+    nonce: _Text
+    ciphertext: _Text
+
+
+class Locker:
+    """A passphrase, with the keys that were made from it so far. For several threads."""
+
+    def __init__(self, passphrase: str, *, cost: int = COST) -> None:
+        if not passphrase:
+            raise ValueError("a passphrase cannot be empty")
+        if not COST_MIN <= cost <= COST_MAX:
+            raise ValueError("cannot be locked so")
+        self._passphrase = passphrase
+        self._made: dict[tuple[bytes, int], bytes] = {}
+        # The library's own randomness: keys are what it makes, and salt and nonce need nothing more.
+        self._locks_with = (AESGCM.generate_key(bit_length=128), cost)
+
+    def __repr__(self) -> str:
+        return "Locker()"
+
+    def lock(self, secret: bytes) -> bytes:
+        if not 0 < len(secret) <= KEY_BYTES_MAX:
+            raise ValueError("cannot be locked so")
+        salt, cost = self._locks_with
+        nonce = AESGCM.generate_key(bit_length=128)[:_NONCE_BYTES]
+        locked = _Locked(FORMAT, "scrypt", cost, base64url(salt), base64url(nonce), "")
+        sealed = AESGCM(self._key(salt, cost)).encrypt(nonce, secret, _bound(locked))
+        return msgspec.json.encode(msgspec.structs.replace(locked, ciphertext=base64url(sealed))) + b"\n"
+
+    def unlock(self, locked: bytes) -> bytes:
+        """What was locked. What is locked from here on has the same salt, if its cost is not less than ours."""
+        if len(locked) > LOCKED_BYTES_MAX:
+            raise KeyLocked("malformed", "too long to be a locked key")
+        try:
+            read = msgspec.json.decode(locked, type=_Locked)
+            salt, nonce, sealed = map(from_base64url, (read.salt, read.nonce, read.ciphertext))
+        except ValueError as wrong:
+            raise KeyLocked("malformed", f"not a locked key: {wrong}") from None
+        if len(salt) != 16 or len(nonce) != _NONCE_BYTES:
+            raise KeyLocked("malformed", "not a locked key: salt or nonce has the wrong length")
+        try:
+            secret = AESGCM(self._key(salt, read.cost)).decrypt(nonce, sealed, _bound(read))
+        except InvalidTag:
+            raise KeyLocked("wrong_passphrase", "the passphrase is wrong, or the file was changed") from None
+        if read.cost >= self._locks_with[1]:
+            self._locks_with = (salt, read.cost)
+        return secret
+
+    def _key(self, salt: bytes, cost: int) -> bytes:
+        made = self._made.get((salt, cost))
+        if made is None:
+            made = self._made[salt, cost] = _derived(self._passphrase, salt, cost)
+        return made
+
+
+def is_locked(data: bytes) -> bool:
+    return FORMAT.encode() in data[:LOCKED_BYTES_MAX]
+
+
+def _derived(passphrase: str, salt: bytes, cost: int) -> bytes:
+    # One passphrase may be typed as different bytes on two keyboards; this makes them one.
+    typed = unicodedata.normalize("NFKC", passphrase).encode("utf-8", "surrogateescape")
+    return Scrypt(salt=salt, length=32, n=1 << cost, r=_R, p=1).derive(typed)
+
+
+def _bound(locked: _Locked) -> bytes:
+    document = msgspec.to_builtins(locked)
+    del document["ciphertext"]
+    return canonical(document)

@@ -30,8 +30,7 @@ from covenant.model.peers.delegation_messages import (
 )
 from covenant.model.peers.instance import InstanceId
 from covenant.seal.identity import SKEW_MS, bundle_holds, instance_id, is_key_of, unsigned
-from covenant.seal.keys import public_key
-from covenant.seal.signed_documents import Uncanonical, base64url, canonical, digest, document_holds, sign_document
+from covenant.seal.keys import Uncanonical, base64url, canonical, digest, document_holds, public_key, sign_document
 
 _OFFER: Final = "offer"
 _CAPABILITIES: Final = "capabilities"

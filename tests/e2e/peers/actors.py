@@ -35,15 +35,14 @@ from covenant.model.peers.instance import IdentityChange, InstanceId, KeyBundle,
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.seal.envelope import Header
 from covenant.seal.identity import InstanceIdentity
-from covenant.seal.keys import new_private_key
+from covenant.seal.keys import base64url, canonical, from_base64url, new_private_key
 from covenant.seal.proofs import assert_offer, new_challenge, sign_capabilities, sign_proof
-from covenant.seal.signed_documents import base64url, canonical, from_base64url
 from covenant.seal.tokens import Narrowing, narrow
 from covenant.wire import peers as wire
 from covenant.wire.peers import Introduction, decode_introduction, decode_received
 from tests.e2e.peers.daemons import API, Answer, Node, call
-from tests.waits import BOUND_S
 from tests.seal.instances import Opened, open_
+from tests.waits import BOUND_S
 
 M = TypeVar("M")
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self
 
-from covenant.seal.signed_documents import from_base64url
+from covenant.seal.keys import from_base64url
 from tests.waits import BOUND_S
 
 At = Literal["request", "forwarded", "answer", "answered"]

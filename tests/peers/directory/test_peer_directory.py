@@ -35,8 +35,8 @@ from tests.peers.transport_under_test import (
     refused,
     transport_under_test,
 )
-from tests.waits import BOUND_S
 from tests.seal.instances import open_
+from tests.waits import BOUND_S
 
 CODER = Profile(name="coder", description="writes code", max_token_budget=50_000)
 OFFERING = OfferedProfiles((CODER,), 1, 4)

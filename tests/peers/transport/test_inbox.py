@@ -19,7 +19,7 @@ from covenant.model.peers.delegation_messages import CapabilityQuery
 from covenant.model.peers.instance import Trust
 from covenant.peers.peer_settings import PeerSettings
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX
-from covenant.seal.signed_documents import base64url, canonical
+from covenant.seal.keys import base64url, canonical
 from tests.ledger_contract.samples import OPERATOR
 from tests.peers.transport_under_test import (
     TransportUnderTest,

@@ -20,8 +20,8 @@ from covenant.agents.runtime.agent_calls import AgentCalls
 from covenant.agents.runtime.agent_spans import begin_attempt
 from covenant.agents.runtime.function_threads import AgentThreads, TurnStopped
 from covenant.agents.runtime.turn_limits import Spending, TurnSlot, recall_usage
-from covenant.exchange.conversations import earlier_messages
 from covenant.exchange.delegation import Delegations
+from covenant.exchange.native import earlier_messages
 from covenant.exchange.tasks.reader import PAGE, TaskReader
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Advance, Advanced, Interrupt, LeasedTask, Release, Renew

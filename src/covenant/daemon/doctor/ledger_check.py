@@ -33,7 +33,7 @@ from covenant.ledger.machine.events import TaskFollowed, TaskSent, decode_events
 from covenant.model.errors import Damaged, SettingsError
 from covenant.model.ids import TaskId
 from covenant.model.settings import Limits
-from covenant.seal.signed_documents import verify_grant
+from covenant.seal.keys import verify_grant
 
 PAGES_CHECKED_S: Final = 30.0
 """How long the archive's pages are looked at: some gigabytes. Then it is said that not all were."""

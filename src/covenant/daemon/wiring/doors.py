@@ -42,8 +42,7 @@ from covenant.doors.waits import Waits
 from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.conversations import Conversations
-from covenant.exchange.native import NativeRuns
+from covenant.exchange.native import Conversations, NativeRuns
 from covenant.exchange.push import PushConfigs
 from covenant.exchange.simple import SimpleExchange, SimpleLimits
 from covenant.exchange.task_lookup import TaskLookup
@@ -53,7 +52,7 @@ from covenant.model.mcp_servers import Tool
 from covenant.model.settings import A2aSettings
 from covenant.outbound.push_sender import PushSender, WebhookClient
 from covenant.seal.cards import CardSigner
-from covenant.seal.signed_documents import WebhookSigner
+from covenant.seal.keys import WebhookSigner
 
 if TYPE_CHECKING:
     from covenant.doors.a2a.grpc import GrpcCalls

@@ -28,8 +28,7 @@ from covenant.model.errors import Unavailable
 from covenant.model.grant import Grant
 from covenant.model.ids import PublicKey
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.seal.keys import new_private_key, new_token
-from covenant.seal.signed_documents import verify_grant
+from covenant.seal.keys import new_private_key, new_token, verify_grant
 
 MAINTENANCE_INTERVAL_MS: Final = 5_000
 

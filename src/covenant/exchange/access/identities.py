@@ -30,9 +30,9 @@ from covenant.seal.keys import (
     new_token,
     nonce,
     public_key,
+    sign_grant,
     token_hash,
 )
-from covenant.seal.signed_documents import sign_grant
 
 GRANTS_PER_ENROLMENT_MAX: Final = 100
 SCOPE_BYTES_MAX: Final = 8_192

@@ -45,8 +45,8 @@ from covenant.outbound.remote.remote_task import answer_text
 from covenant.peers.outgoing_messages import HELD_BACK, redact, redact_transcript
 from covenant.peers.peer_settings import PeerSettings
 from covenant.seal.envelope import BODY_BYTES_MAX
+from covenant.seal.keys import Uncanonical
 from covenant.seal.proofs import sign_proof
-from covenant.seal.signed_documents import Uncanonical
 from covenant.wire import peers as wire
 from covenant.wire.redaction import SecretFinding
 

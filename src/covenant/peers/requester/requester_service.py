@@ -1,7 +1,7 @@
 """Delegations to peers: offered, followed, canceled, and given up when the provider is silent.
 
 The offer of a task has the task's id, so there is one delegation for a task: a later attempt, also after a restart,
-finds it. An offer waits for a peer that cannot be reached. Replies are checked against the offer (`reply_checks`).
+finds it. An offer waits for a peer that cannot be reached. Replies are checked against the offer (`offers`).
 
 A provider that is silent for too long is lost. An operator has the offer sent again, or gives it up. If the provider
 is heard from again, the delegation goes on by itself.
@@ -51,8 +51,15 @@ from covenant.model.task import Task
 from covenant.peers.directory.peer_directory import PeerDirectory, as_refusal
 from covenant.peers.outgoing_messages import outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
-from covenant.peers.requester.offer_builder import OfferBuilder, Told
-from covenant.peers.requester.reply_checks import cancel_message, check_accept, check_reject, check_result, check_status
+from covenant.peers.requester.offers import (
+    OfferBuilder,
+    Told,
+    cancel_message,
+    check_accept,
+    check_reject,
+    check_result,
+    check_status,
+)
 from covenant.peers.transport.inbox import IncomingMessage
 from covenant.peers.transport.peer_http import PeerCallFailed
 from covenant.wire import peers as wire
