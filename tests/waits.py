@@ -1,6 +1,17 @@
 """How long tests wait."""
 
+import time
+from collections.abc import Callable
 from typing import Final
 
 BOUND_S: Final = 100.0
 """Ends a wait for what never comes: longer than anything takes on a busy machine, shorter than the time of a test."""
+LOOK_S: Final = 0.02
+
+
+def until(met: Callable[[], object]) -> None:
+    """Until it is so. Other processes have no events that a test could wait for."""
+    end_s = time.monotonic() + BOUND_S
+    while not met():
+        assert time.monotonic() < end_s, "it did not come to pass"
+        time.sleep(LOOK_S)

@@ -4,7 +4,7 @@ import struct
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from covenant.model.grant import REQUEUE_ACTION
 from tests.cli.daemons import Daemon
 from tests.hostile.client import RawConnection, operator_token, request
-from tests.waits import BOUND_S
+from tests.waits import BOUND_S, until
 
 DAY_MS = 86_400_000
 RETRIES = {
@@ -76,13 +76,6 @@ def new_task(intent: str) -> dict[str, Any]:
     return {"id": str(uuid.uuid4()), "recipient": {"display": "worker@test"}, "intent_text": intent}
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "did not happen in time"
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def stepped(short_path: Path) -> Iterator[Stepped]:
     found = Stepped(short_path)
@@ -102,7 +95,7 @@ def test_a_day_forward_neither_expires_what_waits_nor_retries_what_was_just_leas
     assert stepped.receive()["id"] == held
     waiting = [stepped.send("waits", deadline_ms=deadline_ms) for _ in range(2)]
     stepped.set(DAY_MS)
-    wait_until(lambda: stepped.metric("covenant_clock_steps_total") == 1)
+    until(lambda: stepped.metric("covenant_clock_steps_total") == 1)
     ready = request(stepped.daemon.url, "GET", "/readyz")
     assert ready.status == 200
     assert abs(ready.json["clock"]["stepped_ms"] - DAY_MS) < 5_000
@@ -112,7 +105,7 @@ def test_a_day_forward_neither_expires_what_waits_nor_retries_what_was_just_leas
     report = stepped.ask("POST", "/a2a/retry-stale", {"min_lease_age_ms": 0})["report"]
     assert {each["reason"] for each in report["skipped"]} == {"clock_stepped"}
     # Several passes of the scheduler and the sweep have seen the step by now.
-    wait_until(lambda: _passes(stepped) >= 5)
+    until(lambda: _passes(stepped) >= 5)
     assert stepped.state(held) == "in_flight"
     assert "clock_stepped" in str(stepped.ask("GET", "/audit/recent?limit=1000"))
 
@@ -124,12 +117,11 @@ def _passes(stepped: Stepped) -> int:
 def test_a_day_back_lets_a_long_poll_end_in_its_own_time(stepped: Stepped) -> None:
     """Two wait for anybody's task, and one comes: the other must not wait until the clock is where it was."""
     token = operator_token(stepped.daemon.home)
-    query = "scope=all&wait_ms=1500"
-    head = f"GET /a2a/tasks/next?{query} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n\r\n"
+    head = "GET /a2a/tasks/next?scope=all&wait_ms={} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {}\r\n\r\n"
     begun = time.monotonic()
     with RawConnection(stepped.daemon.url) as first, RawConnection(stepped.daemon.url) as second:
-        for connection in (first, second):
-            connection.send(head.encode())
+        for connection, wait_ms in ((first, 50_000), (second, 1_500)):
+            connection.send(head.format(wait_ms, token).encode())
             # What is answered after this was sent shows that it has been read.
             assert request(stepped.daemon.url, "GET", "/readyz").status == 200
         stepped.set(-DAY_MS)

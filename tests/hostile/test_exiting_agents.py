@@ -1,14 +1,14 @@
 """Agents that raise what ends a program, and agents that block the loop while the daemon stops."""
 
 import signal
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.hostile.client import Answer, operator_token, request
 from tests.hostile.conftest import StartDaemon
-from tests.waits import BOUND_S
+from tests.waits import until
 
 AGENTS = """
 import asyncio, sys, time
@@ -55,15 +55,15 @@ async def repeat(turn):
 @hog
 async def blocks_the_loop(turn):
     (Path(__file__).parent / "begun").touch()
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
-def send(url: str, token: str, agent: str, text: str, bound_s: float = BOUND_S) -> Answer:
+def send(url: str, token: str, agent: str, text: str) -> Answer:
     message = {"messageId": f"{agent}-{text}", "role": "ROLE_USER", "parts": [{"text": text}]}
     body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
     headers = {"a2a-version": "1.0"}
-    return request(url, "POST", f"/v1/a2a/agents/{agent}", body=body, token=token, headers=headers, bound_s=bound_s)
+    return request(url, "POST", f"/v1/a2a/agents/{agent}", body=body, token=token, headers=headers)
 
 
 def test_what_an_agent_raises_fails_its_task_and_ends_nothing_else(start_daemon: StartDaemon, short_path: Path) -> None:
@@ -87,10 +87,10 @@ def test_a_stop_ends_although_an_agent_blocks_the_loop(
     agents.write_text(AGENTS)
     daemon = start_daemon(str(agents), env={"COVENANT_DAEMON_GRACE_MS": "100"})
     token = operator_token(daemon.home)
-    with pytest.raises(TimeoutError):
-        send(daemon.url, token, "hog", "x", bound_s=1.0)
-    assert (short_path / "begun").exists()
-    began_s = time.monotonic()
-    assert daemon.stop(number) == 1
-    assert time.monotonic() - began_s < BOUND_S / 2
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(send, daemon.url, token, "hog", "x")
+        until((short_path / "begun").exists)
+        assert daemon.stop(number) == 1, "and it does not wait for the agent"
+        with pytest.raises(ConnectionError):
+            asked.result()
     assert "daemon.held" in (short_path / "home.log").read_text()

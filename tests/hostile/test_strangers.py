@@ -147,10 +147,10 @@ def start_grpc_daemon(start_daemon: StartDaemon, short_path: Path) -> StartGrpcD
     def start(env: dict[str, str]) -> tuple[Daemon, int]:
         agents = short_path / "agents.py"
         agents.write_text(AGENT)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = int(free.getsockname()[1])
-        return start_daemon(str(agents), "--grpc-enabled", "1", "--grpc-port", str(port), env=env), port
+        daemon = start_daemon(str(agents), "--grpc-enabled", "1", "--grpc-port", "0", env=env)
+        card = request(daemon.url, "GET", "/v1/a2a/agents/echo/agent-card.json", token=operator_token(daemon.home)).json
+        (url,) = (each["url"] for each in card["supportedInterfaces"] if each["protocolBinding"] == "GRPC")
+        return daemon, int(url.rpartition(":")[2])
 
     return start
 

@@ -4,7 +4,6 @@ import http.client
 import json
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from tests.cli.daemons import Daemon
 from tests.hostile.client import Answer, request
 from tests.hostile.tenant import AGENT, DEFAULT, Tenant, lease, message
-from tests.waits import BOUND_S
+from tests.waits import BOUND_S, until
 
 HERE = f"/v1/a2a/agents/{AGENT}"
 
@@ -124,7 +123,7 @@ def test_streams_are_bounded_at_every_door_and_what_is_refused_leaves_nothing(da
             assert answer.status == 429, name
             refused(answer, "stream_limit")
         assert tasks_of(tenant) == 1
-    _until(lambda: _opens(tenant, subscribe))
+    until(lambda: _opens(tenant, subscribe))
 
 
 def _opens(tenant: Tenant, subscribe: Any) -> bool:
@@ -140,10 +139,10 @@ def test_connections_are_bounded_at_every_door_long_waits_among_them(daemon: Dae
     waiting = message("waits for its answer", 2)
     waiting["configuration"]["returnImmediately"] = False
     with left_open(tenant, "POST", HERE, rpc("SendMessage", waiting)):
-        _until(lambda: READS["jsonrpc"](tenant, task_id).status == 429)
+        until(lambda: READS["jsonrpc"](tenant, task_id).status == 429)
         for again in (*READS.values(), *SENDS.values()):
             refused(again(tenant, task_id), "concurrent_request_limit")
-    _until(lambda: READS["jsonrpc"](tenant, task_id).status == 200)
+    until(lambda: READS["jsonrpc"](tenant, task_id).status == 200)
     assert tasks_of(tenant) == 2
 
 
@@ -201,12 +200,5 @@ def test_64_programs_do_not_run_at_once_under_a_concurrency_of_1(daemon: Daemon,
     daemon.json("agents", "add", "program", "--kind", "process", "--command", program)
     tenant = Tenant(daemon, DEFAULT)
     sent = [tenant.sent(f"{n}", agent="program") for n in range(16)]
-    _until(lambda: log.exists() and len(log.read_text()) == 2 * len(sent))
+    until(lambda: log.exists() and len(log.read_text()) == 2 * len(sent))
     assert log.read_text() == "+-" * len(sent)
-
-
-def _until(met: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + BOUND_S
-    while not met():
-        assert time.monotonic() < end_s, "did not come true"
-        time.sleep(0.01)

@@ -1,7 +1,6 @@
 """Hundreds of receivers that wait for one identity at a real daemon: a task wakes one of them, and there are bounds."""
 
 import selectors
-import time
 import uuid
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,13 +38,13 @@ def send(daemon: Daemon, home: Path) -> str:
     return task_id
 
 
-def answered(connections: list[RawConnection], seconds: float) -> list[int]:
-    """Which of them have an answer, once one has and nothing more came for so long."""
+def answered(connections: list[RawConnection], count: int) -> list[int]:
+    """Which of them have an answer, once so many have, and for a moment no more."""
     found: set[int] = set()
     with selectors.DefaultSelector() as selector:
         for index, connection in enumerate(connections):
             selector.register(connection.socket, selectors.EVENT_READ, index)
-        while events := selector.select(BOUND_S if not found else seconds):
+        while events := selector.select(BOUND_S if len(found) < count else 0.5):
             found |= {key.data for key, _ in events}
             for key, _ in events:
                 selector.unregister(key.fileobj)
@@ -59,7 +58,7 @@ def test_each_task_ends_the_wait_of_one_of_hundreds(daemon: Daemon) -> None:
         # What is answered after all of them were sent shows that they have been read.
         assert request(daemon.url, "GET", "/readyz").status == 200
         first, second = send(daemon, daemon.home), send(daemon, daemon.home)
-        answers = [waiting[index].read_answer() for index in answered(waiting, 0.5)]
+        answers = [waiting[index].read_answer() for index in answered(waiting, 2)]
         assert sorted(each.json["task"]["id"] for each in answers) == sorted((first, second))
 
 
@@ -83,11 +82,9 @@ def test_one_caller_may_only_let_so_many_requests_wait(start_daemon: StartDaemon
         for _ in range(3):
             stack.enter_context(long_poll(daemon, token))
         assert request(daemon.url, "GET", "/readyz").status == 200
-        begun = time.monotonic()
         refused = request(daemon.url, "GET", f"/a2a/tasks/next?wait_ms={WAIT_MS}", token=token)
         assert (refused.status, refused.json["code"]) == (429, "too_many_waits")
         assert int(refused.headers["retry-after"]) >= 1
-        assert time.monotonic() - begun < 10
         assert request(daemon.url, "GET", "/a2a/tasks/next", token=token).json["task"] is None
         stack.enter_context(long_poll(daemon, operator))
         assert request(daemon.url, "GET", "/readyz").status == 200
