@@ -201,7 +201,7 @@ def _make_mcp(base: Base, agents: Agents) -> McpDoor:
         gate.tenancy,
         limiter=gate.limiter,
         new_id=new_id,
-        abroad=RemoteTools(
+        remote=RemoteTools(
             exchange,
             lookup,
             catalogue,

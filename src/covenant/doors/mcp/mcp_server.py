@@ -38,9 +38,9 @@ log = logging.getLogger(__name__)
 Run = Callable[[Caller, str, Mapping[str, Any] | None, ReportProgress], Awaitable[ToolAnswer]]
 
 
-def session_manager(desk: ToolCalls, *, version: str, body_bytes_max: int) -> StreamableHTTPSessionManager:
+def session_manager(calls: ToolCalls, *, version: str, body_bytes_max: int) -> StreamableHTTPSessionManager:
     """Serves what an ASGI application hands to it, while its `run()` is open."""
-    server = make_server(desk.call, version)
+    server = make_server(calls.call, version)
     return StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=body_bytes_max)
 
 
@@ -56,22 +56,18 @@ def make_server(run: Run, version: str) -> Server[Any]:
             return _result(ToolAnswer(f"{refusal.code}: {refusal.message}", {"code": refusal.code}, failed=True))
         except Exception:  # what went wrong inside is for our log alone
             log.exception("mcp.failed", extra={"tool": asked.name})
-            return _result(
-                ToolAnswer("internal: this failed here; the log says why", {"code": "internal"}, failed=True)
-            )
+            failed = "internal: this failed here; the log says why"
+            return _result(ToolAnswer(failed, {"code": "internal"}, failed=True))
         return _result(told)
 
-    server: Server[Any] = Server(
-        NAME,
-        version=version,
-        title="Covenant",
-        instructions=INSTRUCTIONS,
-        on_list_tools=list_tools,
-        on_call_tool=call_tool,
-        get_tool_input_schema=_schema,
-    )
+    server = _server(version, list_tools, call_tool, get_tool_input_schema=_schema)
     server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, _set_level)
     return server
+
+
+def _server(version: str, list_tools: Any, call_tool: Any, **more: Any) -> Server[Any]:
+    about: dict[str, Any] = {"version": version, "title": "Covenant", "instructions": INSTRUCTIONS}
+    return Server(NAME, **about, on_list_tools=list_tools, on_call_tool=call_tool, **more)
 
 
 async def _set_level(_: Any, __: types.SetLevelRequestParams) -> types.EmptyResult:
@@ -161,14 +157,7 @@ def _bridge_server(daemon: Callable[[], Client], version: str) -> Server[Any]:
             said = f"unavailable: the daemon did not answer ({_cause(error)}); tasks go on, see get_task"
             return types.CallToolResult(content=[types.TextContent(type="text", text=said)], is_error=True)
 
-    return Server(
-        NAME,
-        version=version,
-        title="Covenant",
-        instructions=INSTRUCTIONS,
-        on_list_tools=list_tools,
-        on_call_tool=call_tool,
-    )
+    return _server(version, list_tools, call_tool)
 
 
 def _cause(error: BaseException) -> str:

@@ -50,16 +50,16 @@ class CardOf(Protocol):
 class RemoteTools:
     def __init__(
         self,
-        conversations: A2AExchange,
-        oversight: TaskLookup,
+        exchange: A2AExchange,
+        lookup: TaskLookup,
         catalogue: Catalogue,
         *,
         card_of: CardOf,
         registry: RemoteRegistry,
         new_id: Callable[[], str],
     ) -> None:
-        self._conversations = conversations
-        self._oversight = oversight
+        self._exchange = exchange
+        self._lookup = lookup
         self._catalogue = catalogue
         self._card_of = card_of
         self._registry = registry
@@ -86,11 +86,9 @@ class RemoteTools:
             words = f"Use your skill {asked.skill}.\n\n{words}"
         tenant, key = caller.tenant.name, asked.idempotency_key
         sender, recipient = self._catalogue.client(tenant), self._catalogue.identity(tenant, ELSEWHERE)
-        if key is None:
-            task_id = TaskId(self._new_id())
-        else:
-            ids = self._conversations.ids
-            task_id = await ids.find(caller, ELSEWHERE, key, sender=sender, recipient=recipient)
+        task_id = TaskId(self._new_id())
+        if key is not None:
+            task_id = await self._exchange.ids.find(caller, ELSEWHERE, key, sender=sender, recipient=recipient)
         task = build_task(
             task_id,
             sender=sender,
@@ -101,8 +99,8 @@ class RemoteTools:
             origin=ORIGIN,
             target=Target(url=url) if "://" in url else Target(name=url),
         )
-        await self._conversations.writer.submit(task, bytes_max=self._conversations.settings.message_bytes_max)
-        return await self._oversight.follow(caller, task_id)
+        await self._exchange.writer.submit(task, bytes_max=self._exchange.settings.message_bytes_max)
+        return await self._lookup.follow(caller, task_id)
 
     def _check_address(self, caller: Caller, url: str) -> None:
         """Names are the operator's: those of `a2a_agents.json` come with tokens, and each belongs to some tenants."""
@@ -187,17 +185,12 @@ def told_answer(view: TaskView, told: ToolAnswer) -> ToolAnswer:
     return told._replace(text=f"Remote Agent Response (task {view.task.id}):\n{shortened(said)}")
 
 
+_SHOWN: Final = ("name", "version", "description", "url", "streaming", "skills")
+
+
 def told_card(card: RemoteCard) -> ToolAnswer:
-    data = {
-        "found": True,
-        "name": card.name,
-        "version": card.version,
-        "description": card.description,
-        "url": card.url,
-        "streaming": card.streaming,
-        "skills": msgspec.to_builtins(card.skills),
-        "interfaces": msgspec.to_builtins(card.ways),
-    }
+    data = {name: msgspec.to_builtins(getattr(card, name)) for name in _SHOWN}
+    data |= {"found": True, "interfaces": msgspec.to_builtins(card.ways)}
     return ToolAnswer(shortened("\n".join(_card_lines(card))), data)
 
 

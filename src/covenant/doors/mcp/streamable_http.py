@@ -42,10 +42,10 @@ class McpDoor(Endpoint):
     _streams = True
 
     def __init__(
-        self, desk: ToolCalls, gate: TenantGate, meter: Meter, *, version: str, body_bytes_max: int, present: bool
+        self, calls: ToolCalls, gate: TenantGate, meter: Meter, *, version: str, body_bytes_max: int, present: bool
     ) -> None:
         super().__init__("request", STYLE, meter)
-        self._desk = desk
+        self._calls = calls
         self._gate = gate
         self._version = version
         self._body_bytes_max = body_bytes_max
@@ -63,7 +63,7 @@ class McpDoor(Endpoint):
         await self._wanted.wait()
         self._opened = self._opened or loop.create_future()
         module = await asyncio.to_thread(import_module, "covenant.doors.mcp.mcp_server")
-        manager = module.session_manager(self._desk, version=self._version, body_bytes_max=self._body_bytes_max)
+        manager = module.session_manager(self._calls, version=self._version, body_bytes_max=self._body_bytes_max)
         try:
             async with manager.run():
                 self._opened.set_result(manager)

@@ -39,90 +39,90 @@ REPORTS_PER_MIN: Final = 600
 class ToolCalls:
     def __init__(
         self,
-        conversations: A2AExchange,
-        oversight: TaskLookup,
+        exchange: A2AExchange,
+        lookup: TaskLookup,
         catalogue: Catalogue,
         tenancy: TenantAccess,
         *,
         limiter: TenantLimiter,
         new_id: Callable[[], str],
-        abroad: RemoteTools,
+        remote: RemoteTools,
     ) -> None:
-        self._conversations = conversations
-        self._oversight = oversight
+        self._exchange = exchange
+        self._lookup = lookup
         self._catalogue = catalogue
         self._tenancy = tenancy
         self._limiter = limiter
         self._new_id = new_id
-        self._abroad = abroad
+        self._remote = remote
 
     async def call(
-        self, caller: Caller, name: str, given: Mapping[str, Any] | None, tell: ReportProgress
+        self, caller: Caller, name: str, given: Mapping[str, Any] | None, report: ReportProgress
     ) -> ToolAnswer:
         """Raises Refusal."""
         asked = tools.read_arguments(name, given)
         match asked:
             case tools.DiscoverAgentArguments():
-                return await self._abroad.discover(caller, asked.url)
+                return await self._remote.discover(caller, asked.url)
             case tools.InvokeRemoteAgentArguments():
                 with self._limiter.streaming(caller):
-                    stream = await self._abroad.invoke(caller, asked)
-                    view = await self._heard_out(caller, stream, tell)
+                    stream = await self._remote.invoke(caller, asked)
+                    view = await self._follow(caller, stream, report)
                 return told_answer(view, self._told(caller, view))
             case tools.ListAgentsArguments():
                 return await self._list_agents(caller)
             case tools.SendTaskArguments():
-                return await self._send(caller, asked, tell)
+                return await self._send(caller, asked, report)
             case tools.GetTaskArguments():
-                return await self._get(caller, asked, tell)
+                return await self._get(caller, asked, report)
             case tools.CancelTaskArguments():
-                return self._told(caller, await self._oversight.cancel(caller, asked.task_id))
+                return self._told(caller, await self._lookup.cancel(caller, asked.task_id))
             case tools.QueueStatusArguments():
-                return told_queue(await self._oversight.queue(caller, asked.limit))
+                return told_queue(await self._lookup.queue(caller, asked.limit))
             case _:
                 assert_never(asked)
 
     async def _list_agents(self, caller: Caller) -> ToolAnswer:
-        found = await self._oversight.agents(caller)
+        found = await self._lookup.agents(caller)
         return told_agents([(agent_name(agent) if caller.operator else agent.id, agent) for agent in found])
 
-    async def _send(self, caller: Caller, asked: tools.SendTaskArguments, tell: ReportProgress) -> ToolAnswer:
-        agent, caller = self._meant(caller, asked.agent)
+    async def _send(self, caller: Caller, asked: tools.SendTaskArguments, report: ReportProgress) -> ToolAnswer:
+        agent, caller = self._agent(caller, asked.agent)
         ask = A2ARequest(caller=caller, agent=agent, idempotency_key=asked.idempotency_key)
         # With a key the message is the same when it is said again, so its id must be too.
         message_id = asked.idempotency_key or self._new_id()
         message = Message(message_id=message_id, parts=(Text(asked.message),), task_id=asked.task_id)
         sent = SendMessage(message=message, blocking=asked.wait)
         if not asked.wait:
-            return self._told(caller, await self._conversations.send(ask, sent))
+            return self._told(caller, await self._exchange.send(ask, sent))
         with self._limiter.streaming(caller):
-            stream = await self._conversations.stream(ask, sent)
-            return self._told(caller, await self._heard_out(caller, stream, tell))
+            stream = await self._exchange.stream(ask, sent)
+            return self._told(caller, await self._follow(caller, stream, report))
 
-    async def _get(self, caller: Caller, asked: tools.GetTaskArguments, tell: ReportProgress) -> ToolAnswer:
+    async def _get(self, caller: Caller, asked: tools.GetTaskArguments, report: ReportProgress) -> ToolAnswer:
         if not asked.wait_seconds:
-            return self._told(caller, await self._oversight.get(caller, asked.task_id))
+            return self._told(caller, await self._lookup.get(caller, asked.task_id))
         with self._limiter.streaming(caller):
-            stream = await self._oversight.follow(caller, asked.task_id)
-            return self._told(caller, await self._heard_out(caller, stream, tell, within_s=asked.wait_seconds))
+            stream = await self._lookup.follow(caller, asked.task_id)
+            return self._told(caller, await self._follow(caller, stream, report, within_s=asked.wait_seconds))
 
-    async def _heard_out(
-        self, caller: Caller, stream: TaskStream, tell: ReportProgress, *, within_s: float | None = None
+    async def _follow(
+        self, caller: Caller, stream: TaskStream, report: ReportProgress, *, within_s: float | None = None
     ) -> TaskView:
         """The task when it has ended or waits for its sender, or as it stands when the time for waiting is over."""
         task = stream.first.task
         with stream:
-            await tell(f"task {task.id}: {stream.first.state}")
+            await report(f"task {task.id}: {stream.first.state}")
             if within_s is None:
-                within_s = self._conversations.settings.blocking_ms_max / 1000
+                within_s = self._exchange.settings.blocking_ms_max / 1000
             try:
                 async with asyncio.timeout(within_s):
-                    await _follow(stream, tell)
+                    await _report_steps(stream, report)
             except TimeoutError:
                 pass
-        return await self._oversight.get(caller, task.id)
+        return await self._lookup.get(caller, task.id)
 
-    def _meant(self, caller: Caller, name: str) -> tuple[CatalogueAgent, Caller]:
+    def _agent(self, caller: Caller, name: str) -> tuple[CatalogueAgent, Caller]:
         """The agent of this name, and who is calling it: the operator may name another tenant's as `agent@tenant`."""
         agent_id, _, tenant = name.partition("@")
         if caller.operator and tenant not in ("", DEFAULT):
@@ -147,7 +147,7 @@ class ToolCalls:
         return told_task(view, agent=agent_id if short else recipient.display)
 
 
-async def _follow(stream: TaskStream, report: ReportProgress) -> None:
+async def _report_steps(stream: TaskStream, report: ReportProgress) -> None:
     """Tells what happens, and leaves some of it out where much does: the answer has everything."""
     loop = asyncio.get_running_loop()
     bucket = TokenBucket(REPORTS_AT_ONCE_MAX, int(loop.time() * 1000))
