@@ -33,7 +33,17 @@ from covenant.daemon.settings_loader import load
 from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.core import card_features, mcp_servers
 from covenant.doors.http.host_names import as_host
-from covenant.doors.simple import asked_for
+from covenant.doors.simple import (
+    A2AMessage,
+    A2APart,
+    A2ATask,
+    A2ATaskParams,
+    A2ATaskSendRequest,
+    A2ATaskState,
+    asked_for,
+    decode_send,
+    task_of,
+)
 from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import IdentityAuth
@@ -62,16 +72,6 @@ from covenant.outbound.remote.simple import (
 from covenant.seal.keys import new_private_key
 from covenant.wire.a2a.card_codec import CombinedCard as A2AAgentCard
 from covenant.wire.a2a.card_codec import combined_card
-from covenant.wire.simple import (
-    A2AMessage,
-    A2APart,
-    A2ATask,
-    A2ATaskParams,
-    A2ATaskSendRequest,
-    A2ATaskState,
-    decode_send,
-    task_of,
-)
 from covenant.wire.validation import checked
 
 __all__ = [

@@ -100,7 +100,7 @@ def deeper_than(value: Any, levels: int) -> bool:
     """Level by level, not call by call: depth must not become our own recursion."""
     level: list[Any] = [value]
     for _ in range(levels):
-        level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, _CONTAINERS)]
+        level = [inner for outer in level for inner in members(outer) if isinstance(inner, _CONTAINERS)]
         if not level:
             return False
     return True
@@ -109,9 +109,10 @@ def deeper_than(value: Any, levels: int) -> bool:
 _CONTAINERS: Final = (dict, list, tuple, msgspec.Struct)
 
 
-def _inside(value: Any) -> Iterable[Any]:
+def members(value: Any) -> Iterable[Any]:
+    """What a container holds, one level down."""
     if isinstance(value, dict):
         return value.values()
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.astuple(value)
-    return value  # type: ignore[no-any-return]  # a list or tuple
+    return value if isinstance(value, list | tuple) else ()

@@ -9,7 +9,6 @@ sealed like any message, under the type `poll`. Its answer is a list of envelope
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
@@ -38,6 +37,7 @@ from covenant.model.peers.delegation_messages import (
 )
 from covenant.model.peers.instance import WHOLE_MAX, KeyBundle
 from covenant.wire.json_input import decode as decode_json
+from covenant.wire.json_input import members
 from covenant.wire.mailbox import StrictRequest
 
 IDENTITY_PATH: Final = "/api/v1/a2a/identity"
@@ -104,14 +104,8 @@ def _check_numbers(value: Any) -> None:
         for each in level:
             if isinstance(each, int) and abs(each) > WHOLE_MAX:
                 raise Invalid("invalid_request", "a whole number in parts is beyond 2^53 - 1")
-            below.extend(_inside(each))
+            below.extend(members(each))
         level = below
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list | tuple) else ()
 
 
 POLL: Final = "poll"

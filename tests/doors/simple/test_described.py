@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from covenant.daemon.wiring.doors import TENANT_DESCRIBED
-from covenant.wire.simple import CODES, A2ATask, A2ATaskSendRequest
+from covenant.doors.simple import CODES, A2ATask, A2ATaskSendRequest
 from tests.doors.http.test_openapi import DOCUMENT, problems, resolve
 from tests.doors.simple.stage import echo, stage
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from covenant.doors.simple import CODES, A2ATask, A2ATaskSendRequest, decode_send, task_of
 from covenant.model.content import Audio, Json, ResourceLink, Text
 from covenant.model.errors import Invalid, Refusal
 from covenant.model.task import Cause, Ending, Result, error_result
@@ -22,7 +23,6 @@ from covenant.model.task_event import (
     StepContent,
 )
 from covenant.model.task_view import TaskState, fold
-from covenant.wire.simple import CODES, A2ATask, A2ATaskSendRequest, decode_send, task_of
 from tests.ledger_contract.samples import make_task, task_id
 
 ID = task_id(1)
