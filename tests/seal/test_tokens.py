@@ -46,7 +46,7 @@ def use(**changes: Any) -> Use:
 
 
 def allowed(token: str = TOKEN, wanted: Use | None = None, now_ms: int = NOW) -> Narrowing:
-    return authorize(token, P.identity.key, wanted or use(), now_ms=now_ms, revoked=lambda _: False).terms
+    return authorize(token, P.identity.key, wanted or use(), now_ms=now_ms, revoked=lambda _: False)
 
 
 def code(attempt: Callable[[], object]) -> str:

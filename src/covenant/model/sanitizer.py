@@ -1,10 +1,8 @@
 """What comes from others, made safe to keep: names of files, and metadata without reserved keys.
 
-A file's name is one path segment, so that saving the file cannot write elsewhere. What comes before the last slash or
-backslash is left out, and so are characters that cannot be printed; a name that is empty then, or means a folder, is
-`file`. Metadata keys under `covenant.` and `x-arbiter.`, and those of a trace, are reserved for the daemon: a door
-reads the documented ones of a client into typed fields, and none of them is kept. So whatever stands under such a key
-in the ledger was written by the daemon.
+A file's name is one printable path segment, so that saving the file cannot write elsewhere; a name that is empty then,
+or means a folder, is `file`. Metadata keys under `covenant.` and `x-arbiter.`, and those of a trace, are reserved: a
+door reads the documented ones into typed fields and keeps none, so the daemon wrote whatever the ledger has under them.
 """
 
 from __future__ import annotations

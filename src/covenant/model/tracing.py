@@ -99,18 +99,10 @@ class NoTracer:
     on: bool = False
     content: bool = False
 
-    def begin(
-        self,
-        name: str,  # noqa: ARG002  (as a tracer is called)
-        kind: SpanKind,  # noqa: ARG002
-        attributes: Mapping[str, Value],  # noqa: ARG002
-        *,
-        parent: Trace | None = None,  # noqa: ARG002
-        at_ms: int | None = None,  # noqa: ARG002
-    ) -> Span:
+    def begin(self, *_: object, **__: object) -> Span:
         return _NO_SPAN
 
-    def within(self, trace: Trace) -> AbstractContextManager[object]:  # noqa: ARG002
+    def within(self, trace: Trace) -> AbstractContextManager[object]:  # noqa: ARG002  (as a tracer is called)
         return nullcontext()
 
 

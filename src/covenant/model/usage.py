@@ -1,9 +1,8 @@
 """Usage: what work took, by name, in amounts that can be added up. The one reader of what anybody says about it.
 
-Whatever form it comes in, it is read as `input_tokens`, `output_tokens` and `tokens`, which is all of them and never
-less than the other two together; other amounts keep their names. What is no amount (a negative number, NaN, a text, a
-truth value) is not counted; what is larger than `AMOUNT_MAX` counts as that. So sums stay exact, and no report lowers
-one. Work that says nothing has used nothing, as far as anybody knows.
+Whatever form it comes in, it is read as `input_tokens`, `output_tokens` and `tokens` (all of them, never less than the
+other two together); other amounts keep their names. A negative number, NaN, a text or a truth value is not counted; an
+amount above `AMOUNT_MAX` counts as that. So sums stay exact, and no report lowers one.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """The address guard: whether a URL may be called, and at which addresses.
 
-Promises: only http and https are called, on ports that speak it; a name is looked up once for each connection, every
-address it leads to is judged, and one that is not public refuses all of them, unless the operator allows it; the caller
-connects to the addresses returned and never looks the name up again, so nothing can change between judging and calling.
+Only http and https are called, on ports that speak it. A name is looked up once for each connection and every address
+it leads to is judged: one that is not public refuses all of them, unless the operator allows it. The caller connects to
+the addresses returned and never looks the name up again, so nothing changes between judging and calling.
 
-`check` is for whoever takes a URL from somebody, to refuse it early. It is no permission: the name may lead elsewhere
-when the call is made, so `vet` judges again for every connection (see `covenant.outbound.guarded_transport`).
-
-To the caller all refused and unknown hosts look alike; `AddressRefused.detail` tells the operator which it was, and is
-logged here, once for each place while it is remembered.
+`check` refuses a URL early. It is no permission: `vet` judges again for every connection (`guarded_transport`). To the
+caller all refused and unknown hosts look alike; `AddressRefused.detail` and the log tell the operator which it was.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """Connecting: an httpx2 transport whose every socket goes to an address that the guard has just judged.
 
-The guard sits in the connection pool's own way to connect, so there is no path around it: whatever host a request
-names, that host is vetted and the connection made to an address from that answer, without a second look-up. TLS goes on
-knowing the other side by the host's name.
-
-No connection is used twice. So each call is judged anew, and nothing that one answer left behind can be taken for the
-next one's: whoever shares a host with us could otherwise answer what they were never asked.
-
-Nothing is taken from the environment: no proxy, no credentials. Importing this module imports httpx2.
+The guard is in the connection pool's own way to connect, so there is no path around it. TLS still knows the other side
+by the host's name. No connection is used twice: each call is judged anew, and nothing that is left of one answer can be
+taken for the next. Nothing is taken from the environment: no proxy, no credentials. Importing this imports httpx2.
 """
 
 from __future__ import annotations

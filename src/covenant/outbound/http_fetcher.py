@@ -1,15 +1,13 @@
 """Calling a URL, within limits: the only way by which Covenant calls anybody.
 
-Promises: each request, and each redirect that is followed, goes where the address guard lets it; what the other side
-sends is bounded in size, on the wire and after decompression, while it arrives; every phase has a time limit, and a
-fetch one for all of them together; what one call was sent (cookies above all) is forgotten before the next.
+Each request, and each redirect that is followed, goes where the address guard lets it. The answer is bounded in size,
+on the wire and after decompression, while it arrives. Every phase has a time limit, and so has the whole fetch. Nothing
+of one call, such as a cookie, is kept for the next.
 
-Redirects: GET and HEAD follow all of them, other methods only 307 and 308, which repeat the request; any other one is
-the answer. None leads from https to http. Another origin (scheme, host, port) is sent no body, and of the headers only
-those that are known to hold no secret.
+GET and HEAD follow all redirects, other methods only 307 and 308; any other one is the answer. None leads from https to
+http. Another origin (scheme, host, port) is sent no body, and only headers that are known to hold no secret.
 
-One `Fetcher` serves a daemon; those that it makes for places that somebody means share its limits, its resolver and
-the certificates that it trusts. httpx2 is imported, and these are read, in a thread, with the first call or by `open`.
+One `Fetcher` serves a daemon. httpx2 is imported, and certificates are read, in a thread, with the first call.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The push sender: delivers every step that a push configuration is owed, in order, until it is taken or given up.
 
-Promises: at least once, in order for each configuration, never a step skipped. What was taken is written down in the
-ledger soon after, many cursors at a time; a crash in between repeats it. A configuration that fails sleeps, longer each
-time, and costs a place in a heap while it does; given up, it waits for the operator. None waits for another's host
-(see `FairScheduler`). Deleting or replacing one stops the delivery that is under way; those of a disabled tenant wait.
-
-`run` may be canceled and called again: it begins with what the ledger knows.
+At least once, in order for each configuration, never a step skipped. Cursors are saved soon after, many at a time; a
+crash in between repeats a delivery. A configuration that fails sleeps, longer each time; given up, it waits for the
+operator. None waits for another's host (`FairScheduler`). Deleting or replacing one stops its delivery; those of a
+disabled tenant wait. `run` may be canceled and called again: it begins with what the ledger knows.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Reading a URL strictly: each place has one spelling, and what two readers could take for two places is refused.
 
 The host becomes an IP address or a name in lower-case ASCII (international names by IDNA 2008), without a final dot. An
-address may only be written the ordinary way: `127.1`, `0x7f000001`, `2130706433`, `0177.0.0.1` and `127.0.0.1.5` are
-refused, since the system's functions would read some of them as an address.
-
-`InvalidUrl` says what is wrong with the text, and so can be told to whoever wrote it.
+address is written the ordinary way: `127.1`, `0x7f000001`, `2130706433` and `0177.0.0.1` are refused, since the system
+would read some of them as an address. `InvalidUrl` says what is wrong with the text, and can be told to its writer.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Signed cards: a JWS over the canonical form (RFC 8785) of a card of A2A 1.0 without its signatures.
 
-The payload is detached: a signature is its protected header and its value, and the verifier makes the payload again
-from the card. The specification keeps required members and those set on purpose even when they are empty; the official
-SDK leaves out everything empty. Where the two differ, a card gets a signature for each. The second one leaves only
-empty members unsigned, on which no reader can act.
-
-A verifier accepts only algorithms with a public key, each with a key of its own kind. The key comes from the set that
-the caller trusts, by its id. A signature is valid if it is valid for one of the forms that a signer may have meant.
+The payload is detached: the verifier makes it again from the card. The specification keeps some empty members, and the
+official SDK leaves out all of them. Where the two differ, a card gets a signature for each; the second one leaves only
+empty members unsigned. A verifier accepts only algorithms with a public key, each with a key of its own kind, from the
+set that the caller trusts. A signature is valid if it is valid for one of the forms that a signer may have meant.
 """
 
 from __future__ import annotations

@@ -2,13 +2,12 @@
 
     {"protected": …, "ciphertext": …, "signature": …}        each in base64url, in its one form
 
-`protected` is a header in canonical JSON. The body is sealed by HPKE (RFC 9180, base mode) to a prekey of the
-recipient, with the whole header in HPKE's `info`: another sender, recipient, time or type is another key. The signature
-covers the header and a hash of the ciphertext, and is checked before anything is opened. HPKE makes a fresh key for
-every envelope, so there is no nonce that could be used twice.
+`protected` is a header in canonical JSON. The body is sealed by HPKE (RFC 9180, base mode, a fresh key each time) to a
+prekey of the recipient, with the whole header in HPKE's `info`. The signature covers the header and a hash of the
+ciphertext, and is checked before anything is opened.
 
-Reading promises that only `EnvelopeRefused` is raised, whatever came in. Its code is for our own log and audit: what
-the other side may hear of it, `told` says.
+Reading raises only `EnvelopeRefused`, whatever came in. Its code is for our log and audit; `told` says what the other
+side may hear.
 """
 
 from __future__ import annotations

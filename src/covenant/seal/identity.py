@@ -1,9 +1,7 @@
-"""Who an instance is: an id that proves its key, short-lived keys to seal to, and the way from one identity to another.
+"""Who an instance is: an id that proves its key, short-lived keys to seal to, and the change of its identity.
 
-The id is `frd1_` and the base32 of the first 25 bytes of SHA-256 over the Ed25519 key: whoever claims it must show a
-key that gives it. Prekeys (X25519) are signed by that key and live for two days, one new each day, so that a sender
-with yesterday's bundle is still understood; when the private half is erased, what was sealed to it is sealed for good.
-
+The id is `frd1_` and the base32 of the first 25 bytes of SHA-256 over the Ed25519 key. Prekeys (X25519) are signed by
+that key and live for two days, one new each day; once the private half is erased, nothing sealed to it can be opened.
 Times are given; the store, and erasing what is over, is the caller's.
 """
 

@@ -1,11 +1,8 @@
 """Proofs: a provider's signature over an offer, its transcript, its result and its usage, checked offline.
 
 The entries of a transcript are lines in canonical JSON and the leaves of a Merkle tree (RFC 6962 and 9162, SHA-256).
-The proof has the root, so a changed, missing, added or moved line breaks it. Where the transcript stays with the
-provider, the root alone still binds it.
-
-The provider's key is in the proof and gives the provider's id. `Evidence` is everything that a proof is about, in one
-document.
+The proof has the root, so a changed, missing, added or moved line breaks it, and a transcript that stays with the
+provider is bound, too. The key in the proof gives the provider's id. `Evidence` is all that a proof is about.
 """
 
 from __future__ import annotations
@@ -91,12 +88,15 @@ def merkle_root(leaves: Sequence[bytes]) -> bytes:
     """The root over leaves that are hashes already; that of no leaves is the hash of nothing."""
     if not leaves:
         return hashlib.sha256().digest()
-    level = list(leaves)
-    # Pairing from the left, and letting an odd last one rise, gives the tree of the RFC, without its recursion.
+    level = leaves
     while len(level) > 1:
-        paired = [_node(level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
-        level = paired + level[len(paired) * 2 :]
+        level = _above(level)
     return level[0]
+
+
+def _above(level: Sequence[bytes]) -> list[bytes]:
+    """Pairs from the left, and an odd last one as it is: the tree of the RFC, without its recursion."""
+    return [_node(*level[at : at + 2]) if at + 1 < len(level) else level[at] for at in range(0, len(level), 2)]
 
 
 def inclusion_path(leaves: Sequence[bytes], index: int) -> tuple[bytes, ...]:
@@ -104,14 +104,12 @@ def inclusion_path(leaves: Sequence[bytes], index: int) -> tuple[bytes, ...]:
     if not 0 <= index < len(leaves):
         raise IndexError(index)
     path: list[bytes] = []
-    level = list(leaves)
+    level = leaves
     while len(level) > 1:
         beside = index ^ 1
         if beside < len(level):
             path.append(level[beside])
-        paired = [_node(level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
-        level = paired + level[len(paired) * 2 :]
-        index //= 2
+        level, index = _above(level), index // 2
     return tuple(path)
 
 

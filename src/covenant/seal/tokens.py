@@ -1,15 +1,13 @@
 """Capability tokens between instances: Biscuits that a provider issues, and that a requester can narrow by itself.
 
 A token says who may use it, where, for which profiles, for how many tokens, how deep and until when. Each further block
-can only add conditions. It is of use to its holder alone: the sender of the envelope it comes in must be the one named.
+can only add conditions. Its holder alone can use it: the sender of the envelope must be the one named.
 
-The library evaluates whatever rules a block brings, and a single rule over a few thousand facts takes all memory before
-any of its limits is looked at. So no block is evaluated that has anything but conditions of the forms below; what
-they say is also read from them and compared here, and both readings must allow. The library's own limit of 1 ms of wall
-clock would refuse honest tokens on a busy machine: it is 100 ms here, and passing it is no denial.
-
-The root of a token is the provider's identity key. What a Biscuit signs begins with a byte of its binary format, never
-with a letter or digit as everything else that this key signs, so neither can be taken for the other.
+The library would evaluate any rule that a block brings, and one rule can take all memory before a limit is looked at.
+So a block with anything but conditions of the forms below is refused, and what they say is also compared here: both
+readings must allow. The library's limit of 1 ms would refuse honest tokens on a busy machine; it is 100 ms here, and
+passing it is no denial. The root is the provider's identity key. What a Biscuit signs begins with a byte that nothing
+else begins with that this key signs.
 """
 
 from __future__ import annotations
@@ -87,13 +85,6 @@ class Use(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     offer_id: str
 
 
-class Allowed(msgspec.Struct, frozen=True, gc=False):
-    """What the token allows in all, and the ids by which it or any narrowing of it can be revoked."""
-
-    terms: Narrowing
-    ids: tuple[str, ...]
-
-
 def issue(private_key: bytes, holder: InstanceId, terms: Narrowing) -> str:
     """Made by the provider, for one holder. `expires_at_ms` must be given: nothing is allowed for ever."""
     if terms.expires_at_ms is None:
@@ -120,8 +111,10 @@ def narrow(token: str, provider_key: PublicKey, further: Narrowing) -> str:
     return narrowed
 
 
-def authorize(token: str, provider_key: PublicKey, use: Use, *, now_ms: int, revoked: Callable[[str], bool]) -> Allowed:
-    """What the token allows, if it allows this. `provider_key` is our own.
+def authorize(
+    token: str, provider_key: PublicKey, use: Use, *, now_ms: int, revoked: Callable[[str], bool]
+) -> Narrowing:
+    """What the token allows in all, if it allows this. `provider_key` is our own.
 
     `token_malformed`, `token_untrusted`, `token_revoked`, `token_denied`; or `token_unevaluated`, which is our fault.
     """
@@ -131,9 +124,8 @@ def authorize(token: str, provider_key: PublicKey, use: Use, *, now_ms: int, rev
 
 def _authorize(
     biscuit: Biscuit, provider_key: PublicKey, use: Use, now_ms: int, revoked: Callable[[str], bool]
-) -> Allowed:
-    ids = tuple(biscuit.revocation_ids)
-    if any(revoked(each) for each in ids):
+) -> Narrowing:
+    if any(revoked(each) for each in biscuit.revocation_ids):
         raise Forbidden("token_revoked", "the token was revoked")
     terms, words = _terms(biscuit)
     wanted = {"holder": use.sender, "audience": instance_id(provider_key), "offer": use.offer_id}
@@ -141,7 +133,7 @@ def _authorize(
         raise Forbidden("token_denied", "the token is for another holder, provider or offer")
     _compare(terms, use, now_ms)
     _evaluate(biscuit, use, wanted, now_ms)
-    return Allowed(terms, ids)
+    return terms
 
 
 def token_ids(token: str, provider_key: PublicKey) -> tuple[str, ...]:

@@ -273,6 +273,25 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The requester's, until its task has taken it."""
     proof: Proof | None = None
 
+    @classmethod
+    def offered(
+        cls, role: DelegationRole, peer: InstanceId, task_id: TaskId, offer: DelegationOffer, **more: Any
+    ) -> Delegation:
+        """As it begins: on the terms of the offer."""
+        return cls(
+            role=role,
+            peer=peer,
+            offer_id=offer.offer_id,
+            task_id=task_id,
+            profile=offer.profile,
+            state=OFFERED,
+            budget=offer.max_token_budget,
+            timeout_ms=offer.timeout,
+            depth_remaining=offer.depth_remaining,
+            offer=offer,
+            **more,
+        )
+
     @property
     def key(self) -> DelegationKey:
         return DelegationKey(self.role, self.peer, self.offer_id)

@@ -5,9 +5,7 @@
 | `https://h/x/card.json`  | there                                                                               |
 | `https://h`, `https://h/`| `/.well-known/agent-card.json`, `/agent-card.json`                                  |
 | `https://h/a/agent`      | `/a/agent/agent-card.json`, `/a/agent/.well-known/agent-card.json`, and the host's  |
-|                          | `/.well-known/agent-card.json`, if that names the address given                     |
-
-The last condition is there because a host may have many agents: the card of another one is not the card of this one.
+|                          | `/.well-known/agent-card.json`, if that names the address given: others are there   |
 """
 
 from __future__ import annotations

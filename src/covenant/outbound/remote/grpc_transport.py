@@ -1,11 +1,9 @@
 """The transport over gRPC (A2A 1.0), for agents that offer nothing else. Needs the extra `grpc`.
 
-The name is looked up by the guard, and the channel is made to an address from that answer: no second look-up, no proxy,
-no service configuration from DNS. Each call has a channel of its own, as each HTTP call has a connection. Messages are
-ProtoJSON on our side of it, so that what is written and read is what the other 1.0 bindings write and read.
-
-The specification has no place for a number in these messages, so a stream is resumed from a snapshot. An agent of ours
-says the number in their metadata (`covenant.generation`): from there a stream goes on after the last one.
+The guard looks the name up, and the channel is made to an address from that answer: no second look-up, no proxy, no
+service configuration from DNS. Each call has a channel of its own. Messages are ProtoJSON on our side, as in the other
+bindings. A stream is resumed from a snapshot; an agent of ours says the number in the metadata (`covenant.generation`),
+and its streams go on from there.
 """
 
 from __future__ import annotations

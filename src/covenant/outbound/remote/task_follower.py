@@ -1,11 +1,11 @@
 """One message to a remote agent, followed until the agent has answered, or waits for the caller.
 
-By a stream where there is one, by polls where there is none or where it does not hold. A stream that breaks is resumed:
-with the number of its last frame where frames have numbers, else from a snapshot, of which only what is new counts. The
-frames after a snapshot may say again what it had: so at the end the task is looked at once more, and what differs told.
+It is followed by a stream, or by polls where there is none or it does not hold. A stream that breaks is resumed: by the
+number of its last frame, or else from a snapshot, of which only what is new counts. After a snapshot frames may repeat
+what it had, so the task is read once more at the end.
 
-The message is posted once. It is posted again only if that cannot do the work twice: because the remote said that it
-did not take it, or because it was sent under an idempotency key.
+The message is posted again only if that cannot do the work twice: the remote said that it did not take it, or it was
+sent under an idempotency key.
 """
 
 from __future__ import annotations

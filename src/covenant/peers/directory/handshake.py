@@ -1,8 +1,8 @@
 """The handshake with a peer: capability query and response, and the token that comes with the response.
 
 A query is a challenge: the peer that answers it under its signature is verified. Each peer is asked one question at a
-time, and the last challenge counts. A response is opened with the same checks as any other envelope, and is believed
-until it expires. A peer that did not answer is not asked again for a few seconds.
+time, and the last challenge counts. A response is believed until it expires. A peer that did not answer is not asked
+again for a few seconds.
 
 Each issued token is kept with its peer while it is valid, so that it can be revoked. A peer that asks often gets the
 same token for half of its life. Where a peer has too many tokens, the oldest is revoked before a new one is issued.
@@ -113,21 +113,12 @@ def keys_worth_keeping(known: KeyBundle | None, shown: KeyBundle) -> bool:
 
 
 def learned(response: CapabilityResponse, now_ms: int) -> PeerCapabilities:
-    return PeerCapabilities(
-        profiles=_bounded(response.profiles),
-        versions=response.versions,
-        active_delegations=response.active_delegations,
-        free_slots=response.free_slots,
-        trust_level=response.trust_level,
-        issued_at_ms=response.issued_at_ms,
-        expires_at_ms=min(response.expires_at_ms, now_ms + BELIEVED_MS_MAX),
-        token=response.token,
-    )
-
-
-def _bounded(profiles: tuple[Profile, ...]) -> tuple[Profile, ...]:
-    sizes = accumulate(len(each.name.encode()) + len(each.description.encode()) + 64 for each in profiles)
-    return tuple(each for each, size in zip(profiles, sizes, strict=True) if size <= PROFILES_BYTES_MAX)
+    said = {name: getattr(response, name) for name in PeerCapabilities.__struct_fields__}
+    sizes = accumulate(len(each.name.encode()) + len(each.description.encode()) + 64 for each in response.profiles)
+    room = zip(response.profiles, sizes, strict=True)
+    said["profiles"] = tuple(each for each, size in room if size <= PROFILES_BYTES_MAX)
+    said["expires_at_ms"] = min(response.expires_at_ms, now_ms + BELIEVED_MS_MAX)
+    return PeerCapabilities(**said)
 
 
 TIMEOUT_S: Final = 15.0

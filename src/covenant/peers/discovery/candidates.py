@@ -1,12 +1,9 @@
 """Instances that somebody says are there, and whether what is said can be true.
 
-A candidate is not a peer: nothing is sent to it, and nothing of a peer (its address, its keys, its trust) ever changes
-by what is announced. What cannot be true, or contradicts something else, is kept and shown with a `conflict`. Which of
-two contradicting announcements is the true one is not guessed: only an instance's key proves its id.
-
-Conflicts are decided when the candidates are listed, from all that is known then, without a clock or any call. At most
-`CANDIDATES_MAX` are kept. When there are more, those of the local network go first, where anybody can announce as
-much as he likes, and among them the one that has not been heard for longest.
+A candidate is not a peer: nothing is sent to it, and no announcement changes a peer. What cannot be true, or
+contradicts something else, is shown with a `conflict`; which of two announcements is the true one is not guessed, since
+only an instance's key proves its id. Conflicts are decided when the candidates are listed, without a clock or any call.
+At most `CANDIDATES_MAX` are kept. When there are more, the one on the local network that was silent for longest goes.
 """
 
 from __future__ import annotations

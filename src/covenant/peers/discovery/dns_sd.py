@@ -2,22 +2,19 @@
 
     txtvers=1  pv=2,3  id=frd1_…  fp=0123456789abcdef  path=/.well-known/agent-card.json  tls=0
 
-Reading a record never fails, whatever its bytes: anybody on the network may have written them. What cannot be true is
-in `malformed`. Keys are compared without regard to case, the first of a kind counts, and unknown keys are skipped.
+Reading a record never fails, since anybody may have written it; `malformed` says what cannot be true. Keys are compared
+without regard to case, the first of a kind counts, and unknown keys are skipped.
 
-`DomainBrowser` looks up PTR of `_friday-a2a._tcp.<domain>`, then SRV and TXT of each instance. It returns at most
-`INSTANCES_MAX` instances of a domain, in the order of their names, within `patience_s`; `failure` says what is missing.
-The address of the lowest priority comes first, then the one of the greatest weight.
-
-Addresses are not resolved here: whoever calls a candidate does that, through the address guard. What DNS says is a
-hint, signed zone or not: an instance proves itself by its key. dnspython is imported with the first look-up.
+`DomainBrowser` looks up PTR of `_friday-a2a._tcp.<domain>`, then SRV and TXT of each instance, at most `INSTANCES_MAX`
+of a domain within `patience_s`; `failure` says what is missing. What DNS says is a hint, signed zone or not: whoever
+calls a candidate resolves its address through the guard. dnspython is imported with the first look-up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -97,15 +94,14 @@ def decode_strings(strings: Sequence[bytes]) -> TxtRecord:
     if len(strings) > STRINGS_MAX or sum(map(len, strings)) > TXT_BYTES_MAX:
         return TxtRecord(malformed="too long")
     said = dict(_pairs(reversed(strings)))
-    wrong: list[str] = []
-    if said.get("txtvers") != "1":
-        wrong.append("txtvers is not 1")
+    wrong = [words for key, default, valid, words in _KEYS if not valid(said.setdefault(key, default))]
+    valid = {key: said[key] if valid(said[key]) else default for key, default, valid, _ in _KEYS}
     return TxtRecord(
-        instance_id=_instance_id(said.get("id", ""), wrong),
-        versions=_versions(said.get("pv", ""), wrong),
-        fingerprint=_fingerprint(said.get("fp", ""), wrong),
-        path=_path(said.get("path", CARD_PATH), wrong),
-        tls=_tls(said.get("tls", "0"), wrong),
+        instance_id=valid["id"],
+        versions=tuple(map(int, filter(None, valid["pv"].split(",")))),
+        fingerprint=valid["fp"],
+        path=valid["path"],
+        tls=valid["tls"] == "1",
         malformed="; ".join(wrong) or None,
     )
 
@@ -128,45 +124,29 @@ def _pairs(strings: Iterable[bytes]) -> Iterator[tuple[str, str]]:
             yield key.decode("ascii").lower(), value.decode("utf-8", "replace")
 
 
-def _instance_id(text: str, wrong: list[str]) -> str:
+def _is_instance(text: str) -> bool:
     try:
-        return parse_instance_id(text)
+        return bool(parse_instance_id(text))
     except Invalid:
-        wrong.append("id is no instance's id")
-        return ""
+        return False
 
 
-def _versions(text: str, wrong: list[str]) -> tuple[int, ...]:
+def _are_versions(text: str) -> bool:
     parts = text.split(",") if len(text) <= 8 * VERSIONS_MAX else []
-    if not 0 < len(parts) <= VERSIONS_MAX or not all(map(_VERSION.fullmatch, parts)):
-        wrong.append("pv is no list of versions")
-        return ()
-    versions = tuple(map(int, parts))
-    if max(versions) > VERSION_MAX:
-        wrong.append("pv is no list of versions")
-        return ()
-    return versions
+    plain = 0 < len(parts) <= VERSIONS_MAX and all(map(_VERSION.fullmatch, parts))
+    return plain and max(map(int, parts)) <= VERSION_MAX
 
 
-def _fingerprint(text: str, wrong: list[str]) -> str:
-    """May be left out: it is for people, and the id says more."""
-    if text and not _FINGERPRINT.fullmatch(text):
-        wrong.append("fp is no fingerprint")
-        return ""
-    return text
-
-
-def _path(text: str, wrong: list[str]) -> str:
-    if len(text) > PATH_CHARS_MAX or not _PATH.fullmatch(text):
-        wrong.append("path is no path")
-        return CARD_PATH
-    return text
-
-
-def _tls(text: str, wrong: list[str]) -> bool:
-    if text not in {"0", "1"}:
-        wrong.append("tls is neither 0 nor 1")
-    return text == "1"
+# Key, value if it is left out or wrong, what is valid, and how it is told that it is not. A fingerprint may be left
+# out: it is for people, and the id says more.
+_KEYS: Final[tuple[tuple[str, str, Callable[[str], bool], str], ...]] = (
+    ("txtvers", "", lambda text: text == "1", "txtvers is not 1"),
+    ("id", "", _is_instance, "id is no instance's id"),
+    ("pv", "", _are_versions, "pv is no list of versions"),
+    ("fp", "", lambda text: not text or _FINGERPRINT.fullmatch(text) is not None, "fp is no fingerprint"),
+    ("path", CARD_PATH, lambda text: len(text) <= PATH_CHARS_MAX and bool(_PATH.fullmatch(text)), "path is no path"),
+    ("tls", "0", lambda text: text in {"0", "1"}, "tls is neither 0 nor 1"),
+)
 
 
 SERVICE: Final = "_friday-a2a._tcp"

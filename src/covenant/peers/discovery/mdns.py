@@ -1,13 +1,11 @@
-"""Instances on the local network (RFC 6762): saying that we are here, and hearing who else is.
+"""Instances on the local network (RFC 6762): announcing this one, and hearing of others.
 
-Promises: starting waits for nothing, and never fails; a network that is not there yet, or changes, is tried again and
-again, and `failure` says what is wrong meanwhile. When `run` is canceled we say goodbye. What is heard goes into the
-register of candidates and nowhere else. Whoever says goodbye goes; so does whoever, asked again each minute, does not
-answer for longer than his announcement holds.
+Starting waits for nothing and never fails: a network that is not there, or changes, is tried again, and `failure` says
+what is wrong meanwhile. When `run` is canceled we say goodbye. What is heard becomes a candidate, and nothing else. One
+that says goodbye is dropped, and so is one that does not answer for longer than its announcement holds.
 
-Anybody on the network can announce anything, so work for what is heard is bounded, and an address is taken only where
-an instance may be: link-local ones are passed over, and loopback counts only if we listen on the loopback. A host that
-is not under `local` is left to DNS. zeroconf is imported when `run` begins.
+Anybody can announce anything, so the work for it is bounded. Link-local addresses are passed over, and loopback counts
+only if we listen on it. A host that is not under `local` is left to DNS. zeroconf is imported when `run` begins.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _allowed(
     )
     expiry_ms = facts.ages.expiry_ms(facts.now_ms)
     try:
-        return authorize(offer.token, facts.our_key, use, now_ms=expiry_ms, revoked=revoked).terms
+        return authorize(offer.token, facts.our_key, use, now_ms=expiry_ms, revoked=revoked)
     except Unavailable:
         raise
     except Refusal as refused:

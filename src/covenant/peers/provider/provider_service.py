@@ -31,7 +31,6 @@ from covenant.model.errors import Invalid, NotFound, Refusal
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import (
     CANCELLING,
-    OFFERED,
     PEER,
     REJECTED,
     TERMS,
@@ -161,7 +160,7 @@ class Provider(PeerService):
             await self._ledger.commit(
                 SendToPeer(
                     key=key,
-                    begin=self._begin(incoming.peer, offer),
+                    begin=_begin(incoming.peer, offer),
                     happenings=("offer", "reject"),
                     changes=_why(reject),
                     said=(outgoing(reject.message),),
@@ -186,7 +185,7 @@ class Provider(PeerService):
 
     async def _accept(self, incoming: IncomingMessage, offer: DelegationOffer, terms: AgreedTerms) -> ReceivedFromPeer:
         begin = msgspec.structs.replace(
-            self._begin(incoming.peer, offer),
+            _begin(incoming.peer, offer),
             budget=terms.budget,
             timeout_ms=terms.timeout_ms,
             depth_remaining=terms.depth_remaining,
@@ -208,7 +207,7 @@ class Provider(PeerService):
     async def _reject(
         self, incoming: IncomingMessage, offer: DelegationOffer, rejected: OfferRejected
     ) -> ReceivedFromPeer:
-        begin = self._begin(incoming.peer, offer)
+        begin = _begin(incoming.peer, offer)
         reject = await redact_aside(_rejecting(offer, rejected), self._settings.redaction, begin.key)
         return await self._ledger.commit(
             ReceiveFromPeer(
@@ -262,22 +261,6 @@ class Provider(PeerService):
         return heard
 
     # The work
-
-    def _begin(self, peer: Peer, offer: DelegationOffer) -> Delegation:
-        work = work_id(peer, offer.offer_id)
-        return Delegation(
-            role=DelegationRole.PROVIDER,
-            peer=peer.id,
-            offer_id=offer.offer_id,
-            task_id=work,
-            profile=offer.profile,
-            state=OFFERED,
-            budget=offer.max_token_budget,
-            timeout_ms=offer.timeout,
-            depth_remaining=offer.depth_remaining,
-            delegation_id=work,
-            offer=offer,
-        )
 
     def _task(self, peer: Peer, offer: DelegationOffer, terms: AgreedTerms) -> Task:
         agent = self._catalogue.agent(DEFAULT, terms.profile)
@@ -358,6 +341,11 @@ class Provider(PeerService):
 def work_id(peer: Peer, offer_id: str) -> TaskId:
     """The task that this offer of this peer is done as: what the provider calls the delegation."""
     return call_id(TaskId(peer.id), "offer", offer_id)
+
+
+def _begin(peer: Peer, offer: DelegationOffer) -> Delegation:
+    work = work_id(peer, offer.offer_id)
+    return Delegation.offered(DelegationRole.PROVIDER, peer.id, work, offer, delegation_id=work)
 
 
 def _digest(peer: Peer, offer: DelegationOffer) -> str:

@@ -3,9 +3,8 @@
 Secrets are removed first, and the proof is signed over what is sent. A result must fit into one envelope. If it does
 not, the transcript is left out (its root stays in the proof), then parts from the end, and the result says so.
 
-In the transcript `user` is what was asked, `assistant` what the agent said and made, `tool` what it used. Chunks of an
-artifact are one line, at the place of the first chunk. Content other than text is shown by its kind and the hash of its
-bytes. Lines and characters are limited; where lines were left out, the last line says so.
+In the transcript `user` is what was asked, `assistant` what the agent said and made, `tool` what it used. An artifact
+is one line, at the place of its first chunk. Content other than text is shown by its kind and the hash of its bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -61,14 +61,12 @@ Role = Literal["user", "assistant", "tool"]
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
+@dataclass(slots=True)
 class _Line:
-    __slots__ = ("at_ms", "kept", "pieces", "role")
-
-    def __init__(self, role: Role, at_ms: int, *, kept: bool) -> None:
-        self.role = role
-        self.at_ms = at_ms
-        self.kept = kept
-        self.pieces: list[str] = []
+    role: Role
+    at_ms: int
+    kept: bool
+    pieces: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:

@@ -131,19 +131,7 @@ class Requester(PeerService):
         offer = made.message
         if told is not None and made.findings:
             told(made.findings)
-        begin = Delegation(
-            role=DelegationRole.REQUESTER,
-            peer=peer.id,
-            offer_id=offer.offer_id,
-            task_id=task.id,
-            profile=profile,
-            state=OFFERED,
-            budget=offer.max_token_budget,
-            timeout_ms=offer.timeout,
-            depth_remaining=offer.depth_remaining,
-            redacted=made.found,
-            offer=offer,
-        )
+        begin = Delegation.offered(DelegationRole.REQUESTER, peer.id, task.id, offer, redacted=made.found)
         moved = await self._ledger.commit(
             SendToPeer(key=begin.key, begin=begin, happenings=("offer",), said=(outgoing(offer),))
         )

@@ -1,12 +1,11 @@
 """The inbox: each sealed envelope is checked, opened, and handled exactly once.
 
 The checks run in this order: size, signature, sender, recipient and time; then replay and the sender's message rate.
-Only then is the envelope opened, read and acted on. Each handler commits one `ReceiveFromPeer`, so an envelope and its
-effects are one record. Each refusal is in the audit (`RefusalAudit`); `told` decides what the sender hears of it.
+Only then is the envelope opened (a large one in a thread) and acted on. Each handler commits one `ReceiveFromPeer`, so
+an envelope and its effects are one record. Each refusal is audited; `told` decides what the sender hears of it.
 
-An unverified peer may query capabilities, answer a challenge and poll. It may also end delegations that it began while
-it was trusted. Its offers are rejected with a message of the protocol. Large envelopes are opened in threads, a few at
-a time.
+An unverified peer may query capabilities, answer a challenge, poll, and end delegations that it began while it was
+trusted. Its offers are rejected with a message of the protocol.
 """
 
 from __future__ import annotations

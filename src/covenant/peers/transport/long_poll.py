@@ -1,12 +1,11 @@
 """Long polling, both sides, for peers that have no address of their own.
 
 `PollServer` answers polls with the messages that wait for the caller, sealed to the keys in its poll. A message waits
-until a later poll acknowledges it, so a lost answer costs nothing. Messages of one delegation keep their order, no
-answer exceeds its size limit, and only one poll of a peer waits at a time: a new poll ends the one before.
+until a later poll acknowledges it, so a lost answer costs nothing. Messages of one delegation keep their order, and
+only one poll of a peer waits at a time: a new poll ends the one before.
 
-`PollClient` polls the peers that are named in the setting `peers.poll`, one poll after the other to each. It
-acknowledges what it has taken with its next poll. A capability query that arrives this way is answered at once, to the
-peer's address.
+`PollClient` polls the peers that the setting `peers.poll` names, and acknowledges what it has taken with its next poll.
+A capability query that arrives this way is answered at once, to the peer's address.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The outbox sender: messages to peers are delivered at least once, and in order within each delegation.
 
-A message is sent only after the peer has taken the one before it. Deliveries are recorded soon afterwards, many at a
-time; after a crash in between a message is sent again, and the peer recognises it by its number. A failed delivery is
-retried with growing pauses, without end: only the peer, or an operator who removes the peer, drops a message. Peers do
-not wait for each other, and a delegation that is refused does not hold up another one.
+A message is sent only after the peer has taken the one before it. Deliveries are recorded soon afterwards; after a
+crash in between a message is sent again, and the peer recognises it by its number. A failed delivery is retried with
+growing pauses, without end: only the peer, or an operator who removes the peer, drops a message. Peers do not wait for
+each other, and a delegation that is refused does not hold up another one.
 
-A peer that cannot be reached costs one try at a time. The next try comes at once when the peer is heard from, has
-another address, or gets a new message. Since the first message itself may be what a proxy on the way refuses, other
-delegations have their turn, too. A peer without an address is sent nothing: it polls.
+A peer that cannot be reached costs one try at a time. The next one comes at once when the peer is heard from, has
+another address, or gets a new message. Delegations take turns then, since a proxy may refuse the first message alone.
+A peer without an address is sent nothing: it polls.
 """
 
 from __future__ import annotations
