@@ -7,6 +7,8 @@ from typing import Final
 BOUND_S: Final = 100.0
 """Ends a wait for what never comes: longer than anything takes on a busy machine, shorter than the time of a test."""
 LOOK_S: Final = 0.02
+LONGER_S: Final = (1.0, 5.0, 25.0)
+"""For a time that must pass, yet not before something else has come: it is tried again with more of it."""
 
 
 def until(met: Callable[[], object]) -> None:

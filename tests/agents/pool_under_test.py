@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 from covenant.agents.api import Agent
@@ -133,6 +133,16 @@ async def open_pool(
         workers.stop()
         await asyncio.wait((pool.running,), timeout=BOUND_S)
         assert pool.running.done()
+
+
+HOUR_MS: Final = 3_600_000
+
+
+def time_out(workers: WorkerPool) -> None:
+    """As if the time of all that have a time limit of their own were over now."""
+    for job in tuple(workers._jobs):
+        if job.deadline is not None:
+            workers._time_out(job)
 
 
 async def cut_short(workers: WorkerPool, running: asyncio.Task[None]) -> None:

@@ -23,7 +23,7 @@ from tests.agents.pool_under_test import statuses
 from tests.waits import BOUND_S
 
 FILE = """
-import asyncio, ctypes, os, sys, time
+import asyncio, ctypes, os, pathlib, sys, time
 from covenant import Agent, CallLimit, NotEnough
 from covenant.agents.api import Rejection
 from covenant.model.content import Text
@@ -84,11 +84,10 @@ def call(turn):
 calls_async = Agent("calls_async", **isolated)
 @calls_async
 async def call_async(turn):
-    try:
-        async with asyncio.timeout(0.2):
-            await turn.call("endless", "x")
-    except TimeoutError:
-        pass
+    calling = asyncio.ensure_future(turn.call("endless", "x"))
+    while not (pathlib.Path(__file__).parent / "endless").exists():
+        await asyncio.sleep(0.005)
+    calling.cancel()
     return (await turn.call("shout", "hey")).text
 
 crashes = Agent("crashes", **isolated)
@@ -123,6 +122,7 @@ async def under_test(tmp_path: Path) -> AsyncIterator[AgentsUnderTest]:
 
     @endless
     async def wait(turn: Any) -> None:
+        (tmp_path / "endless").touch()
         await asyncio.Event().wait()
 
     async with open_agents(tmp_path / "home", function("shout", "{}!"), broken, endless) as opened:

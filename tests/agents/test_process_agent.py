@@ -16,7 +16,7 @@ from covenant.agents.process_agent import ProcessAgent
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.model.content import Json, Resource, ResourceLink, Text
 from covenant.model.task_view import TaskState
-from tests.agents.pool_under_test import PoolUnderTest, chunks, endings, open_pool, statuses, told
+from tests.agents.pool_under_test import HOUR_MS, PoolUnderTest, chunks, endings, open_pool, statuses, time_out, told
 from tests.waits import BOUND_S
 
 PRELUDE = """
@@ -110,7 +110,7 @@ async def test_an_approval_is_the_next_turn_of_the_same_task(pool: PoolUnderTest
             turn = json.loads(sys.stdin.readline())
             if turn["turn"] == 1:
                 say("approval_request", text="delete it?")
-                time.sleep(60)
+                time.sleep(600)
             said = [message["parts"][0]["text"] for message in turn["history"]]
             say("result", text=f"{said} {turn['text']}")
         """)
@@ -226,13 +226,14 @@ async def gone(pid: int) -> None:
 @pytest.mark.parametrize("how", ["cancel", "timeout", "stop"])
 async def test_a_program_that_ignores_sigterm_is_killed_with_what_it_started(ledger: EmbeddedLedger, how: str) -> None:
     async with open_pool(ledger) as pool:
-        pool.serve(program(STUBBORN), timeout_ms=500 if how == "timeout" else None)
+        pool.serve(program(STUBBORN), timeout_ms=HOUR_MS if how == "timeout" else None)
         task_id = await pool.send()
         found = await pids(pool, task_id)
         assert len(found) == 2
         if how == "cancel":
             await pool.cancel(task_id)
         elif how == "timeout":
+            time_out(pool.workers)
             assert told(await pool.ended(task_id)) == "Task timed out"
         else:
             await pool.cut_short()

@@ -154,7 +154,7 @@ async def test_a_slow_tool_is_given_up_and_its_server_goes_on() -> None:
 
 @pytest.mark.parametrize("busy", [False, True])
 async def test_no_server_is_left_when_the_tools_are_closed(busy: bool) -> None:
-    async with opened(small=server(call_timeout_ms=200)) as tools:
+    async with opened(small=server(call_timeout_ms=2_000)) as tools:
         pid = int((await tools.call(DEFAULT, MODEL, "small", "pid", {})).text)
         os.kill(pid, 0)
         if busy:
@@ -178,10 +178,13 @@ async def test_what_a_tool_calls_a_failure_is_one_and_what_is_no_text_is_named()
 
 
 @pytest.mark.parametrize(
-    ("way", "said"), [("dead", "small could not be started"), ("mute", "small was not ready within 800 ms")]
+    ("way", "init_ms", "said"),
+    [("dead", 60_000, "small could not be started"), ("mute", 800, "small was not ready within 800 ms")],
 )
-async def test_a_server_that_does_not_come_up_fails_the_call_and_leaves_others_alone(way: str, said: str) -> None:
-    async with opened(small=server(way, init_timeout_ms=800), well=server()) as tools:
+async def test_a_server_that_does_not_come_up_fails_the_call_and_leaves_others_alone(
+    way: str, init_ms: int, said: str
+) -> None:
+    async with opened(small=server(way, init_timeout_ms=init_ms), well=server()) as tools:
         # Loaded first, so that the limit below is the server's alone.
         assert (await tools.call(DEFAULT, MODEL, "well", "add", {"a": 1, "b": 1})).text == "2"
         answer = await tools.call(DEFAULT, MODEL, "small", "add", {})

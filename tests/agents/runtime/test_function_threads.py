@@ -17,7 +17,7 @@ from covenant.model.content import Json, Text
 from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState
 from tests.agents.agents_under_test import function, open_agents, said
-from tests.agents.pool_under_test import PoolUnderTest, chunks, open_pool, statuses, told
+from tests.agents.pool_under_test import HOUR_MS, PoolUnderTest, chunks, open_pool, statuses, time_out, told
 from tests.waits import BOUND_S
 
 
@@ -164,16 +164,21 @@ async def test_a_thread_that_does_not_stop_is_left_behind_counted_and_keeps_its_
         return "done"
 
     async with open_pool(ledger, stop_s=0.05) as pool:
-        pool.serve(hangs, concurrency=1, timeout_ms=50)
-        hung = await pool.ended(await pool.send("hang"))
+        pool.serve(hangs, concurrency=1, timeout_ms=HOUR_MS)
+        task_id = await pool.send("hang")
+        await until(lambda: begun == ["hang"])
+        time_out(pool.workers)
+        hung = await pool.ended(task_id)
         assert (hung.state, told(hung)) == (TaskState.FAILED, "Task timed out")
         await pool.idle()
         assert pool.workers.threads_abandoned == 1
         assert "agent.abandoned" in [record.message for record in caplog.records]
         # The only thread of this agent is taken: the next turn waits for it, and for no longer than it may.
-        waits = await pool.ended(await pool.send("wait"))
+        task_id = await pool.send("wait")
+        await until(lambda: "agent.threads_used_up" in [record.message for record in caplog.records])
+        time_out(pool.workers)
+        waits = await pool.ended(task_id)
         assert (told(waits), begun) == ("Task timed out", ["hang"])
-        assert "agent.threads_used_up" in [record.message for record in caplog.records]
         go_on.set()
         await until(lambda: pool.workers.threads_abandoned == 0)
         assert told(await pool.ask("work")) == "done"
@@ -251,10 +256,12 @@ async def test_a_call_under_way_ends_with_its_turn(tmp_path: Path) -> None:
     async with open_agents(tmp_path / "home", endless) as under_test:
         under_test.add(asking)  # which names it; the time limit is the workers's
         identity = under_test.catalogue.identity("default", "asking")
-        under_test.workers.register(identity, FunctionAgent(asking), timeout_ms=200)
-        view = await under_test.ask("asking", "go")
+        under_test.workers.register(identity, FunctionAgent(asking), timeout_ms=HOUR_MS)
+        asked = asyncio.create_task(under_test.ask("asking", "go"))
+        await asyncio.wait_for(entered.wait(), BOUND_S)
+        time_out(under_test.workers)
+        view = await asked
         assert (view.state, said(view)) == (TaskState.FAILED, "Task timed out")
-        assert entered.is_set()
         await until(lambda: stopped == [asyncio.CancelledError])
 
 

@@ -25,7 +25,7 @@ from covenant.model.tenants import DEFAULT
 from covenant.model.usage import usage_in
 from tests.agents.agents_under_test import AgentsUnderTest, open_agents, said
 from tests.agents.model.test_model_agent import Script
-from tests.agents.pool_under_test import PoolUnderTest, a_ledger, open_pool
+from tests.agents.pool_under_test import HOUR_MS, PoolUnderTest, a_ledger, open_pool, time_out
 from tests.waits import BOUND_S
 
 
@@ -139,9 +139,12 @@ async def test_what_a_turn_had_used_is_kept_when_somebody_else_ends_it(tmp_path:
         else:
             body = under_test.model(read_agent_definition({"id": "bot"}))
             assert body is not None
-            under_test.workers.register(under_test.catalogue.identity(DEFAULT, "bot"), body, timeout_ms=1_500)
-            ended = await under_test.ask("bot", "go")
-            assert (begun.is_set(), said(ended)) == (True, "Task timed out")
+            under_test.workers.register(under_test.catalogue.identity(DEFAULT, "bot"), body, timeout_ms=HOUR_MS)
+            asking = asyncio.create_task(under_test.ask("bot", "go"))
+            await asyncio.wait_for(begun.wait(), BOUND_S)
+            time_out(under_test.workers)
+            ended = await asking
+            assert said(ended) == "Task timed out"
         assert ended.state is (TaskState.CANCELED if how == "canceled" else TaskState.FAILED)
         tokens = used(ended.result)["tokens"]
         assert tokens > 0
@@ -172,9 +175,12 @@ async def test_what_a_model_had_told_while_it_streams_is_kept(tmp_path: Path, ho
         else:
             body = under_test.model(read_agent_definition({"id": "bot"}))
             assert body is not None
-            under_test.workers.register(under_test.catalogue.identity(DEFAULT, "bot"), body, timeout_ms=1_500)
-            ended = await under_test.ask("bot", "go")
-            assert (begun.is_set(), said(ended)) == (True, "Task timed out")
+            under_test.workers.register(under_test.catalogue.identity(DEFAULT, "bot"), body, timeout_ms=HOUR_MS)
+            asking = asyncio.create_task(under_test.ask("bot", "go"))
+            await asyncio.wait_for(begun.wait(), BOUND_S)
+            time_out(under_test.workers)
+            ended = await asking
+            assert said(ended) == "Task timed out"
         released.set()
         assert used(ended.result)["output_tokens"] > 0
 

@@ -143,7 +143,7 @@ async def test_a_task_past_its_timeout_stops_its_agent(pool: PoolUnderTest) -> N
 
 async def test_an_agents_own_timeout_is_for_tasks_that_have_none(pool: PoolUnderTest) -> None:
     actor = Actor()
-    pool.serve(actor.play, timeout_ms=20)
+    pool.serve(actor.play, timeout_ms=200)
     view = await pool.ask()
     assert (view.state, told(view)) == (TaskState.FAILED, "Task timed out")
     await pool.idle()
