@@ -1,7 +1,7 @@
-"""Agents elsewhere, as tools: what their cards say, and having them do something.
+"""Tools for remote agents: read a card, invoke an agent.
 
-An invocation is a task of this exchange, done by whoever calls agents at their addresses: it outlives its caller, and
-can be found, watched and canceled like any other. How far an agent is trusted is what is known of it:
+An invocation is a task of this exchange. It outlives its caller, and can be found, watched and canceled like any other.
+How far an agent is trusted is what is known of it:
 
 | level       | what is known                                                                       |
 |-------------|-------------------------------------------------------------------------------------|
@@ -11,7 +11,7 @@ can be found, watched and canceled like any other. How far an agent is trusted i
 | `high`      | the operator has named this address in `a2a_agents.json`                            |
 | `verified`  | both                                                                                |
 
-What cannot be found out is not known: a look-up that fails makes nobody more trusted.
+A look-up that fails makes no agent more trusted.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class RemoteTools:
             return ToolAnswer(f"{NOT_FOUND} at {url}", {"found": False, "url": url})
         except CovenantError as error:
             raise _untold(error) from error
-        return told_card(card)
+        return render_card(card)
 
     async def invoke(self, caller: Caller, asked: InvokeRemoteAgentArguments) -> TaskStream:
         """The task that calls it, watched. Refused if less is known of the agent than was asked for."""
@@ -177,7 +177,7 @@ def _untold(error: CovenantError) -> Refusal:
     return Invalid(str(code), str(error))
 
 
-def told_answer(view: TaskView, told: ToolAnswer) -> ToolAnswer:
+def render_answer(view: TaskView, told: ToolAnswer) -> ToolAnswer:
     """The remote agent's answer, or the task as it stands."""
     if view.state is not TaskState.COMPLETED:
         return told
@@ -188,7 +188,7 @@ def told_answer(view: TaskView, told: ToolAnswer) -> ToolAnswer:
 _SHOWN: Final = ("name", "version", "description", "url", "streaming", "skills")
 
 
-def told_card(card: RemoteCard) -> ToolAnswer:
+def render_card(card: RemoteCard) -> ToolAnswer:
     data = {name: msgspec.to_builtins(getattr(card, name)) for name in _SHOWN}
     data |= {"found": True, "interfaces": msgspec.to_builtins(card.ways)}
     return ToolAnswer(shortened("\n".join(_card_lines(card))), data)

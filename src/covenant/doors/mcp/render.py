@@ -1,4 +1,4 @@
-"""Tasks, agents and queues in words: what a tool answers with, as text that a model reads and as data beside it."""
+"""The answers of tools: text for a model to read, and the same as data."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PROGRESS_MAX: Final = 500
 
 
 class ToolAnswer(NamedTuple):
-    """What a tool answers. `failed`: the tool did not do what was asked, or the task that it was asked about failed."""
+    """`failed`: the tool did not do what was asked, or the task that it was asked about failed."""
 
     text: str
     data: dict[str, Any]
     failed: bool = False
 
 
-def told_task(view: TaskView, *, agent: str) -> ToolAnswer:
+def render_task(view: TaskView, *, agent: str) -> ToolAnswer:
     task, state = view.task, view.state
-    said, files = spoken(view)
+    said, files = agent_text(view)
     lines = [f"Task {task.id} ({agent}): {state}"]
     if view.holder_lost:
         lines.append("Whoever worked on it is gone; an operator decides what becomes of it.")
@@ -43,16 +43,14 @@ def told_task(view: TaskView, *, agent: str) -> ToolAnswer:
         data["holder_lost"] = True
     listed = [f"Artifact: {file}" for file in files]
     return ToolAnswer(
-        "\n".join([*lines, *listed, *(["", shortened(said)] if said else [])]), data, failed=_failed(state)
+        "\n".join([*lines, *listed, *(["", shortened(said)] if said else [])]),
+        data,
+        failed=state in (TaskState.FAILED, TaskState.REJECTED),
     )
 
 
-def _failed(state: TaskState) -> bool:
-    return state in (TaskState.FAILED, TaskState.REJECTED)
-
-
-def spoken(view: TaskView) -> tuple[str, list[str]]:
-    """What the agent said, and the names of what else it made. Text may come as a message or as artifacts."""
+def agent_text(view: TaskView) -> tuple[str, list[str]]:
+    """The text of an agent's artifacts and its last message, and the names of its files."""
     parts: list[str] = []
     files: list[str] = []
     for artifact in view.artifacts:
@@ -67,10 +65,10 @@ def spoken(view: TaskView) -> tuple[str, list[str]]:
 
 
 def plain(parts: Iterable[Content]) -> str:
-    return "".join(_read_aloud(part) for part in parts)
+    return "".join(_text_of(part) for part in parts)
 
 
-def _read_aloud(part: Content) -> str:
+def _text_of(part: Content) -> str:
     match part:
         case Text():
             return part.text
@@ -94,8 +92,8 @@ def _named(part: Content, otherwise: str | None) -> str | None:
             return None
 
 
-def told_step(step: Step) -> str | None:
-    """A word on progress; None if there is nothing to say."""
+def render_step(step: Step) -> str | None:
+    """A line on progress; None if there is nothing to report."""
     match step.what:
         case Started():
             return "working"
@@ -126,22 +124,19 @@ def agent_name(agent: CatalogueAgent) -> str:
     return agent.id if agent.tenant == DEFAULT else f"{agent.id}@{agent.tenant}"
 
 
-def told_agents(agents: Sequence[tuple[str, CatalogueAgent]]) -> ToolAnswer:
+def render_agents(agents: Sequence[tuple[str, CatalogueAgent]]) -> ToolAnswer:
     rows, data = [], []
     for name, agent in agents:
         definition = agent.definition
         about = definition.description or definition.role or definition.goal
         skills = [skill.name or skill.id for skill in definition.skills]
-        rows.append(f"- {name}: {about or definition.name or 'no description'}" + _in_brackets(skills))
+        named = f" [{', '.join(skills)}]" if skills else ""
+        rows.append(f"- {name}: {about or definition.name or 'no description'}{named}")
         data.append({"agent": name, "kind": definition.kind, "description": about, "skills": skills})
     return ToolAnswer("\n".join([f"{len(rows)} agent(s)", *rows]), {"agents": data})
 
 
-def _in_brackets(words: Sequence[str]) -> str:
-    return f" [{', '.join(words)}]" if words else ""
-
-
-def told_queue(status: QueueStatus) -> ToolAnswer:
+def render_queue(status: QueueStatus) -> ToolAnswer:
     counts = ", ".join(f"{name} {count}" for name, count in status.counts.items()) or "nothing"
     of = "" if status.counted is None else f" (of the newest {status.counted} tasks)"
     rows = [

@@ -1,7 +1,6 @@
 """`/mcp`: MCP over streamable HTTP, for tenants and the operator, by their bearer tokens.
 
-The SDK is loaded by the first request and not before, beside the loop: it takes a second. Without the extra every
-request is answered with 501 and what to install.
+The first request loads the SDK, in a thread: it takes a second. Without the extra `mcp`, every request gets 501.
 """
 
 from __future__ import annotations

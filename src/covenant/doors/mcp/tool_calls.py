@@ -1,6 +1,6 @@
-"""What each tool does, for whoever is calling: a tenant with its own agents and tasks, the operator with everybody's.
+"""What each tool does: for a tenant with its own agents and tasks, for the operator with everybody's.
 
-A call that begins a task tells the task's id first, and only then waits. Whoever goes away meanwhile ends nothing.
+A call that begins a task reports the task's id before it waits. A caller that leaves meanwhile ends nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Final, assert_never
 import msgspec
 
 from covenant.doors.mcp import tool_arguments as tools
-from covenant.doors.mcp.remote_tools import RemoteTools, told_answer
-from covenant.doors.mcp.render import ToolAnswer, agent_name, told_agents, told_queue, told_step, told_task
+from covenant.doors.mcp.remote_tools import RemoteTools, render_answer
+from covenant.doors.mcp.render import ToolAnswer, agent_name, render_agents, render_queue, render_step, render_task
 from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.access.tenants import Caller, TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
@@ -33,7 +33,7 @@ ReportProgress = Callable[[str], Awaitable[None]]
 
 REPORTS_AT_ONCE_MAX: Final = 50
 REPORTS_PER_MIN: Final = 600
-"""How much progress is told of one call, at once and in the long run: a stream of words is no progress bar."""
+"""How much progress of one call is reported, at once and in the long run."""
 
 
 class ToolCalls:
@@ -68,7 +68,7 @@ class ToolCalls:
                 with self._limiter.streaming(caller):
                     stream = await self._remote.invoke(caller, asked)
                     view = await self._follow(caller, stream, report)
-                return told_answer(view, self._told(caller, view))
+                return render_answer(view, self._render(caller, view))
             case tools.ListAgentsArguments():
                 return await self._list_agents(caller)
             case tools.SendTaskArguments():
@@ -76,15 +76,15 @@ class ToolCalls:
             case tools.GetTaskArguments():
                 return await self._get(caller, asked, report)
             case tools.CancelTaskArguments():
-                return self._told(caller, await self._lookup.cancel(caller, asked.task_id))
+                return self._render(caller, await self._lookup.cancel(caller, asked.task_id))
             case tools.QueueStatusArguments():
-                return told_queue(await self._lookup.queue(caller, asked.limit))
+                return render_queue(await self._lookup.queue(caller, asked.limit))
             case _:
                 assert_never(asked)
 
     async def _list_agents(self, caller: Caller) -> ToolAnswer:
         found = await self._lookup.agents(caller)
-        return told_agents([(agent_name(agent) if caller.operator else agent.id, agent) for agent in found])
+        return render_agents([(agent_name(agent) if caller.operator else agent.id, agent) for agent in found])
 
     async def _send(self, caller: Caller, asked: tools.SendTaskArguments, report: ReportProgress) -> ToolAnswer:
         agent, caller = self._agent(caller, asked.agent)
@@ -94,17 +94,17 @@ class ToolCalls:
         message = Message(message_id=message_id, parts=(Text(asked.message),), task_id=asked.task_id)
         sent = SendMessage(message=message, blocking=asked.wait)
         if not asked.wait:
-            return self._told(caller, await self._exchange.send(ask, sent))
+            return self._render(caller, await self._exchange.send(ask, sent))
         with self._limiter.streaming(caller):
             stream = await self._exchange.stream(ask, sent)
-            return self._told(caller, await self._follow(caller, stream, report))
+            return self._render(caller, await self._follow(caller, stream, report))
 
     async def _get(self, caller: Caller, asked: tools.GetTaskArguments, report: ReportProgress) -> ToolAnswer:
         if not asked.wait_seconds:
-            return self._told(caller, await self._lookup.get(caller, asked.task_id))
+            return self._render(caller, await self._lookup.get(caller, asked.task_id))
         with self._limiter.streaming(caller):
             stream = await self._lookup.follow(caller, asked.task_id)
-            return self._told(caller, await self._follow(caller, stream, report, within_s=asked.wait_seconds))
+            return self._render(caller, await self._follow(caller, stream, report, within_s=asked.wait_seconds))
 
     async def _follow(
         self, caller: Caller, stream: TaskStream, report: ReportProgress, *, within_s: float | None = None
@@ -137,23 +137,23 @@ class ToolCalls:
             raise unknown_agent(name)
         return agent, caller
 
-    def _told(self, caller: Caller, view: TaskView) -> ToolAnswer:
+    def _render(self, caller: Caller, view: TaskView) -> ToolAnswer:
         recipient = view.task.recipient
         remote = target_of(view.task)
         if remote is not None:
-            return told_task(view, agent=remote.url or remote.name or recipient.display)
+            return render_task(view, agent=remote.url or remote.name or recipient.display)
         agent_id, _, tenant = recipient.display.partition("@")
         short = tenant == (DEFAULT if caller.operator else caller.tenant.name)
-        return told_task(view, agent=agent_id if short else recipient.display)
+        return render_task(view, agent=agent_id if short else recipient.display)
 
 
 async def _report_steps(stream: TaskStream, report: ReportProgress) -> None:
-    """Tells what happens, and leaves some of it out where much does: the answer has everything."""
+    """Leaves out what is above the rate of reports: the answer has everything."""
     loop = asyncio.get_running_loop()
     bucket = TokenBucket(REPORTS_AT_ONCE_MAX, int(loop.time() * 1000))
     async for steps in stream:
         now_ms = int(loop.time() * 1000)
         for step in steps:
-            words = told_step(step)
+            words = render_step(step)
             if words and bucket.take(now_ms, REPORTS_PER_MIN, REPORTS_AT_ONCE_MAX) is None:
                 await report(words)
