@@ -56,6 +56,7 @@ from covenant.peers.requester.requester_service import Requester
 from covenant.peers.transport.inbox import Inbox
 from covenant.peers.transport.outbox_sender import OutboxSender
 from covenant.peers.transport.peer_http import PeerCallFailed
+from covenant.wire.peers import DelegateRequest
 
 AT_ONCE_MAX: Final = 8
 FIRST_MS: Final = 1_000
@@ -319,32 +320,24 @@ class PeerAdmin(PeerService):
 
     # Delegations
 
-    async def delegate(
-        self,
-        by: AgentId,
-        text: str,
-        *,
-        peer: str | None,
-        profile: str | None,
-        context: str | None,
-        budget: int | None,
-        timeout_ms: int | None,
-        task_id: str | None,
-    ) -> DelegationBegun:
+    async def delegate(self, by: AgentId, asked: DelegateRequest) -> DelegationBegun:
         """To an agent of this instance, if it has the profile and no peer was named; otherwise to a peer."""
+        peer, profile, context = asked.peer_id, asked.profile, asked.context
         here = peer is None and profile is not None and self._catalogue.agent(DEFAULT, profile) is not None
         to, name = (None, profile or "") if here else await self._provider_of(peer, profile)
-        made_id = parse_task_id(task_id) if task_id is not None else TaskId(self._new_id())
+        made_id = parse_task_id(asked.id) if asked.id is not None else TaskId(self._new_id())
         task = build_task(
             made_id,
             sender=by,
             recipient=self._catalogue.identity(DEFAULT, PEERS if to is not None else name),
-            parts=(Text(text),),
-            timeout_ms=timeout_ms,
+            parts=(Text(asked.task),),
+            timeout_ms=asked.timeout,
             tenant=DEFAULT,
             origin=NATIVE,
             request_metadata={"context": context} if to is None and context else None,
-            target=Target(peer=to, profile=name, budget=budget, context=context) if to is not None else None,
+            target=Target(peer=to, profile=name, budget=asked.max_token_budget, context=context)
+            if to is not None
+            else None,
         )
         accepted = await self._writer.accept(task, fingerprint(task)[0])
         return DelegationBegun(made_id, to, name, accepted.duplicate)

@@ -150,16 +150,7 @@ async def delegate(services: Services, caller: Principal, request: DelegateReque
     peers = await require_peers(services, caller, "delegating")
     if request.profile is None and request.peer_id is None:
         raise Invalid("invalid_request", "give profile, peerId, or both")
-    begun = await peers.delegate(
-        caller.agent,
-        request.task,
-        peer=request.peer_id,
-        profile=request.profile,
-        context=request.context,
-        budget=request.max_token_budget,
-        timeout_ms=request.timeout,
-        task_id=request.id,
-    )
+    begun = await peers.delegate(caller.agent, request)
     remote = begun.peer is not None
     return fill(
         DelegatedAnswer, begun, delegation_id=begun.task_id, peer_id=begun.peer, status="pending", remote=remote

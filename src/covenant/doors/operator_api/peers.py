@@ -25,7 +25,7 @@ from covenant.model.peers.delegation import (
 from covenant.model.peers.delegation_messages import Profile
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.wire.mailbox import EmptyRequest, Request, StrictRequest
-from covenant.wire.peers import Named
+from covenant.wire.peers import DelegateRequest, Named
 
 PAGE_MAX = 100
 
@@ -274,18 +274,7 @@ class PeerOperations(Protocol):
         """Candidates, and the ways they are found by."""
 
     async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, PeerCapabilities]: ...
-    async def delegate(
-        self,
-        by: AgentId,
-        text: str,
-        *,
-        peer: str | None,
-        profile: str | None,
-        context: str | None,
-        budget: int | None,
-        timeout_ms: int | None,
-        task_id: str | None,
-    ) -> DelegationBegun: ...
+    async def delegate(self, by: AgentId, asked: DelegateRequest) -> DelegationBegun: ...
     async def delegations(self) -> Sequence[Delegation]: ...
     async def standing(self, named: str) -> Delegation: ...
     async def outcome(self, delegation: Delegation) -> tuple[str | None, str | None]:
