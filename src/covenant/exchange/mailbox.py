@@ -43,6 +43,7 @@ from covenant.ledger.machine.commands import (
 from covenant.ledger.machine.decisions.acceptance import unknown_recipient
 from covenant.ledger.machine.decisions.repairs import scan_row
 from covenant.ledger.machine.identity_commands import WriteAuditRow
+from covenant.ledger.machine.states import LEASED, QUEUED
 from covenant.model.errors import Forbidden, Invalid, NotFound, Refusal, TooLarge, Unavailable
 from covenant.model.grant import (
     COMPACT_ACTION,
@@ -300,8 +301,8 @@ class MailboxExchange:
 
     async def queue(self, principal: Principal, query: QueueQuery) -> Queue:
         self._check_page(query.limit, self.limits.page_max, "limit")
-        if query.state_filter not in (None, "queued", "in_flight"):
-            raise Invalid("invalid_filter", "state_filter must be queued or in_flight")
+        if query.state_filter not in (None, QUEUED.wire_name, LEASED.wire_name):
+            raise Invalid("invalid_filter", f"state_filter must be {QUEUED.wire_name} or {LEASED.wire_name}")
         return await self._ledger.queue(msgspec.structs.replace(query, viewer=principal.viewer))
 
     async def recent_tasks(self, principal: Principal, limit: int) -> Sequence[Task]:

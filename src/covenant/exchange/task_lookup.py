@@ -19,6 +19,7 @@ from covenant.exchange.tasks.writer import refuse_ended
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import ANY, QueueQuery, TaskRow, TaskScope
 from covenant.ledger.machine.commands import Cancel
+from covenant.ledger.machine.states import LEASED, QUEUED
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.task_view import TaskState, TaskView
 
@@ -99,8 +100,8 @@ class TaskLookup:
         found, counts = await ledger.queue(QueueQuery(limit=limit)), await ledger.counts()
         return QueueStatus(
             counts={
-                "queued": counts.queued,
-                "in_flight": counts.leased,
+                QUEUED.wire_name: counts.queued,
+                LEASED.wire_name: counts.leased,
                 "waiting_for_sender": counts.parked,
                 "holders_lost": counts.holders_lost,
             },

@@ -233,9 +233,9 @@ def explain_invalid(message: str, kind: type[msgspec.Struct]) -> str:
     if (unknown := _UNKNOWN(message)) is not None:
         key, where = unknown[1], json_pointer(unknown[2])
         meant = did_you_mean(key, _keys(kind, where.split("/")[1:]))
-        return f"unknown key {where}/{_escaped(key)[:_MESSAGE_LENGTH_MAX]}{meant}"
+        return f"unknown key {where}/{escaped_key(key)[:_MESSAGE_LENGTH_MAX]}{meant}"
     if (missing := _MISSING(message)) is not None:
-        return f"{json_pointer(missing[2])}/{_escaped(missing[1])}: must be given"
+        return f"{json_pointer(missing[2])}/{escaped_key(missing[1])}: must be given"
     placed = _PLACED(message)
     assert placed is not None
     said, where = placed[1][:_MESSAGE_LENGTH_MAX], json_pointer(placed[2])
@@ -246,10 +246,10 @@ def explain_invalid(message: str, kind: type[msgspec.Struct]) -> str:
 
 def json_pointer(path: str | None) -> str:
     """The decoder's `$.skills[0].id` as a JSON json_pointer, `/skills/0/id`."""
-    return "".join(f"/{_escaped(step[1] or step[2])}" for step in _STEP.finditer(path or ""))
+    return "".join(f"/{escaped_key(step[1] or step[2])}" for step in _STEP.finditer(path or ""))
 
 
-def _escaped(key: str) -> str:
+def escaped_key(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
 

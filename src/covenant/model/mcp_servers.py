@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from covenant.model.agent_definition import explain_invalid
+from covenant.model.agent_definition import escaped_key, explain_invalid
 from covenant.model.errors import Invalid, did_you_mean
 from covenant.model.tenants import DEFAULT
 
@@ -66,7 +66,7 @@ def read_mcp_servers(given: object) -> Mapping[str, McpServer]:
         raise _wrong("must be an object")
     for key in given:
         if key != "servers":
-            raise _wrong(f"unknown key /{_escaped(str(key))}{did_you_mean(str(key), ('servers',))}")
+            raise _wrong(f"unknown key /{escaped_key(str(key))}{did_you_mean(str(key), ('servers',))}")
     servers = given.get("servers")
     if not isinstance(servers, dict):
         raise _wrong("/servers: must be an object" if "servers" in given else "/servers: must be given")
@@ -74,7 +74,7 @@ def read_mcp_servers(given: object) -> Mapping[str, McpServer]:
 
 
 def _server(name: str, given: object) -> McpServer:
-    where = f"/servers/{_escaped(name)}"
+    where = f"/servers/{escaped_key(name)}"
     if _NAME(name) is None:
         raise _wrong(f"{where}: a server's name has letters, digits, `_`, `.` and `-`, at most 64")
     try:
@@ -107,7 +107,3 @@ def _with_tool_objects(server: object) -> object:
     if not isinstance(server, dict) or not isinstance(tools := server.get("tools"), list):
         return server
     return {**server, "tools": [{"name": tool} if isinstance(tool, str) else tool for tool in tools]}
-
-
-def _escaped(key: str) -> str:
-    return key[:200].replace("~", "~0").replace("/", "~1")

@@ -12,7 +12,7 @@ from covenant.outbound.outbound_settings import name_servers
 from covenant.outbound.urls import InvalidUrl, read_host, read_url
 
 if TYPE_CHECKING:
-    from covenant.ledger.contract.ledger import Ledger
+    from covenant.ledger.contract.ledger import DelegationLedger
     from covenant.model.ids import AgentId
     from covenant.model.peers.delegation import DelegationKey
     from covenant.peers.directory.instance_keys import InstanceKeys
@@ -114,7 +114,7 @@ class PeerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerContext:
-    ledger: Ledger
+    ledger: DelegationLedger
     keyring: InstanceKeys
     connections: PeerConnections
     settings: PeerSettings

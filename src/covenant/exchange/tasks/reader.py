@@ -14,7 +14,7 @@ from typing import Final, Self
 
 import msgspec
 
-from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.ledger import DelegationLedger
 from covenant.ledger.contract.tasks import ANY, TaskLedger, TaskScope, TreeNode, Watch
 from covenant.model.content import Text
 from covenant.model.errors import Conflict, Invalid, NotFound, Refusal
@@ -33,7 +33,7 @@ WATCH_S: Final = 60.0
 
 
 class TaskReader:
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: TaskLedger) -> None:
         self._ledger = ledger
         self._kept: OrderedDict[TaskId, TaskView] = OrderedDict()
 
@@ -150,13 +150,13 @@ def parse_known_id(given: str) -> TaskId:
         raise unknown_task(given) from None
 
 
-async def read_tree(ledger: Ledger, root: TaskId, viewer: PublicKey | None) -> TreeNode:
+async def read_tree(ledger: DelegationLedger, root: TaskId, viewer: PublicKey | None) -> TreeNode:
     """A tree of tasks, with how those stand that peers do, as far as it is known here."""
     tree = await ledger.tree(root, viewer)
     return await _with_peers(ledger, tree)
 
 
-async def _with_peers(ledger: Ledger, node: TreeNode) -> TreeNode:
+async def _with_peers(ledger: DelegationLedger, node: TreeNode) -> TreeNode:
     delegation = await ledger.delegation_of(node.task_id)
     children = tuple([await _with_peers(ledger, child) for child in node.children])
     if delegation is not None and delegation.role is DelegationRole.REQUESTER:

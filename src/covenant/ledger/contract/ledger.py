@@ -54,6 +54,10 @@ class PeerLedger(Commits, Protocol):
         """What went to and fro lately, the newest first."""
 
 
+class DelegationLedger(TaskLedger, PeerLedger, Protocol):
+    """Tasks, and the peers that some of them are done by or for."""
+
+
 class Counts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The ledger in numbers, for status and metrics."""
 
@@ -90,7 +94,7 @@ class Counts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What only this engine has to count."""
 
 
-class Ledger(TaskLedger, PushLedger, PeerLedger, IdentityLedger, AuditLedger, Protocol):
+class Ledger(DelegationLedger, PushLedger, IdentityLedger, AuditLedger, Protocol):
     async def compact(self) -> int:
         """Merge sealed history into a snapshot; how many events of resolved tasks that dropped."""
 

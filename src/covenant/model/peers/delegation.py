@@ -121,62 +121,53 @@ OUTCOMES: Final[dict[DelegationOutcome, DelegationState]] = {
 }
 
 
-def _results(*befores: DelegationState) -> dict[tuple[DelegationState | None, str], DelegationState]:
-    """A result may come in each of these states: the other side's word is the end, whatever was missed before it."""
-    return {(before, f"result_{outcome}"): after for before in befores for outcome, after in OUTCOMES.items()}
+_Moves = dict[str, dict[DelegationState | None, DelegationState]]
 
 
-_REQUESTER: Final[dict[tuple[DelegationState | None, str], DelegationState]] = {
-    (None, "offer"): OFFERED,
-    (OFFERED, "offer"): OFFERED,
-    (OFFERED, "accept"): ACCEPTED,
-    (ACCEPTED, "accept"): ACCEPTED,
-    (RUNNING, "accept"): RUNNING,
-    (CANCELLING, "accept"): CANCELLING,
-    (LOST, "accept"): ACCEPTED,
-    (OFFERED, "reject"): REJECTED,
-    (LOST, "reject"): REJECTED,
-    (CANCELLING, "reject"): CANCELLED,
-    (OFFERED, "status"): RUNNING,
-    (ACCEPTED, "status"): RUNNING,
-    (RUNNING, "status"): RUNNING,
-    (CANCELLING, "status"): CANCELLING,
-    (LOST, "status"): RUNNING,
-    (OFFERED, "cancel"): CANCELLING,
-    (ACCEPTED, "cancel"): CANCELLING,
-    (RUNNING, "cancel"): CANCELLING,
-    (CANCELLING, "cancel"): CANCELLING,
-    (LOST, "cancel"): CANCELLING,
-    (OFFERED, "silence"): LOST,
-    (ACCEPTED, "silence"): LOST,
-    (RUNNING, "silence"): LOST,
-    (LOST, "offer"): OFFERED,
-    (LOST, "force_error"): FAILED,
-    (CANCELLING, "force_error"): CANCELLED,
-    (OFFERED, "timeout"): TIMEOUT,
-    (ACCEPTED, "timeout"): TIMEOUT,
-    (RUNNING, "timeout"): TIMEOUT,
-    **_results(OFFERED, ACCEPTED, RUNNING, CANCELLING, LOST),
-}
+def _table(
+    results_in: tuple[DelegationState, ...], moves: _Moves
+) -> dict[tuple[DelegationState | None, str], DelegationState]:
+    """`results_in`: where a result may come. The other side's word is the end, whatever was missed before it."""
+    results: _Moves = {f"result_{outcome}": dict.fromkeys(results_in, after) for outcome, after in OUTCOMES.items()}
+    return {(before, what): after for what, row in (moves | results).items() for before, after in row.items()}
 
-_PROVIDER: Final[dict[tuple[DelegationState | None, str], DelegationState]] = {
-    (None, "offer"): OFFERED,
-    (OFFERED, "offer"): OFFERED,
-    (ACCEPTED, "offer"): ACCEPTED,
-    (RUNNING, "offer"): RUNNING,
-    (CANCELLING, "offer"): CANCELLING,
-    (OFFERED, "accept"): ACCEPTED,
-    (OFFERED, "reject"): REJECTED,
-    (ACCEPTED, "start"): RUNNING,
-    (ACCEPTED, "status"): ACCEPTED,
-    (RUNNING, "status"): RUNNING,
-    (CANCELLING, "status"): CANCELLING,
-    (OFFERED, "cancel"): CANCELLING,
-    (ACCEPTED, "cancel"): CANCELLING,
-    (RUNNING, "cancel"): CANCELLING,
-    (CANCELLING, "cancel"): CANCELLING,
-    **_results(ACCEPTED, RUNNING, CANCELLING),
-}
+
+_REQUESTER: Final = _table(
+    (OFFERED, ACCEPTED, RUNNING, CANCELLING, LOST),
+    {
+        "offer": {None: OFFERED, OFFERED: OFFERED, LOST: OFFERED},
+        "accept": {
+            OFFERED: ACCEPTED,
+            ACCEPTED: ACCEPTED,
+            RUNNING: RUNNING,
+            CANCELLING: CANCELLING,
+            LOST: ACCEPTED,
+        },
+        "reject": {OFFERED: REJECTED, LOST: REJECTED, CANCELLING: CANCELLED},
+        "status": {OFFERED: RUNNING, ACCEPTED: RUNNING, RUNNING: RUNNING, CANCELLING: CANCELLING, LOST: RUNNING},
+        "cancel": dict.fromkeys((OFFERED, ACCEPTED, RUNNING, CANCELLING, LOST), CANCELLING),
+        "silence": dict.fromkeys((OFFERED, ACCEPTED, RUNNING), LOST),
+        "force_error": {LOST: FAILED, CANCELLING: CANCELLED},
+        "timeout": dict.fromkeys((OFFERED, ACCEPTED, RUNNING), TIMEOUT),
+    },
+)
+_PROVIDER: Final = _table(
+    (ACCEPTED, RUNNING, CANCELLING),
+    {
+        "offer": {
+            None: OFFERED,
+            OFFERED: OFFERED,
+            ACCEPTED: ACCEPTED,
+            RUNNING: RUNNING,
+            CANCELLING: CANCELLING,
+        },
+        "accept": {OFFERED: ACCEPTED},
+        "reject": {OFFERED: REJECTED},
+        "start": {ACCEPTED: RUNNING},
+        "status": {ACCEPTED: ACCEPTED, RUNNING: RUNNING, CANCELLING: CANCELLING},
+        "cancel": dict.fromkeys((OFFERED, ACCEPTED, RUNNING, CANCELLING), CANCELLING),
+    },
+)
 
 # role -> (state before, what happens) -> state after. None is a delegation that this side has never heard of.
 DELEGATION_TRANSITIONS: Final = {DelegationRole.REQUESTER: _REQUESTER, DelegationRole.PROVIDER: _PROVIDER}
