@@ -47,7 +47,7 @@ from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT
 from covenant.outbound.remote.remote_task import answer_text
-from covenant.peers.directory.peer_directory import IDENTITY_CHANGED, PeerDirectory, as_refusal, read_peer_entry
+from covenant.peers.directory.peer_directory import IDENTITY_CHANGED, PeerDirectory, read_peer_entry
 from covenant.peers.discovery.candidates import Candidate
 from covenant.peers.discovery.discovery_service import Discovery, DiscoveryMethod
 from covenant.peers.peer_settings import PeerContext, PeerService
@@ -55,7 +55,6 @@ from covenant.peers.provider.provider_service import Provider
 from covenant.peers.requester.requester_service import Requester
 from covenant.peers.transport.inbox import Inbox
 from covenant.peers.transport.outbox_sender import OutboxSender
-from covenant.peers.transport.peer_http import PeerCallFailed
 from covenant.wire.peers import DelegateRequest
 
 AT_ONCE_MAX: Final = 8
@@ -150,7 +149,7 @@ class PeerMaintenance(PeerService):
         async with places:
             try:
                 await work()
-            except (PeerCallFailed, Refusal) as failed:
+            except Refusal as failed:
                 times = self._tried.get(key, _NEVER).times
                 if times == 0:
                     log.warning("peer.retried", extra={"peer": key, "reason": str(failed)})
@@ -279,8 +278,6 @@ class PeerAdmin(PeerService):
         peer = self.find(named)
         try:
             return await self._services.directory.verify(peer)
-        except PeerCallFailed as failed:
-            raise as_refusal(failed) from None
         except Conflict as conflict:
             if conflict.code != IDENTITY_CHANGED or self._ledger.peer(peer.id) is not None:
                 raise
@@ -300,10 +297,7 @@ class PeerAdmin(PeerService):
         if named is None:
             return None, await self._own()
         peer = self.find(named)
-        try:
-            return peer.name, await self._services.directory.capabilities(peer, fresh=fresh)
-        except PeerCallFailed as failed:
-            raise as_refusal(failed) from None
+        return peer.name, await self._services.directory.capabilities(peer, fresh=fresh)
 
     async def _own(self) -> PeerCapabilities:
         now_ms = self._ledger.now_ms()

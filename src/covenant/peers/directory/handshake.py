@@ -35,7 +35,7 @@ from covenant.outbound.concurrency import SingleFlight
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerContext, PeerService, PeerSettings
 from covenant.peers.transport.peer_client import OTHER_KEYS, address
-from covenant.peers.transport.peer_http import PeerCallFailed, PeerResponse
+from covenant.peers.transport.peer_http import PeerCallFailed, PeerConflict, PeerResponse, PeerUnavailable, call_failed
 from covenant.seal.envelope import EnvelopeRefused, Header, check, open_checked, remember_until_ms, replayed
 from covenant.seal.proofs import capabilities_hold, new_challenge, sign_capabilities
 from covenant.seal.tokens import PROFILES_MAX, Narrowing, issue, token_ids
@@ -145,7 +145,7 @@ class Handshake(PeerService):
         await self._flights.stop()
 
     async def capabilities(self, peer: Peer, *, fresh: bool = False) -> PeerCapabilities:
-        """As it last said, until that is over; then it is asked. `PeerCallFailed`, or a refusal, if it does not say."""
+        """As it last said, until that is over; then it is asked. Refused if it does not say."""
         known = self._known(peer.id)
         if not fresh:
             if (kept := self._kept(known)) is not None:
@@ -155,7 +155,7 @@ class Handshake(PeerService):
                 raise failure.with_traceback(None)
         try:
             asked = await self.ask(known)
-        except (PeerCallFailed, Refusal) as failed:
+        except Refusal as failed:
             self._failures[peer.id] = (self._monotonic_ms() + FAILURE_MS, failed)
             raise
         self._failures.pop(peer.id, None)
@@ -197,11 +197,9 @@ class Handshake(PeerService):
         try:
             header, said = await self._open(asked, decode_received(response.body).envelope)
         except (Invalid, EnvelopeRefused) as wrong:
-            raise PeerCallFailed(
-                "bad_answer", f"{asked.name} did not answer the question: {wrong}", passing=False
-            ) from wrong
+            raise PeerConflict("bad_answer", f"{asked.name} did not answer the question: {wrong}") from wrong
         if not isinstance(said, CapabilityResponse):
-            raise PeerCallFailed("bad_answer", f"{asked.name} answered with {header.typ}", passing=False)
+            raise PeerConflict("bad_answer", f"{asked.name} answered with {header.typ}")
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope_record(header)))
         return await self.learn(asked.id, said)
 
@@ -310,16 +308,16 @@ def _code(response: PeerResponse) -> str:
 def _declined(peer: Peer, response: PeerResponse, us: InstanceId) -> PeerCallFailed:
     code = _code(response)
     if code == "refused":
-        return PeerCallFailed(
-            "refused", f"{peer.name} takes nothing from us; have its operator add this instance: {us}", passing=True
-        )
-    passing = response.status >= 500 or response.status == 429
+        why = f"{peer.name} takes nothing from us; have its operator add this instance: {us}"
+        return PeerUnavailable("refused", why)
     if code in CLOCKS:
-        return PeerCallFailed(
-            code, f"{peer.name} answered {code}: its clock and ours are apart; set them", passing=True
-        )
+        return PeerUnavailable(code, f"{peer.name} answered {code}: its clock and ours are apart; set them")
     said = f" ({code[:64]})" if code else ""
-    return PeerCallFailed(code[:64] or "declined", f"{peer.name} answered {response.status}{said}", passing=passing)
+    return call_failed(
+        code[:64] or "declined",
+        f"{peer.name} answered {response.status}{said}",
+        passing=response.status >= 500 or response.status == 429,
+    )
 
 
 class _Given(NamedTuple):

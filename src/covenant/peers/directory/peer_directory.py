@@ -39,7 +39,7 @@ from covenant.peers.directory.handshake import (
 )
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.peer_client import address
-from covenant.peers.transport.peer_http import PeerCallFailed
+from covenant.peers.transport.peer_http import PeerCallFailed, PeerConflict, PeerUnavailable, call_failed
 from covenant.seal.identity import bundle_holds, prekey_to_use
 from covenant.wire.peers import IDENTITY_PATH, Introduction, decode_introduction, decode_refused, encode, type_of
 
@@ -125,10 +125,6 @@ CODE_CHARS_MAX: Final = 64
 log = logging.getLogger(__name__)
 
 
-def as_refusal(failed: PeerCallFailed) -> Refusal:
-    return Unavailable(failed.code, failed.message) if failed.passing else Conflict(failed.code, failed.message)
-
-
 class PeerDirectory(PeerService):
     """Lives on one loop. Whatever is told to a peer or an operator here is durable first."""
 
@@ -175,7 +171,7 @@ class PeerDirectory(PeerService):
         added = await self._ledger.commit(AddPeer(by=by, peer=peer))
         try:
             return await self.verify(added)
-        except (PeerCallFailed, Refusal) as failed:
+        except Refusal as failed:
             log.info("peer.not_verified", extra={"peer": added.id, "reason": str(failed)})
             return self._ledger.peer(added.id) or added
 
@@ -184,17 +180,10 @@ class PeerDirectory(PeerService):
         try:
             introduction = await self._introduction(place)
             keys, said = introduction.keys, introduction.name
-        except PeerCallFailed as failed:
-            if wanted is None or not failed.passing:
-                raise as_refusal(
-                    PeerCallFailed(
-                        failed.code,
-                        f"{failed.message}; start it, or give its id too, to add it without having met it"
-                        if failed.passing
-                        else failed.message,
-                        passing=failed.passing,
-                    )
-                ) from failed
+        except PeerUnavailable as failed:
+            if wanted is None:
+                hint = "start it, or give its id too, to add it without having met it"
+                raise PeerUnavailable(failed.code, f"{failed.message}; {hint}") from failed
         if keys is not None:
             self._check_shown(place, keys, wanted)
         peer_id = wanted or InstanceId(keys.id if keys is not None else "")
@@ -255,7 +244,7 @@ class PeerDirectory(PeerService):
         if place and place != peer.url:
             try:
                 changed = await self.refresh(changed)
-            except (PeerCallFailed, Refusal) as failed:
+            except Refusal as failed:
                 log.info("peer.no_answer", extra={"peer": changed.id, "url": place, "reason": str(failed)})
         return changed
 
@@ -303,16 +292,13 @@ class PeerDirectory(PeerService):
         self._check_other(wanted)
         if peer.url is None:
             raise Conflict("no_address", f"{peer.name} has no address to ask at; remove it, and add the new id")
-        try:
-            keys = (await self._introduction(peer.url)).keys
-        except PeerCallFailed as failed:
-            raise as_refusal(failed) from failed
+        keys = (await self._introduction(peer.url)).keys
         self._check_shown(peer.url, keys, wanted)
         vouched = keys.change is not None and keys.change.old_id == peer.id
         changed = await self._ledger.commit(SucceedPeer(by=by, old=peer.id, keys_shown=keys, vouched=vouched))
         try:
             return await self.verify(changed)
-        except (PeerCallFailed, Refusal) as failed:
+        except Refusal as failed:
             log.info("peer.not_verified", extra={"peer": changed.id, "reason": str(failed)})
             return self._ledger.peer(changed.id) or changed
 
@@ -342,20 +328,16 @@ class PeerDirectory(PeerService):
     async def _introduction(self, place: str) -> Introduction:
         response = await self._connections.to(place).get(IDENTITY_PATH)
         if response.status != 200:
-            passing = response.status >= 500 or response.status == 429
-            raise PeerCallFailed(
+            raise call_failed(
                 "not_a_peer",
                 f"{place}{IDENTITY_PATH} answers {response.status}{_why(response.body)}; is that an instance?",
-                passing=passing,
+                passing=response.status >= 500 or response.status == 429,
             )
         try:
             return decode_introduction(response.body)
         except Invalid as wrong:
-            raise PeerCallFailed(
-                "not_a_peer",
-                f"{place}{IDENTITY_PATH} is not who an instance says it is: {wrong.message}",
-                passing=False,
-            ) from None
+            why = f"{place}{IDENTITY_PATH} is not who an instance says it is: {wrong.message}"
+            raise PeerConflict("not_a_peer", why) from None
 
     # What they can do
 

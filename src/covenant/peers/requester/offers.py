@@ -47,7 +47,6 @@ from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.outgoing_messages import Redacted, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.inbox import IncomingMessage
-from covenant.peers.transport.peer_http import PeerCallFailed
 from covenant.seal.proofs import assert_offer, verify_proof
 from covenant.seal.tokens import Narrowing, narrow
 from covenant.wire.redaction import SecretFinding
@@ -132,7 +131,7 @@ class OfferBuilder(PeerService):
             # What was said to a mere peer has no token; since then it may have verified us.
             if capabilities.token is None or not _has(capabilities, profile):
                 capabilities = await self._directory.capabilities(peer, fresh=True)
-        except (PeerCallFailed, Refusal):
+        except Refusal:
             kept = self._ledger.peer(peer.id)
             if kept is None or kept.capabilities is None or not _has(kept.capabilities, profile):
                 raise

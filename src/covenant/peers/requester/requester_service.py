@@ -48,7 +48,7 @@ from covenant.model.peers.delegation_messages import (
 )
 from covenant.model.peers.instance import InstanceId
 from covenant.model.task import Task
-from covenant.peers.directory.peer_directory import PeerDirectory, as_refusal
+from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.outgoing_messages import outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.requester.offers import (
@@ -61,7 +61,6 @@ from covenant.peers.requester.offers import (
     check_status,
 )
 from covenant.peers.transport.inbox import IncomingMessage
-from covenant.peers.transport.peer_http import PeerCallFailed
 from covenant.wire import peers as wire
 
 PROVIDER_LOST: Final = "provider_lost"
@@ -124,10 +123,7 @@ class Requester(PeerService):
         if known is not None:
             await self._ledger.durable()
             return known
-        try:
-            made = await self._offers.make(task, peer, profile, budget=budget, timeout_ms=timeout_ms, context=context)
-        except PeerCallFailed as failed:
-            raise as_refusal(failed) from failed
+        made = await self._offers.make(task, peer, profile, budget=budget, timeout_ms=timeout_ms, context=context)
         offer = made.message
         if told is not None and made.findings:
             told(made.findings)

@@ -15,7 +15,7 @@ from covenant.model.peers.delegation import Peer
 from covenant.model.peers.instance import InstanceId
 from covenant.model.rate_limits import Backoff
 from covenant.peers.peer_settings import PeerContext, PeerService
-from covenant.peers.transport.peer_http import PeerCallFailed, PeerResponse
+from covenant.peers.transport.peer_http import PeerCallFailed, PeerConflict, PeerResponse
 from covenant.seal.envelope import Code
 from covenant.wire.peers import EnvelopeRefusal, decode_refused
 
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 def address(peer: Peer) -> str:
     if peer.url is None:
-        raise PeerCallFailed(
-            "no_address", f"{peer.name} has no address; it fetches what there is for it", passing=False
-        )
+        raise PeerConflict("no_address", f"{peer.name} has no address; it fetches what there is for it")
     return peer.url
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from covenant.model.errors import CovenantError
+from covenant.model.errors import Conflict, Refusal, Unavailable
 from covenant.outbound.address_guard import AddressGuard
 from covenant.outbound.call_errors import AddressRefused, CallFailed
 from covenant.outbound.http_fetcher import TlsTrust
@@ -44,14 +44,20 @@ class PeerResponse(NamedTuple):
     body: bytes
 
 
-class PeerCallFailed(CovenantError):
-    """Nobody answered, or nobody may be asked there. `passing`: it may be otherwise in a while."""
+class PeerCallFailed(Refusal):
+    """Nobody answered, or nobody may be asked there."""
 
-    def __init__(self, code: str, message: str, *, passing: bool) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.passing = passing
+
+class PeerUnavailable(PeerCallFailed, Unavailable):
+    """It may be otherwise in a while."""
+
+
+class PeerConflict(PeerCallFailed, Conflict):
+    """It will not be otherwise by itself."""
+
+
+def call_failed(code: str, message: str, *, passing: bool) -> PeerCallFailed:
+    return PeerUnavailable(code, message) if passing else PeerConflict(code, message)
 
 
 class PeerConnections:
@@ -188,14 +194,14 @@ def _plain(response: httpcore2.Response) -> Mapping[str, str]:
 
 async def _read(response: httpcore2.Response, bytes_max: int) -> bytes:
     if _plain(response).get("content-encoding", "identity") != "identity":
-        raise PeerCallFailed("bad_response", "the answer came compressed, unasked", passing=False)
+        raise PeerConflict("bad_response", "the answer came compressed, unasked")
     pieces: list[bytes] = []
     size = 0
     async with aclosing(response.aiter_stream()) as stream:
         async for piece in stream:
             size += len(piece)
             if size > bytes_max:
-                raise PeerCallFailed("too_large", f"the answer has more than {bytes_max} bytes", passing=False)
+                raise PeerConflict("too_large", f"the answer has more than {bytes_max} bytes")
             pieces.append(piece)
     return b"".join(pieces)
 
@@ -208,10 +214,10 @@ def _failures_named() -> Iterator[None]:
     except PeerCallFailed:
         raise
     except AddressRefused as refused:
-        raise PeerCallFailed(refused.code, refused.detail, passing=refused.transient) from refused
+        raise call_failed(refused.code, refused.detail, passing=refused.transient) from refused
     except CallFailed as failed:
         # A kept connection that the peer has closed meanwhile reads as an answer that is none.
         code = "connection_lost" if failed.code == "bad_response" else failed.code
-        raise PeerCallFailed(code, failed.message, passing=True) from failed
+        raise PeerUnavailable(code, failed.message) from failed
     except TimeoutError as error:
-        raise PeerCallFailed("timed_out", "no answer in time", passing=True) from error
+        raise PeerUnavailable("timed_out", "no answer in time") from error
