@@ -1,11 +1,10 @@
-"""`/v1/agents`, `/v1/requests`, `/v1/orchestrate` and `/v1/conversations`: a tenant's own agents, and their work.
+"""`/v1/agents`, `/v1/requests`, `/v1/orchestrate` and `/v1/conversations`: a tenant's agents, and their work.
 
-- Agents: an agent comes as its bare definition, or as `{"agent_def": {…}}` beside what an answer shows of it, so
-  that what was read can be changed and sent back. PATCH replaces the whole definition.
-- Requests: the request id is the task id. Events are told from the beginning, or from where `Last-Event-ID` or `since`
-  says that the caller stopped listening, each once and under its number.
-- Runs: a run is a task like all others, told as server-sent events; leaving ends nothing. What is refused is refused
-  before the stream opens. `Idempotency-Key` names a run: the same again is told again from its beginning.
+- Agents: an agent is sent as its bare definition, or as an answer shows it, with the definition in `agent_def`. PATCH
+  replaces the whole definition.
+- Requests: the request id is the task id. Events begin at the first, or after `Last-Event-ID` or `since`.
+- Runs: a run is a task, told as server-sent events; leaving ends nothing. What is refused is refused before the stream
+  opens. `Idempotency-Key` names a run: the same again is told again from its beginning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What other instances ask over HTTP: who we are, to anybody; and envelopes, which prove themselves.
+"""What other instances ask over HTTP: who we are; and envelopes, which prove themselves.
 
-No token is asked for. Whoever has not proven to be a peer hears one and the same refusal, whatever was wrong; what is
-larger than any envelope is refused in the same words. A wait ends when the one who waits is gone.
+No token is asked for. Every sender that has not proven to be a peer hears one and the same refusal.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ class CallerGoneError(Exception):
 class OnDisconnect:
     """While this context is open, `call` is called once if the caller leaves.
 
-    Our own server calls it directly. Under another ASGI server a task listens, so the request must have been read to
-    its end.
+    Under another ASGI server than our own, the request must have been read to its end.
     """
 
     __slots__ = ("_before", "_call", "_exchange", "_listener", "_receive")

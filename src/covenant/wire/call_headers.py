@@ -41,7 +41,14 @@ _TRACE_CHARS_MAX: Final = 512
 
 
 def call_context_metadata(hop: Hop) -> dict[str, Any]:
-    return {name: value for name, value in _members(hop).items() if value}
+    said = {
+        DEPTH: hop.depth,
+        CHAIN: list(hop.chain),
+        DEADLINE: hop.deadline_ms,
+        TRACEPARENT: hop.traceparent,
+        TRACESTATE: hop.tracestate,
+    }
+    return {name: value for name, value in said.items() if value}
 
 
 def call_context_headers(hop: Hop) -> dict[str, str]:
@@ -58,27 +65,17 @@ def call_context_headers(hop: Hop) -> dict[str, str]:
 def read_call_context(metadata: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Hop:
     """What a caller said, by either way. `headers` have lower-case names."""
     said = metadata or {}
-    chains = (_chain(said.get(CHAIN)), _chain_header(headers.get(CHAIN_HEADER)))
+    listed = [unquote(name.strip()) for name in headers.get(CHAIN_HEADER, "").split(",")]
     moments = [
         moment for given in (said.get(DEADLINE), headers.get(DEADLINE_HEADER)) if (moment := _whole(given)) is not None
     ]
     return Hop(
         depth=max(_depth(said.get(DEPTH)), _depth(headers.get(DEPTH_HEADER))),
-        chain=max(chains, key=len),
+        chain=max(_chain(said.get(CHAIN)), _chain(listed), key=len),
         deadline_ms=min(moments) if moments else None,
         traceparent=_trace(headers.get(TRACEPARENT)) or _trace(said.get(TRACEPARENT)),
         tracestate=_trace(headers.get(TRACESTATE)) or _trace(said.get(TRACESTATE)),
     )
-
-
-def _members(hop: Hop) -> dict[str, Any]:
-    return {
-        DEPTH: hop.depth,
-        CHAIN: list(hop.chain),
-        DEADLINE: hop.deadline_ms,
-        TRACEPARENT: hop.traceparent,
-        TRACESTATE: hop.tracestate,
-    }
 
 
 def _whole(given: Any) -> int | None:
@@ -100,10 +97,6 @@ def _chain(given: Any) -> tuple[str, ...]:
     if not isinstance(given, list | tuple):
         return ()
     return tuple(name[:NAME_CHARS_MAX] for name in given[-CHAIN_MAX:] if isinstance(name, str) and name)
-
-
-def _chain_header(given: str | None) -> tuple[str, ...]:
-    return _chain([unquote(name.strip()) for name in given.split(",")]) if given else ()
 
 
 def _trace(given: Any) -> str | None:

@@ -1,10 +1,7 @@
-"""Messages between peer instances, inside envelopes: bytes to messages and back.
+"""Messages between peer instances: the eight delegation messages, the introduction (our name and keys) and the poll.
 
-The type stands in the envelope's header and is signed there; the body is the message alone. What does not fit is a
-refusal that says where. A tree of delegations is bounded as a whole, and no number is beyond what can be signed.
-
-Besides the eight delegation messages there are the introduction (our name and keys, to anybody) and the poll. A poll is
-sealed like any message, under the type `poll`. Its answer is a list of envelopes, each sealed to the one who asks.
+The type stands in the envelope's signed header; the body is the message alone. A tree of delegations is bounded as a
+whole. A poll is sealed like any message; its answer is a list of envelopes, each sealed to the one who asks.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Secrets in content: found, and taken out, refused or reported before the content leaves the instance.
+"""Finds secrets in content before the content leaves the instance; they are taken out, refused or reported.
 
-`find_secrets` searches a text by the patterns of `redaction_patterns`. It tells secrets from what looks alike: numbers
-(`max_token: 500`), UUIDs and hashes in hex, `sha512-…`, certificates and public keys, data marked as base64,
-placeholders, long names. Its time grows with the text and no faster. A long text is searched window by window, so that
-no single step holds the interpreter for more than a few milliseconds. A secret across two windows is found whole.
+`find_secrets` searches a text by the patterns of `redaction_patterns`. It passes over numbers (`max_token: 500`), UUIDs
+and hashes, certificates and public keys, data marked as base64, placeholders and long names. Its time is linear. A long
+text is searched window by window, so that no single step holds the interpreter for more than a few milliseconds. A
+secret across two windows is found whole.
 
-`redact` works on texts and on JSON values (nested no deeper than `json_input` lets in). Findings have a path and a
-kind, never the secret. A value without secrets comes back as the same object. There is no mode that does not look.
+`redact` works on texts and on JSON values. Findings have a path and a kind, never the secret. A value without secrets
+comes back as the same object.
 """
 
 from __future__ import annotations

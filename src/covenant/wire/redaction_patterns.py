@@ -1,9 +1,8 @@
-"""Which texts are secrets: shapes that are known, values that are named as secrets, and what looks random.
+"""Which texts are secrets: known shapes, values that are named as secrets, and what looks random.
 
-Every pattern here takes time that grows with the text and no faster. Three rules make it so. A repetition without a
-small bound is possessive: it is never tried again shorter. A search goes on behind what was matched. A part that must
-follow a long repetition is optional in its pattern: where the part is missing the repetition is matched and passed
-over, instead of being tried again from each of its characters.
+Every pattern takes linear time, by three rules. A repetition without a small bound is possessive. A search goes on
+behind what was matched. A part that must follow a long repetition is optional in its pattern: where it is missing, the
+repetition is matched and passed over, instead of being tried again from each of its characters.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Server-sent events, written and read.
 
-A frame we write is one generation of a task, whose number is the frame's id: a client goes on where it broke off.
-Payloads are JSON in one line. `EventReader` reads as the HTML standard has it: lines end in CR, LF or both; comments
-are dropped; an event without data is none. A line or an event beyond the bound is an error.
+A frame we write is one generation of a task, whose number is the frame's id. `EventReader` reads as the HTML standard
+has it. A line or an event beyond the bound is an error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Values from Python code, checked against the types that are declared for them.
+"""Checks values from Python code against their declared types.
 
-A value passes if its JSON, read back by its declared type, is the value again. So what passes can be written to the
-journal, read from it, and means the same afterwards: a float where a whole number belongs, bytes where text belongs,
-NaN, half a surrogate pair and an id that is a `UUID` do not pass. A tuple may stand for an array, an int for a key.
+A value passes if its JSON, read back by its declared type, is the value again: so it means the same after the journal.
+A float where a whole number belongs, bytes where text belongs, NaN, half a surrogate pair and an id that is a `UUID` do
+not pass. A tuple may stand for an array, an int for a key.
 """
 
 from __future__ import annotations

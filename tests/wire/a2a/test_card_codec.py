@@ -19,7 +19,7 @@ from covenant.model.agent_card import (
     SecurityScheme,
     Signature,
 )
-from covenant.wire.a2a.card_codec import card_fields, encode_card, encode_combined, wants_clean
+from covenant.wire.a2a.card_codec import card_fields, encode_card, wants_clean
 
 URL = "https://agents.example/v1/a2a/agents/summarizer"
 
@@ -48,7 +48,7 @@ def clean(card: AgentCard) -> dict[str, Any]:
 
 
 def both(card: AgentCard) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(encode_combined(card))
+    fields: dict[str, Any] = json.loads(encode_card(card, combined=True))
     return fields
 
 

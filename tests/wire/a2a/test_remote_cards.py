@@ -17,7 +17,7 @@ from covenant.model.agent_card import (
     SecurityRequirement,
     SecurityScheme,
 )
-from covenant.wire.a2a.card_codec import BadCard, card_fields, encode_card, encode_combined, read_card, v1_fields
+from covenant.wire.a2a.card_codec import BadCard, card_fields, encode_card, read_card, v1_fields
 from tests.wire.a2a.a2a_samples import json
 
 PLACE = "https://h.example/.well-known/agent-card.json"
@@ -45,12 +45,12 @@ def test_our_own_card_is_read_in_both_forms() -> None:
         RemoteInterface(url="https://h.example/rest", binding="HTTP+JSON", version="1.0"),
     )
     assert (newer.streaming, newer.extended, newer.credentials) == (True, True, (CardCredential(scheme="bearer"),))
-    both = read_card(encode_combined(OURS), PLACE)
+    both = read_card(encode_card(OURS, combined=True), PLACE)
     assert both.ways == (*newer.ways, RemoteInterface(url="https://h.example/rpc", binding="JSONRPC", version="0.3"))
 
 
 def test_a_card_of_both_versions_without_the_older_one_is_the_newer_one() -> None:
-    assert v1_fields(read_card(encode_combined(OURS), PLACE).fields) == card_fields(OURS)
+    assert v1_fields(read_card(encode_card(OURS, combined=True), PLACE).fields) == card_fields(OURS)
 
 
 def test_a_card_of_0_3_is_read() -> None:

@@ -1,7 +1,6 @@
 """Cards over HTTP: one for everybody, one for each agent of the caller's tenant, and the keys to check them with.
 
-What everybody sees names no agent, unless one is published on purpose. All others are looked up within the caller's
-tenant: a card of somebody else's agent is not found.
+The card for everybody names no agent, unless one is published. All others are looked up within the caller's tenant.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Conflict, Refusal
 from covenant.model.tenants import DEFAULT
 from covenant.wire import jsonrpc
-from covenant.wire.a2a.card_codec import CombinedCard, encode_card, encode_combined, wants_clean
+from covenant.wire.a2a.card_codec import CombinedCard, encode_card, wants_clean
 from covenant.wire.a2a.dialects import V1, Dialect
 from covenant.wire.a2a.error_codes import Version
 
@@ -78,10 +77,7 @@ DESCRIBED: Final = (
 
 
 class PublishedAgent(NamedTuple):
-    """Which agent everybody may see, and who may call it without a token. `bind_addr` is where HTTP listens.
-
-    `origins` are the web pages that may call us.
-    """
+    """Which agent everybody may see, and who may call it without a token, by where HTTP listens and from which page."""
 
     agent_id: str = ""
     anonymous: Anonymous = "never"
@@ -194,7 +190,7 @@ class CardPages:
     def _document(
         self, card: AgentCard, modified_ms: int, *, clean: bool, public: bool, varies: tuple[str, ...]
     ) -> Document:
-        body = encode_card(card) if clean else encode_combined(card)
+        body = encode_card(card, combined=not clean)
         return Document(body, max(modified_ms, self._started_ms), public=public, varies=varies)
 
     def _page(self, answer: Answer) -> MethodRouter:
@@ -218,7 +214,6 @@ def extended_cards(cards: Cards) -> Callable[[A2ARequest, Dialect, str], bytes]:
     """The extended card for a caller that is known, in the dialect it speaks."""
 
     def extended_card(ask: A2ARequest, dialect: Dialect, base_url: str) -> bytes:
-        card = cards.extended_card(ask.caller, ask.agent, base_url)
-        return encode_card(card) if dialect is V1 else encode_combined(card)
+        return encode_card(cards.extended_card(ask.caller, ask.agent, base_url), combined=dialect is not V1)
 
     return extended_card

@@ -1,12 +1,10 @@
 """A2A 1.0 over gRPC: the third binding of the one table of operations, on a port of its own. Needs the extra `grpc`.
 
-Each method of the service finds its row by its name; requests become the params of that row, and its answer becomes
-the response. The field `tenant` names the agent; without it, the agent that is published is meant. Service parameters
-are metadata, under the names that they have as headers. The order of checks is as over HTTP.
+Each method of the service finds its row by its name. The field `tenant` names the agent; without it, the published
+agent is meant. Service parameters are metadata, named as the headers. The order of checks is as over HTTP.
 
 A stream is one message a step, each with its generation in `covenant.generation` of its metadata. However it ends, the
-trailer `last-event-id` says how far it came: sent again as metadata, it resumes after that. There are no keep-alive
-messages, since HTTP/2 has pings of its own.
+trailer `last-event-id` has the last generation: sent as metadata, it resumes the stream after that.
 """
 
 from __future__ import annotations
@@ -147,10 +145,7 @@ class GrpcCalls:
         published: str = "",
         http_at: tuple[str, int] | None = None,
     ) -> None:
-        """`pool`: what all strangers may make us hold. `message_bytes_max`: of one message.
-
-        `http_at`: where HTTP listens, which is what a card names unless a setting says otherwise.
-        """
+        """`pool`: what callers without a token may make us hold. `http_at`: where HTTP listens, for cards."""
         self._http_at = http_at
         self._admission = admission
         self._services = services
@@ -304,10 +299,7 @@ class GrpcCalls:
 
 
 class GrpcServer:
-    """Bound when it is made, on the running loop. It serves from `start` on.
-
-    `calls_max`: calls under way at once, and connections.
-    """
+    """Bound when it is made, on the running loop; serves from `start` on. `calls_max` bounds connections too."""
 
     def __init__(self, *, bind_addr: str, port: int, message_bytes_max: int, calls_max: int) -> None:
         """Raises OSError if the address cannot be listened on."""

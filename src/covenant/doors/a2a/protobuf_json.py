@@ -1,7 +1,7 @@
-"""Protocol buffers and the JSON that the operations read and write, one as the other.
+"""Converts protocol buffers to the JSON that the operations read, and from the JSON that they write.
 
-A plan for each kind of message is made once, from its descriptor, so that neither direction looks at a descriptor
-again: five times as fast as the protobuf library's own conversion, which does. Needs the extra `grpc`.
+A plan for each kind of message is made once, from its descriptor. That is five times as fast as the protobuf library's
+own conversion, which looks at descriptors each time. Needs the extra `grpc`.
 """
 
 from __future__ import annotations

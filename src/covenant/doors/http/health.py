@@ -1,7 +1,6 @@
-"""What operators and their tools ask without a token: is it alive, is it ready, in numbers, which protocol.
+"""Health, readiness, metrics and the protocol's version. None of it needs a token, unless a setting asks for one.
 
-None of it names an agent or a task. The numbers are made at most once a second, however many ask for them and however
-often; a setting asks for a token.
+None of it names an agent or a task. The metrics are made at most once a second, however many ask for them.
 """
 
 from __future__ import annotations

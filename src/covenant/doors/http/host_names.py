@@ -1,4 +1,4 @@
-"""Which names a request may call this daemon by.
+"""The names that a request may call this daemon by, and the web pages that it may come from.
 
 A web page whose name was rebound to a loopback address can reach a local daemon, but its requests still carry the
 page's own name in `Host`. Requests without the header come from no browser.

@@ -1,7 +1,6 @@
-"""The MCP server: the official SDK under our tools. Importing this takes a second, and needs the extra `mcp`.
+"""The MCP server: the official SDK over our tools. Importing this takes a second, and needs the extra `mcp`.
 
-Each request stands alone (the SDK calls this stateless): nothing of a client is kept between two, so a daemon that was
-restarted is the same daemon to its clients. What a call reports while it runs goes out on that call's own response.
+Each request stands alone (the SDK calls this stateless), so clients do not notice that a daemon was restarted.
 """
 
 from __future__ import annotations

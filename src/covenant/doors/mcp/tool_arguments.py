@@ -1,6 +1,6 @@
-"""The tools: their names, what they take, and what they are for. The schemas that clients see are made from these.
+"""The tools: their names, arguments and descriptions. The schemas that clients see are made from these.
 
-Arguments are read strictly: what a tool does not take is refused by name, and so is a value that it does not allow.
+Arguments are read strictly: an unknown one is refused by its name.
 """
 
 from __future__ import annotations

@@ -153,10 +153,7 @@ async def _take(services: Services, caller: Principal, request: ReceiveRequest) 
 
 
 async def _check_caller(services: Services, request: ReceiveRequest, answer: Leased | Drained, pause: Pause) -> None:
-    """Nobody else can ask for what a caller without a request id was given: if it has left, that goes back.
-
-    One with a request id may be asking again by now, over another connection, and must be told the same.
-    """
+    """What a caller without a request id was given goes back if it has left. With one, it may be asking again."""
     if pause.caller_gone:
         if request.request_id is None:
             await services.exchange.give_back(answer)

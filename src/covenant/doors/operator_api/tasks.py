@@ -181,10 +181,7 @@ class RetryPushRequest(Request, frozen=True, kw_only=True):
 
 
 class PushShown(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A push configuration, without its secrets: of its address, only the host.
-
-    `delivered` is the last generation that its receiver has; `attempts` have failed since.
-    """
+    """Without its secrets. `delivered` is the last generation that its receiver has; `attempts` have failed since."""
 
     task_id: TaskId
     push_id: str

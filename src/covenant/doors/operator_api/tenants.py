@@ -81,10 +81,7 @@ class TenantRotated(ApiAnswer, frozen=True, kw_only=True, tag="tenant_rotated"):
 
 
 class AgentShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """An agent of a catalogue. `source`: stored, file, code or builtin. `agent_def` is its whole definition.
-
-    `ignored` are the keys of it that nothing acts on.
-    """
+    """`source`: stored, file, code or builtin. `ignored` are the keys of its definition that nothing acts on."""
 
     id: str
     name: str

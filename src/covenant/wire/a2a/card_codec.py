@@ -1,16 +1,15 @@
-"""Agent cards in JSON: ours written, strangers' read.
+"""Agent cards in JSON: ours written, those of remote agents read.
 
-Ours have two forms. The combined form has every field of the A2A 1.0 form, signatures included, and beside them the
-fields of 0.3. Whoever drops what 1.0 does not know from it has the 1.0 form again, so its signatures still hold. For
-clients of 0.3 it names only what they can use: their JSON-RPC dialect, and not the bindings that exist in 1.0 alone.
+Ours have two forms: that of A2A 1.0, and the combined form, which has the fields of 0.3 beside those of 1.0. Without
+what 1.0 does not know, the combined form is the 1.0 form again, so its signatures hold. For clients of 0.3 it names
+their JSON-RPC dialect alone.
 
-A stranger's card of 1.0, of 0.3 or of both needs a name and a version. Every other field is taken where it fits and
-left out where it does not: a card with a skill too many is still a card.
+A remote card of 1.0, of 0.3 or of both needs a name and a version. Every other field is left out where it does not fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +19,6 @@ from covenant.model.agent_card import (
     AgentCard,
     Capabilities,
     CardCredential,
-    Interface,
     RemoteCard,
     RemoteInterface,
     RemoteSkill,
@@ -61,14 +59,9 @@ class CombinedCard(AgentCard, frozen=True, kw_only=True):
     security_schemes: dict[str, CombinedScheme]  # type: ignore[assignment]  # read only: narrower is fine
 
 
-def encode_card(card: AgentCard) -> bytes:
-    """The form of A2A 1.0."""
-    return msgspec.json.encode(card)
-
-
-def encode_combined(card: AgentCard) -> bytes:
-    """Both forms in one."""
-    return msgspec.json.encode(combined_card(card))
+def encode_card(card: AgentCard, *, combined: bool = False) -> bytes:
+    """In the form of A2A 1.0, or in both forms in one."""
+    return msgspec.json.encode(combined_card(card) if combined else card)
 
 
 def card_fields(card: AgentCard) -> dict[str, Any]:
@@ -78,7 +71,8 @@ def card_fields(card: AgentCard) -> dict[str, Any]:
 
 
 def combined_card(card: AgentCard) -> CombinedCard:
-    preferred = _for_old_clients(card.supported_interfaces)
+    interfaces = card.supported_interfaces
+    preferred = next((each for each in interfaces if each.protocol_binding == JSONRPC), interfaces[0])
     return CombinedCard(
         **{name: getattr(card, name) for name in _SAME},
         protocol_version=PROTOCOL_VERSION,
@@ -104,10 +98,6 @@ def wants_clean(version: str | None) -> bool:
 
 
 _SAME: Final = tuple(name for name in AgentCard.__struct_fields__ if name not in {"capabilities", "security_schemes"})
-
-
-def _for_old_clients(interfaces: tuple[Interface, ...]) -> Interface:
-    return next((one for one in interfaces if one.protocol_binding == JSONRPC), interfaces[0])
 
 
 def _combined_scheme(scheme: SecurityScheme) -> CombinedScheme:
@@ -194,13 +184,11 @@ def _required(fields: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _ways(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
-    seen: set[tuple[str, str, str]] = set()
+def _ways(fields: Mapping[str, Any]) -> Iterable[RemoteInterface]:
+    found: dict[tuple[str, str, str], RemoteInterface] = {}
     for way in (*_newer_ways(fields), *_older_ways(fields)):
-        key = (way.url, way.binding, way.version)
-        if key not in seen:
-            seen.add(key)
-            yield way
+        found.setdefault((way.url, way.binding, way.version), way)
+    return found.values()
 
 
 def _newer_ways(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:

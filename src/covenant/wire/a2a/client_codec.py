@@ -1,13 +1,13 @@
 """A2A from the caller's side, in either dialect: requests written, answers and stream frames read.
 
-Answers are read as tolerantly as ProtoJSON allows: an unknown field is ignored, and a state that nobody knows is taken
-for one in which the agent works. Older agents leave out `kind`, or spell it `type`: then the fields that are there say
-what it is.
+An unknown field is ignored, and an unknown state is `working`. Older agents leave out `kind`, or spell it `type`: then
+the fields that are there say what it is.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -30,8 +30,6 @@ from covenant.wire.a2a.parts_v1 import MessageV1, PartV1
 from covenant.wire.a2a.protojson import ParamsReader
 from covenant.wire.a2a.request_decoder import STATES_V03, STATES_V1
 from covenant.wire.jsonrpc import BadResponse
-
-NO_ANSWER: Final = "the answer is neither a task nor a message, nor news of one"
 
 
 class _Answer(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -124,17 +122,38 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-class ClientCodec(ABC):
-    """What both dialects say and hear alike. `version` is the header `A2A-Version`; None where none is sent."""
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ClientCodec:
+    """Writes and reads one dialect: its fields say how it differs from the other."""
 
-    def __init__(self, version: str | None, *, send: str, stream: str, get: str, cancel: str, subscribe: str) -> None:
-        self.version = version
-        self.send, self.stream, self.get, self.cancel, self.subscribe = send, stream, get, cancel, subscribe
+    version: str | None
+    """The header `A2A-Version`. None: servers of 0.3 know no header, or take its absence for 0.3."""
+    send: str
+    """This and the next four are names of methods."""
+    stream: str
+    get: str
+    cancel: str
+    subscribe: str
+    states: Mapping[str | int, TaskState | None]
+    roles: Mapping[str | int, str | None]
+    message_of: Callable[[a2a_requests.Message, str | None, str | None, str], Any]
+    contents_of: Callable[[Any, str], tuple[Content, ...]]
+    """From parts, or None, and their place."""
+    blocking: Callable[[bool], dict[str, Any]]
+    """How a configuration says whether to wait for the end."""
+    reply: ParamsReader
+    task: ParamsReader
+    kind_of: Callable[[Any], tuple[str | None, Any]]
+    """Which kind of reply it is, in the words of 0.3, and its fields."""
 
     def encode_send(self, ask: a2a_requests.SendMessage, tenant: str | None = None) -> bytes:
         """Of a message that is sent, whether its answer is streamed or not."""
-        message, configuration = self._request(ask)
-        configuration.update(acceptedOutputModes=ask.output_modes or None, historyLength=ask.history_length)
+        configuration = {
+            "acceptedOutputModes": ask.output_modes or None,
+            "historyLength": ask.history_length,
+            **self.blocking(ask.blocking),
+        }
+        message = self.message_of(ask.message, ask.message.task_id, ask.message.context_id, "")
         return self._params(tenant, message=message, configuration=_given(configuration), metadata=ask.metadata)
 
     def encode_task_request(self, task_id: str, tenant: str | None = None, history_length: int | None = None) -> bytes:
@@ -145,195 +164,114 @@ class ClientCodec(ABC):
         """Only 1.0 has tenants."""
         return _encode(_given({"tenant": tenant if self.version is not None else None, **fields}))
 
-    @abstractmethod
-    def _request(self, ask: a2a_requests.SendMessage) -> tuple[Any, dict[str, Any]]:
-        """The message, and what only this dialect has in its configuration."""
-
-    @abstractmethod
     def decode_reply(self, data: bytes) -> RemoteEvent:
         """The answer to a send, or a frame of a stream. Raises BadResponse, and InvalidParams where a field misfits."""
+        kind, said = self.kind_of(self.reply.read(data))
+        if kind == "task":
+            return self._task(said)
+        context_id, task_id = said.context_id or None, getattr(said, "task_id", None)
+        match kind:
+            case "message":
+                return RemoteMessage(
+                    message=self._message(said, "message"), context_id=context_id, task_id=task_id or None
+                )
+            case "status-update":
+                final, status = bool(getattr(said, "final", False)), self._status(said.status)
+                return RemoteStatus(
+                    task_id=task_id or "", context_id=context_id, **status, final=final, metadata=said.metadata
+                )
+            case "artifact-update" if said.artifact is not None:
+                made = msgspec.structs.asdict(self._artifact(said.artifact))
+                update = ArtifactUpdate(**made, append=bool(said.append), last_chunk=bool(said.last_chunk))
+                return RemoteArtifact(task_id=task_id or "", context_id=context_id, update=update)
+            case _:
+                raise BadResponse("the answer is neither a task nor a message, nor news of one")
 
-    @abstractmethod
     def decode_task(self, data: bytes) -> RemoteTask:
         """The answer where a task was got or canceled."""
-
-    @abstractmethod
-    def _state(self, said: Any) -> TaskState: ...
-
-    @abstractmethod
-    def _message(self, said: Any, where: str) -> MessageUpdate: ...
-
-    @abstractmethod
-    def _artifact(self, said: Any) -> Artifact: ...
+        return self._task(self.task.read(data))
 
     def _task(self, said: _TaskV1 | _ReplyV03) -> RemoteTask:
         if not said.id:
             raise BadResponse("the answer is a task without an id")
+        history: Sequence[Any] = said.history or ()
         return RemoteTask(
             task_id=said.id,
             context_id=said.context_id or None,
             **self._status(said.status),
             artifacts=tuple(self._artifact(each) for each in said.artifacts or ()),
-            history=tuple(self._message(each, f"history[{at}]") for at, each in enumerate(said.history or ())),
-            metadata=said.metadata,
-        )
-
-    def _status_update(self, said: _StatusUpdateV1 | _ReplyV03, *, final: bool = False) -> RemoteStatus:
-        return RemoteStatus(
-            task_id=said.task_id or "",
-            context_id=said.context_id or None,
-            **self._status(said.status),
-            final=final,
+            history=tuple(self._message(each, f"history[{at}]") for at, each in enumerate(history)),
             metadata=said.metadata,
         )
 
     def _status(self, status: _StatusV1 | _StatusV03 | None) -> dict[str, Any]:
         if status is None:
-            return {"state": self._state(None)}
+            return {"state": TaskState.WORKING}
         message = self._message(status.message, "status.message") if status.message is not None else None
-        return {"state": self._state(status.state), "message": message}
+        return {"state": self.states.get(status.state or 0) or TaskState.WORKING, "message": message}
 
-    def _artifact_update(self, said: _ArtifactUpdateV1 | _ReplyV03) -> RemoteArtifact:
-        made = self._artifact(said.artifact)
-        return RemoteArtifact(
-            task_id=said.task_id or "",
-            context_id=said.context_id or None,
-            update=ArtifactUpdate(
-                **msgspec.structs.asdict(made), append=bool(said.append), last_chunk=bool(said.last_chunk)
-            ),
+    def _message(self, said: MessageV1 | MessageV03 | _ReplyV03, where: str) -> MessageUpdate:
+        return MessageUpdate(
+            role=self.roles.get(said.role or 0) or "agent",
+            parts=self.contents_of(said.parts, f"{where}.parts"),
+            message_id=said.message_id or None,
+            metadata=said.metadata,
+            extensions=said.extensions or (),
+            reference_task_ids=said.reference_task_ids or (),
+        )
+
+    def _artifact(self, said: _ArtifactV1 | _ArtifactV03) -> Artifact:
+        return Artifact(
+            artifact_id=said.artifact_id or "",
+            parts=self.contents_of(said.parts, "artifact.parts"),
+            name=said.name or None,
+            description=said.description or None,
+            metadata=said.metadata,
+            extensions=said.extensions or (),
         )
 
 
-class ClientCodecV1(ClientCodec):
-    def __init__(self) -> None:
-        super().__init__(
-            "1.0",
-            send="SendMessage",
-            stream="SendStreamingMessage",
-            get="GetTask",
-            cancel="CancelTask",
-            subscribe="SubscribeToTask",
-        )
-        self._decode_reply = ParamsReader(_ReplyV1).read
-        self._decode_task = ParamsReader(_TaskV1).read
-
-    def _request(self, ask: a2a_requests.SendMessage) -> tuple[MessageV1, dict[str, Any]]:
-        message = parts_v1.message_of(ask.message, ask.message.task_id, ask.message.context_id, "")
-        return message, {"returnImmediately": not ask.blocking or None}
-
-    def decode_reply(self, data: bytes) -> RemoteEvent:
-        said: _ReplyV1 = self._decode_reply(data)
-        if said.task is not None:
-            return self._task(said.task)
-        if said.message is not None:
-            return RemoteMessage(
-                message=self._message(said.message, "message"),
-                context_id=said.message.context_id or None,
-                task_id=said.message.task_id or None,
-            )
-        if said.status_update is not None:
-            return self._status_update(said.status_update)
-        if said.artifact_update is not None and said.artifact_update.artifact is not None:
-            return self._artifact_update(said.artifact_update)
-        raise BadResponse(NO_ANSWER)
-
-    def decode_task(self, data: bytes) -> RemoteTask:
-        return self._task(self._decode_task(data))
-
-    def _state(self, said: str | int | None) -> TaskState:
-        return STATES_V1.get(said or 0) or TaskState.WORKING
-
-    def _message(self, said: MessageV1, where: str) -> MessageUpdate:
-        contents = said.contents(f"{where}.parts")
-        return _message(said, parts_v1.ROLES.get(said.role or 0) or "agent", contents)
-
-    def _artifact(self, said: _ArtifactV1) -> Artifact:
-        return _artifact(said, parts_v1.contents_of(said.parts or (), "artifact.parts"))
+def _kind_v1(reply: _ReplyV1) -> tuple[str | None, Any]:
+    kinds = {
+        "task": reply.task,
+        "message": reply.message,
+        "status-update": reply.status_update,
+        "artifact-update": reply.artifact_update,
+    }
+    return next(((kind, said) for kind, said in kinds.items() if said is not None), (None, _TaskV1()))
 
 
-class ClientCodecV03(ClientCodec):
-    """No version is sent: servers of this dialect know no header, or take its absence for this dialect."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            None,
-            send="message/send",
-            stream="message/stream",
-            get="tasks/get",
-            cancel="tasks/cancel",
-            subscribe="tasks/resubscribe",
-        )
-        self._decode_reply = ParamsReader(_ReplyV03, snake=False).read
-
-    def _request(self, ask: a2a_requests.SendMessage) -> tuple[MessageV03, dict[str, Any]]:
-        message = parts_v03.message_of(ask.message, ask.message.task_id, ask.message.context_id, "")
-        return message, {"blocking": ask.blocking}
-
-    def decode_reply(self, data: bytes) -> RemoteEvent:
-        said: _ReplyV03 = self._decode_reply(data)
-        match said.kind or _kind_of(said):
-            case "task":
-                return self._task(said)
-            case "message":
-                return RemoteMessage(
-                    message=self._message(said, "message"),
-                    context_id=said.context_id or None,
-                    task_id=said.task_id or None,
-                )
-            case "status-update":
-                return self._status_update(said, final=bool(said.final))
-            case "artifact-update" if said.artifact is not None:
-                return self._artifact_update(said)
-            case _:
-                raise BadResponse(NO_ANSWER)
-
-    def decode_task(self, data: bytes) -> RemoteTask:
-        return self._task(self._decode_reply(data))
-
-    def _state(self, said: str | None) -> TaskState:
-        return STATES_V03.get(said or "") or TaskState.WORKING
-
-    def _message(self, said: MessageV03 | _ReplyV03, where: str) -> MessageUpdate:
-        return _message(said, "user" if said.role == "user" else "agent", _contents_v03(said.parts, where))
-
-    def _artifact(self, said: _ArtifactV03) -> Artifact:
-        return _artifact(said, _contents_v03(said.parts, "artifact"))
+CLIENT_V1: Final = ClientCodec(
+    version="1.0",
+    send="SendMessage",
+    stream="SendStreamingMessage",
+    get="GetTask",
+    cancel="CancelTask",
+    subscribe="SubscribeToTask",
+    states=STATES_V1,
+    roles=parts_v1.ROLES,
+    message_of=parts_v1.message_of,
+    contents_of=lambda parts, where: parts_v1.contents_of(parts or (), where),
+    blocking=lambda blocking: {"returnImmediately": not blocking or None},
+    reply=ParamsReader(_ReplyV1),
+    task=ParamsReader(_TaskV1),
+    kind_of=_kind_v1,
+)
 
 
-def _message(said: MessageV1 | MessageV03 | _ReplyV03, role: str, parts: tuple[Content, ...]) -> MessageUpdate:
-    return MessageUpdate(
-        role=role,
-        parts=parts,
-        message_id=said.message_id or None,
-        metadata=said.metadata,
-        extensions=said.extensions or (),
-        reference_task_ids=said.reference_task_ids or (),
-    )
-
-
-def _artifact(said: _Artifact, parts: tuple[Content, ...]) -> Artifact:
-    return Artifact(
-        artifact_id=said.artifact_id or "",
-        parts=parts,
-        name=said.name or None,
-        description=said.description or None,
-        metadata=said.metadata,
-        extensions=said.extensions or (),
-    )
-
-
-def _kind_of(said: _ReplyV03) -> str | None:
-    if said.artifact is not None:
-        return "artifact-update"
-    if said.parts is not None:
-        return "message"
-    if said.status is not None:
-        return "task" if said.id else "status-update"
-    return None
+def _kind_v03(said: _ReplyV03) -> tuple[str | None, Any]:
+    kind = said.kind
+    if not kind and said.artifact is not None:
+        kind = "artifact-update"
+    elif not kind and said.parts is not None:
+        kind = "message"
+    elif not kind and said.status is not None:
+        kind = "task" if said.id else "status-update"
+    return kind, said
 
 
 def _contents_v03(parts: list[PartV03] | None, where: str) -> tuple[Content, ...]:
-    return tuple(parts_v03.content_of(_with_kind(part), f"{where}.parts[{at}]") for at, part in enumerate(parts or ()))
+    return tuple(parts_v03.content_of(_with_kind(part), f"{where}[{at}]") for at, part in enumerate(parts or ()))
 
 
 def _with_kind(part: PartV03) -> PartV03:
@@ -341,3 +279,22 @@ def _with_kind(part: PartV03) -> PartV03:
         return part
     kind = "text" if part.text is not None else "file" if part.file is not None else "data"
     return msgspec.structs.replace(part, kind=kind)
+
+
+_REPLY_V03: Final = ParamsReader(_ReplyV03, snake=False)
+CLIENT_V03: Final = ClientCodec(
+    version=None,
+    send="message/send",
+    stream="message/stream",
+    get="tasks/get",
+    cancel="tasks/cancel",
+    subscribe="tasks/resubscribe",
+    states=STATES_V03,
+    roles=parts_v03.ROLES,
+    message_of=parts_v03.message_of,
+    contents_of=_contents_v03,
+    blocking=lambda blocking: {"blocking": blocking},
+    reply=_REPLY_V03,
+    task=_REPLY_V03,
+    kind_of=_kind_v03,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from covenant.wire.a2a.client_codec import ClientCodec, ClientCodecV03, ClientCodecV1
+from covenant.wire.a2a.client_codec import CLIENT_V03, CLIENT_V1, ClientCodec
 from covenant.wire.a2a.error_codes import Version
 from covenant.wire.a2a.request_decoder import RequestDecoder, RequestDecoderV03, RequestDecoderV1
 from covenant.wire.a2a.response_encoder import RESPONSES_V03, RESPONSES_V1, ResponseEncoder
@@ -25,6 +25,6 @@ class Dialect:
 
 REQUESTS_V1: Final = RequestDecoderV1()
 """By its own name, since it also reads query strings."""
-V1: Final = Dialect(Version.V1, REQUESTS_V1, RESPONSES_V1, ClientCodecV1(), named_events=False)
-V03: Final = Dialect(Version.V03, RequestDecoderV03(), RESPONSES_V03, ClientCodecV03(), named_events=True)
+V1: Final = Dialect(Version.V1, REQUESTS_V1, RESPONSES_V1, CLIENT_V1, named_events=False)
+V03: Final = Dialect(Version.V03, RequestDecoderV03(), RESPONSES_V03, CLIENT_V03, named_events=True)
 BY_VERSION: Final[dict[str, Dialect]] = {dialect.version.value: dialect for dialect in (V1, V03)}

@@ -1,8 +1,8 @@
-"""What an A2A client is told when it is refused: one table for both dialects and every binding.
+"""How A2A clients are refused: one table for both dialects and every binding.
 
-A `Refusal` finds its row by its code, else by its class; whatever else was raised is an internal error, and no word of
-it leaves. Codes of JSON-RPC, HTTP and gRPC are the specification's (its sections 5.4, 9.5, 10.6 and 11.6). The slash
-methods differ in two places: a refused version is -32007, refused push notifications are an unsupported operation.
+A `Refusal` finds its row by its code, else by its class; whatever else was raised is an internal error, told without
+its text. Codes of JSON-RPC, HTTP and gRPC are the specification's (its sections 5.4, 9.5, 10.6 and 11.6), except two of
+0.3: a refused version is -32007, refused push notifications are an unsupported operation.
 """
 
 from __future__ import annotations
