@@ -25,12 +25,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 
 import uvloop
 
 from covenant.agents.agent_loader import AgentStacks, LoadedAgent, load_agents
-from covenant.daemon.demo import demo_agents, open_echo
+from covenant.daemon.demo import demo_agents, open_demo
 from covenant.daemon.home import SOCKET_NAME, left_in
 from covenant.daemon.listeners import http_bounds
 from covenant.daemon.schedulers import Scheduler
@@ -170,16 +170,6 @@ class Listening:
     """The ids of those that were found in served files."""
 
 
-class Worker(Protocol):
-    """An agent of the daemon's own, or all of them."""
-
-    async def run(self) -> None:
-        """Until it was stopped and has finished. Canceled, it puts down what it holds."""
-
-    def stop(self) -> None:
-        """Take nothing new."""
-
-
 Announce = Callable[[Listening], None]
 
 
@@ -208,9 +198,10 @@ async def _live(
     async with open_daemon(settings, log, served=found) as daemon:
         url = daemon.base.listeners.url
         listening = Listening(url, settings.home / SOCKET_NAME, tuple(agent.definition.id for agent in found))
-        echo = (await open_echo(daemon),) if demo else ()
+        if demo:
+            await open_demo(daemon)
         with left_in(settings.home, url):
-            async with serving(daemon, found, more_workers=echo, hurried=stops.hurried):
+            async with serving(daemon, found, hurried=stops.hurried):
                 _settle_memory()
                 announce(listening)
                 await stops.asked.wait()
@@ -222,18 +213,13 @@ async def _live(
 
 @asynccontextmanager
 async def serving(
-    daemon: Daemon,
-    found: Sequence[LoadedAgent] = (),
-    *,
-    more_workers: Sequence[Worker] = (),
-    hurried: asyncio.Event | None = None,
+    daemon: Daemon, found: Sequence[LoadedAgent] = (), *, hurried: asyncio.Event | None = None
 ) -> AsyncIterator[None]:
     """The doors are open, and everything that runs by itself does. Leaving it stops all that in order.
 
     `found`: agents from files, whom the watchdog may name. `hurried` ends the grace time of the stop.
     """
     doors, log = daemon.doors, daemon.base.telemetry.log
-    workers: tuple[Worker, ...] = (daemon.agents.workers, *more_workers)
     failed: Exception | None = None
     try:
         await doors.ipc.start()
@@ -242,15 +228,15 @@ async def serving(
         with _watchdog(daemon, found).watching(asyncio.get_running_loop()):
             async with asyncio.TaskGroup() as group:
                 scheduled = [group.create_task(_supervised(each, log)) for each in daemon.schedulers]
-                working = [group.create_task(worker.run()) for worker in workers]
+                working = group.create_task(daemon.agents.workers.run())
                 try:
                     yield
                     for scheduler in scheduled:
                         scheduler.cancel()
-                    await _stop(daemon, group, workers, working, hurried or asyncio.Event())
+                    await _stop(daemon, group, working, hurried or asyncio.Event())
                 except Exception as error:  # noqa: BLE001  (raised below, as it is and not as one of a group)
                     failed = error
-                    for task in (*scheduled, *working):
+                    for task in (*scheduled, working):
                         task.cancel()
         if failed is not None:
             raise failed
@@ -259,16 +245,10 @@ async def serving(
         await doors.ipc.stop(0)
 
 
-async def _stop(
-    daemon: Daemon,
-    group: asyncio.TaskGroup,
-    workers: Sequence[Worker],
-    working: Sequence[asyncio.Task[None]],
-    hurried: asyncio.Event,
-) -> None:
+async def _stop(daemon: Daemon, group: asyncio.TaskGroup, working: asyncio.Task[None], hurried: asyncio.Event) -> None:
     """With grace: until all that was under way has ended, the time is over, or somebody is in a hurry."""
     grace_s = daemon.base.settings.daemon.grace_ms / 1000
-    closing = group.create_task(_close(daemon, workers, working, grace_s))
+    closing = group.create_task(_close(daemon, working, grace_s))
     hurrying = group.create_task(hurried.wait())
     await asyncio.wait((closing, hurrying), timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
     if not closing.done():
@@ -276,21 +256,18 @@ async def _stop(
     # Whoever still waits is told before what they wait for is put down.
     closing.cancel()
     await daemon.doors.http.stop(0)
-    for task in (hurrying, *working):
+    for task in (hurrying, working):
         task.cancel()
 
 
-async def _close(
-    daemon: Daemon, workers: Sequence[Worker], working: Sequence[asyncio.Task[None]], grace_s: float
-) -> None:
+async def _close(daemon: Daemon, working: asyncio.Task[None], grace_s: float) -> None:
     """In order; returns when all that was under way has ended."""
     daemon.base.access.mailbox.leasing = False
     daemon.doors.waits.stop()
     if daemon.peers is not None:
         daemon.peers.end_polls()
-    for worker in workers:
-        worker.stop()
-    await asyncio.gather(*working)
+    daemon.agents.workers.stop()
+    await asyncio.wait((working,))
     grpc = daemon.base.listeners.grpc
     stops = [daemon.doors.http.stop(grace_s), daemon.doors.ipc.stop(grace_s)]
     await asyncio.gather(*stops, *([grpc.stop(grace_s)] if grpc is not None else []))
