@@ -23,17 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import msgspec
 
 from covenant.exchange.argument_checks import checks_arguments
-from covenant.model.errors import (
-    Conflict,
-    Forbidden,
-    Invalid,
-    NotFound,
-    OverLimit,
-    Refusal,
-    TooLarge,
-    Unauthenticated,
-    Unavailable,
-)
+from covenant.model.errors import REFUSALS, OverLimit, Refusal, Unavailable
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.rate_limits import Backoff
 from covenant.model.task import Result, Task
@@ -51,10 +41,7 @@ BETWEEN_TRIES: Final = Backoff(0.2, 5.0)
 RETRY_S_MAX: Final = 24 * 3_600.0
 """How long a call that fails on its way is tried again."""
 
-_BY_STATUS: Final[Mapping[int, type[Refusal]]] = {
-    kind.status: kind
-    for kind in (Invalid, Unauthenticated, Forbidden, NotFound, Conflict, TooLarge, OverLimit, Unavailable)
-}
+_BY_STATUS: Final = {kind.status: kind for kind in REFUSALS}
 
 
 class _Error(msgspec.Struct, frozen=True):

@@ -19,11 +19,11 @@ from covenant.agents.model.mcp_tools import McpTools
 from covenant.agents.model.model_agent import ModelAdvisor, ModelAgent
 from covenant.agents.model.toolbox import ToolServices
 from covenant.agents.model.web_fetch import WebPages
-from covenant.agents.router import IndexAgent, NoModelAgent
+from covenant.agents.router import IndexAgent, UnavailableAgent
 from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.keystore import admit_operator
-from covenant.daemon.wiring.remote_agents import Elsewhere
+from covenant.daemon.wiring.remote_agents import RemoteAgents
 from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import IdentityAuth
@@ -66,7 +66,7 @@ class AgentsUnderTest:
     conversations: A2AExchange
     caller: Caller
     directory: AgentDirectory
-    elsewhere: Elsewhere
+    elsewhere: RemoteAgents
     remote_cards: RemoteCards
     services: ToolServices
     models: dict[str, Model] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class AgentsUnderTest:
             definition, body = load_agent(agent)
         else:
             definition = read_agent_definition(agent)
-            body = self.model(definition) or NoModelAgent()
+            body = self.model(definition) or UnavailableAgent()
         self.catalogue.add_resident(tenant, definition, "code")
         self.workers.register(self.catalogue.identity(tenant, definition.id), body)
 
@@ -165,7 +165,7 @@ async def open_agents(
     catalogue = Catalogue(ledger, key)
     resolver = SystemResolver()
     fetcher = Fetcher(AddressGuard(("127.0.0.0/8",), resolver=resolver), OutboundSettings())
-    elsewhere = Elsewhere(home, fetcher, ledger, depth_max=3)
+    elsewhere = RemoteAgents(home, fetcher, ledger, depth_max=3)
     limits = limits or DelegationSettings(cooldown_ms=0)
     workers = WorkerPool(
         ledger,

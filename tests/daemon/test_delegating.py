@@ -12,7 +12,7 @@ import pytest
 
 from covenant.daemon.settings_loader import load
 from covenant.daemon.telemetry import Log
-from covenant.daemon.wiring.remote_agents import Elsewhere, open_outbound
+from covenant.daemon.wiring.remote_agents import RemoteAgents, open_outbound
 from covenant.ledger.embedded.open import memory_ledger
 from covenant.model.errors import Invalid, NotFound
 from covenant.model.task import Target
@@ -29,11 +29,11 @@ def write(home: Path, **agents: Any) -> None:
 
 
 @asynccontextmanager
-async def elsewhere(home: Path, **outbound: str) -> AsyncIterator[Elsewhere]:
+async def elsewhere(home: Path, **outbound: str) -> AsyncIterator[RemoteAgents]:
     named = {f"COVENANT_OUTBOUND_{name.upper()}": text for name, text in outbound.items()}
     ledger = await memory_ledger(clock=now_ms)
     async with open_outbound(load({}, named, home=home).settings.outbound) as (_, fetcher):
-        made = Elsewhere(home, fetcher, ledger, depth_max=3, log=Log())
+        made = RemoteAgents(home, fetcher, ledger, depth_max=3, log=Log())
         try:
             yield made
         finally:

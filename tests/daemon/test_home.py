@@ -11,11 +11,10 @@ from covenant.daemon.home import (
     TOKEN_NAME,
     UnsafeHome,
     make_home,
-    make_key,
-    read_key,
     read_or_make_token,
     save_token,
 )
+from covenant.daemon.keystore import Keystore
 from covenant.seal.keys import new_private_key, new_token
 
 
@@ -28,8 +27,8 @@ def test_a_new_home_and_its_secrets_are_for_their_owner_alone(tmp_path: Path) ->
     old = os.umask(0)
     try:
         make_home(home)
-        assert read_key(home) is None
-        key = make_key(home, new_private_key)
+        assert Keystore(home, None).read_key() is None
+        key = Keystore(home, None).make_key(new_private_key)
         token = read_or_make_token(home, new_token)
     finally:
         os.umask(old)
@@ -39,7 +38,7 @@ def test_a_new_home_and_its_secrets_are_for_their_owner_alone(tmp_path: Path) ->
         0o600,
         0o700,
     )
-    assert read_key(home) == key
+    assert Keystore(home, None).read_key() == key
     assert read_or_make_token(home, new_token) == token
     assert sorted(path.name for path in home.rglob("*")) == ["identity", "local.key", "operator.token"]
 
@@ -72,7 +71,7 @@ def test_a_secret_that_is_a_symbolic_link_is_refused(tmp_path: Path, name: str) 
     real.chmod(0o600)
     (tmp_path / name).symlink_to(real)
     with pytest.raises(UnsafeHome, match="symbolic link"):
-        read_or_make_token(tmp_path, new_token) if name == TOKEN_NAME else read_key(tmp_path)
+        read_or_make_token(tmp_path, new_token) if name == TOKEN_NAME else Keystore(tmp_path, None).read_key()
 
 
 def test_a_dangling_link_is_not_followed_into_making_a_token(tmp_path: Path) -> None:
@@ -105,12 +104,12 @@ def test_a_file_without_a_key_is_refused_rather_than_replaced(tmp_path: Path, te
     path.write_text(text)
     path.chmod(0o600)
     with pytest.raises(UnsafeHome, match="holds no key"):
-        read_key(tmp_path)
+        Keystore(tmp_path, None).read_key()
 
 
 def test_a_first_key_never_takes_the_place_of_another(tmp_path: Path) -> None:
-    first = make_key(tmp_path, new_private_key)
-    assert make_key(tmp_path, new_private_key) == first
+    first = Keystore(tmp_path, None).make_key(new_private_key)
+    assert Keystore(tmp_path, None).make_key(new_private_key) == first
 
 
 def test_a_rotated_token_takes_the_place_of_the_old_one_and_stays_private(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from covenant.daemon.home import KEY_NAME, LockedHome, UnsafeHome, _write_aside, make_key, read_key, save_secret
+from covenant.daemon.home import KEY_NAME, LockedHome, UnsafeHome, _write_aside, save_secret
 from covenant.daemon.keystore import CHANGE_NAME, PREKEYS_NAME, Keystore, find_passphrase
 from covenant.model.errors import SettingsError
 from covenant.peers.directory.instance_keys import PREKEYS_KEPT_MAX, InstanceKeys
@@ -76,11 +76,11 @@ class TestTheKey:
         assert mode(tmp_path / KEY_NAME) == 0o600
 
     def test_a_key_without_a_lock_is_locked_in_place_and_stays_the_key(self, tmp_path: Path) -> None:
-        key = make_key(tmp_path, new_private_key)
+        key = Keystore(tmp_path, None).make_key(new_private_key)
         old = os.umask(0)
         try:
             assert keystore(tmp_path).read_key() == key
-            assert read_key(tmp_path) == key, "reading changes nothing"
+            assert Keystore(tmp_path, None).read_key() == key, "reading changes nothing"
             assert keystore(tmp_path).lock_key()
         finally:
             os.umask(old)
@@ -90,16 +90,15 @@ class TestTheKey:
         assert key.hex().encode() not in (tmp_path / KEY_NAME).read_bytes()
 
     def test_without_a_passphrase_nothing_is_locked(self, tmp_path: Path) -> None:
-        key = make_key(tmp_path, new_private_key)
+        key = Keystore(tmp_path, None).make_key(new_private_key)
         assert not keystore(tmp_path, None).lock_key()
-        assert keystore(tmp_path, None).read_key() == read_key(tmp_path) == key
+        assert keystore(tmp_path, None).read_key() == key
 
     def test_a_locked_key_without_its_passphrase_says_what_to_set(self, tmp_path: Path) -> None:
         keystore(tmp_path).make_key(new_private_key)
         before = (tmp_path / KEY_NAME).read_bytes()
-        for read in (keystore(tmp_path, None).read_key, lambda: read_key(tmp_path)):
-            with pytest.raises(LockedHome, match="set COVENANT_PASSPHRASE"):
-                read()
+        with pytest.raises(LockedHome, match="set COVENANT_PASSPHRASE"):
+            keystore(tmp_path, None).read_key()
         with pytest.raises(LockedHome, match="the passphrase is wrong"):
             keystore(tmp_path, "battery staple").read_key()
         assert (tmp_path / KEY_NAME).read_bytes() == before
@@ -107,7 +106,7 @@ class TestTheKey:
     def test_a_crash_before_the_locked_key_has_its_name_loses_nothing_and_leaves_nothing_open(
         self, tmp_path: Path
     ) -> None:
-        key = make_key(tmp_path, new_private_key)
+        key = Keystore(tmp_path, None).make_key(new_private_key)
         left = _write_aside(tmp_path / KEY_NAME, key.hex())
         left = left.rename(left.with_name(".local.key.999999.tmp"))
         assert keystore(tmp_path).read_key() == key
@@ -279,7 +278,7 @@ def test_a_daemon_locks_its_key_at_the_first_start_with_a_passphrase_and_needs_i
     with short_folder() as folder:
         home = folder / "home"
         assert Daemon(home).stop() == 0
-        key = read_key(home)
+        key = Keystore(home, None).read_key()
         locked = Daemon(home, env={"COVENANT_PASSPHRASE": PASSPHRASE})
         listed = locked.run("identities", "list")
         assert (locked.stop(), listed.code) == (0, 0), listed

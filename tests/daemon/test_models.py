@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from covenant.agents.model.model_agent import ModelAgent
-from covenant.agents.router import NoModelAgent
+from covenant.agents.router import UnavailableAgent
 from covenant.daemon.settings import ModelSettings
 from covenant.daemon.wiring.agents import ModelAgents, Models
 from covenant.model.agent_definition import read_agent_definition
@@ -204,7 +204,7 @@ async def test_agents_are_played_by_a_model_if_there_is_one(tmp_path: Path) -> N
     async with open_agents(tmp_path) as under_test:
         with_model, without = ModelSettings(name="test"), ModelSettings()
         assert isinstance(ModelAgents(with_model, Models(with_model), under_test.services).body(agent()), ModelAgent)
-        assert isinstance(ModelAgents(without, Models(without), under_test.services).body(agent()), NoModelAgent)
+        assert isinstance(ModelAgents(without, Models(without), under_test.services).body(agent()), UnavailableAgent)
 
 
 def test_without_the_extra_there_is_no_model_and_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

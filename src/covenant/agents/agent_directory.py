@@ -1,7 +1,7 @@
-"""The agents that an agent can hand work to, here and elsewhere: as lines of text, and to be ranked.
+"""The agents that an agent can call, here and elsewhere: as lines of text, and to be ranked.
 
-Local agents are those of the tenant's catalogue that somebody plays. Remote ones are those that are configured and
-whose cards were found; their cards are fetched in the background. A listing is made again only when something changed.
+Local agents are those of the tenant's catalogue that can work. Remote agents are configured ones whose card was found;
+cards are fetched in the background. A listing is made again only when something changed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FindCard = Callable[[str], Awaitable[RemoteCard | None]]
 
 
 class RemoteCardEntry(msgspec.Struct, frozen=True):
-    """What came of looking for a card, for which entry, and until when that is good."""
+    """A card, or why there is none; for which entry; and until when that holds."""
 
     entry: object
     until: float
@@ -56,8 +56,6 @@ class RemoteCardEntry(msgspec.Struct, frozen=True):
 
 
 class RemoteCards:
-    """The cards of remote agents: fetched in the background, read at once."""
-
     def __init__(
         self,
         directory: RemoteNames,
@@ -93,11 +91,11 @@ class RemoteCards:
         return kept.card if kept is not None else None
 
     def look(self) -> None:
-        """Begin to fetch what is due. Does not wait."""
+        """Begin to fetch what is due, and do not wait for it."""
         entries: dict[str, object] = {}
         for name in self._directory:
             if len(entries) >= REMOTES_MAX:
-                log.warning("roster.full", extra={"kept": REMOTES_MAX})
+                log.warning("agents.too_many_remote", extra={"kept": REMOTES_MAX})
                 break
             try:
                 entries[name] = self._directory.entry(name)
@@ -148,7 +146,7 @@ class RemoteCards:
         except CovenantError as error:
             trouble = str(error)
         except Exception:
-            log.exception("roster.failed", extra={"agent": name})
+            log.exception("agents.card_failed", extra={"agent": name})
             trouble = "its card cannot be fetched"
         before = self._kept.get(name)
         until = self._clock() + (FAILURE_S if card is None else CARD_S)
@@ -292,14 +290,8 @@ class AgentDirectory:
 def _local(agent: CatalogueAgent) -> CallableAgent:
     definition = agent.definition
     skills = tuple(
-        RemoteSkill(
-            id=skill.id,
-            name=skill.name or skill.id,
-            description=skill.description,
-            tags=skill.tags,
-            examples=skill.examples,
-        )
-        for skill in definition.skills
+        msgspec.structs.replace(made, name=made.name or made.id)
+        for made in msgspec.convert(definition.skills, list[RemoteSkill], from_attributes=True)
     )
     return CallableAgent(
         name=agent.id,

@@ -1,7 +1,7 @@
-"""Loads agents from Python files: whatever stands at the top of a module and is an agent of a kind that can run here.
+"""Loads agents from Python files: each object at the top level of a module that is an agent.
 
-An `Agent` of ours, an `AgentExecutor` of the official SDK, an agent of pydantic-ai. The last two are looked for only in
-files that have imported those libraries themselves. An agent that says no name is called what its variable is called.
+That is an `Agent`, an `AgentExecutor` of the official SDK, or an agent of pydantic-ai. The last two are looked for only
+in files that import those libraries. An agent without a name is called what its variable is called.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from covenant.model.errors import CovenantError, Refusal
 SDK: Final = "a2a.server.agent_execution"
 PYDANTIC: Final = "pydantic_ai.agent"
 
+DECLARED: Final = (
+    "name description input_modes output_modes timeout_ms idempotent on_lost extensions default_project".split()
+)
+"""What a definition takes from an `Agent` as it is."""
 _LOADERS: Final = ("<frozen importlib._bootstrap_external>", "<frozen importlib._bootstrap>")
 
 
@@ -50,8 +54,11 @@ def load_agents(paths: Sequence[Path]) -> list[LoadedAgent]:
         if not here:
             raise CannotLoad(f"{path} has no agents: define one at its top level, agent = Agent(…)")
         found += here
-    for first, second in _twice(found):
-        raise CannotLoad(f"agent {first.definition.id!r} is in {first.path} and again in {second.path}")
+    seen: dict[str, LoadedAgent] = {}
+    for second in found:
+        first = seen.setdefault(second.definition.id, second)
+        if first is not second:
+            raise CannotLoad(f"agent {first.definition.id!r} is in {first.path} and again in {second.path}")
     return found
 
 
@@ -61,14 +68,6 @@ def find_agent(path: Path, name: str) -> Agent:
         if isinstance(value, Agent) and value.name == name:
             return value
     raise CannotLoad(f"{path} has no agent {name!r}")
-
-
-def _twice(found: Sequence[LoadedAgent]) -> Iterator[tuple[LoadedAgent, LoadedAgent]]:
-    seen: dict[str, LoadedAgent] = {}
-    for each in found:
-        first = seen.setdefault(each.definition.id, each)
-        if first is not each:
-            yield first, each
 
 
 def _module(path: Path) -> ModuleType:
@@ -107,15 +106,12 @@ def _agents(module: ModuleType, path: Path) -> Iterator[LoadedAgent]:
             continue
         seen.append(value)
         try:
-            made = _ours(value, path) or _executors(variable, value, module) or _pydantic(variable, value)
+            ours = load_agent(value, path) if isinstance(value, Agent) else None
+            made = ours or _executors(variable, value, module) or _pydantic(variable, value)
         except (Refusal, TypeError) as wrong:
             raise CannotLoad(f"{path}: {variable}: {wrong}") from wrong
         if made is not None:
             yield LoadedAgent(made[0], made[1], path)
-
-
-def _ours(value: object, path: Path) -> tuple[AgentDefinition, RunnableAgent] | None:
-    return load_agent(value, path) if isinstance(value, Agent) else None
 
 
 def load_agent(agent: Agent, path: Path | None = None) -> tuple[AgentDefinition, RunnableAgent]:
@@ -125,19 +121,10 @@ def load_agent(agent: Agent, path: Path | None = None) -> tuple[AgentDefinition,
     """
     if agent.isolate and path is None:
         raise TypeError(f"agent {agent.name!r} can be isolated only where it is served from a file")
-    declared = {
+    declared = {name: getattr(agent, name) for name in DECLARED} | {
         "id": agent.name,
-        "name": agent.name,
-        "description": agent.description,
         "skills": [msgspec.to_builtins(skill) for skill in agent.skills],
-        "input_modes": agent.input_modes,
-        "output_modes": agent.output_modes,
-        "timeout_ms": agent.timeout_ms,
-        "idempotent": agent.idempotent,
-        "on_lost": agent.on_lost,
         "concurrency": agent.concurrency or (PROCESSES_MAX if agent.isolate else 0),
-        "extensions": agent.extensions,
-        "default_project": agent.default_project,
     }
     body: RunnableAgent = IsolatedAgent(agent, path) if agent.isolate and path is not None else FunctionAgent(agent)
     return _definition(declared), body

@@ -1,8 +1,8 @@
 """Isolated functions: a function agent whose turns run in processes of their own, one process a turn.
 
-The process is `python -m covenant.agents.isolated_program FILE AGENT`: it is told the turn, imports the author's file,
-runs the function, and speaks as process agents do (see `process`). Besides, it asks for calls of other agents (see
-`program_calls`). If it dies, its task fails, and nothing else; at the end of its turn it is ended.
+The process is `python -m covenant.agents.isolated_program FILE AGENT`: it reads the turn, imports the author's file,
+runs the function, and writes the lines of a process agent (see `process_agent`) and calls of other agents. If it dies,
+only its task fails.
 """
 
 from __future__ import annotations
@@ -24,42 +24,22 @@ from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit, NotEnou
 from covenant.agents.runtime.job import Job
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.content import Content
-from covenant.model.errors import (
-    Conflict,
-    Forbidden,
-    Invalid,
-    NotFound,
-    OverLimit,
-    Refusal,
-    TooLarge,
-    Unauthenticated,
-    Unavailable,
-)
+from covenant.model.errors import REFUSALS, Refusal, Unavailable
 from covenant.model.task_event import MessageUpdate
 
 CALLS_MAX: Final = 256
-KINDS: Final[dict[str, type[Refusal]]] = {
-    kind.__name__: kind
-    for kind in (Invalid, Unauthenticated, Forbidden, NotFound, Conflict, TooLarge, OverLimit, Unavailable)
-}
+KINDS: Final = {kind.__name__: kind for kind in REFUSALS}
 
 log = logging.getLogger(__name__)
-
-
-class ProgramCallTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    agent: str
-    parts: tuple[Content, ...]
-    timeout_ms: int | None = None
-    key: str | None = None
-    idempotent: bool | None = None
+replace = msgspec.structs.replace
 
 
 class ProgramCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="call"):
-    """`verb`: which method of `Calls`. `all` and `quorum` have several calls, `answer` has `child` and `parts`."""
+    """`verb`: which method of `TurnCalls`. `answer` has `child` and `parts`; of a call, `what` is parts."""
 
     id: int
     verb: Literal["one", "all", "quorum", "answer"]
-    calls: tuple[ProgramCallTarget, ...] = ()
+    calls: tuple[Call, ...] = ()
     wanted: int = 0
     child: str = ""
     parts: tuple[Content, ...] = ()
@@ -95,7 +75,6 @@ def refused(refusal: Refusal, wanted: int = 0) -> ProgramCallRefusal:
 
 
 def raised(answered: ProgramCallAnswer) -> Refusal:
-    """The refusal that an answer carries, as it was raised in the daemon."""
     told = answered.refused
     assert told is not None
     if told.kind == CallLimit.__name__:
@@ -107,10 +86,10 @@ def raised(answered: ProgramCallAnswer) -> Refusal:
 
 
 class ProgramCalls:
-    """In the daemon: performs what a program asks on its standard output, as calls of its job.
+    """In the daemon: the calls that a program asks for.
 
-    A line `{"type": "call", "id", "verb", …}` is a `ProgramCall`. Its `ProgramCallAnswer` is a line on standard input.
-    `{"type": "call_off", "id"}` takes a call back. At most `CALLS_MAX` are under way at once; all end with the turn.
+    A line `{"type": "call", "id", "verb", …}` is a `ProgramCall`; its `ProgramCallAnswer` goes to standard input.
+    `{"type": "call_off", "id"}` cancels a call. At most `CALLS_MAX` are under way at once; all end with the turn.
     """
 
     def __init__(self, job: Job, stdin: asyncio.StreamWriter) -> None:
@@ -121,6 +100,8 @@ class ProgramCalls:
     def begin(self, event: dict[str, Any]) -> None:
         """Raises `msgspec.ValidationError` if the event is no call."""
         asked = msgspec.convert(event, ProgramCall)
+        calls = [replace(call, what=msgspec.convert(call.what, tuple[Content, ...])) for call in asked.calls]
+        asked = replace(asked, calls=tuple(calls))
         if asked.id in self._under_way or len(self._under_way) >= CALLS_MAX:
             raise msgspec.ValidationError(f"at most {CALLS_MAX} calls at once, each with an id of its own")
         doing = asyncio.create_task(self._perform(asked))
@@ -133,7 +114,6 @@ class ProgramCalls:
             doing.cancel()
 
     async def close(self) -> None:
-        """The turn is over: what it still waits for ends with it."""
         under_way = [*self._under_way.values()]
         for doing in under_way:
             doing.cancel()
@@ -157,20 +137,16 @@ class ProgramCalls:
 
 
 async def _make_calls(calls: TurnCalls, asked: ProgramCall) -> tuple[Answer, ...]:
-    made = [
-        Call(agent=each.agent, what=each.parts, timeout_ms=each.timeout_ms, key=each.key, idempotent=each.idempotent)
-        for each in asked.calls
-    ]
     one: Awaitable[Answer]
     match asked.verb:
         case "all":
-            return await calls.all(made)
+            return await calls.all(asked.calls)
         case "quorum":
-            return await calls.quorum(asked.wanted, made)
+            return await calls.quorum(asked.wanted, asked.calls)
         case "answer":
             one = calls.answer(asked.child, asked.parts)
         case "one":
-            one = calls.one(made[0])
+            one = calls.one(asked.calls[0])
     return (await one,)
 
 

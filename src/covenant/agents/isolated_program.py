@@ -23,7 +23,7 @@ import msgspec
 from covenant.agents.agent_loader import CannotLoad, find_agent
 from covenant.agents.api import Agent
 from covenant.agents.function_agent import FunctionAgent
-from covenant.agents.isolated_agent import IsolatedTurn, ProgramCall, ProgramCallAnswer, ProgramCallTarget, raised
+from covenant.agents.isolated_agent import IsolatedTurn, ProgramCall, ProgramCallAnswer, raised
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling
 from covenant.agents.runtime.function_threads import AgentThreads
 from covenant.agents.runtime.job import FAILED
@@ -42,8 +42,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Output:
-    """Lines to the daemon."""
-
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
@@ -57,8 +55,6 @@ class _Output:
 
 
 class _Calls:
-    """The calls of a function, by way of the daemon."""
-
     def __init__(self, output: _Output) -> None:
         self._output = output
         self._ids = count(1)
@@ -100,21 +96,16 @@ class _Calls:
         return answered.answers
 
 
-def _asked(call: Calling) -> ProgramCallTarget:
+def _asked(call: Calling) -> Call:
     if isinstance(call, tuple):
         agent, what = call
         call = Call(agent=agent, what=what)
-    return ProgramCallTarget(
-        agent=getattr(call.agent, "name", call.agent),
-        parts=parts_of(call.what),
-        timeout_ms=call.timeout_ms,
-        key=call.key,
-        idempotent=call.idempotent,
-    )
+    name = getattr(call.agent, "name", call.agent)
+    return msgspec.structs.replace(call, agent=name, what=parts_of(call.what))
 
 
 class _Turn:
-    """The daemon's job and the turn's output, as far as a function needs them: what is said becomes lines."""
+    """A job and its output for a function: what is said becomes lines to the daemon."""
 
     def __init__(self, leased: LeasedTask, output: _Output, calls: _Calls) -> None:
         self.leased: Final = leased

@@ -70,15 +70,11 @@ class KeywordIndex:
         return sorted(found, key=lambda ranked: -ranked.score)
 
 
-def overlap(text: str, others: Sequence[str]) -> list[tuple[float, int]]:
-    """Score and place of those of the `others` that share words with the text, the best first."""
-    ranking = KeywordIndex([CallableAgent(name="", description=other) for other in others])
-    asked = {stem for _, stem in _words(text)}
-    scores = [
-        (sum(ranking._rarity[stem] for stem in asked if stem in places), at)  # noqa: SLF001  (the same module)
-        for at, places in enumerate(ranking._places)  # noqa: SLF001
-    ]
-    return sorted((each for each in scores if each[0] > 0), key=lambda each: (-each[0], each[1]))
+def overlap(text: str, others: Sequence[str]) -> list[int]:
+    """The places of those of the `others` that share words with the text, the best first."""
+    agents = [CallableAgent(name="", description=other) for other in others]
+    places = {id(agent): at for at, agent in enumerate(agents)}
+    return [places[id(match.listed)] for match in KeywordIndex(agents).rank(text)]
 
 
 def _places(listed: CallableAgent) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Agents of peers: a task is done by another instance, sealed and proven.
 
-The offer goes under the task's own id, and everything said about it is in the ledger: an attempt that finds it offered
-goes on from there, so a daemon may stop or die at any moment. How it stands is noted in the task's updates, what proves
-the result as the last of them. A task that ends here ends there too, also if the peer cannot be reached just now.
+The offer has the task's own id, and all that is said about it is in the ledger: a later attempt goes on where the
+offer stands, so a daemon may stop or die at any moment. Updates of the task say how the delegation stands; the last one
+is the proof of its result. A task that ends here ends at the peer too, as soon as the peer can be reached.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, cast
 import msgspec
 
 from covenant.agents.remote_agent import renew_lease
-from covenant.agents.runtime.job import TIMED_OUT, Job
+from covenant.agents.runtime.job import Job
 from covenant.exchange.delegation import REMOTE, target_of
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
 from covenant.model.errors import NotFound, OverLimit, Refusal, Unavailable
@@ -34,7 +34,7 @@ from covenant.model.peers.delegation import (
 from covenant.model.peers.delegation_messages import DelegationResult, usage_amounts
 from covenant.model.rate_limits import Backoff
 from covenant.model.sanitizer import unreserved_parts, without_reserved
-from covenant.model.task import Target, Task
+from covenant.model.task import TIMED_OUT, Target, Task
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate
 from covenant.wire.redaction import SecretFinding
 
@@ -52,8 +52,6 @@ log = logging.getLogger(__name__)
 
 
 class PeerRequester(Protocol):
-    """Who delegates to peers for this instance (`Requester`)."""
-
     def peer(self, named: str) -> Peer: ...
     def provider(self, profile: str) -> Peer | None: ...
     async def delegation(self, offer_id: str) -> Delegation | None: ...
@@ -74,9 +72,9 @@ class PeerRequester(Protocol):
 
 
 class PeerAgent:
-    def __init__(self, desk: PeerRequester, target: Target | None = None) -> None:
+    def __init__(self, requester: PeerRequester, target: Target | None = None) -> None:
         """`target`: the `peer` (empty: whichever offers it) and its `profile`, for tasks that do not say so."""
-        self._desk = desk
+        self._requester = requester
         self._target = target
 
     async def run(self, job: Job) -> None:
@@ -86,15 +84,15 @@ class PeerAgent:
             return
         beating = asyncio.ensure_future(renew_lease(job))
         try:
-            if await self._desk.delegation(job.task.id) is None:
+            if await self._requester.delegation(job.task.id) is None:
                 await self._offer(job, target)
             self._conclude(job, await self._ended(job))
-            self._desk.take(job.task.id)
+            self._requester.take(job.task.id)
         except Refusal as refusal:
             _fail(job, refusal.code, refusal.message)
         except asyncio.CancelledError:
             # What has ended here is not wanted there. What has not is found again by the next attempt.
-            await asyncio.shield(self._desk.withdraw(job.task.id, "canceled by whoever asked for it"))
+            await asyncio.shield(self._requester.withdraw(job.task.id, "canceled by whoever asked for it"))
             raise
         finally:
             beating.cancel()
@@ -103,7 +101,7 @@ class PeerAgent:
         tries = 0
         while True:
             try:
-                await self._desk.offer(
+                await self._requester.offer(
                     job.task,
                     self._peer(target),
                     target.profile or "",
@@ -120,8 +118,8 @@ class PeerAgent:
 
     def _peer(self, target: Target) -> Peer:
         if target.peer:
-            return self._desk.peer(target.peer)
-        found = self._desk.provider(target.profile or "")
+            return self._requester.peer(target.peer)
+        found = self._requester.provider(target.profile or "")
         if found is None:
             raise NotFound("no_profile", f"no peer offers {target.profile!r}; see `covenant peers list`")
         return found
@@ -129,7 +127,7 @@ class PeerAgent:
     async def _ended(self, job: Job) -> Delegation:
         """Says how it goes, until it has ended; or until it has no claim to be waited for any more."""
         loop, noted = asyncio.get_running_loop(), _Noted(job)
-        following = cast("AsyncGenerator[Delegation, None]", self._desk.follow(job.task.id))
+        following = cast("AsyncGenerator[Delegation, None]", self._requester.follow(job.task.id))
         delegation: Delegation | None = None
         try:
             async with asyncio.timeout(None) as bound, aclosing(following):

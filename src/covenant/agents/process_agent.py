@@ -44,8 +44,6 @@ from covenant.model.usage import read_usage
 if TYPE_CHECKING:
     from covenant.agents.isolated_agent import ProgramCalls
 
-
-"""How long a turn of a process agent may take, unless it says otherwise."""
 LINE_BYTES_MAX: Final = 1024 * 1024
 OUTPUT_BYTES_MAX: Final = 32 * 1024 * 1024
 TERMINATE_S: Final = 1.0
@@ -63,8 +61,6 @@ _decode = msgspec.json.Decoder().decode
 
 
 class _Given(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program is told."""
-
     type: str = "turn"
     task_id: str
     context_id: str
@@ -100,7 +96,19 @@ class ProcessAgent:
 
     async def given(self, job: Job) -> bytes:
         """The line that a program is told."""
-        return await _given(job)
+        message, parts = job.messages[-1], tuple(part for each in job.messages for part in each.parts)
+        given = _Given(
+            task_id=job.task.id,
+            context_id=job.task.context_id or job.task.id,
+            message_id=message.message_id,
+            text="\n".join(part.text for part in parts if isinstance(part, Text)),
+            parts=parts,
+            history=await earlier(job),
+            turn=job.leased.turn,
+            attempt=job.leased.lease.attempt,
+            metadata=message.metadata or {},
+        )
+        return _encode(given) + b"\n"
 
     def calls(self, job: Job, stdin: asyncio.StreamWriter) -> ProgramCalls | None:  # noqa: ARG002
         """Who performs the calls that the program asks for. None: standard input ends with the turn.
@@ -112,17 +120,7 @@ class ProcessAgent:
     async def run(self, job: Job) -> None:
         given = await self.given(job)
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=self._environment,
-                cwd=self._folder,
-                # A group of its own, so that what it starts can be ended with it.
-                start_new_session=True,
-                limit=self._line_bytes_max,
-            )
+            process = await start_program(self._command, self._environment, self._line_bytes_max, self._folder)
         except (OSError, ValueError):
             log.warning("process.not_started", exc_info=True, extra=job.fields(command=self._command[0]))
             job.fail(NOT_STARTED)
@@ -169,21 +167,20 @@ class ProcessAgent:
             dialogue.exited(await _exited(process))
 
 
-async def _given(job: Job) -> bytes:
-    message = job.messages[-1]
-    parts = tuple(part for each in job.messages for part in each.parts)
-    given = _Given(
-        task_id=job.task.id,
-        context_id=job.task.context_id or job.task.id,
-        message_id=message.message_id,
-        text="\n".join(part.text for part in parts if isinstance(part, Text)),
-        parts=parts,
-        history=await earlier(job),
-        turn=job.leased.turn,
-        attempt=job.leased.lease.attempt,
-        metadata=message.metadata or {},
+async def start_program(
+    command: Sequence[str], environment: Mapping[str, str] | None, line_bytes_max: int, folder: Path | None = None
+) -> asyncio.subprocess.Process:
+    """In a process group of its own, so that what it starts can be ended with it."""
+    return await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+        cwd=folder,
+        start_new_session=True,
+        limit=line_bytes_max,
     )
-    return _encode(given) + b"\n"
 
 
 async def _tell(stdin: asyncio.StreamWriter, given: bytes, *, close: bool) -> None:
@@ -207,7 +204,7 @@ async def _exited(process: asyncio.subprocess.Process) -> int:
 
 
 async def _end_what_it_left(process: asyncio.subprocess.Process) -> None:
-    """What a program leaves behind could hold its output open for ever; some of it may even have left its group."""
+    """What it left behind could hold its output open for ever; some of it may have left its group."""
     assert process.stdout is not None
     await _exited(process)
     await asyncio.sleep(LINGER_S)
@@ -217,7 +214,6 @@ async def _end_what_it_left(process: asyncio.subprocess.Process) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """The program, and what it started, are gone when this returns."""
     signal_group(process, signal.SIGTERM)
     try:
         async with asyncio.timeout(TERMINATE_S):

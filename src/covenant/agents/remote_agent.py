@@ -1,19 +1,19 @@
 """Remote agents: a task is done elsewhere, by an agent that is called over A2A.
 
-What is told there is the words of the message, how deep the call is and until when it is wanted; nothing else of ours.
-What it says comes back as updates of the task at hand, and its answer as the result. If it asks for something, the task
-waits, and the next message goes to the same task there.
+The remote agent is told the words of the message, the depth of the call and its deadline; nothing else of ours. What it
+says becomes updates of the task here, and its answer the result. If it asks for something, the task waits, and the next
+message goes to the same remote task.
 
-The message goes under a key made from the task's id, the same in every attempt, so that an agent that knows such keys
-does it once. Its task there is noted as soon as it is known: an attempt that finds the note follows that task, and
-sends nothing. Whoever ends the task here ends it there. A daemon that stops leaves it at work.
+The message has a key made from the task's id, the same in every attempt, so that an agent that knows such keys does it
+once. The remote task is noted as soon as it is known: a later attempt follows it, and sends nothing. Whoever ends the
+task here ends it there. A daemon that stops leaves it at work.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -27,6 +27,7 @@ from covenant.agents.runtime.turn_limits import USAGE
 from covenant.exchange.delegation import REMOTE, target_of, tenant_of
 from covenant.exchange.tasks.builder import IDEMPOTENCY, text_of
 from covenant.ledger.contract.tasks import ListQuery, QueueQuery, TaskLedger
+from covenant.ledger.machine.states import LEASED, PARKED
 from covenant.model.content import Content, Text
 from covenant.model.errors import CovenantError, Refusal
 from covenant.model.ids import AgentId, TaskId
@@ -57,15 +58,10 @@ log = logging.getLogger(__name__)
 
 class RemoteAgent:
     def __init__(
-        self,
-        open_remote: OpenRemote,
-        target: Target | None = None,
-        *,
-        depth_max: int,
-        withdrawals: RemoteCancels,
+        self, open_remote: OpenRemote, target: Target | None = None, *, depth_max: int, cancels: RemoteCancels
     ) -> None:
-        """`target`: where it is, for tasks that do not say so. `withdrawals`: who ends there what has ended here."""
-        self._withdrawals = withdrawals
+        """`target`: where it is, for tasks that do not say so."""
+        self._cancels = cancels
         self._open = open_remote
         self._target = target
         self._depth_max = depth_max
@@ -103,14 +99,14 @@ class RemoteAgent:
         except asyncio.CancelledError:
             if job.stopping != DAEMON_STOPS and note.task_id is not None:
                 # It was told already, if it could be reached just now. Otherwise it is told until it can be.
-                self._withdrawals.tell(tenant, target, note.task_id)
+                self._cancels.tell(tenant, target, note.task_id)
             raise
         finally:
             job.spend(job.spending.end_running())
             await remote.close()
         _conclude(job, reply)
         if reply.waits and note.task_id is not None:
-            self._withdrawals.watch(tenant, job.task.id, target, note.task_id)
+            self._cancels.watch(tenant, job.task.id, target, note.task_id)
 
     async def _send(self, job: Job, remote: Remote, hop: Hop, note: _Note) -> Reply:
         task, turn = job.task, job.leased.turn
@@ -136,7 +132,7 @@ class RemoteAgent:
 
 
 class _Note:
-    """Which task it is there: as it was noted before, or as it is learned, and then said once in a turn."""
+    """The remote task: as noted by an earlier attempt, or as learned now, and then said once in a turn."""
 
     def __init__(self, job: Job, known: Mapping[str, Any]) -> None:
         self._job = job
@@ -342,18 +338,18 @@ class RemoteCancels:
 
     async def _find(self, identity: AgentId, target: Target | None) -> None:
         ledger, me, tenant = self._ledger, identity.pubkey, tenant_of(identity)
-        for state in ("in_flight", "parked"):
-            query = QueueQuery(viewer=me, limit=FOUND_MAX, state_filter=state)
+        for state in (LEASED, PARKED):
+            query = QueueQuery(viewer=me, limit=FOUND_MAX, state_filter=state.wire_name)
             for entry in (await ledger.queue(query)).tasks:
-                if entry.task.recipient.pubkey != me or (state == "in_flight" and not entry.holder_lost):
+                if entry.task.recipient.pubkey != me or (state is LEASED and not entry.holder_lost):
                     continue
                 steps = await ledger.steps(entry.task.id, 0, 1_000)
                 where, there = target_of(entry.task) or target, noted(steps)
                 if where and there is not None:
                     self.watch(tenant, entry.task.id, where, there)
         since_ms = ledger.now_ms() - RECENTLY_MS
-        for ended in ("canceled", "failed"):
-            query_ended = ListQuery(recipient=me, state=ended, moved_since_ms=since_ms, limit=FOUND_MAX)
+        for ended in (Ending.CANCELED, Ending.FAILED):
+            query_ended = ListQuery(recipient=me, state=ended.value, moved_since_ms=since_ms, limit=FOUND_MAX)
             for steps in (await ledger.listing(query_ended)).tasks:
                 view, there = fold(steps), noted(steps)
                 where = (target_of(view.task) if view is not None else None) or target
@@ -361,8 +357,8 @@ class RemoteCancels:
                     self.tell(tenant, where, there)
 
 
-def noted(steps: tuple[Step, ...] | Any) -> str | None:
-    """Which task it is there, as it was last noted here."""
+def noted(steps: Sequence[Step]) -> str | None:
+    """The remote task, as it was last noted."""
     for step in reversed(steps):
         what = step.what
         if isinstance(what, StatusUpdate) and isinstance(note := (what.metadata or {}).get(REMOTE), dict):

@@ -1,9 +1,8 @@
-"""The master, `index`: it is sent what is addressed to nobody in particular, and picks for each turn who does it.
+"""The agent `index`: it is sent what is addressed to no agent in particular, and picks one for each turn.
 
-With a model, the model picks, by its tools. Without one, the agents are ranked by the words that a request shares with
-what they say of themselves; the best one is handed the work if it fits well enough, and everybody is told why. If none
-does, the master says so, and who there is. Routing again, after a crash say, finds the route and the child that are
-there: nothing is done twice by that.
+With a model, the model picks, by its tools. Without one, agents are ranked by the words that a request shares with what
+they say of themselves; the best one gets the work if it fits well enough, and the route says why. Otherwise `index`
+answers which agents there are. An attempt that begins anew finds the route and the child task of the one before it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ NOBODY: Final = "None of the agents here seems to fit this request, and no model
 
 
 class RouterAgent:
-    """The master without a model."""
+    """`index` without a model."""
 
     def __init__(self, directory: AgentDirectory) -> None:
         self._directory = directory
@@ -95,7 +94,6 @@ class RouterAgent:
         _tell_answer(job, output, answer, agent=name, label=label)
 
     def _ranking(self, tenant: str) -> KeywordIndex:
-        """Made again only when the directory has changed."""
         listed = self._directory.all(tenant)
         known = self._rankings.get(tenant)
         if known is None or known[0] is not listed:
@@ -155,15 +153,18 @@ NO_MODEL: Final = 'no model is configured: set model.name = "provider:name" and 
 
 
 class ModelProvider(Protocol):
-    """Who plays the agents that a model is meant to play."""
-
     def model(self, definition: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
         """A model in this role; None if there is no model."""
 
 
-class NoModelAgent:
+class UnavailableAgent:
+    """In place of an agent that cannot work here: fails, and says why."""
+
+    def __init__(self, why: str = NO_MODEL) -> None:
+        self._why = why
+
     async def run(self, job: Job) -> None:
-        job.fail(NO_MODEL)
+        job.fail(self._why)
 
 
 class IndexAgent:
@@ -181,4 +182,4 @@ class IndexAgent:
         if inline is None:
             await self._master.run(job)
         else:
-            await (self._models.model(inline, remembers=False) or NoModelAgent()).run(job)
+            await (self._models.model(inline, remembers=False) or UnavailableAgent()).run(job)

@@ -67,20 +67,15 @@ def described(values: Iterable[object]) -> dict[str, Any]:
     if len(cards) != 1:
         return {}
     (card,) = cards
-    skills = [
-        {
-            "id": skill.id,
-            "name": skill.name,
-            "description": skill.description,
-            "tags": [*skill.tags],
-            "examples": [*skill.examples],
-            "input_modes": [*skill.input_modes],
-            "output_modes": [*skill.output_modes],
-        }
-        for skill in card.skills
-    ]
-    modes = {"input_modes": [*card.default_input_modes], "output_modes": [*card.default_output_modes]}
-    return {"name": card.name, "description": card.description, "skills": skills, **modes}
+    said = json_format.MessageToDict(card, preserving_proto_field_name=True)
+    names = ("id", "name", "description", "tags", "examples", "input_modes", "output_modes")
+    return {
+        "name": card.name,
+        "description": card.description,
+        "skills": [{name: skill[name] for name in names if name in skill} for skill in said.get("skills", ())],
+        "input_modes": said.get("default_input_modes", []),
+        "output_modes": said.get("default_output_modes", []),
+    }
 
 
 class SdkEventQueue(EventQueue):

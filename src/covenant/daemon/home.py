@@ -1,13 +1,13 @@
-"""The home: the folder that is one daemon's identity and memory, and the secrets in it.
+"""The home: the folder with a daemon's identity and memory, and the secrets in it.
 
     settings.toml        optional
-    operator.token       the operator's bearer token: the root of trust, since who can read it is the operator
+    operator.token       the operator's bearer token: who can read it is the operator
     identity/local.key   the Ed25519 key that signs grants, 32 bytes in hex; or locked with a passphrase (`keystore`)
     sock, lock           where the CLI calls; one daemon at a time
-    http.url             where it listens for HTTP, while it does
+    http.url             where the daemon listens for HTTP, while it does
 
-A secret that others could read, or that is not a plain file, refuses to start. A secret gets its name only when all of
-it is on disk, and is never replaced by accident: two daemons that start at once on an empty home use the same one.
+A daemon does not start with a secret that others can read, or that is not a plain file. A secret gets its name when it
+is on disk, and is never replaced by accident: two daemons that start at once on an empty home use the same one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from covenant.ledger.embedded.disk import make_private_folder, open_private
+from covenant.ledger.embedded.disk import make_private_folder, open_private, sync_dir
 from covenant.model.errors import CovenantError, SettingsError
 from covenant.model.ids import base58_size
 
@@ -31,8 +31,6 @@ JOURNAL_NAME: Final = "journal"
 SECRET_BYTES_MAX: Final = 4_096
 _TOKEN: Final = re.compile(r"[!-~]+").fullmatch
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-
-
 LOCKED_MARK: Final = "covenant-locked-key-"
 """In every secret that is kept under a passphrase."""
 
@@ -56,9 +54,14 @@ def make_home(home: Path) -> None:
         raise UnsafeHome(f"others may write to the home {home}; run: chmod 700 {home}")
 
 
+def is_there(path: Path) -> bool:
+    """Also if it is a link to nowhere."""
+    return path.exists() or path.is_symlink()
+
+
 def read_or_make_token(home: Path, new_token: Callable[[], str]) -> str:
     path = home / TOKEN_NAME
-    if not path.exists() and not path.is_symlink():
+    if not is_there(path):
         _make_secret(path, new_token())
     return read_token(path)
 
@@ -71,22 +74,13 @@ def read_token(path: Path) -> str:
 
 
 def save_token(home: Path, token: str) -> None:
-    """Put a rotated token in place of the old one."""
     save_secret(home / TOKEN_NAME, token)
 
 
 def save_secret(path: Path, text: str) -> None:
-    """Put a secret under this name, durably, in place of what was there."""
+    """Replace the secret, durably."""
     _write_aside(path, text).replace(path)
-    _sync_folder(path.parent)
-
-
-def read_key(home: Path) -> bytes | None:
-    """The key that signs grants; None if this home has none yet."""
-    path = home / KEY_NAME
-    if not path.exists() and not path.is_symlink():
-        return None
-    return parse_key(path, read_secret(path))
+    sync_dir(path.parent)
 
 
 def parse_key(path: Path, text: str) -> bytes:
@@ -103,23 +97,13 @@ def parse_key(path: Path, text: str) -> bytes:
     return key
 
 
-def make_key(home: Path, new_key: Callable[[], bytes]) -> bytes:
-    """A first key. Only for a ledger that knows nobody yet: whatever was signed with another would be worthless."""
-    make_key_file(home, new_key().hex())
-    key = read_key(home)
-    assert key is not None
-    return key
-
-
-def make_key_file(home: Path, text: str) -> None:
+def make_key_file(path: Path, text: str) -> None:
     """Unless there is one."""
-    path = home / KEY_NAME
     path.parent.mkdir(mode=0o700, exist_ok=True)
     _make_secret(path, text)
 
 
 def read_secret(path: Path) -> str:
-    """The text of a file that its owner alone can read."""
     return read_secret_bytes(path, SECRET_BYTES_MAX).decode("ascii", "replace").strip()
 
 
@@ -153,18 +137,18 @@ def read_token_file(named: str, named_by: str) -> str:
 
 
 def _make_secret(path: Path, text: str) -> None:
-    """A new file under this name, unless somebody else was faster: then theirs stays."""
+    """A new file. If another process was faster, its file stays."""
     unfinished = _write_aside(path, text)
     try:
         with suppress(FileExistsError):
             os.link(unfinished, path)
     finally:
         unfinished.unlink()
-    _sync_folder(path.parent)
+    sync_dir(path.parent)
 
 
 def drop_unfinished(path: Path) -> None:
-    """What a crash left of writing this secret. For the one daemon that there is."""
+    """Remove what a crash left of writing this secret. The caller holds the home's lock."""
     for unfinished in path.parent.glob(f".{path.name}.*.tmp"):
         unfinished.unlink(missing_ok=True)
 
@@ -180,26 +164,19 @@ def _write_aside(path: Path, text: str) -> Path:
     return unfinished
 
 
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 URL_NAME: Final = "http.url"
 LENGTH_MAX: Final = 300
 
 
 def left_files(home: Path) -> tuple[Path, Path]:
-    """The file with the URL, and the one that it is written to first."""
+    """The file with the URL, and its temporary file."""
     path = home / URL_NAME
     return path, path.with_suffix(".new")
 
 
 @contextmanager
 def left_in(home: Path, url: str) -> Iterator[None]:
+    """While the daemon listens, its URL is in a file."""
     path, aside = left_files(home)
     try:
         aside.unlink(missing_ok=True)

@@ -1,15 +1,13 @@
-"""The keys in the home: the one that this instance is, and those that other instances seal to.
+"""The keys in the home: the instance's own, and those that other instances seal to.
 
     identity/local.key       the identity key
     identity/prekeys.json    what others seal to, with the private halves
     identity/change.json     optional: an earlier key names this one as its successor, signed by both
 
-With a passphrase, from COVENANT_PASSPHRASE or the file that COVENANT_PASSPHRASE_FILE names, the two secrets are locked
-(`Locker`), and those that are not yet are locked in place. A key that is locked is never replaced for want of its
-passphrase; prekeys that cannot be read are, since others find out by themselves. `relock` changes the passphrase.
+With a passphrase (COVENANT_PASSPHRASE, or the file that COVENANT_PASSPHRASE_FILE names) the first two are locked, also
+in place if they are not yet. A locked key is never replaced. Prekeys that cannot be read are.
 
-Only whoever holds the home's lock writes; reading the key is for anybody. Unlocking takes half a second of a processor:
-call it from a thread.
+Only the holder of the home's lock writes. Unlocking takes half a second of a processor: call it from a thread.
 """
 
 from __future__ import annotations
@@ -29,6 +27,7 @@ from covenant.daemon.home import (
     LockedHome,
     UnsafeHome,
     drop_unfinished,
+    is_there,
     make_key_file,
     parse_key,
     read_secret,
@@ -86,55 +85,51 @@ def read_passphrase(path: Path, named_by: str) -> str:
 
 class Keystore:
     def __init__(self, home: Path, passphrase: str | None, *, cost: int = COST) -> None:
-        self._home = home
+        self._key_path = home / KEY_NAME
+        self._prekeys_path = home / PREKEYS_NAME
+        self._change_path = home / CHANGE_NAME
         self._cost = cost
-        self._locker = _locker(passphrase, cost)
+        self._locker = self._make_locker(passphrase)
 
     @property
     def locked(self) -> bool:
-        """Whether there is a key, and it needs a passphrase."""
-        path = self._home / KEY_NAME
-        return (path.exists() or path.is_symlink()) and LOCKED_MARK in read_secret(path)
+        """Whether there is a key that needs a passphrase."""
+        return is_there(self._key_path) and LOCKED_MARK in read_secret(self._key_path)
 
     def read_key(self) -> bytes | None:
         """None if this home has none yet. Raises LockedHome and UnsafeHome."""
-        path = self._home / KEY_NAME
-        if not path.exists() and not path.is_symlink():
+        if not is_there(self._key_path):
             return None
-        text = read_secret(path)
-        if self._locker is None:
-            return parse_key(path, text)
-        if LOCKED_MARK in text:
-            return parse_key(path, _unlock(self._locker, path, text.encode()).decode("ascii", "replace"))
-        return parse_key(path, text)
+        text = read_secret(self._key_path)
+        if self._locker is not None and LOCKED_MARK in text:
+            text = _unlock(self._locker, self._key_path, text.encode()).decode("ascii", "replace")
+        return parse_key(self._key_path, text)
 
     def lock_key(self) -> bool:
-        """Lock a key in place that is there without a lock, if there is a passphrase. Whether it was done."""
-        path = self._home / KEY_NAME
-        text = read_secret(path)
+        """Lock a key that is not locked yet, if there is a passphrase. Returns whether this was done."""
+        text = read_secret(self._key_path)
         if self._locker is None or LOCKED_MARK in text:
             return False
-        self._save_key(parse_key(path, text))
+        self._save_key(parse_key(self._key_path, text))
         return True
 
     def relock(self, passphrase: str | None) -> bool:
         """Lock both secrets with this passphrase from now on, or with none. Raises LockedHome and UnsafeHome.
 
-        False: the prekeys open with neither and stay as they are. They go first: cut off between the two, the key opens
-        as before, and doing it again does the rest. Prekeys that do not open with their key's passphrase are made anew
-        by the next start.
+        Returns False if the prekeys open with neither passphrase: they stay, and the next start makes new ones. They go
+        first: if this is cut off between the two, the key opens as before, and doing it again does the rest.
         """
         key = self.read_key()
         if key is None:
-            raise UnsafeHome(f"{self._home / KEY_NAME} is not there; put it back from a backup")
-        before, self._locker = self._locker, _locker(passphrase, self._cost)
+            raise UnsafeHome(f"{self._key_path} is not there; put it back from a backup")
+        before, self._locker = self._locker, self._make_locker(passphrase)
         kept = self._relock_prekeys(before)
         self._save_key(key)
         return kept
 
     def _relock_prekeys(self, before: Locker | None) -> bool:
-        path = self._home / PREKEYS_NAME
-        if not path.exists() and not path.is_symlink():
+        path = self._prekeys_path
+        if not is_there(path):
             return True
         data = read_secret_bytes(path, FILE_BYTES_MAX)
         # With ours, if an earlier try came as far as this.
@@ -146,24 +141,22 @@ class Keystore:
         return False
 
     def _save_key(self, key: bytes) -> None:
-        path = self._home / KEY_NAME
-        save_secret(path, key.hex() if self._locker is None else self._locked(key.hex()))
-        # What was left half done by somebody who was cut off may be locked with less.
-        drop_unfinished(path)
+        save_secret(self._key_path, self._sealed(key.hex()))
+        # What an earlier try left may be locked with less.
+        drop_unfinished(self._key_path)
 
     def make_key(self, new_key: Callable[[], bytes]) -> bytes:
-        """A first key. Only for a ledger that knows nobody yet: whatever was signed with another would be worthless."""
-        made = new_key().hex()
-        make_key_file(self._home, made if self._locker is None else self._locked(made))
+        """A first key. Only for a ledger that knows nobody yet: what another key has signed would be worthless."""
+        make_key_file(self._key_path, self._sealed(new_key().hex()))
         key = self.read_key()
         assert key is not None
         return key
 
     def read_prekeys(self) -> Sequence[PrivatePrekey]:
-        """Raises UnsafeHome if somebody else could have been at them."""
-        path = self._home / PREKEYS_NAME
+        """Raises UnsafeHome if others can read or replace them."""
+        path = self._prekeys_path
         drop_unfinished(path)
-        if not path.exists() and not path.is_symlink():
+        if not is_there(path):
             return ()
         data = read_secret_bytes(path, FILE_BYTES_MAX)
         try:
@@ -176,22 +169,18 @@ class Keystore:
         return prekeys
 
     def check_prekeys(self) -> None:
-        """Raises UnsafeHome if somebody else could have been at them. What cannot be read is made anew by a start."""
-        path = self._home / PREKEYS_NAME
-        if path.exists() or path.is_symlink():
-            read_secret_bytes(path, FILE_BYTES_MAX)
+        """Raises UnsafeHome if others can read or replace them. What cannot be read is made anew by a start."""
+        if is_there(self._prekeys_path):
+            read_secret_bytes(self._prekeys_path, FILE_BYTES_MAX)
 
     def save_prekeys(self, prekeys: Sequence[PrivatePrekey]) -> None:
-        """In the place of those that were there, durably."""
         kept = _KeptPrekeys(tuple(_Kept(each.prekey, each.private_key.hex()) for each in prekeys))
-        text = msgspec.json.encode(kept).decode()
-        path = self._home / PREKEYS_NAME
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        save_secret(path, text if self._locker is None else self._locked(text))
+        self._prekeys_path.parent.mkdir(mode=0o700, exist_ok=True)
+        save_secret(self._prekeys_path, self._sealed(msgspec.json.encode(kept).decode()))
 
     def read_change(self) -> IdentityChange | None:
-        """From whom this identity took over. Whether it holds is looked at by whoever is shown it."""
-        path = self._home / CHANGE_NAME
+        """The change of identity that this key came by. Whoever is shown it checks its signatures."""
+        path = self._change_path
         try:
             return msgspec.json.decode(path.read_bytes()[:FILE_BYTES_MAX], type=IdentityChange)
         except FileNotFoundError:
@@ -199,13 +188,12 @@ class Keystore:
         except (OSError, ValueError) as wrong:
             raise UnsafeHome(f"{path} holds no change of identity: {wrong}; remove it, or put it right") from None
 
-    def _locked(self, text: str) -> str:
-        assert self._locker is not None
-        return self._locker.lock(text.encode()).decode().strip()
+    def _make_locker(self, passphrase: str | None) -> Locker | None:
+        return Locker(passphrase, cost=self._cost) if passphrase is not None else None
 
-
-def _locker(passphrase: str | None, cost: int) -> Locker | None:
-    return Locker(passphrase, cost=cost) if passphrase is not None else None
+    def _sealed(self, text: str) -> str:
+        """The text as it is kept: locked, if there is a passphrase."""
+        return text if self._locker is None else self._locker.lock(text.encode()).decode().strip()
 
 
 def _unlock(locker: Locker | None, path: Path, data: bytes) -> bytes:
@@ -231,7 +219,7 @@ OPERATOR_DISPLAY: Final = "operator@local"
 async def admit_operator(
     ledger: IdentityLedger, operator: AgentId, token: str, save: Callable[[str], None]
 ) -> Principal:
-    """The operator's principal, after seeing to it that the ledger knows `token` as its one live token."""
+    """The operator's principal. Makes `token` the one live token that the ledger knows of it."""
     known = ledger.identity(token_hash(token))
     if known is not None and known.agent.pubkey != operator.pubkey:
         raise UnsafeHome(
@@ -246,10 +234,18 @@ async def admit_operator(
     _check_key(live, operator)
     old = [identity for identity in live if identity.token_sha256 != token_hash(token)]
     if known is None:
+        sha256, prefix = token_hash(token), token[:TOKEN_PREFIX_LENGTH]
         if old:
-            await _rotate(ledger, operator, old.pop(), token)
+            replaced = old.pop().token_sha256
+            await ledger.commit(
+                RotateToken(by=operator, token_sha256=replaced, new_token_sha256=sha256, new_token_prefix=prefix)
+            )
         else:
-            await _enroll(ledger, operator, token)
+            now_ms = ledger.now_ms()
+            identity = Identity(
+                agent=operator, token_sha256=sha256, token_prefix=prefix, registered_at_ms=now_ms, operator=True
+            )
+            await ledger.commit(Enroll(by=operator, identity=identity))
     for identity in old:
         await ledger.commit(RevokeIdentity(by=operator, token_sha256=identity.token_sha256))
     return Principal(operator, operator=True, token_sha256=token_hash(token))
@@ -262,25 +258,3 @@ def _check_key(live: list[Identity], operator: AgentId) -> None:
                 f"identity/local.key is not the key this home was made with ({identity.agent.pubkey}); "
                 "put that one back from a backup"
             )
-
-
-async def _rotate(ledger: IdentityLedger, operator: AgentId, old: Identity, token: str) -> None:
-    await ledger.commit(
-        RotateToken(
-            by=operator,
-            token_sha256=old.token_sha256,
-            new_token_sha256=token_hash(token),
-            new_token_prefix=token[:TOKEN_PREFIX_LENGTH],
-        )
-    )
-
-
-async def _enroll(ledger: IdentityLedger, operator: AgentId, token: str) -> None:
-    identity = Identity(
-        agent=operator,
-        token_sha256=token_hash(token),
-        token_prefix=token[:TOKEN_PREFIX_LENGTH],
-        registered_at_ms=ledger.now_ms(),
-        operator=True,
-    )
-    await ledger.commit(Enroll(by=operator, identity=identity))

@@ -19,14 +19,13 @@ from covenant.doors.http.responses import Style
 from covenant.exchange.simple import SimpleExchange, SimpleSend
 from covenant.model.content import Content, Json, ResourceLink, Text
 from covenant.model.errors import Invalid, NotFound
-from covenant.model.task import Cause, Hop
+from covenant.model.task import TIMED_OUT, Cause, Hop
 from covenant.model.task_view import TaskState, TaskView
 from covenant.wire.json_input import decode
 from covenant.wire.timestamps import format_ms
 
 A2ATaskState = Literal["submitted", "working", "completed", "failed"]
 
-TIMED_OUT: Final = "Task timed out"
 
 Words = Annotated[str, msgspec.Meta(min_length=1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]

@@ -28,7 +28,7 @@ from covenant.model.push import Push
 TOKEN_LENGTH_MAX: Final = 4_096
 CREDENTIALS_LENGTH_MAX: Final = 16_384
 
-CheckUrl = Callable[[str], None]
+CheckUrl = Callable[[str], object]
 """Raises ValueError with what is wrong with the text of a URL."""
 
 # Ids stand in paths and in headers, secrets in headers.

@@ -94,6 +94,19 @@ class Unavailable(Refusal):
     status = 503
 
 
+REFUSALS: Final[tuple[type[Refusal], ...]] = (
+    Invalid,
+    Unauthenticated,
+    Forbidden,
+    NotFound,
+    Conflict,
+    TooLarge,
+    OverLimit,
+    Unavailable,
+)
+"""One for each status."""
+
+
 def outcome_unknown() -> Unavailable:
     """The write was under way when the disk failed: it may or may not be there after a restart."""
     return Unavailable(

@@ -248,6 +248,10 @@ class Lease(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
         return min(age_ms, ages.age_ms(self.renewed_at_ms, now_ms)) if self.renewed_at_ms else age_ms
 
 
+TIMED_OUT: Final = "Task timed out"
+"""The error message of a task that took too long."""
+
+
 class ResultStatus(enum.StrEnum):
     OK = "ok"
     ERROR = "error"

@@ -451,7 +451,7 @@ async def test_a_kept_connection_that_the_peer_closed_costs_no_wait(
             await alice.delivered()
         assert len(served.requests) >= 5
         # A delivery that fails is logged with the pause before the next try: there was none.
-        assert "courier.failed" not in caplog.messages
+        assert "outbox.failed" not in caplog.messages
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from covenant.agents.keyword_match import overlap
-from covenant.ledger.embedded.disk import make_private_folder, open_private
+from covenant.ledger.embedded.disk import make_private_folder, open_private, sync_dir
 from covenant.model.errors import Invalid, NotFound, Unavailable
 
 NOTES_MAX: Final = 500
@@ -95,7 +95,7 @@ class AgentMemory:
         """Those that share words with the text, the best first."""
         notes = await self.notes()
         ranked = overlap(text, [f"{note.title} {note.text}" for note in notes])
-        return [notes[at] for _, at in ranked[:FOUND_MAX]]
+        return [notes[at] for at in ranked[:FOUND_MAX]]
 
     async def clear(self, note_id: int | None = None) -> int:
         """One note, or all of them; how many that were."""
@@ -132,8 +132,4 @@ def _write(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
-    opened = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+    sync_dir(path.parent)

@@ -1,7 +1,7 @@
 """One MCP server as a program: started, spoken to over its standard input and output, and ended with all it started.
 
-The program sees the environment that it is given, and nothing else of ours. A line that is too long ends it. Imports
-the official SDK: load this beside the loop, when a tool is first wanted.
+The program sees only the environment that it is given. A line that is too long ends it. Imports the official SDK: load
+this module in a thread, when a tool is first wanted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 
 from covenant.agents.model.mcp_tools import McpAnswer
-from covenant.agents.process_agent import log_stderr, signal_group
+from covenant.agents.process_agent import log_stderr, signal_group, start_program
 from covenant.model.mcp_servers import McpServer
 
 LINE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -102,17 +102,8 @@ def _text(result: types.CallToolResult) -> str:
 async def _program(
     name: str, server: McpServer, environment: Mapping[str, str], ended: asyncio.Event
 ) -> AsyncIterator[tuple[Any, Any]]:
-    process = await asyncio.create_subprocess_exec(
-        server.command,
-        *server.args,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**environment, **server.env},
-        # A group of its own, so that what it starts can be ended with it.
-        start_new_session=True,
-        limit=LINE_BYTES_MAX,
-    )
+    command = (server.command, *server.args)
+    process = await start_program(command, {**environment, **server.env}, LINE_BYTES_MAX)
     heard, hearing = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     saying, said = anyio.create_memory_object_stream[SessionMessage](0)
     beside = [

@@ -11,77 +11,62 @@ import msgspec
 
 from covenant.exchange.tasks.builder import text_of
 from covenant.ledger.machine.commands import LeasedTask
+from covenant.model import tracing
 from covenant.model.errors import CovenantError
 from covenant.model.task import Hop
 from covenant.model.task_view import first_message
-from covenant.model.tracing import (
-    AGENT_NAME,
-    ATTEMPT,
-    BINDING,
-    CARD_URL,
-    CONVERSATION,
-    ENDING,
-    INPUT,
-    INPUT_TOKENS,
-    INVOKE_AGENT,
-    LEASE,
-    OPERATION,
-    OUTPUT,
-    OUTPUT_TOKENS,
-    TASK,
-    TURN,
-    Span,
-    Tracer,
-    Value,
-    attributes_of,
-    message,
-    trace_of,
-    traced,
-)
+from covenant.model.tracing import INVOKE_AGENT, Span, Tracer, Value
 
 if TYPE_CHECKING:
     from covenant.agents.runtime.job import Job
     from covenant.outbound.remote.remote_client import Remote
 
-TOKENS: Final = {"input_tokens": INPUT_TOKENS, "output_tokens": OUTPUT_TOKENS}
+TOKENS: Final = {"input_tokens": tracing.INPUT_TOKENS, "output_tokens": tracing.OUTPUT_TOKENS}
 
 
 def begin_attempt(tracer: Tracer, leased: LeasedTask) -> tuple[Span, LeasedTask]:
     """The span of an attempt, and its task as part of that: what it calls is then below it."""
     task, lease = leased.task, leased.lease
-    attributes = attributes_of(task)
-    attributes |= {OPERATION: INVOKE_AGENT, TURN: leased.turn, ATTEMPT: lease.attempt, LEASE: lease.lease_id}
+    attributes = tracing.attributes_of(task)
+    attributes |= {
+        tracing.OPERATION: INVOKE_AGENT,
+        tracing.TURN: leased.turn,
+        tracing.ATTEMPT: lease.attempt,
+        tracing.LEASE: lease.lease_id,
+    }
     if tracer.content:
         said = leased.messages or (first_message(task),)
-        attributes[INPUT] = message("user", "\n".join(text_of(each.parts) for each in said))
-    name = f"{INVOKE_AGENT} {attributes[AGENT_NAME]}"
-    span = tracer.begin(name, "internal", attributes, parent=trace_of(task), at_ms=lease.leased_at_ms)
-    return span, msgspec.structs.replace(leased, task=traced(task, span.trace))
+        attributes[tracing.INPUT] = tracing.message("user", "\n".join(text_of(each.parts) for each in said))
+    name = f"{INVOKE_AGENT} {attributes[tracing.AGENT_NAME]}"
+    span = tracer.begin(name, "internal", attributes, parent=tracing.trace_of(task), at_ms=lease.leased_at_ms)
+    return span, msgspec.structs.replace(leased, task=tracing.traced(task, span.trace))
 
 
 def trace_queue(tracer: Tracer, leased: LeasedTask, since_ms: int) -> None:
-    """A span of the time before an attempt, told when that is over."""
+    """A span of the time in the queue, made when that is over."""
     task, lease = leased.task, leased.lease
-    attributes = {**attributes_of(task), TURN: leased.turn, ATTEMPT: lease.attempt}
-    name = f"queue {attributes[AGENT_NAME]}"
-    tracer.begin(name, "internal", attributes, parent=trace_of(task), at_ms=since_ms).end(at_ms=lease.leased_at_ms)
+    attributes = {**tracing.attributes_of(task), tracing.TURN: leased.turn, tracing.ATTEMPT: lease.attempt}
+    name = f"queue {attributes[tracing.AGENT_NAME]}"
+    tracer.begin(name, "internal", attributes, parent=tracing.trace_of(task), at_ms=since_ms).end(
+        at_ms=lease.leased_at_ms
+    )
 
 
 def end_attempt(span: Span, job: Job) -> None:
     ending, failed = job.outcome
-    attributes: dict[str, Value] = {ENDING: ending}
+    attributes: dict[str, Value] = {tracing.ENDING: ending}
     usage = job.notes.get("usage")
     if isinstance(usage, dict):
         attributes |= {TOKENS[name]: int(used) for name, used in usage.items() if name in TOKENS}
     if job.tracer.content and (said := text_of(job.said)):
-        attributes[OUTPUT] = message("assistant", said)
+        attributes[tracing.OUTPUT] = tracing.message("assistant", said)
     span.note(attributes)
     span.end(failed=ending if failed else None)
 
 
 @contextmanager
 def trace_call(job: Job, remote: Remote, hop: Hop) -> Iterator[Hop]:
-    """While an agent elsewhere is at it. What it is told of our trace is this span."""
+    """A span of a call to a remote agent, which is told of this span."""
     tracer, task = job.tracer, job.task
     if not tracer.on:
         yield hop
@@ -89,16 +74,16 @@ def trace_call(job: Job, remote: Remote, hop: Hop) -> Iterator[Hop]:
     card, way = remote.card, remote.way
     name = card.name if card is not None else way.url
     attributes: dict[str, Value] = {
-        OPERATION: INVOKE_AGENT,
-        AGENT_NAME: name,
-        CONVERSATION: task.context_id or task.id,
-        TASK: task.id,
-        BINDING: way.binding,
+        tracing.OPERATION: INVOKE_AGENT,
+        tracing.AGENT_NAME: name,
+        tracing.CONVERSATION: task.context_id or task.id,
+        tracing.TASK: task.id,
+        tracing.BINDING: way.binding,
         "server.address": way.url,
     }
     if card is not None and card.url:
-        attributes[CARD_URL] = card.url
-    span = tracer.begin(f"{INVOKE_AGENT} {name}", "client", attributes, parent=trace_of(task))
+        attributes[tracing.CARD_URL] = card.url
+    span = tracer.begin(f"{INVOKE_AGENT} {name}", "client", attributes, parent=tracing.trace_of(task))
     trace, failed = span.trace, None
     if trace is not None:
         hop = msgspec.structs.replace(hop, traceparent=trace.traceparent, tracestate=trace.tracestate)

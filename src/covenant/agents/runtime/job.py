@@ -35,7 +35,6 @@ from covenant.model.task_view import TaskView, first_message
 from covenant.model.tracing import Span, Tracer
 
 FAILED: Final = "the agent failed"
-TIMED_OUT: Final = "Task timed out"
 DAEMON_STOPS: Final = "the daemon stops"
 BUFFERED_MAX: Final = 256
 BUFFERED_BYTES_MAX: Final = 256 * 1024

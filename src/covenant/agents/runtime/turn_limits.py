@@ -26,10 +26,10 @@ UNLIMITED: Final = 1_000_000
 
 
 class TenantSlots:
-    """How many turns of one tenant are at work at once. `limit` is asked each time; 0: no limit.
+    """The slots for turns of one tenant. `limit` is asked each time; 0: no limit.
 
-    A turn that waits for what it delegated gives its slot up, and has one again before it goes on: a tenant with a
-    single slot can still delegate. Whoever waits for a slot is served in order, and a free slot is handed over.
+    A turn that waits for what it delegated gives its slot up, and takes one again before it goes on, so that a tenant
+    with a single slot can delegate. Waiters are served in order.
     """
 
     def __init__(self, limit: Callable[[], int]) -> None:
@@ -76,7 +76,6 @@ class TenantSlots:
             raise
 
     def _serve(self) -> None:
-        """Hand free places to those who have waited longest."""
         limit = self._limit() or UNLIMITED
         while self._waiting and self._used < limit:
             self._used += 1
@@ -84,7 +83,7 @@ class TenantSlots:
 
 
 class TurnSlot:
-    """The place of one turn, which it has when this is made."""
+    """The slot of one turn, which holds it from the start."""
 
     __slots__ = ("_held", "_left", "_places", "_resuming")
 
@@ -163,12 +162,6 @@ class TokenBudget:
         return f"{BUDGET_EXCEEDED}: {self.spent:.0f} tokens were used, and {self.tokens} were agreed"
 
 
-def budgeted(task: Task) -> TokenBudget | None:
-    """None where nobody has said how much: as much as it likes."""
-    tokens = budget_of(task)
-    return TokenBudget(tokens) if tokens is not None else None
-
-
 class Spending:
     """`running`: what is being used just now, and is not in the notes yet."""
 
@@ -176,7 +169,8 @@ class Spending:
 
     def __init__(self, task: Task, notes: dict[str, Any]) -> None:
         self._notes = notes
-        self.budget = budgeted(task)
+        tokens = budget_of(task)
+        self.budget = TokenBudget(tokens) if tokens is not None else None
         self.running: Callable[[], Mapping[str, float]] | None = None
 
     def add(self, amounts: Mapping[str, Any], *, delegated: bool = False) -> str | None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from covenant.agents.runtime.agent_spans import end_attempt, trace_queue
 from covenant.agents.runtime.function_threads import AgentThreads
-from covenant.agents.runtime.job import TIMED_OUT, Job, JobLimits, JobServices, RunnableAgent
+from covenant.agents.runtime.job import Job, JobLimits, JobServices, RunnableAgent
 from covenant.agents.runtime.turn_limits import TenantSlots, TurnSlot
 from covenant.exchange.delegation import Delegations, tenant_of
 from covenant.ledger.contract.ledger import Ledger
@@ -30,6 +30,7 @@ from covenant.model.agent_definition import OnLost
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.retry_policy import ForceError, Posture, RepairCommand, Requeue
+from covenant.model.task import TIMED_OUT
 from covenant.model.tracing import OFF, Tracer
 
 CONCURRENCY: Final = 64

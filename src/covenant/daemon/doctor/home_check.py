@@ -1,8 +1,7 @@
-"""What is wrong with a home, found without a daemon: whatever a start would stumble over, each with the way out.
+"""What is wrong with a home, and what to do about it, without a daemon. Changes nothing.
 
-Nothing is changed. The files are judged by what opens them at a start, so that what is found here is what a start would
-say. A check that fails by itself is a finding, never an exception. The ledger's own files are in `ledger_checkup`. A
-home that a daemon has open is not looked into: its files change under one's hands.
+The files are read by the code that opens them at a start. A check that fails is a finding, never an exception. The
+ledger's files are in `ledger_check`; those of a running daemon are not checked.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Final
 
 from covenant.daemon.agent_files import look, read_agent
 from covenant.daemon.doctor.ledger_check import check_ledger
-from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup
+from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup, wrong
 from covenant.daemon.environment import PASSPHRASE_VARIABLE
 from covenant.daemon.home import (
     KEY_NAME,
@@ -25,8 +24,8 @@ from covenant.daemon.home import (
     TOKEN_NAME,
     LockedHome,
     UnsafeHome,
+    is_there,
     left_files,
-    read_key,
     read_token,
 )
 from covenant.daemon.keystore import Keystore, find_passphrase
@@ -48,7 +47,6 @@ ROOM_BYTES_FEW: Final = 256 * MIB
 
 
 def check(home: Path, variables: Mapping[str, str]) -> Checkup:
-    """Everything; raises nothing but what ends the program."""
     place = list(_guarded(home, lambda: _place(home)))
     if not all(finding.well for finding in place):
         return Checkup(tuple(place))
@@ -85,7 +83,7 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
 
 
 def _guarded(home: Path, part: Callable[[], Iterable[CheckFinding]]) -> Iterator[CheckFinding]:
-    """What a part finds; what the system does not let it look at is a finding too."""
+    """An error of the system is a finding too."""
     try:
         yield from part()
     except OSError as error:
@@ -95,30 +93,28 @@ def _guarded(home: Path, part: Callable[[], Iterable[CheckFinding]]) -> Iterator
 def _unusable(home: Path, error: OSError) -> CheckFinding:
     named = error.filename if isinstance(error.filename, str) else str(home)
     way_out = f"run it as the owner of the home, and let the owner write there: chmod -R u+rwX {home}"
-    return CheckFinding(f"{named} cannot be used: {error.strerror or error}", well=False, way_out=way_out)
+    return wrong(f"{named} cannot be used: {error.strerror or error}", way_out)
 
 
 def _place(home: Path) -> Iterator[CheckFinding]:
     try:
         found = home.stat()
     except FileNotFoundError:
-        yield CheckFinding(f"there is no home at {home}", well=False, way_out="start one: covenant serve")
+        yield wrong(f"there is no home at {home}", "start one: covenant serve")
         return
     except NotADirectoryError:
-        yield CheckFinding(f"a part of {home} is a file", well=False, way_out="choose another home with --home")
+        yield wrong(f"a part of {home} is a file", "choose another home with --home")
         return
     usable = os.access(home, os.R_OK | os.W_OK | os.X_OK)
     if not home.is_dir():
-        yield CheckFinding(f"{home} is not a folder", well=False, way_out="choose another home with --home")
+        yield wrong(f"{home} is not a folder", "choose another home with --home")
     elif found.st_uid != os.geteuid() and not (usable and os.geteuid() == 0):
         what = f"{home} belongs to {_user(found.st_uid)}, and this runs as {_user(os.geteuid())}"
-        yield CheckFinding(what, well=False, way_out="run it as the owner, or choose another home with --home")
+        yield wrong(what, "run it as the owner, or choose another home with --home")
     elif not usable:
-        yield CheckFinding(f"{home} cannot be written to", well=False, way_out=_to_write(home))
-
-
-def _to_write(home: Path) -> str:
-    return f"chmod u+rwx {home}; if its file system is read-only, mount it for writing"
+        yield wrong(
+            f"{home} cannot be written to", f"chmod u+rwx {home}; if its file system is read-only, mount it for writing"
+        )
 
 
 def _user(number: int) -> str:
@@ -131,7 +127,7 @@ def _user(number: int) -> str:
 def _permissions(home: Path) -> Iterator[CheckFinding]:
     mode = home.stat().st_mode
     if mode & 0o022:
-        yield CheckFinding(f"others may write to {home}", well=False, way_out=f"chmod 700 {home}")
+        yield wrong(f"others may write to {home}", f"chmod 700 {home}")
     elif mode & OTHERS:
         yield CheckFinding(f"others may look into {home}", way_out=f"if they should not: chmod 700 {home}")
     else:
@@ -139,72 +135,67 @@ def _permissions(home: Path) -> Iterator[CheckFinding]:
 
 
 def _secrets(home: Path, variables: Mapping[str, str]) -> Iterator[CheckFinding]:
-    for name, read in ((TOKEN_NAME, _read_token), (KEY_NAME, read_key)):
+    keystore = Keystore(home, None)
+    for name, read in ((TOKEN_NAME, lambda: read_token(home / TOKEN_NAME)), (KEY_NAME, keystore.read_key)):
         path = home / name
-        if not path.exists() and not path.is_symlink():
+        if not is_there(path):
             yield CheckFinding(f"{name} is not there", way_out="the next start makes one")
             continue
         try:
-            read(home)
+            read()
         except LockedHome:
             yield _locked(home, variables)
         except UnsafeHome as unsafe:
-            yield _wrong(unsafe)
+            yield _told(unsafe)
         else:
             yield CheckFinding(f"{name} is there, for its owner alone")
-    for read_other in (Keystore(home, None).check_prekeys, Keystore(home, None).read_change):
+    for read_other in (keystore.check_prekeys, keystore.read_change):
         try:
             read_other()
         except UnsafeHome as unsafe:
-            yield _wrong(unsafe)
+            yield _told(unsafe)
 
 
-def _wrong(error: CovenantError, way_out: str = BACKUP) -> CheckFinding:
-    """Messages of ours say what is wrong, and behind a semicolon what to do."""
+def _told(error: CovenantError) -> CheckFinding:
+    """Our messages say what to do behind a semicolon."""
     what, _, told = str(error).partition("; ")
-    return CheckFinding(what, well=False, way_out=told or way_out)
+    return wrong(what, told or BACKUP)
 
 
 def _locked(home: Path, variables: Mapping[str, str]) -> CheckFinding:
-    """Opened if there is a passphrase; what is locked is not changed by that."""
     try:
         passphrase = find_passphrase(variables)
         if passphrase is None:
             return CheckFinding(f"{KEY_NAME} is there, locked", way_out=f"a start needs its {PASSPHRASE_VARIABLE}")
         Keystore(home, passphrase).read_key()
     except (UnsafeHome, SettingsError) as error:
-        return _wrong(error)
+        return _told(error)
     return CheckFinding(f"{KEY_NAME} is there, locked, and opens with the passphrase")
-
-
-def _read_token(home: Path) -> str:
-    return read_token(home / TOKEN_NAME)
 
 
 def _settings(home: Path, variables: Mapping[str, str]) -> tuple[Settings | None, list[CheckFinding]]:
     try:
         loaded = load({}, variables, home=home)
     except SettingsError as error:
-        return None, [CheckFinding(str(error), well=False, way_out="change it; docs/settings.md lists what is allowed")]
+        return None, [wrong(str(error), "change it; docs/settings.md lists what is allowed")]
     return loaded.settings, [CheckFinding("the settings can be used")]
 
 
 def _other_files(home: Path, variables: Mapping[str, str]) -> Iterator[CheckFinding]:
-    """What else a start reads: without the first it refuses, without the second it goes on."""
     try:
         mcp_servers(home)
     except SettingsError as error:
-        yield CheckFinding(str(error), well=False, way_out="change it, or take the file away")
+        yield wrong(str(error), "change it, or take the file away")
     for problem in RemoteRegistry(home).problems.values():
-        yield CheckFinding(problem, well=False, way_out="change it; a running daemon reads it again by itself")
+        yield wrong(problem, "change it; a running daemon reads it again by itself")
     try:
         find_passphrase(variables)
     except (UnsafeHome, SettingsError) as error:
-        yield _wrong(error)
+        yield _told(error)
 
 
 def _agent_files(home: Path) -> Iterator[CheckFinding]:
-    """Whether each says what it may; whether its tenant exists is known to a daemon alone."""
+    """Whether their tenants exist is known to a daemon alone."""
     good = 0
     for found in look(home):
         try:
@@ -212,7 +203,7 @@ def _agent_files(home: Path) -> Iterator[CheckFinding]:
             good += 1
         except Invalid as invalid:
             what = f"{found.path.relative_to(home)}: {invalid.message}"
-            yield CheckFinding(what, well=False, way_out="change it; a running daemon reads it again by itself")
+            yield wrong(what, "change it; a running daemon reads it again by itself")
     if good:
         yield CheckFinding(f"{good} agent file(s) can be used")
 
@@ -221,21 +212,19 @@ def _socket(home: Path) -> Iterator[CheckFinding]:
     path = home / SOCKET_NAME
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         what = f"the socket's path is too long for this system: {path}"
-        yield CheckFinding(what, well=False, way_out="choose a shorter home with --home, or move this one")
+        yield wrong(what, "choose a shorter home with --home, or move this one")
     elif path.exists() and not path.is_socket():
-        yield CheckFinding(f"{path} is in the way of the socket", well=False, way_out=f"move it away: {path}")
+        yield wrong(f"{path} is in the way of the socket", f"move it away: {path}")
 
 
 def _address(home: Path) -> Iterator[CheckFinding]:
-    """Where a daemon leaves its URL. A file there is replaced; a folder cannot be."""
     for path in left_files(home):
         if path.is_dir() and not path.is_symlink():
             what = f"{path} is a folder, in the way of the file with the daemon's URL"
-            yield CheckFinding(what, well=False, way_out=f"move it away: {path}")
+            yield wrong(what, f"move it away: {path}")
 
 
 def _room(home: Path) -> Iterator[CheckFinding]:
-    """A full disk refuses the start before it refuses anything else."""
     free = free_bytes(home)
     if free is None:
         return
@@ -245,17 +234,14 @@ def _room(home: Path) -> Iterator[CheckFinding]:
     told = f"{free / MIB:,.1f} MiB are free on the disk of {home}"
     if free < needed:
         way_out = f"make room: a start needs {needed / MIB:,.0f} MiB. journal.damaged-* and torn-*.bin may be moved"
-        yield CheckFinding(told, well=False, way_out=way_out)
+        yield wrong(told, way_out)
     else:
         yield CheckFinding(told, way_out="that is not much for a journal that grows" if free < ROOM_BYTES_FEW else "")
     if os.statvfs(home).f_files and not os.statvfs(home).f_favail:
-        yield CheckFinding(
-            f"the disk of {home} takes no more files", well=False, way_out="remove some: it has no free inode"
-        )
+        yield wrong(f"the disk of {home} takes no more files", "remove some: it has no free inode")
 
 
 def _port(settings: Settings | None) -> Iterator[CheckFinding]:
-    """No fault of the home's; a start would stumble over it all the same."""
     if settings is None or not settings.http.port:
         return
     host, port = settings.http.bind_addr, settings.http.port

@@ -1,7 +1,6 @@
-"""What is wrong with a ledger's files: snapshot, archive, journal, and whether they agree. Reads only.
+"""What is wrong with a ledger's files: snapshot, archive, journal, and whether they agree. Changes nothing.
 
-The journal is read as a start reads it (`examine_journal`). The archive's pages are checked by SQLite, for a bounded
-time, and what the archive holds of live tasks is held against what the journal says of them.
+The journal is read as a start reads it. SQLite checks the archive's pages for a bounded time.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
-from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup, plan
+from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup, plan, wrong
 from covenant.daemon.home import JOURNAL_NAME, KEY_NAME, UnsafeHome
 from covenant.daemon.keystore import OPERATOR_DISPLAY, Keystore, find_passphrase
 from covenant.exchange.access.identities import operator_agent
@@ -46,7 +45,7 @@ REBUILD: Final = "make the archive from the journal again: covenant doctor --reb
 
 
 class _Archive(NamedTuple):
-    """What could be read of the archive. `lost` says why it cannot be used."""
+    """`lost`: why the archive cannot be used."""
 
     findings: tuple[CheckFinding, ...]
     archived_seq: int = 0
@@ -60,11 +59,11 @@ class _Journal(NamedTuple):
     before: LedgerState
     after: LedgerState
     begun: tuple[TaskId, ...]
-    """Tasks that began in records that the archive does not have yet."""
+    """Tasks of records that the archive does not have yet."""
 
 
 def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Checkup:
-    """For whoever has the home locked."""
+    """The caller holds the home's lock."""
     folder, findings = home / JOURNAL_NAME, list[CheckFinding]()
     odd = tuple(_odd_files(home, folder))
     if odd:
@@ -74,7 +73,7 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
         newest = snapshot.newest(folder)
         snapshot_seq = snapshot.load(newest[1], before) if newest is not None else 0
     except Damaged as damaged:
-        return Checkup((CheckFinding(f"the snapshot is damaged: {_told(damaged)}", well=False, way_out=BACKUP),))
+        return Checkup((wrong(f"the snapshot is damaged: {_told(damaged)}"),))
     archive = _check_archive(home / ARCHIVE_NAME)
     if not folder.exists() and not archive.archived_seq and not archive.lost:
         return Checkup((*archive.findings, CheckFinding("there is no ledger yet", way_out="the next start makes one")))
@@ -86,7 +85,7 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
         return Checkup(tuple(findings))
     if not folder.exists():
         told = f"{folder} is gone, and with it all that was live: the archive holds records up to"
-        findings.append(CheckFinding(f"{told} {archive.archived_seq}", well=False, way_out=ACCEPT))
+        findings.append(wrong(f"{told} {archive.archived_seq}", ACCEPT))
         return Checkup(
             tuple(findings),
             plan(home, archived_seq=archive.archived_seq, limits=limits, archive_lost=archive.lost),
@@ -94,7 +93,7 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
     try:
         journal = _read_journal(folder, before, snapshot_seq, archive.archived_seq, limits)
     except Damaged as damaged:
-        findings.append(CheckFinding(f"the journal is damaged: {_told(damaged)}", well=False, way_out=ACCEPT))
+        findings.append(wrong(f"the journal is damaged: {_told(damaged)}", ACCEPT))
         salvage = plan(home, archived_seq=archive.archived_seq, limits=limits, archive_lost=archive.lost)
         return Checkup(tuple(findings), salvage)
     findings += _tell_journal(journal)
@@ -113,12 +112,12 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
 
 
 def _odd_files(home: Path, folder: Path) -> Iterator[CheckFinding]:
-    """What stands where a file of the ledger belongs and is none. To open a pipe would wait for ever."""
+    """What is no plain file, in the place of one of the ledger's: opening a pipe would wait for ever."""
     archive = (home / f"{ARCHIVE_NAME}{suffix}" for suffix in ("", "-wal", "-shm"))
     for path in (*archive, *(folder.glob("*.jsonl") if folder.is_dir() else ())):
         if not path.is_file() and (path.exists() or path.is_symlink()):
             way_out = f"move it away, or put the file back from a backup: {path}"
-            yield CheckFinding(f"{path} is not a file", well=False, way_out=way_out)
+            yield wrong(f"{path} is not a file", way_out)
 
 
 def _read_journal(folder: Path, before: LedgerState, snapshot_seq: int, archived_seq: int, limits: Limits) -> _Journal:
@@ -148,12 +147,11 @@ def _tell_journal(journal: _Journal) -> Iterator[CheckFinding]:
 
 
 def _check_keys(home: Path, variables: Mapping[str, str], state: LedgerState) -> Iterator[CheckFinding]:
-    """Whether this home's key is the one that its grants are signed with."""
     if not state.identities_by_token:
         return
     if not (home / KEY_NAME).exists():
         what = f"{KEY_NAME} is not there, and this home's grants are signed with it"
-        yield CheckFinding(what, well=False, way_out=BACKUP)
+        yield wrong(what)
         return
     try:
         key = Keystore(home, find_passphrase(variables)).read_key()
@@ -165,7 +163,7 @@ def _check_keys(home: Path, variables: Mapping[str, str], state: LedgerState) ->
     for identity in state.identities_by_token.values():
         if identity.operator and identity.revoked_at_ms is None and identity.agent.pubkey != ours:
             what = f"{KEY_NAME} is not the key this home was made with ({identity.agent.pubkey})"
-            yield CheckFinding(what, well=False, way_out="put the journal and identity/ back from one backup")
+            yield wrong(what, "put the journal and identity/ back from one backup")
             return
     forged = [
         grant
@@ -175,10 +173,7 @@ def _check_keys(home: Path, variables: Mapping[str, str], state: LedgerState) ->
     if forged:
         named = ", ".join(f"{grant.subject.display} {grant.action}" for grant in forged[:FAULTS_SHOWN])
         what = f"{len(forged)} grant(s) are not signed by {KEY_NAME}: {named}"
-        yield CheckFinding(what, well=False, way_out="put the journal and identity/ back from one backup")
-
-
-# The archive.
+        yield wrong(what, "put the journal and identity/ back from one backup")
 
 
 def _check_archive(path: Path) -> _Archive:
@@ -190,7 +185,7 @@ def _check_archive(path: Path) -> _Archive:
             if version not in LAYOUTS:
                 what = f"the archive has layout {version}, and this program knows {SCHEMA_VERSION}"
                 way_out = "run the version that wrote it"
-                return _Archive((CheckFinding(what, well=False, way_out=way_out),), usable=False)
+                return _Archive((wrong(what, way_out),), usable=False)
             faults, finished = _check_pages(db)
             faults = faults or _faults_of_layout(db, version)
             if faults:
@@ -211,7 +206,7 @@ def _check_archive(path: Path) -> _Archive:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """To read only. Where not even that leaves a trace, the file as it is, without what is in the write-ahead log."""
+    """To read only. On a read-only disk: the file without its write-ahead log."""
     uri = path.absolute().as_uri()
     db = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=1.0, isolation_level=None)
     try:
@@ -225,14 +220,11 @@ def _open(path: Path) -> sqlite3.Connection:
 def _lost(path: Path, why: str) -> _Archive:
     way_out = f"{BACKUP}, or give up the history that is only there: covenant doctor --accept-loss"
     what = f"the archive is damaged: {path}: {why}"
-    return _Archive((CheckFinding(what, well=False, way_out=way_out),), lost=why)
+    return _Archive((wrong(what, way_out),), lost=why)
 
 
 def _check_pages(db: sqlite3.Connection) -> tuple[list[str], bool]:
-    """What SQLite finds wrong with the file, and whether it has looked at all of it.
-
-    `quick_check` would not do: it does not compare indexes with their tables.
-    """
+    """The faults, and whether all pages were checked. `quick_check` would not compare indexes with their tables."""
     until_s = monotonic() + PAGES_CHECKED_S
     db.set_progress_handler(lambda: monotonic() > until_s, STEPS_BETWEEN)
     try:
@@ -247,7 +239,7 @@ def _check_pages(db: sqlite3.Connection) -> tuple[list[str], bool]:
 
 
 def _faults_of_layout(db: sqlite3.Connection, version: int) -> list[str]:
-    """An earlier layout is brought up to date by the next start, which says what it lacks."""
+    """The next start brings an earlier layout up to date, and says what it lacks."""
     if version == SCHEMA_VERSION:
         return [f"{part} is missing" for part in missing_parts(db)[:FAULTS_SHOWN]]
     if version == 0 and db.execute("SELECT 1 FROM sqlite_schema").fetchone() is not None:
@@ -263,11 +255,11 @@ def _tell_rejects(rejects: tuple[RejectedRecord, ...], count: int) -> Iterator[C
     shown = "; ".join(f"record {reject.seq}: {reject.error}" for reject in rejects)
     more = f"; and {count - len(rejects)} more" if count > len(rejects) else ""
     what = f"the archive has set aside {count} record(s) that it could not take: {shown}{more}"
-    yield CheckFinding(what, well=False, way_out=f"{REBUILD}. It tries them again, and keeps a copy of them")
+    yield wrong(what, f"{REBUILD}. It tries them again, and keeps a copy of them")
 
 
 def _odds(path: Path, archive: _Archive, journal: _Journal, snapshot_seq: int) -> Iterator[CheckFinding]:
-    """Where the archive does not agree with the journal: the next start would set records aside, or show it wrongly."""
+    """Where the archive and the journal disagree: the next start would set records aside."""
     known = journal.after.entries
     with closing(_open(path)) as db:
         if db.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
@@ -300,5 +292,4 @@ def _holds(db: sqlite3.Connection, task_id: TaskId) -> bool:
 
 
 def _told(error: Damaged) -> str:
-    """What went wrong, without the advice to run what is running."""
     return f"{error.file}, line {error.line}: {error.reason}"

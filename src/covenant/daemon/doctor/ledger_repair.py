@@ -1,13 +1,10 @@
-"""What can be saved of a damaged ledger, what cannot, and how the rest is made whole again.
+"""What can be saved of a damaged ledger, what is lost, and how the ledger is made whole again.
 
-A record that cannot be read is lost, and so is each later event that makes no sense without it: a lease of a task that
-was never sent. Everything else is kept. What is kept becomes a snapshot, the archive is made to agree with it
-(`ledger.log.reconciliation`), and the journal goes on behind the last record: numbers are never given twice.
+A record that cannot be read is lost, and so is each later event that needs it, such as the lease of a task that was
+never sent. All else becomes a snapshot, the archive is reconciled with it, and numbers go on behind the last record.
 
-Before anything changes, the journal as it was found is linked into a folder beside it. Each step leaves a home that a
-start refuses as before, or one that is whole; after a crash the same command goes on.
-
-The home must be locked by whoever calls this.
+Before anything changes, the journal is linked into a folder beside it. After a crash the same command goes on. The
+caller holds the home's lock.
 """
 
 from __future__ import annotations
@@ -28,10 +25,11 @@ from covenant.daemon.home import JOURNAL_NAME
 from covenant.ledger.embedded.archive.apply_batch import REJECTS_MAX, read_rejects
 from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME, SEQ_MAX, archived_seq_of, open_writer
 from covenant.ledger.embedded.archive.reconciliation import ArchiveTruth, reconcile
+from covenant.ledger.embedded.disk import sync_dir
 from covenant.ledger.embedded.journal import snapshot
 from covenant.ledger.embedded.journal.record import BadLine, Record, decode_line, encode_line
 from covenant.ledger.embedded.journal.recovery import CANNOT_FOLLOW, records_in
-from covenant.ledger.embedded.journal.segments import Segment, create_segment, list_segments, segment_path, sync_dir
+from covenant.ledger.embedded.journal.segments import Segment, create_segment, list_segments, segment_path
 from covenant.ledger.embedded.open import SEEN
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.events import AnyEvent, TaskEvent
@@ -41,18 +39,17 @@ BACKUP: Final = "put it back from a backup"
 
 
 class CheckFinding(NamedTuple):
-    """`way_out` is empty where all is well."""
-
     what: str
     well: bool = True
     way_out: str = ""
 
 
-class Checkup(NamedTuple):
-    """`salvage` is there when the ledger is damaged and something can be done about it.
+def wrong(what: str, way_out: str = BACKUP) -> CheckFinding:
+    return CheckFinding(what, False, way_out)
 
-    `rebuild`: the archive can be made to agree with the journal again, without a loss.
-    """
+
+class Checkup(NamedTuple):
+    """`salvage`: what can be done about a damaged ledger. `rebuild`: the archive can be rebuilt without a loss."""
 
     findings: tuple[CheckFinding, ...]
     salvage: Salvage | None = None
@@ -65,12 +62,13 @@ class Checkup(NamedTuple):
 
 HISTORY_ONLY: Final = "it is not there; what was live then is in the snapshot, so only history is lost"
 
+CHECKPOINT: Final = "PRAGMA wal_checkpoint(TRUNCATE)"
 _raw_events: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _event: Final[Any] = msgspec.json.Decoder(AnyEvent).decode
 
 
 class Loss(NamedTuple):
-    """Records that cannot be kept: one, or all from `seq` to `through`. `said` is what is still known of them."""
+    """Lost records: one, or all from `seq` to `through`. `said`: what is still known of them."""
 
     seq: int
     where: str
@@ -84,9 +82,9 @@ class Loss(NamedTuple):
 
 
 class Salvage(NamedTuple):
-    """What a mended ledger would hold: the records from `first_seq` to `last_seq`, but for the losses.
+    """A mended ledger holds the records from `first_seq` to `last_seq`, but for the losses.
 
-    `archive_lost` says why the archive cannot be used; empty if it can.
+    `archive_lost`: why the archive cannot be used; empty if it can.
     """
 
     first_seq: int
@@ -97,7 +95,7 @@ class Salvage(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A line of a segment. `record` is None if it is no good one."""
+    """A line of a segment. `record`: None if it cannot be read."""
 
     seq: int
     record: Record | None
@@ -107,15 +105,13 @@ class _Line(NamedTuple):
 
 
 class _Folded(NamedTuple):
-    """The records that are left, and the states that they lead to."""
-
     snapshot_seq: int
     before: LedgerState
     after: LedgerState
     last_seq: int
     losses: list[Loss]
     changed: dict[int, bytes | None]
-    """What takes the place of a line of which some events are lost; None if all are."""
+    """The line without its lost events; None if all of them are lost."""
 
 
 def plan(home: Path, *, archived_seq: int, limits: Limits, archive_lost: str = "") -> Salvage:
@@ -126,7 +122,7 @@ def plan(home: Path, *, archived_seq: int, limits: Limits, archive_lost: str = "
 
 
 def carry_out(home: Path, salvage: Salvage, now_ms: int) -> Path:
-    """Put a mended ledger in place of the damaged one; where the damaged files are now."""
+    """Replace the damaged ledger. Returns where the damaged files are now."""
     folder = home / JOURNAL_NAME
     aside = home / f"{JOURNAL_NAME}.damaged-{now_ms}"
     aside.mkdir(mode=0o700)
@@ -147,10 +143,13 @@ def carry_out(home: Path, salvage: Salvage, now_ms: int) -> Path:
         earlier, later = _kept(folder, folded, archived_seq), _kept(folder, folded, folded.snapshot_seq)
         before_snapshot = (line for seq, line in earlier if seq <= folded.snapshot_seq)
         after_snapshot = (line for _, line in later)
-        truth = ArchiveTruth(
-            folded.snapshot_seq, folded.before, folded.after, before_snapshot, after_snapshot, folded.last_seq
+        reconcile(
+            db,
+            ArchiveTruth(
+                folded.snapshot_seq, folded.before, folded.after, before_snapshot, after_snapshot, folded.last_seq
+            ),
         )
-        _reconcile(db, truth)
+        db.execute(CHECKPOINT).fetchone()
     (home / SEEN).unlink(missing_ok=True)
     _begin_anew(folder, folded.last_seq, folded.after)
     sync_dir(home)
@@ -158,9 +157,9 @@ def carry_out(home: Path, salvage: Salvage, now_ms: int) -> Path:
 
 
 def rebuild_archive(home: Path, limits: Limits, now_ms: int) -> Path | None:
-    """Make the archive agree with a journal that is whole. Where the lines are now that it had set aside.
+    """Take the archive back to the snapshot; the next start applies the rest of the journal, which is whole.
 
-    The archive goes back to the snapshot; the next start applies the rest of the journal to it.
+    Returns the file with the lines that the archive had set aside.
     """
     folder = home / JOURNAL_NAME
     with closing(open_writer(home / ARCHIVE_NAME, lasting=True)) as db:
@@ -169,16 +168,12 @@ def rebuild_archive(home: Path, limits: Limits, now_ms: int) -> Path | None:
         kept = _save_rejects(home, db, now_ms)
         earlier = (line for seq, line in _kept(folder, folded, archived_seq) if seq <= folded.snapshot_seq)
         seq = folded.snapshot_seq
-        _reconcile(db, ArchiveTruth(seq, folded.before, folded.after, earlier, (), seq))
+        reconcile(db, ArchiveTruth(seq, folded.before, folded.after, earlier, (), seq))
+        db.execute(CHECKPOINT).fetchone()
         db.execute("DELETE FROM rejects WHERE seq <= ?", (archived_seq,))
     (home / SEEN).unlink(missing_ok=True)
     sync_dir(home)
     return kept
-
-
-def _reconcile(db: sqlite3.Connection, truth: ArchiveTruth) -> None:
-    reconcile(db, truth)
-    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
 
 def _save_rejects(home: Path, db: sqlite3.Connection, now_ms: int) -> Path | None:
@@ -195,7 +190,7 @@ def _save_rejects(home: Path, db: sqlite3.Connection, now_ms: int) -> Path | Non
 
 
 def _begin_anew(folder: Path, last_seq: int, state: LedgerState) -> None:
-    """A snapshot of everything, an empty segment behind it, and nothing else: as if it had just been compacted."""
+    """A snapshot of everything and an empty segment behind it, as after a compaction."""
     state.evict(last_seq)
     snapshot.write(folder, last_seq, state)
     if not segment_path(folder, last_seq + 1).exists():
@@ -246,7 +241,7 @@ def _fold(folder: Path, archived_seq: int, limits: Limits) -> _Folded:
 
 
 def _missing(folder: Path, first: int, last: int, bad: dict[int, Loss], snapshot_seq: int) -> Iterator[Loss]:
-    """The losses from record `first` to `last`; those of which nothing is left, as ranges."""
+    """The losses from `first` to `last`; records of which nothing is left are one range."""
     while first <= last:
         if first in bad:
             yield bad[first]
@@ -259,13 +254,13 @@ def _missing(folder: Path, first: int, last: int, bad: dict[int, Loss], snapshot
 
 
 def _segments(folder: Path) -> list[Segment]:
-    """Those of a journal; one that begins with a number beyond all journals is a stray file."""
+    """Without stray files, whose numbers are beyond all journals."""
     segments = list_segments(folder) if folder.is_dir() else []
     return [segment for segment in segments if segment.first_seq <= SEQ_MAX]
 
 
 def _lines(folder: Path, after_seq: int) -> Iterator[_Line]:
-    """Every line behind a record, in order; of a bad one the record that should be there."""
+    """Every line behind a record, in order; a bad one has the number that it should have."""
     seq = after_seq
     for segment in _segments(folder):
         expected = segment.first_seq
@@ -282,7 +277,7 @@ def _lines(folder: Path, after_seq: int) -> Iterator[_Line]:
 
 
 def _parts(data: bytes, expected: int, where: str) -> Iterator[_Line]:
-    """What one line holds: a good record; or a bad one, and perhaps a good one where the newline between is lost."""
+    """A good record; or a bad one, and a good one behind it if the newline between them is lost."""
     try:
         record = decode_line(data)
     except BadLine as bad:
@@ -295,7 +290,7 @@ def _parts(data: bytes, expected: int, where: str) -> Iterator[_Line]:
 
 
 def _keep_events(state: LedgerState, line: _Line, record: Record, changed: dict[int, bytes | None]) -> Loss | None:
-    """Apply every event of a record that still makes sense; what is lost of it, if anything is."""
+    """Apply every event of a record that can be applied. Returns what is lost of the record."""
     kept: list[msgspec.Raw] = []
     said: list[str] = []
     reason = ""
@@ -330,7 +325,7 @@ def _said(event: Any) -> str:
 
 
 def _kept(folder: Path, folded: _Folded, after_seq: int) -> Iterator[tuple[int, bytes]]:
-    """The lines that are left behind a record, each with its number."""
+    """The lines that are left behind a record, with their numbers."""
     for line in _lines(folder, after_seq):
         if line.record is not None:
             data = folded.changed.get(line.seq, line.data)

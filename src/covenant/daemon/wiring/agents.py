@@ -21,8 +21,8 @@ from covenant.agents.model.toolbox import ToolServices
 from covenant.agents.model.web_fetch import WebPages
 from covenant.agents.peer_agent import PeerAgent, PeerRequester
 from covenant.agents.process_agent import ProcessAgent
-from covenant.agents.router import IndexAgent, NoModelAgent
-from covenant.agents.runtime.job import Job, JobLimits, RunnableAgent
+from covenant.agents.router import IndexAgent, UnavailableAgent
+from covenant.agents.runtime.job import JobLimits, RunnableAgent
 from covenant.agents.runtime.worker_pool import RunningJobs, WorkerPool
 from covenant.daemon.agent_files import AgentFiles
 from covenant.daemon.environment import environment, now_ms, program_environment
@@ -30,7 +30,7 @@ from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import ModelSettings
 from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.core import Base, card_features, mcp_servers
-from covenant.daemon.wiring.remote_agents import Elsewhere
+from covenant.daemon.wiring.remote_agents import RemoteAgents
 from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.cards import CardFeatures
 from covenant.exchange.catalogue import Catalogue
@@ -49,7 +49,6 @@ from covenant.peers.requester.requester_service import Requester
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
 
-
 INTERVAL_S: Final = 1.0
 _CALLED_BY_ADDRESS: Final = AgentDefinition(id=ELSEWHERE, kind="remote")
 _OF_PEERS: Final = AgentDefinition(id=PEERS, kind="peer")
@@ -63,23 +62,22 @@ class AgentSync:
         workers: WorkerPool,
         log: Log,
         *,
-        elsewhere: Elsewhere | None = None,
-        cast: ModelAgents | None = None,
+        remotes: RemoteAgents | None = None,
+        models: ModelAgents | None = None,
         peers: PeerRequester | None = None,
         remote_concurrency: int = 0,
     ) -> None:
-        """`elsewhere`: how agents that are not here are called. `cast`: who plays those that a model plays.
-        `peers`: who delegates to other instances, for the first tenant. Without them there are no such agents.
+        """Without `remotes`, `models` or `peers` (for the first tenant) there are no agents of that kind.
 
-        `remote_concurrency`: calls elsewhere at once, of one agent that does not say how many; 0: as any other agent.
+        `remote_concurrency`: calls at once of a remote agent that does not say how many; 0: as any other agent.
         """
         self._ledger = ledger
         self._catalogue = catalogue
         self._workers = workers
         self._log = log
         self._programs: dict[tuple[str, str], AgentDefinition] = {}
-        self._elsewhere = elsewhere
-        self._cast = cast
+        self._remotes = remotes
+        self._models = models
         self._peers = peers
         self._seen = -1
         self._remote_concurrency = remote_concurrency
@@ -99,7 +97,7 @@ class AgentSync:
         if self._peers is not None:
             wanted[DEFAULT, PEERS] = _OF_PEERS
         for tenant in await self._ledger.tenants():
-            if self._elsewhere is not None:
+            if self._remotes is not None:
                 wanted[tenant.name, ELSEWHERE] = _CALLED_BY_ADDRESS
             for agent in self._catalogue.agents(tenant.name):
                 rules = agent.definition.kind_rules
@@ -108,30 +106,27 @@ class AgentSync:
         for key in self._programs.keys() - wanted.keys():
             self._dismiss(*key)
         for (tenant_name, agent_id), definition in wanted.items():
-            body = self._body(definition)
+            make = self._runners.get(definition.kind)
+            body = make(definition) if make is not None else None
             if body is not None and self._programs.get((tenant_name, agent_id)) != definition:
                 self._employ(tenant_name, definition, body)
-                if self._elsewhere is not None and definition.kind_rules.place == "remote":
+                if self._remotes is not None and definition.kind_rules.place == "remote":
                     identity = self._catalogue.identity(tenant_name, agent_id)
-                    self._elsewhere.withdrawals.look_after(identity, _target(definition))
+                    self._remotes.cancels.look_after(identity, _target(definition))
                 if agent_id not in (INDEX, ELSEWHERE, PEERS):
                     self._log.info("agents.employed", agent=agent_id, tenant=tenant_name)
         self._programs, self._seen = wanted, seen
 
-    def _body(self, definition: AgentDefinition) -> RunnableAgent | None:
-        make = self._runners.get(definition.kind)
-        return make(definition) if make is not None else None
-
     @cached_property
     def _runners(self) -> Mapping[AgentKind, Callable[[AgentDefinition], RunnableAgent | None]]:
-        """What runs an agent of each pooled kind; a kind is left out while this daemon cannot run it."""
+        """What runs an agent of each kind that this daemon can run."""
         found: dict[AgentKind, Callable[[AgentDefinition], RunnableAgent | None]] = {
             "process": lambda definition: ProcessAgent(definition.command, environment=program_environment())
         }
-        if (cast := self._cast) is not None:
-            found["model"] = cast.body
-        if (elsewhere := self._elsewhere) is not None:
-            found["remote"] = lambda definition: elsewhere.body(_target(definition))
+        if (models := self._models) is not None:
+            found["model"] = models.body
+        if (remotes := self._remotes) is not None:
+            found["remote"] = lambda definition: remotes.body(_target(definition))
         if (peers := self._peers) is not None:
             found["peer"] = lambda definition: PeerAgent(peers, _done_by(definition))
         return found
@@ -144,7 +139,7 @@ class AgentSync:
     def _employ(self, tenant: str, definition: AgentDefinition, body: RunnableAgent) -> None:
         rules = definition.kind_rules
         usual = self._remote_concurrency if rules.waits_for_others else 0
-        again = rules.repeatable or (self._cast is not None and self._cast.repeatable(definition))
+        again = rules.repeatable or (self._models is not None and self._models.repeatable(definition))
         self._workers.register(
             self._catalogue.identity(tenant, definition.id),
             body,
@@ -184,7 +179,7 @@ MEMORY_FOLDER: Final = "memory"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agents:
     workers: WorkerPool
-    remotes: Elsewhere
+    remotes: RemoteAgents
     exchange: A2AExchange
     features: Features
     schedulers: tuple[Scheduler, ...]
@@ -192,13 +187,13 @@ class Agents:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What agents can use, as cards tell it: read anew for each card, since servers of tools come and go."""
+    """What agents can use, as cards tell it: read for each card, since servers of tools come and go."""
 
     set_up: CardFeatures
     tools: McpTools
     services: ToolServices
     models: Models
-    remotes: Elsewhere
+    remotes: RemoteAgents
 
     def now(self) -> CardFeatures:
         return msgspec.structs.replace(
@@ -225,14 +220,14 @@ async def open_agents(
         stack.push_async_callback(models.close)
         if settings.model.name and models.default is None:
             log.warning("model.unusable", model=settings.model.name, why=models.trouble)
-        remotes = Elsewhere(settings.home, fetcher, ledger, depth_max=settings.delegation.depth_max, log=log)
+        remotes = RemoteAgents(settings.home, fetcher, ledger, depth_max=settings.delegation.depth_max, log=log)
         stack.push_async_callback(remotes.close)
         remote_cards = RemoteCards(remotes.registry, remotes.card, time.monotonic)
         services = ToolServices(
             # The token of an entry was given for the tenants of that entry, and for nobody else.
             directory=AgentDirectory(
                 catalogue,
-                lambda definition: can_work(definition, models),
+                models.can_work,
                 remote_cards,
                 callable_by=remotes.registry.names_of,
             ),
@@ -246,8 +241,8 @@ async def open_agents(
             catalogue,
             workers,
             log,
-            elsewhere=remotes,
-            cast=ModelAgents(settings.model, models, services),
+            remotes=remotes,
+            models=ModelAgents(settings.model, models, services),
             peers=requester,
             remote_concurrency=settings.delegation.remote_concurrency,
         )
@@ -269,7 +264,7 @@ async def open_agents(
         )
 
 
-def _make_workers(base: Base, remotes: Elsewhere, requester: Requester | None, jobs: RunningJobs) -> WorkerPool:
+def _make_workers(base: Base, remotes: RemoteAgents, requester: Requester | None, jobs: RunningJobs) -> WorkerPool:
     ledger, tracer = base.storage.ledger, base.telemetry.tracer
     a2a, delegation = base.settings.a2a, base.settings.delegation
 
@@ -312,11 +307,7 @@ def _make_exchange(base: Base, workers: WorkerPool) -> A2AExchange:
 
 def check_push(config: PushConfig) -> None:
     """Check a configuration by its text alone; where its address leads is judged when it is called."""
-    check_config(config, _check_url)
-
-
-def _check_url(text: str) -> None:
-    read_url(text)
+    check_config(config, read_url)
 
 
 LIBRARY: Final = "pydantic_ai"
@@ -349,8 +340,13 @@ class Models:
             self._made[name] = other
         return self._made[name]
 
+    def can_work(self, definition: AgentDefinition) -> bool:
+        """Whether somebody does the work of this agent, as far as is known."""
+        rules = definition.kind_rules
+        return self.default is not None if rules.needs_model else rules.routed
+
     async def close(self) -> None:
-        """Close the connections that models hold open: they do so when they are left."""
+        """Models close their connections when their context is left."""
         for model in filter(None, (self.default, *self._made.values())):
             async with model:
                 pass
@@ -400,7 +396,7 @@ class ModelAgents:
     def body(self, definition: AgentDefinition) -> RunnableAgent:
         if definition.id == INDEX:
             return self._index
-        return self.model(definition) or NoModelAgent()
+        return self.model(definition) or UnavailableAgent()
 
     def model(self, definition: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
         model = self._models.of(definition)
@@ -414,7 +410,9 @@ class ModelAgents:
             if second is not None:
                 adviser = ModelAdvisor(second, advisor, request_s=request_s)
             elif advisor.mode == "gate":
-                return Unguarded(advisor.model)
+                return UnavailableAgent(
+                    f"the model of this agent's advisor, {advisor.model}, cannot be used: name it in model.others"
+                )
         return ModelAgent(
             model,
             definition,
@@ -424,19 +422,3 @@ class ModelAgents:
             remembers=remembers,
             adviser=adviser,
         )
-
-
-class Unguarded:
-    """In place of an agent whose answers an advisor is to let pass, where that advisor cannot be had."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-
-    async def run(self, job: Job) -> None:
-        job.fail(f"the model of this agent's advisor, {self._model}, cannot be used: name it in model.others")
-
-
-def can_work(definition: AgentDefinition, models: Models) -> bool:
-    """Whether somebody does the work of this agent, as far as we can know."""
-    rules = definition.kind_rules
-    return models.default is not None if rules.needs_model else rules.routed

@@ -1,7 +1,7 @@
-"""Delegation in a daemon: what its agents may call, and how those elsewhere are reached.
+"""How a daemon reaches agents elsewhere: through its one fetcher, and so only where `outbound` allows it.
 
-Agents elsewhere are called through the daemon's one fetcher, and so only where `outbound` allows it. Those of
-`a2a_agents.json` are the first tenant's, and of those tenants that an entry lists: nobody else is given its token.
+The entries of `a2a_agents.json` are for the first tenant and for the tenants that an entry lists: nobody else is given
+its token.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ FETCHERS_MAX: Final = 1_000
 CALL_S_MAX: Final = 24 * 3600.0
 
 
-class Elsewhere:
-    """Agents that are not here: known by the registry, or by their address alone."""
+class RemoteAgents:
+    """Agents elsewhere, by their name in the registry or by their URL."""
 
     def __init__(self, home: Path, fetcher: Fetcher, ledger: Ledger, *, depth_max: int, log: Log | None = None) -> None:
-        self.withdrawals = RemoteCancels(ledger, self.open)
+        self.cancels = RemoteCancels(ledger, self.open)
         self.registry = RemoteRegistry(home, told=self._tell)
         self._fetcher = fetcher
         self._left_ms = ledger.clock.left_ms
@@ -85,10 +85,10 @@ class Elsewhere:
         return await verified(fetcher, card) if verify else card
 
     def body(self, target: Target | None = None) -> RemoteAgent:
-        return RemoteAgent(self.open, target, depth_max=self._depth_max, withdrawals=self.withdrawals)
+        return RemoteAgent(self.open, target, depth_max=self._depth_max, cancels=self.cancels)
 
     async def close(self) -> None:
-        await self.withdrawals.stop()
+        await self.cancels.stop()
         for fetcher in self._meant.values():
             await fetcher.close()
 

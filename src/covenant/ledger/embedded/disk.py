@@ -79,3 +79,11 @@ def make_private_folder(folder: Path) -> None:
 def open_private(path: str, flags: int) -> int:
     """An `opener` for `open`."""
     return os.open(path, flags, 0o600)
+
+
+def sync_dir(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

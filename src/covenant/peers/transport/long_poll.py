@@ -235,7 +235,7 @@ class PollClient(PeerService):
             try:
                 failed = await self._fetch(peer, acks)
             except Exception:
-                log.exception("polling.fault", extra={"peer": peer_id})
+                log.exception("long_poll.fault", extra={"peer": peer_id})
                 failed = DeliveryFailure("internal", "internal error; the daemon's log has the trace", whole=True)
             if failed is None:
                 attempts = 0
@@ -244,7 +244,7 @@ class PollClient(PeerService):
             attempts += 1
             trouble = self._troubles[peer_id] = self._sender.trouble(peer_id, failed, attempts)
             pause_ms = trouble.due_ms - self._monotonic_ms()
-            log.info("polling.failed", extra={"peer": peer_id, "reason": str(failed), "again_in_ms": pause_ms})
+            log.info("long_poll.failed", extra={"peer": peer_id, "reason": str(failed), "again_in_ms": pause_ms})
             await asyncio.sleep(pause_ms / 1000)
 
     async def _fetch(self, peer: Peer, acks: Acks) -> DeliveryFailure | None:

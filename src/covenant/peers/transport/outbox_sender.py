@@ -101,7 +101,7 @@ class OutboxSender(PeerService):
             if not stopped.done():
                 # What is delivered could not be written down any more: it would all be repeated without end.
                 reasons = [str(task.exception()) for task in (saving, polling) if task.done()]
-                log.error("courier.stopped", extra={"reason": "; ".join(reasons)})
+                log.error("outbox.stopped", extra={"reason": "; ".join(reasons)})
         finally:
             self._running = False
             stopped.cancel()
@@ -136,7 +136,7 @@ class OutboxSender(PeerService):
         try:
             await self._saver.save()
         except Refusal as refusal:
-            log.warning("courier.unsaved", extra={"code": refusal.code, "count": len(self._saver.waiting)})
+            log.warning("outbox.unsaved", extra={"code": refusal.code, "count": len(self._saver.waiting)})
 
     # What there is to do
 
@@ -183,7 +183,7 @@ class OutboxSender(PeerService):
                     round_.busy[key] = asyncio.create_task(self._bring(round_, key, parcels))
                 await self._pause(round_)
         except Exception:
-            log.exception("courier.fault", extra={"peer": round_.id})
+            log.exception("outbox.fault", extra={"peer": round_.id})
         finally:
             if self._rounds.get(round_.id) is round_:
                 del self._rounds[round_.id]
@@ -260,7 +260,7 @@ class OutboxSender(PeerService):
                 round_.in_vain.pop(key, None)
                 self._keep(OutboxMove(delegation=key, seq=parcel.seq, delivered=True))
         except Exception:
-            log.exception("courier.fault", extra={"peer": round_.id, "offer_id": key.offer_id})
+            log.exception("outbox.fault", extra={"peer": round_.id, "offer_id": key.offer_id})
             self._fail(round_, parcels[0], FAULT, 0.0)
         finally:
             del round_.busy[key]
@@ -310,7 +310,7 @@ class OutboxSender(PeerService):
             )
         )
         log.info(
-            "courier.failed",
+            "outbox.failed",
             extra={
                 "peer": round_.id,
                 "typ": parcel.typ,

@@ -35,8 +35,8 @@ from typing import Final, Protocol
 
 from covenant.ledger.embedded.archive.apply_batch import PLACES_IN_RECORD, Live, apply_or_reject, count_rejects
 from covenant.ledger.embedded.archive.sql import statement
-from covenant.ledger.embedded.disk import unusable
-from covenant.ledger.embedded.journal.segments import Cursor, Lines, sync_dir
+from covenant.ledger.embedded.disk import sync_dir, unusable
+from covenant.ledger.embedded.journal.segments import Cursor, Lines
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 
 ARCHIVE_NAME: Final = "archive.db"

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, Self
 from zlib import crc32
 
-from covenant.ledger.embedded.journal.segments import sync_dir
+from covenant.ledger.embedded.disk import sync_dir
 
 FIRST_CAPACITY: Final = 262_144
 # Every wrong yes costs a read, and the caller that waits for it leaves the batch it would have shared. When one send in

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Self
 import msgspec
 
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.disk import naming
+from covenant.ledger.embedded.disk import naming, sync_dir
 from covenant.ledger.embedded.journal.record import BadLine, Record, decode_line
 from covenant.ledger.embedded.journal.segments import (
     Cursor,
@@ -34,7 +34,6 @@ from covenant.ledger.embedded.journal.segments import (
     create_segment,
     list_segments,
     segment_path,
-    sync_dir,
     write_all,
 )
 from covenant.ledger.machine.entry import IllegalMoveError

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from covenant.ledger.embedded import fault_points
+from covenant.ledger.embedded.disk import sync_dir
 from covenant.ledger.embedded.journal.record import seq_of
 
 _NAME: Final = re.compile(r"\d{20}\.jsonl")
@@ -59,14 +60,6 @@ def list_segments(folder: Path) -> list[Segment]:
     """Every segment, oldest first. Other files in the folder (torn tails kept aside) are not journal."""
     names = sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
     return [Segment(int(name[:20]), folder / name) for name in names]
-
-
-def sync_dir(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def create_segment(folder: Path, first_seq: int) -> int:

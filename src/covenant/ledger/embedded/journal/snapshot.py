@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from covenant.ledger.embedded import fault_points
+from covenant.ledger.embedded.disk import sync_dir
 from covenant.ledger.embedded.journal.record import BadLine, Record, decode_line
-from covenant.ledger.embedded.journal.segments import list_segments, sync_dir, write_all
+from covenant.ledger.embedded.journal.segments import list_segments, write_all
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import AnyEvent, TokenRevoked, decode_events

@@ -46,7 +46,17 @@ from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Conflict
 from covenant.model.ids import LeaseId, PublicKey, TaskId
-from covenant.model.task import DELEGATION, Cause, Ending, Lease, Result, ResultStatus, error_result, result_digest
+from covenant.model.task import (
+    DELEGATION,
+    TIMED_OUT,
+    Cause,
+    Ending,
+    Lease,
+    Result,
+    ResultStatus,
+    error_result,
+    result_digest,
+)
 from covenant.model.task_event import MessageUpdate
 
 _encode = msgspec.json.Encoder().encode
@@ -69,7 +79,6 @@ class ByteBudget:
 
 
 DEADLINE_MESSAGE = "deadline_exceeded"
-TIMEOUT_MESSAGE = "Task timed out"
 
 
 def settle(decide: DecisionContext, command: Settle) -> Settled:
@@ -313,7 +322,7 @@ def sweep(decide: DecisionContext, command: Sweep) -> Swept:
     for entry in due:
         times_out_at_ms = entry.times_out_at_ms(now_ms, ages)
         if times_out_at_ms is not None and times_out_at_ms <= now_ms:
-            result = error_result(entry.task.id, TIMEOUT_MESSAGE)
+            result = error_result(entry.task.id, TIMED_OUT)
             end(decide, entry, result, ending=Ending.FAILED, cause=Cause.TIMEOUT)
             timed_out.append(entry.task.id)
         else:
