@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from covenant.daemon.telemetry import Log
 from covenant.daemon.watchdog import LOGS_MAX, UNHEALTHY_S, HealthStandIn, Hold, Watchdog, answer_of
 from tests.waits import BOUND_S
 
@@ -20,10 +21,11 @@ HELD_S = 0.05
 ASK = b"GET /healthz HTTP/1.1\r\nhost: h\r\n\r\n"
 
 
-class Notes:
+class Notes(Log):
     """A log and a metric that remember."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.said: list[tuple[str, dict[str, Any]]] = []
         self.held: list[float] = []
 

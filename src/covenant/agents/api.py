@@ -1,4 +1,4 @@
-"""What an agent's author writes: one function, and nothing else.
+"""What an agent's author writes: one function.
 
     agent = Agent("summarizer", description="Summarises a text", skills=["summarize"])
 
@@ -7,11 +7,9 @@
         yield "Working on it… "                          # text, streamed
         yield turn.file("summary.md", summary.encode())  # an artifact
 
-To return is to have completed the task; to raise is to have failed it, and only the log is told why. A function that is
-no generator returns what it has to say. `yield turn.need_input("Which language?")` ends the turn: the function is
-called again with the answer, as the next turn of the same task.
-
-A plain function (`def`) runs in a thread, and is given a `SyncTurn`, whose calls wait by themselves.
+A function that returns has completed the task; one that raises has failed it, and only the log says why. A function
+that is no generator returns its answer. `yield turn.need_input("Which language?")` ends the turn: the next turn calls
+the function again, with the answer. A plain function (`def`) runs in a thread, with a `SyncTurn`.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ Function = Callable[[Any], AsyncIterator[Sayable] | Awaitable[Sayable | Iterable
 
 
 class TurnWork(Protocol):
-    """What a turn is about, and what can be done from it: a `Job`, or a job of another process."""
+    """A `Job`, or a job of another process."""
 
     @property
     def task(self) -> Task: ...
@@ -64,8 +62,6 @@ class TurnWork(Protocol):
 
 
 class BaseTurn:
-    """What the turn of every function has: what was asked, and ways to say what is not text."""
-
     __slots__ = ("_job", "_parts", "history")
 
     def __init__(self, job: TurnWork, history: tuple[MessageUpdate, ...] = ()) -> None:
@@ -76,14 +72,12 @@ class BaseTurn:
 
     @property
     def text(self) -> str:
-        """The words of what was asked."""
         if self._parts is None and not self._job.leased.messages and not self._job.task.parts:
             return self._job.task.intent_text
         return "\n".join(part.text for part in self.parts if isinstance(part, Text))
 
     @property
     def parts(self) -> tuple[Content, ...]:
-        """What was asked in full: text, files and data."""
         if self._parts is None:
             self._parts = tuple(part for message in self._job.messages for part in message.parts)
         return self._parts
@@ -215,7 +209,7 @@ class Turn(BaseTurn):
 
 
 class AskLoop(Protocol):
-    """From a thread: have the loop do something, and wait for what comes of it."""
+    """From a thread: have the loop do something, and wait for it."""
 
     @overload
     def __call__(self, do: Callable[[], Awaitable[T]], /) -> T: ...

@@ -1,8 +1,8 @@
 """Agents written for the official SDK: an `AgentExecutor` runs here as it is.
 
-It gets a `RequestContext` made of the turn, and an event queue whose events become updates of the task. What the SDK
-lets an executor leave open (to return without a terminal state) is completed. An executor that asks for input or
-authentication parks the task when it returns. Only this module imports the SDK's server side.
+It gets a `RequestContext` made of the turn, and an event queue whose events become updates of the task. An executor
+that returns without a terminal state has completed the task; one that asked for input or authentication parks it.
+Only this module imports the SDK's server side.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Agents from files: `agents/*.json` and `*.toml` in the home for the first tenant, `agents/<tenant>/…` for others.
 
-A file holds one definition; its id is the file's name unless it says another. The folder is looked at when the daemon
-starts and once a second after that: a look costs a listing, and only what has changed is read. A bad file is reported
-by its name and the key that is wrong, once, and stops nothing; where it was good before, the agent stays as it was.
+A file has one definition; its id is the file's name unless it says another. The folder is listed once a second, and
+changed files are read. A bad file is reported once, with the key that is wrong; its agent stays as it was before.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class AgentFiles:
         self._declared: dict[Path, tuple[str, str]] = {}
         """The tenant and id of the agent that each good file declares."""
         self._unsettled: set[Path] = set()
-        """Files that are well written and could not be used: a tenant may come, a name may become free."""
+        """Good files that cannot be used yet: a tenant may come, a name may become free."""
         self.problems: dict[Path, str] = {}
 
     async def run(self) -> None:
@@ -71,15 +70,17 @@ class AgentFiles:
             if self._seen.get(each.path) == each.stamp and each.path not in self._unsettled:
                 continue
             self._seen[each.path] = each.stamp
+            self._unsettled.discard(each.path)
             try:
                 self._declare(each)
-                self._unsettled.discard(each.path)
                 self.problems.pop(each.path, None)
             except Refusal as refusal:
-                self._unsettled.discard(each.path)
                 if isinstance(refusal, (NotFound, Conflict)):
                     self._unsettled.add(each.path)
-                self._report(each.path, refusal.message)
+                if self.problems.get(each.path) != refusal.message:
+                    name, kept = self._name(each.path), each.path in self._declared
+                    self._log.warning("agents.bad_file", file=name, problem=refusal.message, agent_stays_as_it_was=kept)
+                self.problems[each.path] = refusal.message
 
     def _declare(self, found: AgentFile) -> None:
         definition = read_agent(found)
@@ -103,12 +104,6 @@ class AgentFiles:
         if declared is not None:
             self._catalogue.remove_resident(*declared)
             self._log.info("agents.file_gone", file=self._name(path), agent=declared[1], tenant=declared[0])
-
-    def _report(self, path: Path, problem: str) -> None:
-        if self.problems.get(path) != problem:
-            kept = path in self._declared
-            self._log.warning("agents.bad_file", file=self._name(path), problem=problem, agent_stays_as_it_was=kept)
-        self.problems[path] = problem
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._home))

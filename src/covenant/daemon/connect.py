@@ -1,9 +1,7 @@
-"""`covenant.connect`: from a URL, or a name in the home's `a2a_agents.json`, to a remote agent that can be spoken to.
+"""`covenant.connect`: from a URL, or a name in the home's `a2a_agents.json`, to a remote agent.
 
-    async with covenant.connect("https://agent.example/a2a") as remote:
-        reply = await remote.send("Hello")
-
-It finds the card, reads it, and picks a way to call. The environment, the clock and chance come in here.
+async with covenant.connect("https://agent.example/a2a") as remote:
+    reply = await remote.send("Hello")
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ PRIVATE: Final = (
 CONNECTIONS_MAX: Final = 1_000
 """Each stream that is followed holds one."""
 
-# What is logged is for whoever has set up logging. Nobody else has it written into their terminal.
+# Only those who have set up logging see log lines in their terminal.
 logging.getLogger("covenant").addHandler(logging.NullHandler())
 
 
@@ -133,12 +131,7 @@ async def open_remote(url_or_name: str, options: Options) -> Remote:
     entry = find_entry(url_or_name, options.home)
     fetcher, close = open_fetcher(options, _meant(url_or_name, entry, options))
     try:
-        credentials = Credentials(
-            entry.url,
-            token=find_token(entry, options),
-            headers={**entry.headers, **(options.headers or {})},
-            trusted=options.trusted_origins,
-        )
+        credentials = _credentials(entry, options)
         finding = find_card(fetcher, entry.url, credentials)
         card = await or_none(finding, entry.url) if not options.verify else await verified(fetcher, await finding)
         ways = choose_interfaces(card, entry.url, credentials.covers)
@@ -161,10 +154,7 @@ async def open_card(url_or_name: str, options: Options, *, verify: bool) -> Remo
     entry = find_entry(url_or_name, options.home)
     fetcher, close = open_fetcher(options, _meant(url_or_name, entry, options))
     try:
-        credentials = Credentials(
-            entry.url, token=find_token(entry, options), headers={**entry.headers, **(options.headers or {})}
-        )
-        card = await find_card(fetcher, entry.url, credentials)
+        card = await find_card(fetcher, entry.url, _credentials(entry, options))
         return await verified(fetcher, card) if verify else card
     finally:
         if close is not None:
@@ -183,16 +173,18 @@ def _meant(url_or_name: str, entry: RemoteEntry, options: Options) -> Sequence[s
     return (entry.place,) if options.meant or "://" not in url_or_name else ()
 
 
-def find_token(entry: RemoteEntry, options: Options) -> str | None:
-    variables = environment()
-    if options.token is not None:
-        return options.token
-    if options.token_env is None:
-        return entry.token(variables)
-    token = variables.get(options.token_env)
-    if not token:
-        raise Invalid("no_token", f"the environment has no token in {options.token_env}")
-    return token
+def _credentials(entry: RemoteEntry, options: Options) -> Credentials:
+    variables, token = environment(), options.token
+    if token is None and options.token_env is not None:
+        token = variables.get(options.token_env)
+        if not token:
+            raise Invalid("no_token", f"the environment has no token in {options.token_env}")
+    return Credentials(
+        entry.url,
+        token=entry.token(variables) if token is None else token,
+        headers={**entry.headers, **(options.headers or {})},
+        trusted=options.trusted_origins,
+    )
 
 
 def open_fetcher(options: Options, places: Sequence[str] = ()) -> tuple[Fetcher, Callable[[], Awaitable[None]] | None]:

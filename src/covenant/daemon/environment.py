@@ -1,6 +1,6 @@
 """What the process was started with: the environment, the clock and the name of the machine.
 
-The one place that asks. Standard library only and cheap to import: every command of the CLI does.
+Nothing else asks for these. Standard library only: every command of the CLI imports this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def environment() -> Mapping[str, str]:
 
 
 def program_environment() -> dict[str, str]:
-    """What a program that the daemon starts may see of its environment: where things are, and no secrets."""
+    """What programs that the daemon starts may see of the environment: no secrets."""
     return {name: os.environ[name] for name in PROGRAM_VARIABLES if name in os.environ}
 
 

@@ -1,12 +1,11 @@
-"""A daemon's life: open, listen, work, stop. One loop, and everything that runs belongs to one task group.
+"""A daemon's life: open, listen, work, stop. Everything that runs is in one task group on one loop.
 
-Stopping, in this order: no more leases and no more waits; the daemon's own agents finish what they hold, except what
-only follows work elsewhere; requests under way get the rest of the grace time; the doors close; the ledger is flushed
-and closed. Leases of workers outside stay as they are: a stop takes nothing away from anybody. A second signal ends the
-grace time.
+The order of a stop: no more leases and waits; the daemon's own agents finish what they hold, except what only follows
+work elsewhere; requests under way get the rest of the grace time; the doors close; the ledger is flushed and closed.
+Leases of workers outside stay. A second signal ends the grace time.
 
-An async function that does not stop when it is cancelled would keep the process alive, with the home open to others.
-So the process of a daemon that has stopped ends within `END_S`, whatever of an agent still runs in it.
+The process ends within `END_S` after the stop, also if an async function ignores its cancellation: the home is open to
+others by then.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ CONNECTIONS_MIN: Final = 16
 
 
 def run_to_end(main: Coroutine[Any, Any, Sequence[str]], log: Log) -> None:
-    """Run `main`, which returns the names of agents that go on regardless; then end the process, whatever they do."""
+    """Run `main`, which returns the names of agents that go on regardless; then end the process."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         loop = runner.get_loop()
         task = loop.create_task(main)
@@ -66,10 +65,7 @@ def run_to_end(main: Coroutine[Any, Any, Sequence[str]], log: Log) -> None:
 
 
 def _end_soon(abandoned: Sequence[str], log: Log) -> None:
-    """End the process: at once if these agents go on, else within `END_S`.
-
-    What may hold it up are tasks and threads that agents have begun by themselves. By now all is written and closed.
-    """
+    """End the process: at once if these agents go on, else within `END_S`. All is written and closed by now."""
 
     def end(*agents: str) -> None:
         log.warning("daemon.abandoned", agents=", ".join(agents) or "unknown: a task or thread that an agent began")
@@ -94,10 +90,9 @@ def _start_timer(after_s: float, call: Any) -> threading.Timer:
 
 
 class StopSignals:
-    """What the outside asks: `asked` with the first signal, `hurried` with the second.
+    """`asked` is set by the first signal, `hurried` by the second.
 
-    The handlers run in Python, also while an agent blocks the loop. If the process has not ended `HELD_END_S` after
-    the grace time, a thread ends it: what was acknowledged is on disk, as after a crash.
+    If an agent blocks the loop, a thread ends the process `HELD_END_S` after the grace time, as a crash would.
     """
 
     def __init__(self, grace_s: float, log: Log) -> None:
@@ -130,8 +125,7 @@ class StopSignals:
 
 
 def fit_open_files(settings: Settings, log: Log) -> Settings:
-    """Have as many open files allowed as there may be connections; where the system allows fewer, so many connections
-    fewer: without a descriptor the journal could not begin a segment."""
+    """Raise the limit of open files, or lower that of connections: the journal needs a descriptor for each segment."""
     calls_max = settings.grpc.calls_max if settings.grpc.enabled else 0
     besides = http_bounds(settings.http).connections_reserved_max + settings.ipc.connections_max + calls_max
     besides += FILES_BESIDES
@@ -145,7 +139,7 @@ def fit_open_files(settings: Settings, log: Log) -> Settings:
 
 
 def _allow_files(wanted: int) -> int:
-    """As many open files as wanted, as far as the system lets us: many start with 1,024. How many it lets us."""
+    """Raise the limit of open files as far as the system allows. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -215,9 +209,9 @@ async def _live(
 async def serving(
     daemon: Daemon, found: Sequence[LoadedAgent] = (), *, hurried: asyncio.Event | None = None
 ) -> AsyncIterator[None]:
-    """The doors are open, and everything that runs by itself does. Leaving it stops all that in order.
+    """Opens the doors and runs the schedulers and agents; stops them in order when it is left.
 
-    `found`: agents from files, whom the watchdog may name. `hurried` ends the grace time of the stop.
+    `found`: agents from files, for the watchdog. `hurried` ends the grace time of the stop.
     """
     doors, log = daemon.doors, daemon.base.telemetry.log
     failed: Exception | None = None
@@ -246,7 +240,7 @@ async def serving(
 
 
 async def _stop(daemon: Daemon, group: asyncio.TaskGroup, working: asyncio.Task[None], hurried: asyncio.Event) -> None:
-    """With grace: until all that was under way has ended, the time is over, or somebody is in a hurry."""
+    """Until all that was under way has ended, the grace time is over, or a second signal came."""
     grace_s = daemon.base.settings.daemon.grace_ms / 1000
     closing = group.create_task(_close(daemon, working, grace_s))
     hurrying = group.create_task(hurried.wait())
@@ -261,7 +255,6 @@ async def _stop(daemon: Daemon, group: asyncio.TaskGroup, working: asyncio.Task[
 
 
 async def _close(daemon: Daemon, working: asyncio.Task[None], grace_s: float) -> None:
-    """In order; returns when all that was under way has ended."""
     daemon.base.access.mailbox.leasing = False
     daemon.doors.waits.stop()
     if daemon.peers is not None:
@@ -274,7 +267,6 @@ async def _close(daemon: Daemon, working: asyncio.Task[None], grace_s: float) ->
 
 
 def _watchdog(daemon: Daemon, found: Sequence[LoadedAgent]) -> Watchdog:
-    """What notices agents that block the loop, and those that go on in their threads."""
     meter, workers, server = daemon.base.telemetry.meter, daemon.agents.workers, daemon.doors.http
     meter.gauge(
         "covenant_agent_threads_abandoned",
@@ -310,7 +302,7 @@ async def _supervised(scheduler: Scheduler, log: Log) -> None:
 
 
 def _settle_memory() -> None:
-    """What start-up made stays for good: the collector need not look at it again."""
+    """What start-up made stays: the collector need not look at it again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -324,30 +316,22 @@ Stamps = dict[Path, tuple[int, int]]
 
 
 def serve_again_and_again(command: Sequence[str], files: Sequence[Path], log: Log) -> int:
-    """Blocks until it is told to stop; the child's exit code. `command` serves once."""
+    """Run `command` anew whenever a file changes, until a signal. Returns its exit code."""
     told = threading.Event()
-
-    def tell(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        told.set()
-
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, tell)
+        signal.signal(number, lambda _number, _frame: told.set())
     while True:
         before = stamps(files)
         # In a session of its own: a Ctrl-C is passed on once, by us, and not a second time by the terminal.
         child = subprocess.Popen(command, start_new_session=True)  # noqa: S603  (our own command, as it was given)
         while not told.wait(LOOK_S) and stamps(files) == before:
             pass
-        code = _stop_child(child)
+        if child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+        code = child.wait()
         if told.is_set():
             return code
         log.info("serve.reloading")
-
-
-def _stop_child(child: subprocess.Popen[bytes]) -> int:
-    if child.poll() is None:
-        child.send_signal(signal.SIGTERM)
-    return child.wait()
 
 
 def stamps(files: Sequence[Path]) -> Stamps:

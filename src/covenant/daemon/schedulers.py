@@ -1,8 +1,7 @@
-"""What the daemon does by itself, on a timer: sweep, retry, compact.
+"""What the daemon does on a timer: sweep, retry, compact.
 
-Each scheduler has a `step` that does one round and can be called without waiting, and a `run` that repeats it until
-canceled. A step that is refused is logged and tried again at its next time; none has a way of its own to change the
-ledger.
+Each scheduler has a `step` for one round, and a `run` that repeats it until canceled. A step that is refused is logged,
+and tried again at its next time.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ class Scheduler(Protocol):
 
 
 class Sweeper:
-    """Settles what is past its deadline or timeout, and writes steps of the clock down.
+    """Settles what is past its deadline or timeout, except while the ledger's clock is paused after a step.
 
-    While the ledger's clock is paused after a step, nothing is settled. Reading that clock at each round is also what
-    tells drift from a step when nothing else happens.
+    Each step of the clock becomes a row in the audit. Reading the clock each round tells drift from a step.
     """
 
     def __init__(self, ledger: Ledger, operator: AgentId, *, log: Log, interval_ms: int = 1_000) -> None:
@@ -45,7 +43,7 @@ class Sweeper:
         self._refused: str | None = None
 
     async def step(self) -> Swept | None:
-        """One round; None while paused. What comes in bulk is swept in bulk, with turns of the loop in between."""
+        """One round; None while paused."""
         paused = self._ledger.clock.is_paused()
         await self._note_steps()
         if paused:
@@ -62,16 +60,12 @@ class Sweeper:
             )
             if not swept.more:
                 break
-        self._tell(total)
-        return total
-
-    def _tell(self, swept: Swept) -> None:
-        counts = {"expired": len(swept.expired), "timed_out": len(swept.timed_out), "forgotten": swept.forgotten}
+        counts = {"expired": len(total.expired), "timed_out": len(total.timed_out), "forgotten": total.forgotten}
         if any(counts.values()):
             self._log.info("sweep.settled", **counts)
+        return total
 
     async def _note_steps(self) -> None:
-        """Each step of the clock is a row in the audit, also if it was noticed between two sweeps."""
         clock = self._ledger.clock
         if clock.steps_total == self._steps_noted:
             return

@@ -1,7 +1,7 @@
 """Where each setting's value comes from: default < `settings.toml` in the home < environment < flag.
 
-An unknown key in the file is an error, and so is any value that is not allowed: nothing falls back to a default in
-silence. All that is wrong is said at once, each with the setting, where the value came from, and what is allowed.
+Unknown keys in the file and values that are not allowed are errors. All errors are told at once, each with the setting,
+where its value came from, and what is allowed.
 
 A setting `section.name` is the key `name` under `[section]` in the file, and `COVENANT_<SECTION>_<NAME>` in the
 environment; those of `retry` are called `COVENANT_A2A_AUTO_RETRY_<NAME>`.
@@ -166,7 +166,7 @@ def _nearest(name: str) -> str:
 
 
 def _check_whole(settings: Settings) -> None:
-    """What no single value can be blamed for."""
+    """Values that contradict each other."""
     limits, body_max, frame_max = settings.limits, settings.http.body_bytes_max, settings.ipc.frame_bytes_max
     if limits.task_bytes_max > body_max:
         raise SettingsError(

@@ -1,12 +1,8 @@
-"""A watchdog: a thread that notices when the loop is held, says what held it, and has `/healthz` answered meanwhile.
+"""A watchdog: a thread that notices when the loop is held, logs what held it, and answers `/healthz` meanwhile.
 
-Every door, every agent and the ledger's decisions share one loop. Code that blocks it stops all of them. The watchdog
-asks the loop for a sign of life ten times a second. If none comes for `HELD_S`, the loop is held: the log gets the
-agent's name, if an agent's code is running, and the stack of the loop's thread at that moment. Each hold is logged
-once, at most `LOGS_MAX` of them in a minute, and counted.
-
-Code that also keeps the interpreter's lock (a long regular expression, say) holds up the watchdog itself. Such a hold
-is noticed when it is over, and logged without a stack.
+Ten times a second it asks the loop for a sign of life. If none comes for `HELD_S`, it logs the agent whose code runs,
+if any, and the stack of the loop's thread: once a hold, at most `LOGS_MAX` a minute. Code that also holds the
+interpreter's lock, such as a long regular expression, is logged when it is over, without a stack.
 """
 
 from __future__ import annotations
@@ -25,6 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final, NamedTuple, Protocol
+
+from covenant.daemon.telemetry import Log
 
 _METHODS: Final = (b"GET ", b"HEAD ")
 _ASKS: Final = re.compile(rb"(?:GET|HEAD) /healthz?(?:\?[!-~]*)? HTTP/1\.[01]\r\n")
@@ -47,17 +45,13 @@ class Hold(NamedTuple):
 
 
 class HealthStandIn:
-    """`hand_over` is called in the thread that calls `serve`, with a socket that is the receiver's from then on.
+    """Answers `/healthz` from the watchdog's thread. `hand_over` takes every other connection.
 
-    `connections_max`: accepted in one hold. Further ones wait in the system's queue.
+    `connections_max`: accepted in one hold; further ones wait in the system's queue.
     """
 
     def __init__(
-        self,
-        listeners: Sequence[socket.socket],
-        hand_over: Callable[[socket.socket], object],
-        *,
-        connections_max: int,
+        self, listeners: Sequence[socket.socket], hand_over: Callable[[socket.socket], object], *, connections_max: int
     ) -> None:
         self._listeners = tuple(listeners)
         self._hand_over = hand_over
@@ -89,7 +83,6 @@ class HealthStandIn:
                     self._hand_over(connection)
 
     def _look(self, waiting: dict[socket.socket, float], hold: Hold) -> None:
-        """At what each new connection has said so far."""
         for connection, until_s in list(waiting.items()):
             try:
                 head = connection.recv(HEAD_BYTES_MAX, socket.MSG_PEEK)
@@ -163,20 +156,12 @@ FRAMES_MAX: Final = 12
 """Of a stack, the innermost ones."""
 
 
-class Log(Protocol):
-    def info(self, event: str, **fields: object) -> None: ...
-    def warning(self, event: str, **fields: object) -> None: ...
-    def exception(self, event: str, **fields: object) -> None: ...
-
-
 class StandIn(Protocol):
     def serve(self, hold: Hold, over: Callable[[], bool]) -> None:
         """Until the hold is over."""
 
 
 class _Beat:
-    """A sign of life that was asked for."""
-
     def __init__(self) -> None:
         self.asked_s = time.monotonic()
         self.given_s = self.asked_s
@@ -184,11 +169,9 @@ class _Beat:
 
     @property
     def held_s(self) -> float:
-        """How long it took, once it was given."""
         return self.given_s - self.asked_s
 
     def give(self) -> None:
-        """On the loop."""
         self.given_s = time.monotonic()
         self.given.set()
 
@@ -253,13 +236,12 @@ class Watchdog:
             self._attend(beat, sys._current_frames().get(thread_id))  # noqa: SLF001  (documented)
 
     def _note_pause(self, paused_s: float) -> None:
-        """Neither the loop nor this thread could run for so long. If that is too long, it was a hold."""
+        """Neither the loop nor this thread could run for so long."""
         if paused_s > self._held_s:
             self._held(paused_s)
             self._report(None, paused_s, "", "the interpreter itself was held, or the process paused")
 
     def _attend(self, beat: _Beat, frame: FrameType | None) -> None:
-        """While the loop is held."""
         agent = self._agent_at(frame) if frame is not None else None
         logged = self._report(agent, time.monotonic() - beat.asked_s, stack_of(frame), "")
         del frame  # it keeps alive whatever its function holds
@@ -271,7 +253,7 @@ class Watchdog:
             self._log.info("loop.freed", held_ms=int(beat.held_s * 1000), **({"agent": agent} if agent else {}))
 
     def _report(self, agent: str | None, held_s: float, stack: str, why: str) -> bool:
-        """Whether it was logged. What is not is counted, and told with the next one that is."""
+        """Returns whether it was logged. Holds that are not are counted, for the next line."""
         now_s = time.monotonic()
         if len(self._logged_s) == LOGS_MAX and now_s - self._logged_s[0] < LOGS_S:
             self._unlogged += 1

@@ -1,7 +1,6 @@
-"""What agents remember between tasks: notes, each agent's own, one file an agent in the home's `memory` folder.
+"""Notes that agents keep between tasks: one file an agent in the home's `memory` folder, which no other agent can read.
 
-A note that was acknowledged is on disk: the file is written beside the old one, synced, and put in its place. What one
-agent has noted no other one can read, of whichever tenant. There is only so much room; what does not fit is refused.
+An acknowledged note is on disk. What does not fit is refused.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@
     for offered in await tools.list("acme", definition): …
     answer = await tools.call("acme", definition, "files", "read", {"path": "x"})
 
-A server is started when one of its tools is first wanted, and again by the next call after it has ended. What a server
-does wrong is told as a failed answer; what an agent may not use is, to that agent, not there. Servers belong to
-tenants: those of others are neither asked nor started.
+A server is started when one of its tools is first wanted, and by the next call after it has ended. Its errors are
+failed answers. A tool that an agent may not use, and a server of another tenant, do not exist for that agent.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class OfferedTool(NamedTuple):
 
 
 class McpAnswer(NamedTuple):
-    """`failed`: the tool says so, or its server did not answer; the text says what is known."""
+    """`failed`: the tool says so, or its server did not answer."""
 
     text: str
     failed: bool = False
@@ -135,11 +134,7 @@ class _Host:
     """One server: its process while it runs, and when it may be tried again."""
 
     def __init__(
-        self,
-        name: str,
-        server: McpServer,
-        environment: Mapping[str, str],
-        listed: Callable[[str, McpSession], None],
+        self, name: str, server: McpServer, environment: Mapping[str, str], listed: Callable[[str, McpSession], None]
     ) -> None:
         self._name = name
         self._server = server
@@ -206,7 +201,7 @@ class _Host:
 
     async def _live(self, ready: asyncio.Future[McpSession]) -> None:
         """From its start to its end. Whoever waits for it hears one or the other."""
-        loop = asyncio.get_running_loop()
+        loop, said = asyncio.get_running_loop(), f"{self._name} was stopped"
         try:
             async with asyncio.timeout(self._server.init_timeout_ms / 1000) as limit:
                 if find_spec("mcp") is None:
@@ -221,20 +216,16 @@ class _Host:
             log.warning("mcp.ended", extra={"server": self._name})
         except Exception as trouble:
             log.warning("mcp.not_started", exc_info=True, extra={"server": self._name})
-            said = MISSING if isinstance(trouble, ModuleNotFoundError) else self._why(trouble)
+            said = f"{self._name} could not be started"
+            if isinstance(trouble, ModuleNotFoundError):
+                said = MISSING
+            elif isinstance(trouble, TimeoutError):
+                said = f"{self._name} was not ready within {self._server.init_timeout_ms} ms"
             self._not_before_s, self._trouble = loop.time() + RETRY_S, said
+        finally:
             if not ready.done():
                 ready.set_exception(McpUnavailable(said))
                 ready.exception()
-        finally:
-            if not ready.done():
-                ready.set_exception(McpUnavailable(f"{self._name} was stopped"))
-                ready.exception()
-
-    def _why(self, trouble: Exception) -> str:
-        if isinstance(trouble, TimeoutError):
-            return f"{self._name} was not ready within {self._server.init_timeout_ms} ms"
-        return f"{self._name} could not be started"
 
     async def close(self) -> None:
         if self._life is not None:

@@ -1,10 +1,8 @@
 """Agents that a language model plays: an agent definition becomes a system prompt, and what it may use becomes tools.
 
-The model talks, calls tools in at most six rounds, and answers. Its text is streamed as it comes. What it used, with
-what its sub-agents used, is told with the result, and a task that has used up its tokens fails. Of a provider's failure
-the sender hears one word out of a closed list; the log hears the rest.
-
-Only this module and `pydantic_agent` import pydantic-ai; they are loaded where a model is configured, and not before.
+The model calls tools in at most six rounds, and answers; its text is streamed. The result says what the model and its
+sub-agents used, and a task that has used up its tokens fails. Of a provider's failure the sender is told one word out
+of a closed list; the log has the rest. Only this module and `pydantic_agent` import pydantic-ai.
 """
 
 from __future__ import annotations
@@ -221,7 +219,7 @@ class ModelAgent:
             job.fail(str(spent))
         except UsageLimitExceeded:
             most = self._most(job)
-            over = most and _tokens(job) >= most
+            over = most and tokens_of(job.spending.usage) >= most
             job.fail(_spent(most) if over else "the model did not come to an answer")
         except (ModelAPIError, UnexpectedModelBehavior) as error:
             log.warning("model.failed", exc_info=True, extra=job.fields(model=self._model.model_name))
@@ -245,7 +243,7 @@ class ModelAgent:
     async def _talk_gated(
         self, job: Job, output: TurnOutput, toolbox: Toolbox, model: BoundedModel, usage: RunUsage
     ) -> None:
-        """Nothing of what it says goes out before its advisor has let it pass."""
+        """Nothing that it says goes out before its advisor has let it pass."""
         adviser, limits = self._adviser, self._limits(job)
         assert adviser is not None
         agent, asked = self._agent(job, toolbox, model), "\n".join(text_of(message.parts) for message in job.messages)
@@ -254,7 +252,7 @@ class ModelAgent:
             async with agent.run_stream_events(
                 prompt, message_history=before, usage_limits=limits, usage=usage
             ) as events:
-                result = await _came_to(events)
+                result = await _result_of(events)
             verdict = await adviser.judge(asked, result.output, usage, limits)
             told = {"signal": f"gate_{verdict.signal}", "redirects": redirects}
             output.status(StatusUpdate(f"The advisor says: {verdict.signal}", metadata={ADVISOR: told}))
@@ -301,7 +299,7 @@ class ModelAgent:
 
     def _check_tokens(self, job: Job) -> None:
         most = self._most(job)
-        if most and _tokens(job) >= most:
+        if most and tokens_of(job.spending.usage) >= most:
             raise OutOfTokens(_spent(most))
 
     def _most(self, job: Job) -> int:
@@ -311,7 +309,7 @@ class ModelAgent:
         return min(filter(None, (self._tokens_max, budget)), default=0)
 
 
-async def _came_to(events: AsyncIterable[Any]) -> AgentRunResult[str]:
+async def _result_of(events: AsyncIterable[Any]) -> AgentRunResult[str]:
     async for event in events:
         if isinstance(event, AgentRunResultEvent):
             return event.result
@@ -322,13 +320,7 @@ def _spent(most: int) -> str:
     return f"the token budget of this task, {most}, is used up"
 
 
-def _tokens(job: Job) -> float:
-    """All that this task has used: the model, its advisor, and sub-agents that have answered."""
-    return tokens_of(job.spending.usage)
-
-
 def _spoken(job: Job) -> bool:
-    """Whether a native client said that it listens."""
     return job.task.origin == NATIVE and (job.task.request_metadata or {}).get("channel") == "voice"
 
 

@@ -1,8 +1,7 @@
 """Agents written with pydantic-ai: an `Agent` runs here as it is.
 
-The turn's text and files are its prompt, and earlier turns its message history. A file that is only linked is named in
-the prompt with its URL. Nobody fetches it here: a tool that reads pages does, through the address guard. Text is
-streamed as the model says it, and an output that is not text becomes data. What the run used is told with the result.
+The turn's text and files are its prompt, and earlier turns its history. A linked file is named in the prompt with its
+URL, and not fetched. Text is streamed, other output becomes data, and the result says what the run used.
 """
 
 from __future__ import annotations

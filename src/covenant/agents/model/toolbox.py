@@ -1,12 +1,11 @@
 """The tools of an agent that a model plays: other agents, agents elsewhere, MCP servers, pages, memory, files.
 
-What an agent may use is decided here, when a tool is called, and not by what the model was told: a tool that its
-definition does not allow, or that is not configured, does nothing, whoever asks for it.
+What an agent may use is decided when a tool is called, whatever the model was told. A result is text between
+`[/command …]` and `[END …]`; one that begins with `ERR:` failed. A result has at most 16,384 bytes, and those of one
+round of the model 32,768 together. Text of others cannot look like the end of a result.
 
-A result is text between `[/command …]` and `[END …]`; one that begins with `ERR:` failed. Each result is cut at 16,384
-bytes, and those of one round of the model share 32,768. Nothing that others wrote can look like a result's end.
-Each use leaves an artifact `<task>-tool-<n>`, and each answer of another agent one `<task>-sub-<n>`. An agent
-elsewhere is sent the text of the message and nothing else.
+Each use leaves an artifact `<task>-tool-<n>`, and each answer of another agent `<task>-sub-<n>`. An agent elsewhere is
+sent the text of the message and nothing else.
 """
 
 from __future__ import annotations
@@ -183,7 +182,7 @@ async def ask(job: Job, name: str, what: Sendable) -> Answer:
 
 
 def made_by(answer: Answer) -> list[Artifact]:
-    """What was made beside the text: its files and data, without the traces of how it came about."""
+    """The files and data of an answer, without the traces of tools and sub-agents."""
     return [
         artifact
         for artifact in answer.artifacts

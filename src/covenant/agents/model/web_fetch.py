@@ -62,10 +62,10 @@ _RAW_END: Final = {name: re.compile(rf"</{name}(?![A-Za-z0-9-])", re.IGNORECASE)
 
 
 def html_to_text(html: str) -> str:
-    """What a person would read of a page, a line a block, in time that grows with the page and no faster.
+    """The text of a page, a line a block, in linear time.
 
     The standard library's parser takes minutes for a hundred kilobytes of tags that are never closed. A tag, comment or
-    script that has no end hides the rest of the page, as it does in a browser.
+    script without an end hides the rest of the page, as it does in a browser.
     """
     said = unescape(_HUGE_NUMBER.sub("\ufffd", "".join(_said(html))))
     lines = (" ".join(line.split()) for line in said.splitlines())

@@ -1,9 +1,9 @@
 """Calls: what an agent at work asks of other agents, and what they answer.
 
-Each call is a task of its own in the ledger, the child of the task at hand (see `exchange.delegation`). Which child is
-meant follows from what is asked: the same words to the same agent, as often as they were said in this turn before; or
-the author's own `key`. So an attempt that begins anew finds the children of the one before it, and nothing runs twice.
-A call that is canceled cancels its child, and so does one whose time is over. A daemon that stops leaves children be.
+Each call is a task of its own in the ledger, a child of the task at hand (see `exchange.delegation`). Its id follows
+from the turn, the agent, the words and how often they were said before, or from the author's `key`: an attempt that
+begins anew finds the children of the one before it. A call that is canceled, or whose time is over, cancels its child.
+A daemon that stops leaves children at work.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class NotEnough(Conflict):
 
 
 class TurnCalls(Protocol):
-    """By which the author of a function calls other agents: `AgentCalls`, or a line to them from another process."""
+    """`AgentCalls`, or the calls of an isolated program."""
 
     async def one(self, call: Call) -> Answer: ...
     async def all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]: ...
@@ -116,8 +116,6 @@ class TurnCalls(Protocol):
 
 
 class AgentCalls:
-    """All calls of one job."""
-
     def __init__(self, job: Job, delegations: Delegations) -> None:
         self._job = job
         self._delegations = delegations
@@ -166,7 +164,7 @@ class AgentCalls:
             return self._answered(await self._delegations.answer(child_id, job.task, parts, message_id))
 
     async def _prepare(self, calls: Sequence[Calling]) -> list[DelegatedTask]:
-        """All of them, or none: what cannot be asked is refused before anybody is."""
+        """Refuses what cannot be asked before any call is made."""
         if self._recalled is None:
             self._recalled = asyncio.ensure_future(self._recall())
         await asyncio.shield(self._recalled)
@@ -230,7 +228,7 @@ class AgentCalls:
             self._made[task_id] = elsewhere.get(task_id)
 
     async def _recall(self) -> None:
-        """What earlier turns and attempts have called: limits are a task's, and not an attempt's."""
+        """Count what earlier turns and attempts have called: the limits are the task's."""
         job = self._job
         if job.leased.turn == 1 and job.leased.lease.attempt == 1:
             return
@@ -265,11 +263,16 @@ class AgentCalls:
             self._charge(task.id, usage_of(canceling.result()))
 
     async def _gather(self, asked: Sequence[DelegatedTask], wanted: int | None) -> dict[int, Answer]:
-        """By their place, as they come; until so many have completed, or can not any more. The rest is withdrawn."""
+        """By their place, as they come, until `wanted` have completed, or cannot any more. The rest is withdrawn."""
+
+        def is_enough() -> bool:
+            done = sum(answer.ok for answer in answers.values())
+            return wanted is not None and (done >= wanted or done + len(pending) < wanted)
+
         places = {asyncio.ensure_future(self._perform(each)): place for place, each in enumerate(asked)}
         pending, answers = set(places), dict[int, Answer]()
         try:
-            while pending and not self._enough(answers, len(pending), wanted):
+            while pending and not is_enough():
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for each in sorted(done, key=places.__getitem__):
                     answers[places[each]] = each.result()
@@ -279,13 +282,6 @@ class AgentCalls:
                 each.cancel()
             if pending:
                 await asyncio.gather(*pending, return_exceptions=True)
-
-    @staticmethod
-    def _enough(answers: dict[int, Answer], pending: int, wanted: int | None) -> bool:
-        if wanted is None:
-            return False
-        done = sum(answer.ok for answer in answers.values())
-        return done >= wanted or done + pending < wanted
 
     def _answered(self, view: TaskView) -> Answer:
         usage = usage_of(view.result)

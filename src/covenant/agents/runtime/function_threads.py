@@ -1,10 +1,9 @@
-"""Threads for plain functions: each turn of one runs in a thread of its own.
+"""Threads for plain functions: each turn of one runs in its own thread, and talks to the loop by a `ThreadChannel`.
 
-The thread talks to the loop through a `ThreadChannel`. A thread cannot be stopped from outside. When its turn is
-canceled or times out, the channel is closed: the next `tell` or `ask` of the thread raises `TurnStopped`, and nothing
-of it is heard. A thread that goes on regardless is abandoned: it is
-counted, and keeps its place among the threads of its agent until it ends. So a function that hangs can use up the
-threads of its own agent, and of no other. They are daemon threads: none of them holds up the end of the process.
+A thread cannot be stopped from outside. When its turn is canceled or times out, the channel is closed: the next `tell`
+or `ask` raises `TurnStopped`. A thread that goes on regardless is abandoned: it is counted, and keeps its place among
+the threads of its agent until it ends, so that a function that hangs uses up the threads of its own agent alone. They
+are daemon threads: none of them holds up the end of the process.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class TurnStopped(asyncio.CancelledError):
 
 
 class ThreadRequest:
-    """What the loop does for a thread, which waits for what comes of it."""
+    """What the loop does for a thread that waits for it."""
 
     __slots__ = ("_do", "answer")
 

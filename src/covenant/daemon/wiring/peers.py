@@ -60,7 +60,7 @@ async def open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[Pee
 
 
 class Peers:
-    """What serves peers and the operator. A scheduler of the daemon: `run` it while the daemon serves."""
+    """What serves peers and the operator. A scheduler of the daemon."""
 
     def __init__(self, base: Base, services: PeerServices, agents: Agents) -> None:
         ledger, telemetry = base.storage.ledger, base.telemetry

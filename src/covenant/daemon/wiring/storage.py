@@ -25,7 +25,6 @@ from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import open_ledger
 from covenant.model.errors import Unavailable
-from covenant.model.grant import Grant
 from covenant.model.ids import PublicKey
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.seal.keys import new_private_key, new_token, verify_grant
@@ -76,7 +75,11 @@ async def open_storage(
     )
     try:
         if key is None:
-            await _check_unsigned(ledger)
+            if await ledger.identities():
+                raise UnsafeHome(
+                    f"{KEY_NAME} is missing, and this home's grants are signed with it; put it back from a backup, "
+                    "or start with an empty home"
+                )
             key = await asyncio.to_thread(keystore.make_key, new_private_key)
         elif await asyncio.to_thread(keystore.lock_key):
             log.info("identity.locked", file=KEY_NAME)
@@ -109,14 +112,6 @@ async def _read_instance_keys(key: bytes, keystore: Keystore, clocks: Clocks) ->
     return keys
 
 
-async def _check_unsigned(ledger: Ledger) -> None:
-    if await ledger.identities():
-        raise UnsafeHome(
-            f"{KEY_NAME} is missing, and this home's grants are signed with it; put it back from a backup, "
-            "or start with an empty home"
-        )
-
-
 async def _report(ledger: EmbeddedLedger, log: Log) -> None:
     """Log what an operator should know of the ledger that was just opened."""
     counts = await ledger.counts()
@@ -138,16 +133,16 @@ async def _report(ledger: EmbeddedLedger, log: Log) -> None:
 
 
 async def check_grants(ledger: Ledger, operator: PublicKey) -> None:
-    """Every live grant is signed by this home's operator. Requests then trust the ledger, and verify nothing."""
+    """Every live grant is signed by this home's operator. Requests then trust the ledger."""
     now = ledger.now_ms()
-    forged = [grant for grant in await ledger.grants() if grant.live(now) and not _signed(grant, operator)]
+    forged = [
+        grant
+        for grant in await ledger.grants()
+        if grant.live(now) and not (grant.granted_by.pubkey == operator and verify_grant(grant))
+    ]
     if forged:
         named = "\n".join(f"  {grant.subject.display} {grant.action} {grant.signature_b58}" for grant in forged)
         raise UnsafeHome(
             "these grants are not signed by this home's key, so the journal or identity/local.key was changed; "
             f"put both back from a backup:\n{named}"
         )
-
-
-def _signed(grant: Grant, operator: PublicKey) -> bool:
-    return grant.granted_by.pubkey == operator and verify_grant(grant)
