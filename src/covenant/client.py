@@ -5,7 +5,7 @@
         result = await client.result(task_id, wait_ms=30_000)
 
 A call that failed on its way can be repeated: tasks by their id, receives and drains by a request id, results by their
-lease, updates by their number. A refusal is raised as what it is, with its machine code.
+lease, updates by their number. A refusal is raised with its machine code.
 
 A receive or drain that is cancelled, or breaks on its way, is withdrawn: what the daemon had given it goes back. One
 with a `request_id` of your own is not: ask again under the same id, or `withdraw` it.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
-from covenant.exchange.argument_checks import checks_arguments
+from covenant.exchange.argument_checks import checks_arguments, checks_methods
 from covenant.model.errors import REFUSALS, OverLimit, Refusal, Unavailable
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.rate_limits import Backoff
@@ -87,8 +87,9 @@ class Posted(msgspec.Struct, frozen=True):
     goes_on: bool = False
 
 
+@checks_methods
 class Client:
-    """The mailbox's verbs for whoever holds the token."""
+    """The mailbox's verbs for the holder of the token."""
 
     @checks_arguments
     def __init__(self, url: str, token: str) -> None:
@@ -110,50 +111,40 @@ class Client:
             await self._http.aclose()
             self._http = None
 
-    @checks_arguments
     async def send(self, task: Task) -> Sent:
         return await self._post("/a2a/tasks", task, Sent)
 
-    @checks_arguments
     async def take(self, count: int = 1, *, wait_ms: int = 0, request_id: str | None = None) -> tuple[Taken, ...]:
         """Lease the next tasks that are for you."""
         query = {"max": count, "wait_ms": wait_ms}
         return (await self._receive("/a2a/tasks/next", query, _Tasks, request_id)).tasks
 
-    @checks_arguments
     async def withdraw(self, request_id: str) -> None:
         """Call off a receive or drain of yours: what it was given goes back, and it is given nothing later."""
         await self._post("/a2a/withdraw", {"request_id": request_id}, None)
 
-    @checks_arguments
     async def renew(self, task_id: TaskId, lease_id: LeaseId) -> None:
         await self._post(f"/a2a/tasks/{task_id}/renew", {"lease_id": lease_id}, None)
 
-    @checks_arguments
     async def release(self, task_id: TaskId, lease_id: LeaseId, reason: str) -> None:
         await self._post(f"/a2a/tasks/{task_id}/release", {"lease_id": lease_id, "reason": reason}, None)
 
-    @checks_arguments
     async def update(self, task_id: TaskId, lease_id: LeaseId, update: Update, update_no: int) -> None:
         body = {"lease_id": lease_id, "update": update, "update_no": update_no}
         await self._post(f"/a2a/tasks/{task_id}/updates", body, None)
 
-    @checks_arguments
     async def settle(self, result: Result, lease_id: LeaseId) -> Posted:
         body = {**msgspec.to_builtins(result), "lease_id": lease_id}
         return await self._post("/a2a/results", body, Posted)
 
-    @checks_arguments
     async def cancel(self, task_id: TaskId, reason: str) -> None:
         await self._post(f"/a2a/tasks/{task_id}/cancel", {"reason": reason}, None)
 
-    @checks_arguments
     async def results(self, count: int = 1, *, wait_ms: int = 0, request_id: str | None = None) -> tuple[Result, ...]:
         """Drain the next results of what you sent."""
         query = {"max": count, "wait_ms": wait_ms}
         return (await self._receive("/a2a/results/next", query, _Results, request_id)).results
 
-    @checks_arguments
     async def result(self, task_id: TaskId, *, wait_ms: int = 0, request_id: str | None = None) -> Result | None:
         """Drain the result of one task; None if it is not there in time."""
         query = {"task_id": task_id, "wait_ms": wait_ms}

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from covenant.daemon.environment import monotonic_ms, now_ms
-from covenant.exchange.argument_checks import checks_arguments
+from covenant.exchange.argument_checks import checks_arguments, checks_methods
 from covenant.exchange.mailbox import check_repair, check_request_id, check_size, check_task
 from covenant.exchange.tasks.builder import check_blocks
 from covenant.ledger.contract.ledger import Ledger
@@ -37,7 +37,7 @@ from covenant.model.errors import Conflict, Invalid, NotFound
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId, base58, check_display
 from covenant.model.retry_policy import RepairCommand, RepairOutcome
 from covenant.model.task import Result, Task
-from covenant.wire.validation import checked, encode
+from covenant.wire.validation import encode
 
 WAIT_MS: Final = 60_000
 
@@ -48,6 +48,7 @@ def local_agent(display: str) -> AgentId:
     return AgentId(check_display(display), PublicKey(base58(hashlib.sha256(display.encode()).digest())))
 
 
+@checks_methods
 class Mailbox:
     """`recv_*` wait, `try_recv_*` do not, `recent_*` and `task_queue` take nothing.
 
@@ -88,37 +89,30 @@ class Mailbox:
         )
 
     async def send_task(self, task: Task) -> Accepted:
-        task = checked("task", task, Task)
         digest = check_task(task, self._ledger.limits.task_bytes_max)
         return await self._ledger.commit(Accept(task=task, digest=digest))
 
-    @checks_arguments
     async def recv_task(self, *, timeout_s: float | None = None, request_id: str | None = None) -> Task:
         """Lease the next task to its recipient, recipients in turn; waits for one."""
         return (await self._lease(None, timeout_s, request_id)).task
 
-    @checks_arguments
     async def recv_task_for(
         self, recipient: AgentId, *, timeout_s: float | None = None, request_id: str | None = None
     ) -> LeasedTask:
         """Lease the recipient's oldest task; waits for one. Says which lease it is: `send_result` may need it."""
         return await self._lease(recipient, timeout_s, request_id)
 
-    @checks_arguments
     async def try_recv_task_for(self, recipient: AgentId, *, request_id: str | None = None) -> Task | None:
         check_request_id(request_id)
         leased = await self._ledger.commit(_take(recipient, request_id))
         return leased.tasks[0].task if leased.tasks else None
 
-    @checks_arguments
     async def recent_tasks(self, limit: int) -> Sequence[Task]:
         return await self._ledger.recent_tasks(None, self._page(limit))
 
-    @checks_arguments
     async def task_queue(self, limit: int) -> Sequence[QueueEntry]:
         return (await self._ledger.queue(QueueQuery(limit=self._page(limit)))).tasks
 
-    @checks_arguments
     async def repair_task(self, task_id: TaskId, command: RepairCommand, reason: str) -> RepairOutcome:
         check_repair(command, reason)
         entry = await self._ledger.entry(task_id)
@@ -129,13 +123,10 @@ class Mailbox:
         )
 
     async def send_result(self, result: Result, lease_id: LeaseId | None = None) -> Settled:
-        result = checked("result", result, Result)
-        lease_id = checked("lease_id", lease_id, str | None)
         check_size(encode(result), self._ledger.limits.result_bytes_max, "result")
         check_blocks(result.content, "content")
         return await self._ledger.commit(Settle(task_id=result.task_id, holder=None, result=result, lease_id=lease_id))
 
-    @checks_arguments
     async def recv_result(self, *, timeout_s: float | None = None, request_id: str | None = None) -> Result:
         """Take the oldest result of all; waits for one."""
         check_request_id(request_id)
@@ -148,13 +139,11 @@ class Mailbox:
                         return drained.results[0]
                     await waiter.wait(WAIT_MS)
 
-    @checks_arguments
     async def try_recv_result_for(self, peer: AgentId, *, request_id: str | None = None) -> Result | None:
         check_request_id(request_id)
         drained = await self._ledger.commit(Drain(by=peer, sender=peer.pubkey, request_id=request_id))
         return drained.results[0] if drained.results else None
 
-    @checks_arguments
     async def recent_results(self, limit: int) -> Sequence[Result]:
         return await self._ledger.recent_results(None, self._page(limit))
 

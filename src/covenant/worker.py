@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from covenant.client import Client, Posted, Taken, finish_despite_cancel, retry
-from covenant.exchange.argument_checks import checks_arguments
+from covenant.exchange.argument_checks import checks_arguments, checks_methods
 from covenant.model.content import Content, Text
 from covenant.model.errors import Invalid, Refusal, TooLarge, WrongType
 from covenant.model.ids import TaskId
@@ -39,7 +39,8 @@ OVER: Final = frozenset({"canceled", "already_settled", "stale_lease", "unknown_
 log = logging.getLogger(__name__)
 
 
-class Job:
+@checks_methods
+class WorkerJob:
     """A turn of a task, under a lease of yours."""
 
     def __init__(self, client: Client, taken: Taken) -> None:
@@ -64,7 +65,6 @@ class Job:
     def parts(self) -> tuple[Content, ...]:
         return tuple(part for message in self.messages for part in message.parts)
 
-    @checks_arguments
     async def update(self, update: Update) -> None:
         """Tell watchers. One at a time: each has its number, and the daemon takes them in order."""
         async with self._telling:
@@ -83,38 +83,34 @@ class Job:
             raise
         self._untold = None
 
-    @checks_arguments
     async def say(self, text: str) -> None:
         """More of the answer, as it is made."""
         self._chunks += 1
         parts = (Text(text),)
         await self.update(ArtifactUpdate(f"{self.task.id}-text-0", parts, "response", append=self._chunks > 1))
 
-    @checks_arguments
     async def status(self, text: str) -> None:
         await self.update(StatusUpdate(text))
 
-    @checks_arguments
     async def ask(self, question: str) -> None:
         """Park the task until its sender answers: that will be another turn, and this job is over."""
         await self.update(StatusUpdate(question, state="input-required"))
 
-    @checks_arguments
     async def finish(self, result: Result) -> Posted:
         return await retry(lambda: self._client.settle(result, self.lease_id))
 
     async def renew(self) -> None:
         await self._client.renew(self.task.id, self.lease_id)
 
-    @checks_arguments
     async def release(self, reason: str) -> None:
         """Give the task back, if nothing was done for it."""
         await self._client.release(self.task.id, self.lease_id, reason)
 
 
-Handler = Callable[[Job], Awaitable[str | Content | Result | None]]
+Handler = Callable[[WorkerJob], Awaitable[str | Content | Result | None]]
 
 
+@checks_methods
 class Worker:
     """Takes the tasks of its identity, as many at once as it is told, and keeps their leases fresh."""
 
@@ -145,7 +141,7 @@ class Worker:
         if self._handler is None:
             raise RuntimeError("give the worker something to do: @worker above an async function")
         free = asyncio.Semaphore(self._concurrency)
-        waiting: dict[Job, str] = {}
+        waiting: dict[WorkerJob, str] = {}
         """Taken and not begun, with the request id."""
         async with Client(self._url, self._token) as client:
             try:
@@ -165,7 +161,7 @@ class Worker:
                 for request_id in waiting.values():
                     await finish_despite_cancel(client.abandon(request_id))
 
-    async def _next(self, client: Client, request_id: str) -> Job | None:
+    async def _next(self, client: Client, request_id: str) -> WorkerJob | None:
         # Under one request id, so that a lost reply costs no lease.
         taking = asyncio.ensure_future(retry(lambda: client.take(wait_ms=WAIT_MS, request_id=request_id)))
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -179,9 +175,9 @@ class Worker:
         if not taking.done():
             await finish_despite_cancel(_call_off(client, taking, request_id))
             return None
-        return next((Job(client, taken) for taken in taking.result()), None)
+        return next((WorkerJob(client, taken) for taken in taking.result()), None)
 
-    async def _do(self, job: Job, waiting: dict[Job, str]) -> None:
+    async def _do(self, job: WorkerJob, waiting: dict[WorkerJob, str]) -> None:
         work = asyncio.ensure_future(self._begin(job, waiting))
         renewing = asyncio.ensure_future(self._keep(job, work))
         try:
@@ -206,13 +202,13 @@ class Worker:
             renewing.cancel()
         await self._finish(job, result)
 
-    async def _begin(self, job: Job, waiting: dict[Job, str]) -> Any:
+    async def _begin(self, job: WorkerJob, waiting: dict[WorkerJob, str]) -> Any:
         """A task has begun when its handler runs: one that was cancelled before that is still given back."""
         assert self._handler is not None
         del waiting[job]
         return await self._handler(job)
 
-    async def _finish(self, job: Job, result: Result) -> None:
+    async def _finish(self, job: WorkerJob, result: Result) -> None:
         try:
             await job.finish(result)
         except (Invalid, TooLarge) as refusal:
@@ -223,7 +219,7 @@ class Worker:
             if refusal.code not in OVER:
                 raise
 
-    async def _keep(self, job: Job, work: asyncio.Future[Any]) -> None:
+    async def _keep(self, job: WorkerJob, work: asyncio.Future[Any]) -> None:
         """A heartbeat, by which a holder also hears that its lease is lost."""
         while True:
             await asyncio.sleep(self._renew_s)

@@ -11,7 +11,7 @@ import pytest
 from covenant import AgentId, Client, Json, Result, Task, Text, Worker
 from covenant.model.errors import Conflict
 from covenant.model.ids import PublicKey, TaskId
-from covenant.worker import Job
+from covenant.worker import WorkerJob
 from tests.cli.daemons import Daemon
 from tests.places import short_folder
 from tests.waits import BOUND_S
@@ -108,7 +108,7 @@ async def test_a_worker_that_is_cancelled_gives_back_what_it_has_not_begun(site:
             worker = Worker(site.daemon.url, site.worker_token, concurrency=2)
 
             @worker
-            async def do(job: Job) -> str:
+            async def do(job: WorkerJob) -> str:
                 begun.append(job.task.id)
                 return "done"
 
@@ -127,7 +127,7 @@ async def test_an_update_that_was_cancelled_does_not_break_the_order_of_the_next
         worker = Worker(site.daemon.url, site.worker_token)
 
         @worker
-        async def do(job: Job) -> str:
+        async def do(job: WorkerJob) -> str:
             for number in range(10):
                 saying = asyncio.ensure_future(job.say(f"{number} "))
                 await asyncio.sleep(0.0005 * number)
@@ -148,7 +148,7 @@ async def test_a_worker_that_returns_what_cannot_be_kept_ends_its_task_and_goes_
     worker = Worker(site.daemon.url, site.worker_token)
 
     @worker
-    async def do(job: Job) -> Any:
+    async def do(job: WorkerJob) -> Any:
         number = ids.index(job.task.id)
         if number == len(returned) - 1:
             worker.stop()

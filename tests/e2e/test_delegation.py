@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from covenant.worker import Job, Worker
+from covenant.worker import Worker, WorkerJob
 from tests.e2e.fleet import Fleet, fleet, states, told, until
 from tests.waits import BOUND_S
 
@@ -235,7 +235,7 @@ async def test_a_worker_outside_is_called_as_any_other_agent(short_path: Path) -
         worker = Worker(a.daemon.url, token)
 
         @worker
-        async def shout(job: Job) -> str:
+        async def shout(job: WorkerJob) -> str:
             return f"{job.text.upper()}!"
 
         running = asyncio.create_task(worker.run())

@@ -14,7 +14,7 @@ import pytest
 
 from covenant import Client, Worker
 from covenant.model.errors import Conflict, Unauthenticated
-from covenant.worker import Job
+from covenant.worker import WorkerJob
 from tests.cli.daemons import Daemon
 from tests.places import short_folder
 from tests.waits import BOUND_S
@@ -82,7 +82,7 @@ async def test_a_worker_elsewhere_does_what_an_a2a_client_asks(site: Site) -> No
     worker = site.worker()
 
     @worker
-    async def shout(job: Job) -> str:
+    async def shout(job: WorkerJob) -> str:
         await job.status("thinking")
         await job.say("HEL")
         await job.say("LO")
@@ -98,7 +98,7 @@ async def test_a_worker_asks_and_the_answer_is_the_next_turn(site: Site) -> None
     worker = site.worker()
 
     @worker
-    async def greet(job: Job) -> str | None:
+    async def greet(job: WorkerJob) -> str | None:
         if job.turn == 1:
             await job.ask("who is it?")
             return None
@@ -115,7 +115,7 @@ async def test_a_worker_that_raises_fails_its_task_and_takes_the_next(site: Site
     worker = site.worker()
 
     @worker
-    async def fail_once(job: Job) -> str:
+    async def fail_once(job: WorkerJob) -> str:
         if job.text == "bad":
             raise ValueError("a secret of the worker")
         return "fine"
@@ -132,7 +132,7 @@ async def test_a_worker_whose_task_is_canceled_is_stopped_by_its_next_heartbeat(
     begun, stopped = asyncio.Event(), asyncio.Event()
 
     @worker
-    async def hang(_: Job) -> str:
+    async def hang(_: WorkerJob) -> str:
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -167,7 +167,7 @@ async def test_a_handler_whose_own_task_was_cancelled_fails_its_task_and_the_wor
     worker = site.worker()
 
     @worker
-    async def wait_in_vain(job: Job) -> str:
+    async def wait_in_vain(job: WorkerJob) -> str:
         if job.text == "bad":
             inner = asyncio.create_task(asyncio.Event().wait())
             inner.cancel()
@@ -198,7 +198,7 @@ async def test_a_task_put_into_the_mailbox_is_an_agents_task_like_any_other(site
     worker = site.worker()
 
     @worker
-    async def shout(job: Job) -> str:
+    async def shout(job: WorkerJob) -> str:
         return job.text.upper()
 
     site.daemon.json("capabilities", "grant", "a2a.send.helper@default")

@@ -68,6 +68,14 @@ def checks_arguments(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+def checks_methods(kind: type[T]) -> type[T]:
+    """`checks_arguments` for every public method of a class."""
+    for name, method in list(vars(kind).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(kind, name, checks_arguments(method))
+    return kind
+
+
 def _check_of(hint: Any) -> Check | None:
     if _is_json(hint):
         parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
