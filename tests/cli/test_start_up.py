@@ -48,6 +48,12 @@ def test_a_command_without_a_daemon_loads_little(words: list[str]) -> None:
     assert len(modules) < MODULES_MAX
 
 
+def test_the_settings_are_shown_without_a_loop_or_a_codec(tmp_path: Path) -> None:
+    modules = loaded("--home", str(tmp_path), "settings", "show", "--json")
+    assert "covenant.daemon.settings" in modules
+    assert heavy(modules) == set()
+
+
 @pytest.mark.parametrize(
     "words",
     [["a2a", "status"], ["a2a", "send", "--to", "bob@host", "hi"], ["audit", "recent"], ["identities", "list"]],
