@@ -127,17 +127,18 @@ class ProcessAgent:
             return
         assert process.stdin is not None
         calls = self.calls(job, process.stdin)
+        complaints = asyncio.create_task(
+            log_stderr(process, lambda said: log.info("process.said", extra=job.fields(said=said)))
+        )
         beside = [
+            complaints,
             asyncio.create_task(_tell(process.stdin, given, close=calls is None)),
-            asyncio.create_task(
-                log_stderr(process, lambda said: log.info("process.said", extra=job.fields(said=said)))
-            ),
             asyncio.create_task(_end_what_it_left(process)),
         ]
         try:
             await self._listen(process, job, calls)
         finally:
-            await _end(process)
+            await _end(process, complaints)
             if calls is not None:
                 await calls.close()
             for each in beside:
@@ -213,7 +214,8 @@ async def _end_what_it_left(process: asyncio.subprocess.Process) -> None:
     process.stdout.feed_eof()
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: asyncio.subprocess.Process, complaints: asyncio.Task[None]) -> None:
+    """End the program with what it started, and read the rest of its standard error."""
     signal_group(process, signal.SIGTERM)
     try:
         async with asyncio.timeout(TERMINATE_S):
@@ -224,6 +226,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         # Also for what the program left behind, whether it ended by itself or not.
         signal_group(process, signal.SIGKILL)
     await _exited(process)
+    await asyncio.wait((complaints,), timeout=LINGER_S)
     process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (nothing else lets go of its pipes)
 
 
