@@ -1,8 +1,12 @@
 # The one task runner. Each target makes the environment it needs; `make check` is what CI runs.
 
 PYTHON ?= python3
-# More than there are cores: tests wait for other processes as much as they work.
+# More than there are cores: tests wait for other processes as much as they work. Each begins with neighbouring tests,
+# which share daemons, and takes from others when it has nothing left.
 PYTEST_WORKERS ?= 3
+PYTEST := -n $(PYTEST_WORKERS) --dist worksteal
+# Tests start hundreds of processes: none should compile what another has compiled.
+export PYTHONDONTWRITEBYTECODE :=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,12 +45,12 @@ run: setup ## start the daemon with a sample agent, and say what to try next
 	@$(BIN)/covenant serve --demo
 
 test: setup ## run the tests that need neither root nor patience
-	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(ARGS)
+	@$(BIN)/python -m pytest $(PYTEST) $(ARGS)
 
 # Tests that need root are left out loudly, by name of their mark, rather than skipped one by one.
 test-all: setup ## run every test: the long matrices and, for root, what needs root
 	@test "$$(id -u)" = 0 || echo "not root: leaving out the tests marked root"
-	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --hypothesis-profile=thorough --timeout 1800 \
+	@$(BIN)/python -m pytest $(PYTEST) --hypothesis-profile=thorough --timeout 1800 \
 	  -m "$$(test "$$(id -u)" = 0 || echo 'not root')" $(ARGS)
 
 check: lint types ## format check, lint, strict types, then the tests: what CI runs

@@ -3,6 +3,7 @@
 None has a deadline: on a busy machine one example may wait for the disk, and every test has a timeout anyway.
 """
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from hypothesis import settings
 pytest.register_assert_rewrite("tests.ledger_contract")
 
 from tests.places import short_folder  # noqa: E402
+
+# A shell starts what runs in its background with SIGINT ignored, and so would everything be that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)

@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from covenant.cli.main import command
+from tests.cli.fork_server import ForkedProcess, fork_server
 from tests.waits import BOUND_S
 
 COVENANT = Path(sys.executable).with_name("covenant")
@@ -49,17 +52,57 @@ def covenant(*words: str, stdin: str = "", env: dict[str, str] | None = None, cw
     asks = next((word for word in words if word in ASKING), None)
     if asks is not None and cwd is None and threading.current_thread() is threading.main_thread():
         return _run_here(words, stdin, environment(**(env or {})))
-    done = subprocess.run(
-        [str(COVENANT), *words],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        env=environment(**(env or {})),
-        cwd=cwd,
-        timeout=BOUND_S,
-        check=False,
-    )
-    return Ran(done.returncode, done.stdout, done.stderr)
+    given = environment(**(env or {}))
+    if _python_reads(env or {}):
+        done = subprocess.run(
+            [str(COVENANT), *words],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=given,
+            cwd=cwd,
+            timeout=BOUND_S,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+    with TemporaryFile("w+") as typed, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        typed.write(stdin)
+        typed.seek(0)
+        files = (typed.fileno(), out.fileno(), err.fileno())
+        process = fork_server().start(words, env=given, cwd=cwd, files=files)
+        try:
+            code = process.wait(BOUND_S)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        return Ran(code, out.read(), err.read())
+
+
+def _start(
+    words: Sequence[str], env: dict[str, str], cwd: Path | None, log: int, inside: tuple[str, ...]
+) -> "subprocess.Popen[str] | ForkedProcess":
+    """With a pipe for what it says."""
+    if inside or _python_reads(env):
+        return subprocess.Popen(
+            [*inside, str(COVENANT), *words],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment(**env),
+            cwd=cwd,
+        )
+    ours, theirs = os.pipe()
+    try:
+        files = (fork_server().nothing, theirs, log)
+        return fork_server().start(words, env=environment(**env), cwd=cwd, files=files, stdout=os.fdopen(ours))
+    finally:
+        os.close(theirs)
+
+
+def _python_reads(env: dict[str, str]) -> bool:
+    """Whether these variables mean something to Python itself when it starts."""
+    return any(name.startswith("PYTHON") for name in env)
 
 
 def _run_here(words: tuple[str, ...], stdin: str, env: dict[str, str]) -> Ran:
@@ -99,14 +142,8 @@ class Daemon:
     ) -> None:
         self.home = home
         self._log = (home.parent / f"{home.name}.log").open("a+")
-        self.process = subprocess.Popen(
-            [*inside, str(COVENANT), "serve", "--home", str(home), "--http-port", "0", *flags],
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=environment(**(env or {})),
-            cwd=cwd,
-        )
+        words = ("serve", "--home", str(home), "--http-port", "0", *flags)
+        self.process = _start(words, env or {}, cwd, self._log.fileno(), inside)
         self.first_line = self._first_line()
         self.url = self.first_line.split()[3]
 

@@ -73,5 +73,5 @@ def test_a_call_loads_its_client_and_nothing_that_only_servers_or_signatures_nee
 
 
 def test_the_count_counts(tmp_path: Path) -> None:
-    """A command that draws a table and reads settings does load what is heavy."""
-    assert {"rich", "msgspec"} <= heavy(loaded("settings", "show", "--home", str(tmp_path)))
+    """A command that draws a table does load what is heavy."""
+    assert "rich" in heavy(loaded("settings", "show", "--home", str(tmp_path)))

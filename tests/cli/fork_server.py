@@ -1,0 +1,187 @@
+"""Starts `covenant` again and again from one process that has imported it: each start saves most of a second of work.
+
+What is started is a process like any other, with its own id, environment, folder, files and exit code. Run as a
+program, this module is the server: whoever started it sends one message for each process, with the files that it gets.
+"""
+
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, Final
+
+IMPORTED: Final = (
+    "asyncio.unix_events",
+    "covenant.cli.main",
+    "covenant.cli.offline",
+    "covenant.cli.serve",
+    "covenant.daemon.doctor.home_check",
+    "covenant.daemon.doctor.ledger_check",
+    "covenant.daemon.doctor.ledger_repair",
+    "covenant.daemon.lifecycle",
+    "encodings.idna",
+)
+MESSAGE_BYTES_MAX: Final = 200_000
+STANDARD_FILES: Final = 3
+
+
+class ForkedProcess:
+    """What `subprocess.Popen` is for a program, of a process that the server forked."""
+
+    def __init__(self, pid: int, status: int, stdout: IO[str] | None) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self.returncode: int | None = None
+        self._status = status
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        return self._look(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._look(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(("covenant", str(self.pid)), timeout or 0)
+        return code
+
+    def _look(self, timeout: float | None) -> int | None:
+        with self._lock:
+            if self.returncode is None:
+                with selectors.DefaultSelector() as selector:
+                    selector.register(self._status, selectors.EVENT_READ)
+                    if selector.select(timeout):
+                        told = os.read(self._status, 100)
+                        os.close(self._status)
+                        self.returncode = os.waitstatus_to_exitcode(int(told))
+            return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """Ends with this process, and everything that it started ends with it."""
+
+    def __init__(self) -> None:
+        self.nothing = os.open(os.devnull, os.O_RDONLY)
+        """A standard input for who reads nothing."""
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd=Path(__file__).parents[2],
+            )
+
+    def start(
+        self,
+        words: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        files: tuple[int, int, int],
+        stdout: IO[str] | None = None,
+    ) -> ForkedProcess:
+        """`files`: what it has for its standard input, output and errors."""
+        told = {"words": list(words), "env": dict(env), "cwd": str(cwd or Path.cwd()), "umask": _umask()}
+        status, theirs = os.pipe()
+        try:
+            data = json.dumps(told).encode()
+            assert len(data) < MESSAGE_BYTES_MAX
+            socket.send_fds(self._ours, [data], [*files, theirs])
+        finally:
+            os.close(theirs)
+        return ForkedProcess(int(os.read(status, 100)), status, stdout)
+
+
+@cache
+def fork_server() -> ForkServer:
+    """The one of this process."""
+    return ForkServer()
+
+
+def _umask() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
+
+
+# The server
+
+
+def serve(requests: socket.socket) -> dict[str, Any] | None:
+    """Returns in each process that was forked, with what it was told, and at the end, with nothing."""
+    status_of: dict[int, tuple[int, int]] = {}
+    selector = selectors.DefaultSelector()
+    selector.register(requests, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is not requests:
+                handle = key.fd
+                pid, status = status_of.pop(handle)
+                selector.unregister(handle)
+                os.close(handle)
+                os.write(status, str(os.waitpid(pid, 0)[1]).encode())
+                os.close(status)
+                continue
+            data, files, _, _ = socket.recv_fds(requests, MESSAGE_BYTES_MAX, STANDARD_FILES + 1)
+            if not data:
+                for pid, _ in status_of.values():
+                    os.kill(pid, signal.SIGKILL)
+                return None
+            *standard, status = files
+            pid = os.fork()
+            if pid == 0:
+                for number, file in enumerate(standard):
+                    os.dup2(file, number)
+                selector.close()
+                requests.detach()
+                os.closerange(STANDARD_FILES, os.sysconf("SC_OPEN_MAX"))
+                told: dict[str, Any] = json.loads(data)
+                return told
+            for file in standard:
+                os.close(file)
+            os.write(status, str(pid).encode())
+            handle = os.pidfd_open(pid)
+            status_of[handle] = (pid, status)
+            selector.register(handle, selectors.EVENT_READ)
+
+
+def run_forked(told: dict[str, Any]) -> None:
+    """As if the program had just been started by its name."""
+    os.environ.clear()
+    os.environ.update(told["env"])
+    os.umask(told["umask"])
+    os.chdir(told["cwd"])
+    time.tzset()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = [str(Path(sys.executable).with_name("covenant")), *told["words"]]
+    sys.path.pop(0)  # where this module was found, and the program's would not be
+    main: Any = import_module("covenant.cli.main")
+    main.main()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in IMPORTED:
+        import_module(name)
+    gc.collect()
+    gc.freeze()
+    if (asked := serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
+        run_forked(asked)
