@@ -225,8 +225,6 @@ log = logging.getLogger(__name__)
 
 
 class IpcSession:
-    """One connection of `server`."""
-
     def __init__(self, server: IpcServer, stream: FrameStream) -> None:
         self._server = server
         self._api = server.api

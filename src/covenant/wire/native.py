@@ -138,8 +138,6 @@ def request_state(state: str) -> RequestState:
 
 
 class RequestEvents:
-    """The events of one request: from its steps to frames of server-sent events."""
-
     def __init__(self, task: Task, began_at_ms: int) -> None:
         self._task = task
         self._began_at_ms = began_at_ms
@@ -230,9 +228,10 @@ def _made(task: Task, update: ArtifactUpdate) -> tuple[str, dict[str, Any]]:
     if kind == "tool" and isinstance(part, Json) and isinstance(part.value, dict):
         return "tool_call", {**named, "tool": _string(part.value.get("tool")), "ok": part.value.get("ok") is True}
     if kind == "sub" and isinstance(part, Json) and isinstance(part.value, dict):
-        said = part.value
+        said, depth = part.value, part.value.get("depth")
+        depth = depth if isinstance(depth, int) and not isinstance(depth, bool) else 1
         who = {"agent": _string(said.get("agent")), "content": _string(said.get("content"))}
-        where = {"stream_id": _count(update.artifact_id) + 1, "depth": _whole(said.get("depth"))}
+        where = {"stream_id": _count(update.artifact_id) + 1, "depth": depth}
         return "sub_agent_response", {**named, **who, **where, "value": said}
     about = {**named, "name": update.name, "metadata": update.metadata, **_carried(part)}
     return "file" if kind == "file" else "artifact", about
@@ -265,10 +264,6 @@ def _count(artifact_id: str) -> int:
     """Which one of its kind it is: what stands last in its id."""
     number = artifact_id.rpartition("-")[2].rpartition(".")[2]
     return int(number) if number.isascii() and number.isdigit() and len(number) < 10 else 0
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 1
 
 
 def _string(value: object) -> str | None:

@@ -112,8 +112,6 @@ ACKS_MAX: Final = 1_000
 
 
 class Introduction(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Who we are, to anybody who asks."""
-
     name: Annotated[str, msgspec.Meta(max_length=64)] = ""
     keys: KeyBundle
 

@@ -15,6 +15,7 @@ import base64
 import binascii
 import bisect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
@@ -190,13 +191,12 @@ def _assigned(text: str) -> Iterator[SecretSpan]:
 
 def _lowered(text: str) -> str:
     """In lower case, with every character in its place."""
-    pieces = (text[at : at + WINDOW_CHARS] for at in range(0, len(text), WINDOW_CHARS))
-    return "".join(map(_lowered_piece, pieces))
-
-
-def _lowered_piece(piece: str) -> str:
-    lowered = piece.lower()
-    return lowered if len(lowered) == len(piece) else "".join(each.lower()[:1] for each in piece)
+    lowered = []
+    for at in range(0, len(text), WINDOW_CHARS):
+        piece = text[at : at + WINDOW_CHARS]
+        lower = piece.lower()
+        lowered.append(lower if len(lower) == len(piece) else "".join(each.lower()[:1] for each in piece))
+    return "".join(lowered)
 
 
 _DATA_URI: Final = re.compile(r"data:[\w.+/;=-]{0,100};base64,[A-Za-z0-9+/=_%-]*+")
@@ -266,30 +266,19 @@ class _Place(NamedTuple):
         steps: list[str] = []
         place = self
         while place.above is not None:
-            steps.append(_escaped(str(place.step)[:STEP_CHARS_MAX]))
+            steps.append(str(place.step)[:STEP_CHARS_MAX].replace("~", "~0").replace("/", "~1"))
             place = place.above
         return "".join(f"/{step}" for step in reversed(steps))
 
 
-class _Findings:
-    """Counted by path and kind."""
-
-    def __init__(self) -> None:
-        self._counts: dict[tuple[str, str], int] = {}
-
-    def add(self, place: _Place, kind: str) -> None:
-        key = place.path, kind
-        if key in self._counts or len(self._counts) < FINDINGS_MAX:
-            self._counts[key] = self._counts.get(key, 0) + 1
-
-    def told(self) -> tuple[SecretFinding, ...]:
-        return tuple(SecretFinding(path, kind, count) for (path, kind), count in self._counts.items())
+_Findings = Counter[tuple[str, str]]
+"""How many, by path and kind."""
 
 
 def redact(value: Any, mode: Mode) -> Redaction:
-    found = _Findings()
+    found: _Findings = Counter()
     clean = _cleaned(value, _Place(None, ""), NO_HINT, found)
-    findings = found.told()
+    findings = tuple(SecretFinding(path, kind, count) for (path, kind), count in found.items())
     if not findings or mode == "warn":
         return Redaction(value, findings)
     return Redaction(None, findings, blocked=True) if mode == "block" else Redaction(clean, findings)
@@ -338,7 +327,9 @@ def _cleaned_text(text: str, place: _Place, naming: NameHint, found: _Findings) 
             break
         text = _without(text, spans)
         for span in spans:
-            found.add(place, span.kind)
+            key = place.path, span.kind
+            if key in found or len(found) < FINDINGS_MAX:
+                found[key] += 1
     return text
 
 
@@ -375,7 +366,3 @@ def _cleaned_blob(text: str, place: _Place, naming: NameHint, found: _Findings) 
         return text
     clean = _cleaned_text(inside, place, NO_HINT, found)
     return text if clean is inside else base64.b64encode(clean.encode()).decode()
-
-
-def _escaped(key: str) -> str:
-    return key.replace("~", "~0").replace("/", "~1")

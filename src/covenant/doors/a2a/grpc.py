@@ -117,8 +117,6 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A method: its operation, and its messages in protocol buffers."""
-
     operation: A2AOperation
     reader: RequestReader
     writer: ResponseWriter[Message]

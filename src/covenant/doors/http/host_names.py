@@ -125,22 +125,18 @@ class BaseUrl:
         """Without a slash at its end."""
         if self._public:
             return self._public
-        found: dict[bytes, str] = {}
-        for name, value in scope["headers"]:
-            if name in (b"host", b"x-forwarded-host", b"x-forwarded-proto"):
-                found[name] = value.decode("latin-1")
-        scheme, host = "http", found.get(b"host", "").strip()
+        said: dict[bytes, bytes] = dict(scope["headers"])
+        scheme, host = "http", said.get(b"host", b"").decode("latin-1").strip()
         if self._trusted and self._trusts(scope):
-            scheme = _nearest(found.get(b"x-forwarded-proto"), scheme).lower()
-            host = _nearest(found.get(b"x-forwarded-host"), host)
+            scheme = _nearest(said.get(b"x-forwarded-proto"), scheme).lower()
+            host = _nearest(said.get(b"x-forwarded-host"), host)
         if _HOST(host) is None:
             host = _listening(scope)
         return f"{scheme if scheme in ('http', 'https') else 'http'}://{host}"
 
     def _trusts(self, scope: Scope) -> bool:
-        peer = peer_of(scope)
         try:
-            address: IPv4Address | IPv6Address = ip_address(peer or "")
+            address: IPv4Address | IPv6Address = ip_address(peer_of(scope) or "")
         except ValueError:
             return False
         if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
@@ -171,9 +167,9 @@ def _names_this_machine(host: bytes) -> bool:
         return False
 
 
-def _nearest(said: str | None, otherwise: str) -> str:
+def _nearest(said: bytes | None, otherwise: str) -> str:
     """Of several proxies, what the one next to us says: what stands before it may be the caller's own words."""
-    return (said or "").rpartition(",")[2].strip() or otherwise
+    return (said or b"").rpartition(b",")[2].decode("latin-1").strip() or otherwise
 
 
 def _listening(scope: Scope) -> str:

@@ -8,7 +8,6 @@ its text. Codes of JSON-RPC, HTTP and gRPC are the specification's (its sections
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -33,8 +32,6 @@ _TYPE: Final = "type.googleapis.com/google.rpc."
 
 
 class Version(enum.StrEnum):
-    """The versions of A2A that are spoken here."""
-
     V1 = "1.0"
     V03 = "0.3"
 
@@ -120,20 +117,16 @@ def message_of(error: BaseException) -> str:
 
 def details(error: BaseException) -> list[dict[str, Any]]:
     """In the JSON form of `Any`: why, then which field, then when to come back."""
-    return list(_details(error))
-
-
-def _details(error: BaseException) -> Iterator[dict[str, Any]]:
     info: dict[str, Any] = {"@type": f"{_TYPE}ErrorInfo", "reason": error_code_of(error).reason, "domain": DOMAIN}
-    if isinstance(error, Refusal):
-        info["metadata"] = {"code": error.code}
-    yield info
-    if isinstance(error, Refusal):
-        if isinstance(error, InvalidParams):
-            violation = {"field": error.field, "description": error.description}
-            yield {"@type": f"{_TYPE}BadRequest", "fieldViolations": [violation]}
-        if error.retry_after_ms is not None:
-            yield {"@type": f"{_TYPE}RetryInfo", "retryDelay": f"{error.retry_after_ms / 1000:.3f}s"}
+    if not isinstance(error, Refusal):
+        return [info]
+    told = [info | {"metadata": {"code": error.code}}]
+    if isinstance(error, InvalidParams):
+        violation = {"field": error.field, "description": error.description}
+        told.append({"@type": f"{_TYPE}BadRequest", "fieldViolations": [violation]})
+    if error.retry_after_ms is not None:
+        told.append({"@type": f"{_TYPE}RetryInfo", "retryDelay": f"{error.retry_after_ms / 1000:.3f}s"})
+    return told
 
 
 _encode = msgspec.json.Encoder().encode
