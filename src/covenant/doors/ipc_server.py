@@ -190,7 +190,7 @@ class FrameStream(asyncio.Protocol):
 Encode = Callable[[ApiAnswer], bytes]
 
 
-async def fitted(office: Services, caller: Principal, answer: ApiAnswer, encode: Encode, bytes_max: int) -> bytes:
+async def fitted(services: Services, caller: Principal, answer: ApiAnswer, encode: Encode, bytes_max: int) -> bytes:
     body = encode(answer)
     if len(body) <= bytes_max:
         return body
@@ -202,7 +202,9 @@ async def fitted(office: Services, caller: Principal, answer: ApiAnswer, encode:
             body = encode(msgspec.structs.replace(answer, tasks=()))
         if len(body) > bytes_max:
             for leased in answer.tasks:
-                await office.exchange.release(caller, leased.task.id, leased.lease.lease_id, "too large for one frame")
+                await services.exchange.release(
+                    caller, leased.task.id, leased.lease.lease_id, "too large for one frame"
+                )
     if len(body) > bytes_max:
         raise TooLarge("answer_too_large", f"the answer has {len(body)} bytes, a frame {bytes_max}; ask for fewer")
     return body

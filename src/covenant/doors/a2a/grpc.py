@@ -293,7 +293,10 @@ class GrpcCalls:
         if not isinstance(error, Refusal):
             log.error("a2a.failed", extra={"operation": row.operation.name}, exc_info=error)
         self._admission.meter.refused(TRANSPORT, error.code if isinstance(error, Refusal) else "internal")
-        await refuse(context, error)
+        # Trailers that were set already stay.
+        trailers = (*(context.trailing_metadata() or ()), (DETAILS, status_of(error)))
+        await context.abort(grpc.StatusCode[error_code_of(error).grpc], message_of(error), trailers)
+        raise AssertionError("ending a call raises")
 
 
 class GrpcServer:
@@ -350,10 +353,3 @@ def status_of(error: BaseException) -> bytes:
     told = {"code": code, "message": message_of(error), "details": details(error)}
     status: bytes = ParseDict(told, status_pb2.Status()).SerializeToString()
     return status
-
-
-async def refuse(context: Any, error: BaseException) -> NoReturn:
-    """End the call. Trailers that were set already stay."""
-    trailers = (*(context.trailing_metadata() or ()), (DETAILS, status_of(error)))
-    await context.abort(grpc.StatusCode[error_code_of(error).grpc], message_of(error), trailers)
-    raise AssertionError("ending a call raises")
