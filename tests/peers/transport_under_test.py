@@ -44,10 +44,10 @@ from covenant.model.peers.delegation_messages import (
 from covenant.model.peers.instance import IdentityChange, InstanceId, Prekey, Trust
 from covenant.model.settings import Limits
 from covenant.outbound.address_guard import AddressGuard, Unresolved
-from covenant.peers.directory.handshake import OfferedProfiles
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.peer_settings import PeerContext, PeerSettings
+from covenant.peers.provider.offer_admission import OfferedProfiles
 from covenant.peers.transport.inbox import Inbox, IncomingMessage
 from covenant.peers.transport.outbox_sender import OutboxSender
 from covenant.peers.transport.peer_http import PeerConnections

@@ -19,7 +19,7 @@ from covenant.agents.remote_agent import renew_lease
 from covenant.agents.runtime.job import Job
 from covenant.exchange.delegation import REMOTE, target_of
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
-from covenant.model.errors import NotFound, OverLimit, Refusal, Unavailable
+from covenant.model.errors import OverLimit, Refusal, Unavailable
 from covenant.model.peers.delegation import (
     ARTIFACT,
     CANCELLED,
@@ -29,7 +29,6 @@ from covenant.model.peers.delegation import (
     PROOF,
     TIMEOUT,
     Delegation,
-    Peer,
 )
 from covenant.model.peers.delegation_messages import DelegationResult, usage_amounts
 from covenant.model.rate_limits import Backoff
@@ -52,19 +51,9 @@ log = logging.getLogger(__name__)
 
 
 class PeerRequester(Protocol):
-    def peer(self, named: str) -> Peer: ...
-    def provider(self, profile: str) -> Peer | None: ...
     async def delegation(self, offer_id: str) -> Delegation | None: ...
     async def offer(
-        self,
-        task: Task,
-        peer: Peer,
-        profile: str,
-        *,
-        budget: int | None = None,
-        timeout_ms: int | None = None,
-        context: str | None = None,
-        told: Callable[[tuple[SecretFinding, ...]], None] | None = None,
+        self, task: Task, target: Target, told: Callable[[tuple[SecretFinding, ...]], None]
     ) -> Delegation: ...
     def follow(self, offer_id: str) -> AsyncIterator[Delegation]: ...
     def take(self, offer_id: str) -> None: ...
@@ -101,28 +90,13 @@ class PeerAgent:
         tries = 0
         while True:
             try:
-                await self._requester.offer(
-                    job.task,
-                    self._peer(target),
-                    target.profile or "",
-                    budget=target.budget,
-                    context=target.context,
-                    told=lambda findings: _tell_findings(job, findings),
-                )
+                await self._requester.offer(job.task, target, lambda findings: _tell_findings(job, findings))
                 return
             except (Unavailable, OverLimit) as later:
                 if not tries:
                     job.say(StatusUpdate(f"the peer cannot be asked now, and is asked again: {later.message}"))
                 tries += 1
                 await asyncio.sleep(BETWEEN_OFFERS.pause(tries))
-
-    def _peer(self, target: Target) -> Peer:
-        if target.peer:
-            return self._requester.peer(target.peer)
-        found = self._requester.provider(target.profile or "")
-        if found is None:
-            raise NotFound("no_profile", f"no peer offers {target.profile!r}; see `covenant peers list`")
-        return found
 
     async def _ended(self, job: Job) -> Delegation:
         """Says how it goes, until it has ended; or until it has no claim to be waited for any more."""

@@ -15,9 +15,9 @@ from covenant.model.errors import Refusal
 from covenant.model.peers.delegation import Peer, PeerLimits, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse, DelegationOffer, Profile
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, Trust
-from covenant.peers.directory.handshake import OfferedProfiles, answer
+from covenant.peers.directory.handshake import answer
 from covenant.peers.directory.peer_directory import as_agent
-from covenant.peers.provider.offer_admission import OfferFacts, OfferRate, judge_offer
+from covenant.peers.provider.offer_admission import OfferedProfiles, OfferFacts, OfferRate, judge_offer
 from covenant.peers.transport.peer_http import PeerCallFailed
 from covenant.seal.identity import PREKEY_PERIOD_MS, InstanceIdentity, sign_bundle, sign_change
 from covenant.seal.keys import new_private_key

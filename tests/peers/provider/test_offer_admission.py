@@ -13,10 +13,17 @@ from covenant.model.ids import PublicKey
 from covenant.model.peers.delegation import Peer, PeerLimits
 from covenant.model.peers.delegation_messages import DelegationOffer, Profile
 from covenant.model.peers.instance import InstanceId, Trust
-from covenant.peers.directory.handshake import OfferedProfiles, token_terms
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerSettings
-from covenant.peers.provider.offer_admission import AgreedTerms, OfferFacts, OfferRate, OfferRejected, judge_offer
+from covenant.peers.provider.offer_admission import (
+    AgreedTerms,
+    OfferedProfiles,
+    OfferFacts,
+    OfferRate,
+    OfferRejected,
+    judge_offer,
+    token_terms,
+)
 from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import assert_offer
 from covenant.seal.tokens import Narrowing, issue, narrow, token_ids

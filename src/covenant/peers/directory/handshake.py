@@ -11,7 +11,6 @@ same token for half of its life. Where a peer has too many tokens, the oldest is
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import accumulate
@@ -24,50 +23,26 @@ from covenant.ledger.machine.peer_commands import LearnPeer, ReceiveFromPeer, Re
 from covenant.model.errors import Conflict, CovenantError, Invalid, Refusal, Unavailable
 from covenant.model.peers.delegation import Challenge, IssuedToken, Peer, PeerCapabilities, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import (
-    BUDGET_MAX,
     CapabilityQuery,
     CapabilityResponse,
     DelegationMessage,
-    Profile,
 )
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, KeyBundle, Prekey, Trust, negotiate
 from covenant.outbound.concurrency import SingleFlight
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.peer_settings import PeerContext, PeerService, PeerSettings
+from covenant.peers.peer_settings import PeerContext, PeerService
+from covenant.peers.provider.offer_admission import OfferedProfiles, token_terms
 from covenant.peers.transport.peer_client import OTHER_KEYS, address
 from covenant.peers.transport.peer_http import PeerCallFailed, PeerConflict, PeerResponse, PeerUnavailable, call_failed
 from covenant.seal.envelope import EnvelopeRefused, Header, check, open_checked, remember_until_ms, replayed
 from covenant.seal.proofs import capabilities_hold, new_challenge, sign_capabilities
-from covenant.seal.tokens import PROFILES_MAX, Narrowing, issue, token_ids
+from covenant.seal.tokens import Narrowing, issue, token_ids
 from covenant.wire.peers import RECEIVE_PATH, decode, decode_received, decode_refused, encode, type_of
 
 BELIEVED_MS_MAX: Final = 3_600_000
 KEYS_EVERY_MS: Final = 60_000
 PROFILES_BYTES_MAX: Final = 64 * 1024
 """How much of what a peer says of its profiles is kept. It is written down with each thing that is learned of it."""
-
-_NAMEABLE: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}").fullmatch
-
-
-class OfferedProfiles(NamedTuple):
-    """What a peer may ask of us now, how much of that is under way, and how much more there could be."""
-
-    profiles: tuple[Profile, ...]
-    active: int
-    free: int
-
-
-def listed(peer: Peer, entries: tuple[str, ...]) -> bool:
-    return peer.id in entries or peer.name in entries
-
-
-def is_barred(peer: Peer, settings: PeerSettings) -> bool:
-    return peer.denied or listed(peer, settings.deny) or bool(settings.allow and not listed(peer, settings.allow))
-
-
-def budget_max(peer: Peer, settings: PeerSettings) -> int:
-    own = peer.limits.budget_max
-    return min(BUDGET_MAX, settings.budget_max, own if own is not None else BUDGET_MAX)
 
 
 def answer(
@@ -95,16 +70,6 @@ def answer(
         token=token,
     )
     return sign_capabilities(keyring.private_key, response)
-
-
-def token_terms(peer: Peer, offering: OfferedProfiles, settings: PeerSettings) -> Narrowing | None:
-    """What a token for this peer allows, but for its time. None: it may not delegate, whatever it shows."""
-    if not peer.trust.covers(Trust.VERIFIED) or is_barred(peer, settings) or not offering.profiles:
-        return None
-    names = frozenset(each.name for each in offering.profiles)
-    # More than a token can name are not named in it: each offer is held against what there is in any case.
-    nameable = len(names) <= PROFILES_MAX and all(map(_NAMEABLE, names))
-    return Narrowing(profiles=names if nameable else None, budget=budget_max(peer, settings), depth=settings.depth_max)
 
 
 def keys_worth_keeping(known: KeyBundle | None, shown: KeyBundle) -> bool:

@@ -30,14 +30,9 @@ from covenant.model.peers.delegation_messages import CapabilityQuery, Capability
 from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey, Trust, parse_instance_id
 from covenant.outbound.concurrency import SingleFlight
 from covenant.outbound.urls import InvalidUrl, read_url
-from covenant.peers.directory.handshake import (
-    Handshake,
-    OfferedProfiles,
-    TokenIssuer,
-    answer,
-    keys_worth_keeping,
-)
+from covenant.peers.directory.handshake import Handshake, TokenIssuer, answer, keys_worth_keeping
 from covenant.peers.peer_settings import PeerContext, PeerService
+from covenant.peers.provider.offer_admission import OfferedProfiles
 from covenant.peers.transport.peer_client import address
 from covenant.peers.transport.peer_http import PeerCallFailed, PeerConflict, PeerUnavailable, call_failed
 from covenant.seal.identity import bundle_holds, prekey_to_use

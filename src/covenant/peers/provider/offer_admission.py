@@ -1,11 +1,12 @@
-"""Whether an offer is accepted, and on which terms. Decides on the given facts; changes nothing but a rate limit.
+"""What a peer may have of us: the profiles it is offered, the terms of its token, and whether an offer is accepted.
 
-The terms are at most what was offered, what the profile has, what the settings and the peer's own limits say, and what
-the token allows.
+Decides on the given facts; changes nothing but a rate limit. The agreed terms are at most what was offered, what the
+profile has, what the settings and the peer's own limits say, and what the token allows.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
@@ -13,17 +14,50 @@ from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.errors import CovenantError, Refusal, Unavailable
 from covenant.model.ids import PublicKey
 from covenant.model.peers.delegation import Peer
-from covenant.model.peers.delegation_messages import DelegationOffer, Profile, RejectCode
+from covenant.model.peers.delegation_messages import BUDGET_MAX, DelegationOffer, Profile, RejectCode
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.rate_limits import MINUTE_MS, TokenBuckets
-from covenant.peers.directory.handshake import budget_max, is_barred
 from covenant.peers.peer_settings import PeerSettings
 from covenant.seal.proofs import offer_holds
-from covenant.seal.tokens import Narrowing, Use, authorize
+from covenant.seal.tokens import PROFILES_MAX, Narrowing, Use, authorize
 
 TRUSTED_RATE: Final = 10
 BUSY_RETRY_MS: Final = 5_000
 """When something will be done is not known: soon enough not to be idle, late enough not to be a storm."""
+
+
+_NAMEABLE: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}").fullmatch
+
+
+class OfferedProfiles(NamedTuple):
+    """What a peer may ask of us now, how much of that is under way, and how much more there could be."""
+
+    profiles: tuple[Profile, ...]
+    active: int
+    free: int
+
+
+def listed(peer: Peer, entries: tuple[str, ...]) -> bool:
+    return peer.id in entries or peer.name in entries
+
+
+def is_barred(peer: Peer, settings: PeerSettings) -> bool:
+    return peer.denied or listed(peer, settings.deny) or bool(settings.allow and not listed(peer, settings.allow))
+
+
+def budget_max(peer: Peer, settings: PeerSettings) -> int:
+    own = peer.limits.budget_max
+    return min(BUDGET_MAX, settings.budget_max, own if own is not None else BUDGET_MAX)
+
+
+def token_terms(peer: Peer, offering: OfferedProfiles, settings: PeerSettings) -> Narrowing | None:
+    """What a token for this peer allows, but for its time. None: it may not delegate, whatever it shows."""
+    if not peer.trust.covers(Trust.VERIFIED) or is_barred(peer, settings) or not offering.profiles:
+        return None
+    names = frozenset(each.name for each in offering.profiles)
+    # More than a token can name are not named in it: each offer is held against what there is in any case.
+    nameable = len(names) <= PROFILES_MAX and all(map(_NAMEABLE, names))
+    return Narrowing(profiles=names if nameable else None, budget=budget_max(peer, settings), depth=settings.depth_max)
 
 
 class OfferRejected(CovenantError):

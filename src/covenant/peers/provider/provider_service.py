@@ -53,16 +53,18 @@ from covenant.model.sanitizer import blocks_named_safely, unreserved_parts
 from covenant.model.task import Hop, Task, fingerprint
 from covenant.model.task_view import first_message
 from covenant.model.tenants import DEFAULT
-from covenant.peers.directory.handshake import OfferedProfiles, budget_max, is_barred
 from covenant.peers.directory.peer_directory import as_agent
 from covenant.peers.outgoing_messages import Redacted, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.provider.offer_admission import (
     BUSY_RETRY_MS,
     AgreedTerms,
+    OfferedProfiles,
     OfferFacts,
     OfferRate,
     OfferRejected,
+    budget_max,
+    is_barred,
     judge_offer,
 )
 from covenant.peers.provider.task_reporter import TaskReporter

@@ -70,8 +70,13 @@ class OfferBuilder(PeerService):
 
     # Whom to ask
 
-    def peer(self, named: str) -> Peer:
-        return self._directory.find(named)
+    def peer_for(self, target: Target) -> Peer:
+        if target.peer:
+            return self._directory.find(target.peer)
+        found = self.provider(target.profile or "")
+        if found is None:
+            raise NotFound("no_profile", f"no peer offers {target.profile!r}; see `covenant peers list`")
+        return found
 
     def provider(self, profile: str) -> Peer | None:
         """Of the peers that said they offer this, the most trusted, and of those one with most room."""
@@ -86,7 +91,7 @@ class OfferBuilder(PeerService):
         if slash:
             if not who or not profile:
                 return None
-            peer: Peer | None = self.peer(who)
+            peer: Peer | None = self._directory.find(who)
         else:
             peer, profile = self.provider(named), named
         if peer is None:
@@ -95,25 +100,17 @@ class OfferBuilder(PeerService):
 
     # What to offer
 
-    async def make(
-        self,
-        task: Task,
-        peer: Peer,
-        profile: str,
-        *,
-        budget: int | None = None,
-        timeout_ms: int | None = None,
-        context: str | None = None,
-    ) -> Redacted[DelegationOffer]:
+    async def make(self, task: Task, peer: Peer, target: Target) -> Redacted[DelegationOffer]:
+        profile = target.profile or ""
         if peer.denied:
             raise Forbidden("denied", f"{peer.name} is denied here; nothing is sent to it")
         peer = await self._verified(peer)
         capabilities = await self._capabilities(peer, profile)
         peer = self._ledger.peer(peer.id) or peer
         origin = await self._origin(task)
-        offer = self._bounded(task, profile, origin, capabilities, budget=budget, timeout_ms=timeout_ms)
+        offer = self._bounded(task, profile, origin, capabilities, target.budget)
         parts = task.parts or (Text(task.intent_text),)
-        offer = _worded(offer, parts, context)
+        offer = _worded(offer, parts, target.context)
         cleared = await redact_aside(offer, self._settings.redaction)
         return cleared._replace(message=self._signed(cleared.message, peer, capabilities))
 
@@ -160,14 +157,12 @@ class OfferBuilder(PeerService):
         profile: str,
         origin: dict[str, Any],
         capabilities: PeerCapabilities,
-        *,
         budget: int | None,
-        timeout_ms: int | None,
     ) -> DelegationOffer:
         settings = self._settings
         most = next(each.max_token_budget for each in capabilities.profiles if each.name == profile)
         budgets = [budget or settings.budget_default, most, BUDGET_MAX, origin.get("budget")]
-        times = [timeout_ms or settings.timeout_ms, TIMEOUT_MS_MAX, task.timeout_ms]
+        times = [settings.timeout_ms, TIMEOUT_MS_MAX, task.timeout_ms]
         if task.deadline_ms is not None:
             times.append(self._ledger.clock.left_ms(task.deadline_ms))
         left = min(self._context.depth_max - task.depth, settings.depth_max, DEPTH_MAX)

@@ -36,7 +36,6 @@ from covenant.model.peers.delegation import (
     Delegation,
     DelegationKey,
     DelegationRole,
-    Peer,
 )
 from covenant.model.peers.delegation_messages import (
     DelegationAccept,
@@ -47,7 +46,7 @@ from covenant.model.peers.delegation_messages import (
     StatusReport,
 )
 from covenant.model.peers.instance import InstanceId
-from covenant.model.task import Task
+from covenant.model.task import Target, Task
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.outgoing_messages import outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
@@ -88,7 +87,7 @@ class Requester(PeerService):
     def __init__(self, context: PeerContext, directory: PeerDirectory) -> None:
         super().__init__(context)
         self._offers = OfferBuilder(context, directory)
-        self.peer = self._offers.peer
+        self.peer = directory.find
         self.provider = self._offers.provider
         self.callee = self._offers.callee
         self._since_ms = self._now_ms()
@@ -104,17 +103,7 @@ class Requester(PeerService):
 
     # Offering
 
-    async def offer(
-        self,
-        task: Task,
-        peer: Peer,
-        profile: str,
-        *,
-        budget: int | None = None,
-        timeout_ms: int | None = None,
-        context: str | None = None,
-        told: Told | None = None,
-    ) -> Delegation:
+    async def offer(self, task: Task, target: Target, told: Told = lambda _: None) -> Delegation:
         """Once for a task. `Unavailable` if its provider must be asked first, and cannot be now.
 
         `told` hears what was found in it that looks like a secret.
@@ -123,9 +112,10 @@ class Requester(PeerService):
         if known is not None:
             await self._ledger.durable()
             return known
-        made = await self._offers.make(task, peer, profile, budget=budget, timeout_ms=timeout_ms, context=context)
+        peer = self._offers.peer_for(target)
+        made = await self._offers.make(task, peer, target)
         offer = made.message
-        if told is not None and made.findings:
+        if made.findings:
             told(made.findings)
         begin = Delegation.offered(DelegationRole.REQUESTER, peer.id, task.id, offer, redacted=made.found)
         moved = await self._ledger.commit(
