@@ -190,7 +190,6 @@ class Client:
 
 
 def refusal_of(status: int, body: bytes) -> Refusal:
-    """The refusal that the daemon meant."""
     try:
         error = msgspec.json.decode(body, type=_Error)
     except msgspec.DecodeError:

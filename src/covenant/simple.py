@@ -23,7 +23,6 @@ import msgspec
 from covenant.agents.agent_loader import load_agent
 from covenant.agents.api import Agent
 from covenant.agents.process_agent import ProcessAgent
-from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.environment import environment, monotonic_ms, now_ms, program_environment
 from covenant.daemon.home import make_home
@@ -161,7 +160,14 @@ async def _working(
         for agent in agents:
             if not isinstance(agent, Agent):
                 agent = checked("agent", agent, AgentDefinition)  # noqa: PLW2901
-            definition, body = load_agent(agent) if isinstance(agent, Agent) else (agent, _program(agent))
+            definition, body = (
+                load_agent(agent)
+                if isinstance(agent, Agent)
+                else (
+                    agent,
+                    ProcessAgent(agent.command, environment=program_environment()),
+                )
+            )
             catalogue.add_resident(DEFAULT, definition, "code")
             workers.register(catalogue.identity(DEFAULT, definition.id), body, concurrency=definition.concurrency)
         conversations = A2AExchange(ledger, catalogue, workers, Uuids(), A2aSettings())
@@ -179,10 +185,6 @@ async def _working(
             await asyncio.gather(*running, return_exceptions=True)
 
 
-def _program(definition: AgentDefinition) -> RunnableAgent:
-    return ProcessAgent(definition.command, environment=program_environment())
-
-
 _stores: dict[A2ATaskDeps, None] = {}
 """Where `handle_task_get` looks, since it is given an id and nothing else: what is open, and what was sent through."""
 
@@ -197,17 +199,13 @@ async def handle_task_send(deps: A2ATaskDeps, body: Mapping[str, Any] | A2ATaskS
     elif isinstance(body, bytes):
         request = decode_send(body)
     else:
-        request = _converted(body)
+        try:
+            request = msgspec.convert(body, A2ATaskSendRequest)
+        except msgspec.ValidationError as wrong:
+            raise Invalid("invalid_request", str(wrong)) from None
     task = task_of(await deps.tasks.send(deps.caller, asked_for(request)))
     _stores[deps] = None
     return task
-
-
-def _converted(body: Mapping[str, Any]) -> A2ATaskSendRequest:
-    try:
-        return msgspec.convert(body, A2ATaskSendRequest)
-    except msgspec.ValidationError as wrong:
-        raise Invalid("invalid_request", str(wrong)) from None
 
 
 @checks_arguments

@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 
 
 class RemoteNames(Protocol):
-    """The remote agents that are configured, by name."""
-
     def __iter__(self) -> Iterator[str]: ...
     def entry(self, name: str) -> object:
         """Equal for as long as nothing about it has changed. Raises where it cannot be used."""
@@ -270,7 +268,6 @@ class AgentDirectory:
 
     @property
     def reaches_out(self) -> bool:
-        """Whether any remote agent is configured."""
         return bool(self._remote_cards)
 
     def _remote(self, tenant: str) -> Iterator[CallableAgent]:

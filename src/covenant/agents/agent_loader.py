@@ -39,8 +39,6 @@ class CannotLoad(CovenantError):
 
 
 class LoadedAgent(msgspec.Struct, frozen=True):
-    """An agent in a file: what the catalogue says of it, and what does its work."""
-
     definition: AgentDefinition
     body: Any
     path: Path

@@ -31,8 +31,6 @@ from covenant.outbound.remote.remote_task import Sendable
 
 
 class Rejection(msgspec.Struct, frozen=True, gc=False):
-    """The agent will not do this."""
-
     text: str
 
 
@@ -117,16 +115,8 @@ class BaseTurn:
         """1, unless this turn was begun before and its holder was lost."""
         return self._job.leased.lease.attempt
 
-    @staticmethod
-    @checks_arguments
-    def file(name: str, data: bytes | None = None, *, url: str | None = None, media_type: str | None = None) -> Content:
-        """Yield it: an artifact, by its bytes or by where they are. The media type follows from the name."""
-        return turn_output.file(name, data, url=url, media_type=media_type)
-
-    @staticmethod
-    def data(value: Any) -> Content:
-        """Yield it: an artifact of anything that can be JSON."""
-        return turn_output.data(value)
+    file = staticmethod(checks_arguments(turn_output.file))
+    data = staticmethod(turn_output.data)
 
     @staticmethod
     @checks_arguments

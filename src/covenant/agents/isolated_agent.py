@@ -46,8 +46,6 @@ class ProgramCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class ProgramCallRefusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A refusal on its way to another process, where it is raised again."""
-
     kind: str
     code: str
     message: str
@@ -158,8 +156,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 class IsolatedTurn(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="turn"):
-    """What the program is told."""
-
     leased: LeasedTask
     history: tuple[MessageUpdate, ...]
 

@@ -99,7 +99,7 @@ class PeerAgent:
                 await asyncio.sleep(BETWEEN_OFFERS.pause(tries))
 
     async def _ended(self, job: Job) -> Delegation:
-        """Says how it goes, until it has ended; or until it has no claim to be waited for any more."""
+        """Notes how the delegation stands until it has ended, or its provider's last word is overdue."""
         loop, noted = asyncio.get_running_loop(), _Noted(job)
         following = cast("AsyncGenerator[Delegation, None]", self._requester.follow(job.task.id))
         delegation: Delegation | None = None
@@ -140,7 +140,7 @@ class PeerAgent:
 
 
 class _Noted:
-    """Notes how a delegation stands, once for each thing that is new."""
+    """Notes each change of a delegation once."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -176,7 +176,7 @@ def note_of(delegation: Delegation) -> dict[str, Any]:
 
 
 def _prove(job: Job, delegation: Delegation, result: DelegationResult) -> None:
-    """All that the proof is about, so that anybody can check it later."""
+    """Keep the proof and all that it is about, so that anybody can check it later."""
     evidence = {
         "offer": msgspec.to_builtins(delegation.offer),
         "result": msgspec.to_builtins(msgspec.structs.replace(result, transcript=None, proof=None)),

@@ -95,7 +95,6 @@ class ProcessAgent:
         self._output_bytes_max = output_bytes_max
 
     async def given(self, job: Job) -> bytes:
-        """The line that a program is told."""
         message, parts = job.messages[-1], tuple(part for each in job.messages for part in each.parts)
         given = _Given(
             task_id=job.task.id,
@@ -231,7 +230,6 @@ async def _end(process: asyncio.subprocess.Process, complaints: asyncio.Task[Non
 
 
 def signal_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    """To the program, and to what it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 

@@ -158,7 +158,7 @@ def _count(job: Job, heard: RemoteStream | RemoteTaskView, earlier: str | None) 
 
 
 async def _follow(job: Job, remote: Remote, note: _Note) -> Reply:
-    """A task there that an earlier attempt began: look at it until it is over."""
+    """Poll a remote task that an earlier attempt began, until it is over."""
     assert note.task_id is not None
     known, failures, looks, task_id = RemoteTaskView(), 0, 0, note.task_id
     _count(job, known, task_id)
@@ -270,15 +270,15 @@ class RemoteCancels:
         self._under_way: dict[asyncio.Task[None], None] = {}
 
     def watch(self, tenant: str, task_id: TaskId, target: Target, remote_task_id: str) -> None:
-        """Until it has ended; if not by an answer, the remote is told."""
+        """Cancel the remote task when the task here has ended without an answer."""
         self._begin(partial(self._watch, tenant, task_id, target, remote_task_id))
 
     def tell(self, tenant: str, target: Target, remote_task_id: str) -> None:
-        """Nobody waits for this any more."""
+        """Cancel the remote task."""
         self._begin(partial(self._cancel, tenant, target, remote_task_id))
 
     def look_after(self, identity: AgentId, target: Target | None) -> None:
-        """What an earlier run of this daemon has left of a remote agent's tasks."""
+        """Cancel or watch what an earlier run of this daemon left of a remote agent's tasks."""
         self._begin(partial(self._find, identity, target))
 
     async def stop(self) -> None:

@@ -110,7 +110,6 @@ class SdkEventQueue(EventQueue):
         """Executors may close their queue; the job ends when they return."""
 
     def returned(self) -> None:
-        """The executor has nothing more to say."""
         if self._asked is not None:
             self._job.park(self._asked)
 
@@ -153,7 +152,7 @@ class SdkEventQueue(EventQueue):
                 pass
 
     def _go_on(self) -> None:
-        """It asked for something and did not wait: that was a word on progress."""
+        """It asked for something and went on: the question was only progress."""
         if self._asked is not None and self._asked.state == Interruption.INPUT_REQUIRED.value:
             self._job.say(StatusUpdate(self._asked.text, parts=self._asked.parts))
         self._asked = None
@@ -190,7 +189,6 @@ def _context(job: Job, view: TaskView | None) -> RequestContext:
 
 
 def _task(view: TaskView | None) -> pb.Task | None:
-    """The task as a client would read it."""
     if view is None:
         return None
     return json_format.Parse(V1.responses.encode_task(view), pb.Task(), ignore_unknown_fields=True)

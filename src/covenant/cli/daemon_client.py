@@ -25,7 +25,6 @@ ANSWER_S: Final = 30.0
 CONNECT_S: Final = 5.0
 
 Answer = dict[str, Any]
-"""What the daemon answers: a JSON object."""
 
 
 class DaemonClient:

@@ -106,11 +106,9 @@ def json_option(meaning: str = "Answer with one JSON object.") -> Callable[[Func
     return click.option("--json", "as_json", is_flag=True, help=meaning)
 
 
-def limit_option(default: int) -> Callable[[Function], Function]:
-    """Most rows of a list, with -n for short."""
-    return click.option(
-        "--limit", "-n", type=click.IntRange(min=1), default=default, show_default=True, help="Most rows."
-    )
+def limit_option(default: int, most: int | None = None) -> Callable[[Function], Function]:
+    count = click.IntRange(1, most)
+    return click.option("--limit", "-n", type=count, default=default, show_default=True, help="Most rows.")
 
 
 def given_before(name: str, value: str | None) -> str | None:
@@ -122,7 +120,6 @@ def given_before(name: str, value: str | None) -> str | None:
 
 
 def given_home(home: str | None) -> Path:
-    """The home that the options or the environment name."""
     return find_home(given_before("home", home), environment())[0]
 
 

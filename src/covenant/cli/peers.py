@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import IO, Any, Final
 
 import click
 
 from covenant.cli.daemon_client import ANSWER_S, Answer
-from covenant.cli.options import CommandGroup, Function, Invocation, daemon_command, json_option
+from covenant.cli.options import CommandGroup, Invocation, daemon_command, json_option, limit_option
 from covenant.cli.terminal import ExitCode, Failure, ago, brief, json_shape, print_table, put, put_json, say
 
 ELSEWHERE: Final = "⇄"
@@ -36,15 +35,9 @@ peer_argument: Final = click.argument("peer")
 delegation_argument: Final = click.argument("delegation")
 
 
-def limit_option(default: int) -> Callable[[Function], Function]:
-    return click.option(
-        "--limit", type=click.IntRange(1, 100), default=default, show_default=True, help="At most this many."
-    )
-
-
 @daemon_command(peers, "list", "peers", "peers", "total", "id", "name")
 @click.option("--trust", type=click.Choice(["peer", "verified", "trusted"]), help="Only those trusted so far.")
-@limit_option(100)
+@limit_option(100, 100)
 def list_peers(call: Invocation, *, trust: str | None, limit: int) -> None:
     """List the instances that this one knows, and how it is known itself."""
     answer = call.ask("list_peers", trustLevel=trust, limit=limit)
@@ -237,7 +230,7 @@ def delegate(
 @click.option("--peer", metavar="PEER", help="Only those with this peer.")
 @click.option("--status", type=click.Choice(STATUSES), help="Only those that stand so.")
 @click.option("--role", type=click.Choice(["requester", "provider"]), help="Only those that we asked for, or work on.")
-@limit_option(20)
+@limit_option(20, 100)
 def delegations(
     call: Invocation, *, delegation: str | None, peer: str | None, status: str | None, role: str | None, limit: int
 ) -> None:
@@ -342,7 +335,7 @@ def verify_proof(*, file: IO[bytes], as_json: bool, **expected: Any) -> None:
 @daemon_command(peers, "messages", "peer_messages", "messages", "total")
 @click.option("--peer", metavar="PEER", help="Only those to and from this peer.")
 @click.option("--type", "typ", metavar="TYPE", help="Only those of this type, such as delegation_offer.")
-@limit_option(20)
+@limit_option(20, 100)
 def messages(call: Invocation, *, peer: str | None, typ: str | None, limit: int) -> None:
     """List what went to and fro lately, the newest first. What it said is sealed, and not here."""
     answer = call.ask("list_peer_messages", peerId=peer, type=typ, limit=limit)

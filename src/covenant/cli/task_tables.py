@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from covenant.cli.terminal import age, ago, brief, clean, content_text, distance, table
 from covenant.daemon.environment import now_ms
+from covenant.ledger.machine.states import FOLLOWING, LEASED, PARKED, QUEUED, SETTLED
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 COUNTS: Final = {
-    "queued": "queued",
-    "in_flight": "in flight",
+    QUEUED.wire_name: "queued",
+    LEASED.wire_name: "in flight",
     "holders_lost": "lost",
     "delegations_lost": "lost at peers (see covenant peers delegations)",
-    "parked": "parked",
-    "following": "following",
-    "result_pending": "undrained",
+    PARKED.wire_name: "parked",
+    FOLLOWING.wire_name: "following",
+    SETTLED.wire_name: "undrained",
     "cached": "results kept for the same work",
 }
 ELSEWHERE: Final = "⇄"
-"""Before the place of a task that is done elsewhere."""
 BY_ADDRESS: Final = "remote.url"
 BY_PEER: Final = "remote.peer"
 """As whom agents are known that no catalogue has."""
@@ -71,7 +71,7 @@ def _queue_state(entry: dict[str, Any]) -> RenderableType:
 
     if entry.get("holder_lost"):
         return Text("holder lost", "bold red")
-    return Text(entry["state"].replace("_", " "), "yellow" if entry["state"] == "in_flight" else "green")
+    return Text(entry["state"].replace("_", " "), "yellow" if entry["state"] == LEASED.wire_name else "green")
 
 
 def _held(entry: dict[str, Any]) -> str:

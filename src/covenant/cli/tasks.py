@@ -25,8 +25,9 @@ from covenant.cli.terminal import (
     say,
 )
 from covenant.daemon.environment import monotonic_ms, now_ms
+from covenant.ledger.machine.states import LEASED, QUEUED
 
-STATES: Final = ("queued", "in_flight", "in-flight")
+STATES: Final = (QUEUED.wire_name, LEASED.wire_name, LEASED.wire_name.replace("_", "-"))
 STATUS_FIELDS: Final = "limit min_lease_age_ms deadline_within_ms state_filter tasks results counts?".split()
 SHOWN_FIELDS: Final = (
     "task state a2a_state attempt turn generation created_at_ms updated_at_ms leases updates result cause holder_lost "
@@ -458,10 +459,6 @@ def _push_row(push: Answer) -> tuple[str, ...]:
         state = f"given up {ago(push['dead_at_ms'])}"
     elif "next_ms" in push:
         state = f"again in {age(push['next_ms'] - now_ms())}"
-    task, name, host, failure = (
-        push["task_id"],
-        brief(push["push_id"]),
-        brief(push["host"]),
-        brief(push.get("failure", "")),
-    )
-    return style, task, name, push["agent"], host, str(push["delivered"]), state, str(push["attempts"]), failure
+    name, host, failure = (brief(push.get(field, "")) for field in ("push_id", "host", "failure"))
+    tries = str(push["attempts"])
+    return style, push["task_id"], name, push["agent"], host, str(push["delivered"]), state, tries, failure

@@ -30,8 +30,6 @@ Stamp = tuple[int, int, int]
 
 
 class AgentFile(NamedTuple):
-    """A file as the last look saw it."""
-
     tenant: str
     path: Path
     stamp: Stamp
@@ -62,7 +60,6 @@ class AgentFiles:
         self.take(look(self._home))
 
     def take(self, found: list[AgentFile]) -> None:
-        """Bring the catalogue in line with what a look found."""
         there = {each.path for each in found}
         for path in [path for path in self._seen if path not in there]:
             self._forget(path)

@@ -67,7 +67,7 @@ class Options:
 
 
 class Connecting:
-    """To be awaited for a `Remote` that the caller closes, or entered for one that closes itself."""
+    """Await it for a `Remote` that the caller closes, or enter it for one that closes itself."""
 
     def __init__(self, make: Callable[[], Awaitable[Remote]]) -> None:
         self._make = make
@@ -210,7 +210,7 @@ def open_fetcher(options: Options, places: Sequence[str] = ()) -> tuple[Fetcher,
 
 
 async def or_none(finding: Awaitable[RemoteCard], url: str) -> RemoteCard | None:
-    """The card that is looked for; None if there is none, and the URL itself is all there is to call."""
+    """The card; None if there is none, and only the URL itself can be called."""
     try:
         return await finding
     except NoCard as missing:

@@ -41,7 +41,6 @@ def find_home(flag: str | Path | None, variables: Mapping[str, str]) -> tuple[Pa
 
 
 def now_ms() -> int:
-    """Wall clock, epoch milliseconds."""
     return time.time_ns() // 1_000_000
 
 

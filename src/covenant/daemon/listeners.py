@@ -29,7 +29,6 @@ class CannotListen(CovenantError):
 
 @contextmanager
 def bound(settings: HttpSettings) -> Iterator[socket.socket]:
-    """A socket bound to the address of the settings."""
     family = socket.AF_INET6 if ":" in settings.bind_addr else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -102,7 +101,6 @@ def url_of(listener: socket.socket) -> str:
 
 
 def http_bounds(settings: HttpSettings) -> HttpBounds:
-    """The bounds of the HTTP layer, as far as an operator chooses them."""
     return HttpBounds(
         head_s_max=settings.head_ms / 1000,
         body_idle_s_max=settings.body_idle_ms / 1000,

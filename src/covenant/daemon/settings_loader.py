@@ -39,8 +39,6 @@ class Loaded(NamedTuple):
 
 
 class SettingEntry(NamedTuple):
-    """One setting and its names."""
-
     section: str
     key: str
     default: Any
@@ -56,7 +54,6 @@ class SettingEntry(NamedTuple):
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Its own name in the environment, and a second one if it has one."""
         also = self.setting.also
         return (self.variable, also) if also is not None else (self.variable,)
 
@@ -71,13 +68,11 @@ def _prefix(section: str) -> str:
 
 @cache
 def sections() -> Mapping[str, type[Any]]:
-    """Each section's name and its dataclass, in the order of the tree."""
     hints = get_type_hints(Settings)
     return {part.name: hints[part.name] for part in fields(Settings) if part.name != "home"}
 
 
 def entries(section: str | None = None) -> Iterator[SettingEntry]:
-    """Every setting, or those of one section."""
     for name, kind in sections().items():
         if section in (None, name):
             for part in fields(kind):
@@ -210,8 +205,6 @@ def _unread(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 class Row(NamedTuple):
-    """One setting as `covenant settings show` tells it."""
-
     name: str
     value: Any
     source: Source

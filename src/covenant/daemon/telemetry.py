@@ -59,7 +59,6 @@ class Throttle(logging.Filter):
         super().__init__()
         self._monotonic_s = monotonic_s
         self._windows: dict[str, tuple[float, int]] = {}
-        """Since when each event is counted, and how many there were."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         now_s, event = self._monotonic_s(), str(record.msg)
@@ -130,19 +129,9 @@ INSTALL: Final = "pip install 'covenant[otel]'"
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What the parts of a daemon tell of themselves: log lines, spans and numbers."""
-
     log: Log
     tracer: Tracer = OFF
     meter: Meter = field(default_factory=Meter)
-
-
-@asynccontextmanager
-async def open_telemetry(
-    settings: TelemetrySettings, variables: Mapping[str, str], log: Log
-) -> AsyncIterator[Telemetry]:
-    async with open_tracer(settings, variables, log) as tracer:
-        yield Telemetry(log, tracer)
 
 
 @asynccontextmanager
@@ -220,8 +209,6 @@ def _exporter(name: str) -> Any:
 
 
 class OtelTracer:
-    """Over a provider of the OpenTelemetry SDK, or anything else that speaks its API."""
-
     def __init__(self, provider: Any, *, content: bool = False) -> None:
         from opentelemetry import trace  # noqa: PLC0415  (as above)
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415

@@ -54,8 +54,6 @@ class AgentMemories:
 
 
 class AgentMemory:
-    """One agent's."""
-
     def __init__(self, path: Path, lock: asyncio.Lock, now_ms: Callable[[], int]) -> None:
         self._path = path
         self._lock = lock

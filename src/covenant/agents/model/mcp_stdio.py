@@ -45,8 +45,6 @@ class McpTool(NamedTuple):
 
 
 class McpSession:
-    """A server that has been greeted, and what it has."""
-
     def __init__(self, client: Client, tools: tuple[McpTool, ...], ended: asyncio.Event) -> None:
         self._client = client
         self.tools = tools
@@ -161,7 +159,7 @@ async def _say(process: asyncio.subprocess.Process, said: Any) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Its input ends, then it is asked to, then it is made to, with all that it started."""
+    """Close its input, then terminate it, then kill it with all that it started."""
     assert process.stdin is not None
     try:
         process.stdin.close()

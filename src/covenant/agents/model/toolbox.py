@@ -76,7 +76,6 @@ def tool(command: str, about: str) -> Callable[[Method], Method]:
 
 
 def specs_of(toolbox: type) -> dict[str, ToolSpec]:
-    """By name, in the order of the class."""
     return {name: method.spec for name, method in vars(toolbox).items() if hasattr(method, "spec")}
 
 
@@ -103,7 +102,6 @@ def label(name: str, given: Mapping[str, Any]) -> str:
 
 
 def plain(value: object) -> str:
-    """On one line."""
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return " ".join(text.split())[:400]
 
@@ -142,7 +140,6 @@ class ToolServices:
 
     @property
     def abilities(self) -> frozenset[str]:
-        """The commands that can be carried out."""
         there = {
             "/agent": True,
             "/parallel": True,
@@ -156,8 +153,6 @@ class ToolServices:
 
 
 class AgentMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of several that are sent at once."""
-
     agent: Short
     message: Words
 
@@ -192,8 +187,6 @@ def made_by(answer: Answer) -> list[Artifact]:
 
 
 class Toolbox:
-    """For one turn of one agent."""
-
     def __init__(
         self,
         job: Job,
@@ -436,7 +429,6 @@ def _why_not(answer: Answer) -> str:
 
 
 def _list_remotes(known: Mapping[str, RemoteCardEntry]) -> str:
-    """`/a2a list`."""
     if not known:
         return "no remote agents configured"
     lines = [f"configured remote agents ({len(known)}):"]
@@ -451,7 +443,6 @@ def _list_remotes(known: Mapping[str, RemoteCardEntry]) -> str:
 
 
 def _describe_card(card: RemoteCard) -> str:
-    """`/a2a card`."""
     ways = [f"{way.binding} {way.version}" for way in card.ways]
     lines = [
         f"name: {plain(card.name)}",

@@ -133,7 +133,6 @@ class AgentCalls:
             return await self._perform(asked)
 
     async def all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]:
-        """The answers, in the order of the calls."""
         if not calls:
             return ()
         asked = await self._prepare(calls)
@@ -305,7 +304,6 @@ class AgentCalls:
 
 
 def usage_of(result: Result | None) -> dict[str, float]:
-    """What a task used, and what it had delegated."""
     return usage_in(result.metadata) if result is not None else {}
 
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class TurnStopped(asyncio.CancelledError):
-    """The turn is over, and the agent still says something. Not an `Exception`: agents catch those and go on."""
+    """The turn is over. Not an `Exception`: agents catch those and go on."""
 
 
 class ThreadRequest:
@@ -74,7 +74,6 @@ class ThreadChannel:
         return question.answer.result()
 
     def hang_up(self) -> None:
-        """The thread has said everything."""
         with contextlib.suppress(TurnStopped):
             self._put(None)
 

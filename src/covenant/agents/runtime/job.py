@@ -46,8 +46,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 class JobLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What one turn may come to."""
-
     updates_max: int = 100_000
     bytes_max: int = 16 * 1024 * 1024
 
@@ -164,7 +162,6 @@ class Job:
 
     @property
     def calls(self) -> AgentCalls:
-        """What it asks of other agents."""
         if self._calls is None:
             delegations = self._services.delegations
             if delegations is None:
@@ -246,7 +243,6 @@ class Job:
 
     @property
     def messages(self) -> tuple[MessageUpdate, ...]:
-        """What this turn is about."""
         return self.leased.messages or (first_message(self.task),)
 
     async def run(self, agent: RunnableAgent) -> None:
@@ -462,5 +458,4 @@ class Job:
             self._timer = None
 
     def fields(self, **more: Any) -> dict[str, Any]:
-        """What the log says about it."""
         return {"task_id": self.task.id, "agent": self.holder.display, "attempt": self.leased.lease.attempt, **more}

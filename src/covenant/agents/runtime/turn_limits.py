@@ -94,7 +94,6 @@ class TurnSlot:
         self._resuming: asyncio.Lock | None = None
 
     def leave(self) -> None:
-        """The turn is over."""
         self._left = True
         self._let_go()
 
@@ -189,7 +188,6 @@ class Spending:
 
     @property
     def usage(self) -> dict[str, float]:
-        """All of it, as far as it is known now."""
         used = dict(self._notes.get(USAGE, {}))
         if self.running is not None:
             add_usage(used, read_usage(self.running()))

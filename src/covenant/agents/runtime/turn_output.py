@@ -121,7 +121,7 @@ def _name(content: Content) -> str | None:
 
 
 def file(name: str, data: bytes | None = None, *, url: str | None = None, media_type: str | None = None) -> Content:
-    """A file as content: its bytes, or where they are."""
+    """Yield it: an artifact, by its bytes or by where they are. The media type follows from the name."""
     if not name:
         raise ValueError("a file needs a name")
     if (data is None) == (url is None):
@@ -136,7 +136,7 @@ def file(name: str, data: bytes | None = None, *, url: str | None = None, media_
 
 
 def data(value: Any) -> Json:
-    """Data as content, the way it will be read back: what cannot be JSON is refused here."""
+    """Yield it: an artifact of anything that can be JSON."""
     try:
         plain = msgspec.to_builtins(value, str_keys=True)
     except (TypeError, ValueError, RecursionError) as wrong:

@@ -80,8 +80,6 @@ class PoolAgent:
 
 
 class RunningJobs(dict[TaskId, Job]):
-    """The jobs of a pool by task."""
-
     def used(self, task_id: TaskId) -> dict[str, float] | None:
         """What a task at work here has used so far; None if nobody here is at it."""
         job = self.get(task_id)
@@ -239,7 +237,6 @@ class WorkerPool:
         return job.spending.told if job is not None else None
 
     async def idle(self) -> None:
-        """Return when nobody is at work."""
         await self._idle.wait()
 
     def _done(self, job: Job) -> None:

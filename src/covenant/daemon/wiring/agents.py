@@ -119,7 +119,6 @@ class AgentSync:
 
     @cached_property
     def _runners(self) -> Mapping[AgentKind, Callable[[AgentDefinition], RunnableAgent | None]]:
-        """What runs an agent of each kind that this daemon can run."""
         found: dict[AgentKind, Callable[[AgentDefinition], RunnableAgent | None]] = {
             "process": lambda definition: ProcessAgent(definition.command, environment=program_environment())
         }
@@ -381,8 +380,6 @@ def _provider(name: str) -> str:
 
 
 class ModelAgents:
-    """Makes the bodies of the agents of kind `model`."""
-
     def __init__(self, settings: ModelSettings, models: Models, services: ToolServices) -> None:
         self._settings = settings
         self._models = models

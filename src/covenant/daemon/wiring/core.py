@@ -17,7 +17,7 @@ from covenant.daemon.home import save_token
 from covenant.daemon.listeners import Listeners, open_listeners
 from covenant.daemon.schedulers import RetryScheduler, Scheduler
 from covenant.daemon.settings import Settings
-from covenant.daemon.telemetry import Log, Telemetry, open_telemetry
+from covenant.daemon.telemetry import Log, Telemetry, open_tracer
 from covenant.daemon.wiring.remote_agents import Outbound, open_outbound
 from covenant.daemon.wiring.storage import SYSTEM_CLOCKS, Clocks, Storage, open_storage
 from covenant.doors.http.bearer_auth import TenantGate
@@ -78,10 +78,11 @@ async def open_base(
 ) -> AsyncIterator[Base]:
     async with (
         open_storage(settings, log, clocks=clocks, archive_apart=archive_apart) as storage,
-        open_telemetry(settings.telemetry, environment(), log) as telemetry,
+        open_tracer(settings.telemetry, environment(), log) as tracer,
         open_listeners(settings, log) as listeners,
         open_outbound(settings.outbound) as outbound,
     ):
+        telemetry = Telemetry(log, tracer)
         yield Base(
             settings=settings,
             telemetry=telemetry,
@@ -103,7 +104,6 @@ class Access:
 
 
 async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry) -> Access:
-    """Nothing of it needs to be closed."""
     ledger, operator = storage.ledger, storage.operator
     identity_auth, catalogue = IdentityAuth(ledger, operator.agent), Catalogue(ledger, storage.key)
     tenants = TenantAccess(ledger, operator.agent, identity_auth)

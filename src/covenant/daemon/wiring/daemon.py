@@ -30,7 +30,6 @@ class Daemon:
 
     @property
     def schedulers(self) -> tuple[Scheduler, ...]:
-        """What runs by itself while the daemon serves."""
         layers = (self.base.storage, self.base.access, self.agents, self.doors)
         found = [each for layer in layers for each in layer.schedulers]
         return (*found, self.peers) if self.peers is not None else tuple(found)

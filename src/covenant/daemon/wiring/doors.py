@@ -234,7 +234,6 @@ def _make_http(settings: HttpSettings, api: ApiContext, routes: Sequence[BaseRou
 
 
 def _allowed_hosts(http: HttpSettings) -> tuple[str, ...]:
-    """Those that are set, where HTTP listens, and where callers are told to reach it."""
     public = urlsplit(http.public_base_url).hostname
     return (*http.allowed_hosts, as_host(http.bind_addr), *((as_host(public),) if public else ()))
 
