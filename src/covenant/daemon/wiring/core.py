@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -116,13 +116,7 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
         depth_max=settings.delegation.depth_max,
     )
     retry = settings.retry
-    policy = RetryPolicy(
-        enabled=True,
-        min_lease_age_ms=retry.min_lease_age_ms,
-        max_attempts=retry.max_attempts,
-        max_requeues=retry.max_requeues,
-        scan_limit=retry.scan_limit,
-    )
+    policy = msgspec.convert({**asdict(retry), "enabled": True}, RetryPolicy)
     scheduler = RetryScheduler(mailbox, operator, policy, interval_ms=retry.interval_ms, log=telemetry.log)
     return Access(
         identity_auth=identity_auth,
