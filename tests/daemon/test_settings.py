@@ -6,7 +6,6 @@ import pytest
 
 from covenant.daemon.settings import Settings, ledger_limits
 from covenant.daemon.settings_loader import FILE_NAME, SettingEntry, entries, load, rows
-from covenant.doors.waits import WAITS_MAX, WAITS_PER_CALLER_MAX
 from covenant.model.errors import SettingsError
 from covenant.model.retry_policy import RetryPolicy
 from covenant.model.settings import Limits, TenantSettings
@@ -194,7 +193,6 @@ def test_the_limits_without_settings_are_the_defaults_of_the_settings(tmp_path: 
         defaults[1].live_tasks,
         defaults[1].queued_bytes,
     )
-    assert (Limits().waits_max, Limits().waits_per_caller_max) == (WAITS_MAX, WAITS_PER_CALLER_MAX)
 
 
 def test_the_retry_policy_has_the_same_defaults_as_its_settings(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from starlette.types import Message
 from covenant.doors.operator_api.mailbox import drain_waiting, take_waiting
 from covenant.doors.waits import CallerGoneError, Pause, Waits, while_connected
 from covenant.model.errors import OverLimit, Refusal, Unavailable
+from covenant.model.settings import Limits
 from covenant.wire.mailbox import DrainRequest, ReceiveRequest
 from tests.doors.clients import HttpConnection
 from tests.doors.world import Actor, World, new_task
@@ -218,7 +219,7 @@ async def test_waits_are_bounded_for_each_caller_and_in_all(world: World) -> Non
     alice, bob = await world.pair()
     principals = [world.doorkeeper.recognise(each.token) for each in (alice, bob)]
     first, second = [each for each in principals if each is not None]
-    waits = Waits(world.doorkeeper, waits_max=3, waits_per_caller_max=2)
+    waits = Waits(world.doorkeeper, Limits(waits_max=3, waits_per_caller_max=2))
     with waits.pause(first), waits.pause(first), waits.pause(second):
         for principal in (first, second):
             with pytest.raises(OverLimit) as refused, waits.pause(principal):

@@ -44,8 +44,8 @@ VERSION: Final = "0.0.test"
 class WatchedWaits(Waits):
     """Tells a test when waits begin and end."""
 
-    def __init__(self, doorkeeper: IdentityAuth) -> None:
-        super().__init__(doorkeeper)
+    def __init__(self, doorkeeper: IdentityAuth, limits: Limits) -> None:
+        super().__init__(doorkeeper, limits)
         self._count = 0
         self._changed = asyncio.Event()
 
@@ -173,7 +173,7 @@ async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> 
     tenancy = TenantAccess(ledger, operator, doorkeeper)
     await tenancy.open()
     limiter = TenantLimiter(now_ms, options.pop("tenant_limits", None))
-    waits, meter = WatchedWaits(doorkeeper), Meter()
+    waits, meter = WatchedWaits(doorkeeper, ledger.limits), Meter()
     api = ApiContext(
         services=Services(exchange, registry, ledger, tenancy, catalogue, options.pop("peers", None)),
         doorkeeper=doorkeeper,

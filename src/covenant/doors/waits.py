@@ -19,12 +19,11 @@ from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.model.errors import OverLimit, Refusal, Unauthenticated, Unavailable
 from covenant.model.ids import PublicKey
+from covenant.model.settings import Limits
 
 T = TypeVar("T")
 STOPPING_RETRY_MS = 1_000
 CROWDED_RETRY_MS = 1_000
-WAITS_MAX = 10_000
-WAITS_PER_CALLER_MAX = 1_000
 
 
 class CallerGoneError(Exception):
@@ -143,16 +142,9 @@ class Pause:
 class Waits:
     """All waits that are open: bounded, for each caller and in all, and ended together when the daemon stops."""
 
-    def __init__(
-        self,
-        doorkeeper: IdentityAuth,
-        *,
-        waits_max: int = WAITS_MAX,
-        waits_per_caller_max: int = WAITS_PER_CALLER_MAX,
-    ) -> None:
+    def __init__(self, doorkeeper: IdentityAuth, limits: Limits) -> None:
         self._doorkeeper = doorkeeper
-        self._waits_max = waits_max
-        self._waits_per_caller_max = waits_per_caller_max
+        self._limits = limits
         self._open: set[Pause] = set()
         self._open_of: Counter[PublicKey] = Counter()
         self.stopping = False
@@ -179,10 +171,12 @@ class Waits:
                 del self._open_of[caller]
 
     def _check_room(self, caller: PublicKey) -> None:
-        if self._open_of[caller] >= self._waits_per_caller_max:
-            message = f"{self._waits_per_caller_max} of your requests wait already; end some, or ask without a wait"
-        elif len(self._open) >= self._waits_max:
-            message = f"{self._waits_max} requests wait here already; ask again later, or without a wait"
+        if self._open_of[caller] >= self._limits.waits_per_caller_max:
+            message = (
+                f"{self._limits.waits_per_caller_max} of your requests wait already; end some, or ask without a wait"
+            )
+        elif len(self._open) >= self._limits.waits_max:
+            message = f"{self._limits.waits_max} requests wait here already; ask again later, or without a wait"
         else:
             return
         raise OverLimit("too_many_waits", message, retry_after_ms=CROWDED_RETRY_MS)

@@ -78,9 +78,9 @@ class Doors:
 
 def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
     settings, storage, access = base.settings, base.storage, base.access
-    ledger, limits, telemetry = storage.ledger, settings.limits, base.telemetry
+    ledger, telemetry = storage.ledger, base.telemetry
     meter = telemetry.meter
-    waits = Waits(access.identity_auth, waits_max=limits.waits_max, waits_per_caller_max=limits.waits_per_caller_max)
+    waits = Waits(access.identity_auth, settings.limits)
     pool = _anonymous_pool(settings.http)
     cards = Cards(agents.features.now, CardSigner(storage.key))
     pages = CardPages(
