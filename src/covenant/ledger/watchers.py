@@ -17,9 +17,9 @@ import asyncio
 import enum
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.machine.events import (
@@ -238,7 +238,21 @@ _TOLD: Final[dict[type[AnyEvent], Told]] = {
     TaskSettled: lambda event, ts_ms: Step(event.generation, ts_ms, Ended(event.ending, event.result, event.cause)),
     TaskClosed: lambda event, ts_ms: Step(event.generation, ts_ms, Ended(event.ending, event.result, event.cause)),
 }
-_LEASE_ENDS: Final = frozenset({TaskSettled, TaskClosed, TaskRequeued})
+LEASE_ENDS: Final = frozenset({TaskSettled, TaskClosed, TaskRequeued})
+
+
+def step_of(event: AnyEvent, ts_ms: int) -> Step | None:
+    """What a watcher sees of it."""
+    told = _TOLD.get(type(event))
+    return told(event, ts_ms) if told is not None else None
+
+
+class Watched(Protocol):
+    """Whoever tells a watch, and is told when it ends."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    def leave(self, watch: TaskWatch) -> None: ...
 
 
 class TaskWatch:
@@ -246,7 +260,7 @@ class TaskWatch:
 
     __slots__ = ("_patient", "_steps", "_watching", "_woken", "cut", "task_id")
 
-    def __init__(self, watching: TaskWatchers, task_id: TaskId) -> None:
+    def __init__(self, watching: Watched, task_id: TaskId) -> None:
         self._watching = watching
         self._steps: list[Step] = []
         self._woken: asyncio.Future[None] | None = None
@@ -371,7 +385,7 @@ class TaskWatchers:
                     waiting.append((seq, "", changed(event)))
                 continue
             kind, task_id = type(event), event.task_id
-            if kind in _LEASE_ENDS and self._lost is not None:
+            if kind in LEASE_ENDS and self._lost is not None:
                 waiting.append((seq, task_id, _Signal.LOST))
             if self._push is not None and self._has_push(task_id):
                 waiting.append((seq, task_id, _Signal.PUSH))
@@ -402,6 +416,24 @@ class TaskWatchers:
                 listener = self._lost if news is _Signal.LOST else self._push
                 assert listener is not None
                 listener(TaskId(whose))
+
+    def told(
+        self,
+        *,
+        lost: Iterable[TaskId] = (),
+        peers: Iterable[InstanceId] = (),
+        registers: Iterable[RegisterChange] = (),
+    ) -> None:
+        """Somebody else has recorded this, and it is durable."""
+        if self._lost is not None:
+            for task_id in lost:
+                self._lost(task_id)
+        for peer in peers:
+            for tell in self._peer:
+                tell(peer)
+        for change in registers:
+            for listen in self._registers:
+                listen(change)
 
     def cut(self) -> None:
         """The disk failed, and nothing more will be told: whoever watches looks for itself how far it came."""

@@ -1,0 +1,113 @@
+"""The audit: one chain a node, read and verified."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from covenant.ledger.contract.identities import AuditMark, AuditRecord
+from covenant.ledger.postgres.connections import Connections
+from covenant.ledger.postgres.sql import statement
+from covenant.ledger.postgres.stored_task import Row
+from covenant.model.grant import GENESIS, AuditHead, AuditReport, AuditVerification, StoredRow
+from covenant.model.ids import PublicKey
+
+PAGE_ROWS: Final = 1_000
+
+
+class _Issuer(msgspec.Struct, frozen=True, gc=False):
+    pubkey: str
+
+
+class _Text(msgspec.Struct, frozen=True, gc=False):
+    timestamp_ms: int
+    issuer: _Issuer
+
+
+_text: Final = msgspec.json.Decoder(_Text).decode
+
+
+class AuditLog:
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    async def recent(self, issuer: PublicKey | None, limit: int, since_ms: int | None) -> Sequence[AuditRecord]:
+        """The newest rows that pass the filters, oldest first."""
+        asked = statement("audit", "recent")
+        rows = await self._connections.fetch(asked, {"issuer": issuer, "count": limit, "since_ms": since_ms or 0})
+        return tuple(
+            AuditRecord(index=row["idx"], timestamp_ms=row["ts_ms"], row=row["row"], chain=row["chain"]) for row in rows
+        )
+
+    async def before(self, before_ms: int) -> Sequence[AuditMark]:
+        rows = await self._connections.fetch(statement("audit", "before"), {"before_ms": before_ms})
+        return tuple(AuditMark(row["rows"], row["through"], row["chain_hash"], row["chain"]) for row in rows)
+
+    async def verify(self, *, whole: bool) -> AuditReport:
+        """Compute the chains anew, each from its anchor to the head that its writer's row has."""
+        reports: list[tuple[str, AuditHead, AuditReport]] = []
+        async with self._connections.snapshot() as db:
+            chains = statement("audit", "chains")
+            for chain in await db.fetch(chains.text):
+                head = AuditHead(chain["audit_index"], chain["audit_hash"])
+                anchor = _head(chain["anchor_index"], chain["anchor_hash"])
+                verified = _head(chain["verified_index"], chain["verified_hash"])
+                start = anchor if whole or verified.index < anchor.index else verified
+                verification = AuditVerification(start, head)
+                if 0 < chain["first"] <= anchor.index:
+                    verification.find(f"row {chain['first']} is before the anchor at {anchor.index}")
+                after, page = start.index, statement("audit", "page")
+                while rows := await db.fetch(
+                    page.text, *page.values({"chain": chain["chain"], "after": after, "count": PAGE_ROWS})
+                ):
+                    verification.take(map(_stored, rows))
+                    after = rows[-1]["idx"]
+                reports.append((chain["chain"], head, verification.report()))
+        for name, head, report in reports:
+            if report.valid and report.events:
+                await self._mark(name, head)
+        return _together([(name, report) for name, _, report in reports])
+
+    async def _mark(self, chain: str, head: AuditHead) -> None:
+        values: dict[str, Any] = {
+            "chain": chain,
+            "index": head.index,
+            "hash": head.chain_hash,
+            "genesis": GENESIS.chain_hash,
+        }
+        await self._connections.fetch(statement("audit", "verified"), values)
+
+
+def _head(index: int, chain_hash: str) -> AuditHead:
+    return AuditHead(index, chain_hash) if index else GENESIS
+
+
+def _stored(row: Row) -> StoredRow:
+    text = row["row"]
+    try:
+        said = _text(text)
+        coherent = (said.timestamp_ms, said.issuer.pubkey) == (row["ts_ms"], row["issuer"])
+    except msgspec.MsgspecError:
+        coherent = False
+    return StoredRow(row["idx"], text.encode().hex(), row["chain_hash"].encode().hex(), coherent)
+
+
+def _together(reports: Sequence[tuple[str, AuditReport]]) -> AuditReport:
+    """One report of all chains: its root covers their heads, in the order of their names."""
+    if len(reports) == 1:
+        return reports[0][1]
+    heads = "\n".join(f"{name} {report.root_hash_hex}" for name, report in sorted(reports))
+    return AuditReport(
+        events=sum(report.events for _, report in reports),
+        anchors=sum(report.anchors for _, report in reports),
+        valid=all(report.valid for _, report in reports),
+        root_hash_hex=hashlib.sha256(heads.encode()).hexdigest(),
+        failures=tuple(_failures(reports)),
+    )
+
+
+def _failures(reports: Iterable[tuple[str, AuditReport]]) -> Iterable[str]:
+    return (f"{name}: {failure}" for name, report in reports for failure in report.failures)

@@ -1,0 +1,49 @@
+"""Counts for limits and metrics: each writer keeps its own changes, and every node the sums in memory.
+
+They are exact about what this node decided. What other nodes decided comes with their news, so a limit may be passed by
+what they decide at the same moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+Count = tuple[str, str, int]
+"""Kind, lane, and how many more or fewer."""
+
+ALL: Final = ""
+
+
+class Counters:
+    """Sums by kind and lane. What is zero is not kept."""
+
+    def __init__(self, counts: Iterable[Count] = ()) -> None:
+        self._sums: dict[tuple[str, str], int] = {}
+        self.add(counts)
+
+    def get(self, kind: str, lane: str = ALL) -> int:
+        return self._sums.get((kind, lane), 0)
+
+    def add(self, counts: Iterable[Count]) -> None:
+        for kind, lane, change in counts:
+            left = self._sums.pop((kind, lane), 0) + change
+            if left:
+                self._sums[kind, lane] = left
+
+    def replace(self, counts: Iterable[Count]) -> None:
+        self._sums.clear()
+        self.add(counts)
+
+    def count(self, kind: str, lane: str, change: int) -> None:
+        self.add(((kind, lane, change),))
+
+    def total(self, kind: str) -> int:
+        """Over all lanes: for metrics, since it looks at everything."""
+        return sum(n for (a_kind, _), n in self._sums.items() if a_kind == kind)
+
+    def __iter__(self) -> Iterator[Count]:
+        return ((kind, lane, n) for (kind, lane), n in self._sums.items())
+
+    def __bool__(self) -> bool:
+        return bool(self._sums)

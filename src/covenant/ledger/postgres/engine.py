@@ -1,0 +1,416 @@
+"""The ledger on PostgreSQL: the contract, put together from its parts.
+
+Nothing here is ahead of the database: what is told, waited for or read is committed. Registers and counts are in
+memory, as far as the news of the other nodes have come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from covenant.ledger.clock import Clock
+from covenant.ledger.contract.identities import AuditMark, AuditRecord, RegisterChange
+from covenant.ledger.contract.ledger import Counts
+from covenant.ledger.contract.tasks import (
+    ANY,
+    Listing,
+    ListQuery,
+    Parties,
+    Queue,
+    QueueQuery,
+    TaskDetail,
+    TaskRow,
+    TaskScope,
+    TreeNode,
+)
+from covenant.ledger.machine.commands import Command, GiveBack
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.events import TaskEvent
+from covenant.ledger.postgres.audit_log import AuditLog
+from covenant.ledger.postgres.batch_writer import BatchWriter, Committed
+from covenant.ledger.postgres.connections import Connections
+from covenant.ledger.postgres.counters import Counters
+from covenant.ledger.postgres.history import History
+from covenant.ledger.postgres.news import Topics
+from covenant.ledger.postgres.nodes import Membership
+from covenant.ledger.postgres.registers import Registers
+from covenant.ledger.postgres.step_follower import StepFollower
+from covenant.ledger.postgres.stored_task import column, decode_rest
+from covenant.ledger.watchers import KeyedWakeups, QueueWaiter, QueueWaiters, TaskWatch, TaskWatchers, step_of
+from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.grant import AuditReport, Grant, Identity
+from covenant.model.ids import PublicKey, TaskId
+from covenant.model.peers.delegation import (
+    Delegation,
+    DelegationKey,
+    DelegationRole,
+    LoggedMessage,
+    OutboxMessage,
+    Peer,
+)
+from covenant.model.peers.instance import InstanceId
+from covenant.model.push import Push
+from covenant.model.settings import Limits
+from covenant.model.task import Result, Task
+from covenant.model.task_event import Step
+from covenant.model.tenants import Tenant
+
+A = TypeVar("A")
+
+MESSAGES_MAX: Final = 1_000
+
+_grant: Final = msgspec.json.Decoder(Grant).decode
+_identity: Final = msgspec.json.Decoder(Identity).decode
+_tenant: Final = msgspec.json.Decoder(Tenant).decode
+_push: Final = msgspec.json.Decoder(Push).decode
+_delegation: Final = msgspec.json.Decoder(Delegation).decode
+_parcel: Final = msgspec.json.Decoder(OutboxMessage).decode
+_message: Final = msgspec.json.Decoder(LoggedMessage).decode
+
+
+class PostgresLedger:
+    """Made by `open_postgres_ledger`; used on the loop it was made on."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        *,
+        writer: int,
+        seq: int,
+        node: str,
+        boot: str,
+        clock: Clock,
+        new_id: Callable[[], str],
+        limits: Limits,
+    ) -> None:
+        self.node = node
+        self.boot = boot
+        self.clock = clock
+        self.limits = limits
+        self.now_ms = clock.now_ms
+        self._connections = connections
+        self._resolved = 0
+        self._registers = registers = Registers()
+        self._counters = Counters()
+        self._history = History(connections)
+        self._audit = AuditLog(connections)
+        self._bell = KeyedWakeups()
+        self._task_waiters = QueueWaiters(lambda recipient: self._waits("queued", recipient))
+        self._result_waiters = QueueWaiters(lambda sender: self._waits("settled", sender))
+        self._pushed: set[TaskId] = set()
+        self._signals = TaskWatchers(lambda task_id: task_id in self._pushed)
+        self._steps = StepFollower(self._history.steps, self._generation)
+        self.on_push = self._signals.on_push
+        self.on_peer = self._signals.on_peer
+        self.on_registers = self._signals.on_registers
+        self.task_waiter: Callable[[PublicKey | None], QueueWaiter] = self._task_waiters.waiter
+        self.result_waiter: Callable[[PublicKey | None], QueueWaiter] = self._result_waiters.waiter
+        self.watch: Callable[[TaskId], TaskWatch] = self._steps.watch
+        self.identity = registers.identity
+        self.enrolled = registers.enrolled
+        self.tenant = registers.tenant
+        self.tenant_of = registers.tenant_of
+        self.agent = registers.agent
+        self.peer = registers.peer
+        self.peer_named = registers.peer_named
+        self.token_revoked = registers.token_revoked
+        self._membership = Membership(
+            connections,
+            node=node,
+            boot=boot,
+            writer=writer,
+            registers=registers,
+            counters=self._counters,
+            on_news=self._hear,
+            on_registers=self._registers_changed,
+            on_cut=self._steps.cut,
+            on_lost_nodes=lambda: None,
+        )
+        self.alive = self._membership.alive
+        self._writer = BatchWriter(
+            connections,
+            writer=writer,
+            seq=seq,
+            node=node,
+            boot=boot,
+            clock=clock,
+            limits=limits,
+            registers=registers,
+            counters=self._counters,
+            new_id=new_id,
+            on_committed=self._committed,
+            on_registers=self._registers_changed,
+        )
+
+    async def begin(self) -> None:
+        await self._membership.begin()
+        self._resolved = self._counters.get("resolved")
+
+    # Deciding
+
+    async def commit(self, command: Command[A]) -> A:
+        item = self._writer.submit(command)
+        try:
+            answer: A = await asyncio.shield(item.done)
+        except asyncio.CancelledError:
+            if not item.begun:
+                item.done.cancel()
+            else:
+                await self._give_back(command, item.done)
+            raise
+        if item.registers_version:
+            await self._membership.acknowledged(item.registers_version)
+        return answer
+
+    async def _give_back(self, command: Command[A], done: asyncio.Future[A]) -> None:
+        """Whoever asked is gone: what it was given goes back, however often somebody cancels."""
+        doing = asyncio.create_task(self._undo(command, done))
+        while not doing.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((doing,))
+        if not doing.cancelled():
+            doing.exception()  # nobody knows whether it was taken, and an operator will see
+
+    async def _undo(self, command: Command[A], done: asyncio.Future[A]) -> None:
+        undo: GiveBack | None = command.undo(await done)
+        if undo is not None:
+            await self.commit(undo)
+
+    async def durable(self) -> None:
+        """Registers are at most as old as the last look at the database: look now, if others write."""
+        if self._membership.living > 1:
+            await self._membership.look()
+
+    def _committed(self, committed: Committed) -> None:
+        work = committed.work
+        if committed.registers:
+            self._registers.put(committed.registers)
+            self._registers.version += 1
+        for peer, at_ms in work.heard.items():
+            self._registers.heard(peer, at_ms)
+        self._membership.wrote(committed.seq, committed.topics.counts)
+        self._pushed = {task_id for task_id, slot in work.slots.items() if slot.pushed}
+        for events, ts_ms in committed.records:
+            self._signals.note(events, ts_ms, 0)
+            steps: dict[TaskId, list[Step]] = {}
+            for event in events:
+                if isinstance(event, TaskEvent) and (step := step_of(event, ts_ms)) is not None:
+                    steps.setdefault(event.task_id, []).append(step)
+            for task_id, told in steps.items():
+                self._steps.wrote(task_id, told)
+        self._signals.landed(0)
+        self._ring(committed.topics)
+
+    def _hear(self, topics: Topics) -> None:
+        """Another node has committed a batch."""
+        for each in topics.steps:
+            self._steps.heard(each.task_id, each.first, each.last)
+        self._signals.told(
+            lost=[each.task_id for each in topics.lost if (each.node, each.boot) == (self.node, self.boot)],
+            peers=[InstanceId(peer) for peer in topics.peers],
+        )
+        self._ring(topics)
+
+    def _ring(self, topics: Topics) -> None:
+        for recipient in topics.queued:
+            self._task_waiters.wake(PublicKey(recipient))
+        for sender in topics.settled:
+            self._result_waiters.wake(PublicKey(sender))
+        for task_id in topics.ended:
+            self._bell.ring(("task", task_id))
+        if topics.ended and self._counters.get("delegated"):
+            self._bell.ring(("orphans",))
+
+    def _registers_changed(self, changes: Iterable[RegisterChange]) -> None:
+        self._signals.told(registers=changes)
+
+    def _waits(self, kind: str, identity: PublicKey | None) -> bool:
+        if identity is not None:
+            return self._counters.get(kind, identity) > 0
+        return self._counters.get("state", kind) > 0
+
+    # Waiting
+
+    async def finished(self, task_id: TaskId, timeout_ms: int) -> bool:
+        waiting = asyncio.ensure_future(self._bell.wait(("task", task_id), timeout_ms))
+        try:
+            await asyncio.sleep(0)  # it waits before the look, so that an end between the two is not missed
+            if not await self._history.value("unfinished", task_id=task_id):
+                return True
+            return await waiting
+        finally:
+            waiting.cancel()
+
+    async def orphaned(self, timeout_ms: int) -> bool:
+        waiting = asyncio.ensure_future(self._bell.wait(("orphans",), timeout_ms))
+        try:
+            await asyncio.sleep(0)
+            if await self._history.value("orphaned"):
+                return True
+            return await waiting
+        finally:
+            waiting.cancel()
+
+    def on_lost(
+        self, callback: Callable[[TaskId], None], used: Callable[[TaskId], dict[str, Any] | None] | None = None
+    ) -> None:
+        self._signals.on_lost(callback)
+        self._writer.used = used
+
+    # Reading
+
+    async def _generation(self, task_id: TaskId) -> int:
+        return await self._history.value("generation", task_id=task_id) or 0
+
+    async def entry(self, task_id: TaskId) -> Entry | None:
+        return await self._history.entry(task_id)
+
+    def may_know(self, task_id: TaskId) -> bool:  # noqa: ARG002  any node may have taken it just now
+        return True
+
+    async def parties(self, task_id: TaskId) -> Parties | None:
+        return await self._history.parties(task_id)
+
+    async def steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> Sequence[Step]:
+        await self._steps.began(task_id)
+        return await self._history.steps(task_id, after, limit, scope)
+
+    async def listing(self, query: ListQuery) -> Listing:
+        return await self._history.listing(query)
+
+    async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:
+        return await self._history.of_tenant(tenant, limit, simple=simple)
+
+    async def queue(self, query: QueueQuery) -> Queue:
+        return await self._history.queue(query, self.now_ms())
+
+    async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
+        return await self._history.recent_tasks(viewer, limit)
+
+    async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
+        return await self._history.recent_results(viewer, limit)
+
+    async def show(self, task_id: TaskId, viewer: PublicKey | None, updates_max: int) -> TaskDetail | None:
+        return await self._history.show(task_id, viewer, updates_max)
+
+    async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
+        return await self._history.tree(root, viewer)
+
+    async def tenants(self) -> Sequence[Tenant]:
+        return tuple([_tenant(row["body"]) for row in await self._history.rows("registered", kind="tenant")])
+
+    async def identities(self) -> Sequence[Identity]:
+        return tuple([_identity(row["body"]) for row in await self._history.rows("registered", kind="identity")])
+
+    async def grants(self) -> Sequence[Grant]:
+        rows = await self._history.rows("grants")
+        return tuple([msgspec.structs.replace(_grant(row["body"]), used=row["used"]) for row in rows])
+
+    def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
+        return tuple(self._registers.stored_agents.get(tenant, {}).values())
+
+    async def audit_recent(self, issuer: PublicKey | None, limit: int, since_ms: int | None) -> Sequence[AuditRecord]:
+        return await self._audit.recent(issuer, limit, since_ms)
+
+    async def audit_before(self, before_ms: int) -> Sequence[AuditMark]:
+        return await self._audit.before(before_ms)
+
+    async def audit_verify(self) -> AuditReport:
+        return await self._audit.verify(whole=True)
+
+    async def audit_verify_new(self) -> AuditReport:
+        return await self._audit.verify(whole=False)
+
+    async def pushes(self, task_id: TaskId) -> Sequence[Push]:
+        return tuple([_push(row["body"]) for row in await self._history.rows("pushes", task_id=task_id)])
+
+    async def outbox(self) -> Sequence[Push]:
+        return tuple([_push(row["body"]) for row in await self._history.rows("outbox")])
+
+    def peers(self) -> Sequence[Peer]:
+        return tuple(self._registers.peers.values())
+
+    async def delegation(self, key: DelegationKey) -> Delegation | None:
+        found = await self._history.value(
+            "delegation", role=key.role.value, peer=key.peer, offer_id=column(key.offer_id)
+        )
+        return _delegation(found) if found is not None else None
+
+    async def delegation_of(self, task_id: TaskId) -> Delegation | None:
+        found = await self._history.value("delegation_of", task_id=task_id)
+        return _delegation(found) if found is not None else None
+
+    async def delegations(self) -> Sequence[Delegation]:
+        return tuple([_delegation(row["body"]) for row in await self._history.rows("delegations")])
+
+    async def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]:
+        rows = await self._history.rows("delegations_live", role=role.value, peer=peer)
+        return tuple([_delegation(row["body"]) for row in rows])
+
+    async def parcels(self, peer: InstanceId) -> Sequence[OutboxMessage]:
+        return tuple([_parcel(row["body"]) for row in await self._history.rows("parcels", peer=peer)])
+
+    async def addressees(self) -> Sequence[InstanceId]:
+        return tuple([InstanceId(row["peer"]) for row in await self._history.rows("addressees")])
+
+    async def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
+        return bool(await self._history.value("envelope", sender=sender, jti=column(jti), now_ms=self.now_ms()))
+
+    async def message_log(self) -> Sequence[LoggedMessage]:
+        return tuple([_message(row["body"]) for row in await self._history.rows("messages", count=MESSAGES_MAX)])
+
+    # Operating
+
+    async def compact(self) -> int:
+        """Drop the dead rows of the hot tables; how many events of tasks have left them since the last time."""
+        await self._membership.vacuum()
+        known, self._resolved = self._resolved, self._counters.get("resolved")
+        return self._resolved - known
+
+    async def maintain(self) -> int | None:
+        return None
+
+    async def counts(self) -> Counts:
+        get = self._counters.get
+        oldest = await self._history.value("oldest_lease")
+        lease = decode_rest(oldest).lease if oldest is not None else None
+        return Counts(
+            queued=get("state", "queued"),
+            leased=get("state", "leased"),
+            parked=get("state", "parked"),
+            following=get("state", "following"),
+            settled=get("state", "settled"),
+            cached=get("cached"),
+            oldest_lease_age_ms=lease.age_ms(self.now_ms(), self.clock.ages) if lease is not None else 0,
+            holders_lost=await self._history.value("holders_lost"),
+            commits=get("commits"),
+            failure=self._writer.failure,
+            pushes=get("pushes"),
+            pushes_dead=get("pushes_dead"),
+            delegations=get("delegations"),
+            delegations_lost=get("delegations_lost"),
+            parcels=self._counters.total("parcels"),
+            clock_steps=self.clock.steps_total,
+            clock_paused_ms=self.clock.paused_ms_left,
+            gauges={
+                "batches": self._writer.seq,
+                "conflicts": self._writer.conflicts,
+                "nodes": self._membership.living,
+            },
+        )
+
+    async def close(self) -> None:
+        await self._writer.close()
+        await self._membership.close()
+        await self._connections.close()
+
+    def terminate(self) -> None:
+        """End as a killed process does: nothing more is written or said."""
+        self._writer.terminate()
+        self._membership.terminate()
+        self._connections.terminate()

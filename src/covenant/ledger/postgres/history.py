@@ -1,0 +1,418 @@
+"""Questions about tasks, live and ended, each answered from what is committed. A viewer sees what it has part in."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+
+from covenant.ledger.contract.tasks import (
+    ANY,
+    LeaseRecord,
+    Listing,
+    ListQuery,
+    Parties,
+    Queue,
+    QueueEntry,
+    QueueQuery,
+    TaskDetail,
+    TaskRow,
+    TaskScope,
+    TreeNode,
+    TreeRow,
+    UpdateRecord,
+    grow_tree,
+)
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.events import (
+    AnyTaskEvent,
+    LeaseReleased,
+    TaskContinued,
+    TaskEvent,
+    TaskLeased,
+    TaskParked,
+    TaskRequeued,
+    TaskSettled,
+    TaskUpdated,
+    TurnEnded,
+)
+from covenant.ledger.machine.states import State
+from covenant.ledger.postgres.connections import Connections
+from covenant.ledger.postgres.sql import Statement, statement, statements
+from covenant.ledger.postgres.stored_task import (
+    Row,
+    column,
+    decode_entry,
+    decode_event,
+    decode_rest,
+    decode_result,
+    decode_returned,
+    decode_task,
+)
+from covenant.ledger.watchers import step_of
+from covenant.model.errors import InvalidParams
+from covenant.model.ids import PublicKey, TaskId
+from covenant.model.task import DELEGATION, Result, Task
+from covenant.model.task_event import Ended, StatusUpdate, Step
+
+LEASES_SHOWN_MAX: Final = 1_000
+TREE_DEPTH_MAX: Final = 64
+TREE_NODES_MAX: Final = 10_000
+TREE_BYTES_MAX: Final = 64 << 20
+PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
+"""From here on no further task is put on a page. Each has one at least, however large."""
+_END: Final = (1 << 63) - 1
+
+_token = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
+_FILTERS: Final = {
+    "sender": "AND sender = :sender",
+    "state": "AND a2a_state = :state",
+    "moved_since_ms": "AND updated_at_ms >= :moved_since_ms",
+    "context_id": "AND context_id = :context_id",
+}
+_STATES: Final = {state.wire_name: state.value for state in State}
+REMOTE: Final = "covenant.remote"
+
+
+class History:
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    async def rows(self, name: str, **values: Any) -> Sequence[Row]:
+        return await self._connections.fetch(statement("history", name), values)
+
+    async def value(self, name: str, **values: Any) -> Any:
+        found = await self.rows(name, **values)
+        return next(iter(found[0].values())) if found else None
+
+    async def entry(self, task_id: TaskId) -> Entry | None:
+        found = await self.rows("entry", task_id=task_id)
+        if not found:
+            return None
+        return decode_entry(found[0]).with_body(decode_task(found[0]["task_body"]))
+
+    async def parties(self, task_id: TaskId) -> Parties | None:
+        found = await self.value("parties", task_id=task_id)
+        if found is None:
+            return None
+        task = decode_task(found)
+        return Parties(sender=task.sender, recipient=task.recipient, tenant=task.tenant)
+
+    async def steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> tuple[Step, ...]:
+        rows = await self.rows(
+            "steps",
+            task_id=task_id,
+            after=min(after, (1 << 31) - 1),
+            count=limit,
+            recipient=scope.recipient,
+            sender=scope.sender,
+            tenant=scope.tenant,
+        )
+        return _steps(rows)
+
+    async def queue(self, query: QueueQuery, now_ms: int) -> Queue:
+        age_ms, within_ms = query.min_lease_age_ms, query.deadline_within_ms
+        state = query.state_filter
+        rows = await self.rows(
+            "queue",
+            viewer=query.viewer,
+            count=query.limit,
+            state=_STATES.get(state, "") if state is not None else None,
+            touched_by=None if age_ms is None else now_ms - age_ms,
+            due_by=None if within_ms is None else now_ms + within_ms,
+        )
+        results = await self.rows("waiting_results", viewer=query.viewer, count=query.limit)
+        return Queue(tuple(map(_line, rows)), tuple(decode_result(row["body"]) for row in results))
+
+    async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
+        rows = await self.rows("recent_tasks", viewer=viewer, count=limit)
+        return tuple(decode_task(row["body"]) for row in rows)
+
+    async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
+        rows = await self.rows("recent_results", viewer=viewer, count=limit)
+        return tuple(decode_result(row["body"]) for row in rows)
+
+    async def of_tenant(self, tenant: str, limit: int, *, simple: bool) -> Sequence[TaskRow]:
+        rows = await self.rows("of_tenant", tenant=tenant, count=limit, simple=simple)
+        return tuple(map(_task_row, rows))
+
+    async def show(self, task_id: TaskId, viewer: PublicKey | None, updates_max: int) -> TaskDetail | None:
+        async with self._connections.snapshot() as db:
+            found = await _rows(db, "task", task_id=task_id, viewer=viewer)
+            if not found:
+                return None
+            row = found[0]
+            updates = await _rows(db, "updates", no=row["no"], count=updates_max)
+            handovers = await _rows(db, "handovers", no=row["no"])
+        rest = decode_rest(row["rest"])
+        return TaskDetail(
+            task=decode_task(row["task_body"]),
+            state=State(row["state"]).wire_name,
+            a2a_state=row["a2a_state"],
+            attempt=row["attempt"],
+            turn=row["turn"],
+            generation=row["generation"],
+            created_at_ms=row["created_at_ms"],
+            updated_at_ms=row["updated_at_ms"],
+            leases=_leases(handovers),
+            updates=tuple(_update(row) for row in reversed(updates)),
+            result=decode_result(row["ended_body"]) if row["ended_body"] is not None else None,
+            cause=rest.cause,
+            holder_lost=row["holder_lost"],
+        )
+
+    async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
+        """Level by level, as far as the bounds of depth, number and size reach."""
+        async with self._connections.snapshot() as db:
+            rows = list(await _rows(db, "task", task_id=root, viewer=viewer))
+            seen, level = {root, *(row["task_id"] for row in rows)}, [root]
+            for _ in range(TREE_DEPTH_MAX):
+                left = TREE_NODES_MAX - len(rows)
+                if not level or left <= 0:
+                    break
+                found = await _rows(db, "children", parents=level, viewer=viewer, count=left)
+                new = [row for row in found if row["task_id"] not in seen]
+                level = [row["task_id"] for row in new]
+                seen.update(level)
+                rows += new
+            known = list(map(_tree_row, _within(rows)))
+            remote = [row["no"] for row, each in zip(rows, known, strict=False) if each.remote is not None]
+            noted = await _rows(db, "remote_notes", nos=remote) if remote else ()
+        notes = {row["no"]: note for row in noted if (note := _remote_note(row["body"])) is not None}
+        numbers = {row["task_id"]: row["no"] for row in rows}
+        known = [msgspec.structs.replace(each, remote_note=notes.get(numbers[each.task_id])) for each in known]
+        tree = grow_tree(root, known)
+        return msgspec.structs.replace(tree, truncated=True) if len(known) >= TREE_NODES_MAX else tree
+
+    async def listing(self, query: ListQuery) -> Listing:
+        updated_at_ms, no = _place(query.after)
+        values = msgspec.structs.asdict(query) | {"updated_at_ms": updated_at_ms, "no": no, "count": query.limit + 1}
+        if query.context_id is not None:
+            values["context_id"] = column(query.context_id)
+        filters = " ".join(sql for name, sql in _FILTERS.items() if getattr(query, name) is not None)
+        page, total = (
+            Statement(statements("history")[name].format(filters=filters)) for name in ("page", "page_total")
+        )
+        async with self._connections.snapshot() as db:
+            rows = await db.fetch(page.text, *page.values(values))
+            if query.sender is None and query.context_id is None and query.moved_since_ms is None:
+                states = [query.state] if query.state is not None else _LISTED_STATES
+                (counted,) = await _rows(db, "listed_total", lanes=[f"{query.recipient} {each}" for each in states])
+                count = counted["total"]
+            else:
+                count = await db.fetchval(total.text, *total.values(values))
+            nos = [row["no"] for row in rows[: query.limit]]
+            sizes = {
+                row["no"]: row["size"] for row in await _rows(db, "page_sizes", nos=nos, artifacts=query.artifacts)
+            }
+            shown = _fitting(nos, sizes)
+            stored = await _rows(db, "page_steps", nos=shown, artifacts=query.artifacts)
+        steps: defaultdict[int, list[Row]] = defaultdict(list)
+        for row in stored:
+            steps[row["no"]].append(row)
+        more = len(shown) < len(rows)
+        last = rows[len(shown) - 1] if shown else None
+        return Listing(
+            tasks=tuple(_steps(steps[each]) for each in shown),
+            total=count,
+            next=f"{last['updated_at_ms']:x}-{last['no']:x}" if more and last is not None else "",
+        )
+
+
+_LISTED_STATES: Final = (
+    "submitted",
+    "working",
+    "input-required",
+    "auth-required",
+    "completed",
+    "failed",
+    "canceled",
+    "rejected",
+    "",
+)
+
+
+async def _rows(db: asyncpg.Connection[Any], name: str, **values: Any) -> Sequence[Row]:
+    asked = statement("history", name)
+    rows: Sequence[Row] = await db.fetch(asked.text, *asked.values(values))
+    return rows
+
+
+def _steps(rows: Iterable[Row]) -> tuple[Step, ...]:
+    steps = (step_of(decode_event(row["body"]), row["ts_ms"]) for row in rows)
+    return tuple([step for step in steps if step is not None])
+
+
+def _fitting(nos: Sequence[int], sizes: dict[int, int]) -> list[int]:
+    shown: list[int] = []
+    size = 0
+    for no in nos:
+        if shown and size >= PAGE_BYTES_MAX:
+            break
+        shown.append(no)
+        size += sizes.get(no, 0)
+    return shown
+
+
+def _place(token: str) -> tuple[int, int]:
+    if not token:
+        return _END, _END
+    found = _token(token)
+    if found is None:
+        raise InvalidParams("pageToken", "give the nextPageToken of the page before, or none")
+    return int(found[1], 16), min(int(found[2], 16), _END)
+
+
+def _line(row: Row) -> QueueEntry:
+    state, lease = State(row["state"]), decode_rest(row["rest"]).lease
+    line = QueueEntry(state=state.wire_name, task=decode_task(row["task_body"]), attempt=row["attempt"])
+    if state is not State.LEASED or lease is None:
+        return line
+    return msgspec.structs.replace(
+        line,
+        lease_id=lease.lease_id,
+        leased_to=lease.leased_to,
+        leased_at_ms=lease.leased_at_ms,
+        renewed_at_ms=lease.renewed_at_ms or None,
+        holder_lost=row["rank"] == 0,
+    )
+
+
+def _task_row(row: Row) -> TaskRow:
+    result = decode_result(row["ended_body"]) if row["ended_body"] is not None else None
+    error = result.error_message if result is not None else None
+    return TaskRow(
+        task_id=row["task_id"],
+        agent_id=row["agent_id"],
+        context_id=row["context_id"].replace("\x01\x02", "\x00").replace("\x01\x01", "\x01"),
+        origin=row["origin"],
+        state=row["a2a_state"],
+        created_at_ms=row["created_at_ms"],
+        updated_at_ms=row["updated_at_ms"],
+        generation=row["generation"],
+        error_message=error if isinstance(error, str) else "",
+    )
+
+
+_OUTCOMES: Final[dict[type[TaskEvent], str]] = {
+    TaskLeased: "leased",
+    LeaseReleased: "released",
+    TaskRequeued: "requeued",
+    TaskParked: "parked",
+    TaskContinued: "continued",
+    TurnEnded: "continued",
+}
+
+
+def _leases(rows: Sequence[Row]) -> tuple[LeaseRecord, ...]:
+    """Who had the task in hand, and how each lease ended: by what happened next."""
+    leases: list[LeaseRecord] = []
+    turn, is_open = 1, False
+    for row in rows:
+        event: AnyTaskEvent | None = None
+        reason: str | None
+        if row["kind"] == "result_returned":
+            outcome, reason = "returned", decode_returned(row["body"]).reason
+        else:
+            event = decode_event(row["body"])
+            outcome = "settled" if isinstance(event, TaskSettled) else _OUTCOMES[type(event)]
+            reason = getattr(event, "reason", None)
+        if is_open:
+            leases[-1] = msgspec.structs.replace(leases[-1], ended_at_ms=row["ts_ms"], outcome=outcome, reason=reason)
+        is_open = isinstance(event, TaskLeased)
+        if isinstance(event, TaskLeased):
+            lease = event.lease
+            leases.append(
+                LeaseRecord(
+                    lease_id=lease.lease_id,
+                    leased_to=lease.leased_to,
+                    leased_at_ms=lease.leased_at_ms,
+                    turn=turn,
+                    attempt=lease.attempt,
+                )
+            )
+        elif outcome == "continued":
+            turn += 1
+    return tuple(leases[-LEASES_SHOWN_MAX:])
+
+
+_KINDS: Final = {
+    "task_sent": "submitted",
+    "task_followed": "submitted",
+    "task_leased": "working",
+    "task_parked": "parked",
+    "task_continued": "continued",
+    "message_kept": "continued",
+    "turn_ended": "message",
+    "task_settled": "settled",
+    "task_closed": "settled",
+}
+
+
+def _update(row: Row) -> UpdateRecord:
+    event = decode_event(row["body"])
+    step = step_of(event, row["ts_ms"])
+    assert step is not None
+    what: Any = step.what
+    tag = str(event.__struct_config__.tag)
+    kind = _KINDS.get(tag) or str(what.__struct_config__.tag)
+    body: Any = None
+    if isinstance(what, Ended):
+        body = {"state": what.ending, "result": what.result}
+    elif kind == "continued":
+        body = what.message
+    elif kind not in ("submitted", "working"):
+        body = what
+    plain = msgspec.json.decode(msgspec.json.encode(body))
+    return UpdateRecord(generation=step.generation, kind=kind, ts_ms=step.ts_ms, body=plain)
+
+
+def _within(rows: Sequence[Row]) -> list[Row]:
+    """As many as fit into one answer."""
+    size, kept = 0, []
+    for row in rows:
+        size += len(row["task_body"])
+        if size > TREE_BYTES_MAX:
+            break
+        kept.append(row)
+    return kept
+
+
+def _tree_row(row: Row) -> TreeRow:
+    task = decode_task(row["task_body"])
+    result = decode_result(row["ended_body"]) if row["ended_body"] is not None else None
+    remote: dict[str, Any] | None = None
+    if task.origin == DELEGATION:
+        if task.target is not None:
+            remote = msgspec.to_builtins(task.target)
+        else:
+            # Where it is done was once told in the request metadata.
+            remote = (task.request_metadata or {}).get(REMOTE)
+    metadata = result.metadata if result is not None else None
+    return TreeRow(
+        task_id=task.id,
+        parent=task.parent,
+        task=task,
+        state=State(row["state"]).wire_name,
+        attempt=row["attempt"],
+        created_at_ms=row["created_at_ms"],
+        updated_at_ms=row["updated_at_ms"],
+        result_status=result.status.value if result is not None else None,
+        a2a_state=row["a2a_state"],
+        holder_lost=row["holder_lost"],
+        notes=metadata if isinstance(metadata, dict) else None,
+        remote=remote,
+        remote_note=None,
+    )
+
+
+def _remote_note(body: str) -> dict[str, Any] | None:
+    """Which task it is where it is done: noted when it was learned, and again in each turn."""
+    event = decode_event(body)
+    update = event.update if isinstance(event, TaskUpdated) else None
+    note = (update.metadata or {}).get(REMOTE) if isinstance(update, StatusUpdate) else None
+    return note if isinstance(note, dict) else None

@@ -1,0 +1,303 @@
+"""Delegations, parcels and envelopes in a working set. What is known of peers themselves is in the registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from covenant.ledger.machine import effects
+from covenant.ledger.machine.events import (
+    DelegationDropped,
+    DelegationPut,
+    EnvelopeTaken,
+    ParcelMoved,
+    ParcelPut,
+    ParcelsDropped,
+    PeerEvent,
+    PeerRemoved,
+    PeerSucceeded,
+)
+from covenant.ledger.postgres.counters import ALL, Counters
+from covenant.ledger.postgres.registers import Registers
+from covenant.ledger.postgres.wanted import (
+    Missing,
+    WantDelegation,
+    WantEndedFirst,
+    WantEnvelope,
+    WantEnvelopeCount,
+    WantLiveDelegations,
+    WantParcels,
+    WantPeer,
+)
+from covenant.model.peers.delegation import (
+    Delegation,
+    DelegationKey,
+    DelegationRole,
+    DelegationState,
+    LoggedMessage,
+    OutboxMessage,
+    Peer,
+)
+from covenant.model.peers.instance import InstanceId
+
+replace = msgspec.structs.replace
+
+POLL: Final = "poll"
+
+Write = tuple[str, dict[str, Any]]
+"""A statement of `write.sql`, and its values."""
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def _text(value: Any) -> str:
+    return _encode(value).decode()
+
+
+class PeerRows:
+    registers: Registers
+    counts: Counters
+    base: Counters
+    next_place: Callable[[], int]
+
+    def __init__(self) -> None:
+        self._delegations: dict[DelegationKey, Delegation | None] = {}
+        self._of_peer: dict[InstanceId, None] = {}
+        self._live_counts: dict[InstanceId, int] = {}
+        self._ended_first: tuple[DelegationKey | None] | None = None
+        self._parcels: dict[DelegationKey, dict[int, OutboxMessage]] = {}
+        self._envelopes: dict[tuple[InstanceId, str], bool] = {}
+        self._envelope_counts: dict[InstanceId, int] = {}
+        self.peer_writes: list[Write] = []
+        self.heard: dict[InstanceId, int] = {}
+
+    # Loading
+
+    def load_delegation(self, key: DelegationKey, delegation: Delegation | None) -> None:
+        self._delegations[key] = delegation
+
+    def load_peer(self, peer: InstanceId, delegations: Sequence[Delegation], parcels: Sequence[OutboxMessage]) -> None:
+        self._of_peer[peer] = None
+        self._delegations |= {each.key: each for each in delegations}
+        for parcel in parcels:
+            self._parcels.setdefault(parcel.delegation, {})[parcel.seq] = parcel
+
+    def load_live_count(self, peer: InstanceId, count: int) -> None:
+        self._live_counts[peer] = count
+
+    def load_ended_first(self, key: DelegationKey | None) -> None:
+        self._ended_first = (key,)
+
+    def load_parcels(self, key: DelegationKey, parcels: Sequence[OutboxMessage]) -> None:
+        self._parcels[key] = {parcel.seq: parcel for parcel in parcels}
+
+    def load_envelope(self, sender: InstanceId, jti: str, *, taken: bool) -> None:
+        self._envelopes[sender, jti] = taken
+
+    def load_envelope_count(self, sender: InstanceId, count: int) -> None:
+        self._envelope_counts[sender] = count
+
+    # What decisions ask
+
+    def peer(self, peer_id: InstanceId) -> Peer | None:
+        return self.registers.peer(peer_id)
+
+    def peer_named(self, name: str) -> Peer | None:
+        return self.registers.peer_named(name)
+
+    def peer_count(self) -> int:
+        return len(self.registers.peers)
+
+    def token_revoked(self, token_id: str) -> bool:
+        return self.registers.token_revoked(token_id)
+
+    def delegation(self, key: DelegationKey) -> Delegation | None:
+        if key not in self._delegations:
+            raise Missing(WantDelegation(key))
+        return self._delegations[key]
+
+    def delegations_live_count(self, peer: InstanceId) -> int:
+        if peer not in self._live_counts:
+            raise Missing(WantLiveDelegations(peer))
+        return self._live_counts[peer]
+
+    def delegations_ended_count(self) -> int:
+        return self.base.get("delegations_ended") + self.counts.get("delegations_ended")
+
+    def delegation_ended_first(self) -> DelegationKey | None:
+        if self._ended_first is None:
+            raise Missing(WantEndedFirst())
+        return self._ended_first[0]
+
+    def _waiting(self, key: DelegationKey) -> dict[int, OutboxMessage]:
+        if key not in self._parcels:
+            raise Missing(WantParcels(key))
+        return self._parcels[key]
+
+    def parcel(self, key: DelegationKey, seq: int) -> OutboxMessage | None:
+        return self._waiting(key).get(seq)
+
+    def parcel_count(self, peer: InstanceId) -> int:
+        return self.base.get("parcels", peer) + self.counts.get("parcels", peer)
+
+    def parcel_first(self, key: DelegationKey) -> OutboxMessage | None:
+        return next(iter(self._waiting(key).values()), None)
+
+    def parcel_last(self, key: DelegationKey) -> OutboxMessage | None:
+        return next(reversed(self._waiting(key).values()), None)
+
+    def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
+        if (sender, jti) not in self._envelopes:
+            raise Missing(WantEnvelope(sender, jti))
+        return self._envelopes[sender, jti]
+
+    def envelope_count(self, sender: InstanceId) -> int:
+        if sender not in self._envelope_counts:
+            raise Missing(WantEnvelopeCount(sender))
+        return self._envelope_counts[sender]
+
+    # What happened
+
+    def check_peer_event(self, event: PeerEvent) -> None:
+        """Raise `Missing` for what `apply_peer` would need."""
+        match event:
+            case PeerSucceeded(old) | PeerRemoved(old) if old not in self._of_peer:
+                raise Missing(WantPeer(old))
+            case DelegationPut(delegation):
+                self.delegation(delegation.key)
+            case DelegationDropped(key):
+                self.delegation(key)
+            case ParcelPut(parcel):
+                self._waiting(parcel.delegation)
+            case ParcelMoved(move):
+                self._waiting(move.delegation)
+            case ParcelsDropped(key):
+                self._waiting(key)
+            case _:
+                pass
+
+    def apply_peer(self, event: PeerEvent, ts_ms: int) -> None:
+        match event:
+            case EnvelopeTaken():
+                self._take(event, ts_ms)
+            case DelegationPut(delegation):
+                self._put_delegation(delegation)
+            case DelegationDropped(key):
+                self._drop_delegation(key)
+            case ParcelPut(parcel):
+                self._put_parcel(parcel)
+            case ParcelMoved(move):
+                self._put_parcel(effects.moved_parcel(self._parcels[move.delegation][move.seq], move))
+            case ParcelsDropped(key, through):
+                self._delivered(key, through, ts_ms)
+            case PeerRemoved(peer_id):
+                self.peer_writes.append(("parcels_of_peer_gone", {"peer": peer_id}))
+                self.counts.count("parcels", peer_id, -self.parcel_count(peer_id))
+            case PeerSucceeded(old, peer):
+                self._succeed(old, peer)
+            case _:
+                pass  # the registers have it
+
+    def _put_delegation(self, delegation: Delegation) -> None:
+        old = self._delegations.get(delegation.key)
+        if old is not None and delegation.offer is None and not delegation.ended:
+            delegation = replace(delegation, offer=old.offer)
+        self._count_delegation(old, delegation)
+        self._delegations[delegation.key] = delegation
+        self.peer_writes.append(
+            (
+                "delegations",
+                {
+                    "role": delegation.role.value,
+                    "peer": delegation.peer,
+                    "offer_id": delegation.offer_id,
+                    "task_id": delegation.task_id,
+                    "moved": self.next_place(),
+                    "ended": delegation.ended,
+                    "body": _text(delegation),
+                },
+            )
+        )
+
+    def _drop_delegation(self, key: DelegationKey) -> None:
+        self._count_delegation(self._delegations[key], None)
+        self._delegations[key] = None
+        self.peer_writes.append(("delegation_gone", _key(key)))
+
+    def _count_delegation(self, old: Delegation | None, new: Delegation | None) -> None:
+        for delegation, change in ((old, -1), (new, 1)):
+            if delegation is None:
+                continue
+            self.counts.count("delegations_ended" if delegation.ended else "delegations", ALL, change)
+            if delegation.state is DelegationState.LOST and delegation.role is DelegationRole.REQUESTER:
+                self.counts.count("delegations_lost", ALL, change)
+
+    def _put_parcel(self, parcel: OutboxMessage) -> None:
+        waiting = self._parcels.setdefault(parcel.delegation, {})
+        if parcel.seq not in waiting:
+            self.counts.count("parcels", parcel.peer, 1)
+        waiting[parcel.seq] = parcel
+        values = _key(parcel.delegation) | {"seq": parcel.seq, "made": self.next_place(), "body": _text(parcel)}
+        self.peer_writes.append(("parcel", values))
+
+    def _delivered(self, key: DelegationKey, through: int, ts_ms: int) -> None:
+        waiting = self._parcels[key]
+        for parcel in [each for each in waiting.values() if each.seq <= through]:
+            del waiting[parcel.seq]
+            self.counts.count("parcels", key.peer, -1)
+            self._log(
+                LoggedMessage(
+                    at_ms=ts_ms,
+                    direction="sent",
+                    peer=key.peer,
+                    typ=parcel.typ,
+                    id=str(parcel.seq),
+                    offer_id=key.offer_id,
+                )
+            )
+        self.peer_writes.append(("parcels_gone", _key(key) | {"through": through}))
+
+    def _take(self, event: EnvelopeTaken, ts_ms: int) -> None:
+        envelope = event.envelope
+        self.peer_writes.append(("envelopes_over", {"now_ms": ts_ms}))
+        self.peer_writes.append(
+            ("envelope", {"sender": envelope.sender, "jti": envelope.jti, "until_ms": envelope.until_ms})
+        )
+        self._envelopes[envelope.sender, envelope.jti] = True
+        if self.registers.peer(envelope.sender) is not None:
+            self.heard[envelope.sender] = ts_ms
+            self.peer_writes.append(("heard", {"peer": envelope.sender, "heard_at_ms": ts_ms}))
+        if envelope.typ != POLL:
+            self._log(
+                LoggedMessage(
+                    at_ms=ts_ms,
+                    direction="received",
+                    peer=envelope.sender,
+                    typ=envelope.typ,
+                    id=envelope.jti,
+                    offer_id=event.offer_id,
+                )
+            )
+
+    def _log(self, message: LoggedMessage) -> None:
+        self.peer_writes.append(("message", {"place": self.next_place(), "body": _text(message)}))
+
+    def _succeed(self, old: InstanceId, peer: Peer) -> None:
+        for key in [key for key, known in self._delegations.items() if key.peer == old and known is not None]:
+            delegation = self._delegations[key]
+            assert delegation is not None
+            self._drop_delegation(key)
+            self._put_delegation(replace(delegation, peer=peer.id))
+        waiting = [parcel for key, of in self._parcels.items() if key.peer == old for parcel in of.values()]
+        self.peer_writes.append(("parcels_of_peer_gone", {"peer": old}))
+        self.counts.count("parcels", old, -len(waiting))
+        for key in [key for key in self._parcels if key.peer == old]:
+            del self._parcels[key]
+        for parcel in waiting:
+            self._put_parcel(replace(parcel, peer=peer.id))
+
+
+def _key(key: DelegationKey) -> dict[str, Any]:
+    return {"role": key.role.value, "peer": key.peer, "offer_id": key.offer_id}

@@ -1,0 +1,40 @@
+"""The statements, by file and name. A value is written `:name`; PostgreSQL is given its number."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+_NAMED: Final = re.compile(r"^-- :(\w+)\n", re.MULTILINE)
+_VALUE: Final = re.compile(r"(?<![:\w]):([a-z]\w*)")
+
+
+class Statement:
+    """A text with numbered values, and the names that they have."""
+
+    def __init__(self, text: str) -> None:
+        self.names: tuple[str, ...] = tuple(dict.fromkeys(_VALUE.findall(text)))
+        numbers = {name: f"${number}" for number, name in enumerate(self.names, 1)}
+        self.text = _VALUE.sub(lambda found: numbers[found[1]], text)
+
+    def values(self, given: dict[str, Any]) -> list[Any]:
+        return [given[name] for name in self.names]
+
+
+@cache
+def text(file: str) -> str:
+    return files(__name__).joinpath(f"{file}.sql").read_text(encoding="utf-8")
+
+
+@cache
+def statements(file: str) -> dict[str, str]:
+    """The texts of a file by their names."""
+    _, *parts = _NAMED.split(text(file))
+    return dict(zip(parts[::2], (part.strip() for part in parts[1::2]), strict=True))
+
+
+@cache
+def statement(file: str, name: str) -> Statement:
+    return Statement(statements(file)[name])

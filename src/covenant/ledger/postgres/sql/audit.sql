@@ -1,0 +1,39 @@
+-- The audit: a chain a node, each row with its place among all of them.
+
+-- :recent
+SELECT chain, idx, ts_ms, row FROM (
+    SELECT chain, idx, place, ts_ms, row FROM audit
+    WHERE
+        (:issuer::text IS NULL OR issuer = :issuer)
+        AND place >= coalesce((SELECT min(place) FROM audit WHERE ts_ms >= :since_ms), 0)
+        AND ts_ms >= :since_ms
+    ORDER BY place DESC
+    LIMIT :count
+) AS x
+ORDER BY place
+
+-- :before
+SELECT x.chain, x.rows, x.through, a.chain_hash
+FROM (
+    SELECT b.chain, count(*) AS rows, max(b.idx) AS through FROM audit AS b
+    WHERE b.idx < coalesce((SELECT min(n.idx) FROM audit AS n WHERE n.chain = b.chain AND n.ts_ms >= :before_ms), b.idx + 1)
+    GROUP BY b.chain
+) AS x JOIN audit AS a ON a.chain = x.chain AND a.idx = x.through
+ORDER BY x.chain
+
+-- :chains
+SELECT
+    w.node AS chain, w.audit_index, w.audit_hash, coalesce(c.anchor_index, 0) AS anchor_index,
+    coalesce(c.anchor_hash, '') AS anchor_hash, coalesce(c.verified_index, 0) AS verified_index,
+    coalesce(c.verified_hash, '') AS verified_hash,
+    (SELECT coalesce(min(a.idx), 0) FROM audit AS a WHERE a.chain = w.node) AS first
+FROM writers AS w LEFT JOIN audit_chains AS c ON c.chain = w.node
+ORDER BY w.node
+
+-- :page
+SELECT idx, ts_ms, issuer, chain_hash, row FROM audit WHERE chain = :chain AND idx > :after ORDER BY idx LIMIT :count
+
+-- :verified
+INSERT INTO audit_chains AS c (chain, anchor_index, anchor_hash, verified_index, verified_hash)
+VALUES (:chain, 0, :genesis, :index, :hash)
+ON CONFLICT (chain) DO UPDATE SET verified_index = excluded.verified_index, verified_hash = excluded.verified_hash

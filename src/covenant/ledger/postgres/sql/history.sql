@@ -1,0 +1,274 @@
+-- Questions about tasks, live and ended. `live` and `tasks` share their names of columns; a task is in one of them.
+
+-- :entry
+SELECT l.*, e.body AS ended_body, f.body AS task_body
+FROM ids AS i JOIN live AS l ON l.no = i.no
+JOIN events AS f ON f.no = l.no AND f.n = 1
+LEFT JOIN events AS e ON e.no = l.no AND e.n = l.ended_n
+WHERE i.task_id = :task_id
+
+-- :parties
+SELECT e.body FROM ids AS i JOIN events AS e ON e.no = i.no AND e.n = 1 WHERE i.task_id = :task_id
+
+-- :unfinished
+SELECT EXISTS (
+    SELECT FROM ids AS i JOIN live AS l ON l.no = i.no WHERE i.task_id = :task_id AND l.state <> 'settled'
+)
+
+-- :orphaned
+SELECT EXISTS (
+    SELECT FROM live AS l
+    WHERE
+        l.origin = 'delegation' AND l.state <> 'settled'
+        AND NOT EXISTS (
+            SELECT FROM ids AS i JOIN live AS p ON p.no = i.no WHERE i.task_id = l.parent AND p.state <> 'settled'
+        )
+)
+
+-- :generation
+SELECT coalesce(l.generation, t.generation) FROM ids AS i
+LEFT JOIN live AS l ON l.no = i.no LEFT JOIN tasks AS t ON t.no = i.no
+WHERE i.task_id = :task_id
+
+-- :steps
+SELECT e.ts_ms, e.body
+FROM ids AS i
+LEFT JOIN live AS l ON l.no = i.no
+LEFT JOIN tasks AS t ON t.no = i.no
+JOIN events AS e ON e.no = i.no
+WHERE
+    i.task_id = :task_id AND e.n > :after AND e.generation > :after
+    AND (:recipient::text IS NULL OR coalesce(l.recipient, t.recipient) = :recipient)
+    AND (:sender::text IS NULL OR coalesce(l.sender, t.sender) = :sender)
+    AND (:tenant::text IS NULL OR coalesce(l.tenant, t.tenant) = :tenant)
+ORDER BY e.n
+LIMIT :count
+
+-- :task
+SELECT
+    x.*, f.body AS task_body, e.body AS ended_body,
+    x.state = 'leased' AND (
+        x.interrupted OR (
+            x.boot IS NOT NULL AND x.node IS NOT NULL
+            AND NOT EXISTS (
+                SELECT FROM nodes AS o WHERE o.node = x.node AND o.boot = x.boot AND o.lost_at_ms IS NULL
+            )
+        )
+    ) AS holder_lost
+FROM ids AS i
+CROSS JOIN LATERAL (
+    SELECT
+        no, task_id, state, a2a_state, sender, recipient, lessee, attempt, turn, generation, created_at_ms, updated_at_ms,
+        ended_n, rest, parent, origin, interrupted, node, boot
+    FROM live WHERE no = i.no
+    UNION ALL
+    SELECT
+        no, task_id, 'drained', a2a_state, sender, recipient, lessee, attempt, turn, generation, created_at_ms,
+        updated_at_ms, ended_n, rest, parent, origin, false, NULL, NULL
+    FROM tasks WHERE no = i.no
+) AS x
+JOIN events AS f ON f.no = x.no AND f.n = 1
+LEFT JOIN events AS e ON e.no = x.no AND e.n = x.ended_n
+WHERE
+    i.task_id = :task_id
+    AND (:viewer::text IS NULL OR :viewer IN (x.sender, x.recipient, x.lessee))
+
+-- :updates
+SELECT generation, ts_ms, body FROM events
+WHERE no = :no AND generation > 0
+ORDER BY n DESC
+LIMIT :count
+
+-- :handovers
+SELECT ts_ms, kind, body FROM events
+WHERE no = :no AND kind NOT IN ('task_sent', 'task_followed', 'task_updated', 'artifact', 'message_kept')
+ORDER BY n
+
+-- :children
+SELECT
+    x.*, f.body AS task_body, e.body AS ended_body,
+    x.state = 'leased' AND (
+        x.interrupted OR (
+            x.boot IS NOT NULL AND x.node IS NOT NULL
+            AND NOT EXISTS (
+                SELECT FROM nodes AS o WHERE o.node = x.node AND o.boot = x.boot AND o.lost_at_ms IS NULL
+            )
+        )
+    ) AS holder_lost
+FROM (
+    SELECT
+        no, task_id, state, a2a_state, sender, recipient, lessee, attempt, turn, generation, created_at_ms, updated_at_ms,
+        ended_n, rest, parent, origin, interrupted, node, boot
+    FROM live WHERE parent = ANY(:parents::text[])
+    UNION ALL
+    SELECT
+        no, task_id, 'drained', a2a_state, sender, recipient, lessee, attempt, turn, generation, created_at_ms,
+        updated_at_ms, ended_n, rest, parent, origin, false, NULL, NULL
+    FROM tasks WHERE parent = ANY(:parents::text[])
+) AS x
+JOIN events AS f ON f.no = x.no AND f.n = 1
+LEFT JOIN events AS e ON e.no = x.no AND e.n = x.ended_n
+WHERE :viewer::text IS NULL OR :viewer IN (x.sender, x.recipient, x.lessee)
+ORDER BY x.no
+LIMIT :count
+
+-- :remote_notes
+SELECT no, body FROM events
+WHERE no = ANY(:nos::bigint[]) AND kind = 'task_updated' AND body LIKE '%covenant.remote%'
+ORDER BY no, n
+
+-- :queue
+SELECT x.*, f.body AS task_body
+FROM (
+    SELECT l.*,
+        CASE
+            WHEN l.state = 'leased' AND (
+                l.interrupted OR (
+                    l.boot IS NOT NULL AND l.node IS NOT NULL
+                    AND NOT EXISTS (
+                        SELECT FROM nodes AS o WHERE o.node = l.node AND o.boot = l.boot AND o.lost_at_ms IS NULL
+                    )
+                )
+            ) THEN 0
+            WHEN l.state = 'leased' THEN 1
+            WHEN l.state = 'queued' THEN 2
+            ELSE 3
+        END AS rank
+    FROM live AS l
+    WHERE
+        l.state <> 'settled'
+        AND (:viewer::text IS NULL OR :viewer IN (l.sender, l.recipient, l.lessee))
+        AND (:state::text IS NULL OR l.state = :state)
+        AND (:touched_by::bigint IS NULL OR l.state <> 'leased' OR l.touched_at_ms <= :touched_by)
+        AND (:due_by::bigint IS NULL OR l.deadline_ms <= :due_by)
+    ORDER BY rank, CASE WHEN l.state = 'leased' THEN l.touched_at_ms ELSE l.place END, l.no
+    LIMIT :count
+) AS x JOIN events AS f ON f.no = x.no AND f.n = 1
+ORDER BY x.rank, CASE WHEN x.state = 'leased' THEN x.touched_at_ms ELSE x.place END, x.no
+
+-- :waiting_results
+SELECT e.body FROM results AS r JOIN live AS l ON l.no = r.no JOIN events AS e ON e.no = l.no AND e.n = l.ended_n
+WHERE :viewer::text IS NULL OR r.sender = :viewer
+ORDER BY r.place
+LIMIT :count
+
+-- :recent_results
+SELECT e.body FROM results AS r JOIN live AS l ON l.no = r.no JOIN events AS e ON e.no = l.no AND e.n = l.ended_n
+WHERE :viewer::text IS NULL OR r.sender = :viewer
+ORDER BY r.place DESC
+LIMIT :count
+
+-- :recent_tasks
+SELECT e.body FROM live AS l JOIN events AS e ON e.no = l.no AND e.n = 1
+WHERE l.state = 'queued' AND (:viewer::text IS NULL OR :viewer IN (l.sender, l.recipient, l.lessee))
+ORDER BY l.place DESC
+LIMIT :count
+
+-- :of_tenant
+SELECT x.*, e.body AS ended_body
+FROM (
+    SELECT * FROM (
+        SELECT no, task_id, agent_id, context_id, origin, a2a_state, created_at_ms, updated_at_ms, generation, ended_n
+        FROM live WHERE tenant = :tenant AND (NOT :simple::boolean OR origin = 'simple')
+        ORDER BY no DESC LIMIT :count
+    ) AS l
+    UNION ALL
+    SELECT * FROM (
+        SELECT no, task_id, agent_id, context_id, origin, a2a_state, created_at_ms, updated_at_ms, generation, ended_n
+        FROM tasks WHERE tenant = :tenant AND (NOT :simple::boolean OR origin = 'simple')
+        ORDER BY no DESC LIMIT :count
+    ) AS t
+) AS x LEFT JOIN events AS e ON e.no = x.no AND e.n = x.ended_n
+ORDER BY x.no DESC
+LIMIT :count
+
+-- :page
+SELECT * FROM (
+    SELECT * FROM (
+        SELECT no, updated_at_ms FROM live
+        WHERE tenant IS NOT NULL AND recipient = :recipient AND (updated_at_ms, no) < (:updated_at_ms, :no) {filters}
+        ORDER BY updated_at_ms DESC, no DESC LIMIT :count
+    ) AS l
+    UNION ALL
+    SELECT * FROM (
+        SELECT no, updated_at_ms FROM tasks
+        WHERE tenant IS NOT NULL AND recipient = :recipient AND (updated_at_ms, no) < (:updated_at_ms, :no) {filters}
+        ORDER BY updated_at_ms DESC, no DESC LIMIT :count
+    ) AS t
+) AS x
+ORDER BY updated_at_ms DESC, no DESC
+LIMIT :count
+
+-- :page_total
+SELECT
+    (SELECT count(*) FROM live WHERE tenant IS NOT NULL AND recipient = :recipient {filters})
+    + (SELECT count(*) FROM tasks WHERE tenant IS NOT NULL AND recipient = :recipient {filters})
+
+-- :page_sizes
+SELECT no, sum(length(body)) AS size FROM events
+WHERE no = ANY(:nos::bigint[]) AND generation > 0 AND (:artifacts::boolean OR kind <> 'artifact')
+GROUP BY no
+
+-- :page_steps
+SELECT no, ts_ms, body FROM events
+WHERE no = ANY(:nos::bigint[]) AND generation > 0 AND (:artifacts::boolean OR kind <> 'artifact')
+ORDER BY no, n
+
+-- :listed_total
+SELECT coalesce(sum(n), 0)::bigint AS total FROM lane_counts WHERE kind = 'listed' AND lane = ANY(:lanes::text[])
+
+-- :oldest_lease
+SELECT rest FROM live WHERE state = 'leased' ORDER BY touched LIMIT 1
+
+-- :holders_lost
+SELECT count(*) FROM live AS l
+WHERE
+    l.state = 'leased' AND (
+        l.interrupted OR (
+            l.boot IS NOT NULL AND l.node IS NOT NULL
+            AND NOT EXISTS (
+                SELECT FROM nodes AS o WHERE o.node = l.node AND o.boot = l.boot AND o.lost_at_ms IS NULL
+            )
+        )
+    )
+
+-- :grants
+SELECT r.body, coalesce(u.used, 0) AS used FROM register_rows AS r LEFT JOIN grant_uses AS u ON u.signature = r.name
+WHERE r.kind = 'grant' AND r.body IS NOT NULL
+ORDER BY r.made
+
+-- :registered
+SELECT body FROM register_rows WHERE kind = :kind AND body IS NOT NULL ORDER BY made
+
+-- :pushes
+SELECT body FROM pushes WHERE task_id = :task_id ORDER BY made
+
+-- :outbox
+SELECT body FROM pushes ORDER BY made
+
+-- :delegation
+SELECT body FROM delegations WHERE role = :role AND peer = :peer AND offer_id = :offer_id
+
+-- :delegation_of
+SELECT body FROM delegations WHERE task_id = :task_id ORDER BY moved DESC LIMIT 1
+
+-- :delegations
+SELECT body FROM delegations ORDER BY moved DESC
+
+-- :delegations_live
+SELECT body FROM delegations WHERE NOT ended AND role = :role AND (:peer::text IS NULL OR peer = :peer) ORDER BY moved
+
+-- :parcels
+SELECT body FROM (
+    SELECT p.body, p.seq, min(p.made) OVER (PARTITION BY p.role, p.offer_id) AS begun FROM parcels AS p
+    WHERE p.peer = :peer
+) AS x ORDER BY begun, seq
+
+-- :addressees
+SELECT DISTINCT peer FROM parcels
+
+-- :envelope
+SELECT EXISTS (SELECT FROM envelopes WHERE sender = :sender AND jti = :jti AND until_ms >= :now_ms)
+
+-- :messages
+SELECT body FROM messages ORDER BY place DESC LIMIT :count

@@ -1,0 +1,233 @@
+-- What a batch writes. The first statement is of every batch; the others are for what few batches touch.
+
+-- :batch
+WITH w AS (
+    UPDATE writers SET seq = :seq, audit_index = :audit_index, audit_hash = :audit_hash
+    WHERE writer = :writer AND boot = :boot AND seq = :seq::bigint - 1 AND lost_at_ms IS NULL
+    RETURNING 1
+),
+
+held AS MATERIALIZED (
+    SELECT l.no FROM live AS l JOIN unnest(:held_nos::bigint[], :held_ns::integer[]) AS u (no, n) ON u.no = l.no
+    WHERE l.n = u.n AND EXISTS (SELECT FROM w)
+    ORDER BY l.no
+    FOR UPDATE OF l
+),
+
+ok AS MATERIALIZED (
+    SELECT 1 FROM w
+    WHERE
+        (SELECT count(*) FROM held) = cardinality(:held_nos::bigint[])
+        AND (SELECT version FROM registers) = :version
+        AND NOT EXISTS (SELECT FROM queue AS q WHERE q.recipient = ANY(:started::text[]))
+),
+
+new_ids AS (
+    INSERT INTO ids (task_id, no)
+    SELECT u.* FROM unnest(:id_task_ids::text[], :id_nos::bigint[]) AS u CROSS JOIN ok
+),
+
+new_live AS (
+    INSERT INTO live (
+        no, task_id, n, state, a2a_state, sender, recipient, lessee, tenant, agent_id, context_id, origin, parent,
+        created_at_ms, updated_at_ms, generation, turn, attempt, deadline_ms, place, settled_place, touched,
+        touched_at_ms, due_at_ms, shared, node, boot, interrupted, pushed, ended_n, head, rest
+    )
+    SELECT u.* FROM unnest(
+        :l_no::bigint[], :l_task_id::text[], :l_n::integer[], :l_state::text[], :l_a2a_state::text[], :l_sender::text[],
+        :l_recipient::text[], :l_lessee::text[], :l_tenant::text[], :l_agent_id::text[], :l_context_id::text[],
+        :l_origin::text[], :l_parent::text[], :l_created_at_ms::bigint[], :l_updated_at_ms::bigint[],
+        :l_generation::integer[], :l_turn::integer[], :l_attempt::integer[], :l_deadline_ms::bigint[], :l_place::bigint[],
+        :l_settled_place::bigint[], :l_touched::bigint[], :l_touched_at_ms::bigint[], :l_due_at_ms::bigint[],
+        :l_shared::text[], :l_node::text[], :l_boot::text[], :l_interrupted::boolean[], :l_pushed::boolean[],
+        :l_ended_n::integer[], :l_head::text[], :l_rest::text[]
+    ) AS u CROSS JOIN ok
+),
+
+moved_live AS (
+    UPDATE live AS l SET
+        n = u.n, state = u.state, a2a_state = u.a2a_state, lessee = u.lessee, updated_at_ms = u.updated_at_ms,
+        generation = u.generation, turn = u.turn, attempt = u.attempt, place = u.place, settled_place = u.settled_place,
+        touched = u.touched, touched_at_ms = u.touched_at_ms, due_at_ms = u.due_at_ms, node = u.node, boot = u.boot,
+        interrupted = u.interrupted, pushed = u.pushed, ended_n = u.ended_n, rest = u.rest
+    FROM unnest(
+        :m_no::bigint[], :m_n::integer[], :m_state::text[], :m_a2a_state::text[], :m_lessee::text[],
+        :m_updated_at_ms::bigint[], :m_generation::integer[], :m_turn::integer[], :m_attempt::integer[],
+        :m_place::bigint[], :m_settled_place::bigint[], :m_touched::bigint[], :m_touched_at_ms::bigint[],
+        :m_due_at_ms::bigint[], :m_node::text[], :m_boot::text[], :m_interrupted::boolean[], :m_pushed::boolean[],
+        :m_ended_n::integer[], :m_rest::text[]
+    ) AS u (
+        no, n, state, a2a_state, lessee, updated_at_ms, generation, turn, attempt, place, settled_place, touched,
+        touched_at_ms, due_at_ms, node, boot, interrupted, pushed, ended_n, rest
+    ) CROSS JOIN ok
+    WHERE l.no = u.no
+),
+
+gone_live AS (
+    DELETE FROM live AS l USING ok WHERE l.no = ANY(:gone_nos::bigint[])
+),
+
+back_tasks AS (
+    DELETE FROM tasks AS t USING ok WHERE t.no = ANY(:back_nos::bigint[])
+),
+
+new_tasks AS (
+    INSERT INTO tasks (
+        no, task_id, n, a2a_state, sender, recipient, lessee, tenant, agent_id, context_id, origin, parent,
+        created_at_ms, updated_at_ms, generation, turn, attempt, settled_place, ended_n, error_message, rest
+    )
+    SELECT u.* FROM unnest(
+        :t_no::bigint[], :t_task_id::text[], :t_n::integer[], :t_a2a_state::text[], :t_sender::text[],
+        :t_recipient::text[], :t_lessee::text[], :t_tenant::text[], :t_agent_id::text[], :t_context_id::text[],
+        :t_origin::text[], :t_parent::text[], :t_created_at_ms::bigint[], :t_updated_at_ms::bigint[],
+        :t_generation::integer[], :t_turn::integer[], :t_attempt::integer[], :t_settled_place::bigint[],
+        :t_ended_n::integer[], :t_error_message::text[], :t_rest::text[]
+    ) AS u CROSS JOIN ok
+),
+
+new_events AS (
+    INSERT INTO events (no, n, generation, ts_ms, kind, body)
+    SELECT u.* FROM unnest(
+        :e_no::bigint[], :e_n::integer[], :e_generation::integer[], :e_ts_ms::bigint[], :e_kind::text[], :e_body::text[]
+    ) AS u CROSS JOIN ok
+),
+
+left_queue AS (
+    DELETE FROM queue AS q USING unnest(:ql_recipient::text[], :ql_place::bigint[]) AS u (recipient, place), ok
+    WHERE q.recipient = u.recipient AND q.place = u.place
+),
+
+new_queue AS (
+    INSERT INTO queue (recipient, place, no)
+    SELECT u.* FROM unnest(:q_recipient::text[], :q_place::bigint[], :q_no::bigint[]) AS u CROSS JOIN ok
+),
+
+left_results AS (
+    DELETE FROM results AS r USING unnest(:rl_sender::text[], :rl_place::bigint[]) AS u (sender, place), ok
+    WHERE r.sender = u.sender AND r.place = u.place
+),
+
+new_results AS (
+    INSERT INTO results (sender, place, no)
+    SELECT u.* FROM unnest(:r_sender::text[], :r_place::bigint[], :r_no::bigint[]) AS u CROSS JOIN ok
+),
+
+new_audit AS (
+    INSERT INTO audit (chain, idx, place, ts_ms, issuer, chain_hash, row)
+    SELECT :chain, u.* FROM unnest(
+        :a_idx::bigint[], :a_place::bigint[], :a_ts_ms::bigint[], :a_issuer::text[], :a_chain_hash::text[], :a_row::text[]
+    ) AS u CROSS JOIN ok
+),
+
+new_counts AS (
+    INSERT INTO lane_counts AS c (kind, lane, writer, n)
+    SELECT u.kind, u.lane, :writer, u.n
+    FROM unnest(:c_kind::text[], :c_lane::text[], :c_n::bigint[]) AS u (kind, lane, n) CROSS JOIN ok
+    ON CONFLICT (kind, lane, writer) DO UPDATE SET n = c.n + excluded.n
+),
+
+told AS (
+    INSERT INTO news (writer, seq, topics) SELECT :writer, :seq, :topics FROM ok
+)
+
+SELECT (SELECT count(*) FROM w) AS writer, (SELECT count(*) FROM ok) AS written
+
+-- :new_requests
+INSERT INTO requests (verb, holder, request_id, place, given)
+SELECT u.* FROM unnest(:verbs::text[], :holders::text[], :request_ids::text[], :places::bigint[], :given::text[]) AS u
+
+-- :requests
+UPDATE requests AS r SET given = u.given
+FROM unnest(:verbs::text[], :holders::text[], :request_ids::text[], :given::text[]) AS u (verb, holder, request_id, given)
+WHERE r.verb = u.verb AND r.holder = u.holder AND r.request_id = u.request_id
+
+-- :requests_over
+DELETE FROM requests WHERE (verb, holder, request_id) IN (
+    SELECT verb, holder, request_id FROM requests ORDER BY place LIMIT :count
+)
+
+-- :shared
+INSERT INTO shared AS s (key, name, leader, cached, cached_at_ms, cached_bytes, cached_place)
+SELECT u.* FROM unnest(
+    :keys::text[], :names::text[], :leaders::text[], :cached::text[], :cached_at_ms::bigint[], :cached_bytes::bigint[],
+    :cached_places::bigint[]
+) AS u
+ON CONFLICT (key) DO UPDATE SET
+    leader = excluded.leader, cached = excluded.cached, cached_at_ms = excluded.cached_at_ms,
+    cached_bytes = excluded.cached_bytes, cached_place = excluded.cached_place
+
+-- :new_shared
+INSERT INTO shared (key, name, leader, cached, cached_at_ms, cached_bytes, cached_place)
+SELECT u.* FROM unnest(
+    :keys::text[], :names::text[], :leaders::text[], :cached::text[], :cached_at_ms::bigint[], :cached_bytes::bigint[],
+    :cached_places::bigint[]
+) AS u
+
+-- :shared_gone
+DELETE FROM shared WHERE key = ANY(:keys::text[])
+
+-- :uses
+INSERT INTO grant_uses AS g (signature, used)
+SELECT u.* FROM unnest(:signatures::text[], :used::bigint[]) AS u
+ON CONFLICT (signature) DO UPDATE SET used = excluded.used
+
+-- :pushes
+INSERT INTO pushes AS p (task_id, id, made, idle_at_ms, body)
+SELECT u.* FROM unnest(:task_ids::text[], :ids::text[], :made::bigint[], :idle_at_ms::bigint[], :bodies::text[]) AS u
+ON CONFLICT (task_id, id) DO UPDATE SET idle_at_ms = excluded.idle_at_ms, body = excluded.body
+
+-- :pushes_gone
+DELETE FROM pushes AS p USING unnest(:task_ids::text[], :ids::text[]) AS u (task_id, id)
+WHERE p.task_id = u.task_id AND p.id = u.id
+
+-- :registers
+UPDATE registers SET version = :version
+
+-- :register_rows
+INSERT INTO register_rows AS r (kind, name, version, made, body)
+SELECT u.kind, u.name, :version, u.made, u.body
+FROM unnest(:kinds::text[], :names::text[], :made::bigint[], :bodies::text[]) AS u (kind, name, made, body)
+ON CONFLICT (kind, name) DO UPDATE SET
+    version = excluded.version, body = excluded.body,
+    made = CASE WHEN r.body IS NULL THEN excluded.made ELSE r.made END
+
+-- :audit_purged
+DELETE FROM audit WHERE chain = :chain AND idx <= :through
+
+-- :audit_anchored
+INSERT INTO audit_chains AS c (chain, anchor_index, anchor_hash, verified_index, verified_hash)
+VALUES (:chain, :through, :anchor_hash, 0, '')
+ON CONFLICT (chain) DO UPDATE SET anchor_index = excluded.anchor_index, anchor_hash = excluded.anchor_hash
+
+-- :delegations
+INSERT INTO delegations AS d (role, peer, offer_id, task_id, moved, ended, body)
+VALUES (:role, :peer, :offer_id, :task_id, :moved, :ended, :body)
+ON CONFLICT (role, peer, offer_id) DO UPDATE SET
+    task_id = excluded.task_id, moved = excluded.moved, ended = excluded.ended, body = excluded.body
+
+-- :delegation_gone
+DELETE FROM delegations WHERE role = :role AND peer = :peer AND offer_id = :offer_id
+
+-- :parcel
+INSERT INTO parcels AS p (role, peer, offer_id, seq, made, body)
+VALUES (:role, :peer, :offer_id, :seq, :made, :body)
+ON CONFLICT (peer, role, offer_id, seq) DO UPDATE SET body = excluded.body
+
+-- :parcels_gone
+DELETE FROM parcels WHERE role = :role AND peer = :peer AND offer_id = :offer_id AND seq <= :through
+
+-- :parcels_of_peer_gone
+DELETE FROM parcels WHERE peer = :peer
+
+-- :envelope
+INSERT INTO envelopes (sender, jti, until_ms) VALUES (:sender, :jti, :until_ms)
+
+-- :envelopes_over
+DELETE FROM envelopes WHERE until_ms < :now_ms
+
+-- :heard
+INSERT INTO peers_heard AS h (peer, heard_at_ms) VALUES (:peer, :heard_at_ms)
+ON CONFLICT (peer) DO UPDATE SET heard_at_ms = excluded.heard_at_ms
+
+-- :message
+INSERT INTO messages (place, body) VALUES (:place, :body)

@@ -1,0 +1,131 @@
+"""Watches over many nodes: each step of a watched task once, in order, whoever wrote it.
+
+A task's generations have no gaps. So what this node wrote is told at once if it is the next; anything else shows that
+another node wrote in between, and is read. A watch begins where the task stands: until that is known, nothing is told
+and `began` waits, so that whoever reads the past after it began to watch misses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from covenant.ledger.watchers import TaskWatch
+from covenant.model.errors import Unavailable
+from covenant.model.ids import TaskId
+from covenant.model.task_event import Step
+
+READ_MAX: Final = 1_000
+"""Steps that are read at once."""
+
+ReadSteps = Callable[[TaskId, int, int], Awaitable[Sequence[Step]]]
+ReadGeneration = Callable[[TaskId], Awaitable[int]]
+
+
+class _Followed:
+    """A task that somebody watches."""
+
+    def __init__(self) -> None:
+        self.watches: list[TaskWatch] = []
+        self.told: int | None = None
+        """The last generation that was told; None until it is known where the task stood."""
+        self.wanted = 0
+        """The last generation that is known to be there."""
+        self.first: int | None = None
+        """The first generation that came while it was not known where the task stood."""
+        self.reading: asyncio.Task[None] | None = None
+
+    def note(self, first: int, last: int) -> None:
+        self.wanted = max(self.wanted, last)
+        if self.told is None:
+            self.first = first if self.first is None else min(self.first, first)
+
+    def begin(self, generation: int) -> None:
+        """It stood at this generation, or before what came meanwhile."""
+        self.told = generation if self.first is None else min(generation, self.first - 1)
+
+
+class StepFollower:
+    def __init__(self, read_steps: ReadSteps, read_generation: ReadGeneration) -> None:
+        self.loop: Final = asyncio.get_running_loop()
+        self._read_steps = read_steps
+        self._read_generation = read_generation
+        self._followed: dict[TaskId, _Followed] = {}
+
+    def watch(self, task_id: TaskId) -> TaskWatch:
+        followed = self._followed.get(task_id)
+        if followed is None:
+            followed = self._followed[task_id] = _Followed()
+            self._read(task_id, followed)
+        watch = TaskWatch(self, task_id)
+        followed.watches.append(watch)
+        return watch
+
+    def leave(self, watch: TaskWatch) -> None:
+        followed = self._followed.get(watch.task_id)
+        if followed is not None and watch in followed.watches:
+            followed.watches.remove(watch)
+            if not followed.watches:
+                del self._followed[watch.task_id]
+                if followed.reading is not None:
+                    followed.reading.cancel()
+
+    async def began(self, task_id: TaskId) -> None:
+        """Return when it is known where the watches of this task begin."""
+        followed = self._followed.get(task_id)
+        while followed is not None and followed.told is None and followed.reading is not None:
+            await asyncio.wait((followed.reading,))
+
+    def wrote(self, task_id: TaskId, steps: Sequence[Step]) -> None:
+        """This node has committed these."""
+        followed = self._followed.get(task_id)
+        if followed is None:
+            return
+        followed.note(steps[0].generation, steps[-1].generation)
+        told = followed.told
+        if told is not None and followed.reading is None and steps[0].generation <= told + 1:
+            self._tell(followed, steps)
+        else:
+            self._read(task_id, followed)
+
+    def heard(self, task_id: TaskId, first: int, last: int) -> None:
+        """Another node has committed these generations."""
+        followed = self._followed.get(task_id)
+        if followed is not None and (followed.told is None or last > followed.told):
+            followed.note(first, last)
+            self._read(task_id, followed)
+
+    def cut(self) -> None:
+        """Nothing more can be told: whoever watches looks for itself how far it came."""
+        for followed in self._followed.values():
+            for watch in followed.watches:
+                watch.end()
+
+    def _tell(self, followed: _Followed, steps: Sequence[Step]) -> None:
+        told = followed.told or 0
+        new = [step for step in steps if step.generation > told]
+        if new:
+            followed.told = new[-1].generation
+            for watch in followed.watches:
+                watch.give(new)
+
+    def _read(self, task_id: TaskId, followed: _Followed) -> None:
+        if followed.reading is None:
+            followed.reading = self.loop.create_task(self._follow(task_id, followed))
+
+    async def _follow(self, task_id: TaskId, followed: _Followed) -> None:
+        try:
+            if followed.told is None:
+                followed.begin(await self._read_generation(task_id))
+                assert followed.told is not None
+            while followed.wanted > followed.told:
+                steps = await self._read_steps(task_id, followed.told, READ_MAX)
+                if not steps:
+                    break
+                self._tell(followed, steps)
+        except Unavailable:
+            for watch in followed.watches:
+                watch.end()
+        finally:
+            followed.reading = None

@@ -1,0 +1,252 @@
+"""A task as rows: what is kept of an entry, and of each event.
+
+The task itself is kept once, in its first event, and its result once, in the event that ended it. A row of `live` has
+the task without its body, so that whoever decides about it need not read that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from covenant.ledger.machine.entry import EndedTurn, Entry
+from covenant.ledger.machine.events import (
+    AnyTaskEvent,
+    LeaseInterrupted,
+    LeaseRenewed,
+    ResultDrained,
+    ResultReturned,
+    TaskEvent,
+    TaskFollowed,
+    TaskPromoted,
+    TaskSent,
+    TaskSettled,
+    TaskUpdated,
+)
+from covenant.ledger.machine.states import FOLLOWING, PARKED, QUEUED, State
+from covenant.ledger.machine.view import Archived
+from covenant.model.clock_steps import STEADY, Ages
+from covenant.model.task import CacheKey, Cause, Ending, Lease, Result, Task
+from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate
+
+BIGINT_MAX: Final = (1 << 63) - 1
+ARTIFACT: Final = "artifact"
+"""The kind of an event that writes to an artifact; any other is called by its tag."""
+NOT_KEPT: Final = frozenset({LeaseRenewed, LeaseInterrupted, TaskPromoted, ResultDrained})
+"""Events that history does not tell of."""
+_WAITING: Final = frozenset({QUEUED, PARKED, FOLLOWING})
+
+Row = Mapping[str, Any]
+
+
+def column(text: str) -> str:
+    """A text as PostgreSQL takes it, which has no NUL; no two texts become one."""
+    if "\x00" not in text and "\x01" not in text:
+        return text
+    return text.replace("\x01", "\x01\x01").replace("\x00", "\x01\x02")
+
+
+class StoredEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_defaults=True):
+    """An entry without its task, its state and its result, which have columns or rows of their own."""
+
+    digest: str
+    accepted_at_ms: int
+    updated_at_ms: int
+    generation: int = 1
+    turn: int = 1
+    attempt: int = 0
+    undelivered: int = 0
+    lease: Lease | None = None
+    turn_started_ms: int = 0
+    interrupted: bool = False
+    interruption: Interruption | None = None
+    update_no: int = 0
+    update_generation: int = 0
+    artifacts: frozenset[str] = frozenset()
+    said: tuple[tuple[str, int], ...] = ()
+    ending: Ending | None = None
+    cause: Cause | None = None
+    messages: tuple[MessageUpdate, ...] = ()
+    kept: tuple[MessageUpdate, ...] = ()
+    ended_turn: EndedTurn | None = None
+    events: int = 1
+    body_bytes: int = 0
+    messages_bytes: int = 0
+    kept_bytes: int = 0
+    result_bytes: int = 0
+    kept_cache_key: CacheKey | None = None
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_rest: Final = msgspec.json.Decoder(StoredEntry).decode
+_head: Final = msgspec.json.Decoder(Task).decode
+_event: Final = msgspec.json.Decoder(AnyTaskEvent).decode
+
+
+class _Result(msgspec.Struct, frozen=True, gc=False):
+    result: Result
+
+
+class _Task(msgspec.Struct, frozen=True, gc=False):
+    task: Task
+
+
+_result: Final = msgspec.json.Decoder(_Result).decode
+_task: Final = msgspec.json.Decoder(_Task).decode
+
+
+def encode_head(entry: Entry) -> str:
+    return _encode(entry.without_body().task).decode()
+
+
+def encode_rest(entry: Entry) -> str:
+    return _encode(
+        StoredEntry(
+            entry.digest,
+            entry.accepted_at_ms,
+            entry.updated_at_ms,
+            entry.generation,
+            entry.turn,
+            entry.attempt,
+            entry.undelivered,
+            entry.lease,
+            entry.turn_started_ms,
+            entry.interrupted,
+            entry.interruption,
+            entry.update_no,
+            entry.update_generation,
+            entry.artifacts,
+            entry.said,
+            entry.ending,
+            entry.cause,
+            entry.messages,
+            entry.kept,
+            entry.ended_turn,
+            entry.events,
+            entry.body_bytes,
+            entry.messages_bytes,
+            entry.kept_bytes,
+            entry.result_bytes,
+            entry.cache_key,
+        )
+    ).decode()
+
+
+def decode_entry(row: Row) -> Entry:
+    """From a row of `live`; without the body of its task."""
+    rest = _rest(row["rest"])
+    ended = row["ended_body"]
+    return Entry(
+        _head(row["head"]),
+        rest.digest,
+        State(row["state"]),
+        rest.accepted_at_ms,
+        rest.updated_at_ms,
+        rest.generation,
+        rest.turn,
+        rest.attempt,
+        rest.undelivered,
+        rest.lease,
+        rest.turn_started_ms,
+        rest.interrupted,
+        rest.interruption,
+        rest.update_no,
+        rest.update_generation,
+        rest.artifacts,
+        rest.said,
+        _result(ended).result if ended is not None else None,
+        rest.ending,
+        rest.cause,
+        rest.messages,
+        rest.kept,
+        rest.ended_turn,
+        rest.events,
+        rest.body_bytes,
+        rest.messages_bytes,
+        rest.kept_bytes,
+        rest.result_bytes,
+        body_on_disk=True,
+        kept_cache_key=rest.kept_cache_key,
+    )
+
+
+def decode_archived(row: Row) -> Archived:
+    """From a row of `tasks`, with the texts of its first and its last event."""
+    rest, task = _rest(row["rest"]), decode_task(row["task_body"])
+    assert rest.ending is not None
+    assert rest.cause is not None
+    return Archived(
+        digest=rest.digest,
+        sender=task.sender,
+        recipient=task.recipient,
+        leased_to=rest.lease.leased_to.pubkey if rest.lease is not None else None,
+        ending=rest.ending,
+        cause=rest.cause,
+        result=decode_result(row["ended_body"]),
+        task=task,
+        generation=rest.generation,
+        accepted_at_ms=rest.accepted_at_ms,
+        lease=rest.lease,
+    )
+
+
+def decode_rest(text: str) -> StoredEntry:
+    return _rest(text)
+
+
+def decode_task(text: str) -> Task:
+    """From the text of a task's first event."""
+    return _task(text).task
+
+
+def decode_result(text: str) -> Result:
+    """From the text of the event that ended a task."""
+    return _result(text).result
+
+
+class Returned(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="result_returned"):
+    """What is kept of a result that was given back: the rest is in the rows before it."""
+
+    task_id: str
+    reason: str
+
+
+_returned: Final = msgspec.json.Decoder(Returned).decode
+
+
+def encode_event(event: TaskEvent, encoded: bytes) -> tuple[str, str]:
+    """The kind and the text of an event that history keeps."""
+    if isinstance(event, ResultReturned):
+        return "result_returned", _encode(Returned(event.task_id, event.reason)).decode()
+    if isinstance(event, TaskUpdated) and isinstance(event.update, ArtifactUpdate):
+        return ARTIFACT, encoded.decode()
+    return str(event.__struct_config__.tag), encoded.decode()
+
+
+def decode_event(text: str) -> AnyTaskEvent:
+    event: AnyTaskEvent = _event(text)
+    return event
+
+
+def decode_returned(text: str) -> Returned:
+    return _returned(text)
+
+
+def begins(event: TaskEvent) -> bool:
+    return isinstance(event, (TaskSent, TaskFollowed))
+
+
+def ends(event: TaskEvent) -> bool:
+    return isinstance(event, TaskSettled)
+
+
+def due_at_ms(entry: Entry, now_ms: int, ages: Ages = STEADY) -> int | None:
+    """When its timeout or, while nobody works on it, its deadline passes."""
+    if entry.finished:
+        return None
+    times_out_at_ms = entry.times_out_at_ms(now_ms, ages)
+    deadline_ms = entry.task.deadline_ms if entry.state in _WAITING else None
+    known = [moment for moment in (times_out_at_ms, deadline_ms) if moment is not None]
+    return min(*known, BIGINT_MAX) if known else None

@@ -1,0 +1,459 @@
+"""The working set of a batch: what its decisions read (it is the machine's `View`), and what they change.
+
+What was not loaded raises `Missing`. What a decision came to is applied before the next command of the batch is
+decided, so that each is decided on top of those before it. Nothing here waits or talks to the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from covenant.ledger.machine import effects
+from covenant.ledger.machine.effects import RequestKey
+from covenant.ledger.machine.entry import Entry, evolve
+from covenant.ledger.machine.events import (
+    AnyEvent,
+    Audited,
+    AuditPurged,
+    CacheDropped,
+    GrantUsed,
+    LeaseRenewed,
+    PeerEvent,
+    PushEvent,
+    PushPut,
+    RequestWithdrawn,
+    ResultDrained,
+    ResultReturned,
+    TaskEvent,
+    TaskLeased,
+)
+from covenant.ledger.machine.states import DRAINED, LEASED, QUEUED, SETTLED
+from covenant.ledger.machine.view import Account, Archived, Remembered
+from covenant.ledger.postgres.cache_rows import SharedRows
+from covenant.ledger.postgres.counters import ALL, Count, Counters
+from covenant.ledger.postgres.peer_rows import PeerRows
+from covenant.ledger.postgres.push_rows import PushRows
+from covenant.ledger.postgres.queue_head import QueueHead
+from covenant.ledger.postgres.register_view import RegisterView
+from covenant.ledger.postgres.registers import Registers
+from covenant.ledger.postgres.stored_task import BIGINT_MAX, NOT_KEPT, begins, due_at_ms, encode_event, ends
+from covenant.ledger.postgres.wanted import (
+    Missing,
+    WantBody,
+    WantDue,
+    WantLeases,
+    WantOrphans,
+    WantPushes,
+    WantQueue,
+    WantRecipients,
+    WantRequest,
+    WantResults,
+    WantTask,
+)
+from covenant.model.clock_steps import Ages
+from covenant.model.grant import AuditHead
+from covenant.model.ids import PublicKey, TaskId
+from covenant.model.settings import Limits
+from covenant.model.task import DELEGATION, CacheKey, Task, account_of
+
+LOOK_MAX: Final = 10_000
+"""After a step of the clock it is not known what is due: so many are looked at."""
+IN_TURN_MAX: Final = 1_000
+"""How many rows are loaded for a take of everybody's tasks, as far as that leaves each recipient one."""
+
+
+class Slot:
+    """Where a task is kept. `n` numbers its events; `was` is where it was when this batch began."""
+
+    __slots__ = ("ended_n", "held_n", "n", "no", "place", "pushed", "settled_place", "touched", "was")
+
+    def __init__(self, no: int, was: str | None = None) -> None:
+        self.no = no
+        self.was = was
+        self.n = 0
+        self.held_n = 0
+        """What `n` was when this batch began."""
+        self.place = 0
+        self.settled_place: int | None = None
+        self.touched: int | None = None
+        self.pushed = False
+        self.ended_n: int | None = None
+
+
+class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
+    def __init__(
+        self,
+        limits: Limits,
+        registers: Registers,
+        base: Counters,
+        *,
+        audit_head: AuditHead,
+        place: int,
+        new_no: Callable[[], int],
+        turns: dict[str, int],
+        used: Callable[[TaskId], dict[str, Any] | None] | None = None,
+    ) -> None:
+        RegisterView.__init__(self)
+        SharedRows.__init__(self)
+        PushRows.__init__(self)
+        PeerRows.__init__(self)
+        self.limits = limits
+        self.registers = registers
+        self.base = base
+        self.counts = Counters()
+        self.audit_head = audit_head
+        self._place = place
+        self._new_no = new_no
+        self._turns = turns
+        """By recipient: where a task of it was last taken by this node. Whoever waits longest comes first."""
+        self._used = used
+        self.entries: dict[TaskId, Entry | None] = {}
+        self.slots: dict[TaskId, Slot] = {}
+        self._archived: dict[TaskId, Archived | None] = {}
+        self._bodies: dict[TaskId, Task] = {}
+        self._queues: dict[PublicKey, QueueHead] = {}
+        self._recipients: dict[str, int] | None = None
+        self._results: dict[PublicKey | None, QueueHead] = {}
+        self._leases: list[TaskId] | None = None
+        self._due: list[TaskId] | None = None
+        self._orphans: list[TaskId] | None = None
+        self._requests: dict[RequestKey, Remembered | None] = {}
+        # What is to be written.
+        self.moved: dict[TaskId, None] = {}
+        self.events: list[tuple[int, int, int, int, str, str]] = []
+        self.queue_in: dict[tuple[str, int], int] = {}
+        self.queue_out: dict[tuple[str, int], None] = {}
+        self.results_in: dict[tuple[str, int], int] = {}
+        self.results_out: dict[tuple[str, int], None] = {}
+        self.started: dict[str, None] = {}
+        """Recipients whose task began at once: nothing may wait for them."""
+        self.requests_put: dict[RequestKey, tuple[int, Remembered]] = {}
+        self.requests_new: dict[RequestKey, None] = {}
+        self.audit: list[tuple[int, int, int, str, str, str]] = []
+        self.purged: AuditPurged | None = None
+
+    def next_place(self) -> int:
+        self._place += 1
+        return self._place
+
+    # Loading
+
+    def load_entry(self, task_id: TaskId, entry: Entry, slot: Slot) -> None:
+        """What this batch has changed already stays as it is."""
+        if task_id not in self.slots:
+            self.entries[task_id], self.slots[task_id] = entry, slot
+
+    def load_archived(self, task_id: TaskId, archived: Archived | None, slot: Slot | None) -> None:
+        if task_id in self.entries:
+            return
+        self.entries[task_id] = None
+        self._archived[task_id] = archived
+        if slot is not None:
+            self.slots[task_id] = slot
+        if archived is not None and archived.task is not None:
+            self._bodies[task_id] = archived.task
+
+    def load_body(self, task_id: TaskId, task: Task) -> None:
+        self._bodies[task_id] = task
+
+    def new_task(self, task_id: TaskId) -> None:
+        """An id that was made just now is nobody's yet."""
+        self.entries.setdefault(task_id, None)
+        self._archived.setdefault(task_id, None)
+
+    def load_queue(self, recipient: PublicKey, rows: Sequence[tuple[int, TaskId]], asked: int) -> None:
+        self._queues.setdefault(recipient, QueueHead()).load(rows, asked)
+
+    def load_recipients(self, recipients: dict[str, int]) -> None:
+        self._recipients = recipients
+
+    def load_results(self, sender: PublicKey | None, rows: Sequence[tuple[int, TaskId]], asked: int) -> None:
+        self._results.setdefault(sender, QueueHead()).load(rows, asked)
+
+    def load_leases(self, task_ids: list[TaskId]) -> None:
+        self._leases = task_ids
+
+    def load_due(self, task_ids: list[TaskId]) -> None:
+        self._due = task_ids
+
+    def load_orphans(self, task_ids: list[TaskId]) -> None:
+        self._orphans = task_ids
+
+    def load_request(self, key: RequestKey, remembered: Remembered | None) -> None:
+        self._requests.setdefault(key, remembered)
+
+    # What decisions ask
+
+    def entry(self, task_id: TaskId) -> Entry | None:
+        if task_id not in self.entries:
+            raise Missing(WantTask(task_id))
+        return self.entries[task_id]
+
+    def archived(self, task_id: TaskId) -> Archived | None:
+        if task_id not in self.entries:
+            raise Missing(WantTask(task_id))
+        return self._archived.get(task_id)
+
+    def task(self, entry: Entry) -> Task | None:
+        if not entry.body_on_disk:
+            return entry.task
+        task = self._bodies.get(entry.task.id)
+        if task is None:
+            raise Missing(WantBody(entry.task.id))
+        return task
+
+    def _known(self, task_ids: Sequence[TaskId]) -> list[Entry]:
+        missing = [WantTask(task_id) for task_id in task_ids if self.entries.get(task_id) is None]
+        if missing:
+            raise Missing(*missing)
+        return [entry for task_id in task_ids if (entry := self.entries[task_id]) is not None]
+
+    def queued(self, recipient: PublicKey | None, count: int) -> Sequence[Entry]:
+        if recipient is None:
+            return self._queued_in_turn(count)
+        lane = self._queues.setdefault(recipient, QueueHead())
+        found = lane.first(count)
+        if found is None:
+            raise Missing(WantQueue(recipient, lane.wanted(count)))
+        return self._known(found)
+
+    def _queued_in_turn(self, count: int) -> Sequence[Entry]:
+        """The oldest task of each recipient, then the second of each, and so on."""
+        if self._recipients is None:
+            raise Missing(WantRecipients())
+        order = sorted(self._recipients, key=lambda each: max(self._turns.get(each, 0), self._recipients[each]))  # type: ignore[index]
+        order = order[:count]
+        each_count = count if len(order) * count <= IN_TURN_MAX else 1
+        lanes, missing = [], []
+        for recipient in map(PublicKey, order):
+            lane = self._queues.setdefault(recipient, QueueHead())
+            found = lane.first(each_count)
+            if found is None:
+                missing.append(WantQueue(recipient, lane.wanted(each_count)))
+            else:
+                lanes.append(found)
+        if missing:
+            raise Missing(*missing)
+        rounds = max(map(len, lanes), default=0)
+        return self._known([lane[at] for at in range(rounds) for lane in lanes if at < len(lane)][:count])
+
+    def queued_count(self, recipient: PublicKey) -> int:
+        return self._count("queued", recipient)
+
+    def account(self, name: str) -> Account:
+        account = Account()
+        account.tasks, account.size = self._count("tasks", name), self._count("size", name)
+        return account
+
+    def settled(self, sender: PublicKey | None, count: int) -> Sequence[Entry]:
+        lane = self._results.setdefault(sender, QueueHead())
+        found = lane.first(count)
+        if found is None:
+            raise Missing(WantResults(sender, lane.wanted(count)))
+        return self._known(found)
+
+    def settled_count(self, sender: PublicKey) -> int:
+        return self._count("settled", sender)
+
+    def undrained_bytes(self, sender: PublicKey) -> int:
+        return self._count("undrained", sender)
+
+    def _count(self, kind: str, lane: str) -> int:
+        return self.base.get(kind, lane) + self.counts.get(kind, lane)
+
+    def leases(self) -> Iterator[Entry]:
+        if self._leases is None:
+            raise Missing(WantLeases(LOOK_MAX))
+        return iter(self._known(self._leases))
+
+    def due(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
+        """At most one task of a cache key at a time: settling one may change what the others are."""
+        if self._due is None:
+            raise Missing(WantDue(BIGINT_MAX, LOOK_MAX) if ages.steps else WantDue(now_ms, count))
+        keys: set[CacheKey] = set()
+        found: list[Entry] = []
+        for entry in self._known(self._due):
+            moment_ms, key = due_at_ms(entry, now_ms, ages), entry.cache_key
+            if moment_ms is None or moment_ms > now_ms or key in keys:
+                continue
+            if key is not None:
+                keys.add(key)
+            found.append(entry)
+        return found[:count]
+
+    def used(self, task_id: TaskId) -> dict[str, Any] | None:
+        return self._used(task_id) if self._used is not None else None
+
+    def orphans(self, count: int) -> Sequence[Entry]:
+        if self._orphans is None:
+            raise Missing(WantOrphans(count))
+        return self._known(self._orphans[:count])
+
+    def forgettable(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
+        found: list[Entry] = []
+        for entry in self.settled(None, count):
+            if ages.age_ms(entry.updated_at_ms, now_ms) <= self.limits.retention_ms:
+                break
+            found.append(entry)
+        return found
+
+    def remembered(self, verb: str, holder: PublicKey, request_id: str) -> Remembered | None:
+        key = (verb, holder, request_id)
+        if key not in self._requests:
+            raise Missing(WantRequest(*key))
+        return self._requests[key]
+
+    # What happened
+
+    def check(self, events: Sequence[AnyEvent]) -> None:
+        """Raise `Missing` for what `apply` would need beside what the decision read."""
+        for event in events:
+            if isinstance(event, TaskEvent):
+                entry, slot = self.entries.get(event.task_id), self.slots.get(event.task_id)
+                if entry is not None:
+                    self.check_sharing(event, entry.cache_key)
+                if ends(event) and slot is not None and slot.pushed and not self.pushes_loaded(event.task_id):
+                    raise Missing(WantPushes(event.task_id))
+            elif isinstance(event, PeerEvent):
+                self.check_peer_event(event)
+            elif isinstance(event, CacheDropped):
+                self.check_dropped(event)
+
+    def apply(self, events: Sequence[AnyEvent], encoded: Sequence[bytes], ts_ms: int) -> None:
+        for event, text in zip(events, encoded, strict=True):
+            if isinstance(event, TaskEvent):
+                self._apply_task(event, text, ts_ms)
+            elif isinstance(event, PushEvent):
+                self.apply_push(event, ts_ms)
+                if isinstance(event, PushPut) and self.entries.get(event.task_id) is not None:
+                    self.slots[event.task_id].pushed = True
+                    self.moved[event.task_id] = None
+            elif isinstance(event, PeerEvent):
+                self.apply_peer(event, ts_ms)
+            elif isinstance(event, RequestWithdrawn):
+                for verb in ("take", "drain"):
+                    self._remember((verb, event.by, event.request_id), Remembered(()))
+            elif isinstance(event, CacheDropped):
+                self.drop_cached(event)
+            elif isinstance(event, GrantUsed):
+                self.use_grant(event.signature_b58)
+            elif isinstance(event, Audited):
+                self.audit_head = AuditHead(event.index, event.chain_hash)
+                self.audit.append((event.index, self.next_place(), ts_ms, event.issuer, event.chain_hash, event.row))
+            elif isinstance(event, AuditPurged):
+                self.purged = event
+        self.counts.count("commits", ALL, 1)
+
+    def _apply_task(self, event: TaskEvent, encoded: bytes, ts_ms: int) -> None:
+        task_id = event.task_id
+        old = self.entries.get(task_id)
+        self.entries[task_id] = new = evolve(old, event, ts_ms)
+        slot = self.slots.get(task_id)
+        if slot is None:
+            slot = self.slots[task_id] = Slot(self._new_no())
+        self.moved[task_id] = None
+        slot.n += 1
+        if type(event) not in NOT_KEPT:
+            kind, text = encode_event(event, encoded)
+            generation = 0 if isinstance(event, ResultReturned) else getattr(event, "generation", 0)
+            self.events.append((slot.no, slot.n, generation, ts_ms, kind, text))
+        if begins(event):
+            slot.place = self.next_place()
+        elif ends(event):
+            slot.ended_n, slot.settled_place = slot.n, self.next_place()
+        self._index(event, old, new, slot)
+        self._recount(event, old, new)
+        if new.task.idempotency is not None:
+            self.share(event, new, ts_ms, self.next_place())
+        if slot.pushed and ends(event):
+            self.end_pushes(task_id, new.generation)
+        if isinstance(event, (TaskLeased, ResultDrained)) and event.request_id is not None:
+            key, given = effects.request_given(event, new)
+            self._remember(key, effects.given_besides(self._requests.get(key), given))
+        if new.state is DRAINED:
+            self.counts.count("resolved", ALL, new.events)
+
+    def _index(self, event: TaskEvent, old: Entry | None, new: Entry, slot: Slot) -> None:
+        """Out of the queue of the old state, and into that of the new one."""
+        before, after = old.state if old is not None else None, new.state
+        task_id, recipient, sender = new.task.id, new.task.recipient.pubkey, new.task.sender.pubkey
+        if isinstance(event, LeaseRenewed) or (after is LEASED and before is not LEASED):
+            slot.touched = self.next_place()
+        if before is after:
+            return
+        if before is QUEUED:
+            _take_out(self.queue_in, self.queue_out, (recipient, slot.place))
+            self._queues.setdefault(recipient, QueueHead()).leave(slot.place)
+            self._turns[recipient] = self.next_place()
+        elif before is SETTLED:
+            assert slot.settled_place is not None
+            _take_out(self.results_in, self.results_out, (sender, slot.settled_place))
+            for lane in (sender, None):
+                self._results.setdefault(lane, QueueHead()).leave(slot.settled_place)
+        if after is QUEUED:
+            # One that goes first stands where it stood: nothing that is queued now stood before it.
+            if before is not None and not effects.goes_first(event):
+                slot.place = self.next_place()
+            _put_in(self.queue_in, self.queue_out, (recipient, slot.place), slot.no)
+            self._queues.setdefault(recipient, QueueHead()).enter(slot.place, task_id)
+            if self._recipients is not None:
+                self._recipients.setdefault(recipient, slot.place)
+        elif after is SETTLED:
+            assert slot.settled_place is not None
+            _put_in(self.results_in, self.results_out, (sender, slot.settled_place), slot.no)
+            for lane in (sender, None):
+                self._results.setdefault(lane, QueueHead()).enter(slot.settled_place, task_id)
+
+    def _recount(self, event: TaskEvent, old: Entry | None, new: Entry) -> None:
+        listed = not isinstance(event, ResultReturned)  # it was counted before it came back
+        if old is not None:
+            for kind, lane, count in contributions(old, listed=listed):
+                self.counts.count(kind, lane, -count)
+        self.counts.add(contributions(new, listed=listed))
+
+    def _remember(self, key: RequestKey, remembered: Remembered) -> None:
+        if self._requests.get(key) is None:
+            self.requests_new[key] = None
+            self.counts.count("requests", ALL, 1)
+        place = self.requests_put[key][0] if key in self.requests_put else self.next_place()
+        self._requests[key] = remembered
+        self.requests_put[key] = (place, remembered)
+
+
+def contributions(entry: Entry, *, listed: bool) -> list[Count]:
+    """What a task adds to the counts while it is as it is."""
+    task, state = entry.task, entry.state
+    counts: list[Count] = []
+    if state is not DRAINED:
+        counts.append(("state", state.value, 1))
+    if not entry.finished:
+        account = account_of(task)
+        counts += (("tasks", account, 1), ("size", account, entry.queued_bytes))
+        if task.origin == DELEGATION:
+            counts.append(("delegated", ALL, 1))
+        if state is QUEUED:
+            counts.append(("queued", task.recipient.pubkey, 1))
+    elif state is SETTLED:
+        sender = task.sender.pubkey
+        counts += (("settled", sender, 1), ("undrained", sender, entry.result_bytes))
+    if listed and task.tenant is not None:
+        counts.append(("listed", f"{task.recipient.pubkey} {entry.a2a_state}", 1))
+    return counts
+
+
+Places = dict[tuple[str, int], int]
+
+
+def _put_in(into: Places, out: dict[tuple[str, int], None], at: tuple[str, int], no: int) -> None:
+    if at in out:
+        del out[at]
+    else:
+        into[at] = no
+
+
+def _take_out(into: Places, out: dict[tuple[str, int], None], at: tuple[str, int]) -> None:
+    if at in into:
+        del into[at]
+    else:
+        out[at] = None

@@ -1,0 +1,314 @@
+"""Two ledgers over one database: what one decides, the other tells; and what one had in hand, the other sees lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+import pytest
+
+from covenant.ledger.contract.identities import Register, RegisterChange
+from covenant.ledger.machine.commands import CancelOrphans
+from covenant.ledger.machine.identity_commands import Enroll, RevokeGrant, RevokeIdentity
+from covenant.ledger.postgres import nodes
+from covenant.ledger.postgres.engine import PostgresLedger
+from covenant.model.errors import Refusal, Unavailable
+from covenant.model.grant import send_actions
+from covenant.model.ids import TaskId
+from covenant.model.settings import Limits
+from covenant.model.task import DELEGATION
+from covenant.model.task_event import Ended
+from tests.ledger_contract.driver import WAIT_MS, LedgerDriver, refused
+from tests.ledger_contract.grants import give, sending
+from tests.ledger_contract.postgres_engine import PostgresEngine
+from tests.ledger_contract.postgres_server import Databases, databases
+from tests.ledger_contract.samples import (
+    ALICE,
+    BOB,
+    CAROL,
+    OPERATOR,
+    make_grant,
+    make_identity,
+    make_task,
+    ok,
+    same_work,
+    task_id,
+)
+from tests.ledger_contract.watches import seen
+
+__all__ = ["databases"]
+
+BOUND_S: Final = 10.0
+
+
+@pytest.fixture
+async def engine(databases: Databases) -> AsyncIterator[PostgresEngine]:
+    url = await databases.borrow()
+    engine = PostgresEngine(url)
+    yield engine
+    await engine.close()
+    await databases.give_back(url)
+
+
+@pytest.fixture
+async def a(engine: PostgresEngine) -> LedgerDriver:
+    return LedgerDriver(await engine.join("a"), engine.clock)
+
+
+@pytest.fixture
+async def b(engine: PostgresEngine, a: LedgerDriver) -> LedgerDriver:
+    return LedgerDriver(await engine.join("b"), engine.clock)
+
+
+async def until(is_so: Callable[[], bool | Awaitable[bool]], bound_s: float = BOUND_S) -> None:
+    """What another node said arrives after a while, and not at a moment that a test could wait for."""
+    async with asyncio.timeout(bound_s):
+        while True:
+            answer = is_so()
+            if answer if isinstance(answer, bool) else await answer:
+                return
+            await asyncio.sleep(0.005)
+
+
+def ledger_of(driver: LedgerDriver) -> PostgresLedger:
+    assert isinstance(driver.ledger, PostgresLedger)
+    return driver.ledger
+
+
+async def test_what_one_takes_the_other_does_not(a: LedgerDriver, b: LedgerDriver) -> None:
+    await a.send_all([make_task(number) for number in range(40)])
+    taken = await asyncio.gather(*(driver.take(count=2) for _ in range(10) for driver in (a, b)))
+    ids = [leased.task.id for leases in taken for leased in leases]
+    ids += [leased.task.id for leased in await b.take(count=100)]
+    assert sorted(ids) == sorted(task_id(number) for number in range(40))
+
+
+async def test_one_of_two_that_settle_the_same_task_wins(a: LedgerDriver, b: LedgerDriver) -> None:
+    for number in range(10):
+        leased = await a.taken(make_task(number))
+        answers = await asyncio.gather(
+            a.finish(leased, ok(task_id(number), "a")),
+            b.cancel(task_id(number)),
+            return_exceptions=True,
+        )
+        assert sum(isinstance(answer, Refusal) for answer in answers) <= 1
+        shown, other = await a.show(task_id(number)), await b.show(task_id(number))
+        assert shown == other
+        assert len([update for update in shown.updates if update.kind == "settled"]) == 1
+
+
+async def test_the_same_id_is_accepted_once(a: LedgerDriver, b: LedgerDriver) -> None:
+    for number in range(10):
+        answers = await asyncio.gather(a.send(make_task(number)), b.send(make_task(number)))
+        assert sorted(answer.duplicate for answer in answers) == [False, True]
+        with refused("duplicate_task_id", 409):
+            await b.send(make_task(number, intent_text="other"))
+
+
+async def test_equal_work_is_led_by_one_of_them(a: LedgerDriver, b: LedgerDriver) -> None:
+    await asyncio.gather(
+        *(driver.send(same_work(2 * number + at)) for at, driver in enumerate((a, b)) for number in range(5))
+    )
+    (leader,) = await b.take(count=10)
+    await b.finish(leader, ok(leader.task.id))
+    assert len(await a.drain(count=100)) == 10
+
+
+async def test_a_stream_tells_the_work_of_another_node(a: LedgerDriver, b: LedgerDriver) -> None:
+    with b.ledger.watch(task_id(1)) as watch, a.ledger.watch(task_id(1)) as own:
+        leased = await a.taken(make_task())
+        await a.report(leased, "on it")
+        await b.say(task_id(1), "and then?")
+        await a.report(leased, "still on it")
+        await b.say(task_id(1), "and after that?")
+        await a.cancel(task_id(1))
+        there, here = await seen(watch), await seen(own)
+    assert [step.generation for step in there] == list(range(1, len(there) + 1))
+    assert there == here
+    assert tuple(there) == tuple(await a.ledger.steps(task_id(1), 0, 100))
+
+
+async def test_who_watches_late_reads_the_past_and_misses_nothing(a: LedgerDriver, b: LedgerDriver) -> None:
+    leased = await a.taken(make_task())
+    reporting = asyncio.create_task(_report(a, leased, 40))
+    with b.ledger.watch(task_id(1)) as watch:
+        past = await b.ledger.steps(task_id(1), 0, 100)
+        await reporting
+        await a.finish(leased, ok(task_id(1)))
+        newer = [step for step in await seen(watch) if step.generation > past[-1].generation]
+    assert [step.generation for step in (*past, *newer)] == list(range(1, 44))
+
+
+async def _report(driver: LedgerDriver, leased: object, count: int) -> None:
+    for number in range(count):
+        await driver.report(leased, f"{number}")  # type: ignore[arg-type]
+
+
+async def test_a_cancel_tells_the_node_that_holds_the_lease(a: LedgerDriver, b: LedgerDriver) -> None:
+    lost_at_a: list[TaskId] = []
+    lost_at_b: list[TaskId] = []
+    a.ledger.on_lost(lost_at_a.append)
+    b.ledger.on_lost(lost_at_b.append)
+    await a.taken_here(make_task(1))
+    await b.taken_here(make_task(2, recipient=CAROL))
+    await b.cancel(task_id(1))
+    await until(lambda: lost_at_a == [task_id(1)])
+    await a.cancel(task_id(2))
+    await until(lambda: task_id(2) in lost_at_b)
+    assert lost_at_a == [task_id(1), task_id(2)], "the node that ended it knows too"
+
+
+async def test_whoever_waits_is_woken_by_what_arrives_elsewhere(a: LedgerDriver, b: LedgerDriver) -> None:
+    with b.ledger.task_waiter(BOB.pubkey) as tasks, a.ledger.result_waiter(ALICE.pubkey) as results:
+        waiting = asyncio.gather(tasks.wait(WAIT_MS), results.wait(WAIT_MS), a.ledger.finished(task_id(2), WAIT_MS))
+        await a.send(make_task(2))
+        await until(lambda: ledger_of(b)._counters.get("queued", BOB.pubkey) == 1)
+        leased = await b.take_one()
+        await b.finish(leased, ok(task_id(2)))
+        assert all(await asyncio.wait_for(waiting, BOUND_S))
+
+
+async def test_a_register_is_the_same_everywhere_before_its_change_is_acknowledged(
+    a: LedgerDriver, b: LedgerDriver
+) -> None:
+    heard: list[RegisterChange] = []
+    b.ledger.on_registers(heard.append)
+    identity = make_identity(ALICE)
+    await a.ledger.commit(Enroll(by=OPERATOR, identity=identity))
+    assert b.ledger.identity(identity.token_sha256) == identity
+    await a.ledger.commit(RevokeIdentity(by=OPERATOR, token_sha256=identity.token_sha256))
+    known = b.ledger.identity(identity.token_sha256)
+    assert known is not None
+    assert known.revoked_at_ms is not None
+    assert heard == [RegisterChange(Register.IDENTITIES, identity.token_sha256)] * 2
+
+
+async def test_nobody_is_let_in_after_a_revocation_was_acknowledged(a: LedgerDriver, b: LedgerDriver) -> None:
+    grant = await give(a, make_grant(ALICE, send_actions(BOB)[0]))
+    await b.send(make_task(1), access=sending(make_task(1)))
+    await a.ledger.commit(RevokeGrant(by=OPERATOR, signature_b58=grant.signature_b58))
+    with refused("capability_missing", 403):
+        await b.send(make_task(2), access=sending(make_task(2)))
+
+
+async def test_uses_of_a_grant_are_counted_over_all_nodes(a: LedgerDriver, b: LedgerDriver) -> None:
+    await give(a, make_grant(ALICE, send_actions(BOB)[0], max_uses=5))
+    sends = [
+        driver.send(make_task(2 * n + at), access=sending(make_task(2 * n + at)))
+        for n in range(10)
+        for at, driver in enumerate((a, b))
+    ]
+    answers = await asyncio.gather(*sends, return_exceptions=True)
+    assert sum(not isinstance(answer, BaseException) for answer in answers) == 5
+
+
+async def test_counts_agree_after_a_while(a: LedgerDriver, b: LedgerDriver) -> None:
+    await a.send_all([make_task(number) for number in range(5)])
+    await b.send_all([make_task(number, recipient=CAROL) for number in range(5, 8)])
+    await b.take(count=2)
+    await b.finish(await a.take_one(CAROL), ok(task_id(5)))
+    sums = [ledger_of(driver)._counters for driver in (a, b)]
+    await until(lambda: sorted(sums[0]) == sorted(sums[1]))
+    assert (await a.ledger.counts()).queued == (await b.ledger.counts()).queued == 5
+
+
+async def test_what_was_delegated_ends_whichever_node_its_parent_ended_at(a: LedgerDriver, b: LedgerDriver) -> None:
+    await a.taken(make_task(1))
+    await b.send(make_task(2, sender=BOB, recipient=CAROL, origin=DELEGATION, parent=task_id(1), depth=1))
+    waiting = asyncio.ensure_future(a.ledger.orphaned(WAIT_MS))
+    await b.cancel(task_id(1))
+    assert await asyncio.wait_for(waiting, BOUND_S)
+    assert (await a.ledger.commit(CancelOrphans())).task_ids == (task_id(2),)
+
+
+async def _holder_lost(driver: LedgerDriver) -> bool:
+    return (await driver.show(task_id(1))).holder_lost
+
+
+async def test_a_killed_node_is_lost_and_its_leases_are_shown_so(
+    engine: PostgresEngine, a: LedgerDriver, b: LedgerDriver
+) -> None:
+    leased = await a.taken_here(make_task())
+    assert not (await b.show(task_id(1))).holder_lost
+    engine.kill(ledger_of(a))
+    await until(lambda: _holder_lost(b), nodes.LEASE_MS / 1_000 + nodes.BEAT_S)
+    assert not b.ledger.alive(leased.lease.node, leased.lease.boot or "")
+    assert (await b.ledger.counts()).holders_lost == 1
+    assert await b.take() == (), "what was begun is begun again by a repair alone"
+    await b.requeue(task_id(1))
+    assert (await b.take_one()).lease.attempt == 2
+
+
+async def test_a_boot_that_was_declared_lost_writes_nothing_more(
+    engine: PostgresEngine, a: LedgerDriver, b: LedgerDriver
+) -> None:
+    await a.send(make_task(1))
+    again = LedgerDriver(await engine.join("a"), engine.clock)
+    with refused("ledger_fenced", 503):
+        await a.send(make_task(2))
+    await again.send(make_task(3))
+    assert await b.queued_ids() == [task_id(1), task_id(3)]
+
+
+async def test_a_limit_is_passed_by_no_more_than_what_is_decided_at_once(engine: PostgresEngine) -> None:
+    limits = Limits(queued_per_recipient_max=10)
+    drivers = [LedgerDriver(await engine.join(name, limits), engine.clock) for name in ("a", "b")]
+    sends = [drivers[number % 2].send(make_task(number)) for number in range(40)]
+    answers = await asyncio.gather(*sends, return_exceptions=True)
+    assert 10 <= sum(not isinstance(answer, BaseException) for answer in answers) <= 20
+    await until(lambda: all(ledger_of(driver)._counters.get("queued", BOB.pubkey) >= 10 for driver in drivers))
+    for driver in drivers:
+        with refused("queue_full"):
+            await driver.send(make_task(99))
+
+
+async def test_every_hint_that_is_lost_costs_time_only(
+    a: LedgerDriver, b: LedgerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(_: object) -> None:
+        pass
+
+    monkeypatch.setattr(nodes.Membership, "_tell", nothing)
+    with b.ledger.watch(task_id(1)) as watch:
+        await a.finish(await a.taken(make_task()), ok(task_id(1)))
+        assert isinstance((await seen(watch))[-1].what, Ended)
+
+
+async def test_a_cut_connection_costs_nobody_a_task(engine: PostgresEngine, a: LedgerDriver, b: LedgerDriver) -> None:
+    """Whoever is not told that its task was accepted sends it again, and it is there once."""
+    cutting = asyncio.create_task(_cut(engine))
+    try:
+        for number in range(60):
+            for _ in range(50):
+                try:
+                    await a.send(make_task(number))
+                except Unavailable:
+                    continue
+                break
+    finally:
+        cutting.cancel()
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            try:
+                taken = await b.take(count=100)
+            except Unavailable:
+                continue
+            break
+    assert sorted(leased.task.id for leased in taken) == sorted(task_id(number) for number in range(60))
+
+
+async def _cut(engine: PostgresEngine) -> None:
+    """Terminate every backend of the ledger, again and again."""
+    import asyncpg  # noqa: PLC0415
+
+    connection = await asyncpg.connect(engine.url)
+    try:
+        while True:
+            await asyncio.sleep(0.1)
+            await connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+    finally:
+        connection.terminate()
