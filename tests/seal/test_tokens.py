@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from covenant.model.errors import Forbidden, Invalid, Refusal, Unavailable
 from covenant.model.ids import from_base58
 from covenant.seal.tokens import (
+    _ED25519,
+    _MAKE_PRIVATE,
     BLOCKS_MAX,
     TOKEN_CHARS_MAX,
     Narrowing,
     Use,
     _contained,
     _evaluate,
-    _private,
     _read,
     authorize,
     issue,
@@ -291,7 +292,7 @@ def test_the_library_giving_up_refuses_the_token_and_nothing_else_is_hidden() ->
 
 
 def test_the_root_is_the_providers_identity_key() -> None:
-    key = _private(P.private_key)
+    key = _MAKE_PRIVATE(P.private_key, _ED25519)
     assert isinstance(key, PrivateKey)
     assert bytes(KeyPair.from_private_key(key).public_key.to_bytes()) == from_base58(P.identity.key)
 

@@ -44,7 +44,8 @@ def check_config(config: PushConfig, check_url: CheckUrl) -> None:
         raise _wrong("url", str(error)) from None
     if config.id is not None and not _ID.fullmatch(config.id):
         raise _wrong("id", "1 to 256 letters, digits and -._~:@=+,")
-    if config.token is not None and not _fits(config.token, TOKEN_LENGTH_MAX):
+    token = config.token
+    if token is not None and (len(token) > TOKEN_LENGTH_MAX or not _VALUE.fullmatch(token)):
         raise _wrong("token", f"1 to {TOKEN_LENGTH_MAX} characters that a header can have")
     known = config.authentication
     if known is None:
@@ -56,10 +57,6 @@ def check_config(config: PushConfig, check_url: CheckUrl) -> None:
         if len(known.credentials) > CREDENTIALS_LENGTH_MAX or not (raw or _VALUE.fullmatch(known.credentials)):
             words = f"1 to {CREDENTIALS_LENGTH_MAX} characters that a header can have"
             raise _wrong("authentication.credentials", words)
-
-
-def _fits(value: str, length_max: int) -> bool:
-    return len(value) <= length_max and _VALUE.fullmatch(value) is not None
 
 
 def _wrong(field: str, description: str) -> InvalidParams:

@@ -122,10 +122,9 @@ class TaskLookup:
         live = [row for row in rows if not TaskState(row.state).terminal]
         return QueueStatus(
             counts=dict(Counter(row.state for row in rows)),
-            waiting=[_waiting(row) for row in live[:limit]],
+            waiting=[
+                LiveTask(task_id=row.task_id, agent=row.agent_id, state=row.state, since_ms=row.updated_at_ms)
+                for row in live[:limit]
+            ],
             counted=len(rows),
         )
-
-
-def _waiting(row: TaskRow) -> LiveTask:
-    return LiveTask(task_id=row.task_id, agent=row.agent_id, state=row.state, since_ms=row.updated_at_ms)

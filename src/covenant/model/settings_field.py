@@ -19,7 +19,6 @@ _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
 _ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+")
 _HOST: Final = re.compile(r"\*|[A-Za-z0-9._\-]+|\[[0-9A-Fa-f:.]+\]")
-_NODE: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 COUNT_MAX: Final = 2**53
 """Where JSON readers stop telling whole numbers apart."""
@@ -107,14 +106,6 @@ def _read_address(raw: object) -> str:
 address: Final = Kind(_read_address, "an IP address, such as 127.0.0.1, 0.0.0.0 or ::1")
 
 
-def _read_node(raw: object) -> str:
-    text = raw.strip() if isinstance(raw, str) else _wrong()
-    return text if not text or _NODE.fullmatch(text) else _wrong()
-
-
-node_name: Final = Kind(_read_node, "letters, digits, `_`, `.` and `-`, at most 128; empty for the machine's name")
-
-
 def several(each: Callable[[str], bool], most: int = COUNT_MAX) -> Callable[[object], tuple[str, ...]]:
     def read(raw: object) -> tuple[str, ...]:
         if isinstance(raw, str):
@@ -157,6 +148,9 @@ def _text(pattern: str) -> Callable[[object], str]:
     return read
 
 
+node_name: Final = Kind(
+    _text(r"[A-Za-z0-9_.\-]{1,128}"), "letters, digits, `_`, `.` and `-`, at most 128; empty for the machine's name"
+)
 _read_url: Final = _text(r"https?://[A-Za-z0-9.\-_~\[\]:]+(/[!-~]*)?")
 
 url: Final = Kind(_read_url, "a URL such as https://example.com/docs; empty for none")

@@ -67,10 +67,7 @@ class PrivatePrekey(NamedTuple):
 
 def instance_id(key: PublicKey) -> InstanceId:
     """`ValueError` if `key` is not a usable key: no id is made from what can prove nothing."""
-    return _id_of(checked_key(key).public_bytes_raw())
-
-
-def _id_of(raw: bytes) -> InstanceId:
+    raw = checked_key(key).public_bytes_raw()
     return InstanceId(ID_PREFIX + base64.b32encode(hashlib.sha256(raw).digest()[:ID_BYTES]).decode().lower())
 
 

@@ -95,7 +95,7 @@ def issue(private_key: bytes, holder: InstanceId, terms: Narrowing) -> str:
         f'right("delegate"); check if holder({{holder}}); check if audience({{audience}}); {source}',
         {**words, **values},
     )
-    token: str = builder.build(_private(private_key)).to_base64()
+    token: str = builder.build(_MAKE_PRIVATE(private_key, _ED25519)).to_base64()
     return token
 
 
@@ -145,7 +145,7 @@ def _read(token: str, provider_key: PublicKey) -> Biscuit:
     if not token or len(token) > TOKEN_CHARS_MAX or not token.isascii():
         raise Invalid("token_malformed", "not a token")
     try:
-        biscuit = Biscuit.from_base64(token, _root(provider_key))
+        biscuit = Biscuit.from_base64(token, _MAKE_ROOT(from_base58(provider_key), _ED25519))
     except (BiscuitValidationError, BiscuitSerializationError, BiscuitBlockError, ValueError):
         raise Forbidden("token_untrusted", "not a token of this provider") from None
     if biscuit.block_count() > BLOCKS_MAX:
@@ -256,16 +256,6 @@ def _least(*bounds: int | None) -> int | None:
 _ED25519: Final[Any] = getattr(Algorithm, "Ed25519")  # noqa: B009
 _MAKE_PRIVATE: Final[Any] = PrivateKey.from_bytes
 _MAKE_ROOT: Final[Any] = RootKey.from_bytes
-
-
-def _private(private_key: bytes) -> PrivateKey:
-    key: PrivateKey = _MAKE_PRIVATE(private_key, _ED25519)
-    return key
-
-
-def _root(provider_key: PublicKey) -> RootKey:
-    key: RootKey = _MAKE_ROOT(from_base58(provider_key), _ED25519)
-    return key
 
 
 @contextlib.contextmanager

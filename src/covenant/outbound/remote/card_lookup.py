@@ -196,15 +196,11 @@ class CardCache:
     def __init__(
         self,
         *,
-        card_s: float = CARD_S,
-        failure_s: float = FAILURE_S,
         cards_max: int = CARDS_MAX,
         keeps: Callable[[CovenantError], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`keeps`: which failures are kept; the others are for those alone who waited for them."""
-        self._card_s = card_s
-        self._failure_s = failure_s
         self._cards_max = cards_max
         self._keeps = keeps
         self._clock = clock
@@ -230,9 +226,9 @@ class CardCache:
             card = await fetch()
         except CovenantError as error:
             if self._keeps(error):
-                self._keep(key, error, self._failure_s)
+                self._keep(key, error, FAILURE_S)
             raise
-        self._keep(key, card, self._card_s)
+        self._keep(key, card, CARD_S)
         return card
 
     def _keep(self, key: str, what: RemoteCard | CovenantError, for_s: float) -> None:

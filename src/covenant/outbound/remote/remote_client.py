@@ -143,7 +143,7 @@ class Remote:
         outgoing = OutgoingMessage(
             ask=ask,
             headers=headers,
-            streaming=self._streams() if wanted is None else wanted,
+            streaming=(self.card is None or self.card.streaming is not False) if wanted is None else wanted,
             repeatable=idempotency_key is not None,
             troubled=troubled,
             poll_s=self._options.poll_s,
@@ -165,9 +165,6 @@ class Remote:
         if self._ways[0] != way:
             self._ways.remove(way)
             self._ways.insert(0, way)
-
-    def _streams(self) -> bool:
-        return self.card is None or self.card.streaming is not False
 
     def _within(self, timeout_s: float | None, hop: Hop | None) -> float:
         within_s = self._options.timeout_s if timeout_s is None else timeout_s

@@ -163,7 +163,8 @@ class Mdns:
         ours = self._announcement
         if ours is None:
             return
-        reachable = [each for each in addresses if _listens(ours.listens, each) and not each.is_link_local]
+        heard_at = WILDCARDS.intersection(ours.listens)
+        reachable = [each for each in addresses if (heard_at or str(each) in ours.listens) and not each.is_link_local]
         if not reachable:
             self._tell("not announced: our door does not listen on any address of these interfaces")
             return
@@ -320,10 +321,6 @@ def _service_named(name: str) -> AsyncServiceInfo | None:
 
 def _group(name: str) -> str:
     return f"mdns:{name.lower()}"
-
-
-def _listens(where: Sequence[str], address: Address) -> bool:
-    return any(each in WILDCARDS or each == str(address) for each in where)
 
 
 def _joined(addresses: Sequence[Address], wanted: Sequence[str]) -> list[str]:

@@ -225,7 +225,8 @@ def build_result(work: FinishedWork, private_key: bytes, settings: PeerSettings,
         proven = signed(result)
     except Uncanonical:
         # A number that the canonical form cannot hold: it would not be taken on the other side either.
-        proven = signed(_without_parts(result, "its parts hold numbers that cannot be signed"))
+        why = result.error or "its parts were left out: its parts hold numbers that cannot be signed"
+        proven = signed(replace(result, parts=(), error=why, error_code=LEFT_OUT))
     body = wire.encode(proven)
     if settings.transcripts == "full" and not held_back:
         whole = replace(proven, transcript=lines.message)
@@ -363,7 +364,3 @@ def _fitting(result: DelegationResult) -> DelegationResult:
     if len(wire.encode(fitting)) > most and fitting.result is not None:
         fitting = replace(fitting, result=fitting.result[:TEXT_CHARS_MAX])
     return fitting if len(wire.encode(fitting)) <= most else replace(fitting, result=None, sub_delegations=())
-
-
-def _without_parts(result: DelegationResult, why: str) -> DelegationResult:
-    return replace(result, parts=(), error=result.error or f"its parts were left out: {why}", error_code=LEFT_OUT)

@@ -23,7 +23,7 @@ from covenant.ledger.machine.peer_commands import DelegationChanges, PeerMessage
 from covenant.model.errors import Conflict, NotFound
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import ACCEPTED, CANCELLING, Delegation, DelegationKey
-from covenant.model.peers.delegation_messages import StatusReport, TokenUsage
+from covenant.model.peers.delegation_messages import StatusReport
 from covenant.model.task_event import MessageUpdate, Started, StatusUpdate, Step
 from covenant.model.task_view import TaskViewBuilder
 from covenant.peers.outgoing_messages import HEAVY_CHARS, log_findings, outgoing, redact_aside
@@ -149,6 +149,7 @@ class TaskReporter(PeerService):
             return
         entry = await self._ledger.entry(delegation.task_id)
         held = entry is not None and entry.holder_lost(self._ledger.alive)
+        used = self._used_by(delegation.task_id)
         made = StatusReport(
             offer_id=delegation.offer_id,
             delegation_id=delegation.delegation_id,
@@ -156,7 +157,7 @@ class TaskReporter(PeerService):
             status="running" if self._started else "pending",
             progress=self._progress,
             message=HELD if held else self._message,
-            token_usage=self._used(delegation),
+            token_usage=usage_of(used) if used else delegation.usage,
         )
         cleared = await redact_aside(made, self._settings.redaction, self._key)
         report = cleared.message
@@ -180,10 +181,6 @@ class TaskReporter(PeerService):
     def _in_flight(self, key: DelegationKey) -> int:
         """Up to which number the peer may have the messages of this delegation."""
         return max((through(key) for through in self._context.in_flight), default=0)
-
-    def _used(self, delegation: Delegation) -> TokenUsage:
-        used = self._used_by(delegation.task_id)
-        return usage_of(used) if used else delegation.usage
 
     async def _conclude(self) -> None:
         delegation = await self._now()

@@ -63,7 +63,8 @@ class PollServer(PeerService):
         until = asyncio.get_running_loop().time() + poll.wait_ms / 1000
         prekey = self._prekey(peer, poll.keys)
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
-        await self._learn(peer, poll.keys)
+        if keys_worth_keeping(peer.keys, poll.keys):
+            await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, keys_shown=poll.keys))
         if poll.acks:
             await self._ledger.commit(MoveParcels(moves=_moves(peer.id, poll)))
         return Polled(envelopes=await self._wait(peer.id, poll.max, prekey, until))
@@ -92,10 +93,6 @@ class PollServer(PeerService):
             raise Invalid("bad_keys", "none of the keys in this poll can be used for as long as an envelope lives")
         return prekey
 
-    async def _learn(self, peer: Peer, keys: KeyBundle) -> None:
-        if keys_worth_keeping(peer.keys, keys):
-            await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, keys_shown=keys))
-
     async def _wait(self, peer: InstanceId, most: int, prekey: Prekey, until: float) -> tuple[msgspec.Raw, ...]:
         loop = asyncio.get_running_loop()
         before = self._waiting.get(peer)
@@ -122,7 +119,8 @@ class PollServer(PeerService):
         peer = self._ledger.peer(peer_id)
         if peer is None or peer.denied:
             return ()
-        letters, size = self._question(peer), 0
+        query, size = self._directory.pending_query(peer), 0
+        letters = [] if query is None else [_Letter(wire.type_of(query), wire.encode(query), None)]
         before = self._handed.pop(peer_id, {})
         handed: dict[DelegationKey, int] = {}
         left_out: set[DelegationKey] = set()
@@ -141,10 +139,6 @@ class PollServer(PeerService):
         if handed:
             self._handed[peer_id] = handed
         return letters
-
-    def _question(self, peer: Peer) -> list[_Letter]:
-        query = self._directory.pending_query(peer)
-        return [] if query is None else [_Letter(wire.type_of(query), wire.encode(query), None)]
 
     async def _sealed(self, to: InstanceId, letters: Sequence[_Letter], prekey: Prekey) -> tuple[msgspec.Raw, ...]:
         now_ms, seal = self._now_ms(), self._keyring.seal

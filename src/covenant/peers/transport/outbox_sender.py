@@ -175,7 +175,8 @@ class OutboxSender(PeerService):
                 # But it may not be on disk yet, and must not be heard of before.
                 await self._ledger.durable()
                 for parcels in due:
-                    while len(round_.busy) >= self._places(round_):
+                    # A peer that takes nothing is tried with one at a time.
+                    while len(round_.busy) >= (1 if round_.trouble else self._settings.deliveries_per_peer):
                         await asyncio.wait(round_.busy.values(), return_when=asyncio.FIRST_COMPLETED)
                     if not self._is_due(round_, parcels[0].delegation):
                         break
@@ -207,9 +208,6 @@ class OutboxSender(PeerService):
             due_ms = min(trouble.due_ms, self._monotonic_ms() if moved else round_.sooner_ms)
             next_ms = trouble.next_ms - (trouble.due_ms - due_ms)
             round_.trouble = trouble._replace(next_ms=next_ms, due_ms=due_ms)
-
-    def _places(self, round_: _Round) -> int:
-        return 1 if round_.trouble is not None else self._settings.deliveries_per_peer
 
     def _due(self, round_: _Round, waiting: Sequence[list[OutboxMessage]]) -> Sequence[list[OutboxMessage]]:
         keys = {parcels[0].delegation for parcels in waiting}
