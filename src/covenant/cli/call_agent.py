@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from covenant.cli.daemon_client import read_token_file
 from covenant.cli.options import (
     CommandGroup,
     Duration,
@@ -55,9 +56,9 @@ def remote_command(function: Function) -> Function:
     ) -> None:
         from covenant.daemon.connect import Options
 
-        folder = given_home(home)
+        folder, token_file = given_home(home), given_before("token_file", token_file)
         options = Options(
-            token=_token(given_before("token_file", token_file)),
+            token=read_token_file(Path(token_file).expanduser()) if token_file is not None else None,
             token_env=token_env,
             headers=dict(_header(each) for each in headers),
             allow_private=_allowed(target, folder),
@@ -292,16 +293,6 @@ def _allowed(target: str, home: Path) -> tuple[str, ...]:
         except InvalidUrl as error:
             raise click.UsageError(f"{target!r} cannot be called: {error}") from error
     return allow
-
-
-def _token(token_file: str | None) -> str | None:
-    if token_file is None:
-        return None
-    path = Path(token_file).expanduser()
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failure("no_token", f"the token in {path} cannot be read: {error}") from error
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -77,13 +77,17 @@ def read_token(home: Path, token_file: str | None, variables: Mapping[str, str])
         return variables[TOKEN_VARIABLE].strip()
     else:
         path = home / "operator.token"
+    if token_file is None and not path.exists() and not (home / "sock").exists():
+        raise Unreachable(
+            "daemon_unreachable", f"no daemon has run in {home}; start one with `covenant serve --home {home}`"
+        )
+    return read_token_file(path)
+
+
+def read_token_file(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii").strip()
     except FileNotFoundError as error:
-        if token_file is None and not (home / "sock").exists():
-            raise Unreachable(
-                "daemon_unreachable", f"no daemon has run in {home}; start one with `covenant serve --home {home}`"
-            ) from error
         raise Failure("no_token", f"there is no token in {path}; name another with --token-file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise Failure("no_token", f"the token in {path} cannot be read: {error}") from error

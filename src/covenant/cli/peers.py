@@ -102,25 +102,20 @@ def trust(call: Invocation, *, peer: str, level: str) -> None:
     _show_peer(call, call.ask("trust_peer", peerId=peer, trustLevel=level))
 
 
-@daemon_command(peers, "verify", "peer", "peer")
-@peer_argument
-def verify(call: Invocation, *, peer: str) -> None:
-    """Challenge a peer to prove its key. It is `verified` when it has."""
-    _show_peer(call, call.ask("verify_peer", peerId=peer))
+def _add_peer_command(name: str, ask: str, meaning: str, **change: bool) -> None:
+    @daemon_command(peers, name, "peer", "peer")
+    @peer_argument
+    def run(call: Invocation, *, peer: str) -> None:
+        _show_peer(call, call.ask(ask, peerId=peer, **change))
+
+    peers.commands[name].help = meaning
 
 
-@daemon_command(peers, "deny", "peer", "peer")
-@peer_argument
-def deny(call: Invocation, *, peer: str) -> None:
-    """Take nothing from a peer any more, and keep what is known of it."""
-    _show_peer(call, call.ask("change_peer", peerId=peer, denied=True))
-
-
-@daemon_command(peers, "allow", "peer", "peer")
-@peer_argument
-def allow(call: Invocation, *, peer: str) -> None:
-    """Take messages from a peer that was denied."""
-    _show_peer(call, call.ask("change_peer", peerId=peer, denied=False))
+_add_peer_command("verify", "verify_peer", "Challenge a peer to prove its key. It is `verified` when it has.")
+_add_peer_command(
+    "deny", "change_peer", "Take nothing from a peer any more, and keep what is known of it.", denied=True
+)
+_add_peer_command("allow", "change_peer", "Take messages from a peer that was denied.", denied=False)
 
 
 @daemon_command(peers, "accept-identity", "peer", "peer")

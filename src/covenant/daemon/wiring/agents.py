@@ -85,7 +85,7 @@ class AgentSync:
     def serve(self, found: Sequence[LoadedAgent]) -> None:
         for agent in found:
             self._catalogue.add_resident(DEFAULT, agent.definition, "code")
-            self._employ(DEFAULT, agent.definition, agent.body)
+            self._register(DEFAULT, agent.definition, agent.body)
             self._log.info("agents.served", agent=agent.definition.id, file=str(agent.path))
 
     async def step(self) -> None:
@@ -104,17 +104,17 @@ class AgentSync:
                 if rules.pooled and (tenant.name == DEFAULT or not rules.first_tenant_only):
                     wanted[tenant.name, agent.id] = agent.definition
         for key in self._programs.keys() - wanted.keys():
-            self._dismiss(*key)
+            self._unregister(*key)
         for (tenant_name, agent_id), definition in wanted.items():
             make = self._runners.get(definition.kind)
             body = make(definition) if make is not None else None
             if body is not None and self._programs.get((tenant_name, agent_id)) != definition:
-                self._employ(tenant_name, definition, body)
+                self._register(tenant_name, definition, body)
                 if self._remotes is not None and definition.kind_rules.place == "remote":
                     identity = self._catalogue.identity(tenant_name, agent_id)
                     self._remotes.cancels.look_after(identity, _target(definition))
                 if agent_id not in (INDEX, ELSEWHERE, PEERS):
-                    self._log.info("agents.employed", agent=agent_id, tenant=tenant_name)
+                    self._log.info("agents.registered", agent=agent_id, tenant=tenant_name)
         self._programs, self._seen = wanted, seen
 
     @cached_property
@@ -135,7 +135,7 @@ class AgentSync:
             await asyncio.sleep(INTERVAL_S)
             await self.step()
 
-    def _employ(self, tenant: str, definition: AgentDefinition, body: RunnableAgent) -> None:
+    def _register(self, tenant: str, definition: AgentDefinition, body: RunnableAgent) -> None:
         rules = definition.kind_rules
         usual = self._remote_concurrency if rules.waits_for_others else 0
         again = rules.repeatable or (self._models is not None and self._models.repeatable(definition))
@@ -149,12 +149,12 @@ class AgentSync:
             follows=rules.repeatable,
         )
 
-    def _dismiss(self, tenant: str, agent_id: str) -> None:
+    def _unregister(self, tenant: str, agent_id: str) -> None:
         agent = self._catalogue.agent(tenant, agent_id)
         # One from code may have taken its place: that works already.
         if agent is None or agent.source != "code":
             self._workers.unregister(self._catalogue.identity(tenant, agent_id))
-            self._log.info("agents.dismissed", agent=agent_id, tenant=tenant)
+            self._log.info("agents.unregistered", agent=agent_id, tenant=tenant)
 
 
 def _target(definition: AgentDefinition) -> Target | None:
@@ -224,12 +224,7 @@ async def open_agents(
         remote_cards = RemoteCards(remotes.registry, remotes.card, time.monotonic)
         services = ToolServices(
             # The token of an entry was given for the tenants of that entry, and for nobody else.
-            directory=AgentDirectory(
-                catalogue,
-                models.can_work,
-                remote_cards,
-                callable_by=remotes.registry.names_of,
-            ),
+            directory=AgentDirectory(catalogue, models.can_work, remote_cards, callable_by=remotes.registry.names_of),
             pages=WebPages(fetcher),
             memories=AgentMemories(settings.home / MEMORY_FOLDER, now_ms),
             mcp=tools if servers else None,
@@ -250,14 +245,22 @@ async def open_agents(
         sync.serve(served)
         await remotes.prepare()
         await sync.step()
-        grpc = base.listeners.grpc
-        set_up = msgspec.structs.replace(
-            card_features(settings, servers), grpc_port=grpc.port if grpc is not None else None
-        )
+        set_up, grpc = card_features(settings, servers), base.listeners.grpc
+        if grpc is not None:
+            set_up = msgspec.structs.replace(set_up, grpc_port=grpc.port)
         yield Agents(
             workers=workers,
             remotes=remotes,
-            exchange=_make_exchange(base, workers),
+            exchange=A2AExchange(
+                ledger,
+                catalogue,
+                workers,
+                Uuids(),
+                settings.a2a,
+                depth_max=settings.delegation.depth_max,
+                check_push=check_push if settings.a2a.push_notifications else None,
+                tracer=base.telemetry.tracer,
+            ),
             features=Features(set_up, tools, services, models, remotes),
             schedulers=(OrphanCanceller(ledger), files, remote_cards, sync),
         )
@@ -287,20 +290,6 @@ def _make_workers(base: Base, remotes: RemoteAgents, requester: Requester | None
         delegations=delegations,
         jobs=jobs,
         tracer=tracer,
-    )
-
-
-def _make_exchange(base: Base, workers: WorkerPool) -> A2AExchange:
-    a2a = base.settings.a2a
-    return A2AExchange(
-        base.storage.ledger,
-        base.access.catalogue,
-        workers,
-        Uuids(),
-        a2a,
-        depth_max=base.settings.delegation.depth_max,
-        check_push=check_push if a2a.push_notifications else None,
-        tracer=base.telemetry.tracer,
     )
 
 

@@ -82,20 +82,19 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
     meter = telemetry.meter
     waits = Waits(access.identity_auth, settings.limits)
     pool = _anonymous_pool(settings.http)
-    cards = Cards(agents.features.now, CardSigner(storage.key))
+    cards, published = Cards(agents.features.now, CardSigner(storage.key)), _published(settings)
+    base_url = BaseUrl(settings.http.public_base_url, settings.http.trusted_proxies)
     pages = CardPages(
         cards,
         access.catalogue,
         access.gate,
         meter,
-        base_url=_base_url(settings),
-        publishing=_published(settings),
+        base_url=base_url,
+        publishing=published,
         started_ms=ledger.now_ms(),
     )
     configs, sender = _make_push(base, agents.exchange)
-    admission = Admission(
-        access.gate, access.catalogue, meter, _base_url(settings).of, _published(settings).admits, pool
-    )
+    admission = Admission(access.gate, access.catalogue, meter, base_url.of, published.admits, pool)
     services = A2AServices(agents.exchange, extended_cards(cards), configs)
     mcp = _make_mcp(base, agents)
     routes = [
@@ -138,10 +137,6 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
         grpc=_make_grpc(settings, admission, services, base.listeners) if base.listeners.grpc is not None else None,
         schedulers=(mcp, sender) if sender is not None else (mcp,),
     )
-
-
-def _base_url(settings: Settings) -> BaseUrl:
-    return BaseUrl(settings.http.public_base_url, settings.http.trusted_proxies)
 
 
 def _published(settings: Settings) -> PublishedAgent:
