@@ -137,8 +137,6 @@ REQUEST_BYTES_MAX: Final = 64 * 1024
 LIMIT: Final = 100
 LIMIT_MAX: Final = 200
 
-NOT_FOUND: Final = "request not found"
-NOT_RUNNING: Final = "no such request is running"
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)]
 Cursor = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -188,7 +186,7 @@ class RequestDoor:
         try:
             view = await self._requests.get(asked.caller, asked.path["request_id"])
         except NotFound:
-            raise NotFound("unknown_request", NOT_FOUND) from None
+            raise NotFound("unknown_request", "request not found") from None
         return 200, OneRequest(request=show_request(view))
 
     @route("POST", CANCEL, "End it; 404 says in the same shape that there was nothing to end", same_at=404)
@@ -198,7 +196,7 @@ class RequestDoor:
             await self._requests.cancel(asked.caller, request_id)
         except (NotFound, Conflict):
             # One that is unknown, another's or over is told apart by nobody.
-            return 404, Cancelled(request_id=request_id, cancelled=False, reason=NOT_RUNNING)
+            return 404, Cancelled(request_id=request_id, cancelled=False, reason="no such request is running")
         return 200, Cancelled(request_id=request_id, cancelled=True)
 
     @route(
@@ -214,7 +212,7 @@ class RequestDoor:
             request_id = asked.path["request_id"]
             stream = await self._requests.follow(asked.caller, request_id, after, ends_when_parked=False)
         except NotFound:
-            raise NotFound("unknown_request", NOT_FOUND) from None
+            raise NotFound("unknown_request", "request not found") from None
         return stream, partial(write_events, stream, from_start=after == 0)
 
 

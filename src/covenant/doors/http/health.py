@@ -66,18 +66,15 @@ class Health:
         return json_response(answer)
 
     async def metrics(self, request: Request) -> Response:
-        if self._metrics_token and not self._may_read(request):
+        token = bearer(request.scope) or ""
+        if self._metrics_token and not hmac.compare_digest(token.encode("latin-1"), self._metrics_token):
             self._meter.refused(TRANSPORT, "unauthenticated")
             refused = Problem(error="missing or invalid bearer token", code="unauthenticated")
             return Response(msgspec.json.encode(refused), 401, _CHALLENGE, media_type="application/json")
         text = await asyncio.shield(self._told())
         if text is None:
-            return json_response({"status": "unready", "reasons": ["the ledger does not answer"]}, 503)
+            return _unready(["the ledger does not answer"])
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
-
-    def _may_read(self, request: Request) -> bool:
-        token = bearer(request.scope)
-        return token is not None and hmac.compare_digest(token.encode("latin-1"), self._metrics_token)
 
     def _told(self) -> asyncio.Task[bytes | None]:
         """The numbers as text: those of this second, which many may wait for together."""

@@ -227,7 +227,8 @@ def _html_lines(document: dict[str, Any]) -> Iterator[str]:
         yield f"<h2>{escape(tag)}</h2>{''.join(operations)}"
     yield "<h2>Types</h2>"
     for name, schema in sorted(document["components"]["schemas"].items()):
-        yield f'<details id="{escape(name)}"><summary><code>{escape(name)}</code></summary>{_pretty(schema)}</details>'
+        shown = f"<pre>{escape(json.dumps(schema, indent=2))}</pre>"
+        yield f'<details id="{escape(name)}"><summary><code>{escape(name)}</code></summary>{shown}</details>'
     yield "</body></html>"
 
 
@@ -256,7 +257,3 @@ def _link(content: dict[str, Any]) -> str:
         return f"<code>{escape(content_type)}</code>"
     name = escape(reference.rpartition("/")[2])
     return f'<a href="#{name}"><code>{name}</code></a>'
-
-
-def _pretty(value: Any) -> str:
-    return f"<pre>{escape(json.dumps(value, indent=2))}</pre>"
