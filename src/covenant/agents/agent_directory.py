@@ -54,15 +54,8 @@ class RemoteCardEntry(msgspec.Struct, frozen=True):
 
 
 class RemoteCards:
-    def __init__(
-        self,
-        directory: RemoteNames,
-        find_card: FindCard,
-        clock: Callable[[], float],
-        *,
-        told: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`clock` counts seconds and is never set back. `told` hears of every change."""
+    def __init__(self, directory: RemoteNames, find_card: FindCard, clock: Callable[[], float]) -> None:
+        """`clock` counts seconds and is never set back."""
         self._directory = directory
         self._find_card = find_card
         self._clock = clock
@@ -71,7 +64,6 @@ class RemoteCards:
         self._ordered: dict[str, RemoteCardEntry] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(FETCHES_MAX)
-        self._told = told
         self.changes = 0
         """Grows with every change of what is known."""
 
@@ -83,10 +75,6 @@ class RemoteCards:
     def known(self) -> dict[str, RemoteCardEntry]:
         """By name, in the order of the file; those that were never answered for are not there yet."""
         return self._ordered
-
-    def card(self, name: str) -> RemoteCard | None:
-        kept = self._kept.get(name)
-        return kept.card if kept is not None else None
 
     def look(self) -> None:
         """Begin to fetch what is due, and do not wait for it."""
@@ -155,7 +143,6 @@ class RemoteCards:
     def _changed(self) -> None:
         self.changes += 1
         self._ordered = {name: self._kept[name] for name in self._names if name in self._kept}
-        self._told()
 
 
 TENANTS_MAX: Final = 1_000
@@ -227,7 +214,8 @@ class AgentDirectory:
         known = self._made.get(tenant)
         if known is not None and known[0] == stamp:
             return known[1]
-        local = [_local(agent) for agent in self._catalogue.agents(tenant) if self._calls(agent)]
+        here = self._catalogue.agents(tenant)
+        local = [_local(agent) for agent in here if agent.id != INDEX and self._played(agent.definition)]
         names = {listed.name for listed in local}
         # Whoever is called by a name that both have is the one here.
         made = (*local, *(listed for listed in self._remote(tenant) if listed.name not in names))
@@ -254,9 +242,6 @@ class AgentDirectory:
             title = f"{REMOTE_TITLE} (call with the tool a2a_call):\n{REMOTE_CAVEAT}"
             blocks.append("\n".join((title, *_bulleted([*theirs, *dead]))))
         return "\n\n".join(blocks)
-
-    def _calls(self, agent: CatalogueAgent) -> bool:
-        return agent.id != INDEX and self._played(agent.definition)
 
     def known(self, tenant: str) -> Mapping[str, RemoteCardEntry]:
         """What is known of the remote agents that a tenant may call, by name."""

@@ -28,7 +28,6 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -82,7 +81,6 @@ class ProcessAgent:
         command: Sequence[str],
         *,
         environment: Mapping[str, str] | None,
-        folder: Path | None = None,
         line_bytes_max: int = LINE_BYTES_MAX,
         output_bytes_max: int = OUTPUT_BYTES_MAX,
     ) -> None:
@@ -90,7 +88,6 @@ class ProcessAgent:
             raise ValueError("a process agent needs a command")
         self._command = tuple(command)
         self._environment = dict(environment) if environment is not None else None
-        self._folder = folder
         self._line_bytes_max = line_bytes_max
         self._output_bytes_max = output_bytes_max
 
@@ -119,7 +116,7 @@ class ProcessAgent:
     async def run(self, job: Job) -> None:
         given = await self.given(job)
         try:
-            process = await start_program(self._command, self._environment, self._line_bytes_max, self._folder)
+            process = await start_program(self._command, self._environment, self._line_bytes_max)
         except (OSError, ValueError):
             log.warning("process.not_started", exc_info=True, extra=job.fields(command=self._command[0]))
             job.fail(NOT_STARTED)
@@ -168,7 +165,7 @@ class ProcessAgent:
 
 
 async def start_program(
-    command: Sequence[str], environment: Mapping[str, str] | None, line_bytes_max: int, folder: Path | None = None
+    command: Sequence[str], environment: Mapping[str, str] | None, line_bytes_max: int
 ) -> asyncio.subprocess.Process:
     """In a process group of its own, so that what it starts can be ended with it."""
     return await asyncio.create_subprocess_exec(
@@ -177,7 +174,6 @@ async def start_program(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=environment,
-        cwd=folder,
         start_new_session=True,
         limit=line_bytes_max,
     )

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -26,10 +26,8 @@ def server(way: str = "well", **more: object) -> McpServer:
 
 
 @asynccontextmanager
-async def opened(
-    known: Callable[[tuple[Tool, ...]], None] = lambda _: None, **servers: McpServer
-) -> AsyncIterator[McpTools]:
-    tools = McpTools(servers or {"small": server()}, {"PATH": "/usr/bin:/bin"}, known=known)
+async def opened(**servers: McpServer) -> AsyncIterator[McpTools]:
+    tools = McpTools(servers or {"small": server()}, {"PATH": "/usr/bin:/bin"})
     try:
         yield tools
     finally:
@@ -51,18 +49,17 @@ async def test_nothing_is_started_before_it_is_wanted() -> None:
 
 
 async def test_what_the_file_declares_is_told_until_the_server_says_what_it_has() -> None:
-    told: list[tuple[Tool, ...]] = []
     declared = [{"name": "environment", "description": "Says what it sees"}, {"name": "gone"}]
-    async with opened(told.append, small=server(tools=declared)) as tools:
+    async with opened(small=server(tools=declared)) as tools:
         assert [tool.name for tool in tools.all] == ["environment", "gone"]
         await tools.list(DEFAULT, MODEL)
-        assert len(told) == 1
-        by_name = {tool.name: tool for tool in told[0]}
+        said = tools.all
+        by_name = {tool.name: tool for tool in said}
         assert by_name["environment"].description == "Says what it sees"
         assert "add" in by_name
         assert "gone" not in by_name
         await tools.list(DEFAULT, MODEL)
-        assert len(told) == 1
+        assert tools.all == said
 
 
 async def test_a_server_sees_its_own_environment_and_the_base_and_nothing_of_ours(

@@ -57,21 +57,14 @@ class McpUnavailable(Exception):
 class McpTools:
     """Lives on one loop. `close` ends every server."""
 
-    def __init__(
-        self,
-        servers: Mapping[str, McpServer],
-        environment: Mapping[str, str],
-        *,
-        known: Callable[[tuple[Tool, ...]], None] = lambda _: None,
-    ) -> None:
-        """`environment` is all that a server sees of ours. `known` is told all tools, each time that more are known."""
+    def __init__(self, servers: Mapping[str, McpServer], environment: Mapping[str, str]) -> None:
+        """`environment` is all that a server sees of ours."""
         self._servers = dict(servers)
         self._hosts = {name: _Host(name, server, environment, self._listed) for name, server in self._servers.items()}
         self._declared = {
             name: {tool.name: tool for tool in tools_of({name: server})} for name, server in servers.items()
         }
         self._live: dict[str, dict[str, OfferedTool]] = {}
-        self._known = known
 
     @property
     def all(self) -> tuple[Tool, ...]:
@@ -125,9 +118,7 @@ class McpTools:
                 continue
             said = each.description or (declared[each.name].description if each.name in declared else "")
             live[each.name] = OfferedTool(Tool(name, each.name, said, tenants), each.input_schema)
-        if self._live.get(name) != live:
-            self._live[name] = live
-            self._known(self.all)
+        self._live[name] = live
 
 
 class _Host:

@@ -38,6 +38,13 @@ RESULT_BYTES_MAX: Final = 16_384
 SHARED_BYTES_MAX: Final = 32_768
 TRUNCATED: Final = "\n[truncated]"
 HEAD_CHARS_MAX: Final = 200
+LABELS: Final = {
+    "agent": ("agent", "agent"),
+    "a2a_card": ("a2a", "name"),
+    "a2a_call": ("a2a", "name"),
+    "mcp_call": ("mcp", "server", "tool"),
+}
+"""Of a tool: how its uses are named, and by which of its arguments."""
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[str]])
 
@@ -90,15 +97,9 @@ def framed(command: str, name: str, given: Mapping[str, Any], body: str, room: i
 
 def label(name: str, given: Mapping[str, Any]) -> str:
     """Of a use, as its artifact has it: `a2a:weatherbot`, `mcp:server.tool`, `parallel`."""
-    match name:
-        case "agent":
-            return f"agent:{plain(given.get('agent', ''))}"[:HEAD_CHARS_MAX]
-        case "a2a_card" | "a2a_call":
-            return f"a2a:{plain(given.get('name', ''))}"[:HEAD_CHARS_MAX]
-        case "mcp_call":
-            return f"mcp:{plain(given.get('server', ''))}.{plain(given.get('tool', ''))}"[:HEAD_CHARS_MAX]
-        case _:
-            return name.replace("_", ":", 1)
+    prefix, *fields = LABELS.get(name, (name.replace("_", ":", 1),))
+    named = ".".join(plain(given.get(field, "")) for field in fields)
+    return f"{prefix}:{named}"[:HEAD_CHARS_MAX] if fields else prefix
 
 
 def plain(value: object) -> str:
