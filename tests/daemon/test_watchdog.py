@@ -15,7 +15,7 @@ import pytest
 
 from covenant.daemon.telemetry import Log
 from covenant.daemon.watchdog import LOGS_MAX, UNHEALTHY_S, HealthStandIn, Hold, Watchdog, answer_of
-from tests.waits import BOUND_S
+from tests.waits import BOUND_S, until
 
 HELD_S = 0.05
 ASK = b"GET /healthz HTTP/1.1\r\nhost: h\r\n\r\n"
@@ -63,21 +63,23 @@ async def noticed(notes: Notes, count: int) -> None:
             await asyncio.sleep(0.005)
 
 
-def hold_the_loop() -> None:
+def hold_the_loop(noted: Callable[[], object] = lambda: True) -> None:
     time.sleep(3 * HELD_S)
+    until(noted)
 
 
 async def test_a_hold_is_logged_once_with_the_agent_and_the_stack() -> None:
     notes = Notes()
     with watchdog(notes, "g@default").watching(asyncio.get_running_loop()):
-        hold_the_loop()
-        await noticed(notes, 1)
+        while not any("hold_the_loop" in each.get("stack", "") for each in notes.of("loop.held")):
+            before = len(notes.of("loop.held"))
+            hold_the_loop(lambda: len(notes.of("loop.held")) > before)  # noqa: B023  (called in this round)
+            await noticed(notes, before + 1)
     # A busy machine may hold the loop besides.
     (held,) = (each for each in notes.of("loop.held") if "hold_the_loop" in each.get("stack", ""))
     assert held["agent"] == "g@default"
     assert held["held_ms"] >= HELD_S * 1000
-    assert held["stack"].startswith(f"hold_the_loop ({__file__}:")
-    assert "time.sleep(3 * HELD_S)" in held["stack"]
+    assert f"hold_the_loop ({__file__}:" in held["stack"]
     assert max(freed["held_ms"] for freed in notes.of("loop.freed")) >= 2 * HELD_S * 1000
     assert max(notes.held) >= 2 * HELD_S
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
-from urllib.parse import urlsplit
 
 from tests.cli.daemons import Daemon
+from tests.places import free_port
 from tests.waits import BOUND_S
 
 T = TypeVar("T")
@@ -176,19 +176,19 @@ class Member:
         self._folder = folder
         self._flags = flags
         (folder / "agents.py").write_text(AGENTS)
-        self.daemon = self._start("0")
-        self.port = urlsplit(self.daemon.url).port
+        self.port = free_port()
+        self.daemon = self._start()
 
-    def _start(self, port: str) -> Daemon:
+    def _start(self) -> Daemon:
         env = {"FLEET_FOLDER": str(self._folder), "FLEET_NODE": self.name}
-        return Daemon(self.home, str(self._folder / "agents.py"), *self._flags, "--http-port", port, env=env)
+        return Daemon(self.home, str(self._folder / "agents.py"), *self._flags, "--http-port", str(self.port), env=env)
 
     def kill(self) -> None:
         assert self.daemon.stop(signal.SIGKILL) == -signal.SIGKILL
 
     def again(self, *flags: str) -> None:
         self._flags = flags or self._flags
-        self.daemon = self._start(str(self.port))
+        self.daemon = self._start()
 
     @property
     def token(self) -> str:

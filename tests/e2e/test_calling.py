@@ -3,12 +3,12 @@
 import asyncio
 import signal
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from covenant import connect, simple
 from covenant.model.task_view import RemoteArtifact, TaskState
 from tests.cli.daemons import Daemon
 from tests.e2e.test_simple import agent_file
+from tests.places import free_port
 from tests.waits import BOUND_S
 
 HERE = ("127.0.0.1",)
@@ -47,8 +47,9 @@ async def test_a_callee_that_is_killed_in_the_middle_is_followed_to_its_end_and_
 ) -> None:
     home = short_path / "home"
     agent_file(home)
-    daemon = Daemon(home)
-    url, port = f"{daemon.url}/v1/a2a/agents/answerer", urlsplit(daemon.url).port
+    port = free_port()
+    daemon = Daemon(home, "--http-port", str(port))
+    url = f"{daemon.url}/v1/a2a/agents/answerer"
     try:
         async with connect(url, token=token_of(daemon), allow_private=HERE, timeout_s=BOUND_S) as remote:
             stream = remote.stream("wait")

@@ -6,7 +6,7 @@ from typing import Any
 
 from covenant.worker import Worker, WorkerJob
 from tests.e2e.fleet import Fleet, fleet, states, told, until
-from tests.waits import BOUND_S
+from tests.waits import BOUND_S, LONGER_S
 
 
 def pair(world: Fleet, *flags: str) -> tuple[Any, Any]:
@@ -41,13 +41,13 @@ def test_depth_is_counted_over_three_daemons_and_time_only_shrinks(short_path: P
         b.knows(c=(c, "relay"))
         said = a.ask("relay", "b c .")
         assert said == "a>completed: b>completed: end depth=2 chain=2 deadline=None"
-        task = a.send("hurried", "30000 b c .")
+        task = a.send("hurried", "90000 b c .")
         (here,) = a.tree(task["id"])["children"]
         deadline = here["task"]["deadline_ms"]
         there, beyond = b.tasks("relay")[-1], c.tasks("relay")[-1]
         assert b.show(there["id"])["task"]["deadline_ms"] == deadline
         assert c.show(beyond["id"])["task"]["deadline_ms"] == deadline
-        assert c.show(beyond["id"])["task"]["timeout_ms"] <= 30_000
+        assert c.show(beyond["id"])["task"]["timeout_ms"] <= 90_000
         assert told(task).endswith(f"deadline={deadline}")
         c.kill()
         c.again("--delegation-depth-max", "1")
@@ -58,9 +58,12 @@ def test_depth_is_counted_over_three_daemons_and_time_only_shrinks(short_path: P
 def test_a_call_whose_time_is_over_ends_on_both_sides(short_path: Path) -> None:
     with fleet(short_path) as world:
         a, b = pair(world)
-        task = a.send("hurried", "700 b slow")
-        assert told(task).startswith(("canceled", "failed"))
-        (there,) = b.tasks("relay")
+        for seconds in LONGER_S:
+            task = a.send("hurried", f"{int(seconds * 1000)} b slow")
+            assert told(task).startswith(("canceled", "failed"))
+            if world.runs():  # it came as far as that
+                break
+        there = b.tasks("relay")[-1]
         tree = b.tree_when(there["id"], lambda tree: not {"working", "submitted"} & set(states(tree)))
         assert tree["children"][0]["a2a_state"] in ("canceled", "failed")
 

@@ -7,8 +7,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from covenant.daemon.connect import Connecting, connect
+from covenant.outbound.call_errors import RemoteTimedOut
 from tests.outbound.http_servers import HERE, Answer, Request, Served, http_server, reply
+from tests.waits import LONGER_S
 
 TASK = "task-1"
 CONTEXT = "context-1"
@@ -124,3 +128,15 @@ async def hand_made(
     async with http_server(answer) as served:
         remote = HandMade(served)
         yield remote
+
+
+async def timed_out(
+    send: Callable[[float], Awaitable[object]], known: Callable[[], bool] = lambda: True
+) -> RemoteTimedOut:
+    """How a call fails when its time is over, once it had time enough for its task to be known."""
+    for timeout_s in LONGER_S:
+        with pytest.raises(RemoteTimedOut) as raised:
+            await send(timeout_s)
+        if raised.value.task_id is not None and known():
+            return raised.value
+    pytest.fail("the task was not known in all that time")

@@ -234,14 +234,14 @@ async def test_the_number_of_connections_is_bounded_and_waiting_for_one_too() ->
     limits = replace(LIMITS, connections_max=1, connect_ms=500)
     async with http_server(silence) as server, fetcher("127.0.0.1", limits=limits) as calls:
         first = asyncio.create_task(calls.fetch("GET", server.url()))
-        await asyncio.wait_for(server.asked.wait(), 10)
+        await asyncio.wait_for(server.asked.wait(), BOUND_S)
         with pytest.raises(CallFailed) as failed:
             await calls.fetch("GET", server.url())
         assert failed.value.code == "timed_out"
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         # A call that is given up closes its connection.
-        await asyncio.wait_for(server.closed.wait(), 10)
+        await asyncio.wait_for(server.closed.wait(), BOUND_S)
 
 
 def test_the_client_library_is_loaded_with_the_first_call_and_not_before() -> None:

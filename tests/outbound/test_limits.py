@@ -10,6 +10,7 @@ import pytest
 from covenant.outbound.call_errors import CallFailed
 from covenant.outbound.outbound_settings import OutboundSettings
 from tests.outbound.http_servers import LIMITS, Answer, always, endless, fetcher, http_server, reply, silence
+from tests.waits import BOUND_S
 
 BYTES_MAX = LIMITS.body_bytes_max
 ENDLESS = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -37,7 +38,7 @@ async def failure(answer: Answer, limits: OutboundSettings = LIMITS) -> CallFail
         with pytest.raises(CallFailed) as failed:
             await calls.fetch("GET", server.url())
         # Whoever is cut off is hung up on, not left to send.
-        await asyncio.wait_for(server.closed.wait(), 10)
+        await asyncio.wait_for(server.closed.wait(), BOUND_S)
     return failed.value
 
 
@@ -132,7 +133,7 @@ async def test_a_stream_is_read_while_it_is_written_and_closed_by_its_reader() -
                 read += len(piece)
                 if read > 2_000:
                     break
-        await asyncio.wait_for(server.closed.wait(), 10)
+        await asyncio.wait_for(server.closed.wait(), BOUND_S)
     assert server.requests[0].headers["accept-encoding"] == "identity"
 
 
@@ -155,7 +156,7 @@ async def test_a_stream_is_never_decompressed() -> None:
         with pytest.raises(CallFailed) as failed:
             async with calls.stream("GET", server.url()):
                 pass
-        await asyncio.wait_for(server.closed.wait(), 10)
+        await asyncio.wait_for(server.closed.wait(), BOUND_S)
     assert failed.value.code == "bad_response"
 
 

@@ -41,6 +41,7 @@ from tests.outbound.receivers import (
     receiver,
     status,
 )
+from tests.places import free_port
 from tests.waits import BOUND_S
 
 
@@ -139,8 +140,8 @@ async def test_a_clock_that_is_set_back_makes_no_delivery_wait_for_it(tmp_path: 
 
 
 async def test_a_receiver_that_is_not_there_yet_gets_it_when_it_is(ledger: EmbeddedLedger) -> None:
-    async with receiver() as gone:
-        port, url = gone.served.port, gone.url()
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/hook"
     async with pushing(ledger, PushSettings(attempts_max=100, pause_ms=1, pause_ms_max=20)) as runner:
         leased = await begin(ledger, 1, PushConfig(url=url))
         (push,) = await owed(runner, ledger, lambda found: bool(found and found[0].attempts))

@@ -52,7 +52,7 @@ from tests.peers.transport_under_test import (
 from tests.waits import BOUND_S
 
 QUICK: Final = PeerSettings(
-    retry_first_ms=10, retry_max_ms=50, poll_wait_ms=1_000, status_interval_ms=300, timeout_ms=30_000
+    retry_first_ms=10, retry_max_ms=50, poll_wait_ms=1_000, status_interval_ms=300, timeout_ms=200_000
 )
 
 

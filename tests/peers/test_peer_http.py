@@ -156,7 +156,7 @@ async def test_closing_waits_for_nobody_and_breaks_off_nothing() -> None:
 
     async with http_server(slow) as served, lines() as opened:
         calling = asyncio.create_task(opened.to(served.url()).post("/p", b"{}", timeout_s=BOUND_S))
-        await asyncio.wait_for(served.asked.wait(), 10)
+        await asyncio.wait_for(served.asked.wait(), BOUND_S)
         await opened.close()
         go.set()
         assert (await calling).body == b"late"

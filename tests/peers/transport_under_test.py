@@ -57,6 +57,7 @@ from covenant.wire import peers
 from covenant.wire.peers import Introduction
 from tests.doors.http.server.stage import AsgiDoor
 from tests.ledger_contract.samples import OPERATOR
+from tests.places import free_port
 from tests.waits import BOUND_S
 
 DEPTH_MAX: Final = 3
@@ -188,7 +189,7 @@ class Keys:
 
     private_key: bytes = field(default_factory=new_private_key)
     prekeys: list[PrivatePrekey] = field(default_factory=list)
-    port: int = 0
+    port: int = field(default_factory=free_port)
     change: IdentityChange | None = None
 
     def save(self, prekeys: Any) -> None:

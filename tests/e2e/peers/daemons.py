@@ -6,9 +6,7 @@ the daemon's own answers, within `BOUND_S`.
 
 import http.client
 import json
-import random
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ from typing import Any, Final, Self, TypeVar
 
 from tests.cli.daemons import Daemon, Ran, covenant
 from tests.e2e.peers.proxy import Proxy
+from tests.places import free_port
 from tests.waits import BOUND_S
 
 T = TypeVar("T")
@@ -31,7 +30,7 @@ QUICK: Final = {
     "status_interval_ms": "300",
     "retry_first_ms": "50",
     "retry_max_ms": "250",
-    "timeout_ms": "30000",
+    "timeout_ms": "200000",
 }
 """Settings of `[peers]` that make what is repeated come soon."""
 
@@ -63,18 +62,6 @@ def until(look: Callable[[], T], met: Callable[[T], Any], bound_s: float = BOUND
         assert time.monotonic() < end_s, f"never came: {seen}"
         time.sleep(LOOK_S)
     return seen
-
-
-def free_port() -> int:
-    """One that stays free while its daemon is away: below those that the system gives to whoever calls out."""
-    while True:
-        port = random.SystemRandom().randrange(12_000, 30_000)
-        with socket.socket() as tried:
-            try:
-                tried.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 def call(

@@ -20,7 +20,7 @@ from covenant.outbound.call_errors import (
 )
 from covenant.wire.a2a.card_codec import BadCard
 from tests.outbound.http_servers import HERE, Request, always, http_server, redirect, reply
-from tests.outbound.remotes import CONTEXT, TASK, Called, card, chunk, hand_made, status, task
+from tests.outbound.remotes import CONTEXT, TASK, Called, card, chunk, hand_made, status, task, timed_out
 from tests.waits import BOUND_S
 
 
@@ -56,11 +56,13 @@ async def test_a_remote_that_stays_working_is_polled_until_the_time_is_over_and_
         called.result({"task": task()} if called.method == "SendMessage" else task())
 
     async with hand_made(behave, streaming=False) as hand, hand.connect() as remote:
-        with pytest.raises(RemoteTimedOut, match=TASK):
-            await remote.send("go", timeout_s=0.5)
+        failed = await timed_out(
+            lambda timeout_s: remote.send("go", timeout_s=timeout_s),
+            known=lambda: hand.methods.count("GetTask") > 1,
+        )
+        assert TASK in str(failed)
         assert hand.canceled.is_set()
-        assert hand.methods.count("SendMessage") == 1
-        assert hand.methods.count("GetTask") > 1
+        assert hand.methods.count("SendMessage") <= hand.methods.count("CancelTask") + 1, "once for each call"
 
 
 async def test_whether_a_remote_heard_that_it_is_to_stop_is_told_as_it_is() -> None:
@@ -71,8 +73,8 @@ async def test_whether_a_remote_heard_that_it_is_to_stop_is_told_as_it_is() -> N
             called.result({"task": task()} if called.method == "SendMessage" else task())
 
     async with hand_made(behave, streaming=False, stops=False) as hand, hand.connect() as remote:
-        with pytest.raises(RemoteTimedOut, match="task task-1 could not be told to stop"):
-            await remote.send("go", timeout_s=0.5)
+        failed = await timed_out(lambda timeout_s: remote.send("go", timeout_s=timeout_s))
+        assert "task task-1 could not be told to stop" in str(failed)
         assert hand.methods[-1] == "CancelTask"
 
 

@@ -21,6 +21,7 @@ from covenant.outbound.remote.simple import (
     invoke_remote_agent,
 )
 from tests.outbound.http_servers import HERE, Request, Served, http_server, reply
+from tests.waits import BOUND_S
 
 ALLOW = (HERE,)
 CARD = {"name": "Remote", "version": "2"}
@@ -225,7 +226,7 @@ async def test_many_who_ask_at_once_are_one_question() -> None:
     async with other_end(gate=gate) as end:
         cache = CardCache()
         asking = [asyncio.create_task(fetch_agent_card(end.url, allow_private=ALLOW, cache=cache)) for _ in range(20)]
-        await asyncio.wait_for(end.served.asked.wait(), 10)
+        await asyncio.wait_for(end.served.asked.wait(), BOUND_S)
         asking[0].cancel()
         gate.set()
         cards = await asyncio.gather(*asking[1:])

@@ -112,6 +112,8 @@ async def test_a_ledger_whose_archive_rejects_a_record_reads_compacts_and_restar
         for number in (2, 3):
             await driver.send(make_task(number))
         assert {line.task.id for line in (await driver.ledger.queue(QueueQuery())).tasks} >= {task_id(1), task_id(3)}
+        while not (await driver.ledger.counts()).rejected:  # noqa: ASYNC110  (a thread or a process writes it)
+            await asyncio.sleep(0.005)
         assert (await driver.ledger.counts()).rejected == 1
         for taken in await driver.take(count=9):
             await driver.finish(taken, ok(taken.task.id))

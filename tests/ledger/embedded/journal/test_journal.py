@@ -410,7 +410,7 @@ async def test_a_closed_journal_has_everything_and_takes_nothing_more(tmp_path: 
     with pytest.raises(Unavailable, match="closed"):
         await journal.rotate()
     await journal.close()
-    assert not any(thread.name == "journal-writer" for thread in threading.enumerate())
+    assert not journal._thread.is_alive()
 
 
 async def test_closing_waits_for_a_rotation_that_is_under_way(tmp_path: Path) -> None:
