@@ -13,7 +13,6 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     *tasks.OPERATIONS,
     *identities.OPERATIONS,
     *tenants.OPERATIONS,
-    *tasks.PUSH_OPERATIONS,
     *peers.OPERATIONS,
     *delegation.OPERATIONS,
 )

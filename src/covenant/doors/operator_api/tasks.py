@@ -152,22 +152,6 @@ async def compact_a2a(services: Services, caller: Principal, _: EmptyRequest) ->
     return CompactedAnswer(dropped=await services.exchange.compact(caller))
 
 
-OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
-    ApiOperation("GET", "/a2a/tasks/recent", recent_a2a_tasks, "Look at queued tasks without taking them"),
-    ApiOperation("GET", "/a2a/results/recent", recent_a2a_results, "Look at undrained results without taking them"),
-    ApiOperation("GET", "/a2a/queue", a2a_queue, "Leases, queued tasks and undrained results; the most worrying first"),
-    ApiOperation("GET", "/a2a/tasks/{task_id}/show", show_a2a_task, "Everything known of one task"),
-    ApiOperation("GET", "/a2a/tasks/{task_id}/tree", a2a_tree, "The tasks under a root, by parent"),
-    ApiOperation(
-        "POST", "/a2a/repair", repair_a2a_task, "Requeue a leased task, or settle it with an error", frame=WrappedRepair
-    ),
-    ApiOperation(
-        "POST", "/a2a/retry-stale", retry_a2a_stale, "One pass of the retry gate over stale leases", frame=WrappedPolicy
-    ),
-    ApiOperation("POST", "/a2a/compact", compact_a2a, "Merge resolved history into a snapshot"),
-)
-
-
 class ListPushesRequest(Request, frozen=True, kw_only=True):
     """`dead`: only those that were given up."""
 
@@ -237,7 +221,19 @@ def _shown(push: Push) -> PushShown:
     )
 
 
-PUSH_OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
+OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
+    ApiOperation("GET", "/a2a/tasks/recent", recent_a2a_tasks, "Look at queued tasks without taking them"),
+    ApiOperation("GET", "/a2a/results/recent", recent_a2a_results, "Look at undrained results without taking them"),
+    ApiOperation("GET", "/a2a/queue", a2a_queue, "Leases, queued tasks and undrained results; the most worrying first"),
+    ApiOperation("GET", "/a2a/tasks/{task_id}/show", show_a2a_task, "Everything known of one task"),
+    ApiOperation("GET", "/a2a/tasks/{task_id}/tree", a2a_tree, "The tasks under a root, by parent"),
+    ApiOperation(
+        "POST", "/a2a/repair", repair_a2a_task, "Requeue a leased task, or settle it with an error", frame=WrappedRepair
+    ),
+    ApiOperation(
+        "POST", "/a2a/retry-stale", retry_a2a_stale, "One pass of the retry gate over stale leases", frame=WrappedPolicy
+    ),
+    ApiOperation("POST", "/a2a/compact", compact_a2a, "Merge resolved history into a snapshot"),
     ApiOperation(
         "GET", "/a2a/pushes", a2a_pushes, "Push configurations and how their deliveries stand; those given up first"
     ),
