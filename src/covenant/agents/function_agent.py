@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from functools import partial
+from types import CoroutineType
 from typing import Any, Final, Protocol
 
 from covenant.agents.api import Agent, BareReply, Rejection, SyncTurn, Turn, TurnWork
@@ -81,7 +82,9 @@ class FunctionAgent:
         else:
             # A decorator may make something else of an async function: what counts is what was made.
             made: Any = self._function(Turn(job, history))
-            if inspect.isasyncgen(made):
+            if type(made) is CoroutineType:  # what an `async def` makes
+                _say_returned(await made, job, output)
+            elif inspect.isasyncgen(made):
                 await self._listen(made, job, output)
             else:
                 _say_returned(await made if inspect.isawaitable(made) else made, job, output)
@@ -161,7 +164,7 @@ async def earlier(job: Job) -> tuple[MessageUpdate, ...]:
 def _say_returned(returned: Any, job: FunctionJob, output: FunctionOutput) -> None:
     if returned is None:
         return
-    if inspect.iscoroutine(returned):
+    if type(returned) is CoroutineType:
         returned.close()  # of a plain function that was meant to be an async one
     if isinstance(returned, str):
         output.say_at_once(str.__str__(returned))

@@ -68,12 +68,8 @@ class A2ARequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What the caller says of the calls before this one."""
 
 
-class _Prepared(msgspec.Struct, frozen=True, gc=False):
-    """A message that was checked, and the task it is for. `task` is None if it continues one."""
-
-    task_id: TaskId
-    task: Task | None
-    key: IdempotencyKey | None
+_Prepared = tuple[TaskId, Task | None, IdempotencyKey | None]
+"""The task that a message is for; the task itself, unless the message continues one; and the idempotency key."""
 
 
 class _Sent(msgspec.Struct, frozen=True, gc=False):
@@ -114,26 +110,37 @@ class A2AExchange:
 
     async def send(self, call: A2ARequest, sent: SendMessage) -> TaskView:
         """The task when it has ended or waits for its sender; as soon as it is accepted, if it should not block."""
-        prepared = await self._prepare(call, sent)
-        with self._ledger.watch(prepared.task_id) as watch:
-            done = await self._commit(call, sent, prepared)
+        task_id, task, key = await self._prepare(call, sent)
+        with self._ledger.watch(task_id) as watch:
+            if task is None:
+                done = await self._continue(call, sent, task_id, key)
+            else:
+                # Not by a coroutine of its own: each one costs at every pause of what it waits for.
+                bytes_max = self.settings.message_bytes_max
+                accepted = await self.writer.submit(task, bytes_max=bytes_max, push=sent.push, minted=key is None)
+                done = _REPEATED if accepted.duplicate else _NEW
             builder = TaskViewBuilder()
             if not done.from_watch:
-                builder = await self.reader.past(prepared.task_id, None if done.again else done.through)
+                builder = await self.reader.past(task_id, None if done.again else done.through)
             if sent.blocking:
                 until_ms = self._ledger.clock.monotonic_ms() + self.settings.blocking_ms_max
-                return await self.reader.at_rest(prepared.task_id, watch, builder, until_ms)
+                return await self.reader.at_rest(task_id, watch, builder, until_ms)
             if done.from_watch:
                 builder.catch_up(await watch.next(WATCH_S))
             return builder.known()
 
     async def stream(self, call: A2ARequest, sent: SendMessage) -> TaskStream:
         """Ends with the task, or when it waits for its sender."""
-        prepared = await self._prepare(call, sent)
-        with handed_over(self._ledger.watch(prepared.task_id)) as watch:
-            done = await self._commit(call, sent, prepared)
+        task_id, task, key = await self._prepare(call, sent)
+        with handed_over(self._ledger.watch(task_id)) as watch:
+            if task is None:
+                done = await self._continue(call, sent, task_id, key)
+            else:
+                bytes_max = self.settings.message_bytes_max
+                accepted = await self.writer.submit(task, bytes_max=bytes_max, push=sent.push, minted=key is None)
+                done = _REPEATED if accepted.duplicate else _NEW
             if not done.from_watch:
-                view = (await self.reader.past(prepared.task_id, done.through or 1)).known()
+                view = (await self.reader.past(task_id, done.through or 1)).known()
                 return TaskStream(self._ledger, watch, view, ends_when_parked=True)
             first, *steps = await self._opening(watch)
             builder = TaskViewBuilder()
@@ -206,7 +213,9 @@ class A2AExchange:
 
     async def _prepare(self, call: A2ARequest, sent: SendMessage) -> _Prepared:
         """Check a message, and build the task that it begins."""
-        message, agent, recipient, sender = sent.message, call.agent, self._recipient(call), self._sender(call)
+        message, agent, anonymous = sent.message, call.agent, call.caller.anonymous
+        identity, tenant = self._catalogue.identity, agent.tenant
+        recipient, sender = identity(tenant, agent.definition.id), identity(tenant, ANONYMOUS if anonymous else CLIENT)
         if call.hop is not None:
             check_hop(call.hop, recipient, self.depth_max)
         check_message(message, agent, call.extensions)
@@ -218,8 +227,8 @@ class A2AExchange:
         if call.idempotency_key is not None or sent.metadata or message.metadata:
             key = read_idempotency(sent, call.idempotency_key)
         if message.task_id is not None:
-            return _Prepared(parse_known_id(message.task_id), None, key)
-        if call.caller.anonymous and message.context_id is not None:
+            return parse_known_id(message.task_id), None, key
+        if anonymous and message.context_id is not None:
             await self._check_context(message.context_id, recipient, sender)
         if key is None:
             task_id = TaskId(self._new_id())
@@ -240,7 +249,7 @@ class A2AExchange:
             output_modes=sent.output_modes,
             request_metadata=sent.metadata,
         )
-        return _Prepared(task_id, task, key)
+        return task_id, task, key
 
     async def _check_context(self, context_id: str, recipient: AgentId, sender: AgentId) -> None:
         """Without a token, a context is one that the caller was told, or one that nobody else can have chosen."""
@@ -255,17 +264,11 @@ class A2AExchange:
         if (await self._ledger.listing(everybodys)).total > (await self._ledger.listing(theirs)).total:
             raise Invalid("unknown_context", "message.contextId: there is no such context of yours; leave it out")
 
-    async def _commit(self, call: A2ARequest, sent: SendMessage, prepared: _Prepared) -> _Sent:
-        """Make the message durable. What follows is watched already."""
-        if prepared.task is None:
-            return await self._continue(call, sent, prepared)
-        accepted = await self.writer.submit(
-            prepared.task, bytes_max=self.settings.message_bytes_max, push=sent.push, minted=prepared.key is None
-        )
-        return _REPEATED if accepted.duplicate else _NEW
-
-    async def _continue(self, call: A2ARequest, sent: SendMessage, prepared: _Prepared) -> _Sent:
-        task_id, key, message, scope = prepared.task_id, prepared.key, sent.message, self.scope(call)
+    async def _continue(
+        self, call: A2ARequest, sent: SendMessage, task_id: TaskId, key: IdempotencyKey | None
+    ) -> _Sent:
+        """Make a message to a known task durable. What follows is watched already."""
+        message, scope = sent.message, self.scope(call)
         update = next_message(message)
         encoded = _encode(update)
         check_size(len(encoded), self.settings.message_bytes_max)

@@ -17,7 +17,7 @@ import asyncio
 import enum
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -225,6 +225,11 @@ Told = Callable[[Any, int], Step | None]
 
 _STARTED: Final = Started()
 
+
+def _tell_end(event: Any, ts_ms: int) -> Step:
+    return Step(event.generation, ts_ms, Ended(event.ending, event.result, event.cause))
+
+
 # What a watcher sees of an event, and when. Of any other it sees nothing.
 _TOLD: Final[dict[type[AnyEvent], Told]] = {
     TaskSent: lambda event, ts_ms: Step(event.generation, ts_ms, Began(event.task)),
@@ -235,8 +240,8 @@ _TOLD: Final[dict[type[AnyEvent], Told]] = {
     TaskContinued: lambda event, ts_ms: Step(event.generation, ts_ms, Continued(event.message)),
     MessageKept: lambda event, ts_ms: Step(event.generation, ts_ms, Continued(event.message)),
     TurnEnded: lambda event, ts_ms: Step(event.generation, ts_ms, event.reply) if event.reply is not None else None,
-    TaskSettled: lambda event, ts_ms: Step(event.generation, ts_ms, Ended(event.ending, event.result, event.cause)),
-    TaskClosed: lambda event, ts_ms: Step(event.generation, ts_ms, Ended(event.ending, event.result, event.cause)),
+    TaskSettled: _tell_end,
+    TaskClosed: _tell_end,
 }
 LEASE_ENDS: Final = frozenset({TaskSettled, TaskClosed, TaskRequeued})
 
@@ -286,13 +291,14 @@ class TaskWatch:
     def give(self, steps: Sequence[Step]) -> None:
         if self.cut:
             return
-        self._steps += steps
-        if len(self._steps) > KEPT_MAX:
-            del self._steps[KEPT_MAX:]
+        kept, woken = self._steps, self._woken
+        kept += steps
+        if len(kept) > KEPT_MAX:
+            del kept[KEPT_MAX:]
             self.cut = True
         # One who is patient is woken in time to take what was told, before it is too much to keep.
-        if self._woken is not None and (not self._patient or len(self._steps) >= KEPT_MAX // 2 or _rests(steps[-1])):
-            _wake(self._woken)
+        if woken is not None and (not self._patient or _rests(steps[-1]) or len(kept) >= KEPT_MAX // 2):
+            _wake(woken)
 
     def end(self) -> None:
         self.cut = True
@@ -308,7 +314,7 @@ class TaskWatch:
 
 def _rests(step: Step) -> bool:
     what = step.what
-    return isinstance(what, Ended) or (isinstance(what, StatusUpdate) and what.state != "working")
+    return type(what) is Ended or (type(what) is StatusUpdate and what.state != "working")
 
 
 def _wake(future: asyncio.Future[None]) -> None:
@@ -334,11 +340,10 @@ class _Signal(enum.Enum):
 
 
 class TaskWatchers:
-    """All watches of a ledger, on its loop. `has_push`: whether a task has push configurations."""
+    """All watches of a ledger, on its loop."""
 
-    def __init__(self, has_push: Callable[[TaskId], bool]) -> None:
+    def __init__(self) -> None:
         self.loop: Final = asyncio.get_running_loop()
-        self._has_push = has_push
         self._watches: dict[str, list[TaskWatch]] = {}
         self._waiting: deque[tuple[int, str, list[Step] | _Signal | RegisterChange]] = deque()
         self._lost: Callable[[TaskId], None] | None = None
@@ -370,52 +375,65 @@ class TaskWatchers:
     def on_registers(self, callback: Callable[[RegisterChange], None]) -> None:
         self._registers.append(callback)
 
-    def note(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
-        """A record was decided. What it says of a task is given to whoever watches it at once."""
+    def note(self, events: Sequence[AnyEvent], ts_ms: int, seq: int, pushed: Collection[TaskId]) -> None:
+        """A record was decided. What it says of a task is given to whoever watches it at once.
+
+        `pushed`: the tasks that have push configurations.
+        """
         watches, waiting = self._watches, self._waiting
         watched: TaskId | None = None
         steps: list[Step] = []
         for event in events:
-            if not isinstance(event, TaskEvent):
-                if self._push is not None and isinstance(event, (PushPut, PushDropped)):
-                    waiting.append((seq, event.task_id, _Signal.PUSH))
-                elif self._peer and isinstance(event, PeerEvent) and (peer := peer_of(event)) is not None:
-                    waiting.append((seq, peer, _Signal.PEER))
-                elif self._registers and (changed := _REGISTERS.get(type(event))) is not None:
-                    waiting.append((seq, "", changed(event)))
+            tell = _TOLD.get(type(event))
+            if tell is None:
+                self._note_untold(event, seq, pushed)
                 continue
-            kind, task_id = type(event), event.task_id
-            if kind in LEASE_ENDS and self._lost is not None:
+            task_id: TaskId = event.task_id  # type: ignore[union-attr]  # only tasks are watched
+            if tell is _tell_end and self._lost is not None:
                 waiting.append((seq, task_id, _Signal.LOST))
-            if self._push is not None and self._has_push(task_id):
+            if pushed and task_id in pushed:
                 waiting.append((seq, task_id, _Signal.PUSH))
-            if task_id in watches and kind in _TOLD:
-                step = _TOLD[kind](event, ts_ms)
-                if step is None:
-                    continue
-                if task_id != watched:
-                    watched, steps = task_id, []
+            if task_id in watches and (step := tell(event, ts_ms)) is not None:
+                if task_id == watched:
+                    steps.append(step)
+                else:
+                    watched, steps = task_id, [step]
                     waiting.append((seq, task_id, steps))
-                steps.append(step)
+
+    def _note_untold(self, event: AnyEvent, seq: int, pushed: Collection[TaskId]) -> None:
+        """An event that nobody who watches a task is told of."""
+        if isinstance(event, TaskEvent):
+            if isinstance(event, TaskRequeued) and self._lost is not None:
+                self._waiting.append((seq, event.task_id, _Signal.LOST))
+            if event.task_id in pushed:
+                self._waiting.append((seq, event.task_id, _Signal.PUSH))
+        elif isinstance(event, (PushPut, PushDropped)):
+            self._waiting.append((seq, event.task_id, _Signal.PUSH))
+        elif isinstance(event, PeerEvent):
+            if (peer := peer_of(event)) is not None:
+                self._waiting.append((seq, peer, _Signal.PEER))
+        elif (changed := _REGISTERS.get(type(event))) is not None:
+            self._waiting.append((seq, "", changed(event)))
 
     def landed(self, durable_seq: int) -> None:
         """Records through this one are durable."""
         watches, waiting = self._watches, self._waiting
         while waiting and waiting[0][0] <= durable_seq:
             _, whose, news = waiting.popleft()
-            if isinstance(news, list):
+            if type(news) is list:
                 for watch in watches.get(whose, ()):
                     watch.give(news)
+            elif news is _Signal.LOST:
+                assert self._lost is not None
+                self._lost(TaskId(whose))
             elif news is _Signal.PEER:
                 for tell in self._peer:
                     tell(InstanceId(whose))
             elif isinstance(news, RegisterChange):
                 for listen in self._registers:
                     listen(news)
-            else:
-                listener = self._lost if news is _Signal.LOST else self._push
-                assert listener is not None
-                listener(TaskId(whose))
+            elif self._push is not None:
+                self._push(TaskId(whose))
 
     def told(
         self,
@@ -444,6 +462,3 @@ class TaskWatchers:
     def forget(self) -> None:
         """The disk failed: what was not durable never happened."""
         self._waiting.clear()
-
-    def __bool__(self) -> bool:
-        return bool(self._watches or self._lost or self._push or self._peer or self._registers)

@@ -55,9 +55,12 @@ def name_of(block: Content) -> str | None:
 
 
 def blocks_named_safely(blocks: tuple[Content, ...]) -> tuple[Content, ...]:
-    if all((name := name_of(block)) is None or is_file_name(name) for block in blocks):
-        return blocks
-    return tuple(map(_named_safely, blocks))
+    for block in blocks:
+        if type(block) is Text and block.filename is None:
+            continue  # most of them
+        if (name := name_of(block)) is not None and not is_file_name(name):
+            return tuple(map(_named_safely, blocks))
+    return blocks
 
 
 def _named_safely(block: Content) -> Content:

@@ -47,7 +47,8 @@ class TenantSlots:
         return 0 if self._waiting else max(0, (self._limit() or UNLIMITED) - self._used)
 
     def take(self, count: int = 1) -> bool:
-        if self.free < count:
+        limit = self._limit()
+        if self._waiting or (limit and self._used + count > limit):
             return False
         self._used += count
         return True

@@ -67,7 +67,10 @@ class Headers:
 
     @property
     def of_hop(self) -> dict[str, str]:
-        return {HEADERS[name]: self._found[name].decode("latin-1") for name in HEADERS.keys() & self._found.keys()}
+        found = self._found
+        if HEADERS.keys().isdisjoint(found):
+            return {}
+        return {HEADERS[name]: found[name].decode("latin-1") for name in HEADERS.keys() & found.keys()}
 
     def version(self, scope: Scope) -> str:
         """Said in a header or in the query."""
@@ -94,27 +97,31 @@ class CallerScope(CancelScope):
     that it has begun goes on. Without `send` it is not noticed that the caller leaves.
     """
 
-    __slots__ = ("_session", "_watch")
+    __slots__ = ("_caller", "_tenants", "_watch")
 
     def __init__(
         self, tenants: TenantAccess, caller: Caller, send: Send | None = None, receive: Receive | None = None
     ) -> None:
-        super().__init__()
-        self._session = tenants.session(caller, self._turned_out)
+        self._reason = None
+        self._tenants = tenants
+        self._caller = caller
         self._watch = OnDisconnect(send, receive, self._left) if send is not None and receive is not None else None
 
     def __enter__(self) -> Self:
-        super().__enter__()
-        self._session.__enter__()
-        if self._watch is not None:
-            self._watch.__enter__()
+        watch = self._watch
+        self._work = watch.task if watch is not None else asyncio.current_task()
+        self._tenants.open_session(self._caller, self._turned_out)
+        if watch is not None:
+            watch.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._watch is not None:
             self._watch.__exit__(None, None, None)
-        self._session.__exit__(None, None, None)
-        super().__exit__(kind, error, at)
+        self._tenants.close_session(self._caller, self._turned_out)
+        if self._reason is not None:
+            super().__exit__(kind, error, at)
+        self._work = None
 
     def _left(self) -> None:
         asyncio.get_running_loop().call_later(GRACE_S, self.leave)
@@ -191,19 +198,10 @@ class Admission:
         )
         return A2ACall(ask, request, dialect, cursor, self.base_url, admitted.scope)
 
-    async def run(
-        self,
-        operation: A2AOperation,
-        services: A2AServices,
-        call: A2ACall,
-        send: Send | None = None,
-        receive: Receive | None = None,
-    ) -> bytes:
-        """The answer of an operation. Only one that works takes long enough for its caller to leave."""
+    async def run(self, operation: A2AOperation, services: A2AServices, call: A2ACall) -> bytes:
+        """The answer of an operation, for a binding that notices by itself when its caller leaves."""
         assert operation.run is not None
-        if not operation.works:
-            return await operation.run(services, call)
-        with CallerScope(self.tenants.tenancy, call.ask.caller, send, receive):
+        with CallerScope(self.tenants.tenancy, call.ask.caller):
             return await operation.run(services, call)
 
 

@@ -18,9 +18,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.doors.a2a.admission import TRANSPORT, Admission, AdmittedCaller, Headers
+from covenant.doors.a2a.admission import TRANSPORT, Admission, AdmittedCaller, CallerScope, Headers
 from covenant.doors.a2a.operations import BY_NAME, METHODS, OPERATIONS, A2ACall, A2AOperation, A2AServices
 from covenant.doors.http.endpoint import TOO_SLOW, serve_stream
+from covenant.doors.http.request_body import body_at_hand
 from covenant.doors.http.responses import (
     JSON,
     PROBLEM,
@@ -150,7 +151,12 @@ class _Binding:
     ) -> None:
         """Answer, or stream. `around`: the bytes before and after each answer."""
         if operation.open_stream is None:
-            answer = await self._admission.run(operation, self._services, call, send, receive)
+            assert operation.run is not None
+            if operation.works:
+                with CallerScope(self._admission.tenants.tenancy, call.ask.caller, send, receive):
+                    answer = await operation.run(self._services, call)
+            else:
+                answer = await operation.run(self._services, call)
             await reply(send, 200, answer.join(around), kind=kind)
             return
         tenants = self._admission.tenants
@@ -218,44 +224,43 @@ async def _not_allowed(send: Send, kind: Header, methods: tuple[str, ...]) -> No
 
 class JsonRpcBinding(_Binding):
     async def answer(self, agent_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        admission = self._admission
+        meter = admission.meter
         try:
-            admitted = await self._admission.enter(scope, Headers(scope), agent_id)
-            with self._admission.tenants.limiter.connected(admitted.caller):
-                body = await self._admission.read_body(admitted, receive, send, self._body_bytes_max)
-                await self._answer(admitted, body, receive, send)
+            admitted = await admission.enter(scope, Headers(scope), agent_id)
+            with admission.tenants.limiter.connected(admitted.caller):
+                body = body_at_hand(send, self._body_bytes_max)
+                if body is None:
+                    body = await admission.read_body(admitted, receive, send, self._body_bytes_max)
+                call = jsonrpc.decode_call(body)
+                method = METHODS.get(call.method)
+                if method is None:
+                    raise jsonrpc.unknown_method(call)
+                operation, dialect, decode = method
+                started_s = perf_counter()
+                try:
+                    asked = admission.call(admitted, operation, dialect, decode, call.params)
+                    await self._run(operation, asked, receive, send, around=jsonrpc.result_frame(call.id))
+                except (OverLimit, Unauthenticated, CallerGoneError):
+                    # Told outside, by its status.
+                    raise
+                except Refusal as refusal:
+                    meter.refused(TRANSPORT, refusal.code)
+                    await reply(send, 200, jsonrpc.encode_refusal(call.id, refusal, dialect.version))
+                except Exception as error:  # the last stand before the client: it hears nothing of what went wrong
+                    log.exception("a2a.failed", extra={"operation": operation.name})
+                    meter.refused(TRANSPORT, "internal")
+                    await reply(send, 200, jsonrpc.encode_refusal(call.id, error, dialect.version))
+                finally:
+                    self._timers[operation.name].observe(perf_counter() - started_s)
+        except jsonrpc.UnreadableCall as unreadable:
+            meter.refused(TRANSPORT, unreadable.code)
+            await reply(send, 200, jsonrpc.encode_refusal(unreadable.id, unreadable, Version.V1))
         except Refusal as refusal:
-            self._admission.meter.refused(TRANSPORT, refusal.code)
+            meter.refused(TRANSPORT, refusal.code)
             await reply_problem(send, refusal)
         except CallerGoneError:
             return
-
-    async def _answer(self, admitted: AdmittedCaller, body: bytes, receive: Receive, send: Send) -> None:
-        try:
-            call = jsonrpc.decode_call(body)
-            method = METHODS.get(call.method)
-            if method is None:
-                raise jsonrpc.unknown_method(call)
-        except jsonrpc.UnreadableCall as unreadable:
-            self._admission.meter.refused(TRANSPORT, unreadable.code)
-            await reply(send, 200, jsonrpc.encode_refusal(unreadable.id, unreadable, Version.V1))
-            return
-        operation, dialect, decode = method
-        started_s = perf_counter()
-        try:
-            asked = self._admission.call(admitted, operation, dialect, decode, call.params)
-            await self._run(operation, asked, receive, send, around=jsonrpc.result_frame(call.id))
-        except (OverLimit, Unauthenticated, CallerGoneError):
-            # Told outside, by its status.
-            raise
-        except Refusal as refusal:
-            self._admission.meter.refused(TRANSPORT, refusal.code)
-            await reply(send, 200, jsonrpc.encode_refusal(call.id, refusal, dialect.version))
-        except Exception as error:  # the last stand before the client: it hears nothing of what went wrong
-            log.exception("a2a.failed", extra={"operation": operation.name})
-            self._admission.meter.refused(TRANSPORT, "internal")
-            await reply(send, 200, jsonrpc.encode_refusal(call.id, error, dialect.version))
-        finally:
-            self._timers[operation.name].observe(perf_counter() - started_s)
 
 
 class A2ADoor:

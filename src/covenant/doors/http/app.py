@@ -69,27 +69,22 @@ class HttpDoor:
         self._origins = origins
         self._any_origins = bool(origins)
 
-    async def serve(self, exchange: HttpExchange) -> None:
+    def serve(self, exchange: HttpExchange) -> Awaitable[None]:
+        """The answer, still to be awaited: a coroutine of our own around it would cost at each of its pauses."""
         scope = exchange.scope
         if not self._hosts.allows(scope):
             refusal = Forbidden("host_not_allowed", "this daemon is not called by that name; see http.allowed_hosts")
-            await reply_refused(exchange, MAILBOX, refusal)
-            return
+            return reply_refused(exchange, MAILBOX, refusal)
         if self._any_origins and (origin := self._origins.of(scope)) is not None:
             exchange.add_headers(cors_headers(origin))
             if scope["method"] == "OPTIONS":
-                await reply_preflight(exchange)
-                return
+                return reply_preflight(exchange)
         path: str = scope["path"]
-        hot = self._hot.get((scope["method"], path))
-        if hot is not None:
-            await hot(scope, exchange.receive, exchange)
-            return
         for prefix, door in self._under:
             if path.startswith(prefix):
-                await door(scope, exchange.receive, exchange)
-                return
-        await self.router(scope, exchange.receive, exchange)
+                return door(scope, exchange.receive, exchange)
+        hot = self._hot.get((scope["method"], path))
+        return (hot or self.router)(scope, exchange.receive, exchange)
 
     def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
         """A refusal as the door at this path tells it: its headers and its body."""

@@ -64,8 +64,8 @@ class TenantGate:
     def recognised(self, credential: bytes) -> Caller | None:
         """Who has the value of this `Authorization` header.
 
-        Most requests repeat one that came before. What it was found to mean is remembered; that it still means it is
-        looked up for every request, so that who is turned out is out at once.
+        Most requests repeat one that came before. What it was found to mean is remembered until a register changes,
+        so that who is turned out is out at once.
         """
         caller = self._recognised.get(credential)
         if caller is not None and self.tenancy.still(caller):

@@ -24,6 +24,9 @@ from covenant.model.settings import TenantSettings
 from covenant.model.tenants import DEFAULT, Tenant, TenantLimits, check_tenant_name
 from covenant.seal.keys import TENANT_TOKEN_PREFIX_LENGTH, new_tenant_token, token_hash
 
+RECOGNISED_MAX: Final = 1_024
+"""How many tokens' meanings are remembered: of those who were let in, so that nobody else can fill it."""
+
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
     """A tenant that is calling. `name` says who exactly: keys that callers choose are theirs alone."""
@@ -70,6 +73,8 @@ class TenantAccess:
         self._doorkeeper = doorkeeper
         self._sessions: dict[str, dict[Callable[[], None], Caller]] = {}
         """By tenant: how each is ended, and whose it is."""
+        self._recognised: dict[str, Caller] = {}
+        """By the hash of a token: what it means, until a register changes."""
         ledger.on_registers(self._changed)
 
     async def open(self) -> None:
@@ -79,22 +84,19 @@ class TenantAccess:
 
     def recognise(self, token: str) -> Caller | None:
         """The hot path: one hash, one look-up."""
-        return self._caller(token_hash(token)) if len(token) <= TOKEN_LENGTH_MAX else None
+        if len(token) > TOKEN_LENGTH_MAX:
+            return None
+        token_sha256 = token_hash(token)
+        caller = self._recognised.get(token_sha256) or self._caller(token_sha256)
+        if caller is not None:
+            if len(self._recognised) >= RECOGNISED_MAX:
+                self._recognised.clear()
+            self._recognised[token_sha256] = caller
+        return caller
 
     def still(self, caller: Caller) -> bool:
-        """Whether somebody who was recognised would be recognised as the very same now: three look-ups, and no hash."""
-        tenant = self._ledger.tenant_of(caller.token_sha256)
-        if not caller.operator:
-            return tenant == caller.tenant
-        identity = self._ledger.identity(caller.token_sha256)
-        return (
-            tenant is None
-            and self._ledger.tenant(DEFAULT) == caller.tenant
-            and identity is not None
-            and identity.revoked_at_ms is None
-            and identity.operator
-            and identity.agent.display == caller.name
-        )
+        """Whether no register has changed since this caller was recognised."""
+        return self._recognised.get(caller.token_sha256) is caller
 
     def _caller(self, token_sha256: str) -> Caller | None:
         tenant = self._ledger.tenant_of(token_sha256)
@@ -132,15 +134,17 @@ class TenantAccess:
             end()
 
     def close_session(self, caller: Caller, end: Callable[[], None]) -> None:
-        sessions = self._sessions.get(caller.tenant.name, {})
-        sessions.pop(end, None)
-        if not sessions:
-            self._sessions.pop(caller.tenant.name, None)
+        sessions = self._sessions.get(caller.tenant.name)
+        if sessions is not None:
+            sessions.pop(end, None)
+            if not sessions:
+                del self._sessions[caller.tenant.name]
 
     def _changed(self, change: RegisterChange) -> None:
         """Whoever revoked a token, rotated it or disabled a tenant, here or elsewhere: what may not go on is ended."""
         if change.register is Register.AGENTS:
             return
+        self._recognised.clear()
         of_tenant = change.register is Register.TENANTS
         found = [self._sessions.get(change.name, {})] if of_tenant else list(self._sessions.values())
         for end, caller in [each for sessions in found for each in sessions.items()]:

@@ -134,7 +134,7 @@ def _characters(view: TaskView) -> int:
     said: tuple[MessageUpdate | Artifact, ...] = (*view.history, *view.artifacts)
     for each in said:
         for part in each.parts:
-            found += len(part.text) if isinstance(part, Text) else KEPT_CHARACTERS_MAX
+            found += len(part.text) if type(part) is Text else KEPT_CHARACTERS_MAX
     return found
 
 

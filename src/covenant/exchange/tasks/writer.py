@@ -74,14 +74,14 @@ class TaskWriter:
         self._tracer = tracer
         self._starting: set[asyncio.Future[None]] = set()
 
-    async def submit(
+    def submit(
         self,
         task: Task,
         *,
         bytes_max: int = MESSAGE_BYTES_MAX,
         push: PushConfig | None = None,
         minted: bool = False,
-    ) -> Accepted:
+    ) -> Awaitable[Accepted]:
         """Accept what a client asked for. The digest covers what it asked, and not how the request came here."""
         asked = task if task.traceparent is None and task.metadata is None else without_way(task)
         digest, size = fingerprint(asked)
@@ -94,46 +94,54 @@ class TaskWriter:
             task = without_reserved_keys(task)
         if task.deadline_ms is not None and task.origin != SIMPLE:
             task = within_deadline(task, self._ledger.clock.left_ms(task.deadline_ms))
-        try:
-            return await self.accept(task, digest, push, minted=minted)
-        except Refusal as refusal:
-            if refusal.code == "duplicate_task_id":
-                raise key_reused() from None
-            raise
+        return self.accept(task, digest, push, minted=minted, submitted=True)
 
     def accept(
-        self, task: Task, digest: str, push: PushConfig | None = None, *, minted: bool = False
+        self,
+        task: Task,
+        digest: str,
+        push: PushConfig | None = None,
+        *,
+        minted: bool = False,
+        submitted: bool = False,
     ) -> Awaitable[Accepted]:
-        """`minted`: the task's id is new, and from here."""
+        """`minted`: the task's id is new, and from here. `submitted`: if not, it was made of an idempotency key."""
         accept = self._accept_traced if self._tracer.on else self._accept
-        return accept(task, digest, push, minted=minted)
+        return accept(task, digest, push, minted=minted, submitted=submitted)
 
-    async def _accept_traced(self, task: Task, digest: str, push: PushConfig | None, *, minted: bool) -> Accepted:
+    async def _accept_traced(
+        self, task: Task, digest: str, push: PushConfig | None, *, minted: bool, submitted: bool
+    ) -> Accepted:
         with accept_span(self._tracer, task, trace_of(task)) as span:
-            accepted = await self._accept(traced(task, span.trace), digest, push, minted=minted)
+            accepted = await self._accept(traced(task, span.trace), digest, push, minted=minted, submitted=submitted)
             span.note({DUPLICATE: accepted.duplicate})
         return accepted
 
-    async def _accept(self, task: Task, digest: str, push: PushConfig | None, *, minted: bool) -> Accepted:
+    async def _accept(
+        self, task: Task, digest: str, push: PushConfig | None, *, minted: bool, submitted: bool
+    ) -> Accepted:
         slot = self._workers.reserve(task.recipient.pubkey)
-        if slot is None:
-            return await self._ledger.commit(Accept(task=task, digest=digest, push=push, minted=minted))
-        started = False
+        starter, started = slot.starter if slot is not None else None, False
         try:
             accepted = await self._ledger.commit(
-                Accept(task=task, digest=digest, starter=slot.starter, push=push, minted=minted)
+                Accept(task=task, digest=digest, starter=starter, push=push, minted=minted)
             )
-            if accepted.leased is not None:
+            if slot is not None and accepted.leased is not None:
                 slot.start(accepted.leased)
                 started = True
+        except Conflict as refusal:
+            if submitted and refusal.code == "duplicate_task_id":
+                raise key_reused() from None
+            raise
         except asyncio.CancelledError:
             # The caller has left, and what was decided stands: whoever was to start must hear of it all the same.
-            started = True
-            self._starting.add(starting := asyncio.ensure_future(self._start_later(task, slot)))
-            starting.add_done_callback(self._starting.discard)
+            if slot is not None:
+                started = True
+                self._starting.add(starting := asyncio.ensure_future(self._start_later(task, slot)))
+                starting.add_done_callback(self._starting.discard)
             raise
         finally:
-            if not started:
+            if slot is not None and not started:
                 slot.give_back()
         return accepted
 

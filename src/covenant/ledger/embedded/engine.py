@@ -34,7 +34,7 @@ from covenant.ledger.machine.decisions import Decision, decide
 from covenant.ledger.machine.decisions.context import CommandRefused
 from covenant.ledger.machine.events import AnyEvent, TaskEvent, TaskLeased, TaskUpdated, encode_events
 from covenant.ledger.machine.peer_commands import ReceiveFromPeer
-from covenant.ledger.machine.states import QUEUED, SETTLED
+from covenant.ledger.machine.states import FINISHED, QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived
 from covenant.ledger.watchers import KeyedWakeups, QueueWaiters, TaskWatchers
 from covenant.model.errors import OverLimit, Unavailable, storage_failed
@@ -47,6 +47,8 @@ A = TypeVar("A")
 # ten seconds of work, and bound what a start must still archive.
 LAG_SLOWS_REPORTS: Final = 100_000
 LAG_REFUSES_TASKS: Final = 1_000_000
+
+_QUIET: Final = frozenset({TaskUpdated, TaskLeased})
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ class EmbeddedLedger(Reads):
         self._bell = KeyedWakeups()
         self._task_waiters = QueueWaiters(lambda recipient: bool(self._state.queue.first(recipient, 1)))
         self._result_waiters = QueueWaiters(lambda sender: bool(self._state.results.first(sender, 1)))
-        self._watching = TaskWatchers(lambda task_id: task_id in self._state.pushes_by_task)
+        self._watching = TaskWatchers()
         self.task_waiter = self._task_waiters.waiter
         self.result_waiter = self._result_waiters.waiter
         self.watch = self._watching.watch
@@ -100,7 +102,7 @@ class EmbeddedLedger(Reads):
         journal = self._journal
         if journal.durable_seq - self._archive.archived_seq >= LAG_SLOWS_REPORTS:
             await self._admit(command)
-        recalled = await self._recall(command) if self._forgotten(command) else {}
+        recalled = await self._recall(command) if self._may_be_forgotten(command) else {}
         state, now_ms = self._state, self.now_ms()
         if journal.failure is not None:
             raise storage_failed(journal.failure)
@@ -162,13 +164,13 @@ class EmbeddedLedger(Reads):
                 state.bodies_read = ReadBodies()
 
     def _record(self, events: list[AnyEvent], now_ms: int) -> None:
+        state = self._state
         encoded, events = encode_events(events)
         seq = self._journal.append(encoded, now_ms)
-        self._state.apply(events, now_ms, seq)
+        state.apply(events, now_ms, seq)
         if self._bell.waiting or self._task_waiters.lines or self._result_waiters.lines:
             self._ring(events)
-        if self._watching:
-            self._watching.note(events, now_ms, seq)
+        self._watching.note(events, now_ms, seq, state.pushes_by_task)
 
     def _landed(self, durable_seq: int) -> None:
         self._watching.landed(durable_seq)
@@ -178,12 +180,12 @@ class EmbeddedLedger(Reads):
         """Wake whoever waits for this. They decide at once, and share the sync that this record waits for."""
         for event in events:
             # Those that neither queue a task nor end it are most of what happens.
-            if isinstance(event, (TaskUpdated, TaskLeased)) or not isinstance(event, TaskEvent):
+            if type(event) in _QUIET or not isinstance(event, TaskEvent):
                 continue
             entry = self._state.entries[event.task_id]
             if entry.state is QUEUED:
                 self._task_waiters.wake(entry.task.recipient.pubkey)
-            elif entry.finished:
+            elif entry.state in FINISHED:
                 self._bell.ring(("task", event.task_id))
                 if self._state.orphaned:
                     self._bell.ring(("orphans",))
@@ -201,6 +203,12 @@ class EmbeddedLedger(Reads):
             raise OverLimit(
                 "archive_lagging", "the archive cannot keep up; send again in a few seconds", retry_after_ms=5_000
             )
+
+    def _may_be_forgotten(self, command: Command[Any]) -> bool:
+        """Whether the archive must be asked: most commands are for a task in memory, or make a new one."""
+        if isinstance(command, TaskCommand):
+            return command.task_id not in self._state.entries and bool(self._forgotten(command))
+        return not (isinstance(command, Accept) and command.minted) and bool(self._forgotten(command))
 
     def _forgotten(self, command: Command[Any]) -> Sequence[TaskId]:
         """The tasks this command names that only the archive may still know."""

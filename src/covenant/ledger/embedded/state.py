@@ -33,6 +33,7 @@ from covenant.ledger.machine.events import (
     TaskContinued,
     TaskEvent,
     TaskLeased,
+    TaskUpdated,
     TurnEnded,
 )
 from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
@@ -95,17 +96,13 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         entries = self.entries
         for event in events:
             if isinstance(event, TaskEvent):
-                old = entries.get(event.task_id)
-                entries[event.task_id] = new = evolve(old, event, ts_ms)
+                task_id = event.task_id
+                old = entries.get(task_id)
+                entries[task_id] = new = evolve(old, event, ts_ms)
                 if old is None or new.state is not old.state:
                     self._move(event, old, new, ts_ms, seq)
-                elif isinstance(event, LeaseRenewed):  # nothing else makes a lease young
-                    self.leased.move_to_end(event.task_id)
-                    self._judge_holder(new)
-                elif isinstance(event, LeaseInterrupted):
-                    self._judge_holder(new)
-                elif isinstance(event, (MessageKept, TurnEnded)):
-                    self.accounts.resize(old, new)
+                elif type(event) is not TaskUpdated:
+                    self._stay(event, old, new)
             elif isinstance(event, PushEvent):
                 self.apply_push(event, ts_ms)
             elif isinstance(event, PeerEvent):
@@ -118,9 +115,19 @@ class LedgerState(Registries, PushIndex, PeerIndex):
             else:
                 self.register(event)
 
+    def _stay(self, event: TaskEvent, old: Entry, new: Entry) -> None:
+        """In the same state."""
+        if isinstance(event, LeaseRenewed):  # nothing else makes a lease young
+            self.leased.move_to_end(event.task_id)
+            self._judge_holder(new)
+        elif isinstance(event, LeaseInterrupted):
+            self._judge_holder(new)
+        elif isinstance(event, (MessageKept, TurnEnded)):
+            self.accounts.resize(old, new)
+
     def _move(self, event: TaskEvent, old: Entry | None, new: Entry, ts_ms: int, seq: int) -> None:
         """From one state to another: out of the indexes of the one, and into those of the other."""
-        task_id, task, finished = event.task_id, new.task, new.state in FINISHED
+        kind, task_id, task, finished = type(event), event.task_id, new.task, new.state in FINISHED
         if old is None:
             if not finished:  # a result that was given back comes from the archive, and counts as a result alone
                 self._begin(new, seq)
@@ -128,9 +135,9 @@ class LedgerState(Registries, PushIndex, PeerIndex):
             self._leave(old.state, new)
             if finished and old.state not in FINISHED:
                 self.accounts.end(old)
-            elif isinstance(event, (TaskContinued, TurnEnded)):
+            elif kind is TaskContinued or kind is TurnEnded:
                 self.accounts.resize(old, new)
-        self._enter(new.state, new, seq, first=type(event) in effects.MAY_GO_FIRST and effects.goes_first(event))
+        self._enter(new.state, new, seq, first=kind in effects.MAY_GO_FIRST and effects.goes_first(event))
         if task_id in self.pushes_by_task and effects.ends_pushes(event):
             self.end_pushes(task_id, new.generation)
         if task.idempotency is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
@@ -98,7 +98,7 @@ log = logging.getLogger(__name__)
 class Door(Protocol):
     """What the server calls for each request."""
 
-    async def serve(self, exchange: HttpExchange) -> None:
+    def serve(self, exchange: HttpExchange) -> Awaitable[None]:
         """Answer. A door that raises, or returns without a whole answer, is a defect: the server answers 500."""
 
 
@@ -122,7 +122,7 @@ class HttpExchange:
     _begun = False
     _more_headers: tuple[Header, ...] = ()
 
-    def __init__(self, connection: HttpConnection, scope: Scope, *, keep_alive: bool, expects: bool) -> None:
+    def __init__(self, connection: HttpConnection, scope: Scope, keep_alive: bool, expects: bool) -> None:  # noqa: FBT001
         self._connection = connection
         self.scope = scope
         self.keep_alive = keep_alive

@@ -26,6 +26,8 @@ The parser itself refuses a second `content-length`.
 """
 
 
+_ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
+
 URLS_MAX: Final = 1_024
 """How many URLs are kept as they were read: most requests are for the same few."""
 URL_BYTES_MAX: Final = 512
@@ -42,6 +44,7 @@ class HttpRequestReader:
         "_fed_bytes",
         "_head_bytes",
         "_headers",
+        "_headers_max",
         "_parser",
         "_pending_bytes",
         "_progress",
@@ -60,6 +63,7 @@ class HttpRequestReader:
     def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
         self._bounds = connection.bounds
+        self._headers_max = connection.bounds.headers_max
         self._parser = httptools.HttpRequestParser(self)
         self.exchange: HttpExchange | None = None
         """Whose body is being read."""
@@ -154,9 +158,10 @@ class HttpRequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head:
-            self._headers.append((name.lower(), value))
-            if len(self._headers) > self._bounds.headers_max:
-                raise refusals.too_many_headers(self._bounds.headers_max)
+            headers = self._headers
+            headers.append((name.lower(), value))
+            if len(headers) > self._headers_max:
+                raise refusals.too_many_headers(self._headers_max)
             return
         # After the body: nobody reads those, and they are not what was asked.
         self._progress = True
@@ -187,14 +192,13 @@ class HttpRequestReader:
         path, raw_path, query = connection.urls.read(self._url)
         scope: Scope = {
             "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "asgi": _ASGI,
             "http_version": version,
             "server": connection.server,
             "client": connection.client,
             "scheme": "http",
             "root_path": "",
             "headers": headers,
-            "state": {},
             "method": method,
             "path": path,
             "raw_path": raw_path,
@@ -202,9 +206,8 @@ class HttpRequestReader:
         }
         keep_alive = keep_alive and parser.should_keep_alive()
         self.ended = not keep_alive
-        self.exchange = exchange = HttpExchange(
-            connection, scope, keep_alive=keep_alive, expects=by_name.get(b"expect", b"").lower() == b"100-continue"
-        )
+        expects = b"expect" in by_name and by_name[b"expect"].lower() == b"100-continue"
+        self.exchange = exchange = HttpExchange(connection, scope, keep_alive, expects)
         connection.accept(exchange)
 
     def _measure_head(self) -> None:

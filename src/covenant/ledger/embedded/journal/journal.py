@@ -431,9 +431,10 @@ class MemoryJournal:
         return seq
 
     def _turn(self) -> None:
-        self._scheduled = False
-        self.batches += 1
-        self.on_durable(self.durable_seq)
+        if self._scheduled:
+            self._scheduled = False
+            self.batches += 1
+            self.on_durable(self.durable_seq)
 
     async def wait(self, seq: int | None = None) -> None:
         self.waiter(seq)
@@ -441,6 +442,7 @@ class MemoryJournal:
     def waiter(self, seq: int | None = None) -> None:
         if seq is not None and seq > self.last_seq:
             raise ValueError(f"record {seq} was not appended yet")
+        self._turn()  # whoever listens hears of a record before the one who waits for it
 
     async def rotate(self) -> int:
         return self.last_seq
