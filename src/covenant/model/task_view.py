@@ -134,9 +134,11 @@ class TaskViewBuilder:
 
     def catch_up(self, steps: Iterable[Step]) -> None:
         """Add those of the steps that are new to it."""
+        folded = self._folded
         for step in steps:
             if step.generation > self.generation:
-                self.add(step)
+                self.generation, self.updated_at_ms, what = step.generation, step.ts_ms, step.what
+                folded[type(what)](self, what)
 
     def _begin(self, what: Began) -> None:
         self._task = what.task
@@ -185,13 +187,7 @@ class TaskViewBuilder:
 
     def known(self) -> TaskView:
         """The view of a task that was accepted, and so has a first step."""
-        view = self.view()
-        assert view is not None, "a task that was accepted has a first step"
-        return view
-
-    def view(self) -> TaskView | None:
-        if self._task is None:
-            return None
+        assert self._task is not None, "a task that was accepted has a first step"
         return TaskView(
             task=self._task,
             state=self.state,
@@ -200,10 +196,13 @@ class TaskViewBuilder:
             updated_at_ms=self.updated_at_ms,
             message=self._message,
             history=tuple(self._history),
-            artifacts=tuple(draft.artifact() for draft in self._artifacts.values()),
+            artifacts=tuple([draft.artifact() for draft in self._artifacts.values()]),
             result=self._result,
             cause=self._cause,
         )
+
+    def view(self) -> TaskView | None:
+        return None if self._task is None else self.known()
 
 
 class ArtifactBuilder:
@@ -219,7 +218,7 @@ class ArtifactBuilder:
 
     def add(self, update: ArtifactUpdate) -> None:
         for part in update.parts:
-            if is_plain(part):
+            if type(part) is Text and is_plain(part):
                 self._text.append(part.text)
             else:
                 self._flush()

@@ -69,35 +69,68 @@ class JobServices(NamedTuple):
 
 
 class Job:
-    full = False
-    """The agent should wait for `room`."""
-    over = False
-    """Nothing more is written."""
-    finishing = False
-    stopping: str | None = None
-    """Why it is being stopped."""
-    runner: asyncio.Task[None] | None = None
-    deadline: asyncio.TimerHandle | None = None
-    span: Span | None = None
-    unfinished: Callable[[], object] | None = None
-    """Closes what is being said."""
-    _spending: Spending | None = None
-    _calls: AgentCalls | None = None
-    _mute = False
-    _pending_bytes = 0
-    _updates = 0
-    _bytes = 0
-    _timer: asyncio.Handle | None = None
-    _flusher: asyncio.Task[None] | None = None
-    _next_flush = 0.0
-    _room: asyncio.Future[None] | None = None
-    _result: Result | None = None
-    _ending: Ending | None = None
-    _parked: StatusUpdate | None = None
+    __slots__ = (
+        "_bytes",
+        "_calls",
+        "_ending",
+        "_flusher",
+        "_ledger",
+        "_loop",
+        "_mute",
+        "_next_flush",
+        "_parked",
+        "_pending",
+        "_pending_bytes",
+        "_result",
+        "_room",
+        "_services",
+        "_spending",
+        "_timer",
+        "_updates",
+        "deadline",
+        "finishing",
+        "full",
+        "holder",
+        "leased",
+        "notes",
+        "over",
+        "runner",
+        "slot",
+        "span",
+        "stopping",
+        "task",
+        "threads",
+        "unfinished",
+    )
 
     def __init__(
         self, leased: LeasedTask, holder: AgentId, services: JobServices, threads: AgentThreads, slot: TurnSlot
     ) -> None:
+        self.full = False
+        """The agent should wait for `room`."""
+        self.over = False
+        """Nothing more is written."""
+        self.finishing = False
+        self.stopping: str | None = None
+        """Why it is being stopped."""
+        self.runner: asyncio.Task[None] | None = None
+        self.deadline: asyncio.TimerHandle | None = None
+        self.span: Span | None = None
+        self.unfinished: Callable[[], object] | None = None
+        """Closes what is being said."""
+        self._spending: Spending | None = None
+        self._calls: AgentCalls | None = None
+        self._mute = False
+        self._pending_bytes = 0
+        self._updates = 0
+        self._bytes = 0
+        self._timer: asyncio.Handle | None = None
+        self._flusher: asyncio.Task[None] | None = None
+        self._next_flush = 0.0
+        self._room: asyncio.Future[None] | None = None
+        self._result: Result | None = None
+        self._ending: Ending | None = None
+        self._parked: StatusUpdate | None = None
         if services.tracer.on:
             self.span, leased = begin_attempt(services.tracer, leased)
         self.leased = leased

@@ -33,7 +33,8 @@ _NO_TEXT: Final = (Text(""),)
 class TurnOutput:
     """What an agent says in one turn. `text` is everything that it said in words."""
 
-    __slots__ = ("_data", "_files", "_job", "_prefix", "_said", "_subs", "_task_id", "_text_id", "_tools")
+    _files = _data = _tools = _subs = 0
+    """How many of each were said."""
 
     def __init__(self, job: Job) -> None:
         earlier = job.leased.turn - 1
@@ -42,10 +43,6 @@ class TurnOutput:
         self._text_id = f"{job.task.id}-text-{earlier}"
         self._prefix = f"{earlier}." if earlier else ""
         self._said: list[str] = []
-        self._files = 0
-        self._data = 0
-        self._tools = 0
-        self._subs = 0
 
     def say(self, chunk: str) -> None:
         if not chunk:
@@ -64,7 +61,7 @@ class TurnOutput:
         if self._said:
             self.say(text)
         elif text:
-            size = len(text.encode()) + OVERHEAD
+            size = (len(text) if text.isascii() else len(text.encode())) + OVERHEAD
             self._said.append(text)
             self._job.say(ArtifactUpdate(self._text_id, (Text(text),), RESPONSE, last_chunk=True), size, last=True)
             self._text_id = ""

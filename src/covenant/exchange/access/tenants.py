@@ -130,7 +130,8 @@ class TenantAccess:
 
     def open_session(self, caller: Caller, end: Callable[[], None]) -> None:
         self._sessions.setdefault(caller.tenant.name, {})[end] = caller
-        if not caller.anonymous and not self.still(caller) and self._caller(caller.token_sha256) is None:
+        known = self._recognised.get(caller.token_sha256) is caller or caller.anonymous
+        if not known and self._caller(caller.token_sha256) is None:
             end()
 
     def close_session(self, caller: Caller, end: Callable[[], None]) -> None:

@@ -108,7 +108,20 @@ def build_task(
         own_ms = definition.timeout_ms or KINDS[definition.kind].timeout_ms
         if own_ms is not None:
             timeout_ms = own_ms if timeout_ms is None else min(own_ms, timeout_ms)
-    trace = None if hop is None else trace_of(hop)
+    depth, traceparent, tracestate = 0, None, None
+    chain: tuple[str, ...] = ()
+    if hop is not None:
+        depth, chain = hop.depth, hop.chain
+        if deadline_ms is None:
+            deadline_ms = hop.deadline_ms
+        if (trace := trace_of(hop)) is not None:
+            traceparent, tracestate = trace.traceparent, trace.tracestate
+    message_id = None
+    extensions: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+    if message is not None:
+        message_id, metadata = message.message_id, message.metadata
+        extensions, references = message.extensions, message.reference_task_ids
     return Task(
         id=task_id,
         sender=sender,
@@ -118,20 +131,20 @@ def build_task(
         parent=parent,
         context_id=context_id or task_id,
         timeout_ms=timeout_ms,
-        deadline_ms=deadline_ms if hop is None or deadline_ms is not None else hop.deadline_ms,
+        deadline_ms=deadline_ms,
         idempotency=Idempotency(DuplicateSafety.IDEMPOTENT, key.key) if key is not None and key.idempotent else None,
         tenant=tenant,
         origin=origin,
-        depth=0 if hop is None else hop.depth,
-        chain=() if hop is None else hop.chain,
-        message_id=None if message is None else message.message_id,
-        metadata=metadata if message is None else message.metadata,
-        extensions=() if message is None else message.extensions,
-        reference_task_ids=() if message is None else message.reference_task_ids,
+        depth=depth,
+        chain=chain,
+        message_id=message_id,
+        metadata=metadata,
+        extensions=extensions,
+        reference_task_ids=references,
         output_modes=output_modes,
         request_metadata=request_metadata,
-        traceparent=None if trace is None else trace.traceparent,
-        tracestate=None if trace is None else trace.tracestate,
+        traceparent=traceparent,
+        tracestate=tracestate,
         target=target,
     )
 

@@ -107,9 +107,7 @@ class TaskReader:
                 break
             # Whatever is said on the way is told when it rests: nobody reads it before.
             builder.catch_up(await watch.next(left_s, until_rest=True))
-        view = builder.known()
-        self.keep(view)
-        return view
+        return builder.known()
 
     def keep(self, view: TaskView) -> None:
         if not view.state.terminal or _characters(view) > KEPT_CHARACTERS_MAX:

@@ -25,7 +25,7 @@ from covenant.model.a2a_requests import PushConfig
 from covenant.model.errors import Conflict, Refusal
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.settings import MESSAGE_BYTES_MAX
-from covenant.model.task import A2A, SIMPLE, Result, ResultStatus, Task, fingerprint
+from covenant.model.task import A2A, SIMPLE, Result, ResultStatus, Task, fingerprint, weigh
 from covenant.model.tracing import (
     AGENT_NAME,
     ATTEMPT,
@@ -82,12 +82,18 @@ class TaskWriter:
         push: PushConfig | None = None,
         minted: bool = False,
     ) -> Awaitable[Accepted]:
-        """Accept what a client asked for. The digest covers what it asked, and not how the request came here."""
-        asked = task if task.traceparent is None and task.metadata is None else without_way(task)
-        digest, size = fingerprint(asked)
-        if push is not None:
-            # The same key with another webhook is another request, as with another message.
-            digest = hashlib.sha256(digest.encode() + _encode(push)).hexdigest()
+        """Accept what a client asked for. The digest covers what it asked, and not how the request came here.
+
+        A task with a minted id has no digest: nobody knows the id yet, so nobody can send the task again.
+        """
+        if minted:
+            digest, size = "", weigh(task)
+        else:
+            asked = task if task.traceparent is None and task.metadata is None else without_way(task)
+            digest, size = fingerprint(asked)
+            if push is not None:
+                # The same key with another webhook is another request, as with another message.
+                digest = hashlib.sha256(digest.encode() + _encode(push)).hexdigest()
         check_size(size, bytes_max)
         if task.origin == A2A:
             # After the digest: the same request has the same digest, whichever keys are reserved by now.

@@ -186,7 +186,8 @@ class EmbeddedLedger(Reads):
             if entry.state is QUEUED:
                 self._task_waiters.wake(entry.task.recipient.pubkey)
             elif entry.state in FINISHED:
-                self._bell.ring(("task", event.task_id))
+                if self._bell.waiting:
+                    self._bell.ring(("task", event.task_id))
                 if self._state.orphaned:
                     self._bell.ring(("orphans",))
                 if entry.state is SETTLED:

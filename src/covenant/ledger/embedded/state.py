@@ -172,7 +172,8 @@ class LedgerState(Registries, PushIndex, PeerIndex):
             self.queue.leave(task.recipient.pubkey, task.id)
         elif state is LEASED:
             del self.leased[task.id]
-            self._lost_leases.discard(task.id)
+            if self._lost_leases:
+                self._lost_leases.discard(task.id)
         elif state is SETTLED:
             self.results.leave(task.sender.pubkey, task.id)
             self.accounts.drained(entry)
@@ -190,9 +191,8 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         elif state is LEASED:
             self.leased[task.id] = None
             self._judge_holder(entry)
-            times_out_at_ms = entry.times_out_at_ms(entry.updated_at_ms, self._due_ages)
-            if times_out_at_ms is not None:
-                heapq.heappush(self._due, (times_out_at_ms, task.id))
+            if task.timeout_ms and (due_ms := entry.times_out_at_ms(entry.updated_at_ms, self._due_ages)) is not None:
+                heapq.heappush(self._due, (due_ms, task.id))
         elif state is SETTLED:
             self.results.enter(task.sender.pubkey, task.id, first=first)
             self.accounts.settled(entry)
@@ -424,7 +424,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
     def _judge_holder(self, entry: Entry) -> None:
         if self._alive is not None and entry.holder_lost(self._alive):
             self._lost_leases.add(entry.task.id)
-        else:
+        elif self._lost_leases:
             self._lost_leases.discard(entry.task.id)
 
     def holders_lost(self) -> int:

@@ -409,7 +409,7 @@ AnyEvent = (
 )
 
 
-NESTING_MAX: Final = 256
+NESTING_MAX: Final = 512
 """Levels in a record. Doors stop at 64; the interpreter, and the JSON of databases, carry some 900."""
 
 _EVENT: Final = re.compile(r"\[(?P<index>\d+)\](?P<inside>.*)", re.DOTALL)
@@ -426,8 +426,10 @@ def encode_events(events: Sequence[AnyEvent]) -> tuple[bytes, list[AnyEvent]]:
     try:
         encoded = encode(events)
         decoded = decode_events(encoded)
-        # A level takes two brackets, and a line break can only come from what was encoded elsewhere (`msgspec.Raw`).
-        if decoded == events and encoded.count(b"{") + encoded.count(b"[") <= NESTING_MAX and b"\n" not in encoded:
+        # A level takes two brackets: so few bytes cannot be nested too deeply, and counting takes longer than decoding.
+        shallow = len(encoded) <= 2 * NESTING_MAX or encoded.count(b"{") + encoded.count(b"[") <= NESTING_MAX
+        # A line break can only come from what was encoded elsewhere (`msgspec.Raw`).
+        if shallow and decoded == events and b"\n" not in encoded:
             return encoded, decoded
     except Exception:  # noqa: BLE001, S110  objects of all kinds are encoded here: `read_back` says what is wrong
         pass

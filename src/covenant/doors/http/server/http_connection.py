@@ -25,43 +25,80 @@ _CLOSE: Final[Header] = (b"connection", b"close")
 
 
 class HttpConnection(asyncio.Protocol):
+    __slots__ = (
+        "_behind_bytes",
+        "_body_end_s",
+        "_body_full",
+        "_current",
+        "_discarded_bytes",
+        "_drained",
+        "_expected",
+        "_gathered_bytes",
+        "_http",
+        "_lingers",
+        "_paused_s",
+        "_pipeline_full",
+        "_queue",
+        "_reader",
+        "_reading_paused",
+        "_refusal",
+        "_unread",
+        "_unread_at",
+        "_writes",
+        "address",
+        "bounds",
+        "client",
+        "deadline_s",
+        "heads",
+        "loop",
+        "reserved",
+        "server",
+        "silent_since_s",
+        "tasks",
+        "transport",
+        "unsent_bytes",
+        "unsent_since_s",
+        "urls",
+        "write_paused",
+    )
+
     transport: asyncio.Transport
-    client: tuple[str, int] | None = None
-    server: tuple[str, int] | None = None
-    address = ""
-    """Whose connections it is counted with."""
-    reserved = False
-    """There was no place for it: it is refused whatever it asks, except health."""
-    write_paused = False
-    deadline_s = inf
-    """When what is waited for must be there: a head, a body, another request, an end."""
-    silent_since_s = 0.0
-    """When its last byte came, or its last answer was given."""
-    _reader: HttpRequestReader | None = None
-    _current: HttpExchange | None = None
-    """Which is being answered."""
-    _unread = b""
-    """Received, and not given to the reader yet, from `_unread_at` on."""
-    _unread_at = 0
-    _behind_bytes = 0
-    _discarded_bytes = 0
-    _expected = (1, True)
-    """What the deadline is for: the number of a request, and whether it is for its head. The first runs already."""
-    _body_end_s = inf
-    _paused_s = 0.0
-    _pipeline_full = False
-    _body_full = False
-    _reading_paused = False
-    _refusal: Refusal | None = None
-    """Why nothing more is read. It is told after the answers that come before it."""
-    _lingers = False
-    _gathered_bytes = 0
-    unsent_bytes = 0
-    """Written, and not read by its client, when that was looked at last."""
-    unsent_since_s = 0.0
-    """When its client was last seen to read."""
 
     def __init__(self, http: HttpServer) -> None:
+        self.client: tuple[str, int] | None = None
+        self.server: tuple[str, int] | None = None
+        self.address = ""
+        """Whose connections it is counted with."""
+        self.reserved = False
+        """There was no place for it: it is refused whatever it asks, except health."""
+        self.write_paused = False
+        self.deadline_s = inf
+        """When what is waited for must be there: a head, a body, another request, an end."""
+        self.silent_since_s = 0.0
+        """When its last byte came, or its last answer was given."""
+        self._reader: HttpRequestReader | None = None
+        self._current: HttpExchange | None = None
+        """Which is being answered."""
+        self._unread = b""
+        """Received, and not given to the reader yet, from `_unread_at` on."""
+        self._unread_at = 0
+        self._behind_bytes = 0
+        self._discarded_bytes = 0
+        self._expected = (1, True)
+        """What the deadline is for: the number of a request, and whether it is for its head. The first runs already."""
+        self._body_end_s = inf
+        self._paused_s = 0.0
+        self._pipeline_full = False
+        self._body_full = False
+        self._reading_paused = False
+        self._refusal: Refusal | None = None
+        """Why nothing more is read. It is told after the answers that come before it."""
+        self._lingers = False
+        self._gathered_bytes = 0
+        self.unsent_bytes = 0
+        """Written, and not read by its client, when that was looked at last."""
+        self.unsent_since_s = 0.0
+        """When its client was last seen to read."""
         self._http = http
         self.loop = http.loop
         self.bounds = http.bounds

@@ -103,26 +103,45 @@ class Door(Protocol):
 
 
 class HttpExchange:
-    # What most requests never change is a default of the class: an instance costs only what is set on it.
+    __slots__ = (
+        "_begun",
+        "_connection",
+        "_expects",
+        "_head",
+        "_left",
+        "_more_headers",
+        "_news",
+        "_parts",
+        "body_complete",
+        "chunked",
+        "complete",
+        "disconnected",
+        "keep_alive",
+        "kept_bytes",
+        "on_disconnect",
+        "scope",
+        "task",
+    )
+
     task: asyncio.Task[None]
-    body_complete = False
-    disconnected = False
-    """The client has left, or was cut off. What is sent from now on goes nowhere."""
-    complete = False
-    """The whole answer was written."""
-    kept_bytes = 0
-    """Of the body: arrived, and not received by the door yet."""
-    chunked = False
-    on_disconnect: Callable[[], None] | None = None
-    """Called once, on the loop, when the client leaves or is cut off; see `waits.while_connected`."""
-    _parts: list[bytes] | None = None
-    _news: asyncio.Future[None] | None = None
-    _head = b""
-    _left = 0
-    _begun = False
-    _more_headers: tuple[Header, ...] = ()
 
     def __init__(self, connection: HttpConnection, scope: Scope, keep_alive: bool, expects: bool) -> None:  # noqa: FBT001
+        self.body_complete = False
+        self.disconnected = False
+        """The client has left, or was cut off. What is sent from now on goes nowhere."""
+        self.complete = False
+        """The whole answer was written."""
+        self.kept_bytes = 0
+        """Of the body: arrived, and not received by the door yet."""
+        self.chunked = False
+        self.on_disconnect: Callable[[], None] | None = None
+        """Called once, on the loop, when the client leaves or is cut off; see `waits.while_connected`."""
+        self._parts: list[bytes] | None = None
+        self._news: asyncio.Future[None] | None = None
+        self._head = b""
+        self._left = 0
+        self._begun = False
+        self._more_headers: tuple[Header, ...] = ()
         self._connection = connection
         self.scope = scope
         self.keep_alive = keep_alive

@@ -33,10 +33,10 @@ QUEUED_BYTES: Final = "queued_bytes_limit"
 RETRY_MS: Final = 1_000
 
 
-def check_account(decide: DecisionContext, task: Task, *, tasks: int, size: int) -> None:
+def check_account(decide: DecisionContext, task: Task, tasks: int, size: int) -> None:
     """Refuse what would take a task's account over one of its limits: so many more tasks, and so many more bytes."""
     view = decide.view
-    account, limits = view.account(account_of(task)), view.limits
+    limits, account = view.limits, view.account(account_of(task))
     tenant = view.tenant(task.tenant) if task.tenant is not None else None
     tasks_max, bytes_max = limits.live_tasks_max, limits.queued_bytes_max
     if tenant is not None:
@@ -98,7 +98,7 @@ def accept(decide: DecisionContext, command: Accept) -> Accepted:
         leader = view.leader(key)
         if leader is not None:
             return _follow(decide, command, key, leader)
-    check_account(decide, task, tasks=1, size=weigh(task))
+    check_account(decide, task, 1, weigh(task))
     waiting = view.queued_count(task.recipient.pubkey)
     if waiting >= view.limits.queued_per_recipient_max:
         raise decide.refuse(
@@ -216,7 +216,7 @@ def _follow(decide: DecisionContext, command: Accept, key: CacheKey, leader: Tas
                 retry_after_ms=BUSY_RETRY_MS,
             )
         )
-    check_account(decide, task, tasks=1, size=weigh(task))
+    check_account(decide, task, 1, weigh(task))
     _begin(decide, command, TaskFollowed(task.id, task, command.digest, leader))
     return Accepted(task_id=task.id, following=leader)
 

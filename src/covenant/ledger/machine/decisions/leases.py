@@ -263,7 +263,7 @@ def continue_(decide: DecisionContext, command: Continue) -> Reported:
             return Reported(generation, duplicate=True)
         if command.key is not None and message_id.startswith(command.key):
             raise decide.refuse(key_reused())
-    check_account(decide, entry.task, tasks=0, size=weigh_message(command.message))
+    check_account(decide, entry.task, 0, weigh_message(command.message))
     generation = entry.generation + 1
     if entry.state is State.PARKED:
         decide.add(TaskContinued(command.task_id, generation, command.message, command.message_id))
