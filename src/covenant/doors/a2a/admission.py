@@ -183,7 +183,9 @@ class Admission:
     ) -> A2ACall:
         """The request, checked in this order: version, agent, params. `decode` makes it of what was said."""
         headers, caller = admitted.headers, admitted.caller
-        check_version(headers.version(admitted.scope), dialect)
+        version = headers.version(admitted.scope)
+        if version not in _ALWAYS:
+            check_version(version, dialect)
         agent = self.catalogue.agent(caller.tenant.name, admitted.agent_id)
         if agent is None:
             raise unknown_agent(admitted.agent_id)

@@ -41,9 +41,11 @@ class TaskReader:
         """The task as it stands. One outside the scope is refused as one that does not exist."""
         view = self._kept.get(task_id)
         if view is not None:
+            if not _covers(scope, view):
+                raise unknown_task(task_id)
             self._kept.move_to_end(task_id)
-        else:
-            view = (await self.past(task_id, scope=scope)).view()
+            return view
+        view = (await self.past(task_id, scope=scope)).view()
         if view is None or not _covers(scope, view):
             raise unknown_task(task_id)
         if view.state.terminal:
