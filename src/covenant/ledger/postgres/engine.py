@@ -102,8 +102,7 @@ class PostgresLedger:
         self._bell = KeyedWakeups()
         self._task_waiters = QueueWaiters(lambda recipient: self._waits("queued", recipient))
         self._result_waiters = QueueWaiters(lambda sender: self._waits("settled", sender))
-        self._pushed: set[TaskId] = set()
-        self._signals = TaskWatchers(lambda task_id: task_id in self._pushed)
+        self._signals = TaskWatchers()
         self._steps = StepFollower(self._history.steps, self._generation)
         self.on_push = self._signals.on_push
         self.on_peer = self._signals.on_peer
@@ -194,9 +193,9 @@ class PostgresLedger:
         for peer, at_ms in work.heard.items():
             self._registers.heard(peer, at_ms)
         self._membership.wrote(committed.seq, committed.topics.counts)
-        self._pushed = {task_id for task_id, slot in work.slots.items() if slot.pushed}
+        pushed = {task_id for task_id, slot in work.slots.items() if slot.pushed}
         for events, ts_ms in committed.records:
-            self._signals.note(events, ts_ms, 0)
+            self._signals.note(events, ts_ms, 0, pushed)
             steps: dict[TaskId, list[Step]] = {}
             for event in events:
                 if isinstance(event, TaskEvent) and (step := step_of(event, ts_ms)) is not None:

@@ -26,6 +26,7 @@ _CLOSE: Final[Header] = (b"connection", b"close")
 
 class HttpConnection(asyncio.Protocol):
     __slots__ = (
+        "__weakref__",
         "_behind_bytes",
         "_body_end_s",
         "_body_full",
