@@ -17,7 +17,7 @@ from covenant.model.tenants import DEFAULT
 from covenant.seal.cards import CardSigner
 from tests.agents import mcp_server
 from tests.daemon_under_test import open_daemon_under_test
-from tests.doors.a2a.stage import stage
+from tests.doors.a2a.a2a_under_test import open_a2a
 
 URL = "http://localhost"
 
@@ -42,7 +42,7 @@ async def test_cards_name_what_is_declared_and_then_what_a_server_really_has(tmp
 
 
 async def test_without_the_extra_the_door_says_how_to_get_it(tmp_path: Path) -> None:
-    async with stage(tmp_path) as s:
+    async with open_a2a(tmp_path) as s:
         gate = TenantGate(s.tenancy, TenantLimiter(s.ledger.now_ms))
         # Nobody gets as far as the desk.
         door = McpDoor(None, gate, Meter(), version="1", body_bytes_max=1_000, present=False)  # type: ignore[arg-type]

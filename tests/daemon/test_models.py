@@ -144,10 +144,10 @@ async def test_the_address_and_its_key_are_one_providers(monkeypatch: pytest.Mon
 async def test_a_whole_answer_has_a_time_limit_however_often_something_comes(tmp_path: Path, line: Line) -> None:
     async with openai_server([line] * 50) as server, open_agents(tmp_path) as under_test, opening() as opened:
         settings = ModelSettings(name="openai:small", base_url=server.url, request_ms=400)
-        cast = ModelAgents(settings, await opened(settings), under_test.services)
+        model_agents = ModelAgents(settings, await opened(settings), under_test.services)
         definition = agent()
         under_test.catalogue.add_resident("default", definition, "code")
-        under_test.workers.register(under_test.catalogue.identity("default", "bot"), cast.body(definition))
+        under_test.workers.register(under_test.catalogue.identity("default", "bot"), model_agents.body(definition))
         view = await under_test.ask("bot", "go")
         assert (view.state, said(view)) == (TaskState.FAILED, "the model failed: timed_out")
 
@@ -181,7 +181,7 @@ async def test_an_advisor_is_a_model_that_is_allowed_and_without_it_a_gate_stays
     lines = ["an answer", "CONTINUE", "unasked"]
     async with openai_server(lines) as server, open_agents(tmp_path) as under_test, opening() as opened:
         settings = ModelSettings(name="openai:small", base_url=server.url, others=("openai:wise",))
-        cast = ModelAgents(settings, await opened(settings), under_test.services)
+        model_agents = ModelAgents(settings, await opened(settings), under_test.services)
         for model, mode, told in (
             ("openai/wise", "gate", "ananswer"),
             ("openai:other", "gate", "the model of this agent's advisor, openai:other, cannot be used"),
@@ -190,7 +190,9 @@ async def test_an_advisor_is_a_model_that_is_allowed_and_without_it_a_gate_stays
             agent_id = f"{model.partition(':')[2] or 'wise'}-{mode}"
             definition = read_agent_definition({"id": agent_id, "advisor": {"model": model, "mode": mode}})
             under_test.catalogue.add_resident("default", definition, "code")
-            under_test.workers.register(under_test.catalogue.identity("default", agent_id), cast.body(definition))
+            under_test.workers.register(
+                under_test.catalogue.identity("default", agent_id), model_agents.body(definition)
+            )
             assert told in said(await under_test.ask(agent_id, "go"))
         assert [asked["model"] for asked in server.asked] == ["small", "wise", "small"]
         assert "advise" in {tool["function"]["name"] for tool in server.asked[0]["tools"]}

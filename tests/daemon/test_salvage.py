@@ -19,17 +19,26 @@ from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import segment_path
 from covenant.ledger.machine.events import AnyEvent
 from covenant.model.ids import TaskId
-from tests.daemon.lives import LIMITS, Life, begun_in, check_agreement, exercise, kinds_of, live, records
+from tests.daemon.home_history import (
+    LIMITS,
+    HomeHistory,
+    begun_in,
+    check_agreement,
+    exercise,
+    fill_home,
+    kinds_of,
+    records,
+)
 
 KINDS = sorted(str(kind.__struct_config__.tag) for kind in get_args(AnyEvent))
 NOW_MS = 1_700_000_000_000
 
 
 @pytest.fixture(scope="module", params=["compacted", "whole"])
-def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Life:
-    life = Life(tmp_path_factory.mktemp("life"))
-    asyncio.run(live(life, compacted=request.param == "compacted"))
-    return life
+def history(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HomeHistory:
+    history = HomeHistory(tmp_path_factory.mktemp("life"))
+    asyncio.run(fill_home(history, compacted=request.param == "compacted"))
+    return history
 
 
 def flip(home: Path, seq: int) -> None:
@@ -66,99 +75,103 @@ def accept(home: Path) -> set[int]:
     return lost
 
 
-def begun_before(life: Life, lost: set[int]) -> set[TaskId]:
+def begun_before(history: HomeHistory, lost: set[int]) -> set[TaskId]:
     """The tasks whose beginning is in no lost record."""
-    told = records(life.home)
+    told = records(history.home)
     gone = {which for seq in lost if seq in told for which in begun_in(told[seq][1])}
-    return set(life.tasks) - gone
+    return set(history.tasks) - gone
 
 
-async def check_loss(life: Life, home: Path, spoil: Callable[[Path], Any]) -> None:
-    shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
+async def check_loss(history: HomeHistory, home: Path, spoil: Callable[[Path], Any]) -> None:
+    shutil.copytree(history.home, home, ignore=shutil.ignore_patterns("lock"))
     spoil(home)
     lost = accept(home)
-    driver = await life.open(home)
+    driver = await history.open(home)
     try:
-        for which in begun_before(life, lost):
+        for which in begun_before(history, lost):
             assert await driver.ledger.show(which, None, 10) is not None, f"{which} was acknowledged and not cut"
     finally:
         await driver.ledger.close()
-    await exercise(life, home)
+    await exercise(history, home)
 
 
-def test_the_life_tells_of_every_kind_of_event(life: Life) -> None:
-    told = {kind for _, line in records(life.home).values() for kind in kinds_of(line)}
+def test_the_life_tells_of_every_kind_of_event(history: HomeHistory) -> None:
+    told = {kind for _, line in records(history.home).values() for kind in kinds_of(line)}
     assert told == set(KINDS)
 
 
-def places(life: Life, kind: str) -> list[int]:
+def places(history: HomeHistory, kind: str) -> list[int]:
     """The first and the last record that tell of it."""
-    told = [seq for seq, (_, line) in sorted(records(life.home).items()) if kind in kinds_of(line)]
+    told = [seq for seq, (_, line) in sorted(records(history.home).items()) if kind in kinds_of(line)]
     return sorted({told[0], told[-1]})
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["task_sent", "task_leased", "task_settled", "result_drained", "grant_made"])
-async def test_after_an_accepted_loss_every_verb_works(life: Life, tmp_path: Path, kind: str, way: str) -> None:
-    await check_loss(life, tmp_path / "home", lambda home: WAYS[way](home, places(life, kind)[0]))
+async def test_after_an_accepted_loss_every_verb_works(
+    history: HomeHistory, tmp_path: Path, kind: str, way: str
+) -> None:
+    await check_loss(history, tmp_path / "home", lambda home: WAYS[way](home, places(history, kind)[0]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_after_any_accepted_loss_every_verb_works(life: Life, tmp_path: Path, kind: str, way: str) -> None:
-    for seq in places(life, kind):
-        await check_loss(life, tmp_path / f"home-{seq}", lambda home, seq=seq: WAYS[way](home, seq))  # type: ignore[misc]
+async def test_after_any_accepted_loss_every_verb_works(
+    history: HomeHistory, tmp_path: Path, kind: str, way: str
+) -> None:
+    for seq in places(history, kind):
+        await check_loss(history, tmp_path / f"home-{seq}", lambda home, seq=seq: WAYS[way](home, seq))  # type: ignore[misc]
 
 
-def flip_last_before_rotation(life: Life, home: Path) -> None:
+def flip_last_before_rotation(history: HomeHistory, home: Path) -> None:
     """The archive had not come to the last record of a segment, and the next segment is still empty."""
-    restore_old_archive(life, home)
+    restore_old_archive(history, home)
     last = max(records(home))
     flip(home, last)
     segment_path(home / "journal", last + 1).touch()
 
 
-def leave_stray_segment(life: Life, home: Path) -> None:
+def leave_stray_segment(history: HomeHistory, home: Path) -> None:
     segment_path(home / "journal", max(records(home)) + 1_000).touch()
 
 
-def leave_segment_of_no_journal(_: Life, home: Path) -> None:
+def leave_segment_of_no_journal(_: HomeHistory, home: Path) -> None:
     segment_path(home / "journal", 10**20 - 1).touch()
 
 
 @pytest.mark.parametrize("spoil", [flip_last_before_rotation, leave_stray_segment, leave_segment_of_no_journal])
 async def test_an_empty_segment_behind_a_loss_does_not_stay_in_the_way(
-    life: Life, tmp_path: Path, spoil: Callable[[Life, Path], None]
+    history: HomeHistory, tmp_path: Path, spoil: Callable[[HomeHistory, Path], None]
 ) -> None:
-    await check_loss(life, tmp_path / "home", lambda home: spoil(life, home))
+    await check_loss(history, tmp_path / "home", lambda home: spoil(history, home))
 
 
-def test_the_last_record_before_an_empty_segment_is_told_as_lost(life: Life, tmp_path: Path) -> None:
+def test_the_last_record_before_an_empty_segment_is_told_as_lost(history: HomeHistory, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
-    flip_last_before_rotation(life, home)
-    assert max(records(life.home)) in accept(home)
+    shutil.copytree(history.home, home, ignore=shutil.ignore_patterns("lock"))
+    flip_last_before_rotation(history, home)
+    assert max(records(history.home)) in accept(home)
 
 
-def lose_journal(_: Life, home: Path) -> None:
+def lose_journal(_: HomeHistory, home: Path) -> None:
     shutil.rmtree(home / "journal")
 
 
-def lose_archive(_: Life, home: Path) -> None:
+def lose_archive(_: HomeHistory, home: Path) -> None:
     (home / "archive.db").unlink()
 
 
-def restore_old_archive(life: Life, home: Path) -> None:
-    shutil.copy(life.folder / "early" / "archive.db", home / "archive.db")
+def restore_old_archive(history: HomeHistory, home: Path) -> None:
+    shutil.copy(history.folder / "early" / "archive.db", home / "archive.db")
 
 
-def restore_old_journal(life: Life, home: Path) -> None:
+def restore_old_journal(history: HomeHistory, home: Path) -> None:
     shutil.rmtree(home / "journal")
-    shutil.copytree(life.folder / "early" / "journal", home / "journal")
+    shutil.copytree(history.folder / "early" / "journal", home / "journal")
 
 
-def overwrite_page(_: Life, home: Path) -> None:
+def overwrite_page(_: HomeHistory, home: Path) -> None:
     data = bytearray((home / "archive.db").read_bytes())
     data[2 * PAGE_BYTES : 3 * PAGE_BYTES] = b"\xa5" * PAGE_BYTES
     (home / "archive.db").write_bytes(data)
@@ -166,26 +179,26 @@ def overwrite_page(_: Life, home: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [lose_journal, restore_old_journal, overwrite_page])
 async def test_a_ledger_of_which_one_part_is_lost_or_of_yesterday_works_again(
-    life: Life, tmp_path: Path, spoil: Callable[[Life, Path], None]
+    history: HomeHistory, tmp_path: Path, spoil: Callable[[HomeHistory, Path], None]
 ) -> None:
     home = tmp_path / "home"
-    shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
-    spoil(life, home)
+    shutil.copytree(history.home, home, ignore=shutil.ignore_patterns("lock"))
+    spoil(history, home)
     accept(home)
-    await exercise(life, home)
+    await exercise(history, home)
 
 
 @pytest.mark.parametrize("spoil", [restore_old_archive, lose_archive])
 async def test_an_archive_of_yesterday_is_brought_up_to_date_where_the_journal_can(
-    life: Life, tmp_path: Path, spoil: Callable[[Life, Path], None]
+    history: HomeHistory, tmp_path: Path, spoil: Callable[[HomeHistory, Path], None]
 ) -> None:
     home = tmp_path / "home"
-    shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
-    spoil(life, home)
+    shutil.copytree(history.home, home, ignore=shutil.ignore_patterns("lock"))
+    spoil(history, home)
     if check_ledger(home, {}, LIMITS).salvage is not None:
         assert min(records(home)) > 1, "the journal has everything, and nothing need be given up"
         accept(home)
-    await exercise(life, home)
+    await exercise(history, home)
 
 
 def ended(home: Path) -> set[str]:
@@ -193,27 +206,27 @@ def ended(home: Path) -> set[str]:
         return {row[0] for row in db.execute("SELECT task_id FROM a2a_tasks WHERE ledger_state = 'resolved'")}
 
 
-async def test_history_that_is_only_in_the_archive_outlives_the_journal(life: Life, tmp_path: Path) -> None:
+async def test_history_that_is_only_in_the_archive_outlives_the_journal(history: HomeHistory, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
+    shutil.copytree(history.home, home, ignore=shutil.ignore_patterns("lock"))
     before = ended(home)
-    lose_journal(life, home)
+    lose_journal(history, home)
     accept(home)
     assert ended(home) == before
-    driver = await life.open(home)
+    driver = await history.open(home)
     try:
-        for which in before & set(life.tasks):
-            again = await driver.send(life.tasks[TaskId(which)])
+        for which in before & set(history.tasks):
+            again = await driver.send(history.tasks[TaskId(which)])
             assert again.duplicate, "an ended task began again"
     finally:
         await driver.ledger.close()
 
 
 @pytest.mark.parametrize("point", ["snapshot.write", "snapshot.rename", "snapshot.sync_dir", "journal.create_segment"])
-async def test_a_mending_that_was_cut_off_is_done_again(life: Life, tmp_path: Path, point: str) -> None:
+async def test_a_mending_that_was_cut_off_is_done_again(history: HomeHistory, tmp_path: Path, point: str) -> None:
     home = tmp_path / "home"
-    shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
-    flip(home, places(life, "task_leased")[0])
+    shutil.copytree(history.home, home, ignore=shutil.ignore_patterns("lock"))
+    flip(home, places(history, "task_leased")[0])
     salvage = check_ledger(home, {}, LIMITS).salvage
     assert salvage is not None
     with (
@@ -225,7 +238,7 @@ async def test_a_mending_that_was_cut_off_is_done_again(life: Life, tmp_path: Pa
     assert plan.fired
     if not check_ledger(home, {}, LIMITS).well:
         accept(home)
-    await exercise(life, home)
+    await exercise(history, home)
 
 
 ODDS = {
@@ -237,12 +250,12 @@ ODDS = {
 
 @pytest.mark.parametrize("odds", ODDS)
 async def test_an_archive_at_odds_with_its_journal_is_rebuilt_without_a_loss(
-    life: Life, tmp_path: Path, odds: str
+    history: HomeHistory, tmp_path: Path, odds: str
 ) -> None:
     home = tmp_path / "home"
-    shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
-    driver = await life.open(home)
-    before = await check_agreement(driver, life.tasks)
+    shutil.copytree(history.home, home, ignore=shutil.ignore_patterns("lock"))
+    driver = await history.open(home)
+    before = await check_agreement(driver, history.tasks)
     await driver.ledger.close()
     with closing(sqlite3.connect(home / "archive.db")) as db:
         assert db.execute(ODDS[odds]).rowcount > 0
@@ -251,7 +264,7 @@ async def test_an_archive_at_odds_with_its_journal_is_rebuilt_without_a_loss(
     with lock_home(home):
         rebuild_archive(home, LIMITS, NOW_MS)
     assert not check_ledger(home, {}, LIMITS).rebuild
-    driver = await life.open(home)
-    assert await check_agreement(driver, life.tasks) == before
+    driver = await history.open(home)
+    assert await check_agreement(driver, history.tasks) == before
     await driver.ledger.close()
-    await exercise(life, home)
+    await exercise(history, home)

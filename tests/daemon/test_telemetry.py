@@ -22,7 +22,7 @@ from covenant.daemon.telemetry import Log, OtelTracer, open_tracer, start_loggin
 from covenant.model.ids import TaskId
 from covenant.model.task_event import Began
 from covenant.model.tracing import OFF
-from tests.doors.a2a.stage import Scenery, Stage, stage
+from tests.doors.a2a.a2a_under_test import A2AOptions, A2AUnderTest, open_a2a
 from tests.waits import BOUND_S
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -82,13 +82,13 @@ def message(text: str, **more: Any) -> dict[str, Any]:
     return {"message": {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": text}], **more}}
 
 
-async def said(s: Stage, agent: str, **headers: str) -> dict[str, Any]:
+async def said(s: A2AUnderTest, agent: str, **headers: str) -> dict[str, Any]:
     answer = await s.result(agent, "SendMessage", message(f"{CANARY} hello"), **headers)
     task: dict[str, Any] = answer["task"]
     return task
 
 
-async def kept_on(s: Stage, task_id: str) -> str | None:
+async def kept_on(s: A2AUnderTest, task_id: str) -> str | None:
     (first,) = await s.ledger.steps(TaskId(task_id), 0, 1)
     assert isinstance(first.what, Began)
     return first.what.task.traceparent
@@ -109,7 +109,7 @@ def below(child: ReadableSpan, parent: ReadableSpan) -> bool:
 async def test_a_task_is_a_span_of_its_accepting_and_one_of_each_attempt_below_it(
     tmp_path: Path, tracer: OtelTracer, exporter: InMemorySpanExporter
 ) -> None:
-    async with stage(tmp_path, echo(), scenery=Scenery(tracer=tracer)) as s:
+    async with open_a2a(tmp_path, echo(), options=A2AOptions(tracer=tracer)) as s:
         task = await said(s, "echo")
         await s.workers.idle()
     accept, attempt = named(exporter, "accept echo"), named(exporter, "invoke_agent echo")
@@ -138,7 +138,7 @@ async def test_a_task_is_a_span_of_its_accepting_and_one_of_each_attempt_below_i
 async def test_a_failure_is_one_in_the_span_and_says_no_more_than_that(
     tmp_path: Path, tracer: OtelTracer, exporter: InMemorySpanExporter
 ) -> None:
-    async with stage(tmp_path, failing(), scenery=Scenery(tracer=tracer)) as s:
+    async with open_a2a(tmp_path, failing(), options=A2AOptions(tracer=tracer)) as s:
         await said(s, "failing")
         await s.workers.idle()
     attempt = named(exporter, "invoke_agent failing")
@@ -150,14 +150,14 @@ async def test_a_failure_is_one_in_the_span_and_says_no_more_than_that(
 async def test_nothing_that_was_said_is_in_a_span_unless_the_operator_wants_it(
     tmp_path: Path, tracer: OtelTracer, exporter: InMemorySpanExporter
 ) -> None:
-    async with stage(tmp_path / "1", echo(), failing(), scenery=Scenery(tracer=tracer)) as s:
+    async with open_a2a(tmp_path / "1", echo(), failing(), options=A2AOptions(tracer=tracer)) as s:
         await said(s, "echo")
         await said(s, "failing")
         await s.workers.idle()
     assert CANARY not in "".join(span.to_json() for span in exporter.get_finished_spans())
     telling = OtelTracer(_provider(exporter), content=True)
     exporter.clear()
-    async with stage(tmp_path / "2", echo(), scenery=Scenery(tracer=telling)) as s:
+    async with open_a2a(tmp_path / "2", echo(), options=A2AOptions(tracer=telling)) as s:
         await said(s, "echo")
         await s.workers.idle()
     attributes = named(exporter, "invoke_agent echo").attributes
@@ -171,7 +171,7 @@ async def test_nothing_that_was_said_is_in_a_span_unless_the_operator_wants_it(
 async def test_a_callers_trace_goes_on_here(
     tmp_path: Path, tracer: OtelTracer, exporter: InMemorySpanExporter, way: str
 ) -> None:
-    async with stage(tmp_path, echo(), scenery=Scenery(tracer=tracer)) as s:
+    async with open_a2a(tmp_path, echo(), options=A2AOptions(tracer=tracer)) as s:
         if way == "header":
             await s.result("echo", "SendMessage", message("x"), traceparent=PARENT, tracestate="a=b")
         else:
@@ -189,7 +189,7 @@ async def test_the_trace_is_kept_on_the_task_and_is_no_part_of_the_request(
     tmp_path: Path, tracer: OtelTracer, off: bool
 ) -> None:
     other = PARENT.replace("b7ad", "c7ad")
-    async with stage(tmp_path, echo(), scenery=Scenery(tracer=OFF if off else tracer)) as s:
+    async with open_a2a(tmp_path, echo(), options=A2AOptions(tracer=OFF if off else tracer)) as s:
         first = await said(s, "echo", idempotency_key="k", traceparent=PARENT)
         again = await said(s, "echo", idempotency_key="k", traceparent=other)
         assert again["id"] == first["id"]
@@ -200,7 +200,7 @@ async def test_the_trace_is_kept_on_the_task_and_is_no_part_of_the_request(
 
 
 async def test_what_is_no_trace_context_is_not_kept(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo()) as s:
+    async with open_a2a(tmp_path, echo()) as s:
         for wrong in ("nonsense", PARENT.upper(), PARENT.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32)):
             task = await said(s, "echo", traceparent=wrong)
             assert await kept_on(s, task["id"]) is None
@@ -209,7 +209,7 @@ async def test_what_is_no_trace_context_is_not_kept(tmp_path: Path) -> None:
 async def test_what_is_delegated_is_below_the_attempt_that_delegates_it(
     tmp_path: Path, tracer: OtelTracer, exporter: InMemorySpanExporter
 ) -> None:
-    async with stage(tmp_path, boss(), echo(), scenery=Scenery(tracer=tracer)) as s:
+    async with open_a2a(tmp_path, boss(), echo(), options=A2AOptions(tracer=tracer)) as s:
         await said(s, "boss")
         await s.workers.idle()
     assert below(named(exporter, "accept echo"), named(exporter, "invoke_agent boss"))
@@ -229,7 +229,7 @@ async def test_waiting_for_a_place_is_a_span_of_its_own(
         await let_go.wait()
         return "done"
 
-    async with stage(tmp_path, agent, scenery=Scenery(tracer=tracer)) as s:
+    async with open_a2a(tmp_path, agent, options=A2AOptions(tracer=tracer)) as s:
         sending = asyncio.create_task(said(s, "busy"))
         await held.wait()
         asked = {**message("x"), "configuration": {"returnImmediately": True}}
@@ -261,7 +261,7 @@ async def test_spans_that_an_agent_begins_itself_are_below_its_attempt(
         with provider.get_tracer("its own").start_as_current_span("looking"):
             return "seen"
 
-    async with stage(tmp_path, agent, scenery=Scenery(tracer=OtelTracer(provider))) as s:
+    async with open_a2a(tmp_path, agent, options=A2AOptions(tracer=OtelTracer(provider))) as s:
         await said(s, "curious")
         await s.workers.idle()
     assert below(named(exporter, "looking"), named(exporter, "invoke_agent curious"))

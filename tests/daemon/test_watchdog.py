@@ -120,7 +120,7 @@ async def test_a_stop_is_no_hold_and_does_not_wait_for_one() -> None:
 # The stand-in
 
 
-class Stage:
+class StandInUnderTest:
     """A stand-in at work on a listening socket. `handed` is what it gave to the loop."""
 
     def __init__(self, listener: socket.socket, connections_max: int = 8) -> None:
@@ -164,11 +164,11 @@ class Stage:
 
 
 @contextmanager
-def stage(connections_max: int = 8) -> Iterator[Stage]:
+def open_stand_in(connections_max: int = 8) -> Iterator[StandInUnderTest]:
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         listener.setblocking(False)
-        made = Stage(listener, connections_max)
+        made = StandInUnderTest(listener, connections_max)
         stack.callback(made.close)
         yield made
 
@@ -181,14 +181,14 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def test_a_probe_that_asks_for_the_head_alone_gets_no_body() -> None:
-    with stage() as at, at.connect(ASK.replace(b"GET", b"HEAD")) as connection:
+    with open_stand_in() as at, at.connect(ASK.replace(b"GET", b"HEAD")) as connection:
         head, _, body = read_all(connection).partition(b"\r\n\r\n")
         assert (head.startswith(b"HTTP/1.1 200 OK\r\n"), body) == (True, b"")
 
 
 @pytest.mark.parametrize("ask", [ASK, ASK.replace(b"healthz", b"health"), ASK.replace(b"healthz", b"healthz?x=1")])
 def test_health_is_answered_in_place_of_the_loop(ask: bytes) -> None:
-    with stage() as at, at.connect(ask) as connection:
+    with open_stand_in() as at, at.connect(ask) as connection:
         head, body = read_all(connection).split(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 OK\r\n")
         told = json.loads(body)
@@ -199,7 +199,7 @@ def test_health_is_answered_in_place_of_the_loop(ask: bytes) -> None:
 
 
 def test_a_head_that_comes_in_pieces_is_answered_too() -> None:
-    with stage() as at, at.connect() as connection:
+    with open_stand_in() as at, at.connect() as connection:
         for byte in ASK:
             connection.sendall(bytes((byte,)))
         assert read_all(connection).startswith(b"HTTP/1.1 200 OK\r\n")
@@ -209,26 +209,26 @@ def test_a_head_that_comes_in_pieces_is_answered_too() -> None:
     "said", [b"POST /v1/simple HTTP/1.1\r\n\r\n", b"GET /healthzz HTTP/1.1\r\n\r\n", b"GET /readyz HTTP/1.1\r\n\r\n"]
 )
 def test_everything_else_is_handed_over_unread(said: bytes) -> None:
-    with stage() as at, at.connect(said):
+    with open_stand_in() as at, at.connect(said):
         at.until_handed(1)
         assert at.handed[0].recv(1024) == said
 
 
 def test_a_silent_connection_is_handed_over_and_health_is_answered_beside_it() -> None:
-    with stage() as at, at.connect(), at.connect(b"GET /hea"), at.connect(ASK) as connection:
+    with open_stand_in() as at, at.connect(), at.connect(b"GET /hea"), at.connect(ASK) as connection:
         assert read_all(connection).startswith(b"HTTP/1.1 200 OK\r\n")
         at.until_handed(2)
 
 
 def test_what_was_accepted_is_handed_over_when_the_hold_ends() -> None:
-    with stage() as at, at.connect(b"GET /hea"):
+    with open_stand_in() as at, at.connect(b"GET /hea"):
         at.until_accepted()
         at.end()
         assert len(at.handed) == 1
 
 
 def test_no_more_than_so_many_connections_are_accepted_in_one_hold() -> None:
-    with stage(connections_max=3) as at, ExitStack() as stack:
+    with open_stand_in(connections_max=3) as at, ExitStack() as stack:
         for _ in range(6):
             stack.enter_context(at.connect(b"GET /readyz HTTP/1.1\r\n\r\n"))
         at.until_handed(3)

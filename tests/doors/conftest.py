@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.doors.doors_under_test import DoorsUnderTest, open_doors
 from tests.doors.speakers import HttpSpeaker, IpcSpeaker, Speaker
-from tests.doors.world import World, open_world
 
 
 @pytest.fixture
-async def world(short_path: Path) -> AsyncIterator[World]:
-    async with open_world(short_path) as opened:
+async def under_test(short_path: Path) -> AsyncIterator[DoorsUnderTest]:
+    async with open_doors(short_path) as opened:
         yield opened
 
 
 @pytest.fixture(params=["http", "ipc"])
-def speaker(request: pytest.FixtureRequest, world: World) -> Speaker:
-    return HttpSpeaker() if request.param == "http" else IpcSpeaker(world)
+def speaker(request: pytest.FixtureRequest, under_test: DoorsUnderTest) -> Speaker:
+    return HttpSpeaker() if request.param == "http" else IpcSpeaker(under_test)

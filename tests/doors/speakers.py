@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 from covenant.doors.http.responses import PROBLEM, style_of
 from covenant.doors.operator_api import BY_KIND
 from covenant.wire.ipc_frames import canonical_kind
-from tests.doors.world import Actor, World
+from tests.doors.doors_under_test import DoorsUnderTest, EnrolledCaller
 
 WRAPPED = {
     "send_a2a_task": "task",
@@ -27,9 +27,9 @@ class Told:
 
 
 class Speaker(Protocol):
-    async def tell(self, actor: Actor, kind: str, **fields: Any) -> Told: ...
+    async def tell(self, actor: EnrolledCaller, kind: str, **fields: Any) -> Told: ...
 
-    async def ask(self, actor: Actor, kind: str, **fields: Any) -> dict[str, Any]:
+    async def ask(self, actor: EnrolledCaller, kind: str, **fields: Any) -> dict[str, Any]:
         """What is asked must not be refused."""
         told = await self.tell(actor, kind, **fields)
         assert told.answer["kind"] != "error", told
@@ -38,7 +38,7 @@ class Speaker(Protocol):
 
 
 class HttpSpeaker(Speaker):
-    async def tell(self, actor: Actor, kind: str, **fields: Any) -> Told:
+    async def tell(self, actor: EnrolledCaller, kind: str, **fields: Any) -> Told:
         operation = BY_KIND[canonical_kind(kind)]
         target = operation.path
         for name in re.findall(r"\{(\w+)\}", target):
@@ -56,10 +56,10 @@ class HttpSpeaker(Speaker):
 
 
 class IpcSpeaker(Speaker):
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, under_test: DoorsUnderTest) -> None:
+        self._world = under_test
 
-    async def tell(self, actor: Actor, kind: str, **fields: Any) -> Told:
+    async def tell(self, actor: EnrolledCaller, kind: str, **fields: Any) -> Told:
         async with self._world.connect() as connection:
             await connection.authenticate(actor.token)
             return Told(await connection.ask(kind, **fields), None)

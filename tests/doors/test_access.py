@@ -13,89 +13,97 @@ import covenant.seal
 from covenant.model.ids import AgentId, PublicKey, base58
 from covenant.seal.keys import verify_grant
 from tests.doors.clients import Http
+from tests.doors.doors_under_test import DoorsUnderTest, EnrolledCaller, new_task, now_ms
 from tests.doors.operator_api.test_operations import leased_task, result_of
 from tests.doors.speakers import Speaker
 from tests.doors.test_bad_input import refused
-from tests.doors.world import Actor, World, new_task, now_ms
 
 KEY = PublicKey(base58(b"one and the same key, 32 bytes  "))
 SEAL = str(Path(covenant.seal.__file__).parent)
 READS = {"open", "open_code", "read", "readv", "pread", "preadv", "stat", "scandir", "listdir"}
 
 
-async def enroll_key(world: World, speaker: Speaker, display: str, *actions: str) -> Actor:
+async def enroll_key(under_test: DoorsUnderTest, speaker: Speaker, display: str, *actions: str) -> EnrolledCaller:
     """Whoever holds the one key, under this name."""
     asked = {"display": display, "pubkey": KEY, "actions": list(actions)}
-    token = (await speaker.ask(world.operator, "enroll_identity", **asked))["token_b58"]
-    return Actor(AgentId(display, KEY), token, Http(world.port, token))
+    token = (await speaker.ask(under_test.operator, "enroll_identity", **asked))["token_b58"]
+    return EnrolledCaller(AgentId(display, KEY), token, Http(under_test.port, token))
 
 
 @pytest.mark.parametrize("to", [None, "bob@test", "alice@test", "operator@test"])
 async def test_nobody_but_the_operator_makes_a_grant_for_itself_or_another(
-    world: World, speaker: Speaker, to: str | None
+    under_test: DoorsUnderTest, speaker: Speaker, to: str | None
 ) -> None:
-    alice, bob = await world.pair()
-    await world.grant("a2a.compact", bob)
-    before = await world.ledger.grants()
+    alice, bob = await under_test.pair()
+    await under_test.grant("a2a.compact", bob)
+    before = await under_test.ledger.grants()
     named = {} if to is None else {"to": to}
     for action in ("a2a.send.bob@test", "a2a.compact"):
         await refused(speaker, bob, "grant_capability", "operator_required", 403, action=action, **named)
     asked = {"display": "eve@test", "actions": ["a2a.send.alice@test"]}
     await refused(speaker, bob, "enroll_identity", "operator_required", 403, **asked)
-    assert await world.ledger.grants() == before
-    rows = [row["kind"] for row in await world.audit("operator_required")]
+    assert await under_test.ledger.grants() == before
+    rows = [row["kind"] for row in await under_test.audit("operator_required")]
     assert sorted(row["action"] or "" for row in rows) == ["", "a2a.compact", "a2a.send.bob@test"]
     await refused(speaker, alice, "send_a2a_task", "capability_missing", 403, task=new_task(alice))
 
 
-async def test_equal_grants_have_two_handles_and_each_is_revoked_alone(world: World, speaker: Speaker) -> None:
-    _, bob = await world.pair()
-    carol = await world.enroll("carol@test")
+async def test_equal_grants_have_two_handles_and_each_is_revoked_alone(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    _, bob = await under_test.pair()
+    carol = await under_test.enroll("carol@test")
     equal = {
         "action": "a2a.send.bob@test",
         "to": "carol@test",
         "scope": {"version": 1, "peer_pubkey_b58": bob.agent.pubkey},
         "expires_at": now_ms() + 600_000,
     }
-    granted = [await speaker.ask(world.operator, "grant_capability", **equal) for _ in range(2)]
+    granted = [await speaker.ask(under_test.operator, "grant_capability", **equal) for _ in range(2)]
     handles = [grant.pop("signature_b58") for grant in granted]
     assert granted[0] == granted[1]
     assert handles[0] != handles[1]
-    await speaker.ask(world.operator, "revoke_capability", signature_b58=handles[0])
+    await speaker.ask(under_test.operator, "revoke_capability", signature_b58=handles[0])
     await speaker.ask(carol, "send_a2a_task", task=new_task(bob))
-    await speaker.ask(world.operator, "revoke_capability", signature_b58=handles[1])
+    await speaker.ask(under_test.operator, "revoke_capability", signature_b58=handles[1])
     await refused(speaker, carol, "send_a2a_task", "capability_missing", 403, task=new_task(bob))
-    again = await speaker.ask(world.operator, "grant_capability", **equal)
+    again = await speaker.ask(under_test.operator, "grant_capability", **equal)
     assert again["signature_b58"] not in handles
     await speaker.ask(carol, "send_a2a_task", task=new_task(bob))
 
 
-async def test_equal_grants_of_one_moment_have_handles_of_their_own(world: World, speaker: Speaker) -> None:
+async def test_equal_grants_of_one_moment_have_handles_of_their_own(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
     asked = {"display": "carol@test", "actions": ["a2a.send.bob@test"] * 50}
-    granted = (await speaker.ask(world.operator, "enroll_identity", **asked))["granted"]
+    granted = (await speaker.ask(under_test.operator, "enroll_identity", **asked))["granted"]
     assert len({grant["signature_b58"] for grant in granted}) == 50
 
 
-async def test_the_newest_grants_come_first_also_those_of_one_millisecond(world: World, speaker: Speaker) -> None:
+async def test_the_newest_grants_come_first_also_those_of_one_millisecond(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
     actions = [f"a2a.send.agent-{number}@test" for number in range(20)]
-    carol = await world.enroll("carol@test", *actions)
-    await world.enroll("dave@test", "a2a.compact")
+    carol = await under_test.enroll("carol@test", *actions)
+    await under_test.enroll("dave@test", "a2a.compact")
     for limit in (1, 5, 20):
         listed = (await speaker.ask(carol, "recent_capabilities", limit=limit))["capabilities"]
         assert [each["action"] for each in listed] == actions[::-1][:limit]
 
 
-async def test_a_key_keeps_its_tasks_and_results_under_another_name(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
-    before = await enroll_key(world, speaker, "before@test", "a2a.send.bob@test")
+async def test_a_key_keeps_its_tasks_and_results_under_another_name(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
+    before = await enroll_key(under_test, speaker, "before@test", "a2a.send.bob@test")
     for action in ("a2a.send.before@test", "a2a.respond.before@test"):
-        await world.grant(action, alice if "send" in action else bob)
+        await under_test.grant(action, alice if "send" in action else bob)
     theirs, _ = await leased_task(speaker, before, bob)
     await speaker.ask(bob, "post_a2a_result", result=result_of(theirs))
     await speaker.ask(alice, "send_a2a_task", task=new_task(before, "under the old name"))
 
-    await speaker.ask(world.operator, "revoke_identity", identity="before@test")
-    after = await enroll_key(world, speaker, "after@test", "a2a.respond.alice@test", "a2a.repair.requeue")
+    await speaker.ask(under_test.operator, "revoke_identity", identity="before@test")
+    after = await enroll_key(under_test, speaker, "after@test", "a2a.respond.alice@test", "a2a.repair.requeue")
     seen = await speaker.ask(after, "a2a_queue")
     assert [entry["task"]["intent_text"] for entry in seen["tasks"]] == ["under the old name"]
     assert [result["task_id"] for result in seen["results"]] == [theirs["id"]]
@@ -110,9 +118,11 @@ async def test_a_key_keeps_its_tasks_and_results_under_another_name(world: World
     assert (await speaker.ask(alice, "try_recv_a2a_result"))["result"] == result_of(taken["task"])
 
 
-async def test_a_name_or_a_key_that_belongs_to_another_is_refused_as_recipient(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
-    await speaker.ask(world.operator, "grant_capability", action=f"a2a.send.{bob.agent.pubkey}", to="alice@test")
+async def test_a_name_or_a_key_that_belongs_to_another_is_refused_as_recipient(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
+    await speaker.ask(under_test.operator, "grant_capability", action=f"a2a.send.{bob.agent.pubkey}", to="alice@test")
     for wrong in ({"pubkey": KEY}, {"pubkey": alice.agent.pubkey}, {"display": "bert@test"}, {"display": "alice@test"}):
         task = {**new_task(bob), "recipient": {**bob.wire, **wrong}}
         await refused(speaker, alice, "send_a2a_task", "recipient_mismatch", 400, task=task)
@@ -120,10 +130,10 @@ async def test_a_name_or_a_key_that_belongs_to_another_is_refused_as_recipient(w
 
 
 async def test_who_may_not_send_to_somebody_hears_the_same_whether_there_is_somebody(
-    world: World, speaker: Speaker
+    under_test: DoorsUnderTest, speaker: Speaker
 ) -> None:
-    alice, bob = await world.pair()
-    carol = await enroll_key(world, speaker, "carol@test")
+    alice, bob = await under_test.pair()
+    carol = await enroll_key(under_test, speaker, "carol@test")
     heard: set[tuple[str, int, str]] = set()
     recipients = [
         carol.wire,
@@ -140,7 +150,7 @@ async def test_who_may_not_send_to_somebody_hears_the_same_whether_there_is_some
         heard.add(("capability_missing", 403, refusal.replace(recipient["display"], "NAME")))
     assert len(heard) == 1
     # Who may send to a key is not told whose name another one is, either.
-    await speaker.ask(world.operator, "grant_capability", action=f"a2a.send.{bob.agent.pubkey}", to="alice@test")
+    await speaker.ask(under_test.operator, "grant_capability", action=f"a2a.send.{bob.agent.pubkey}", to="alice@test")
     told = set()
     for display in ("carol@test", "dora2@test"):
         task = {**new_task(bob), "recipient": {"display": display, "pubkey": bob.agent.pubkey}}
@@ -167,20 +177,20 @@ def watched() -> Iterator[set[str]]:
         sys.setprofile(None)
 
 
-async def test_a_capability_check_reads_no_file_and_verifies_no_signature(world: World) -> None:
-    alice, bob = await world.pair()
+async def test_a_capability_check_reads_no_file_and_verifies_no_signature(under_test: DoorsUnderTest) -> None:
+    alice, bob = await under_test.pair()
     for number in range(20):
-        await world.grant("a2a.send.bob@test", alice, task_id=f"another {number}")
+        await under_test.grant("a2a.send.bob@test", alice, task_id=f"another {number}")
     with watched() as found:
         await alice.http.post("/a2a/tasks", new_task(bob))
     assert found == {"token_hash"}
-    (row,) = await world.audit("capability_check")
+    (row,) = await under_test.audit("capability_check")
     assert row["kind"]["passed"] is True
 
 
-async def test_a_check_that_read_a_file_or_verified_a_signature_would_be_seen(world: World) -> None:
-    await world.pair()
-    grant = (await world.ledger.grants())[0]
+async def test_a_check_that_read_a_file_or_verified_a_signature_would_be_seen(under_test: DoorsUnderTest) -> None:
+    await under_test.pair()
+    grant = (await under_test.ledger.grants())[0]
     with watched() as found:
         assert verify_grant(grant)
         Path(__file__).read_bytes()

@@ -8,15 +8,15 @@ import pytest
 
 from covenant.model.ids import base58
 from covenant.model.settings import Limits
+from tests.doors.doors_under_test import DoorsUnderTest, EnrolledCaller, new_task, now_ms, open_doors
 from tests.doors.operator_api.test_operations import leased_task, result_of
 from tests.doors.speakers import HttpSpeaker, IpcSpeaker, Speaker
-from tests.doors.world import Actor, World, new_task, now_ms, open_world
 
 KEY = base58(b"k" * 32)
 UNKNOWN = str(uuid.uuid4())
 
 
-async def refused(speaker: Speaker, actor: Actor, kind: str, code: str, status: int, /, **fields: Any) -> str:
+async def refused(speaker: Speaker, actor: EnrolledCaller, kind: str, code: str, status: int, /, **fields: Any) -> str:
     """The message of the refusal, which has that code and (where the door has one) that status."""
     told = await speaker.tell(actor, kind, **fields)
     assert told.answer["kind"] == "error", told
@@ -60,13 +60,13 @@ async def refused(speaker: Speaker, actor: Actor, kind: str, code: str, status: 
     ],
 )
 async def test_a_bad_task_is_refused_and_costs_no_audit_row(
-    world: World, speaker: Speaker, change: dict[str, Any], code: str
+    under_test: DoorsUnderTest, speaker: Speaker, change: dict[str, Any], code: str
 ) -> None:
-    alice, bob = await world.pair()
-    await world.grant("a2a.send.granted@test", alice)
+    alice, bob = await under_test.pair()
+    await under_test.grant("a2a.send.granted@test", alice)
     task = {**new_task(bob), **change}
     await refused(speaker, alice, "send_a2a_task", code, 400, task=task)
-    assert not await world.ledger.audit_recent(alice.agent.pubkey, 100, None)
+    assert not await under_test.ledger.audit_recent(alice.agent.pubkey, 100, None)
     assert (await speaker.ask(bob, "try_recv_a2a_task"))["task"] is None
 
 
@@ -104,9 +104,9 @@ NOT_BASE64 = (
     ],
 )
 async def test_what_no_client_could_read_is_refused_to_who_works_on_a_task(
-    world: World, speaker: Speaker, update: dict[str, Any], code: str, said: str
+    under_test: DoorsUnderTest, speaker: Speaker, update: dict[str, Any], code: str, said: str
 ) -> None:
-    alice, bob = await world.pair()
+    alice, bob = await under_test.pair()
     task, lease = await leased_task(speaker, alice, bob)
     named = {"task_id": task["id"], "lease_id": lease["lease_id"]}
     assert said in await refused(speaker, bob, "update_a2a_task", code, 400, **named, update=update)
@@ -117,14 +117,14 @@ async def test_what_no_client_could_read_is_refused_to_who_works_on_a_task(
     assert (await speaker.ask(bob, "update_a2a_task", **named, update=good))["generation"] == 3
 
 
-async def test_a_task_that_is_its_own_parent_is_refused(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_a_task_that_is_its_own_parent_is_refused(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
     task = new_task(bob)
     await refused(speaker, alice, "send_a2a_task", "invalid_task", 400, task={**task, "parent": task["id"]})
 
 
-async def test_a_known_id_with_other_content_is_refused(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_a_known_id_with_other_content_is_refused(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
     task = new_task(bob)
     await speaker.ask(alice, "send_a2a_task", task=task)
     other = {**task, "intent_text": "something else"}
@@ -132,37 +132,41 @@ async def test_a_known_id_with_other_content_is_refused(world: World, speaker: S
     assert (await speaker.ask(bob, "try_recv_a2a_task"))["task"]["intent_text"] == task["intent_text"]
 
 
-async def test_a_task_in_somebody_elses_name_is_refused_and_audited(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_a_task_in_somebody_elses_name_is_refused_and_audited(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
     for sender in (bob.wire, {"display": "bob@test"}, {"display": "alice@test", "pubkey": KEY}):
         await refused(speaker, alice, "send_a2a_task", "sender_mismatch", 403, task=new_task(bob, sender=sender))
-    rows = await world.audit("a2a_sender_mismatch")
+    rows = await under_test.audit("a2a_sender_mismatch")
     assert [row["kind"]["claimed_sender_display"] for row in rows][-1] == "bob@test"
     assert len(rows) == 3
 
 
-async def test_sending_without_the_capability_is_refused_and_audited(world: World, speaker: Speaker) -> None:
-    _, bob = await world.pair()
-    carol = await world.enroll("carol@test")
+async def test_sending_without_the_capability_is_refused_and_audited(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    _, bob = await under_test.pair()
+    carol = await under_test.enroll("carol@test")
     message = await refused(speaker, carol, "send_a2a_task", "capability_missing", 403, task=new_task(bob))
     assert "a2a.send.bob@test" in message
-    (row,) = await world.audit("capability_check")
+    (row,) = await under_test.audit("capability_check")
     assert (row["kind"]["agent_id"], row["kind"]["passed"]) == ("a2a-send:bob@test", False)
     assert row["issuer"] == carol.wire
 
 
-async def test_sending_outside_the_scope_is_refused_and_audited(world: World, speaker: Speaker) -> None:
-    _, bob = await world.pair()
-    carol = await world.enroll("carol@test")
-    await world.grant("a2a.send.bob@test", carol, task_id=UNKNOWN)
+async def test_sending_outside_the_scope_is_refused_and_audited(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    _, bob = await under_test.pair()
+    carol = await under_test.enroll("carol@test")
+    await under_test.grant("a2a.send.bob@test", carol, task_id=UNKNOWN)
     await refused(speaker, carol, "send_a2a_task", "scope_rejected", 403, task=new_task(bob))
-    assert await world.audit("capability_scope_rejected")
+    assert await under_test.audit("capability_scope_rejected")
     await speaker.ask(carol, "send_a2a_task", task={**new_task(bob), "id": UNKNOWN})
 
 
 @pytest.mark.parametrize("kind", ["renew_a2a_lease", "release_a2a_lease", "update_a2a_task"])
-async def test_what_is_not_the_live_lease_is_stale(world: World, speaker: Speaker, kind: str) -> None:
-    alice, bob = await world.pair()
+async def test_what_is_not_the_live_lease_is_stale(under_test: DoorsUnderTest, speaker: Speaker, kind: str) -> None:
+    alice, bob = await under_test.pair()
     task, lease = await leased_task(speaker, alice, bob)
     bodies: dict[str, dict[str, Any]] = {
         "renew_a2a_lease": {},
@@ -173,21 +177,23 @@ async def test_what_is_not_the_live_lease_is_stale(world: World, speaker: Speake
     await refused(speaker, bob, kind, "stale_lease", 409, lease_id=UNKNOWN, **named)
     await refused(speaker, bob, kind, "invalid_id", 400, lease_id="1", **named)
     await refused(speaker, alice, kind, "not_lessee", 403, lease_id=lease["lease_id"], **named)
-    (row,) = await world.audit("a2a_access_refused")
+    (row,) = await under_test.audit("a2a_access_refused")
     assert (row["issuer"], row["kind"]["task_id"]) == (alice.wire, task["id"])
-    stranger = await world.enroll("carol@test")
+    stranger = await under_test.enroll("carol@test")
     await refused(speaker, stranger, kind, "unknown_task", 404, lease_id=lease["lease_id"], **named)
 
 
-async def test_results_are_refused_from_the_wrong_hands_and_in_the_wrong_state(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
-    carol = await world.enroll("carol@test", "a2a.respond.alice@test")
+async def test_results_are_refused_from_the_wrong_hands_and_in_the_wrong_state(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
+    carol = await under_test.enroll("carol@test", "a2a.respond.alice@test")
     task, lease = await leased_task(speaker, alice, bob)
     result = result_of(task)
     post = "post_a2a_result"
     await refused(speaker, bob, post, "unknown_task", 404, result={**result, "task_id": UNKNOWN})
     await refused(speaker, carol, post, "unknown_task", 404, result=result)
-    assert {row["kind"]["task_id"] for row in await world.audit("a2a_result_rejected")} == {UNKNOWN, task["id"]}
+    assert {row["kind"]["task_id"] for row in await under_test.audit("a2a_result_rejected")} == {UNKNOWN, task["id"]}
     await refused(speaker, bob, post, "stale_lease", 409, result={**result, "lease_id": UNKNOWN})
     await refused(speaker, bob, post, "invalid_request", 400, result={**result, "status": "OK"})
     await refused(speaker, bob, post, "invalid_request", 400, result={**result, "content": "done"})
@@ -198,32 +204,36 @@ async def test_results_are_refused_from_the_wrong_hands_and_in_the_wrong_state(w
 
 
 async def test_a_result_of_the_sender_and_a_cancel_of_the_holder_are_refused_and_audited(
-    world: World, speaker: Speaker
+    under_test: DoorsUnderTest, speaker: Speaker
 ) -> None:
-    alice, bob = await world.pair()
-    await world.grant("a2a.respond.alice@test", alice)
+    alice, bob = await under_test.pair()
+    await under_test.grant("a2a.respond.alice@test", alice)
     task, lease = await leased_task(speaker, alice, bob)
     named = {**result_of(task), "lease_id": lease["lease_id"]}
     await refused(speaker, alice, "post_a2a_result", "not_lessee", 403, result=named)
     await refused(speaker, bob, "cancel_a2a_task", "not_sender", 403, task_id=task["id"], reason="r")
-    rows = await world.audit("a2a_access_refused")
+    rows = await under_test.audit("a2a_access_refused")
     assert {row["kind"]["reason"]: row["issuer"] for row in rows} == {"not_lessee": alice.wire, "not_sender": bob.wire}
 
 
-async def test_answering_without_the_capability_is_refused_and_audited(world: World, speaker: Speaker) -> None:
-    alice = await world.enroll("alice@test", "a2a.send.bob@test")
-    bob = await world.enroll("bob@test")
+async def test_answering_without_the_capability_is_refused_and_audited(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice = await under_test.enroll("alice@test", "a2a.send.bob@test")
+    bob = await under_test.enroll("bob@test")
     task, _ = await leased_task(speaker, alice, bob)
     await refused(speaker, bob, "post_a2a_result", "capability_missing", 403, result=result_of(task))
-    assert (await world.audit("capability_check"))[0]["kind"]["agent_id"] == f"a2a-respond:{task['id']}"
+    assert (await under_test.audit("capability_check"))[0]["kind"]["agent_id"] == f"a2a-respond:{task['id']}"
 
 
-async def test_answering_and_repairing_outside_the_scope_is_refused_and_audited(world: World, speaker: Speaker) -> None:
-    alice = await world.enroll("alice@test", "a2a.send.bob@test")
-    bob = await world.enroll("bob@test")
-    await world.grant("a2a.respond.alice@test", bob, task_id=UNKNOWN)
-    await world.grant("a2a.repair.requeue", world.operator, duplicate_risk="idempotent")
-    await world.grant("a2a.repair.force_error", world.operator, lease_id=UNKNOWN)
+async def test_answering_and_repairing_outside_the_scope_is_refused_and_audited(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice = await under_test.enroll("alice@test", "a2a.send.bob@test")
+    bob = await under_test.enroll("bob@test")
+    await under_test.grant("a2a.respond.alice@test", bob, task_id=UNKNOWN)
+    await under_test.grant("a2a.repair.requeue", under_test.operator, duplicate_risk="idempotent")
+    await under_test.grant("a2a.repair.force_error", under_test.operator, lease_id=UNKNOWN)
     task, lease = await leased_task(speaker, alice, bob)
     await refused(speaker, bob, "post_a2a_result", "scope_rejected", 403, result=result_of(task))
     for command in (
@@ -232,8 +242,8 @@ async def test_answering_and_repairing_outside_the_scope_is_refused_and_audited(
         {"action": "force_error", "message": "m"},
     ):
         asked = {"task_id": task["id"], "reason": "r", "command": command}
-        await refused(speaker, world.operator, "repair_a2a_task", "scope_rejected", 403, request=asked)
-    rows = [(row["issuer"], row["kind"]["action"]) for row in await world.audit("capability_scope_rejected")]
+        await refused(speaker, under_test.operator, "repair_a2a_task", "scope_rejected", 403, request=asked)
+    rows = [(row["issuer"], row["kind"]["action"]) for row in await under_test.audit("capability_scope_rejected")]
     assert sorted(action for _, action in rows) == [
         "a2a.repair.force_error",
         "a2a.repair.force_error",
@@ -245,9 +255,9 @@ async def test_answering_and_repairing_outside_the_scope_is_refused_and_audited(
     assert entry["lease_id"] == lease["lease_id"]
 
 
-async def test_a_foreign_task_is_not_found_by_any_verb(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
-    carol = await world.enroll("carol@test")
+async def test_a_foreign_task_is_not_found_by_any_verb(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
+    carol = await under_test.enroll("carol@test")
     task, _ = await leased_task(speaker, alice, bob)
     for task_id in (task["id"], UNKNOWN):
         await refused(speaker, carol, "show_a2a_task", "unknown_task", 404, task_id=task_id)
@@ -272,24 +282,28 @@ async def test_a_foreign_task_is_not_found_by_any_verb(world: World, speaker: Sp
     ],
 )
 async def test_bad_repairs_are_refused(
-    world: World, speaker: Speaker, asked: dict[str, Any], code: str, status: int
+    under_test: DoorsUnderTest, speaker: Speaker, asked: dict[str, Any], code: str, status: int
 ) -> None:
-    alice, bob = await world.pair()
-    await world.grant("a2a.repair.requeue", world.operator)
+    alice, bob = await under_test.pair()
+    await under_test.grant("a2a.repair.requeue", under_test.operator)
     task, _ = await leased_task(speaker, alice, bob)
     request = {"task_id": task["id"], **asked}
-    await refused(speaker, world.operator, "repair_a2a_task", code, status, request=request)
-    assert await world.audit("a2a_repair_applied") == []
+    await refused(speaker, under_test.operator, "repair_a2a_task", code, status, request=request)
+    assert await under_test.audit("a2a_repair_applied") == []
 
 
-async def test_repairing_and_compacting_need_a_grant_even_of_the_operator(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_repairing_and_compacting_need_a_grant_even_of_the_operator(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
     task, _ = await leased_task(speaker, alice, bob)
     command = {"action": "requeue", "duplicate_risk": "idempotent"}
     asked = {"task_id": task["id"], "reason": "r", "command": command}
-    await refused(speaker, world.operator, "repair_a2a_task", "capability_missing", 403, request=asked)
-    await refused(speaker, world.operator, "compact_a2a", "capability_missing", 403)
-    checks = {row["kind"]["agent_id"] for row in await world.audit("capability_check") if not row["kind"]["passed"]}
+    await refused(speaker, under_test.operator, "repair_a2a_task", "capability_missing", 403, request=asked)
+    await refused(speaker, under_test.operator, "compact_a2a", "capability_missing", 403)
+    checks = {
+        row["kind"]["agent_id"] for row in await under_test.audit("capability_check") if not row["kind"]["passed"]
+    }
     assert checks == {f"a2a-repair:{task['id']}", "a2a:compact"}
 
 
@@ -309,22 +323,22 @@ async def test_repairing_and_compacting_need_a_grant_even_of_the_operator(world:
     ],
 )
 async def test_what_only_the_operator_may_do_is_refused_to_others_and_audited(
-    world: World, speaker: Speaker, kind: str, fields: dict[str, Any]
+    under_test: DoorsUnderTest, speaker: Speaker, kind: str, fields: dict[str, Any]
 ) -> None:
-    _, bob = await world.pair()
+    _, bob = await under_test.pair()
     await refused(speaker, bob, kind, "operator_required", 403, **fields)
-    (row,) = await world.audit("operator_required")
+    (row,) = await under_test.audit("operator_required")
     assert row["kind"]["peer_display"] == "bob@test"
 
 
-async def test_everybodys_tasks_are_for_the_operator_alone(world: World, speaker: Speaker) -> None:
-    _, bob = await world.pair()
+async def test_everybodys_tasks_are_for_the_operator_alone(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    _, bob = await under_test.pair()
     for kind in ("try_recv_a2a_task", "try_recv_a2a_result"):
         await refused(speaker, bob, kind, "operator_required", 403, scope="all")
-    assert len(await world.audit("operator_required")) == 2
+    assert len(await under_test.audit("operator_required")) == 2
     await refused(speaker, bob, "retry_a2a_stale", "operator_required", 403, policy={})
-    assert (await world.audit("operator_required"))[0]["issuer"] == bob.wire
-    assert len(await world.audit("operator_required")) == 3
+    assert (await under_test.audit("operator_required"))[0]["issuer"] == bob.wire
+    assert len(await under_test.audit("operator_required")) == 3
 
 
 @pytest.mark.parametrize(
@@ -364,26 +378,28 @@ async def test_everybodys_tasks_are_for_the_operator_alone(world: World, speaker
     ],
 )
 async def test_bad_fields_are_refused(
-    world: World, speaker: Speaker, kind: str, fields: dict[str, Any], code: str
+    under_test: DoorsUnderTest, speaker: Speaker, kind: str, fields: dict[str, Any], code: str
 ) -> None:
-    await refused(speaker, world.operator, kind, code, 400, **fields)
+    await refused(speaker, under_test.operator, kind, code, 400, **fields)
 
 
-async def test_identities_that_are_unknown_taken_or_the_operators_own(world: World, speaker: Speaker) -> None:
-    operator = world.operator
-    await world.pair()
+async def test_identities_that_are_unknown_taken_or_the_operators_own(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    operator = under_test.operator
+    await under_test.pair()
     await refused(speaker, operator, "revoke_identity", "unknown_identity", 404, identity="nobody@test")
     await refused(speaker, operator, "enroll_identity", "display_taken", 409, display="bob@test")
     await refused(speaker, operator, "revoke_identity", "self_revoke_forbidden", 409, identity="operator@test")
-    assert await world.audit("identity_self_revoke_blocked")
+    assert await under_test.audit("identity_self_revoke_blocked")
     await refused(speaker, operator, "grant_capability", "unknown_identity", 404, action="a2a.compact", to="no@body")
 
 
 async def test_what_is_too_large_or_too_many_is_refused(short_path: Path) -> None:
     bytes_max = {"task_bytes_max": 2_000, "result_bytes_max": 2_000, "update_bytes_max": 2_000}
-    async with open_world(short_path, limits=Limits(**bytes_max, queued_per_recipient_max=2)) as world:
-        alice, bob = await world.pair()
-        for speaker in (HttpSpeaker(), IpcSpeaker(world)):
+    async with open_doors(short_path, limits=Limits(**bytes_max, queued_per_recipient_max=2)) as under_test:
+        alice, bob = await under_test.pair()
+        for speaker in (HttpSpeaker(), IpcSpeaker(under_test)):
             big = "x" * 3_000
             await refused(speaker, alice, "send_a2a_task", "task_too_large", 413, task=new_task(bob, big))
             task, lease = await leased_task(speaker, alice, bob)
@@ -398,11 +414,11 @@ async def test_what_is_too_large_or_too_many_is_refused(short_path: Path) -> Non
 
 
 async def test_a_recipient_that_did_not_ask_for_tasks_gets_none(short_path: Path) -> None:
-    async with open_world(short_path, mailbox={"recipient_admission": True}) as world:
-        alice, bob = await world.pair()
+    async with open_doors(short_path, mailbox={"recipient_admission": True}) as under_test:
+        alice, bob = await under_test.pair()
         speaker = HttpSpeaker()
         await refused(speaker, alice, "send_a2a_task", "capability_missing", 403, task=new_task(bob))
-        denied = [row for row in await world.audit("capability_check") if not row["kind"]["passed"]]
+        denied = [row for row in await under_test.audit("capability_check") if not row["kind"]["passed"]]
         assert [row["kind"]["agent_id"] for row in denied] == ["a2a-recv-gate:bob@test"]
-        await world.grant("a2a.recv.alice@test", bob)
+        await under_test.grant("a2a.recv.alice@test", bob)
         await speaker.ask(alice, "send_a2a_task", task=new_task(bob, deadline_ms=now_ms() + 60_000))

@@ -19,21 +19,21 @@ from hypothesis import strategies as st
 
 from covenant.doors.http.responses import PROBLEM, style_of
 from covenant.doors.operator_api import OPERATIONS
-from tests.doors.world import World, open_world
+from tests.doors.doors_under_test import DoorsUnderTest, open_doors
 from tests.places import short_folder
 from tests.waits import BOUND_S
 
 
 @contextmanager
-def world_of_its_own() -> Iterator[World]:
+def own_doors() -> Iterator[DoorsUnderTest]:
     """A world on uvloop in another thread, for clients that block."""
-    opened: Future[tuple[World, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    opened: Future[tuple[DoorsUnderTest, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def live() -> None:
         with short_folder() as folder:
-            async with open_world(folder) as world:
+            async with open_doors(folder) as under_test:
                 done = asyncio.Event()
-                opened.set_result((world, asyncio.get_running_loop(), done))
+                opened.set_result((under_test, asyncio.get_running_loop(), done))
                 await done.wait()
 
     def run() -> None:
@@ -42,18 +42,18 @@ def world_of_its_own() -> Iterator[World]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    world, loop, done = opened.result(BOUND_S)
+    under_test, loop, done = opened.result(BOUND_S)
     try:
-        yield world
+        yield under_test
     finally:
         loop.call_soon_threadsafe(done.set)
         thread.join(BOUND_S)
 
 
 @pytest.fixture(scope="module")
-def fuzzed() -> Iterator[World]:
-    with world_of_its_own() as world:
-        yield world
+def fuzzed() -> Iterator[DoorsUnderTest]:
+    with own_doors() as under_test:
+        yield under_test
 
 
 class Failures(logging.Handler):
@@ -163,13 +163,13 @@ frame_bytes = (
 )
 
 
-def check_ipc(world: World, sent: bytes, *, authenticated: bool) -> None:
+def check_ipc(under_test: DoorsUnderTest, sent: bytes, *, authenticated: bool) -> None:
     """Say all of it, close our side, and hear the rest: whole frames that are answers, and then the end."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(BOUND_S)
-        connection.connect(str(world.socket))
+        connection.connect(str(under_test.socket))
         if authenticated:
-            hello = json.dumps({"kind": "authenticate", "token_b58": world.operator.token}).encode()
+            hello = json.dumps({"kind": "authenticate", "token_b58": under_test.operator.token}).encode()
             connection.sendall(framed(hello))
         with suppress(ConnectionError):
             connection.sendall(sent)
@@ -180,7 +180,7 @@ def check_ipc(world: World, sent: bytes, *, authenticated: bool) -> None:
             assert answer.get("code") != "internal"
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(BOUND_S)
-        connection.connect(str(world.socket))
+        connection.connect(str(under_test.socket))
         connection.sendall(framed(b'{"kind":"ping"}'))
         connection.shutdown(socket.SHUT_WR)
         assert frames(receive(connection)) == [{"kind": "pong"}]
@@ -188,14 +188,16 @@ def check_ipc(world: World, sent: bytes, *, authenticated: bool) -> None:
 
 @many
 @given(st.lists(frame_bytes, max_size=5), st.booleans())
-def test_any_frames_are_answered_or_end_the_connection(fuzzed: World, sent: list[bytes], authenticated: bool) -> None:
+def test_any_frames_are_answered_or_end_the_connection(
+    fuzzed: DoorsUnderTest, sent: list[bytes], authenticated: bool
+) -> None:
     with no_fault_of_ours():
         check_ipc(fuzzed, b"".join(sent), authenticated=authenticated)
 
 
 @many
 @given(st.sampled_from(OPERATIONS), st.binary(max_size=60) | bodies.map(lambda body: json.dumps(body).encode()))
-def test_any_body_is_answered_with_a_status_and_json(fuzzed: World, operation: Any, body: bytes) -> None:
+def test_any_body_is_answered_with_a_status_and_json(fuzzed: DoorsUnderTest, operation: Any, body: bytes) -> None:
     if operation.kind in ("compact_a2a", "verify_audit_integrity", "rotate_token", "revoke_identity"):
         return
     target = operation.path.replace("{task_id}", "123e4567-e89b-42d3-a456-426614174000")
@@ -226,7 +228,7 @@ def test_any_body_is_answered_with_a_status_and_json(fuzzed: World, operation: A
         st.binary(max_size=30),
     )
 )
-def test_any_bytes_on_the_port_leave_the_server_serving(fuzzed: World, sent: bytes) -> None:
+def test_any_bytes_on_the_port_leave_the_server_serving(fuzzed: DoorsUnderTest, sent: bytes) -> None:
     with no_fault_of_ours():
         with socket.create_connection(("127.0.0.1", fuzzed.port), BOUND_S) as connection:
             with suppress(ConnectionError):
@@ -241,7 +243,7 @@ def test_any_bytes_on_the_port_leave_the_server_serving(fuzzed: World, sent: byt
         after.close()
 
 
-def test_waiting_and_leaving_work_on_the_daemons_loop(fuzzed: World) -> None:
+def test_waiting_and_leaving_work_on_the_daemons_loop(fuzzed: DoorsUnderTest) -> None:
     """Which is not the one that the other tests run on."""
     hello = framed(json.dumps({"kind": "authenticate", "token_b58": fuzzed.operator.token}).encode())
     with socket.socket(socket.AF_UNIX) as connection, connection.makefile("rb") as answers:

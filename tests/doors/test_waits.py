@@ -13,85 +13,85 @@ from covenant.model.errors import OverLimit, Refusal, Unavailable
 from covenant.model.settings import Limits
 from covenant.wire.mailbox import DrainRequest, ReceiveRequest
 from tests.doors.clients import HttpConnection
-from tests.doors.world import Actor, World, new_task
+from tests.doors.doors_under_test import DoorsUnderTest, EnrolledCaller, new_task
 from tests.waits import BOUND_S
 
 
 @asynccontextmanager
-async def http_wait(world: World, actor: Actor, target: str) -> AsyncIterator[HttpConnection]:
-    async with HttpConnection(world.port) as connection:
+async def http_wait(under_test: DoorsUnderTest, actor: EnrolledCaller, target: str) -> AsyncIterator[HttpConnection]:
+    async with HttpConnection(under_test.port) as connection:
         await connection.say("GET", target, {"Authorization": f"Bearer {actor.token}"}, b"")
-        await world.waits.until(1)
+        await under_test.waits.until(1)
         yield connection
 
 
 @pytest.mark.parametrize("target", ["/a2a/tasks/next?wait_ms=60000", "/a2a/results/next?wait_ms=60000"])
-async def test_revoking_a_token_ends_its_long_polls(world: World, target: str) -> None:
-    alice, bob = await world.pair()
-    async with http_wait(world, bob, target) as connection:
-        await world.registry.revoke(world.principal, "alice@test")
-        await world.waits.until(1)
-        await world.operator.http.post("/identities/revoke", {"identity": "bob@test"})
+async def test_revoking_a_token_ends_its_long_polls(under_test: DoorsUnderTest, target: str) -> None:
+    alice, bob = await under_test.pair()
+    async with http_wait(under_test, bob, target) as connection:
+        await under_test.registry.revoke(under_test.principal, "alice@test")
+        await under_test.waits.until(1)
+        await under_test.operator.http.post("/identities/revoke", {"identity": "bob@test"})
         reply = await connection.hear()
         assert (reply.status, reply.json["code"]) == (401, "unknown_token")
         assert reply.headers["www-authenticate"] == "Bearer"
-    await world.waits.until(0)
+    await under_test.waits.until(0)
     assert (await alice.http.ask("GET", "/a2a/queue")).status == 401
 
 
-async def test_rotating_a_token_ends_the_waits_of_the_old_one(world: World) -> None:
-    _, bob = await world.pair()
-    async with http_wait(world, bob, "/a2a/tasks/next?wait_ms=60000") as connection:
-        await world.operator.http.post("/identities/rotate", {"identity": "bob@test"})
+async def test_rotating_a_token_ends_the_waits_of_the_old_one(under_test: DoorsUnderTest) -> None:
+    _, bob = await under_test.pair()
+    async with http_wait(under_test, bob, "/a2a/tasks/next?wait_ms=60000") as connection:
+        await under_test.operator.http.post("/identities/rotate", {"identity": "bob@test"})
         assert (await connection.hear()).status == 401
 
 
-async def test_revoking_a_token_ends_its_connections_to_the_socket(world: World) -> None:
-    alice, bob = await world.pair()
-    async with world.connect() as idle, world.connect() as waiting, world.connect() as other:
+async def test_revoking_a_token_ends_its_connections_to_the_socket(under_test: DoorsUnderTest) -> None:
+    alice, bob = await under_test.pair()
+    async with under_test.connect() as idle, under_test.connect() as waiting, under_test.connect() as other:
         for connection, actor in ((idle, bob), (waiting, bob), (other, alice)):
             await connection.authenticate(actor.token)
         await waiting.send_bytes(b'{"kind":"try_recv_a2a_task","wait_ms":60000}')
-        await world.waits.until(1)
-        await world.registry.revoke(world.principal, "bob@test")
+        await under_test.waits.until(1)
+        await under_test.registry.revoke(under_test.principal, "bob@test")
         assert await idle.hear() is None
         assert (await waiting.hear())["code"] == "unknown_token"
         assert await waiting.hear() is None
         assert (await other.ask("ping"))["kind"] == "pong"
 
 
-async def test_requests_already_sent_are_not_served_after_a_revocation(world: World) -> None:
+async def test_requests_already_sent_are_not_served_after_a_revocation(under_test: DoorsUnderTest) -> None:
     """The operator revokes itself; what it had sent behind that is not done any more."""
-    async with world.connect() as connection:
-        await connection.authenticate(world.operator.token)
+    async with under_test.connect() as connection:
+        await connection.authenticate(under_test.operator.token)
         await connection.send_bytes(b'{"kind":"revoke_identity","identity":"operator@test","force":true}')
         await connection.send_bytes(b'{"kind":"enroll_identity","display":"eve@test"}')
         assert (await connection.hear())["kind"] == "identity_revoked"
         assert await connection.hear() is None
-    assert [each.agent.display for each in await world.ledger.identities()] == ["operator@test"]
+    assert [each.agent.display for each in await under_test.ledger.identities()] == ["operator@test"]
 
 
-async def test_rotating_ones_own_token_on_the_socket_tells_the_new_one_and_ends(world: World) -> None:
-    async with world.connect() as connection:
-        await connection.authenticate(world.operator.token)
+async def test_rotating_ones_own_token_on_the_socket_tells_the_new_one_and_ends(under_test: DoorsUnderTest) -> None:
+    async with under_test.connect() as connection:
+        await connection.authenticate(under_test.operator.token)
         rotated = await connection.ask("rotate_token")
         assert await connection.hear() is None
-    async with world.connect() as connection:
+    async with under_test.connect() as connection:
         await connection.authenticate(rotated["token_b58"])
 
 
 @pytest.mark.parametrize("door", ["http", "ipc"])
-async def test_no_lease_is_taken_for_a_caller_that_has_left(world: World, door: str) -> None:
-    alice, bob = await world.pair()
+async def test_no_lease_is_taken_for_a_caller_that_has_left(under_test: DoorsUnderTest, door: str) -> None:
+    alice, bob = await under_test.pair()
     if door == "http":
-        async with http_wait(world, bob, "/a2a/tasks/next?wait_ms=60000"):
+        async with http_wait(under_test, bob, "/a2a/tasks/next?wait_ms=60000"):
             pass
     else:
-        async with world.connect() as connection:
+        async with under_test.connect() as connection:
             await connection.authenticate(bob.token)
             await connection.send_bytes(b'{"kind":"try_recv_a2a_task","wait_ms":60000}')
-            await world.waits.until(1)
-    await world.waits.until(0)
+            await under_test.waits.until(1)
+    await under_test.waits.until(0)
     task = new_task(bob)
     await alice.http.post("/a2a/tasks", task)
     taken = await bob.http.get("/a2a/tasks/next")
@@ -104,47 +104,49 @@ def left() -> Pause:
     return pause
 
 
-async def test_a_lease_taken_just_as_the_caller_left_is_given_back(world: World) -> None:
+async def test_a_lease_taken_just_as_the_caller_left_is_given_back(under_test: DoorsUnderTest) -> None:
     """The caller leaves while the lease is being made durable: nobody would ever hear of it."""
-    alice, bob = await world.pair()
+    alice, bob = await under_test.pair()
     await alice.http.post("/a2a/tasks", new_task(bob))
-    principal = world.doorkeeper.recognise(bob.token)
+    principal = under_test.doorkeeper.recognise(bob.token)
     assert principal is not None
     with pytest.raises(CallerGoneError):
-        await take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000), left())
+        await take_waiting(under_test.office, principal, ReceiveRequest(wait_ms=60_000), left())
     assert (await bob.http.get("/a2a/tasks/next"))["lease"]["attempt"] == 2
 
 
-async def test_a_result_drained_just_as_the_caller_left_can_be_drained_again(world: World) -> None:
-    alice, bob = await world.pair()
+async def test_a_result_drained_just_as_the_caller_left_can_be_drained_again(under_test: DoorsUnderTest) -> None:
+    alice, bob = await under_test.pair()
     task = new_task(bob)
     await alice.http.post("/a2a/tasks", task)
     await bob.http.get("/a2a/tasks/next")
     await bob.http.post("/a2a/results", {"task_id": task["id"], "status": "ok"})
-    principal = world.doorkeeper.recognise(alice.token)
+    principal = under_test.doorkeeper.recognise(alice.token)
     assert principal is not None
     with pytest.raises(CallerGoneError):
-        await drain_waiting(world.office, principal, DrainRequest(wait_ms=60_000), left())
+        await drain_waiting(under_test.office, principal, DrainRequest(wait_ms=60_000), left())
     assert (await alice.http.get("/a2a/results/next"))["result"]["task_id"] == task["id"]
 
 
-async def test_a_caller_that_left_under_a_request_id_finds_the_same_when_it_asks_again(world: World) -> None:
+async def test_a_caller_that_left_under_a_request_id_finds_the_same_when_it_asks_again(
+    under_test: DoorsUnderTest,
+) -> None:
     """It may be asking again already, over another connection: what it was told there must stay its own."""
-    alice, bob = await world.pair()
+    alice, bob = await under_test.pair()
     await alice.http.post("/a2a/tasks", new_task(bob))
-    principal = world.doorkeeper.recognise(bob.token)
+    principal = under_test.doorkeeper.recognise(bob.token)
     assert principal is not None
     with pytest.raises(CallerGoneError):
-        await take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000, request_id="r-1"), left())
+        await take_waiting(under_test.office, principal, ReceiveRequest(wait_ms=60_000, request_id="r-1"), left())
     again = await bob.http.get("/a2a/tasks/next?request_id=r-1")
     assert again["lease"]["attempt"] == 1
     assert (await bob.http.get("/a2a/tasks/next"))["task"] is None
 
 
-async def test_a_stop_ends_every_wait_and_lets_no_new_one_begin(world: World) -> None:
-    _, bob = await world.pair()
-    async with http_wait(world, bob, "/a2a/tasks/next?wait_ms=60000") as connection:
-        world.waits.stop()
+async def test_a_stop_ends_every_wait_and_lets_no_new_one_begin(under_test: DoorsUnderTest) -> None:
+    _, bob = await under_test.pair()
+    async with http_wait(under_test, bob, "/a2a/tasks/next?wait_ms=60000") as connection:
+        under_test.waits.stop()
         reply = await connection.hear()
         assert (reply.status, reply.json["code"]) == (503, "stopping")
     assert (await bob.http.ask("GET", "/a2a/results/next?wait_ms=60000")).json["code"] == "stopping"
@@ -172,16 +174,16 @@ async def test_a_pause_gives_what_happens_unless_it_is_ended_first() -> None:
         await left().until(something_happens())
 
 
-async def test_a_wake_for_a_caller_that_has_just_left_is_passed_on(world: World) -> None:
+async def test_a_wake_for_a_caller_that_has_just_left_is_passed_on(under_test: DoorsUnderTest) -> None:
     """Both wait; the first leaves in the very moment in which the task arrives."""
-    alice, bob = await world.pair()
-    principal = world.doorkeeper.recognise(bob.token)
+    alice, bob = await under_test.pair()
+    principal = under_test.doorkeeper.recognise(bob.token)
     assert principal is not None
     pauses = [Pause(), Pause()]
     waiting = []
     for pause in pauses:
         waiting.append(
-            asyncio.ensure_future(take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000), pause))
+            asyncio.ensure_future(take_waiting(under_test.office, principal, ReceiveRequest(wait_ms=60_000), pause))
         )
         await asyncio.sleep(0.05)
     task = new_task(bob)
@@ -195,14 +197,14 @@ async def test_a_wake_for_a_caller_that_has_just_left_is_passed_on(world: World)
     assert taken.task.id == task["id"]
 
 
-async def test_one_result_ends_one_of_many_drains_and_the_longest_waiting(world: World) -> None:
-    alice, bob = await world.pair()
-    principal = world.doorkeeper.recognise(alice.token)
+async def test_one_result_ends_one_of_many_drains_and_the_longest_waiting(under_test: DoorsUnderTest) -> None:
+    alice, bob = await under_test.pair()
+    principal = under_test.doorkeeper.recognise(alice.token)
     assert principal is not None
     pause = Pause()
     drains = []
     for _ in range(5):
-        wait = drain_waiting(world.office, principal, DrainRequest(wait_ms=60_000), pause)
+        wait = drain_waiting(under_test.office, principal, DrainRequest(wait_ms=60_000), pause)
         drains.append(asyncio.ensure_future(wait))
         await asyncio.sleep(0.02)
     await alice.http.post("/a2a/tasks", new_task(bob))
@@ -214,12 +216,12 @@ async def test_one_result_ends_one_of_many_drains_and_the_longest_waiting(world:
     await asyncio.gather(*drains, return_exceptions=True)
 
 
-async def test_waits_are_bounded_for_each_caller_and_in_all(world: World) -> None:
+async def test_waits_are_bounded_for_each_caller_and_in_all(under_test: DoorsUnderTest) -> None:
     """Above the bound the caller is told to come back; whoever waits already is left alone."""
-    alice, bob = await world.pair()
-    principals = [world.doorkeeper.recognise(each.token) for each in (alice, bob)]
+    alice, bob = await under_test.pair()
+    principals = [under_test.doorkeeper.recognise(each.token) for each in (alice, bob)]
     first, second = [each for each in principals if each is not None]
-    waits = Waits(world.doorkeeper, Limits(waits_max=3, waits_per_caller_max=2))
+    waits = Waits(under_test.doorkeeper, Limits(waits_max=3, waits_per_caller_max=2))
     with waits.pause(first), waits.pause(first), waits.pause(second):
         for principal in (first, second):
             with pytest.raises(OverLimit) as refused, waits.pause(principal):

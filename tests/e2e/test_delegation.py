@@ -5,20 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from covenant.worker import Worker, WorkerJob
-from tests.e2e.fleet import Fleet, fleet, states, told, until
+from tests.e2e.linked_daemons import LinkedDaemons, open_linked_daemons, states, told, until
 from tests.waits import BOUND_S, LONGER_S
 
 
-def pair(world: Fleet, *flags: str) -> tuple[Any, Any]:
-    a, b = world.start("a", *flags), world.start("b", *flags)
+def pair(daemons: LinkedDaemons, *flags: str) -> tuple[Any, Any]:
+    a, b = daemons.start("a", *flags), daemons.start("b", *flags)
     a.knows(b=(b, "relay"), held_b=(b, "held"), asker_b=(b, "asker"), echo_b=(b, "echo"))
     b.knows(a=(a, "relay"))
     return a, b
 
 
 def test_a_chain_that_comes_back_is_stopped_and_both_trees_say_so(short_path: Path) -> None:
-    with fleet(short_path) as world:
-        a, b = pair(world)
+    with open_linked_daemons(short_path) as daemons:
+        a, b = pair(daemons)
         task = a.send("relay", "b a .")
         assert "is in this chain of calls already" in told(task)
         (child,) = a.tree(task["id"])["children"]
@@ -35,9 +35,9 @@ def test_a_chain_that_comes_back_is_stopped_and_both_trees_say_so(short_path: Pa
 
 
 def test_depth_is_counted_over_three_daemons_and_time_only_shrinks(short_path: Path) -> None:
-    with fleet(short_path) as world:
-        a, b = pair(world)
-        c = world.start("c")
+    with open_linked_daemons(short_path) as daemons:
+        a, b = pair(daemons)
+        c = daemons.start("c")
         b.knows(c=(c, "relay"))
         said = a.ask("relay", "b c .")
         assert said == "a>completed: b>completed: end depth=2 chain=2 deadline=None"
@@ -56,12 +56,12 @@ def test_depth_is_counted_over_three_daemons_and_time_only_shrinks(short_path: P
 
 
 def test_a_call_whose_time_is_over_ends_on_both_sides(short_path: Path) -> None:
-    with fleet(short_path) as world:
-        a, b = pair(world)
+    with open_linked_daemons(short_path) as daemons:
+        a, b = pair(daemons)
         for seconds in LONGER_S:
             task = a.send("hurried", f"{int(seconds * 1000)} b slow")
             assert told(task).startswith(("canceled", "failed"))
-            if world.runs():  # it came as far as that
+            if daemons.runs():  # it came as far as that
                 break
         there = b.tasks("relay")[-1]
         tree = b.tree_when(there["id"], lambda tree: not {"working", "submitted"} & set(states(tree)))
@@ -69,10 +69,10 @@ def test_a_call_whose_time_is_over_ends_on_both_sides(short_path: Path) -> None:
 
 
 def test_a_cancel_goes_down_through_both_daemons(short_path: Path) -> None:
-    with fleet(short_path) as world:
-        a, b = pair(world)
+    with open_linked_daemons(short_path) as daemons:
+        a, b = pair(daemons)
         task = a.send("relay", "b slow", wait=False)
-        world.begun("b slow .")
+        daemons.begun("b slow .")
         a.cancel("relay", task["id"])
         assert states(a.tree_when(task["id"], lambda tree: "working" not in states(tree))) == ["canceled", "canceled"]
         (there,) = b.tasks("relay")
@@ -81,8 +81,8 @@ def test_a_cancel_goes_down_through_both_daemons(short_path: Path) -> None:
 
 
 def test_a_question_from_elsewhere_is_answered_and_one_that_nobody_answers_is_called_off(short_path: Path) -> None:
-    with fleet(short_path) as world:
-        a, b = pair(world)
+    with open_linked_daemons(short_path) as daemons:
+        a, b = pair(daemons)
         assert a.ask("passer", "asker_b") == "completed: so it is the second"
         task = a.send("relay", "asker_b")
         assert told(task) == "a>input-required: which one?"
@@ -94,8 +94,8 @@ def test_a_question_from_elsewhere_is_answered_and_one_that_nobody_answers_is_ca
 
 
 def test_what_an_agent_elsewhere_used_in_several_turns_is_counted_once(short_path: Path) -> None:
-    with fleet(short_path) as world:
-        a, b = pair(world)
+    with open_linked_daemons(short_path) as daemons:
+        a, b = pair(daemons)
         task = a.send("passer", "asker_b")
         (there,) = b.tasks("asker")
         assert b.tree(there["id"])["usage_total"] == {"tokens": 200}
@@ -103,13 +103,13 @@ def test_what_an_agent_elsewhere_used_in_several_turns_is_counted_once(short_pat
 
 
 def test_a_killed_caller_finds_what_it_had_asked_for_and_asks_nobody_twice(short_path: Path) -> None:
-    with fleet(short_path) as world:
-        a, b = pair(world)
+    with open_linked_daemons(short_path) as daemons:
+        a, b = pair(daemons)
         task = a.send("once", "held_b", wait=False)
-        world.begun("b held the work")
+        daemons.begun("b held the work")
         (child,) = a.tree_when(task["id"], lambda tree: bool(tree["children"][0].get("remote_task_id")))["children"]
         a.kill()
-        world.open()
+        daemons.open()
         (there,) = b.tasks("held")
         assert told(b.ended("held", there["id"])) == "begun ended"
         a.again()
@@ -122,21 +122,21 @@ def test_a_killed_caller_finds_what_it_had_asked_for_and_asks_nobody_twice(short
         tree = a.tree(task["id"])
         assert (states(tree), [tree["attempt"], tree["children"][0]["attempt"]]) == (["completed"] * 2, [2, 2])
         assert (tree["usage_total"], tree["children"][0]["remote_task_id"]) == ({"tokens": 11}, there["id"])
-        assert world.runs() == ["b held the work"]
+        assert daemons.runs() == ["b held the work"]
         assert len(b.tasks("held")) == 1
 
 
 def test_a_killed_callee_is_waited_for_and_its_answer_comes_when_it_is_repaired(short_path: Path) -> None:
-    with fleet(short_path) as world:
-        a, b = pair(world)
+    with open_linked_daemons(short_path) as daemons:
+        a, b = pair(daemons)
         task = a.send("once", "held_b", wait=False)
-        world.begun("b held the work")
+        daemons.begun("b held the work")
         a.tree_when(task["id"], lambda tree: bool(tree["children"][0].get("remote_task_id")))
         b.kill()
         b.again()
         (there,) = b.tasks("held")
         assert b.tree(there["id"])["holder_lost"] is True
-        world.open()
+        daemons.open()
         b.requeue(there["id"])
         assert told(a.ended("once", task["id"])) == "attempt 1: completed begun ended"
         assert states(a.tree(task["id"])) == ["completed", "completed"]
@@ -144,33 +144,33 @@ def test_a_killed_callee_is_waited_for_and_its_answer_comes_when_it_is_repaired(
 
 
 def test_both_killed_at_once_leave_nothing_lost_and_nothing_doubled(short_path: Path) -> None:
-    with fleet(short_path) as world:
-        a, b = pair(world)
+    with open_linked_daemons(short_path) as daemons:
+        a, b = pair(daemons)
         task = a.send("once", "held_b", wait=False)
-        world.begun("b held the work")
+        daemons.begun("b held the work")
         (child,) = a.tree_when(task["id"], lambda tree: bool(tree["children"][0].get("remote_task_id")))["children"]
         a.kill()
         b.kill()
         b.again()
         a.again()
-        world.open()
+        daemons.open()
         (there,) = b.tasks("held")
         b.requeue(there["id"])
         b.ended("held", there["id"])
         a.requeue(child["task_id"])
         a.requeue(task["id"])
         assert told(a.ended("once", task["id"])) == "attempt 2: completed begun ended"
-        assert world.runs() == ["b held the work"] * 2
+        assert daemons.runs() == ["b held the work"] * 2
         assert len(b.tasks("held")) == 1
 
 
 def test_a_parent_that_was_canceled_by_a_daemon_that_died_takes_its_calls_with_it_after_the_restart(
     short_path: Path,
 ) -> None:
-    with fleet(short_path) as world:
-        a = world.start("a")
+    with open_linked_daemons(short_path) as daemons:
+        a = daemons.start("a")
         task = a.send("relay", "slow", wait=False)
-        world.begun("a slow .")
+        daemons.begun("a slow .")
         a.kill()
         a.again()
         assert a.tree(task["id"])["holder_lost"] is True
@@ -182,8 +182,8 @@ def test_a_parent_that_was_canceled_by_a_daemon_that_died_takes_its_calls_with_i
 
 
 def test_fifty_calls_at_once_a_race_and_a_vote(short_path: Path) -> None:
-    with fleet(short_path) as world:
-        a = world.start("a")
+    with open_linked_daemons(short_path) as daemons:
+        a = daemons.start("a")
         task = a.send("fan", "50")
         assert told(task) == " ".join(f"echo n{n}" for n in range(50))
         tree = a.tree(task["id"])
@@ -200,24 +200,24 @@ def test_fifty_calls_at_once_a_race_and_a_vote(short_path: Path) -> None:
 
 
 def test_a_fan_out_survives_a_kill_and_runs_only_what_had_not_ended(short_path: Path) -> None:
-    with fleet(short_path) as world:
-        a = world.start("a")
+    with open_linked_daemons(short_path) as daemons:
+        a = daemons.start("a")
         task = a.send("steady", "go", wait=False)
-        until(world.runs, lambda runs: len(runs) >= 10)
+        until(daemons.runs, lambda runs: len(runs) >= 10)
         a.tree_when(task["id"], lambda tree: states(tree).count("completed") == 4)
         a.kill()
-        world.open()
+        daemons.open()
         a.again()
         assert told(a.ended("steady", task["id"])) == "attempt 2: " + " ".join(["completed"] * 10)
         tree = a.tree(task["id"])
         assert (tree["attempt"], len(tree["children"])) == (2, 10)
-        runs = world.runs()
+        runs = daemons.runs()
         assert sorted(runs) == sorted([f"a echo e{n}" for n in range(4)] + [f"a gated g{n}" for n in range(6)] * 2)
 
 
 def test_a_caller_that_was_killed_after_the_answer_hears_it_again_without_asking(short_path: Path) -> None:
-    with fleet(short_path) as world:
-        a, _ = pair(world)
+    with open_linked_daemons(short_path) as daemons:
+        a, _ = pair(daemons)
         tasks = {name: a.send("late", name, wait=False)["id"] for name in ("echo", "echo_b")}
         for task in tasks.values():
             a.tree_when(task, lambda tree: states(tree) == ["working", "completed"])
@@ -227,12 +227,12 @@ def test_a_caller_that_was_killed_after_the_answer_hears_it_again_without_asking
             a.requeue(task)
             assert told(a.ended("late", task)) == "heard echo the work; attempt 2", name
             assert states(a.tree(task)) == ["completed", "completed"]
-        assert sorted(world.runs()) == ["a echo the work", "b echo the work"]
+        assert sorted(daemons.runs()) == ["a echo the work", "b echo the work"]
 
 
 async def test_a_worker_outside_is_called_as_any_other_agent(short_path: Path) -> None:
-    with fleet(short_path) as world:
-        a = world.start("a")
+    with open_linked_daemons(short_path) as daemons:
+        a = daemons.start("a")
         a.daemon.json("agents", "add", "helper", "--kind", "worker")
         token = a.daemon.json("identities", "enroll", "helper@default")["token_b58"]
         worker = Worker(a.daemon.url, token)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2 as httpx
 
 from tests.cli.daemons import Daemon
-from tests.e2e.fleet import until
+from tests.e2e.linked_daemons import until
 from tests.waits import BOUND_S
 
 HERE = """

@@ -46,12 +46,12 @@ class HttpTalker:
         "compact_a2a": "/a2a/compact",
     }
 
-    def __init__(self, world: "World", token: str) -> None:
-        self._world = world
+    def __init__(self, killed: "KilledDaemon", token: str) -> None:
+        self._killed = killed
         self._token = token
 
     async def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        http = Http(self._world.port, self._token)
+        http = Http(self._killed.port, self._token)
         target = self.ROUTES[kind].format(task_id=fields.get("task_id"))
         try:
             if kind.startswith("try_recv"):
@@ -72,8 +72,8 @@ class IpcTalker:
 
     WRAPPED: Final = {"send_a2a_task": "task", "post_a2a_result": "result"}
 
-    def __init__(self, world: "World", token: str) -> None:
-        self._world = world
+    def __init__(self, killed: "KilledDaemon", token: str) -> None:
+        self._killed = killed
         self._token = token
         self._connection: Ipc | None = None
 
@@ -81,7 +81,7 @@ class IpcTalker:
         wrapped = self.WRAPPED.get(kind)
         try:
             if self._connection is None:
-                connection = await Ipc(self._world.daemon.home / "sock").__aenter__()
+                connection = await Ipc(self._killed.daemon.home / "sock").__aenter__()
                 self._connection = await connection.authenticate(self._token)
             answer = await self._connection.ask(kind, **({wrapped: fields} if wrapped else fields))
         except (OSError, EOFError, TimeoutError, TypeError) as error:
@@ -102,7 +102,7 @@ class IpcTalker:
         self._connection = None
 
 
-class World:
+class KilledDaemon:
     """The daemon of the moment, and what its clients know."""
 
     def __init__(self, home: Path) -> None:
@@ -168,59 +168,59 @@ class World:
             self.changed.notify_all()
 
 
-async def sender(world: World, talker: Talker, name: str) -> None:
+async def sender(killed: KilledDaemon, talker: Talker, name: str) -> None:
     number = 0
-    while world.sending:
+    while killed.sending:
         which, text = str(uuid4()), f"piece {number} of {name}"
         recipient = WORKERS[number % len(WORKERS)]
-        await world.until_answered(
+        await killed.until_answered(
             talker, "send_a2a_task", id=which, recipient={"display": recipient}, intent_text=text
         )
-        world.sent[which] = text
+        killed.sent[which] = text
         number += 1
         # So many at once, and no more: the workers must be able to finish.
-        await world.reach(lambda: len(world.sent) - len(world.settled) < 40 or not world.sending)
+        await killed.reach(lambda: len(killed.sent) - len(killed.settled) < 40 or not killed.sending)
 
 
-async def worker(world: World, talker: Talker) -> None:
+async def worker(killed: KilledDaemon, talker: Talker) -> None:
     while True:
         request = str(uuid4())
-        answer = await world.until_answered(talker, "try_recv_a2a_task", max=3, wait_ms=WAIT_MS, request_id=request)
+        answer = await killed.until_answered(talker, "try_recv_a2a_task", max=3, wait_ms=WAIT_MS, request_id=request)
         for each in answer["tasks"]:
-            await work(world, talker, each["task"], each["lease"])
+            await work(killed, talker, each["task"], each["lease"])
 
 
-async def work(world: World, talker: Talker, task: dict[str, Any], lease: dict[str, Any]) -> None:
+async def work(killed: KilledDaemon, talker: Talker, task: dict[str, Any], lease: dict[str, Any]) -> None:
     which, lease_id = task["id"], lease["lease_id"]
-    world.handed_out[which] += 1
-    world.leases[which] = lease_id
+    killed.handed_out[which] += 1
+    killed.leases[which] = lease_id
     for number in (1, 2):
         update = {"type": "status", "text": f"step {number}"}
-        await world.until_answered(
+        await killed.until_answered(
             talker, "update_a2a_task", task_id=which, lease_id=lease_id, update=update, update_no=number
         )
     content = [{"type": "text", "text": f"done: {task['intent_text']}"}]
-    await world.until_answered(
+    await killed.until_answered(
         talker, "post_a2a_result", task_id=which, status="ok", content=content, lease_id=lease_id
     )
-    world.settled.add(which)
+    killed.settled.add(which)
 
 
-async def drainer(world: World, talker: Talker) -> None:
+async def drainer(killed: KilledDaemon, talker: Talker) -> None:
     while True:
         request = str(uuid4())
-        answer = await world.until_answered(talker, "try_recv_a2a_result", max=5, wait_ms=WAIT_MS, request_id=request)
+        answer = await killed.until_answered(talker, "try_recv_a2a_result", max=5, wait_ms=WAIT_MS, request_id=request)
         for result in answer["results"]:
-            world.drained[result["task_id"]] += 1
-            world.results[result["task_id"]] = result["content"][0]["text"]
+            killed.drained[result["task_id"]] += 1
+            killed.results[result["task_id"]] = result["content"][0]["text"]
 
 
-async def compacter(world: World) -> None:
+async def compacter(killed: KilledDaemon) -> None:
     """The operator, who compacts while all of this goes on, and is not always lucky."""
     while True:
-        await world.progress(50)
-        await world.until_answered(HttpTalker(world, world.operator_token), "compact_a2a")
-        world.compacted += 1
+        await killed.progress(50)
+        await killed.until_answered(HttpTalker(killed, killed.operator_token), "compact_a2a")
+        killed.compacted += 1
 
 
 def enroll(daemon: Daemon) -> dict[str, str]:
@@ -237,23 +237,23 @@ def enroll(daemon: Daemon) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def clients(world: World, tokens: dict[str, str]) -> AsyncIterator[list[asyncio.Task[None]]]:
+async def clients(killed: KilledDaemon, tokens: dict[str, str]) -> AsyncIterator[list[asyncio.Task[None]]]:
     """Each name over one door to send or work, and over the other to drain."""
     ann, amy = SENDERS
     will, wendy, walt = WORKERS
-    ipc = {name: IpcTalker(world, tokens[name]) for name in (ann, amy, will, walt)}
+    ipc = {name: IpcTalker(killed, tokens[name]) for name in (ann, amy, will, walt)}
     async with asyncio.TaskGroup() as group:
         sending = [
-            group.create_task(sender(world, HttpTalker(world, tokens[ann]), ann)),
-            group.create_task(sender(world, ipc[amy], amy)),
+            group.create_task(sender(killed, HttpTalker(killed, tokens[ann]), ann)),
+            group.create_task(sender(killed, ipc[amy], amy)),
         ]
         others = [
-            group.create_task(worker(world, ipc[will])),
-            group.create_task(worker(world, HttpTalker(world, tokens[wendy]))),
-            group.create_task(worker(world, ipc[walt])),
-            group.create_task(compacter(world)),
-            group.create_task(drainer(world, ipc[ann])),
-            group.create_task(drainer(world, HttpTalker(world, tokens[amy]))),
+            group.create_task(worker(killed, ipc[will])),
+            group.create_task(worker(killed, HttpTalker(killed, tokens[wendy]))),
+            group.create_task(worker(killed, ipc[walt])),
+            group.create_task(compacter(killed)),
+            group.create_task(drainer(killed, ipc[ann])),
+            group.create_task(drainer(killed, HttpTalker(killed, tokens[amy]))),
         ]
         yield sending
         for task in others:
@@ -262,43 +262,43 @@ async def clients(world: World, tokens: dict[str, str]) -> AsyncIterator[list[as
         await talker.close()
 
 
-async def check(world: World) -> None:
+async def check(killed: KilledDaemon) -> None:
     """What the clients know, and what the daemon says of it."""
-    assert set(world.drained) == set(world.sent), "acknowledged, and not drained; or drained, and never sent"
-    assert set(world.drained.values()) == {1}, "a result came twice"
-    assert set(world.handed_out.values()) == {1}, "work was handed out twice"
-    assert {which: f"done: {text}" for which, text in world.sent.items()} == world.results
-    operator = Http(world.port, world.operator_token)
-    for which in world.sent:
+    assert set(killed.drained) == set(killed.sent), "acknowledged, and not drained; or drained, and never sent"
+    assert set(killed.drained.values()) == {1}, "a result came twice"
+    assert set(killed.handed_out.values()) == {1}, "work was handed out twice"
+    assert {which: f"done: {text}" for which, text in killed.sent.items()} == killed.results
+    operator = Http(killed.port, killed.operator_token)
+    for which in killed.sent:
         shown = await operator.get(f"/a2a/tasks/{which}/show")
         assert [update["generation"] for update in shown["updates"]] == list(range(1, shown["generation"] + 1))
         kinds = [update["kind"] for update in shown["updates"]]
         assert kinds == ["submitted", "working", "status", "status", "settled"]
         *untold, told = shown["leases"]
-        assert told["lease_id"] == world.leases[which]
+        assert told["lease_id"] == killed.leases[which]
         # A stop that closes the door on a waiting worker gives back what it could not tell it of; a kill cannot.
         assert {(lease["outcome"], lease["reason"]) for lease in untold} <= {("released", GONE)}, untold
         assert shown["state"] == "resolved"
     queue = await operator.get("/a2a/queue?limit=10")
     assert (queue["tasks"], queue["results"]) == ([], [])
-    assert world.daemon.json("audit", "verify")["report"]["valid"] is True
+    assert killed.daemon.json("audit", "verify")["report"]["valid"] is True
 
 
 async def survive(home: Path, rounds: int) -> None:
-    world = World(home)
+    killed = KilledDaemon(home)
     try:
-        tokens = await asyncio.to_thread(enroll, world.daemon)
-        async with clients(world, tokens) as sending:
+        tokens = await asyncio.to_thread(enroll, killed.daemon)
+        async with clients(killed, tokens) as sending:
             for number in range(rounds):
-                await world.end(signal.SIGTERM if number % 4 == 3 else signal.SIGKILL)
-            world.sending = False
-            async with world.changed:
-                world.changed.notify_all()
+                await killed.end(signal.SIGTERM if number % 4 == 3 else signal.SIGKILL)
+            killed.sending = False
+            async with killed.changed:
+                killed.changed.notify_all()
             await asyncio.gather(*sending)
-            await world.reach(lambda: len(world.drained) >= len(world.sent))
-        await check(world)
+            await killed.reach(lambda: len(killed.drained) >= len(killed.sent))
+        await check(killed)
     finally:
-        code = await asyncio.to_thread(world.daemon.stop)
+        code = await asyncio.to_thread(killed.daemon.stop)
     assert code == 0
 
 

@@ -60,7 +60,7 @@ FIRST, SECOND, THIRD = (range(*ends) for ends in pairwise(_ENDS))
 """The numbers of the letters that are written before, between and after."""
 
 
-class Life:
+class Scenario:
     def __init__(self, home: Path, fd: int, *, apart: bool) -> None:
         self.home = home
         self.apart = apart
@@ -223,74 +223,74 @@ class Life:
             self.tell("acknowledged", "denied")
 
 
-async def first_half(life: Life, driver: LedgerDriver) -> None:
+async def first_half(scenario: Scenario, driver: LedgerDriver) -> None:
     identity = make_identity(ALICE)
-    await life.act(
+    await scenario.act(
         "enrolled",
         (),
         driver.ledger.commit(Enroll(by=OPERATOR, identity=identity)),
         lambda known: {"token": known.token_sha256},
     )
     grant = make_grant(ALICE, send_actions(BOB)[0])
-    await life.act("granted", (), give(driver, grant), lambda made: {"grant": made.signature_b58})
-    await life.send(driver, *range(1, 9))
-    await life.send(driver, 10)
-    await life.send(driver, 11, 12, verb="followed")
-    await life.take(driver, 6, "t1")
-    await life.take(driver, 3, "t2")
-    await life.push(driver, 1, "kept")
-    await life.push(driver, 8, "gone")
-    await life.report(driver, 1, "one")
-    await life.report(driver, 1, "two")
-    await life.deliver(driver, "kept", 3)
-    await life.unpush(driver, 8, "gone")
-    await life.park(driver, 2)
-    await life.denied(driver)
-    await life.settle(driver, 1, ok(n(1), "done"))
-    await life.settle(driver, 3, failed(n(3)))
-    await life.settle(driver, 10, ok(n(10), "for all"), 11, 12)
-    await life.act("requeued", (n(4),), driver.requeue(n(4)))
-    await life.act("canceled", (n(5),), driver.cancel(n(5)))
-    await life.act("forced", (n(6),), driver.force_error(n(6)))
-    await life.drain(driver, 2, "d1")
-    await life.write(driver, FIRST)
-    await life.act("noted", (), driver.note("before compaction"), lambda _: {"text": "before compaction"})
+    await scenario.act("granted", (), give(driver, grant), lambda made: {"grant": made.signature_b58})
+    await scenario.send(driver, *range(1, 9))
+    await scenario.send(driver, 10)
+    await scenario.send(driver, 11, 12, verb="followed")
+    await scenario.take(driver, 6, "t1")
+    await scenario.take(driver, 3, "t2")
+    await scenario.push(driver, 1, "kept")
+    await scenario.push(driver, 8, "gone")
+    await scenario.report(driver, 1, "one")
+    await scenario.report(driver, 1, "two")
+    await scenario.deliver(driver, "kept", 3)
+    await scenario.unpush(driver, 8, "gone")
+    await scenario.park(driver, 2)
+    await scenario.denied(driver)
+    await scenario.settle(driver, 1, ok(n(1), "done"))
+    await scenario.settle(driver, 3, failed(n(3)))
+    await scenario.settle(driver, 10, ok(n(10), "for all"), 11, 12)
+    await scenario.act("requeued", (n(4),), driver.requeue(n(4)))
+    await scenario.act("canceled", (n(5),), driver.cancel(n(5)))
+    await scenario.act("forced", (n(6),), driver.force_error(n(6)))
+    await scenario.drain(driver, 2, "d1")
+    await scenario.write(driver, FIRST)
+    await scenario.act("noted", (), driver.note("before compaction"), lambda _: {"text": "before compaction"})
 
 
-async def second_half(life: Life, driver: LedgerDriver) -> None:
-    await life.act("compacted", (), driver.ledger.compact())
-    await life.settle(driver, 4, ok(n(4), "late, and in time"))
-    await life.deliver(driver, "kept", 4)
-    await life.send(driver, 20, 21, 22, 23)
-    await life.take(driver, 3, "t3")
+async def second_half(scenario: Scenario, driver: LedgerDriver) -> None:
+    await scenario.act("compacted", (), driver.ledger.compact())
+    await scenario.settle(driver, 4, ok(n(4), "late, and in time"))
+    await scenario.deliver(driver, "kept", 4)
+    await scenario.send(driver, 20, 21, 22, 23)
+    await scenario.take(driver, 3, "t3")
     for number in (20, 21, 22):
-        await life.settle(driver, number, ok(n(number)))
-    await life.drain(driver, 3, "d2")
-    await life.drain(driver, 1, None)
-    await life.write(driver, SECOND)
-    await life.act("compacted", (), driver.ledger.compact())
-    await life.act("noted", (), driver.note("after compaction"), lambda _: {"text": "after compaction"})
-    await life.send(driver, 30, 31, 13)
+        await scenario.settle(driver, number, ok(n(number)))
+    await scenario.drain(driver, 3, "d2")
+    await scenario.drain(driver, 1, None)
+    await scenario.write(driver, SECOND)
+    await scenario.act("compacted", (), driver.ledger.compact())
+    await scenario.act("noted", (), driver.note("after compaction"), lambda _: {"text": "after compaction"})
+    await scenario.send(driver, 30, 31, 13)
 
 
 async def live(home: Path, fd: int, *, apart: bool) -> None:
-    life = Life(home, fd, apart=apart)
-    ledger = await life.open()
-    driver = LedgerDriver(ledger, life.clock)
-    await first_half(life, driver)
-    await second_half(life, driver)
-    await check_reads(driver, Told(life.facts))
+    scenario = Scenario(home, fd, apart=apart)
+    ledger = await scenario.open()
+    driver = LedgerDriver(ledger, scenario.clock)
+    await first_half(scenario, driver)
+    await second_half(scenario, driver)
+    await check_reads(driver, Told(scenario.facts))
     await ledger.close()
-    life.failed = False
-    ledger = await life.open()
-    driver = LedgerDriver(ledger, life.clock)
-    await life.send(driver, 40, 41)
-    await life.take(driver, 2, "t4")
-    await life.write(driver, THIRD)
-    await life.act("compacted", (), driver.ledger.compact())
-    await check_reads(driver, Told(life.facts))
+    scenario.failed = False
+    ledger = await scenario.open()
+    driver = LedgerDriver(ledger, scenario.clock)
+    await scenario.send(driver, 40, 41)
+    await scenario.take(driver, 2, "t4")
+    await scenario.write(driver, THIRD)
+    await scenario.act("compacted", (), driver.ledger.compact())
+    await check_reads(driver, Told(scenario.facts))
     await ledger.close()
-    life.tell("ended", "lived")
+    scenario.tell("ended", "lived")
 
 
 if __name__ == "__main__":

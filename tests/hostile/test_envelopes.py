@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.e2e.peers.actors import Actor, header_of, packed, rewritten, unpacked
-from tests.e2e.peers.cast import AGENTS
-from tests.e2e.peers.daemons import Answer, Node, World, world
+from tests.e2e.peers.agents import AGENTS
+from tests.e2e.peers.peer_daemons import Answer, Node, PeerDaemons, open_peer_daemons
+from tests.e2e.peers.scripted_peer import ScriptedPeer, header_of, packed, rewritten, unpacked
 from tests.places import short_folder
 
 REFUSED: Final = b'{"error":"this envelope is not accepted; the protocol\'s version spoken here is 2","code":"refused"}'
@@ -33,20 +33,20 @@ _numbers = count(1)
 
 
 @pytest.fixture(scope="module")
-def made() -> Iterator[World]:
-    with short_folder() as folder, world(folder) as opened:
+def made() -> Iterator[PeerDaemons]:
+    with short_folder() as folder, open_peer_daemons(folder) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def node(made: World) -> Node:
+def node(made: PeerDaemons) -> Node:
     plenty: dict[str, Any] = {"messages_per_min": 1_000_000, "offers_per_min": 1_000_000}
     return made.node("target", AGENTS, **plenty)
 
 
 @pytest.fixture(scope="module")
-def peer(node: Node) -> Iterator[Actor]:
-    with Actor("changer") as actor:
+def peer(node: Node) -> Iterator[ScriptedPeer]:
+    with ScriptedPeer("changer") as actor:
         actor.known_to(node)
         yield actor
 
@@ -115,7 +115,7 @@ def strangers_answer(answer: Answer) -> bool:
     return (answer.status, answer.raw) == (400, REFUSED)
 
 
-def attack(node: Node, peer: Actor, chance: random.Random, rounds: int) -> None:
+def attack(node: Node, peer: ScriptedPeer, chance: random.Random, rounds: int) -> None:
     envelope = peer.envelope(node)
     heard: list[tuple[int, bytes]] = []
     for _ in range(rounds):
@@ -135,18 +135,22 @@ def attack(node: Node, peer: Actor, chance: random.Random, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_changed_envelopes_are_one_answer_and_the_whole_one_is_taken_once(node: Node, peer: Actor, seed: int) -> None:
+def test_changed_envelopes_are_one_answer_and_the_whole_one_is_taken_once(
+    node: Node, peer: ScriptedPeer, seed: int
+) -> None:
     attack(node, peer, random.Random(seed), 60)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4, 24))
-def test_many_changed_envelopes_are_one_answer(node: Node, peer: Actor, seed: int) -> None:
+def test_many_changed_envelopes_are_one_answer(node: Node, peer: ScriptedPeer, seed: int) -> None:
     attack(node, peer, random.Random(seed), 1_000)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_what_a_peer_signs_itself_is_refused_in_words_and_never_a_fault(node: Node, peer: Actor, seed: int) -> None:
+def test_what_a_peer_signs_itself_is_refused_in_words_and_never_a_fault(
+    node: Node, peer: ScriptedPeer, seed: int
+) -> None:
     """A peer can sign anything: whatever stands in the header or the body, the daemon stands."""
     chance = random.Random(seed)
     for _ in range(40):

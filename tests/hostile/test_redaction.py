@@ -9,8 +9,8 @@ import pytest
 
 from covenant.model.content import Json, Text
 from covenant.model.peers.delegation_messages import DelegationResult
-from tests.e2e.peers.actors import Actor
-from tests.e2e.peers.daemons import Node, call, world
+from tests.e2e.peers.peer_daemons import Node, call, open_peer_daemons
+from tests.e2e.peers.scripted_peer import ScriptedPeer
 from tests.places import short_folder
 
 SLOW_S: Final = 30.0
@@ -37,13 +37,13 @@ SHAPES: Final[dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def provider() -> Iterator[Node]:
-    with short_folder() as folder, world(folder) as made:
+    with short_folder() as folder, open_peer_daemons(folder) as made:
         yield made.node("provider", AGENT)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_offer_made_to_be_slow_to_search_does_not_stop_the_provider(provider: Node, shape: str) -> None:
-    with Actor(f"slow-{shape.split(maxsplit=1)[0]}") as actor:
+    with ScriptedPeer(f"slow-{shape.split(maxsplit=1)[0]}") as actor:
         actor.known_to(provider)
         offer = actor.offer(provider, "mirror", task=f"use {SECRET}", parts=(SHAPES[shape],))
         done, slowest_s = threading.Event(), [0.0]

@@ -55,7 +55,7 @@ from covenant.seal.identity import PrivatePrekey, prekey_to_use
 from covenant.seal.keys import new_private_key
 from covenant.wire import peers
 from covenant.wire.peers import Introduction
-from tests.doors.http.server.stage import AsgiDoor
+from tests.doors.http.server.server_under_test import AsgiDoor
 from tests.ledger_contract.samples import OPERATOR
 from tests.places import free_port
 from tests.waits import BOUND_S

@@ -28,7 +28,7 @@ from covenant.simple import (
     handle_task_get,
     handle_task_send,
 )
-from tests.doors.simple.stage import Patient, echo
+from tests.doors.simple.simple_under_test import Patient, echo
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.waits import BOUND_S
 

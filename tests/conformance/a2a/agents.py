@@ -35,7 +35,7 @@ class Gates:
         return events.setdefault(name, asyncio.Event())
 
 
-def cast(gates: Gates) -> tuple[Agent, ...]:
+def make_agents(gates: Gates) -> tuple[Agent, ...]:
     return (
         actor(gates),
         actor(gates, "other"),

@@ -10,9 +10,9 @@ import pytest_asyncio
 
 from covenant.exchange import a2a_service as conversation
 from tests.conformance.a2a.bindings import Binding
+from tests.conformance.a2a.server_under_test import ServerUnderTest, open_server
 from tests.conformance.a2a.spoken import BINDINGS
 from tests.conformance.a2a.table import HERE, ROOT, bindings_of
-from tests.conformance.a2a.world import World, a_world
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -25,14 +25,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with a_world(Path(tmp_path_factory.mktemp("world"))) as opened:
+async def under_test(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerUnderTest]:
+    async with open_server(Path(tmp_path_factory.mktemp("world"))) as opened:
         yield opened
 
 
 @pytest.fixture
-def me(world: World, binding: type[Binding]) -> Binding:
-    return world.client(binding)
+def me(under_test: ServerUnderTest, binding: type[Binding]) -> Binding:
+    return under_test.client(binding)
 
 
 @pytest.fixture

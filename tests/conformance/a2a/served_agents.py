@@ -5,7 +5,7 @@ import os
 from collections.abc import AsyncIterator
 
 from covenant import Agent, Turn
-from tests.conformance.a2a.gatekeeping import gate
+from tests.conformance.a2a.gate_server import gate
 
 CHUNKS = 6
 FLOW = 400

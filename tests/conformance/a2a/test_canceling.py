@@ -6,20 +6,20 @@ import pytest
 
 from covenant.model.task_event import Ended
 from tests.conformance.a2a.bindings import Binding, Refused, words
+from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
 from tests.conformance.a2a.spoken import BINDINGS
-from tests.conformance.a2a.world import World, unique
 from tests.waits import BOUND_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_a_running_task_is_canceled_and_its_blocked_sender_gets_the_canceled_task(
-    me: Binding, world: World
+    me: Binding, under_test: ServerUnderTest
 ) -> None:
     context, gate = unique(), unique()
     async with asyncio.timeout(BOUND_S):
         blocked = asyncio.create_task(me.task(words(f"gate {gate}", context=context)))
-        await world.gates.reached(gate)
+        await under_test.gates.reached(gate)
         (running,) = (await me.page(contextId=context)).tasks
         async with me.subscribe(running.id, after=1) as frames:
             canceled = await me.cancel(running.id)
@@ -48,33 +48,33 @@ async def test_canceling_twice_is_refused_the_second_time_and_changes_nothing(me
     assert await me.get(parked.id) == canceled
 
 
-async def test_a_task_that_waits_in_the_queue_can_be_canceled(me: Binding, world: World) -> None:
+async def test_a_task_that_waits_in_the_queue_can_be_canceled(me: Binding, under_test: ServerUnderTest) -> None:
     busy, gate = me.with_(agent="busy"), unique()
     first = await busy.task(f"gate {gate}", blocking=False)
-    await world.gates.reached(gate)
+    await under_test.gates.reached(gate)
     waiting = await busy.task("echo", blocking=False)
     assert waiting.state == "submitted"
     assert (await busy.cancel(waiting.id)).state == "canceled"
-    world.gates.open(gate)
+    under_test.gates.open(gate)
     assert (await busy.followed(first.id, after=1))[-1].state == "completed"
 
 
-async def test_what_an_agent_says_after_it_was_canceled_is_not_heard(me: Binding, world: World) -> None:
+async def test_what_an_agent_says_after_it_was_canceled_is_not_heard(me: Binding, under_test: ServerUnderTest) -> None:
     gate = unique()
     task = await me.task(f"linger {gate}", blocking=False)
-    await world.gates.reached(gate)
+    await under_test.gates.reached(gate)
     canceled = await me.cancel(task.id)
-    world.gates.open(gate)
+    under_test.gates.open(gate)
     await me.task("echo")
     assert await me.get(task.id) == canceled
     assert "too late" not in repr(canceled)
 
 
-async def race(world: World, me: Binding, number: int) -> str:
+async def race(under_test: ServerUnderTest, me: Binding, number: int) -> str:
     """Cancel a task at the moment it completes: how it ended, in the words of everybody who was told."""
     gate, context = unique(), unique()
     blocked = asyncio.create_task(me.task(words(f"gate {gate}", context=context)))
-    await world.gates.reached(gate)
+    await under_test.gates.reached(gate)
     (running,) = (await me.page(contextId=context)).tasks
 
     async def cancel() -> str:
@@ -87,9 +87,9 @@ async def race(world: World, me: Binding, number: int) -> str:
     # Sooner or later in the life of the request, by turns: so that either may win.
     for _ in range(number % 40):
         await asyncio.sleep(0)
-    world.gates.open(gate)
+    under_test.gates.open(gate)
     said, got = await asyncio.gather(canceling, blocked)
-    steps = await world.steps(running.id)
+    steps = await under_test.steps(running.id)
     (end,) = [step.what for step in steps if isinstance(step.what, Ended)]
     assert end is steps[-1].what
     ended = end.ending.value
@@ -98,25 +98,25 @@ async def race(world: World, me: Binding, number: int) -> str:
     return ended
 
 
-async def test_cancel_and_completion_race_to_one_end_that_both_callers_see(world: World) -> None:
+async def test_cancel_and_completion_race_to_one_end_that_both_callers_see(under_test: ServerUnderTest) -> None:
     # Who wins is up to the machine; over a thousand of them, both do.
-    assert await races(world, 60) <= {"canceled", "completed"}
+    assert await races(under_test, 60) <= {"canceled", "completed"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_a_thousand_races_have_one_end_each(world: World) -> None:
-    assert await races(world, 1_000) == {"canceled", "completed"}
+async def test_a_thousand_races_have_one_end_each(under_test: ServerUnderTest) -> None:
+    assert await races(under_test, 1_000) == {"canceled", "completed"}
 
 
-async def races(world: World, count: int) -> set[str]:
-    clients = [world.client(kind) for kind in BINDINGS.values()]
+async def races(under_test: ServerUnderTest, count: int) -> set[str]:
+    clients = [under_test.client(kind) for kind in BINDINGS.values()]
     ends: set[str] = set()
     async with asyncio.timeout(BOUND_S * max(1, count / 50)):
         for at in range(0, count, 10):
             ends |= set(
                 await asyncio.gather(
-                    *(race(world, clients[number % len(clients)], number) for number in range(at, at + 10))
+                    *(race(under_test, clients[number % len(clients)], number) for number in range(at, at + 10))
                 )
             )
     return ends

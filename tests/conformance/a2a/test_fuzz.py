@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.conformance.a2a.bindings import Ask, Binding, words
 from tests.conformance.a2a.http_bindings import Rest, Rpc, is_stream
+from tests.conformance.a2a.server_under_test import ServerUnderTest
 from tests.conformance.a2a.telling import Part
-from tests.conformance.a2a.world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -87,7 +87,7 @@ def check(me: Binding, reply: Any, logged: pytest.LogCaptureFixture) -> None:
 @fuzzing
 @given(data=st.data())
 async def test_a_spoilt_request_is_answered_or_refused(
-    me: Binding, world: World, caplog: pytest.LogCaptureFixture, data: st.DataObject
+    me: Binding, under_test: ServerUnderTest, caplog: pytest.LogCaptureFixture, data: st.DataObject
 ) -> None:
     operation = data.draw(
         st.sampled_from(("send", "stream", "get", "list", "cancel", "subscribe", "push.create", "push.get", "card"))
@@ -107,7 +107,7 @@ async def test_a_spoilt_request_is_answered_or_refused(
 @fuzzing
 @given(data=st.data())
 async def test_broken_bytes_are_answered_or_refused(
-    me: Binding, world: World, caplog: pytest.LogCaptureFixture, data: st.DataObject
+    me: Binding, under_test: ServerUnderTest, caplog: pytest.LogCaptureFixture, data: st.DataObject
 ) -> None:
     operation = data.draw(st.sampled_from(("send", "stream")))
     body = me.envelope(operation, valid(me, operation))
@@ -115,6 +115,8 @@ async def test_broken_bytes_are_answered_or_refused(
     check(me, reply, caplog)
 
 
-async def test_after_all_that_every_story_is_whole_and_the_next_caller_is_served(me: Binding, world: World) -> None:
+async def test_after_all_that_every_story_is_whole_and_the_next_caller_is_served(
+    me: Binding, under_test: ServerUnderTest
+) -> None:
     assert (await me.task("echo")).state == "completed"
-    assert await world.all_whole() >= 1
+    assert await under_test.all_whole() >= 1

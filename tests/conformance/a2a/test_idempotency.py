@@ -8,20 +8,22 @@ import pytest
 from covenant.model.ids import TaskId
 from covenant.model.task import DuplicateSafety
 from tests.conformance.a2a.bindings import Binding, Refused, words
+from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
 from tests.conformance.a2a.telling import Told
-from tests.conformance.a2a.world import World, unique
 from tests.waits import BOUND_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_the_same_key_and_message_many_times_at_once_is_one_task(me: Binding, world: World) -> None:
+async def test_the_same_key_and_message_many_times_at_once_is_one_task(
+    me: Binding, under_test: ServerUnderTest
+) -> None:
     key, gate, context = unique(), unique(), unique()
     keyed, message = me.saying(idempotency_key=key), words(f"gate {gate}", context=context)
     async with asyncio.timeout(BOUND_S):
         sending = [asyncio.create_task(keyed.task(message)) for _ in range(20)]
-        await world.gates.reached(gate)
-        world.gates.open(gate)
+        await under_test.gates.reached(gate)
+        under_test.gates.open(gate)
         tasks = await asyncio.gather(*sending)
     assert len({task.id for task in tasks}) == 1
     assert {task.state for task in tasks} == {"completed"}
@@ -50,11 +52,11 @@ async def test_the_same_key_for_another_message_is_refused(me: Binding, changed:
     assert (await keyed.task(words("echo", context="c"))).id == first.id
 
 
-async def test_a_key_is_its_callers_and_its_agents_own(me: Binding, world: World) -> None:
+async def test_a_key_is_its_callers_and_its_agents_own(me: Binding, under_test: ServerUnderTest) -> None:
     key = unique()
-    stage = world.stage
-    rotated = await stage.tenancy.rotate(stage.operator, "default")
-    callers = [me, me.with_(token=rotated.token), me.with_(token=world.neighbour)]
+    a2a = under_test.a2a
+    rotated = await a2a.tenancy.rotate(a2a.operator, "default")
+    callers = [me, me.with_(token=rotated.token), me.with_(token=under_test.neighbour)]
     ids = []
     for client in (*callers, me.with_(agent="other")):
         keyed = client.saying(idempotency_key=key)
@@ -64,7 +66,9 @@ async def test_a_key_is_its_callers_and_its_agents_own(me: Binding, world: World
     assert len(set(ids)) == 4
 
 
-async def test_a_key_may_stand_in_metadata_and_may_declare_the_work_idempotent(me: Binding, world: World) -> None:
+async def test_a_key_may_stand_in_metadata_and_may_declare_the_work_idempotent(
+    me: Binding, under_test: ServerUnderTest
+) -> None:
     key = unique()
     plain, declared = {"key": key}, {"key": unique(), "duplicate_safety": "idempotent"}
     first = await me.task("echo", metadata={"covenant.idempotency": plain})
@@ -72,7 +76,7 @@ async def test_a_key_may_stand_in_metadata_and_may_declare_the_work_idempotent(m
     second = await me.task(words("echo", metadata={"covenant.idempotency": declared}))
     third = await me.task(words("echo", metadata={"covenant.idempotency": declared}))
     assert second.id == third.id != first.id
-    shown = [await world.stage.ledger.show(TaskId(task.id), None, 1) for task in (first, second)]
+    shown = [await under_test.a2a.ledger.show(TaskId(task.id), None, 1) for task in (first, second)]
     safety = [task.task.idempotency for task in shown if task is not None]
     # A key alone says that the request is the same, and nothing about the work.
     assert safety[0] is None
@@ -115,25 +119,27 @@ async def test_a_message_that_is_repeated_under_its_key_is_answered_with_what_ca
     assert [each.message_id for each in last.history or () if each.role == "user"] == ["m-1", "m-0", "m-1", "m-2"]
 
 
-async def test_of_two_messages_at_once_under_one_key_one_is_said(me: Binding, world: World) -> None:
+async def test_of_two_messages_at_once_under_one_key_one_is_said(me: Binding, under_test: ServerUnderTest) -> None:
     gate = unique()
     task = await me.task(f"gate {gate}", blocking=False)
-    await world.gates.reached(gate)
+    await under_test.gates.reached(gate)
     keyed = me.saying(idempotency_key=unique())
     messages = [words(text, task=task.id, message_id="m-2") for text in ("French", "German") * 5]
     said = await asyncio.gather(*(keyed.task(each, blocking=False) for each in messages), return_exceptions=True)
     assert {type(each) for each in said} == {Told, Refused}
     assert {str(each).partition(":")[0] for each in said if isinstance(each, Refused)} == {"IDEMPOTENCY_KEY_REUSED"}
-    world.gates.open(gate)
+    under_test.gates.open(gate)
     await me.followed(task.id, after=1)
     told = await me.get(task.id)
     assert len([each for each in told.history or () if each.role == "user"]) == 2
 
 
-async def test_a_key_that_was_used_for_another_message_to_a_task_is_refused(me: Binding, world: World) -> None:
+async def test_a_key_that_was_used_for_another_message_to_a_task_is_refused(
+    me: Binding, under_test: ServerUnderTest
+) -> None:
     gate, key = unique(), unique()
     task = await me.task(f"gate {gate}", blocking=False)
-    await world.gates.reached(gate)
+    await under_test.gates.reached(gate)
     keyed = me.saying(idempotency_key=key)
 
     def say(client: Binding, text: str) -> Any:
@@ -144,9 +150,9 @@ async def test_a_key_that_was_used_for_another_message_to_a_task_is_refused(me: 
     with pytest.raises(Refused, match="IDEMPOTENCY_KEY_REUSED"):
         await say(keyed, "German")
     # Another caller's key is another key.
-    rotated = await world.stage.tenancy.rotate(world.stage.operator, "default")
+    rotated = await under_test.a2a.tenancy.rotate(under_test.a2a.operator, "default")
     await say(keyed.with_(token=rotated.token), "Dutch")
-    world.gates.open(gate)
+    under_test.gates.open(gate)
     done = (await me.followed(task.id, after=1))[-1]
     assert done.state == "completed"
     told = await me.get(task.id)

@@ -19,7 +19,7 @@ import pytest
 
 from tests.cli.daemons import Daemon
 from tests.conformance.a2a.bindings import Binding, Refused
-from tests.conformance.a2a.gatekeeping import Gatekeeper, gatekeeping
+from tests.conformance.a2a.gate_server import Gatekeeper, open_gatekeeper
 from tests.conformance.a2a.http_bindings import NewRpc
 from tests.conformance.a2a.served_agents import CHUNKS, FLOW
 from tests.conformance.a2a.spoken import BINDINGS
@@ -60,7 +60,7 @@ class Reading:
 
 
 @dataclass
-class World:
+class KilledDaemon:
     home: Path
     gates: Path
     keeper: Gatekeeper
@@ -104,16 +104,16 @@ class World:
 
 
 @asynccontextmanager
-async def a_daemon(folder: Path) -> AsyncIterator[World]:
+async def a_daemon(folder: Path) -> AsyncIterator[KilledDaemon]:
     gates = folder / "gates"
-    async with gatekeeping(gates) as keeper, httpx2.AsyncClient(timeout=BOUND_S) as http:
-        world = World(folder / "home", gates, keeper, http)
-        await world.start()
+    async with open_gatekeeper(gates) as keeper, httpx2.AsyncClient(timeout=BOUND_S) as http:
+        killed = KilledDaemon(folder / "home", gates, keeper, http)
+        await killed.start()
         try:
-            await asyncio.to_thread(world.daemon.json, "capabilities", "grant", "a2a.repair.requeue")
-            yield world
+            await asyncio.to_thread(killed.daemon.json, "capabilities", "grant", "a2a.repair.requeue")
+            yield killed
         finally:
-            await world.end()
+            await killed.end()
 
 
 def is_one_story(frames: list[Frame]) -> bool:
@@ -127,60 +127,60 @@ def is_one_story(frames: list[Frame]) -> bool:
 
 @pytest.mark.timeout(120)
 async def test_streams_go_on_after_a_kill_at_any_moment_and_repair_runs_the_next_attempt(short_path: Path) -> None:
-    async with a_daemon(short_path) as world:
+    async with a_daemon(short_path) as killed:
         readings = [Reading(f"{name}@{at}", kind) for name, kind in BINDINGS.items() for at in MOMENTS]
-        queued = await held_and_killed(world, readings)
-        await world.start()
-        await still_there(world, readings)
-        await queued_work_runs(world, queued)
-        resumed = [resume(world, reading) for reading in readings]
+        queued = await held_and_killed(killed, readings)
+        await killed.start()
+        await still_there(killed, readings)
+        await queued_work_runs(killed, queued)
+        resumed = [resume(killed, reading) for reading in readings]
         for reading in readings:
-            await world.requeue(reading.task_id)
-        await world.keeper.open(None)
+            await killed.requeue(reading.task_id)
+        await killed.keeper.open(None)
         async with asyncio.timeout(BOUND_S):
             await asyncio.gather(*resumed)
         for reading in readings:
-            task = await world.client(reading.binding).get(reading.task_id)
+            task = await killed.client(reading.binding).get(reading.task_id)
             assert is_one_story(reading.frames)
             assert folded(reading.frames) == known(task)
             # What the first attempt had said of it is replaced.
             assert (task.state, task.text) == ("completed", "".join(f"2.{number} " for number in range(CHUNKS)))
-            whole = await world.client(reading.binding).followed(reading.task_id, after=0)
+            whole = await killed.client(reading.binding).followed(reading.task_id, after=0)
             assert [frame.number for frame in whole] == list(range(1, task.generation + 1))
             assert folded(whole) == known(task)
             assert "covenant.holder_lost" not in task.notes
 
 
-async def held_and_killed(world: World, readings: list[Reading]) -> list[str]:
+async def held_and_killed(killed: KilledDaemon, readings: list[Reading]) -> list[str]:
     """Everybody reads until its agent has come to its gate; the ids of tasks that nobody had begun."""
 
     async def stream(reading: Reading) -> None:
-        async with world.client(reading.binding).stream(reading.name) as frames:
+        async with killed.client(reading.binding).stream(reading.name) as frames:
             await reading.read(frames)
 
     reading_tasks = [asyncio.create_task(stream(reading)) for reading in readings]
     for reading in readings:
         stop = reading.name.partition("@")[2]
         passed = range(CHUNKS if stop == "end" else int(stop))
-        await world.keeper.open(*(f"{reading.name} 1.{number}" for number in passed))
-        await world.keeper.reached(f"{reading.name} 1.{stop}")
-    single = world.client(NewRpc, "single")
+        await killed.keeper.open(*(f"{reading.name} 1.{number}" for number in passed))
+        await killed.keeper.reached(f"{reading.name} 1.{stop}")
+    single = killed.client(NewRpc, "single")
     await single.task("first", blocking=False)
-    await world.keeper.reached("first 1.0")
+    await killed.keeper.reached("first 1.0")
     queued = [(await single.task(f"later-{number}", blocking=False)).id for number in range(2)]
-    await world.end(signal.SIGKILL)
+    await killed.end(signal.SIGKILL)
     async with asyncio.timeout(BOUND_S):
         await asyncio.gather(*reading_tasks)
     return queued
 
 
-async def still_there(world: World, readings: list[Reading]) -> None:
+async def still_there(killed: KilledDaemon, readings: list[Reading]) -> None:
     """What was begun waits for an operator, and says so to the operator, to readers, and to who would cancel."""
-    tasks = (await world.operator("GET", "/a2a/queue?limit=100"))["tasks"]
+    tasks = (await killed.operator("GET", "/a2a/queue?limit=100"))["tasks"]
     lost = {row["task"]["id"] for row in tasks[: len(readings) + 1] if row.get("holder_lost")}
     assert {reading.task_id for reading in readings} <= lost
     for reading in readings:
-        client = world.client(reading.binding)
+        client = killed.client(reading.binding)
         task = await client.get(reading.task_id)
         assert task.state == "working"
         assert "repair" in task.notes["covenant.holder_lost"]
@@ -191,17 +191,17 @@ async def still_there(world: World, readings: list[Reading]) -> None:
         assert task.text == said
 
 
-async def queued_work_runs(world: World, queued: list[str]) -> None:
-    single = world.client(NewRpc, "single")
+async def queued_work_runs(killed: KilledDaemon, queued: list[str]) -> None:
+    single = killed.client(NewRpc, "single")
     for number, task_id in enumerate(queued):
-        await world.keeper.open(*(f"later-{number} 1.{at}" for at in (*range(CHUNKS), "end")))
-        task = await world.until(single, task_id, "completed")
+        await killed.keeper.open(*(f"later-{number} 1.{at}" for at in (*range(CHUNKS), "end")))
+        task = await killed.until(single, task_id, "completed")
         assert task.text == "".join(f"1.{at} " for at in range(CHUNKS))
 
 
-def resume(world: World, reading: Reading) -> asyncio.Task[None]:
+def resume(killed: KilledDaemon, reading: Reading) -> asyncio.Task[None]:
     async def follow() -> None:
-        client = world.client(reading.binding)
+        client = killed.client(reading.binding)
         async with client.subscribe(reading.task_id, after=reading.frames[-1].number) as frames:
             await reading.read(frames)
 
@@ -210,18 +210,18 @@ def resume(world: World, reading: Reading) -> asyncio.Task[None]:
 
 @pytest.mark.timeout(120)
 async def test_a_stream_that_flows_when_it_is_killed_loses_and_repeats_nothing(short_path: Path) -> None:
-    async with a_daemon(short_path) as world:
-        await flow(world, kills=(30, 200))
+    async with a_daemon(short_path) as killed:
+        await flow(killed, kills=(30, 200))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_a_stream_that_is_killed_again_and_again_is_one_story(short_path: Path) -> None:
-    async with a_daemon(short_path) as world:
-        await flow(world, kills=(2, 5, 17, 60, 111, 150, 222, 280, 333, 390))
+    async with a_daemon(short_path) as killed:
+        await flow(killed, kills=(2, 5, 17, 60, 111, 150, 222, 280, 333, 390))
 
 
-async def flow(world: World, kills: tuple[int, ...]) -> None:
+async def flow(killed: KilledDaemon, kills: tuple[int, ...]) -> None:
     """Kill the daemon in each attempt when a client has read so much of it; then let one attempt come to its end."""
     readings = [Reading(name, kind) for name, kind in BINDINGS.items()]
     for attempt, enough in enumerate(kills, start=1):
@@ -229,28 +229,28 @@ async def flow(world: World, kills: tuple[int, ...]) -> None:
             for reading in readings:
                 # Whoever has read nothing does not know what to come back to.
                 reading.want(enough if reading is readings[0] else 1)
-            reading_tasks = [asyncio.create_task(begin_or_go_on(world, reading)) for reading in readings]
+            reading_tasks = [asyncio.create_task(begin_or_go_on(killed, reading)) for reading in readings]
             if attempt > 1:
-                await asyncio.gather(*(world.requeue(reading.task_id) for reading in readings))
+                await asyncio.gather(*(killed.requeue(reading.task_id) for reading in readings))
             await asyncio.gather(*(reading.enough.wait() for reading in readings))
-            await world.end(signal.SIGKILL)
+            await killed.end(signal.SIGKILL)
             await asyncio.gather(*reading_tasks)
-        await world.start()
-    await world.keeper.open(None)
-    ends = [asyncio.create_task(begin_or_go_on(world, reading)) for reading in readings]
+        await killed.start()
+    await killed.keeper.open(None)
+    ends = [asyncio.create_task(begin_or_go_on(killed, reading)) for reading in readings]
     for reading in readings:
-        await world.requeue(reading.task_id)
+        await killed.requeue(reading.task_id)
     async with asyncio.timeout(BOUND_S):
         await asyncio.gather(*ends)
     for reading in readings:
-        task = await world.client(reading.binding, "flowing").get(reading.task_id)
+        task = await killed.client(reading.binding, "flowing").get(reading.task_id)
         assert is_one_story(reading.frames)
         assert folded(reading.frames) == known(task)
         assert task.text == "".join(f"{len(kills) + 1}.{number} " for number in range(FLOW))
 
 
-async def begin_or_go_on(world: World, reading: Reading) -> None:
-    client = world.client(reading.binding, "flowing")
+async def begin_or_go_on(killed: KilledDaemon, reading: Reading) -> None:
+    client = killed.client(reading.binding, "flowing")
     if not reading.frames:
         async with client.stream("go") as frames:
             await reading.read(frames)
@@ -261,15 +261,15 @@ async def begin_or_go_on(world: World, reading: Reading) -> None:
 
 @pytest.mark.timeout(120)
 async def test_what_waits_for_repair_can_be_canceled_and_what_has_ended_is_read_whole(short_path: Path) -> None:
-    async with a_daemon(short_path) as world:
-        client = world.client(NewRpc)
+    async with a_daemon(short_path) as killed:
+        client = killed.client(NewRpc)
         task = await client.task("lost", blocking=False)
-        await world.keeper.open(*(f"done 1.{at}" for at in (*range(CHUNKS), "end")))
+        await killed.keeper.open(*(f"done 1.{at}" for at in (*range(CHUNKS), "end")))
         done = await client.task("done")
-        await world.keeper.reached("lost 1.0")
-        await world.end(signal.SIGKILL)
-        await world.start()
-        client = world.client(NewRpc)
+        await killed.keeper.reached("lost 1.0")
+        await killed.end(signal.SIGKILL)
+        await killed.start()
+        client = killed.client(NewRpc)
         assert await client.get(done.id) == done
         assert (await client.get(done.id, 1)).history == (done.history or ())[-1:]
         canceled = await client.cancel(task.id)
@@ -277,4 +277,4 @@ async def test_what_waits_for_repair_can_be_canceled_and_what_has_ended_is_read_
         with pytest.raises(Refused, match=r"TASK_NOT_CANCELABLE.*canceled"):
             await client.cancel(task.id)
         assert [each.state for each in (await client.page()).tasks] == ["canceled", "completed"]
-        assert json.dumps(await world.operator("GET", "/a2a/queue?limit=10")).count(task.id) == 0
+        assert json.dumps(await killed.operator("GET", "/a2a/queue?limit=10")).count(task.id) == 0

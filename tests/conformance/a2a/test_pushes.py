@@ -6,14 +6,14 @@ import pytest
 import pytest_asyncio
 
 from tests.conformance.a2a.bindings import Binding, Refused
-from tests.conformance.a2a.world import World, a_world, unique
+from tests.conformance.a2a.server_under_test import ServerUnderTest, open_server, unique
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with a_world(tmp_path_factory.mktemp("pushing"), push_notifications=True) as opened:
+async def under_test(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerUnderTest]:
+    async with open_server(tmp_path_factory.mktemp("pushing"), push_notifications=True) as opened:
         yield opened
 
 
@@ -37,10 +37,12 @@ async def test_a_configuration_is_kept_told_listed_and_deleted(me: Binding) -> N
         await me.push("get", task.id, "p-1")
 
 
-async def test_a_configuration_of_anothers_task_can_be_neither_made_nor_found(me: Binding, world: World) -> None:
+async def test_a_configuration_of_anothers_task_can_be_neither_made_nor_found(
+    me: Binding, under_test: ServerUnderTest
+) -> None:
     task = await me.task("ask")
     await me.push("create", task.id)
-    for other in (me.with_(token=world.neighbour), me.with_(agent="other")):
+    for other in (me.with_(token=under_test.neighbour), me.with_(agent="other")):
         for verb in ("create", "get", "list", "delete"):
             answers = []
             for task_id in (task.id, unique()):

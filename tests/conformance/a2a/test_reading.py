@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.conformance.a2a.bindings import Binding, Refused, words
+from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
 from tests.conformance.a2a.telling import Told
-from tests.conformance.a2a.world import World, unique
 from tests.waits import BOUND_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -42,11 +42,11 @@ async def test_a_task_that_nobody_knows_is_not_found(me: Binding) -> None:
             await me.send(words("echo", task=unknown))
 
 
-async def test_a_listing_has_the_newest_status_first(me: Binding, world: World) -> None:
+async def test_a_listing_has_the_newest_status_first(me: Binding, under_test: ServerUnderTest) -> None:
     context, gate = unique(), unique()
     slow = await me.task(words(f"gate {gate}", context=context), blocking=False)
     quick = await me.task(words("echo", context=context))
-    world.gates.open(gate)
+    under_test.gates.open(gate)
     await me.followed(slow.id, after=1)
     page = await me.page(contextId=context)
     first, second = page.tasks
@@ -152,8 +152,10 @@ async def test_a_listing_with_numbers_that_cannot_be_is_refused(me: Binding, fie
     assert field in refused.value.message
 
 
-async def test_reads_are_answered_while_every_place_of_the_tenant_is_taken(me: Binding, world: World) -> None:
-    operator, tenancy, catalogue = world.stage.operator, world.stage.tenancy, world.stage.catalogue
+async def test_reads_are_answered_while_every_place_of_the_tenant_is_taken(
+    me: Binding, under_test: ServerUnderTest
+) -> None:
+    operator, tenancy, catalogue = under_test.a2a.operator, under_test.a2a.tenancy, under_test.a2a.catalogue
     name = unique("tenant")
     minted = await tenancy.add(operator, name)
     await tenancy.change(operator, name, limits=type(minted.tenant.limits)(live_tasks=1))

@@ -8,8 +8,8 @@ import pytest
 
 from tests.conformance.a2a.bindings import Ask, Binding, New, Refused, words
 from tests.conformance.a2a.http_bindings import Rest, Rpc
+from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
 from tests.conformance.a2a.telling import Part
-from tests.conformance.a2a.world import World, unique
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -282,7 +282,7 @@ async def test_an_agent_that_nobody_knows_is_not_found(me: Binding) -> None:
     ],
 )
 async def test_an_agent_that_misbehaves_fails_its_task_and_nobody_elses(
-    me: Binding, world: World, verb: str, said: str
+    me: Binding, under_test: ServerUnderTest, verb: str, said: str
 ) -> None:
     gate = unique()
     beside = await me.task(f"gate {gate}", blocking=False)
@@ -290,14 +290,14 @@ async def test_an_agent_that_misbehaves_fails_its_task_and_nobody_elses(
     assert task.state == "failed"
     assert task.message is not None
     assert task.message.text.startswith(said)
-    await world.whole(task.id)
+    await under_test.whole(task.id)
     frames = await me.streamed(verb)
     assert frames[-1].state == "failed"
-    world.gates.open(gate)
+    under_test.gates.open(gate)
     assert (await me.followed(beside.id, after=1))[-1].state == "completed"
 
 
-async def test_an_agent_that_hangs_is_timed_out(me: Binding, world: World) -> None:
+async def test_an_agent_that_hangs_is_timed_out(me: Binding, under_test: ServerUnderTest) -> None:
     brief = me.with_(agent="brief")
     task = await brief.task("hang")
     assert task.state == "failed"
@@ -305,7 +305,7 @@ async def test_an_agent_that_hangs_is_timed_out(me: Binding, world: World) -> No
     assert task.message.text == "Task timed out"
     assert (await brief.streamed("hang"))[-1].state == "failed"
     assert (await brief.task("echo")).state == "completed"
-    await world.whole(task.id)
+    await under_test.whole(task.id)
 
 
 async def test_a_refused_message_begins_nothing(me: Binding) -> None:

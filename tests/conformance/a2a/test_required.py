@@ -11,8 +11,8 @@ from a2a.types import a2a_pb2
 from tests.conformance.a2a.bindings import Binding, Refused, words
 from tests.conformance.a2a.http_bindings import NewRpc, Rpc
 from tests.conformance.a2a.required import missing
+from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
 from tests.conformance.a2a.telling import TERMINAL, WAITING, Part, Said
-from tests.conformance.a2a.world import World, unique
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -43,14 +43,16 @@ async def test_a_card_has_all_that_is_required_of_it(me: Binding) -> None:
 
 
 @pytest.mark.parametrize("shape", ["lists", "objects"])
-async def test_whatever_one_binding_takes_every_other_can_tell(me: Binding, world: World, shape: str) -> None:
+async def test_whatever_one_binding_takes_every_other_can_tell(
+    me: Binding, under_test: ServerUnderTest, shape: str
+) -> None:
     """JSON may be nested deeper than protocol buffers can be read: that much is not taken."""
     deep: Any = {"at": "the bottom"}
     for _ in range(26):
         deep = [deep] if shape == "lists" else {"in": deep}
     context = unique()
     message = words("mirror", Part("data", {"it": deep}), context=context, metadata={"it": deep})
-    first = world.client(NewRpc)
+    first = under_test.client(NewRpc)
     sent = await first.task(message)
     with pytest.raises(Refused, match="INVALID_JSON"):
         await first.task(words("mirror", Part("data", {"it": {"in": deep}})))
@@ -100,7 +102,7 @@ async def test_an_address_in_a_message_is_never_called(me: Binding) -> None:
 
 
 async def test_neither_words_nor_credentials_get_into_a_log(
-    me: Binding, world: World, caplog: pytest.LogCaptureFixture
+    me: Binding, under_test: ServerUnderTest, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, logger="covenant"):
         secret, stranger = unique("secret"), "atr_" + "5" * 64
@@ -112,5 +114,5 @@ async def test_neither_words_nor_credentials_get_into_a_log(
                 await refused
         await me.cancel((await me.task("ask")).id)
     written = caplog.text + "".join(str(vars(record)) for record in caplog.records)
-    for hidden in (secret, stranger, world.stage.token):
+    for hidden in (secret, stranger, under_test.a2a.token):
         assert hidden not in written

@@ -6,8 +6,8 @@ import pytest
 
 from tests.conformance.a2a.agents import BYTES, EXTENSION
 from tests.conformance.a2a.bindings import Binding, Refused, words
+from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
 from tests.conformance.a2a.telling import Part, Said
-from tests.conformance.a2a.world import World, unique
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -28,13 +28,15 @@ async def test_a_blocking_send_answers_when_the_task_waits_for_its_sender(me: Bi
     assert task.message.text
 
 
-async def test_a_send_that_need_not_block_is_answered_before_the_work_is_done(me: Binding, world: World) -> None:
+async def test_a_send_that_need_not_block_is_answered_before_the_work_is_done(
+    me: Binding, under_test: ServerUnderTest
+) -> None:
     gate = unique()
     task = await me.task(f"gate {gate}", blocking=False)
     assert task.state in ("submitted", "working")
-    await world.gates.reached(gate)
+    await under_test.gates.reached(gate)
     assert (await me.get(task.id)).state == "working"
-    world.gates.open(gate)
+    under_test.gates.open(gate)
     if me.old:
         assert (await me.followed(task.id))[-1].state == "completed"
     else:
@@ -86,14 +88,14 @@ async def test_an_answer_continues_the_task_that_waits_for_it(me: Binding, verb:
     assert {said.task_id for said in done.history} == {done.id}
 
 
-async def test_a_message_to_a_running_task_becomes_its_next_turn(me: Binding, world: World) -> None:
+async def test_a_message_to_a_running_task_becomes_its_next_turn(me: Binding, under_test: ServerUnderTest) -> None:
     gate = unique()
     task = await me.task(f"gate {gate}", blocking=False)
-    await world.gates.reached(gate)
+    await under_test.gates.reached(gate)
     later = asyncio.create_task(me.task(words("and then?", task=task.id, context=task.context_id, message_id="m-2")))
     while not any(said.message_id == "m-2" for said in (await me.get(task.id)).history or ()):
         assert not later.done()
-    world.gates.open(gate)
+    under_test.gates.open(gate)
     done = await later
     assert (done.id, done.state) == (task.id, "completed")
     assert done.message is not None

@@ -13,7 +13,7 @@ from tests.conformance.a2a.agents import Gates
 from tests.conformance.a2a.bindings import Binding
 from tests.conformance.a2a.http_bindings import Rest
 from tests.conformance.a2a.telling import folded, known
-from tests.doors.a2a.stage import Scenery, stage
+from tests.doors.a2a.a2a_under_test import A2AOptions, open_a2a
 from tests.waits import BOUND_S
 
 # What the system buffers, what one write may hold, and what is waited for by one reader must all be exceeded.
@@ -31,7 +31,7 @@ async def test_a_slow_reader_is_cut_off_and_resumes_where_it_was(binding: type[B
             yield f"{number:05d}" + "x" * 200
         gates.open("said")
 
-    async with stage(tmp_path / "home", agent, scenery=Scenery(send_bytes=BUFFERED)) as opened:
+    async with open_a2a(tmp_path / "home", agent, options=A2AOptions(send_bytes=BUFFERED)) as opened:
         url = f"http://127.0.0.1:{opened.port}"
         me = binding(base_url=url, http=opened.http, agent="talker", token=opened.token)
         task = await me.task("talk", blocking=False)

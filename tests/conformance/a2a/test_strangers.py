@@ -20,7 +20,7 @@ from tests.conformance.a2a.agents import BYTES, EXTENSION
 from tests.conformance.a2a.bindings import Binding
 from tests.conformance.a2a.grpc_binding import Grpc
 from tests.conformance.a2a.http_bindings import NewRpc, Rest, SlashRpc
-from tests.conformance.a2a.world import World, unique
+from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
 from tests.waits import BOUND_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -37,11 +37,11 @@ WAITS: Final = pb.TASK_STATE_INPUT_REQUIRED
 
 @asynccontextmanager
 async def stranger(
-    world: World, kind: type[Binding], agent: str = "actor", *, streaming: bool = True
+    under_test: ServerUnderTest, kind: type[Binding], agent: str = "actor", *, streaming: bool = True
 ) -> AsyncIterator[Client]:
     """A client that was given an address and a token, and has read the card."""
     name, version = SPOKEN[kind]
-    base, said = f"http://127.0.0.1:{world.stage.port}", {"authorization": f"Bearer {world.stage.token}"}
+    base, said = f"http://127.0.0.1:{under_test.a2a.port}", {"authorization": f"Bearer {under_test.a2a.token}"}
     async with httpx.AsyncClient(headers=said, timeout=BOUND_S) as http:
         card = await A2ACardResolver(http, base).get_agent_card(f"/v1/a2a/agents/{agent}/agent-card.json")
         ours = [
@@ -57,7 +57,7 @@ async def stranger(
             supported_protocol_bindings=[name],
             grpc_channel_factory=grpc.aio.insecure_channel,
         )
-        client = ClientFactory(config).create(card, [Bearer(world.stage.token)])
+        client = ClientFactory(config).create(card, [Bearer(under_test.a2a.token)])
         assert isinstance(client._transport, CompatJsonRpcTransport) == (version == "0.3")  # type: ignore[attr-defined]
         yield client
         await client.close()
@@ -97,8 +97,10 @@ def state_of(event: pb.StreamResponse) -> int:
     return event.task.status.state if event.HasField("task") else event.status_update.status.state
 
 
-async def test_a_stranger_sends_and_gets_the_task_and_reads_it_again(binding: type[Binding], world: World) -> None:
-    async with stranger(world, binding, streaming=False) as client:
+async def test_a_stranger_sends_and_gets_the_task_and_reads_it_again(
+    binding: type[Binding], under_test: ServerUnderTest
+) -> None:
+    async with stranger(under_test, binding, streaming=False) as client:
         task = await task_of(client, says("words a b"))
         assert task.status.state == pb.TASK_STATE_COMPLETED
         assert [part.text for part in task.artifacts[0].parts] == ["a b "]
@@ -110,8 +112,8 @@ async def test_a_stranger_sends_and_gets_the_task_and_reads_it_again(binding: ty
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_stranger_streams(binding: type[Binding], world: World) -> None:
-    async with stranger(world, binding) as client:
+async def test_a_stranger_streams(binding: type[Binding], under_test: ServerUnderTest) -> None:
+    async with stranger(under_test, binding) as client:
         first, *rest = await heard(client, says("words a b c"))
         assert first.HasField("task")
         assert state_of(rest[-1]) == pb.TASK_STATE_COMPLETED
@@ -122,21 +124,21 @@ async def test_a_stranger_streams(binding: type[Binding], world: World) -> None:
         assert only.message.parts[0].text == "good day"
 
 
-async def test_a_stranger_subscribes_to_what_runs(binding: type[Binding], world: World) -> None:
+async def test_a_stranger_subscribes_to_what_runs(binding: type[Binding], under_test: ServerUnderTest) -> None:
     gate = unique()
-    async with stranger(world, binding) as client, asyncio.timeout(BOUND_S):
+    async with stranger(under_test, binding) as client, asyncio.timeout(BOUND_S):
         task_id = (await anext(client.send_message(says(f"gate {gate}")))).task.id
-        await world.gates.reached(gate)
+        await under_test.gates.reached(gate)
         following = client.subscribe(pb.SubscribeToTaskRequest(id=task_id))
         first = await anext(following)
         assert first.task.id == task_id
-        world.gates.open(gate)
+        under_test.gates.open(gate)
         rest = [event async for event in following]
         assert state_of(rest[-1]) == pb.TASK_STATE_COMPLETED
 
 
-async def test_a_stranger_answers_what_it_is_asked(binding: type[Binding], world: World) -> None:
-    async with stranger(world, binding) as client:
+async def test_a_stranger_answers_what_it_is_asked(binding: type[Binding], under_test: ServerUnderTest) -> None:
+    async with stranger(under_test, binding) as client:
         asked = await heard(client, says("ask which?"))
         assert state_of(asked[-1]) == WAITS
         assert asked[-1].status_update.status.message.parts[0].text == "which?"
@@ -150,20 +152,22 @@ async def test_a_stranger_answers_what_it_is_asked(binding: type[Binding], world
         ]
 
 
-async def test_a_stranger_cancels(binding: type[Binding], world: World) -> None:
+async def test_a_stranger_cancels(binding: type[Binding], under_test: ServerUnderTest) -> None:
     gate = unique()
-    async with stranger(world, binding, streaming=False) as client:
+    async with stranger(under_test, binding, streaming=False) as client:
         request = says(f"gate {gate}")
         request.configuration.return_immediately = True
         task = await task_of(client, request)
-        await world.gates.reached(gate)
+        await under_test.gates.reached(gate)
         canceled = await client.cancel_task(pb.CancelTaskRequest(id=task.id))
         assert canceled.status.state == pb.TASK_STATE_CANCELED
 
 
-async def test_a_strangers_files_arrive_and_the_agents_come_back(binding: type[Binding], world: World) -> None:
+async def test_a_strangers_files_arrive_and_the_agents_come_back(
+    binding: type[Binding], under_test: ServerUnderTest
+) -> None:
     sent = pb.Part(raw=BYTES, media_type="image/png", filename="all.png")
-    async with stranger(world, binding, streaming=False) as client:
+    async with stranger(under_test, binding, streaming=False) as client:
         task = await task_of(client, says("mirror", sent))
         assert task.artifacts[0].parts[0] == sent
         assert task.history[0].parts[1] == sent
@@ -171,9 +175,9 @@ async def test_a_strangers_files_arrive_and_the_agents_come_back(binding: type[B
         assert [part.raw for artifact in made.artifacts for part in artifact.parts] == [BYTES, b"<p>"]
 
 
-async def test_a_stranger_lists_page_by_page(binding: type[Binding], world: World) -> None:
+async def test_a_stranger_lists_page_by_page(binding: type[Binding], under_test: ServerUnderTest) -> None:
     context = unique()
-    async with stranger(world, binding, streaming=False) as client:
+    async with stranger(under_test, binding, streaming=False) as client:
         sent = [(await task_of(client, says("echo", context_id=context))).id for _ in range(3)]
         seen: list[str] = []
         request = pb.ListTasksRequest(context_id=context, page_size=2, status=pb.TASK_STATE_COMPLETED)
@@ -187,11 +191,13 @@ async def test_a_stranger_lists_page_by_page(binding: type[Binding], world: Worl
         assert seen == sent[::-1]
 
 
-async def test_a_strangers_mistakes_are_raised_as_its_own_errors(binding: type[Binding], world: World) -> None:
+async def test_a_strangers_mistakes_are_raised_as_its_own_errors(
+    binding: type[Binding], under_test: ServerUnderTest
+) -> None:
     async with (
-        stranger(world, binding, streaming=False) as client,
-        stranger(world, binding, "plain", streaming=False) as plain,
-        stranger(world, binding, "mannered", streaming=False) as mannered,
+        stranger(under_test, binding, streaming=False) as client,
+        stranger(under_test, binding, "plain", streaming=False) as plain,
+        stranger(under_test, binding, "mannered", streaming=False) as mannered,
     ):
         done = await task_of(client, says("echo"))
         with pytest.raises(errors.TaskNotFoundError):
@@ -214,29 +220,33 @@ async def test_a_strangers_mistakes_are_raised_as_its_own_errors(binding: type[B
             await client.create_task_push_notification_config(config)
 
 
-async def test_a_stranger_cannot_subscribe_to_what_has_ended(binding: type[Binding], world: World) -> None:
-    async with stranger(world, binding) as client:
+async def test_a_stranger_cannot_subscribe_to_what_has_ended(
+    binding: type[Binding], under_test: ServerUnderTest
+) -> None:
+    async with stranger(under_test, binding) as client:
         done = (await heard(client, says("echo")))[0].task
         with pytest.raises(errors.UnsupportedOperationError):
             await anext(client.subscribe(pb.SubscribeToTaskRequest(id=done.id)))
 
 
-async def test_a_stranger_without_a_good_token_is_turned_away(binding: type[Binding], world: World) -> None:
-    async with stranger(world, binding, streaming=False) as client:
+async def test_a_stranger_without_a_good_token_is_turned_away(
+    binding: type[Binding], under_test: ServerUnderTest
+) -> None:
+    async with stranger(under_test, binding, streaming=False) as client:
         refused = ClientCallContext(service_parameters={"authorization": "Bearer wrong"})
         with pytest.raises(A2AClientError, match=r"UNAUTHENTICATED|401|bearer token"):
             await client.get_task(pb.GetTaskRequest(id="x"), context=refused)
 
 
-async def test_a_stranger_reads_the_extended_card(binding: type[Binding], world: World) -> None:
-    async with stranger(world, binding) as client:
+async def test_a_stranger_reads_the_extended_card(binding: type[Binding], under_test: ServerUnderTest) -> None:
+    async with stranger(under_test, binding) as client:
         card = await client.get_extended_agent_card(pb.GetExtendedAgentCardRequest())
         assert card.name == "actor"
         assert "chat" in [skill.id for skill in card.skills]
 
 
-async def test_a_stranger_finds_the_published_agent_and_needs_no_token_for_it(world: World) -> None:
-    base = f"http://127.0.0.1:{world.stage.port}"
+async def test_a_stranger_finds_the_published_agent_and_needs_no_token_for_it(under_test: ServerUnderTest) -> None:
+    base = f"http://127.0.0.1:{under_test.a2a.port}"
     async with httpx.AsyncClient(timeout=BOUND_S) as http:
         config = ClientConfig(httpx_client=http, supported_protocol_bindings=["JSONRPC", "HTTP+JSON"])
         client = await ClientFactory(config).create_from_url(base)

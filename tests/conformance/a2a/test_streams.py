@@ -9,8 +9,8 @@ from covenant.exchange import a2a_service as conversation
 from covenant.exchange.tasks import reader as streams
 from tests.conformance.a2a.bindings import Binding, Refused, words
 from tests.conformance.a2a.http_bindings import Rpc, is_stream
+from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
 from tests.conformance.a2a.telling import Frame, folded, known
-from tests.conformance.a2a.world import World, unique
 from tests.waits import BOUND_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -98,7 +98,7 @@ async def test_a_stream_ends_where_the_task_waits_for_its_sender_and_the_next_on
     assert folded(answered) == known(await me.get(asked[0].task.id))
 
 
-async def test_progress_is_told_while_the_agent_works(me: Binding, world: World) -> None:
+async def test_progress_is_told_while_the_agent_works(me: Binding, under_test: ServerUnderTest) -> None:
     gate = unique()
     async with asyncio.timeout(BOUND_S), me.stream(f"gate {gate}") as frames:
         async for frame in frames:
@@ -106,16 +106,16 @@ async def test_progress_is_told_while_the_agent_works(me: Binding, world: World)
                 break
         assert frame.made is not None
         assert frame.made.text == "before "
-        world.gates.open(gate)
+        under_test.gates.open(gate)
         assert [left.state async for left in frames][-1] == "completed"
 
 
 async def test_streams_of_one_task_are_told_the_same_and_closing_one_ends_neither_the_others_nor_the_task(
-    me: Binding, world: World
+    me: Binding, under_test: ServerUnderTest
 ) -> None:
     gate = unique()
     task = await me.task(f"gate {gate}", blocking=False)
-    await world.gates.reached(gate)
+    await under_test.gates.reached(gate)
     async with (
         asyncio.timeout(BOUND_S),
         me.subscribe(task.id, after=1) as one,
@@ -123,34 +123,34 @@ async def test_streams_of_one_task_are_told_the_same_and_closing_one_ends_neithe
     ):
         async with me.subscribe(task.id, after=1) as third:
             assert (await anext(third)).kind == "task"
-        world.gates.open(gate)
+        under_test.gates.open(gate)
         first, second = [frame async for frame in one], [frame async for frame in other]
     assert first == second
     assert first[-1].state == "completed"
     assert (await me.get(task.id)).state == "completed"
 
 
-async def test_a_client_that_leaves_its_stream_ends_nothing(me: Binding, world: World) -> None:
+async def test_a_client_that_leaves_its_stream_ends_nothing(me: Binding, under_test: ServerUnderTest) -> None:
     gate = unique()
     async with me.stream(f"gate {gate}") as frames:
         first = await anext(frames)
-        await world.gates.reached(gate)
+        await under_test.gates.reached(gate)
     assert first.task is not None
-    world.gates.open(gate)
+    under_test.gates.open(gate)
     rest = await me.followed(first.task.id, after=first.number)
     assert rest[-1].state == "completed"
     assert (await me.get(first.task.id)).text == "before after"
 
 
-async def test_a_subscription_begins_with_the_task_as_it_is(me: Binding, world: World) -> None:
+async def test_a_subscription_begins_with_the_task_as_it_is(me: Binding, under_test: ServerUnderTest) -> None:
     gate = unique()
     task = await me.task(f"gate {gate}", blocking=False)
-    await world.gates.reached(gate)
+    await under_test.gates.reached(gate)
     while "before" not in (await me.get(task.id)).text:
         pass
     async with asyncio.timeout(BOUND_S), me.subscribe(task.id) as frames:
         first = await anext(frames)
-        world.gates.open(gate)
+        under_test.gates.open(gate)
         rest = [frame async for frame in frames]
     assert first.task is not None
     if not me.old:
@@ -192,18 +192,18 @@ async def test_a_stream_resumes_after_any_frame_without_a_gap_or_a_repeat(me: Bi
 
 
 async def test_what_happens_between_the_past_and_the_live_part_of_a_stream_is_told_once(
-    me: Binding, world: World
+    me: Binding, under_test: ServerUnderTest
 ) -> None:
     gates = [unique() for _ in range(20)]
     tasks = [await me.task(f"gate {gate}", blocking=False) for gate in gates]
     for gate in gates:
-        await world.gates.reached(gate)
+        await under_test.gates.reached(gate)
 
     async def follow(task_id: str, gate: str) -> list[Frame]:
         # At the same moment the agent says its last words.
         reading = asyncio.create_task(me.followed(task_id, after=1))
         await asyncio.sleep(0)
-        world.gates.open(gate)
+        under_test.gates.open(gate)
         return await reading
 
     async with asyncio.timeout(BOUND_S):
@@ -235,11 +235,13 @@ async def test_every_event_has_its_number_and_nobody_keeps_or_gathers_a_stream(m
     assert all(("event: message" in event.splitlines()) == me.old for event in events)
 
 
-async def test_a_quiet_stream_is_kept_alive(me: Binding, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_quiet_stream_is_kept_alive(
+    me: Binding, under_test: ServerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streams, "KEEP_ALIVE_S", 0.01)
     gate = unique()
     task = await me.task(f"gate {gate}", blocking=False)
-    await world.gates.reached(gate)
+    await under_test.gates.reached(gate)
     body, said = me.envelope("subscribe", {"id": task.id}), {"authorization": f"Bearer {me.token}"}
     url, method = (me.url, "POST") if isinstance(me, Rpc) else (f"{me.url}/tasks/{task.id}:subscribe", "GET")
     content = body if isinstance(me, Rpc) else None
@@ -249,14 +251,16 @@ async def test_a_quiet_stream_is_kept_alive(me: Binding, world: World, monkeypat
             if line == ": keep-alive":
                 seen += 1
                 if seen == 3:
-                    world.gates.open(gate)
+                    under_test.gates.open(gate)
         assert seen >= 3
     assert (await me.get(task.id)).state == "completed"
 
 
-async def test_a_blocked_sender_that_is_turned_out_hears_so_and_its_task_goes_on(me: Binding, world: World) -> None:
+async def test_a_blocked_sender_that_is_turned_out_hears_so_and_its_task_goes_on(
+    me: Binding, under_test: ServerUnderTest
+) -> None:
     """Whoever has a token that was replaced must not be told what comes of the task."""
-    operator, tenancy, catalogue = world.stage.operator, world.stage.tenancy, world.stage.catalogue
+    operator, tenancy, catalogue = under_test.a2a.operator, under_test.a2a.tenancy, under_test.a2a.catalogue
     name = unique("tenant")
     minted = await tenancy.add(operator, name)
     agent = catalogue.agent("default", "actor")
@@ -273,13 +277,15 @@ async def test_a_blocked_sender_that_is_turned_out_hears_so_and_its_task_goes_on
     assert (await me.with_(token=rotated.token).get(page.tasks[0].id)).state == "submitted"
 
 
-async def test_a_tenant_that_is_turned_out_loses_its_streams_and_not_its_tasks(me: Binding, world: World) -> None:
-    operator, tenancy = world.stage.operator, world.stage.tenancy
+async def test_a_tenant_that_is_turned_out_loses_its_streams_and_not_its_tasks(
+    me: Binding, under_test: ServerUnderTest
+) -> None:
+    operator, tenancy = under_test.a2a.operator, under_test.a2a.tenancy
     name = unique("tenant")
     minted = await tenancy.add(operator, name)
-    agent = world.stage.catalogue.agent("default", "actor")
+    agent = under_test.a2a.catalogue.agent("default", "actor")
     assert agent is not None
-    world.stage.catalogue.add_resident(name, agent.definition, "code")
+    under_test.a2a.catalogue.add_resident(name, agent.definition, "code")
     # Nobody works for it: its task stays where it is.
     theirs = me.with_(token=minted.token)
 

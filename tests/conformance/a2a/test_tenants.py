@@ -11,7 +11,7 @@ import pytest_asyncio
 from covenant.model.tenants import DEFAULT
 from tests.conformance.a2a.bindings import Ask, Binding, Refused, words
 from tests.conformance.a2a.http_bindings import Rpc
-from tests.conformance.a2a.world import NEIGHBOUR, World, unique
+from tests.conformance.a2a.server_under_test import NEIGHBOUR, ServerUnderTest, unique
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -33,27 +33,27 @@ class Roles:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def roles(world: World) -> AsyncIterator[Roles]:
-    stage, operator = world.stage, world.stage.operator
-    actor = stage.catalogue.agent(DEFAULT, "actor")
+async def roles(under_test: ServerUnderTest) -> AsyncIterator[Roles]:
+    a2a, operator = under_test.a2a, under_test.a2a.operator
+    actor = a2a.catalogue.agent(DEFAULT, "actor")
     assert actor is not None
     minted = {}
     for name in ("stranger", "disabled", "rotated"):
-        minted[name] = (await stage.tenancy.add(operator, unique(name))).tenant.name, ""
+        minted[name] = (await a2a.tenancy.add(operator, unique(name))).tenant.name, ""
     tokens: dict[str, str | None] = {}
     for role, (tenant, _) in minted.items():
-        stage.catalogue.add_resident(tenant, actor.definition, "code")
-        tokens[role] = (await stage.tenancy.rotate(operator, tenant)).token
-    await stage.tenancy.rotate(operator, minted["rotated"][0])
-    await stage.tenancy.disable(operator, minted["disabled"][0])
-    tokens |= {"mine": world.neighbour, "operator": stage.token, "nobody": None, "unknown": "atr_" + "0" * 64}
+        a2a.catalogue.add_resident(tenant, actor.definition, "code")
+        tokens[role] = (await a2a.tenancy.rotate(operator, tenant)).token
+    await a2a.tenancy.rotate(operator, minted["rotated"][0])
+    await a2a.tenancy.disable(operator, minted["disabled"][0])
+    tokens |= {"mine": under_test.neighbour, "operator": a2a.token, "nobody": None, "unknown": "atr_" + "0" * 64}
     yield Roles("", tokens)
 
 
-async def parked(world: World, kind: type[Binding], agent: str = "actor", token: str | None = "") -> str:
+async def parked(under_test: ServerUnderTest, kind: type[Binding], agent: str = "actor", token: str | None = "") -> str:
     """A task that waits, so that everything can be asked about it."""
-    token = world.neighbour if token == "" else token
-    return (await world.client(kind, agent, token).task("ask")).id
+    token = under_test.neighbour if token == "" else token
+    return (await under_test.client(kind, agent, token).task("ask")).id
 
 
 async def attempt(client: Binding, operation: str, task_id: str) -> str:
@@ -99,46 +99,51 @@ def expected(operation: str, role: str) -> str:
 @pytest.mark.parametrize("role", ["mine", "stranger", "operator", "disabled", "rotated", "nobody", "unknown"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 async def test_a_tenants_task_is_there_for_the_tenant_alone(
-    binding: type[Binding], world: World, roles: Roles, operation: str, role: str
+    binding: type[Binding], under_test: ServerUnderTest, roles: Roles, operation: str, role: str
 ) -> None:
-    task_id = await parked(world, binding)
-    client = world.client(binding, "actor", roles.tokens[role])
+    task_id = await parked(under_test, binding)
+    client = under_test.client(binding, "actor", roles.tokens[role])
     assert await attempt(client, operation, task_id) == expected(operation, role)
-    mine = world.client(binding, "actor", world.neighbour)
+    mine = under_test.client(binding, "actor", under_test.neighbour)
     changed = role == "mine" and operation in ("continue", "continue.stream", "cancel")
     assert ((await mine.get(task_id)).state == "input-required") == (not changed)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-async def test_a_task_is_there_only_at_its_own_agent(binding: type[Binding], world: World, operation: str) -> None:
-    task_id = await parked(world, binding)
-    client = world.client(binding, "other", world.neighbour)
+async def test_a_task_is_there_only_at_its_own_agent(
+    binding: type[Binding], under_test: ServerUnderTest, operation: str
+) -> None:
+    task_id = await parked(under_test, binding)
+    client = under_test.client(binding, "other", under_test.neighbour)
     assert await attempt(client, operation, task_id) == expected(operation, "stranger")
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 async def test_who_has_no_token_sees_at_an_open_agent_what_was_sent_without_one(
-    binding: type[Binding], world: World, operation: str
+    binding: type[Binding], under_test: ServerUnderTest, operation: str
 ) -> None:
-    known, own = await parked(world, binding, "open", world.stage.token), await parked(world, binding, "open", None)
-    client = world.client(binding, "open", None)
+    known, own = (
+        await parked(under_test, binding, "open", under_test.a2a.token),
+        await parked(under_test, binding, "open", None),
+    )
+    client = under_test.client(binding, "open", None)
     token_needed = operation in ("card", "list")
     theirs = "UNAUTHENTICATED" if token_needed else expected(operation, "stranger")
     assert await attempt(client, operation, known) == theirs
     assert await attempt(client, operation, own) == ("UNAUTHENTICATED" if token_needed else expected(operation, "mine"))
     # Another tenant's agent of that name is not open.
     with pytest.raises(Refused, match="UNAUTHENTICATED"):
-        await world.client(binding, "actor", None).page()
+        await under_test.client(binding, "actor", None).page()
 
 
 async def test_a_web_page_from_elsewhere_cannot_use_an_open_agent_through_a_browser_on_this_machine(
-    binding: type[Binding], world: World
+    binding: type[Binding], under_test: ServerUnderTest
 ) -> None:
     """A browser sends a page's form without asking first, from this machine's own address."""
-    client = world.client(binding, "open", None)
+    client = under_test.client(binding, "open", None)
     page = client.saying(origin="https://evil.example")
     body = client.envelope("send", client.params_send(Ask(message=words("done by a page"))))
-    known = world.client(binding, "open", world.stage.token)
+    known = under_test.client(binding, "open", under_test.a2a.token)
     before = (await known.page()).total
     reply = await page.raw(body, content_type="text/plain")
     assert reply.status_code == 401
@@ -159,14 +164,14 @@ def params(client: Binding, operation: str, task_id: str) -> tuple[str, dict[str
 
 @pytest.mark.parametrize("operation", ABOUT_A_TASK)
 async def test_what_is_anothers_is_answered_byte_for_byte_as_what_does_not_exist(
-    binding: type[Binding], world: World, roles: Roles, operation: str
+    binding: type[Binding], under_test: ServerUnderTest, roles: Roles, operation: str
 ) -> None:
-    task_id = await parked(world, binding)
+    task_id = await parked(under_test, binding)
     for client in (
-        world.client(binding, "actor", roles.tokens["stranger"]),
-        world.client(binding, "actor", world.stage.token),
-        world.client(binding, "other", world.neighbour),
-        world.client(binding, "open", None),
+        under_test.client(binding, "actor", roles.tokens["stranger"]),
+        under_test.client(binding, "actor", under_test.a2a.token),
+        under_test.client(binding, "other", under_test.neighbour),
+        under_test.client(binding, "open", None),
     ):
         foreign = await client.bytes_of(*params(client, operation, task_id))
         unknown = await client.bytes_of(*params(client, operation, UNKNOWN))
@@ -174,9 +179,9 @@ async def test_what_is_anothers_is_answered_byte_for_byte_as_what_does_not_exist
 
 
 async def test_an_agent_of_another_tenant_is_answered_as_one_that_does_not_exist(
-    binding: type[Binding], world: World, roles: Roles
+    binding: type[Binding], under_test: ServerUnderTest, roles: Roles
 ) -> None:
-    catalogue = world.stage.catalogue
+    catalogue = under_test.a2a.catalogue
     actor = catalogue.agent(NEIGHBOUR, "actor")
     assert actor is not None
     secret = unique("agent")
@@ -184,7 +189,7 @@ async def test_an_agent_of_another_tenant_is_answered_as_one_that_does_not_exist
     for operation in (*OPERATIONS, "send", "stream"):
         answers = []
         for agent in (secret, "agent-" + "0" * (len(secret) - 6)):
-            client = world.client(binding, agent, roles.tokens["stranger"])
+            client = under_test.client(binding, agent, roles.tokens["stranger"])
             place, asked = params(client, "continue" if operation in ("send", "stream") else operation, UNKNOWN)
             status, body = await client.bytes_of(operation if operation in ("send", "stream") else place, asked)
             answers.append((status, body.replace(agent.encode(), b"AGENT")))
@@ -193,12 +198,12 @@ async def test_an_agent_of_another_tenant_is_answered_as_one_that_does_not_exist
 
 
 async def test_every_token_that_is_not_good_gets_one_and_the_same_answer(
-    binding: type[Binding], world: World, roles: Roles
+    binding: type[Binding], under_test: ServerUnderTest, roles: Roles
 ) -> None:
     answers = set()
     bad: list[str | None] = [roles.tokens[role] for role in ("disabled", "rotated", "nobody", "unknown")]
     for token in (*bad, "x" * 10_000):
-        client = world.client(binding, "actor", None)
+        client = under_test.client(binding, "actor", None)
         client = client if token is None else client.saying(authorization=f"Bearer {token}")
         for said in (client, client.with_(agent="nobody")):
             reply = await said.ask("get", {"id": UNKNOWN})
@@ -206,20 +211,22 @@ async def test_every_token_that_is_not_good_gets_one_and_the_same_answer(
             answers.add((reply.status_code, reply.content))
     ((status, _),) = answers
     assert status == 401
-    basic = world.client(binding, "actor", None).saying(authorization="Basic dXNlcjpwYXNz")
+    basic = under_test.client(binding, "actor", None).saying(authorization="Basic dXNlcjpwYXNz")
     assert (await basic.ask("get", {"id": UNKNOWN})).status_code == 401
-    open_agent = world.client(binding, "open", None).saying(authorization="Bearer wrong")
+    open_agent = under_test.client(binding, "open", None).saying(authorization="Bearer wrong")
     assert (await open_agent.ask("get", {"id": UNKNOWN})).status_code == 401
 
 
-async def test_a_tenant_over_its_limits_is_told_when_to_come_back(binding: type[Binding], world: World) -> None:
-    stage, name = world.stage, unique("tenant")
-    minted = await stage.tenancy.add(stage.operator, name)
-    await stage.tenancy.change(stage.operator, name, limits=type(minted.tenant.limits)(rate_per_min=2, burst=2))
-    actor = stage.catalogue.agent(DEFAULT, "actor")
+async def test_a_tenant_over_its_limits_is_told_when_to_come_back(
+    binding: type[Binding], under_test: ServerUnderTest
+) -> None:
+    a2a, name = under_test.a2a, unique("tenant")
+    minted = await a2a.tenancy.add(a2a.operator, name)
+    await a2a.tenancy.change(a2a.operator, name, limits=type(minted.tenant.limits)(rate_per_min=2, burst=2))
+    actor = a2a.catalogue.agent(DEFAULT, "actor")
     assert actor is not None
-    stage.catalogue.add_resident(name, actor.definition, "code")
-    client = world.client(binding, "actor", minted.token)
+    a2a.catalogue.add_resident(name, actor.definition, "code")
+    client = under_test.client(binding, "actor", minted.token)
     await asyncio.gather(client.page(), client.page())
     reply = await client.ask("list", {})
     assert reply.status_code == 429
@@ -227,4 +234,4 @@ async def test_a_tenant_over_its_limits_is_told_when_to_come_back(binding: type[
     with pytest.raises(Refused, match="RESOURCE_EXHAUSTED"):
         client.read(reply)
     # Others are not in its way.
-    assert (await world.client(binding).ask("list", {})).status_code == 200
+    assert (await under_test.client(binding).ask("list", {})).status_code == 200

@@ -7,14 +7,14 @@ import pytest
 
 from tests.conformance.a2a.bindings import Binding, New, Refused
 from tests.conformance.a2a.http_bindings import NewRpc, Rest, Rpc, SlashRpc
+from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
 from tests.conformance.a2a.telling import Part
-from tests.conformance.a2a.world import World, unique
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_both_dialects_are_spoken_at_one_address_by_the_methods_name(world: World) -> None:
-    new, old = world.client(NewRpc), world.client(SlashRpc)
+async def test_both_dialects_are_spoken_at_one_address_by_the_methods_name(under_test: ServerUnderTest) -> None:
+    new, old = under_test.client(NewRpc), under_test.client(SlashRpc)
     assert new.url == old.url
     tasks = [await new.task("echo"), await old.task("echo")]
     for task in tasks:

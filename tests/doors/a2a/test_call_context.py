@@ -11,8 +11,8 @@ from covenant.agents.api import Agent, Turn
 from covenant.model.ids import TaskId
 from covenant.model.task import Task
 from covenant.model.task_view import fold
-from tests.doors.a2a.grpc_stage import GrpcStage, asks, grpc_stage, told_by
-from tests.doors.a2a.stage import Stage
+from tests.doors.a2a.a2a_under_test import A2AUnderTest
+from tests.doors.a2a.grpc_under_test import GrpcUnderTest, asks, open_grpc, told_by
 
 agent = Agent("echo")
 HEADERS = {"depth": "covenant-depth", "chain": "covenant-chain", "deadline_ms": "covenant-deadline-ms"}
@@ -28,7 +28,9 @@ class Outcome(NamedTuple):
     task_id: str = ""
 
 
-async def called(s: GrpcStage, door: str, hop: dict[str, Any], *, by: str, key: str = "", trace: str = "") -> Outcome:
+async def called(
+    s: GrpcUnderTest, door: str, hop: dict[str, Any], *, by: str, key: str = "", trace: str = ""
+) -> Outcome:
     """Send a message through a door, with its hop in the metadata or in headers; the machine code, or the task."""
     metadata = {f"covenant.{name}": value for name, value in hop.items()} if by == "metadata" else {}
     if trace:
@@ -59,7 +61,7 @@ async def called(s: GrpcStage, door: str, hop: dict[str, Any], *, by: str, key: 
     return Outcome("ok", result.get("task", result)["id"])
 
 
-async def _rest(http: Stage, message: dict[str, Any], headers: dict[str, str]) -> Outcome:
+async def _rest(http: A2AUnderTest, message: dict[str, Any], headers: dict[str, str]) -> Outcome:
     bearer = {"authorization": f"Bearer {http.token}", "a2a-version": "1.0"}
     answer = await http.http.post(
         f"{http.url('echo')}/message:send", json={"message": message}, headers={**bearer, **headers}
@@ -70,7 +72,7 @@ async def _rest(http: Stage, message: dict[str, Any], headers: dict[str, str]) -
     return Outcome("ok", body["task"]["id"])
 
 
-async def _grpc(s: GrpcStage, metadata: dict[str, Any], headers: dict[str, str]) -> Outcome:
+async def _grpc(s: GrpcUnderTest, metadata: dict[str, Any], headers: dict[str, str]) -> Outcome:
     said = Struct()
     said.update(metadata)
     request = asks("x", "echo", metadata=said)
@@ -82,7 +84,7 @@ async def _grpc(s: GrpcStage, metadata: dict[str, Any], headers: dict[str, str])
     return Outcome("ok", answer.task.id)
 
 
-async def task_of(s: GrpcStage, task_id: str) -> Task:
+async def task_of(s: GrpcUnderTest, task_id: str) -> Task:
     view = fold(await s.http.ledger.steps(TaskId(task_id), 0, 100))
     assert view is not None
     return view.task
@@ -93,7 +95,7 @@ async def task_of(s: GrpcStage, task_id: str) -> Task:
 async def test_what_is_too_deep_or_comes_back_is_refused_and_the_rest_is_kept(
     tmp_path: Path, door: str, by: str
 ) -> None:
-    async with grpc_stage(tmp_path, agent) as s:
+    async with open_grpc(tmp_path, agent) as s:
         me = s.http.catalogue.identity("default", "echo").pubkey
         deadline_ms = s.http.ledger.now_ms() + 60_000
         hop = {"depth": 3, "chain": ["somebody", "else", "before"], "deadline_ms": deadline_ms}
@@ -108,7 +110,7 @@ async def test_what_is_too_deep_or_comes_back_is_refused_and_the_rest_is_kept(
 
 
 async def test_the_same_message_by_another_way_is_the_same_and_at_another_depth_it_is_not(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, agent) as s:
+    async with open_grpc(tmp_path, agent) as s:
         first = await called(s, "rpc", {"depth": 1}, by="metadata", key="k", trace="00-" + "1" * 32 + "-2-01")
         again = await called(s, "rpc", {"depth": 1}, by="metadata", key="k", trace="00-" + "3" * 32 + "-4-01")
         by_headers = await called(s, "rpc", {"depth": 1}, by="headers", key="k")

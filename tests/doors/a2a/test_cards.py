@@ -41,8 +41,8 @@ from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key, new_token, token_hash
 from covenant.wire.a2a.dialects import V03, V1
 from tests.doors.clients import Http, Reply
-from tests.doors.http.server.stage import AsgiDoor
-from tests.doors.world import _listening
+from tests.doors.doors_under_test import _listening
+from tests.doors.http.server.server_under_test import AsgiDoor
 
 WELL_KNOWN = "/.well-known/agent-card.json"
 KEYS = "/.well-known/jwks.json"
@@ -58,7 +58,7 @@ class Tenanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Cardworld:
+class CardsUnderTest:
     port: int
     catalogue: Catalogue
     cards: Cards
@@ -90,7 +90,7 @@ async def opened(
     publishing: PublishedAgent | None = None,
     offer: CardFeatures | None = None,
     started_ms: int = 1_000,
-) -> AsyncIterator[Cardworld]:
+) -> AsyncIterator[CardsUnderTest]:
     key, token = new_private_key(), new_token()
     operator = operator_agent("operator@test", key)
     ledger = await open_ledger(folder / "home", clock=now_ms, limits=Limits())
@@ -118,7 +118,7 @@ async def opened(
                 assert caller is not None
                 return Tenanted(caller, Http(port, minted.token))
 
-            yield Cardworld(
+            yield CardsUnderTest(
                 port,
                 catalogue,
                 cards,
@@ -135,54 +135,58 @@ async def opened(
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[Cardworld]:
+async def under_test(tmp_path: Path) -> AsyncIterator[CardsUnderTest]:
     async with opened(tmp_path) as made:
         yield made
 
 
-async def test_everybody_is_told_how_to_authenticate_and_no_agent_is_named(world: Cardworld) -> None:
-    await world.add(world.mine)
-    reply = await world.nobody.ask("GET", WELL_KNOWN)
+async def test_everybody_is_told_how_to_authenticate_and_no_agent_is_named(under_test: CardsUnderTest) -> None:
+    await under_test.add(under_test.mine)
+    reply = await under_test.nobody.ask("GET", WELL_KNOWN)
     card = reply.json
     assert (reply.status, card["name"], card["version"]) == (200, "covenant", "stub")
-    assert card["url"] == f"{world.base}/v1/a2a"
+    assert card["url"] == f"{under_test.base}/v1/a2a"
     assert [(skill["id"], skill["tags"]) for skill in card["skills"]] == [("discover", ["discovery", "auth-required"])]
     assert b"summarizer" not in reply.body
 
 
-async def test_the_url_that_the_stub_names_answers(world: Cardworld) -> None:
-    url = (await world.nobody.get(WELL_KNOWN))["url"]
+async def test_the_url_that_the_stub_names_answers(under_test: CardsUnderTest) -> None:
+    url = (await under_test.nobody.get(WELL_KNOWN))["url"]
     for slash in ("", "/"):
-        reply = await world.nobody.ask("GET", url.removeprefix(world.base) + slash)
-        assert (reply.status, reply.json["card"]) == (200, f"{world.base}/v1/a2a/agents/{{id}}/agent-card.json")
+        reply = await under_test.nobody.ask("GET", url.removeprefix(under_test.base) + slash)
+        assert (reply.status, reply.json["card"]) == (200, f"{under_test.base}/v1/a2a/agents/{{id}}/agent-card.json")
 
 
-async def test_who_calls_at_the_url_that_the_stub_names_is_told_where_agents_are_called(world: Cardworld) -> None:
+async def test_who_calls_at_the_url_that_the_stub_names_is_told_where_agents_are_called(
+    under_test: CardsUnderTest,
+) -> None:
     """The stub says that JSON-RPC is spoken there, so it is."""
     call = {"jsonrpc": "2.0", "id": 7, "method": "SendMessage", "params": {}}
-    assert (await world.nobody.ask("POST", "/v1/a2a", call)).status == 401
+    assert (await under_test.nobody.ask("POST", "/v1/a2a", call)).status == 401
     for path in ("/v1/a2a", "/v1/a2a/"):
-        reply = await world.mine.http.ask("POST", path, call)
+        reply = await under_test.mine.http.ask("POST", path, call)
         error = reply.json["error"]
         assert (reply.status, reply.json["id"], error["code"]) == (200, 7, -32004)
-        assert f"{world.base}/v1/a2a/agents/{{id}}" in error["message"]
-    assert (await world.mine.http.ask("POST", "/v1/a2a", ["no call"])).json["error"]["code"] == -32600
+        assert f"{under_test.base}/v1/a2a/agents/{{id}}" in error["message"]
+    assert (await under_test.mine.http.ask("POST", "/v1/a2a", ["no call"])).json["error"]["code"] == -32600
 
 
-async def test_the_older_well_known_path_is_not_served(world: Cardworld) -> None:
-    assert (await world.nobody.ask("GET", "/.well-known/agent.json")).status == 404
+async def test_the_older_well_known_path_is_not_served(under_test: CardsUnderTest) -> None:
+    assert (await under_test.nobody.ask("GET", "/.well-known/agent.json")).status == 404
 
 
-async def test_an_agents_card_has_every_field_that_older_clients_read(world: Cardworld) -> None:
-    await world.add(world.mine, name="Summarizer", role="reader", goal="say what matters", capabilities=["/fetch"])
-    stored = world.catalogue.agent("mine", "summarizer")
+async def test_an_agents_card_has_every_field_that_older_clients_read(under_test: CardsUnderTest) -> None:
+    await under_test.add(
+        under_test.mine, name="Summarizer", role="reader", goal="say what matters", capabilities=["/fetch"]
+    )
+    stored = under_test.catalogue.agent("mine", "summarizer")
     assert stored is not None
-    card = await world.mine.http.get(CARD)
+    card = await under_test.mine.http.get(CARD)
     expected = {
         "protocolVersion": "1.0",
         "name": "Summarizer",
         "description": "reader — say what matters",
-        "url": f"{world.base}/v1/a2a/agents/summarizer",
+        "url": f"{under_test.base}/v1/a2a/agents/summarizer",
         "version": str(stored.updated_at_ms),
         "defaultInputModes": ["text/plain"],
         "defaultOutputModes": ["text/plain", "application/json"],
@@ -203,35 +207,39 @@ async def test_an_agents_card_has_every_field_that_older_clients_read(world: Car
 
 
 @pytest.mark.parametrize("asked", ["header", "query"])
-async def test_asked_in_1_0_a_card_is_clean(world: Cardworld, asked: str) -> None:
-    await world.add(world.mine)
+async def test_asked_in_1_0_a_card_is_clean(under_test: CardsUnderTest, asked: str) -> None:
+    await under_test.add(under_test.mine)
     query, headers = ("?A2A-Version=1.0", {}) if asked == "query" else ("", {"A2A-Version": "1.0"})
-    card = (await world.mine.http.ask("GET", CARD + query, headers=headers)).json
+    card = (await under_test.mine.http.ask("GET", CARD + query, headers=headers)).json
     assert [one["protocolBinding"] for one in card["supportedInterfaces"]] == ["JSONRPC", "HTTP+JSON", "JSONRPC"]
     assert card.keys().isdisjoint({"url", "protocolVersion", "preferredTransport", "additionalInterfaces", "security"})
     ParseDict(card, StrangersCard())  # refuses every field that the specification does not have
 
 
-async def test_the_masters_card_is_there_from_the_start(world: Cardworld) -> None:
-    card = await world.mine.http.get("/v1/a2a/agents/index/agent-card.json")
+async def test_the_masters_card_is_there_from_the_start(under_test: CardsUnderTest) -> None:
+    card = await under_test.mine.http.get("/v1/a2a/agents/index/agent-card.json")
     assert (card["name"], card["version"]) == ("index", "index")
 
 
-async def test_a_slash_at_the_end_makes_no_difference(world: Cardworld) -> None:
-    for http, path in ((world.nobody, WELL_KNOWN), (world.mine.http, "/v1/a2a/agents/index/agent-card.json")):
+async def test_a_slash_at_the_end_makes_no_difference(under_test: CardsUnderTest) -> None:
+    for http, path in ((under_test.nobody, WELL_KNOWN), (under_test.mine.http, "/v1/a2a/agents/index/agent-card.json")):
         assert (await http.get(path)) == (await http.get(f"{path}/"))
 
 
-async def test_a_card_needs_a_token_of_a_tenant(world: Cardworld) -> None:
-    for http in (world.nobody, Http(world.port, "atr_" + "0" * 64), Http(world.port, "")):
+async def test_a_card_needs_a_token_of_a_tenant(under_test: CardsUnderTest) -> None:
+    for http in (under_test.nobody, Http(under_test.port, "atr_" + "0" * 64), Http(under_test.port, "")):
         reply = await http.ask("GET", CARD)
         assert (reply.status, reply.json["code"]) == (401, "unauthenticated")
         assert reply.headers["www-authenticate"] == "Bearer"
 
 
-async def test_a_card_of_another_tenants_agent_is_not_found_as_if_it_were_nowhere(world: Cardworld) -> None:
-    await world.add(world.mine)
-    for http, path in ((world.theirs.http, CARD), (world.operator, CARD), (world.mine.http, CARD.replace("summ", "x"))):
+async def test_a_card_of_another_tenants_agent_is_not_found_as_if_it_were_nowhere(under_test: CardsUnderTest) -> None:
+    await under_test.add(under_test.mine)
+    for http, path in (
+        (under_test.theirs.http, CARD),
+        (under_test.operator, CARD),
+        (under_test.mine.http, CARD.replace("summ", "x")),
+    ):
         reply = await http.ask("GET", path)
         name = path.split("/")[4]
         assert (reply.status, reply.json) == (
@@ -241,30 +249,30 @@ async def test_a_card_of_another_tenants_agent_is_not_found_as_if_it_were_nowher
         assert "etag" not in reply.headers
 
 
-async def test_agents_of_one_name_have_the_card_of_their_own_tenant(world: Cardworld) -> None:
-    await world.add(world.mine, role="mine")
-    await world.add(world.theirs, role="theirs")
-    for tenant, role in ((world.mine, "mine"), (world.theirs, "theirs"), (world.mine, "mine")):
+async def test_agents_of_one_name_have_the_card_of_their_own_tenant(under_test: CardsUnderTest) -> None:
+    await under_test.add(under_test.mine, role="mine")
+    await under_test.add(under_test.theirs, role="theirs")
+    for tenant, role in ((under_test.mine, "mine"), (under_test.theirs, "theirs"), (under_test.mine, "mine")):
         assert (await tenant.http.get(CARD))["description"] == role
 
 
-async def test_a_disabled_tenant_gets_no_card(world: Cardworld) -> None:
-    await world.add(world.mine)
-    await world.tenancy.disable(world.principal, "mine")
-    assert (await world.mine.http.ask("GET", CARD)).status == 401
+async def test_a_disabled_tenant_gets_no_card(under_test: CardsUnderTest) -> None:
+    await under_test.add(under_test.mine)
+    await under_test.tenancy.disable(under_test.principal, "mine")
+    assert (await under_test.mine.http.ask("GET", CARD)).status == 401
 
 
-async def test_other_methods_are_told_which_there_are(world: Cardworld) -> None:
+async def test_other_methods_are_told_which_there_are(under_test: CardsUnderTest) -> None:
     for path in (WELL_KNOWN, CARD, KEYS):
-        reply = await world.mine.http.ask("POST", path, b"{}")
+        reply = await under_test.mine.http.ask("POST", path, b"{}")
         assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD")
-    reply = await world.mine.http.ask("DELETE", "/v1/a2a")
+    reply = await under_test.mine.http.ask("DELETE", "/v1/a2a")
     assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
-async def test_whoever_has_a_card_is_told_so_and_not_told_it_again(world: Cardworld) -> None:
-    await world.add(world.mine)
-    for http, path in ((world.nobody, WELL_KNOWN), (world.mine.http, CARD), (world.nobody, KEYS)):
+async def test_whoever_has_a_card_is_told_so_and_not_told_it_again(under_test: CardsUnderTest) -> None:
+    await under_test.add(under_test.mine)
+    for http, path in ((under_test.nobody, WELL_KNOWN), (under_test.mine.http, CARD), (under_test.nobody, KEYS)):
         first = await http.ask("GET", path)
         for sent in (first.headers["etag"], f'"other", W/{first.headers["etag"]}', "*"):
             again = await http.ask("GET", path, headers={"If-None-Match": sent})
@@ -278,135 +286,137 @@ async def test_whoever_has_a_card_is_told_so_and_not_told_it_again(world: Cardwo
             assert (await http.ask("GET", path, headers={"If-Modified-Since": wrong})).status == 200
 
 
-async def test_a_changed_agent_has_another_tag(world: Cardworld) -> None:
-    await world.add(world.mine)
-    first = await world.mine.http.ask("GET", CARD)
-    await world.catalogue.replace(world.mine.caller, read_agent_definition({"id": "summarizer", "role": "new"}))
-    second = await world.mine.http.ask("GET", CARD, headers={"If-None-Match": first.headers["etag"]})
+async def test_a_changed_agent_has_another_tag(under_test: CardsUnderTest) -> None:
+    await under_test.add(under_test.mine)
+    first = await under_test.mine.http.ask("GET", CARD)
+    await under_test.catalogue.replace(
+        under_test.mine.caller, read_agent_definition({"id": "summarizer", "role": "new"})
+    )
+    second = await under_test.mine.http.ask("GET", CARD, headers={"If-None-Match": first.headers["etag"]})
     assert (second.status, second.json["description"]) == (200, "new")
     assert second.headers["etag"] != first.headers["etag"]
 
 
-async def test_the_two_forms_have_tags_of_their_own(world: Cardworld) -> None:
-    one = await world.nobody.ask("GET", WELL_KNOWN)
-    other = await world.nobody.ask("GET", WELL_KNOWN, headers={"A2A-Version": "1.0"})
+async def test_the_two_forms_have_tags_of_their_own(under_test: CardsUnderTest) -> None:
+    one = await under_test.nobody.ask("GET", WELL_KNOWN)
+    other = await under_test.nobody.ask("GET", WELL_KNOWN, headers={"A2A-Version": "1.0"})
     assert one.headers["etag"] != other.headers["etag"]
 
 
 async def test_a_card_is_no_older_than_the_process_that_made_it(tmp_path: Path) -> None:
     started_ms = 4_000_000_000_000
-    async with opened(tmp_path, started_ms=started_ms) as world:
-        await world.add(world.mine)
-        reply = await world.mine.http.ask("GET", CARD)
+    async with opened(tmp_path, started_ms=started_ms) as under_test:
+        await under_test.add(under_test.mine)
+        reply = await under_test.mine.http.ask("GET", CARD)
         assert reply.headers["last-modified"] == "Tue, 02 Oct 2096 07:06:40 GMT"
 
 
-async def test_head_says_what_get_would_and_sends_nothing(world: Cardworld) -> None:
-    got, headed = [await world.nobody.ask(method, WELL_KNOWN) for method in ("GET", "HEAD")]
+async def test_head_says_what_get_would_and_sends_nothing(under_test: CardsUnderTest) -> None:
+    got, headed = [await under_test.nobody.ask(method, WELL_KNOWN) for method in ("GET", "HEAD")]
     assert (headed.status, headed.body) == (200, b"")
     assert headed.headers["content-length"] == str(len(got.body))
     assert headed.headers["etag"] == got.headers["etag"]
 
 
-async def test_shared_caches_may_keep_what_is_public_and_nothing_else(world: Cardworld) -> None:
-    await world.add(world.mine)
-    public, own = await world.nobody.ask("GET", WELL_KNOWN), await world.mine.http.ask("GET", CARD)
+async def test_shared_caches_may_keep_what_is_public_and_nothing_else(under_test: CardsUnderTest) -> None:
+    await under_test.add(under_test.mine)
+    public, own = await under_test.nobody.ask("GET", WELL_KNOWN), await under_test.mine.http.ask("GET", CARD)
     assert (public.headers["cache-control"], own.headers["cache-control"]) == (
         "public, max-age=300",
         "private, max-age=300",
     )
     assert public.headers["vary"] == "A2A-Version, Host"
     assert own.headers["vary"] == "Authorization, A2A-Version, Host"
-    assert (await world.nobody.ask("GET", CARD)).headers["cache-control"] == "no-store"
+    assert (await under_test.nobody.ask("GET", CARD)).headers["cache-control"] == "no-store"
 
 
-async def urls(world: Cardworld, **headers: str) -> str:
-    url: str = (await world.nobody.ask("GET", WELL_KNOWN, headers=headers)).json["url"]
+async def urls(under_test: CardsUnderTest, **headers: str) -> str:
+    url: str = (await under_test.nobody.ask("GET", WELL_KNOWN, headers=headers)).json["url"]
     return url.removesuffix("/v1/a2a")
 
 
 async def test_a_public_base_url_is_what_cards_say_whatever_was_called(tmp_path: Path) -> None:
-    async with opened(tmp_path, base_url=BaseUrl("https://agents.example/under//")) as world:
-        await world.add(world.mine)
-        assert await urls(world, Host="elsewhere") == "https://agents.example/under"
-        card = await world.mine.http.get(CARD)
+    async with opened(tmp_path, base_url=BaseUrl("https://agents.example/under//")) as under_test:
+        await under_test.add(under_test.mine)
+        assert await urls(under_test, Host="elsewhere") == "https://agents.example/under"
+        card = await under_test.mine.http.get(CARD)
         assert card["url"] == "https://agents.example/under/v1/a2a/agents/summarizer"
-        assert (await world.nobody.ask("GET", WELL_KNOWN)).headers["vary"] == "A2A-Version"
+        assert (await under_test.nobody.ask("GET", WELL_KNOWN)).headers["vary"] == "A2A-Version"
 
 
 FORWARDED = {"X-Forwarded-Proto": "https", "X-Forwarded-Host": "agents.example"}
 
 
-async def test_what_a_proxy_says_is_not_believed_unless_it_is_trusted(world: Cardworld) -> None:
-    assert await urls(world, **FORWARDED) == world.base
+async def test_what_a_proxy_says_is_not_believed_unless_it_is_trusted(under_test: CardsUnderTest) -> None:
+    assert await urls(under_test, **FORWARDED) == under_test.base
 
 
 async def test_a_trusted_proxy_is_believed(tmp_path: Path) -> None:
-    async with opened(tmp_path, base_url=BaseUrl(trusted=["127.0.0.0/8"])) as world:
-        assert await urls(world, **FORWARDED) == "https://agents.example"
-        assert await urls(world, **{**FORWARDED, "X-Forwarded-Proto": "https, http"}) == "http://agents.example"
-        assert await urls(world) == world.base
-        reply = await world.nobody.ask("GET", WELL_KNOWN)
+    async with opened(tmp_path, base_url=BaseUrl(trusted=["127.0.0.0/8"])) as under_test:
+        assert await urls(under_test, **FORWARDED) == "https://agents.example"
+        assert await urls(under_test, **{**FORWARDED, "X-Forwarded-Proto": "https, http"}) == "http://agents.example"
+        assert await urls(under_test) == under_test.base
+        reply = await under_test.nobody.ask("GET", WELL_KNOWN)
         assert reply.headers["vary"] == "A2A-Version, Host, X-Forwarded-Host, X-Forwarded-Proto"
 
 
 @pytest.mark.parametrize("host", ['evil"<script>', "a b", "x/y", "user@x", "[::1", ""])
 async def test_a_name_that_is_none_does_not_get_into_a_card(tmp_path: Path, host: str) -> None:
-    async with opened(tmp_path, base_url=BaseUrl(trusted=["127.0.0.1/32"])) as world:
+    async with opened(tmp_path, base_url=BaseUrl(trusted=["127.0.0.1/32"])) as under_test:
         sent = {"Host": "127.0.0.1:1", "X-Forwarded-Host": host} if host else {"Host": " "}
-        expected = {world.base, "http://127.0.0.1:1"} if not host else {world.base}
-        assert await urls(world, **sent) in expected
+        expected = {under_test.base, "http://127.0.0.1:1"} if not host else {under_test.base}
+        assert await urls(under_test, **sent) in expected
 
 
 async def test_the_published_agent_is_shown_to_everybody_in_clean_form(tmp_path: Path) -> None:
-    async with opened(tmp_path, publishing=PublishedAgent("summarizer")) as world:
-        reply = await world.nobody.ask("GET", WELL_KNOWN)
+    async with opened(tmp_path, publishing=PublishedAgent("summarizer")) as under_test:
+        reply = await under_test.nobody.ask("GET", WELL_KNOWN)
         assert (reply.status, reply.json["code"]) == (404, "unknown_agent")
-        caller = world.tenancy.recognise(world.operator.token or "")
+        caller = under_test.tenancy.recognise(under_test.operator.token or "")
         assert caller is not None
-        await world.catalogue.store(caller, read_agent_definition({"id": "summarizer"}))
-        card = await world.nobody.get(WELL_KNOWN)
+        await under_test.catalogue.store(caller, read_agent_definition({"id": "summarizer"}))
+        card = await under_test.nobody.get(WELL_KNOWN)
         ParseDict(card, StrangersCard())
-        assert card["supportedInterfaces"][0]["url"] == f"{world.base}/v1/a2a/agents/summarizer"
+        assert card["supportedInterfaces"][0]["url"] == f"{under_test.base}/v1/a2a/agents/summarizer"
         assert card["securityRequirements"] == [{"schemes": {"bearer": {}}}]
 
 
 async def test_a_published_agent_of_another_tenant_is_not_shown(tmp_path: Path) -> None:
-    async with opened(tmp_path, publishing=PublishedAgent("summarizer")) as world:
-        await world.add(world.mine)
-        assert (await world.nobody.ask("GET", WELL_KNOWN)).status == 404
+    async with opened(tmp_path, publishing=PublishedAgent("summarizer")) as under_test:
+        await under_test.add(under_test.mine)
+        assert (await under_test.nobody.ask("GET", WELL_KNOWN)).status == 404
 
 
 async def test_a_published_agent_that_is_open_says_that_no_token_is_needed(tmp_path: Path) -> None:
-    async with opened(tmp_path, publishing=PublishedAgent("index", "loopback")) as world:
-        reply = await world.nobody.ask("GET", WELL_KNOWN)
+    async with opened(tmp_path, publishing=PublishedAgent("index", "loopback")) as under_test:
+        reply = await under_test.nobody.ask("GET", WELL_KNOWN)
         assert "securityRequirements" not in reply.json
         assert reply.headers["cache-control"] == "private, max-age=300"
-        far = await world.nobody.ask("GET", WELL_KNOWN, headers=FORWARDED)
+        far = await under_test.nobody.ask("GET", WELL_KNOWN, headers=FORWARDED)
         assert "securityRequirements" in far.json
 
 
 async def test_the_own_card_of_an_open_agent_needs_no_token_either_and_those_of_others_do(tmp_path: Path) -> None:
-    async with opened(tmp_path, publishing=PublishedAgent("index", "loopback")) as world:
-        card = await world.nobody.get("/v1/a2a/agents/index/agent-card.json")
+    async with opened(tmp_path, publishing=PublishedAgent("index", "loopback")) as under_test:
+        card = await under_test.nobody.get("/v1/a2a/agents/index/agent-card.json")
         assert "securityRequirements" not in card
-        assert "securityRequirements" in await world.mine.http.get("/v1/a2a/agents/index/agent-card.json")
-        await world.add(world.mine)
+        assert "securityRequirements" in await under_test.mine.http.get("/v1/a2a/agents/index/agent-card.json")
+        await under_test.add(under_test.mine)
         for path, headers in ((CARD, {}), ("/v1/a2a/agents/index/agent-card.json", FORWARDED)):
-            assert (await world.nobody.ask("GET", path, headers=headers)).status == 401
-        assert (await Http(world.port, "wrong").ask("GET", "/v1/a2a/agents/index/agent-card.json")).status == 401
+            assert (await under_test.nobody.ask("GET", path, headers=headers)).status == 401
+        assert (await Http(under_test.port, "wrong").ask("GET", "/v1/a2a/agents/index/agent-card.json")).status == 401
 
 
-def resolver(world: Cardworld, client: httpx.AsyncClient) -> A2ACardResolver:
-    return A2ACardResolver(client, world.base)
+def resolver(under_test: CardsUnderTest, client: httpx.AsyncClient) -> A2ACardResolver:
+    return A2ACardResolver(client, under_test.base)
 
 
-async def checked(world: Cardworld) -> Any:
+async def checked(under_test: CardsUnderTest) -> Any:
     """The SDK's own verifier, with the keys that a card points to."""
-    key_set = await world.nobody.get(KEYS)
+    key_set = await under_test.nobody.get(KEYS)
 
     def key(kid: str | None, jku: str | None) -> PyJWK:
-        assert jku == f"{world.base}{KEYS}"
+        assert jku == f"{under_test.base}{KEYS}"
         (found,) = [one for one in key_set["keys"] if one["kid"] == kid]
         return PyJWK(found)
 
@@ -417,18 +427,18 @@ async def checked(world: Cardworld) -> Any:
 async def test_the_official_sdk_reads_and_verifies_every_card(tmp_path: Path, version: dict[str, str]) -> None:
     tools = (Tool("github", "corvid_github_list_prs", "Lists — prüft", tenants=("mine",)), Tool("github", "theirs"))
     async with (
-        opened(tmp_path, offer=CardFeatures(tools=tools, grpc_port=8431)) as world,
+        opened(tmp_path, offer=CardFeatures(tools=tools, grpc_port=8431)) as under_test,
         httpx.AsyncClient() as client,
     ):
-        await world.add(world.mine, role="Zusammenfasser — kürzt", goal="“knapp” 🦊", extensions=["urn:x"])
-        verifier = await checked(world)
-        stub = await resolver(world, client).get_agent_card(
+        await under_test.add(under_test.mine, role="Zusammenfasser — kürzt", goal="“knapp” 🦊", extensions=["urn:x"])
+        verifier = await checked(under_test)
+        stub = await resolver(under_test, client).get_agent_card(
             http_kwargs={"headers": version}, signature_verifier=verifier
         )
         assert stub.version == "stub"
-        card = await resolver(world, client).get_agent_card(
+        card = await resolver(under_test, client).get_agent_card(
             CARD,
-            http_kwargs={"headers": {**version, "Authorization": f"Bearer {world.mine.http.token}"}},
+            http_kwargs={"headers": {**version, "Authorization": f"Bearer {under_test.mine.http.token}"}},
             signature_verifier=verifier,
         )
         assert card.description == "Zusammenfasser — kürzt — “knapp” 🦊"
@@ -446,11 +456,11 @@ async def test_the_official_sdk_reads_and_verifies_every_card(tmp_path: Path, ve
             verifier(card)
 
 
-async def test_the_official_sdk_of_0_3_reads_the_card(world: Cardworld) -> None:
-    await world.add(world.mine, role="reader")
-    card = OldCard.model_validate(await world.mine.http.get(CARD))
+async def test_the_official_sdk_of_0_3_reads_the_card(under_test: CardsUnderTest) -> None:
+    await under_test.add(under_test.mine, role="reader")
+    card = OldCard.model_validate(await under_test.mine.http.get(CARD))
     assert (card.protocol_version, card.preferred_transport) == ("1.0", "JSONRPC")
-    assert card.url == f"{world.base}/v1/a2a/agents/summarizer"
+    assert card.url == f"{under_test.base}/v1/a2a/agents/summarizer"
     assert card.security == [{"bearer": []}]
     assert card.security_schemes is not None
     assert card.security_schemes["bearer"].root.model_dump(include={"type", "scheme"}) == {
@@ -460,44 +470,44 @@ async def test_the_official_sdk_of_0_3_reads_the_card(world: Cardworld) -> None:
     assert [(one.transport, one.url) for one in card.additional_interfaces or ()] == [("JSONRPC", card.url)]
 
 
-async def test_a_stranger_without_a_token_is_refused_by_the_sdk_too(world: Cardworld) -> None:
+async def test_a_stranger_without_a_token_is_refused_by_the_sdk_too(under_test: CardsUnderTest) -> None:
     async with httpx.AsyncClient() as client:
         with pytest.raises(AgentCardResolutionError):
-            await resolver(world, client).get_agent_card(CARD)
+            await resolver(under_test, client).get_agent_card(CARD)
 
 
-async def test_the_extended_card_is_told_in_the_callers_dialect(world: Cardworld) -> None:
-    await world.tenancy.change(world.principal, "mine", limits=TenantLimits(concurrency=3))
-    caller = world.tenancy.recognise(world.mine.http.token or "")
+async def test_the_extended_card_is_told_in_the_callers_dialect(under_test: CardsUnderTest) -> None:
+    await under_test.tenancy.change(under_test.principal, "mine", limits=TenantLimits(concurrency=3))
+    caller = under_test.tenancy.recognise(under_test.mine.http.token or "")
     assert caller is not None
-    await world.add(world.mine)
-    agent = world.catalogue.agent("mine", "summarizer")
+    await under_test.add(under_test.mine)
+    agent = under_test.catalogue.agent("mine", "summarizer")
     assert agent is not None
-    extended_card = extended_cards(world.cards)
+    extended_card = extended_cards(under_test.cards)
     ask = A2ARequest(caller=caller, agent=agent)
-    clean, both = (json.loads(extended_card(ask, dialect, world.base)) for dialect in (V1, V03))
+    clean, both = (json.loads(extended_card(ask, dialect, under_test.base)) for dialect in (V1, V03))
     card = ParseDict(clean, StrangersCard())
-    (await checked(world))(card)
+    (await checked(under_test))(card)
     assert card.capabilities.extensions[0].params["concurrency"] == 3
     assert (both["url"], both["supportsAuthenticatedExtendedCard"]) == (
-        f"{world.base}/v1/a2a/agents/summarizer",
+        f"{under_test.base}/v1/a2a/agents/summarizer",
         True,
     )
 
 
-async def test_the_openapi_document_describes_each_page(world: Cardworld) -> None:
+async def test_the_openapi_document_describes_each_page(under_test: CardsUnderTest) -> None:
     described = document((), (), "0", DESCRIBED)
-    await world.add(world.mine)
+    await under_test.add(under_test.mine)
     for path, methods in described["paths"].items():
         assert methods.keys() == {"get"}
-        http = world.mine.http if methods["get"]["security"] else world.nobody
+        http = under_test.mine.http if methods["get"]["security"] else under_test.nobody
         answered = await http.get(path.format(agent_id="summarizer"))
         (content,) = methods["get"]["responses"]["200"]["content"].values()
         schema = described["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
         assert set(schema["required"]) <= answered.keys() <= schema["properties"].keys()
 
 
-async def test_many_ask_at_once_and_all_get_the_same_card(world: Cardworld) -> None:
-    await world.add(world.mine)
-    replies: list[Reply] = await asyncio.gather(*(world.mine.http.ask("GET", CARD) for _ in range(20)))
+async def test_many_ask_at_once_and_all_get_the_same_card(under_test: CardsUnderTest) -> None:
+    await under_test.add(under_test.mine)
+    replies: list[Reply] = await asyncio.gather(*(under_test.mine.http.ask("GET", CARD) for _ in range(20)))
     assert len({(reply.status, reply.body) for reply in replies}) == 1

@@ -18,7 +18,7 @@ from covenant.doors.a2a.operations import OPERATIONS
 from covenant.ledger.machine.identity_commands import ChangeTenant
 from covenant.model.settings import TenantSettings
 from covenant.model.tenants import DEFAULT, TenantLimits
-from tests.doors.a2a.grpc_stage import GrpcStage, asks, grpc_stage, in_session, kind_of, told_by
+from tests.doors.a2a.grpc_under_test import GrpcUnderTest, asks, in_session, kind_of, open_grpc, told_by
 from tests.ledger_contract.samples import OPERATOR
 from tests.waits import BOUND_S
 
@@ -58,7 +58,7 @@ async def sent(client: Any, request: pb.SendMessageRequest) -> list[Any]:
 
 
 async def test_a_stranger_sends_and_reads_lists_and_streams(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, echo()) as s, await s.stranger("echo", streaming=False) as client:
+    async with open_grpc(tmp_path, echo()) as s, await s.stranger("echo", streaming=False) as client:
         (answer,) = await sent(client, asks("hello you"))
         task = answer.task
         assert task.status.state == pb.TASK_STATE_COMPLETED
@@ -74,7 +74,7 @@ async def test_a_stranger_sends_and_reads_lists_and_streams(tmp_path: Path) -> N
 
 
 async def test_a_stranger_follows_a_stream_to_its_end(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, echo()) as s, await s.stranger("echo") as client:
+    async with open_grpc(tmp_path, echo()) as s, await s.stranger("echo") as client:
         events = await sent(client, asks("one two"))
         assert kind_of(events[0]) == "task"
         assert kind_of(events[-1]) == "status_update"
@@ -85,7 +85,7 @@ async def test_a_stranger_follows_a_stream_to_its_end(tmp_path: Path) -> None:
 
 async def test_a_stranger_subscribes_cancels_and_cannot_follow_what_has_ended(tmp_path: Path) -> None:
     slow = Slow()
-    async with grpc_stage(tmp_path, slow.agent) as s, await s.stranger("slow") as client:
+    async with open_grpc(tmp_path, slow.agent) as s, await s.stranger("slow") as client:
         streaming = asyncio.create_task(sent(client, asks("go")))
         await asyncio.wait_for(slow.begun.wait(), BOUND_S)
         page = await client.list_tasks(pb.ListTasksRequest(), context=in_session())
@@ -104,7 +104,7 @@ async def test_a_stranger_subscribes_cancels_and_cannot_follow_what_has_ended(tm
 
 
 async def test_a_stranger_keeps_push_configurations_where_they_are_switched_on(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, echo(), push=True) as s, await s.stranger("echo") as client:
+    async with open_grpc(tmp_path, echo(), push=True) as s, await s.stranger("echo") as client:
         task_id = (await s.call("SendMessage", asks("x", "echo"))).task.id
         wanted = pb.TaskPushNotificationConfig(
             task_id=task_id,
@@ -127,7 +127,7 @@ async def test_a_stranger_keeps_push_configurations_where_they_are_switched_on(t
 
 
 async def test_a_stranger_reads_the_extended_card_which_names_both_ports(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, echo()) as s, await s.stranger("echo") as client:
+    async with open_grpc(tmp_path, echo()) as s, await s.stranger("echo") as client:
         card = await client.get_extended_agent_card(pb.GetExtendedAgentCardRequest(), context=in_session())
         url = f"http://127.0.0.1:{s.http.port}/v1/a2a/agents/echo"
         named = [(each.protocol_binding, each.url, each.tenant) for each in card.supported_interfaces]
@@ -149,7 +149,7 @@ def test_every_method_of_the_service_has_a_row_and_every_row_a_method() -> None:
 
 
 async def test_what_was_sent_over_grpc_is_the_same_task_over_http(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, echo()) as s:
+    async with open_grpc(tmp_path, echo()) as s:
         parts = [
             pb.Part(text="hi", media_type="text/x", metadata={"n": 3}),
             pb.Part(raw=b"\x00\xff", filename="f", media_type="application/x"),
@@ -181,7 +181,7 @@ async def test_a_bare_message_is_the_whole_answer_and_the_whole_stream(tmp_path:
     async def work(turn: Turn) -> Any:
         return turn.reply("no task needed")
 
-    async with grpc_stage(tmp_path, agent) as s:
+    async with open_grpc(tmp_path, agent) as s:
         answer = await s.call("SendMessage", asks("x", "brief"))
         assert answer.message.parts[0].text == "no task needed"
         (event,) = await s.streamed("SendStreamingMessage", asks("x", "brief"))
@@ -248,7 +248,7 @@ async def test_a_refusal_has_its_status_its_reason_and_the_field(
     tmp_path: Path, row: tuple[str, Any, str, str, str]
 ) -> None:
     method, request, code, reason, field = row
-    async with grpc_stage(tmp_path, echo()) as s:
+    async with open_grpc(tmp_path, echo()) as s:
         told = await s.refused(method, request)
         assert (told.code, told.reason, told.domain) == (code, reason, "a2a-protocol.org")
         assert [where for where, _ in told.violations] == ([field] if field else [])
@@ -258,7 +258,7 @@ async def test_a_refusal_has_its_status_its_reason_and_the_field(
     ("version", "allowed"), [("1.0", True), ("1.0.7", True), ("", True), ("0.3", False), ("2.0", False)]
 )
 async def test_the_version_is_that_of_the_service(tmp_path: Path, version: str, allowed: bool) -> None:
-    async with grpc_stage(tmp_path, echo()) as s:
+    async with open_grpc(tmp_path, echo()) as s:
         if allowed:
             assert (await s.call("ListTasks", pb.ListTasksRequest(tenant="echo"), a2a_version=version)).total_size == 0
         else:
@@ -273,7 +273,7 @@ async def test_required_extensions_are_read_from_metadata_said_once_or_twice(tmp
     async def work(turn: Turn) -> str:
         return turn.text
 
-    async with grpc_stage(tmp_path, agent) as s:
+    async with open_grpc(tmp_path, agent) as s:
         told = await s.refused("SendMessage", asks("x", "strict"), a2a_extensions="urn:a")
         assert (told.code, told.reason) == ("FAILED_PRECONDITION", "EXTENSION_SUPPORT_REQUIRED")
         assert (await s.call("SendMessage", asks("x", "strict"), a2a_extensions="urn:a, urn:b")).task.id
@@ -282,7 +282,7 @@ async def test_required_extensions_are_read_from_metadata_said_once_or_twice(tmp
 
 
 async def test_an_idempotency_key_gives_the_same_task_and_refuses_another_message(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, echo()) as s:
+    async with open_grpc(tmp_path, echo()) as s:
         first = await s.call("SendMessage", asks("x", "echo"), idempotency_key="k")
         again = await s.call("SendMessage", asks("x", "echo"), idempotency_key="k")
         assert first.task.id == again.task.id
@@ -295,14 +295,14 @@ async def test_a_fault_of_ours_tells_nothing(tmp_path: Path, caplog: pytest.LogC
         async def ask(self, _: Any, __: Any) -> Any:
             raise RuntimeError("the secret of the house")
 
-    async with grpc_stage(tmp_path, echo(), pushes=Broken()) as s:
+    async with open_grpc(tmp_path, echo(), pushes=Broken()) as s:
         told = await s.refused("CreateTaskPushNotificationConfig", CREATE_PUSH)
         assert (told.code, told.message, told.reason) == ("INTERNAL", "Internal error", "INTERNAL_ERROR")
         assert "secret" not in repr(told)
         assert "the secret of the house" in caplog.text
 
 
-async def raw(s: GrpcStage, method: str, data: bytes, **options: Any) -> Any:
+async def raw(s: GrpcUnderTest, method: str, data: bytes, **options: Any) -> Any:
     call = s.channel.unary_unary(f"/{SERVICE.full_name}/{method}")
     try:
         return await call(data, timeout=BOUND_S, **options)
@@ -311,14 +311,14 @@ async def raw(s: GrpcStage, method: str, data: bytes, **options: Any) -> Any:
 
 
 async def test_bytes_that_are_no_message_are_refused_after_their_sender(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, echo()) as s:
+    async with open_grpc(tmp_path, echo()) as s:
         garbage = b"\xff\xff\xff"
         assert (await raw(s, "GetTask", garbage)).code == "UNAUTHENTICATED"
         assert (await raw(s, "GetTask", garbage, metadata=s.metadata())).code == "INVALID_ARGUMENT"
 
 
 async def test_what_is_too_large_compressed_or_unknown_is_refused_by_the_server(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, echo(), message_bytes_max=10_000) as s:
+    async with open_grpc(tmp_path, echo(), message_bytes_max=10_000) as s:
         told = await s.refused("SendMessage", asks("x" * 20_000, "echo"))
         assert told.code == "RESOURCE_EXHAUSTED"
         zeros = asks("0" * 5_000, "echo").SerializeToString()
@@ -347,7 +347,7 @@ def test_the_address_of_a_caller_is_read(peer: str, address: Any) -> None:
 
 @pytest.mark.parametrize("authorization", [None, "Bearer nobody", "Basic abc", "Bearer", "Bearer " + "x" * 5_000])
 async def test_a_caller_without_a_good_token_is_refused_and_audited(tmp_path: Path, authorization: str | None) -> None:
-    async with grpc_stage(tmp_path, echo()) as s:
+    async with open_grpc(tmp_path, echo()) as s:
         said = {} if authorization is None else {"authorization": authorization}
         for method in ("SendMessage", "SendStreamingMessage"):
             told = await s.refused(method, asks("x", "echo"), "", **said)
@@ -358,7 +358,7 @@ async def test_a_caller_without_a_good_token_is_refused_and_audited(tmp_path: Pa
 
 
 async def test_another_tenant_finds_neither_agent_nor_task(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, echo()) as s:
+    async with open_grpc(tmp_path, echo()) as s:
         task = (await s.call("SendMessage", asks("mine", "echo"))).task
         other = (await s.http.tenancy.add(s.http.operator, "other")).token
         every: tuple[tuple[str, Any], ...] = (
@@ -383,7 +383,7 @@ async def test_another_tenant_finds_neither_agent_nor_task(tmp_path: Path) -> No
 
 
 async def test_the_published_agent_is_meant_where_none_is_named(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, echo(), publishing=PublishedAgent("echo")) as s:
+    async with open_grpc(tmp_path, echo(), publishing=PublishedAgent("echo")) as s:
         assert (await s.call("SendMessage", asks("x"))).task.status.state == pb.TASK_STATE_COMPLETED
         assert (await s.refused("SendMessage", asks("x"), "")).code == "UNAUTHENTICATED"
         other = (await s.http.tenancy.add(s.http.operator, "other")).token
@@ -399,7 +399,7 @@ async def test_strangers_may_use_an_open_agent_and_no_other(tmp_path: Path) -> N
     async def work(turn: Turn) -> str:
         return turn.text
 
-    async with grpc_stage(tmp_path, echo(), other, publishing=publishing) as s:
+    async with open_grpc(tmp_path, echo(), other, publishing=publishing) as s:
         for agent in ("", "echo"):
             assert (await s.call("SendMessage", asks("x", agent), "")).task.status.state == pb.TASK_STATE_COMPLETED
             events = await s.streamed("SendStreamingMessage", asks("x", agent), "")
@@ -411,7 +411,7 @@ async def test_strangers_may_use_an_open_agent_and_no_other(tmp_path: Path) -> N
 
 
 async def test_a_tenant_over_its_rate_hears_when_to_come_back(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, echo(), limits=TenantSettings(rate_per_min=2)) as s:
+    async with open_grpc(tmp_path, echo(), limits=TenantSettings(rate_per_min=2)) as s:
         for _ in range(2):
             await s.call("ListTasks", pb.ListTasksRequest(tenant="echo"))
         told = await s.refused("ListTasks", pb.ListTasksRequest(tenant="echo"))
@@ -426,7 +426,7 @@ async def test_a_tenant_over_its_rate_hears_when_to_come_back(tmp_path: Path) ->
 )
 async def test_a_tenant_with_all_that_may_wait_is_refused_more(tmp_path: Path, limits: TenantLimits, code: str) -> None:
     slow = Slow()
-    async with grpc_stage(tmp_path, slow.agent) as s:
+    async with open_grpc(tmp_path, slow.agent) as s:
         await s.http.ledger.commit(ChangeTenant(by=OPERATOR, name=DEFAULT, limits=limits))
         stream = s.stream("SendStreamingMessage", asks("x", "slow"))
         await stream.read()
@@ -444,7 +444,7 @@ async def test_a_stream_takes_a_place_until_it_ends_or_its_caller_leaves(
     tmp_path: Path, limits: TenantSettings, code: str
 ) -> None:
     slow = Slow()
-    async with grpc_stage(tmp_path, slow.agent, limits=limits) as s:
+    async with open_grpc(tmp_path, slow.agent, limits=limits) as s:
         stream = s.stream("SendStreamingMessage", asks("x", "slow"))
         first = await stream.read()
         told = await s.refused("SubscribeToTask", pb.SubscribeToTaskRequest(tenant="slow", id=first.task.id))

@@ -12,7 +12,7 @@ from a2a.types import a2a_pb2 as pb
 from covenant.agents.api import Agent, Turn
 from covenant.model.ids import TaskId
 from covenant.model.tenants import DEFAULT
-from tests.doors.a2a.grpc_stage import UNLIMITED, GrpcStage, asks, generation_of, grpc_stage, kind_of, told_by
+from tests.doors.a2a.grpc_under_test import UNLIMITED, GrpcUnderTest, asks, generation_of, kind_of, open_grpc, told_by
 from tests.waits import BOUND_S
 
 
@@ -40,13 +40,13 @@ def subscribe(task_id: str) -> pb.SubscribeToTaskRequest:
     return pb.SubscribeToTaskRequest(tenant="count", id=task_id)
 
 
-async def state_of(s: GrpcStage, task_id: str) -> int:
+async def state_of(s: GrpcUnderTest, task_id: str) -> int:
     page = await s.call("ListTasks", pb.ListTasksRequest(tenant="count", page_size=100, history_length=0))
     (state,) = (task.status.state for task in page.tasks if task.id == task_id)
     return int(state)
 
 
-async def completed(s: GrpcStage, task_id: str) -> None:
+async def completed(s: GrpcUnderTest, task_id: str) -> None:
     """Wait until the task has ended."""
     with s.http.ledger.watch(TaskId(task_id)) as watch:
         async with asyncio.timeout(BOUND_S):
@@ -73,7 +73,7 @@ async def cursor_of(stream: Any) -> str:
 
 
 async def test_every_event_has_its_number_and_the_trailer_has_the_last(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, Counting(waits=False).agent) as s:
+    async with open_grpc(tmp_path, Counting(waits=False).agent) as s:
         stream = s.stream("SendStreamingMessage", asks("5", "count"))
         events, refused = await rest_of(stream)
         assert refused is None
@@ -83,7 +83,7 @@ async def test_every_event_has_its_number_and_the_trailer_has_the_last(tmp_path:
 
 
 async def test_a_stream_is_resumed_after_any_of_its_numbers_without_gap_or_repeat(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, Counting(waits=False).agent) as s:
+    async with open_grpc(tmp_path, Counting(waits=False).agent) as s:
         whole = await s.streamed("SendStreamingMessage", asks("5", "count"))
         task_id = whole[0].task.id
         resumed: list[Any] = []
@@ -98,7 +98,7 @@ async def test_a_stream_is_resumed_after_any_of_its_numbers_without_gap_or_repea
 
 @pytest.mark.parametrize("cursor", ["x", "-1", "1.5", "99999", "9" * 19])
 async def test_a_cursor_that_is_none_of_the_stream_s_is_refused(tmp_path: Path, cursor: str) -> None:
-    async with grpc_stage(tmp_path, Counting(waits=False).agent) as s:
+    async with open_grpc(tmp_path, Counting(waits=False).agent) as s:
         task_id = (await s.call("SendMessage", asks("1", "count"))).task.id
         told = await s.refused("SubscribeToTask", subscribe(task_id), last_event_id=cursor)
         assert (told.code, told.reason) == ("INVALID_ARGUMENT", "INVALID_PARAMS")
@@ -106,7 +106,7 @@ async def test_a_cursor_that_is_none_of_the_stream_s_is_refused(tmp_path: Path, 
 
 async def test_a_caller_that_leaves_ends_its_stream_and_not_the_task(tmp_path: Path) -> None:
     agent = Counting()
-    async with grpc_stage(tmp_path, agent.agent) as s:
+    async with open_grpc(tmp_path, agent.agent) as s:
         stream = s.stream("SendStreamingMessage", asks("3", "count"))
         task_id = (await stream.read()).task.id
         await asyncio.wait_for(agent.said.wait(), BOUND_S)
@@ -117,7 +117,7 @@ async def test_a_caller_that_leaves_ends_its_stream_and_not_the_task(tmp_path: P
 
 
 async def test_sends_whose_callers_leave_at_once_are_done_all_the_same(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, Counting(waits=False).agent) as s:
+    async with open_grpc(tmp_path, Counting(waits=False).agent) as s:
         for turn in range(30):
             call = s.stub.SendMessage(asks(str(turn % 3), "count"), metadata=s.metadata())
             # Somewhere between being sent and being answered.
@@ -144,7 +144,7 @@ async def _perhaps(call: Any) -> None:
 
 async def test_a_tenant_that_is_disabled_hears_no_more_and_its_task_goes_on(tmp_path: Path) -> None:
     agent = Counting()
-    async with grpc_stage(tmp_path, agent.agent) as s:
+    async with open_grpc(tmp_path, agent.agent) as s:
         stream = s.stream("SendStreamingMessage", asks("3", "count"))
         first = await stream.read()
         await asyncio.wait_for(agent.said.wait(), BOUND_S)
@@ -170,7 +170,7 @@ async def test_a_caller_that_reads_nothing_is_ended_all_the_same_and_knows_how_f
         for _ in range(20):
             yield "x" * 100_000
 
-    async with grpc_stage(tmp_path, agent) as s:
+    async with open_grpc(tmp_path, agent) as s:
         task_id = (await s.call("SendMessage", asks("go", "count"))).task.id
         async with grpc.aio.insecure_channel(f"127.0.0.1:{s.server.port}", options=narrow) as channel:
             method = channel.unary_stream(
@@ -189,7 +189,7 @@ async def test_a_caller_that_reads_nothing_is_ended_all_the_same_and_knows_how_f
 
 async def test_a_rotated_token_ends_the_streams_that_it_opened(tmp_path: Path) -> None:
     agent = Counting()
-    async with grpc_stage(tmp_path, agent.agent) as s:
+    async with open_grpc(tmp_path, agent.agent) as s:
         token = (await s.http.tenancy.rotate(s.http.operator, DEFAULT)).token
         stream = s.stream("SendStreamingMessage", asks("1", "count"), token)
         await stream.read()
@@ -205,7 +205,7 @@ async def test_a_reader_that_is_too_slow_is_cut_off_and_goes_on_where_it_was(tmp
     agent = Counting(size=200)
     numbers = 4_000
     narrow = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16_384), *UNLIMITED]
-    async with grpc_stage(tmp_path, agent.agent) as s:
+    async with open_grpc(tmp_path, agent.agent) as s:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{s.server.port}", options=narrow) as channel:
             method = channel.unary_stream(
                 "/lf.a2a.v1.A2AService/SendStreamingMessage",
@@ -229,7 +229,7 @@ async def test_a_reader_that_is_too_slow_is_cut_off_and_goes_on_where_it_was(tmp
 
 async def test_stopping_ends_streams_with_their_cursor_and_lets_sends_be_answered(tmp_path: Path) -> None:
     agent = Counting()
-    async with grpc_stage(tmp_path, agent.agent) as s:
+    async with open_grpc(tmp_path, agent.agent) as s:
         stream = s.stream("SendStreamingMessage", asks("2", "count"))
         await stream.read()
         await asyncio.wait_for(agent.said.wait(), BOUND_S)
@@ -246,7 +246,7 @@ async def test_stopping_ends_streams_with_their_cursor_and_lets_sends_be_answere
 
 
 async def test_a_server_that_has_stopped_leaves_its_port_to_others(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path / "one", Counting().agent) as s:
+    async with open_grpc(tmp_path / "one", Counting().agent) as s:
         port = s.server.port
         with pytest.raises(OSError, match=str(port)):
             type(s.server)(bind_addr="127.0.0.1", port=port, message_bytes_max=1 << 20, calls_max=1)

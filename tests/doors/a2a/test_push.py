@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from covenant import Agent, Turn
-from tests.doors.a2a.stage import Scenery, Stage, stage
+from tests.doors.a2a.a2a_under_test import A2AOptions, A2AUnderTest, open_a2a
 from tests.outbound.receivers import owed, pushing, receiver
 
 echo, asking = Agent("echo"), Agent("asking")
@@ -37,9 +37,9 @@ HOOK_03 = {**HOOK, "authentication": {"schemes": ["Bearer"], "credentials": "cre
 
 
 @asynccontextmanager
-async def a_stage(home: Path, **scenery: Any) -> AsyncIterator[Stage]:
-    set_up = Scenery(push_notifications=scenery.pop("on", True), **scenery)
-    async with stage(home, echo, asking, scenery=set_up) as opened:
+async def a_stage(home: Path, **options: Any) -> AsyncIterator[A2AUnderTest]:
+    set_up = A2AOptions(push_notifications=options.pop("on", True), **options)
+    async with open_a2a(home, echo, asking, options=set_up) as opened:
         yield opened
 
 
@@ -47,14 +47,14 @@ def message(text: str, **fields: Any) -> dict[str, Any]:
     return {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": text}], **fields}
 
 
-async def parked(s: Stage) -> str:
+async def parked(s: A2AUnderTest) -> str:
     """A task that waits for its sender, and so goes on."""
     sent = await s.result("asking", "SendMessage", {"message": message("begin")})
     task_id: str = sent["task"]["id"]
     return task_id
 
 
-async def rest(s: Stage, method: str, path: str, body: Any = None, token: str | None = None) -> tuple[int, Any]:
+async def rest(s: A2AUnderTest, method: str, path: str, body: Any = None, token: str | None = None) -> tuple[int, Any]:
     response = await s.http.request(
         method,
         f"{s.url('asking')}/{path}",

@@ -6,8 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from covenant.ledger.embedded.fault_points import Plan, armed, fail
 from tests.doors.clients import Http
+from tests.doors.doors_under_test import DoorsUnderTest, new_task
 from tests.doors.test_ipc_session import INFO
-from tests.doors.world import World, new_task
 
 
 def samples(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -18,8 +18,8 @@ def samples(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
     }
 
 
-async def test_a_living_daemon_says_so_without_a_token(world: World) -> None:
-    anybody = Http(world.port)
+async def test_a_living_daemon_says_so_without_a_token(under_test: DoorsUnderTest) -> None:
+    anybody = Http(under_test.port)
     assert await anybody.get("/healthz") == {"status": "ok"}
     assert await anybody.get("/health") == {"status": "ok"}
     assert await anybody.get("/readyz") == {"status": "ready", "reasons": []}
@@ -27,24 +27,24 @@ async def test_a_living_daemon_says_so_without_a_token(world: World) -> None:
     assert (await anybody.ask("HEAD", "/healthz")).status == 200
 
 
-async def test_a_stopping_daemon_is_alive_but_not_ready(world: World) -> None:
-    world.waits.stop()
-    anybody = Http(world.port)
+async def test_a_stopping_daemon_is_alive_but_not_ready(under_test: DoorsUnderTest) -> None:
+    under_test.waits.stop()
+    anybody = Http(under_test.port)
     assert (await anybody.ask("GET", "/healthz")).status == 200
     reply = await anybody.ask("GET", "/readyz")
     assert (reply.status, reply.json) == (503, {"status": "unready", "reasons": ["the daemon is stopping"]})
 
 
-async def test_the_numbers_follow_what_happens(world: World) -> None:
-    alice, bob = await world.pair()
-    anybody = Http(world.port)
+async def test_the_numbers_follow_what_happens(under_test: DoorsUnderTest) -> None:
+    alice, bob = await under_test.pair()
+    anybody = Http(under_test.port)
     for _ in range(3):
         await alice.http.post("/a2a/tasks", new_task(bob))
     await bob.http.get("/a2a/tasks/next")
     task = (await bob.http.get("/a2a/tasks/next"))["task"]
     await bob.http.post("/a2a/results", {"task_id": task["id"], "status": "ok"})
     await anybody.ask("GET", "/a2a/queue")
-    async with world.connect() as connection:
+    async with under_test.connect() as connection:
         await connection.authenticate(bob.token)
         await connection.ask("show_a2a_task", task_id="nonsense")
         reply = await anybody.ask("GET", "/metrics")
@@ -70,9 +70,9 @@ async def test_the_numbers_follow_what_happens(world: World) -> None:
         assert secret not in text, secret
 
 
-async def test_a_daemon_whose_disk_failed_is_not_ready_and_says_why(world: World) -> None:
-    alice, bob = await world.pair()
-    anybody, task = Http(world.port), new_task(bob)
+async def test_a_daemon_whose_disk_failed_is_not_ready_and_says_why(under_test: DoorsUnderTest) -> None:
+    alice, bob = await under_test.pair()
+    anybody, task = Http(under_test.port), new_task(bob)
     await alice.http.post("/a2a/tasks", task)
     with armed(Plan("journal.write", fail(errno.ENOSPC))):
         failed = await alice.http.ask("POST", "/a2a/tasks", new_task(bob))
@@ -82,7 +82,7 @@ async def test_a_daemon_whose_disk_failed_is_not_ready_and_says_why(world: World
     assert (later.status, later.json["code"]) == (503, "storage_failed")
     stranger = await anybody.ask("GET", "/a2a/queue")
     assert (stranger.status, stranger.json["code"]) == (503, "storage_failed")
-    async with world.connect() as connection:
+    async with under_test.connect() as connection:
         assert (await connection.ask("authenticate", token_b58="wrong"))["code"] == "storage_failed"
 
     assert (await anybody.ask("GET", "/healthz")).status == 200

@@ -13,8 +13,8 @@ from covenant.doors.http.endpoint import MethodRouter
 from covenant.doors.http.openapi import document, reference_page
 from covenant.doors.operator_api import OPERATIONS
 from tests.doors.clients import Http
+from tests.doors.doors_under_test import DoorsUnderTest
 from tests.doors.operator_api.test_answers import GOLDEN
-from tests.doors.world import World
 
 DOCUMENT = document(OPERATIONS, PAGES, "1.2.3", TENANT_DESCRIBED)
 METHODS = {"get", "post", "put", "patch", "delete", "head"}
@@ -39,13 +39,13 @@ def resolve(reference: str) -> Any:
     return value
 
 
-async def test_it_lists_exactly_the_routes_of_the_router(world: World) -> None:
+async def test_it_lists_exactly_the_routes_of_the_router(under_test: DoorsUnderTest) -> None:
     served = set()
-    for route in world.door.router.routes:
+    for route in under_test.door.router.routes:
         assert isinstance(route, Route)
         assert isinstance(route.endpoint, MethodRouter)
         served |= {(route.path, method.lower()) for method in route.endpoint.calls if method != "HEAD"}
-    described = await Http(world.port).get("/openapi.json")
+    described = await Http(under_test.port).get("/openapi.json")
     assert {(path, method) for path, methods in described["paths"].items() for method in methods} == served
     assert described["info"]["version"] == "0.0.test"
 
@@ -134,12 +134,12 @@ def test_the_check_of_answers_can_fail() -> None:
     assert list(problems({"kind": "other", "task_id": 5, "extra": 1}, schema))
 
 
-async def test_the_page_for_people_names_every_route_and_fetches_nothing(world: World) -> None:
-    reply = await Http(world.port).ask("GET", "/docs")
+async def test_the_page_for_people_names_every_route_and_fetches_nothing(under_test: DoorsUnderTest) -> None:
+    reply = await Http(under_test.port).ask("GET", "/docs")
     assert reply.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in reply.headers["content-security-policy"]
     text = reply.body.decode()
-    for path in (await Http(world.port).get("/openapi.json"))["paths"]:
+    for path in (await Http(under_test.port).get("/openapi.json"))["paths"]:
         assert f"<code>{path}</code>" in text
     assert not re.search(r"<script|<link|<img|src=|https?://", text)
 

@@ -8,7 +8,7 @@ import pytest
 from covenant.model.settings import TenantSettings
 from covenant.model.tenants import TenantLimits
 from tests.doors.clients import Http, Reply
-from tests.doors.world import World, open_world
+from tests.doors.doors_under_test import DoorsUnderTest, open_doors
 
 AGENTS = "/v1/agents"
 UNKNOWN = {"error": "missing or invalid bearer token", "code": "unauthenticated"}
@@ -33,8 +33,8 @@ def check_refused(reply: Reply, status: int, code: str) -> str:
     return error
 
 
-async def test_an_agent_is_added_listed_shown_replaced_and_removed(world: World) -> None:
-    acme = await world.tenant("acme")
+async def test_an_agent_is_added_listed_shown_replaced_and_removed(under_test: DoorsUnderTest) -> None:
+    acme = await under_test.tenant("acme")
     assert ids(await acme.get(AGENTS)) == ["index"]
     agent = await add(acme, id="writer", kind="worker", goal="write", rules=["be kind"])
     assert (agent["source"], agent["kind"], agent["agent_def"]["rules"]) == ("stored", "worker", ["be kind"])
@@ -50,12 +50,14 @@ async def test_an_agent_is_added_listed_shown_replaced_and_removed(world: World)
     removed = await acme.ask("DELETE", f"{AGENTS}/writer")
     assert (removed.status, removed.json) == (200, {"deleted": True})
     check_refused(await acme.ask("GET", f"{AGENTS}/writer"), 404, "unknown_agent")
-    rows = [row["issuer"]["display"] for kind in ("agent_stored", "agent_removed") for row in await world.audit(kind)]
+    rows = [
+        row["issuer"]["display"] for kind in ("agent_stored", "agent_removed") for row in await under_test.audit(kind)
+    ]
     assert rows == ["client@acme"] * 4
 
 
-async def test_what_was_read_can_be_sent_back(world: World) -> None:
-    acme = await world.tenant("acme")
+async def test_what_was_read_can_be_sent_back(under_test: DoorsUnderTest) -> None:
+    acme = await under_test.tenant("acme")
     agent = await add(acme, id="writer", advisor="m", skills=["s"])
     agent["agent_def"]["goal"] = "write"
     sent = await acme.ask("PATCH", f"{AGENTS}/writer", agent)
@@ -66,15 +68,15 @@ async def test_what_was_read_can_be_sent_back(world: World) -> None:
     assert check_refused(refused, 400, "invalid_agent").startswith("unknown key /colour")
 
 
-async def test_whoever_stores_what_nothing_acts_on_is_told_so(world: World) -> None:
-    acme = await world.tenant("acme")
+async def test_whoever_stores_what_nothing_acts_on_is_told_so(under_test: DoorsUnderTest) -> None:
+    acme = await under_test.tenant("acme")
     assert (await add(acme, id="plain", advisor="m"))["ignored"] == []
     asking = {"intent": {"mode": "llm"}, "memory": {"auto_tag": True}, "event_types": ["push.*"]}
     assert (await add(acme, id="writer", **asking))["ignored"] == ["event_types", "memory", "intent"]
 
 
-async def test_an_id_that_is_taken_shows_who_has_it(world: World) -> None:
-    acme = await world.tenant("acme")
+async def test_an_id_that_is_taken_shows_who_has_it(under_test: DoorsUnderTest) -> None:
+    acme = await under_test.tenant("acme")
     agent = await add(acme, id="writer")
     reply = await acme.ask("POST", AGENTS, {"id": "writer", "goal": "other"})
     check_refused(reply, 409, "agent_exists")
@@ -82,10 +84,10 @@ async def test_an_id_that_is_taken_shows_who_has_it(world: World) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "PATCH", "DELETE"])
-async def test_another_tenants_agent_is_as_unknown_as_none(world: World, method: str) -> None:
-    acme, other = await world.tenant("acme"), await world.tenant("other")
+async def test_another_tenants_agent_is_as_unknown_as_none(under_test: DoorsUnderTest, method: str) -> None:
+    acme, other = await under_test.tenant("acme"), await under_test.tenant("other")
     await add(acme, id="writer", goal="secret")
-    for strange in (other, Http(world.port, world.operator.token)):
+    for strange in (other, Http(under_test.port, under_test.operator.token)):
         foreign = await strange.ask(method, f"{AGENTS}/writer", b"{}")
         nowhere = await strange.ask(method, f"{AGENTS}/wr1ter", b"{}")
         check_refused(foreign, 404, "unknown_agent")
@@ -95,12 +97,12 @@ async def test_another_tenants_agent_is_as_unknown_as_none(world: World, method:
     assert (await acme.get(f"{AGENTS}/writer"))["agent_def"]["goal"] == "secret"
 
 
-async def test_every_bad_token_gets_the_same_answer(world: World) -> None:
-    acme, disabled = await world.tenant("acme"), await world.tenant("disabled")
-    rotated = await world.tenant("rotated")
-    await world.tenancy.disable(world.principal, "disabled")
-    await world.tenancy.rotate(world.principal, "rotated")
-    bob = await world.enroll("bob@test")
+async def test_every_bad_token_gets_the_same_answer(under_test: DoorsUnderTest) -> None:
+    acme, disabled = await under_test.tenant("acme"), await under_test.tenant("disabled")
+    rotated = await under_test.tenant("rotated")
+    await under_test.tenancy.disable(under_test.principal, "disabled")
+    await under_test.tenancy.rotate(under_test.principal, "rotated")
+    bob = await under_test.enroll("bob@test")
     bad: list[dict[str, str]] = [
         {},
         {"Authorization": "Bearer"},
@@ -110,15 +112,15 @@ async def test_every_bad_token_gets_the_same_answer(world: World) -> None:
     ]
     for headers in bad:
         for method, target in (("GET", AGENTS), ("POST", AGENTS), ("DELETE", f"{AGENTS}/index")):
-            reply = await Http(world.port).ask(method, target, b"{}", headers)
+            reply = await Http(under_test.port).ask(method, target, b"{}", headers)
             assert (reply.status, reply.json, reply.headers["www-authenticate"]) == (401, UNKNOWN, "Bearer")
-    assert await world.audit("authentication_failed")
-    await world.tenancy.enable(world.principal, "disabled")
+    assert await under_test.audit("authentication_failed")
+    await under_test.tenancy.enable(under_test.principal, "disabled")
     assert ids(await disabled.get(AGENTS)) == ["index"]
 
 
-async def test_the_master_agent_is_there_for_all_and_for_nobody_to_change(world: World) -> None:
-    acme = await world.tenant("acme")
+async def test_the_master_agent_is_there_for_all_and_for_nobody_to_change(under_test: DoorsUnderTest) -> None:
+    acme = await under_test.tenant("acme")
     index = await acme.get(f"{AGENTS}/index")
     assert (index["role"], index["source"]) == ("orchestrator", "builtin")
     check_refused(await acme.ask("PATCH", f"{AGENTS}/index", index), 409, "agent_immutable")
@@ -128,8 +130,8 @@ async def test_the_master_agent_is_there_for_all_and_for_nobody_to_change(world:
 
 
 @pytest.mark.parametrize("kind", ["process", "remote", "peer", "function"])
-async def test_a_tenant_stores_nothing_that_runs_or_calls_from_here(world: World, kind: str) -> None:
-    acme = await world.tenant("acme")
+async def test_a_tenant_stores_nothing_that_runs_or_calls_from_here(under_test: DoorsUnderTest, kind: str) -> None:
+    acme = await under_test.tenant("acme")
     definition = {"id": "a", "kind": kind, **({"command": ["true"]} if kind == "process" else {})}
     reply = await acme.ask("POST", AGENTS, definition)
     refusal = (400, "invalid_agent") if kind == "function" else (403, "kind_not_allowed")
@@ -137,7 +139,7 @@ async def test_a_tenant_stores_nothing_that_runs_or_calls_from_here(world: World
     await add(acme, id="a")
     check_refused(await acme.ask("PATCH", f"{AGENTS}/a", definition), *refusal)
     if kind != "function":
-        await add(Http(world.port, world.operator.token), **definition)
+        await add(Http(under_test.port, under_test.operator.token), **definition)
 
 
 @pytest.mark.parametrize(
@@ -155,21 +157,23 @@ async def test_a_tenant_stores_nothing_that_runs_or_calls_from_here(world: World
         (b'{"id":' + b"[" * 100 + b"]" * 100 + b"}", "invalid_json", "nested"),
     ],
 )
-async def test_bad_bodies_are_refused_with_a_pointer(world: World, body: bytes, code: str, said: str) -> None:
-    acme = await world.tenant("acme")
+async def test_bad_bodies_are_refused_with_a_pointer(
+    under_test: DoorsUnderTest, body: bytes, code: str, said: str
+) -> None:
+    acme = await under_test.tenant("acme")
     assert said in check_refused(await acme.ask("POST", AGENTS, body), 400, code)
     assert ids(await acme.get(AGENTS)) == ["index"]
 
 
-async def test_the_path_and_the_body_name_the_same_agent(world: World) -> None:
-    acme = await world.tenant("acme")
+async def test_the_path_and_the_body_name_the_same_agent(under_test: DoorsUnderTest) -> None:
+    acme = await under_test.tenant("acme")
     await add(acme, id="writer")
     refused = await acme.ask("PATCH", f"{AGENTS}/writer", {"id": "reader"})
     assert check_refused(refused, 400, "invalid_agent").startswith("/id: ")
 
 
-async def test_bodies_are_bounded_and_other_methods_are_told_so(world: World) -> None:
-    acme = await world.tenant("acme")
+async def test_bodies_are_bounded_and_other_methods_are_told_so(under_test: DoorsUnderTest) -> None:
+    acme = await under_test.tenant("acme")
     check_refused(await acme.ask("POST", AGENTS, b" " * (1024 * 1024 + 1)), 413, "body_too_large")
     reply = await acme.ask("PUT", f"{AGENTS}/index")
     check_refused(reply, 405, "method_not_allowed")
@@ -177,9 +181,9 @@ async def test_bodies_are_bounded_and_other_methods_are_told_so(world: World) ->
     check_refused(await acme.ask("GET", "/v1/nothing"), 404, "unknown_route")
 
 
-async def test_over_its_rate_a_tenant_is_told_when_to_come_back(world: World) -> None:
-    acme = await world.tenant("acme", rate_per_min=1, burst=2)
-    other = await world.tenant("other")
+async def test_over_its_rate_a_tenant_is_told_when_to_come_back(under_test: DoorsUnderTest) -> None:
+    acme = await under_test.tenant("acme", rate_per_min=1, burst=2)
+    other = await under_test.tenant("other")
     for _ in range(2):
         await acme.get(AGENTS)
     reply = await acme.ask("GET", AGENTS)
@@ -194,19 +198,19 @@ async def test_over_its_rate_a_tenant_is_told_when_to_come_back(world: World) ->
     assert 1 <= seconds <= 60
     assert reply.headers["retry-after"] == str(seconds)
     await other.get(AGENTS)
-    await world.tenancy.change(world.principal, "acme", limits=TenantLimits())
+    await under_test.tenancy.change(under_test.principal, "acme", limits=TenantLimits())
     await acme.get(AGENTS)
 
 
 async def test_the_settings_limit_those_who_have_no_limits_of_their_own(short_path: Path) -> None:
-    async with open_world(short_path, tenant_limits=TenantSettings(rate_per_min=1)) as world:
-        acme = await world.tenant("acme")
+    async with open_doors(short_path, tenant_limits=TenantSettings(rate_per_min=1)) as under_test:
+        acme = await under_test.tenant("acme")
         await acme.get(AGENTS)
         check_refused(await acme.ask("GET", AGENTS), 429, "rate_limit")
 
 
-async def test_a_bad_token_costs_no_tenants_rate(world: World) -> None:
-    acme = await world.tenant("acme", rate_per_min=1)
+async def test_a_bad_token_costs_no_tenants_rate(under_test: DoorsUnderTest) -> None:
+    acme = await under_test.tenant("acme", rate_per_min=1)
     for _ in range(3):
-        assert (await Http(world.port, "atr_nobody").ask("GET", AGENTS)).status == 401
+        assert (await Http(under_test.port, "atr_nobody").ask("GET", AGENTS)).status == 401
     await acme.get(AGENTS)

@@ -12,7 +12,7 @@ from covenant.model.content import Text
 from covenant.model.ids import TaskId
 from covenant.model.task_event import Began
 from tests.doors.native.test_run_routes import streaming, told
-from tests.doors.simple.stage import TOKEN, Patient, Stage, echo, frames_of, stage
+from tests.doors.simple.simple_under_test import TOKEN, Patient, SimpleUnderTest, echo, frames_of, open_simple
 from tests.waits import BOUND_S
 
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
@@ -30,14 +30,14 @@ def parrot() -> Agent:
     return agent
 
 
-async def opened(s: Stage, agent: str = "parrot", **more: Any) -> str:
+async def opened(s: SimpleUnderTest, agent: str = "parrot", **more: Any) -> str:
     response = await s.ask("POST", "/v1/conversations", json={"agent": agent, **more})
     assert response.status_code == 201, response.text
     conversation_id: str = response.json()["conversation_id"]
     return conversation_id
 
 
-async def said(s: Stage, conversation_id: str, text: str, **headers: str) -> str:
+async def said(s: SimpleUnderTest, conversation_id: str, text: str, **headers: str) -> str:
     events = await told(s, f"/v1/conversations/{conversation_id}/messages", {"message": text}, **headers)
     assert events[-1][1] == "done"
     content: str = events[-1][2]["content"]
@@ -45,7 +45,7 @@ async def said(s: Stage, conversation_id: str, text: str, **headers: str) -> str
 
 
 async def test_a_message_is_answered_with_what_was_said_before_in_mind_also_after_a_restart(tmp_path: Path) -> None:
-    async with stage(tmp_path, parrot()) as s:
+    async with open_simple(tmp_path, parrot()) as s:
         conversation = await opened(s)
         other = await opened(s)
         assert await said(s, conversation, "one") == "[] one"
@@ -53,7 +53,7 @@ async def test_a_message_is_answered_with_what_was_said_before_in_mind_also_afte
         assert await said(s, other, "elsewhere") == "[] elsewhere"
         assert await said(s, conversation, "two") == "[user:one, agent:[] one] two"
         s.clock.advance(10)
-    async with stage(tmp_path, parrot(), clock=s.clock) as s:
+    async with open_simple(tmp_path, parrot(), clock=s.clock) as s:
         three = await said(s, conversation, "three")
         assert three == "[user:one, agent:[] one, user:two, agent:[user:one, agent:[] one] two] three"
         listed = (await s.ask("GET", f"/v1/conversations/{conversation}/messages")).json()
@@ -63,7 +63,7 @@ async def test_a_message_is_answered_with_what_was_said_before_in_mind_also_afte
 
 
 async def test_what_is_said_in_a_conversation_names_it_and_nothing_else_does(tmp_path: Path) -> None:
-    async with stage(tmp_path, parrot()) as s:
+    async with open_simple(tmp_path, parrot()) as s:
         conversation = await opened(s)
         events = await told(s, f"/v1/conversations/{conversation}/messages", {"message": "one"})
         named = [carried["conversation_id"] for _, name, carried in events if name in ("request_received", "done")]
@@ -75,7 +75,7 @@ async def test_what_is_said_in_a_conversation_names_it_and_nothing_else_does(tmp
 
 
 async def test_a_run_that_would_close_a_chain_of_calls_is_refused(tmp_path: Path) -> None:
-    async with stage(tmp_path, parrot()) as s:
+    async with open_simple(tmp_path, parrot()) as s:
         me = s.catalogue.identity("default", "parrot").pubkey
         conversation = await opened(s)
         for path in ("/v1/orchestrate", f"/v1/conversations/{conversation}/messages"):
@@ -94,7 +94,7 @@ async def test_a_run_that_would_close_a_chain_of_calls_is_refused(tmp_path: Path
 
 
 async def test_conversations_are_listed_shown_and_deleted(tmp_path: Path) -> None:
-    async with stage(tmp_path, parrot(), echo()) as s:
+    async with open_simple(tmp_path, parrot(), echo()) as s:
         first = await opened(s, title="A talk")
         s.clock.advance(1_000)
         second = await opened(s, "echo")
@@ -114,7 +114,7 @@ async def test_conversations_are_listed_shown_and_deleted(tmp_path: Path) -> Non
 
 
 async def test_the_master_is_talked_to_if_nobody_is_named_and_unknown_agents_are_refused(tmp_path: Path) -> None:
-    async with stage(tmp_path) as s:
+    async with open_simple(tmp_path) as s:
         made = await s.ask("POST", "/v1/conversations")
         assert (made.status_code, made.json()["agent"]) == (201, "index")
         nobody = await s.ask("POST", "/v1/conversations", json={"agent": "nobody"})
@@ -122,7 +122,7 @@ async def test_the_master_is_talked_to_if_nobody_is_named_and_unknown_agents_are
 
 
 async def test_what_is_another_tenants_is_not_there(tmp_path: Path) -> None:
-    async with stage(tmp_path, parrot()) as s:
+    async with open_simple(tmp_path, parrot()) as s:
         conversation, stranger = await opened(s), await s.tenant("stranger")
         assert (await s.ask("GET", "/v1/conversations", token=stranger)).json()["count"] == 0
         for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/messages"), ("POST", "/messages")):
@@ -139,7 +139,7 @@ async def test_what_is_another_tenants_is_not_there(tmp_path: Path) -> None:
 
 async def test_one_message_at_a_time_and_the_same_one_again_is_the_same(tmp_path: Path) -> None:
     patient = Patient()
-    async with stage(tmp_path, patient.agent) as s:
+    async with open_simple(tmp_path, patient.agent) as s:
         conversation = await opened(s, "patient")
         path = f"/v1/conversations/{conversation}/messages"
         async with streaming(s, path, {"message": "x"}, **{"idempotency-key": "k"}) as response:
@@ -167,7 +167,7 @@ async def test_the_next_message_answers_what_the_agent_asked(tmp_path: Path) -> 
         else:
             yield f"{turn.text} it is"
 
-    async with stage(tmp_path, agent) as s:
+    async with open_simple(tmp_path, agent) as s:
         conversation = await opened(s, "asker")
         path = f"/v1/conversations/{conversation}/messages"
         assert (await told(s, path, {"message": "Pick"}))[-1][1] == "input_required"
@@ -178,7 +178,7 @@ async def test_the_next_message_answers_what_the_agent_asked(tmp_path: Path) -> 
 
 
 async def test_naming_a_conversations_context_by_a2a_neither_reads_nor_joins_it(tmp_path: Path) -> None:
-    async with stage(tmp_path, parrot()) as s:
+    async with open_simple(tmp_path, parrot()) as s:
         conversation = await opened(s)
         await said(s, conversation, "secret")
         agent = s.catalogue.agent("default", "parrot")

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from covenant.agents.api import Agent
-from tests.doors.simple.stage import Patient, echo, stage
+from tests.doors.simple.simple_under_test import Patient, echo, open_simple
 from tests.waits import BOUND_S
 
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
 
 
 async def test_requests_are_listed_the_newest_first_and_shown_one_by_one(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         first = (await s.sent("one"))["id"]
         await s.ended(first)
         s.clock.advance(1_000)
@@ -45,13 +45,13 @@ async def test_requests_are_listed_the_newest_first_and_shown_one_by_one(tmp_pat
 
 @pytest.mark.parametrize("limit", ["0", "201", "-1", "many"])
 async def test_a_limit_out_of_bounds_is_refused(tmp_path: Path, limit: str) -> None:
-    async with stage(tmp_path) as s:
+    async with open_simple(tmp_path) as s:
         response = await s.ask("GET", f"/v1/requests?limit={limit}")
         assert (response.status_code, response.json()["code"]) == (400, "invalid_request")
 
 
 async def test_what_is_another_tenants_is_not_there(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         stranger, task = await s.tenant("stranger"), (await s.sent())["id"]
         await s.ended(task)
         assert (await s.ask("GET", "/v1/requests", token=stranger)).json() == {"count": 0, "requests": []}
@@ -66,7 +66,7 @@ async def test_what_is_another_tenants_is_not_there(tmp_path: Path) -> None:
 
 
 async def test_events_are_told_from_the_beginning_by_name_each_once_and_numbered(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         task = (await s.sent("Hello"))["id"]
         await s.ended(task)
         events = await s.events(task)
@@ -87,11 +87,11 @@ async def test_events_are_told_from_the_beginning_by_name_each_once_and_numbered
 
 
 async def test_whoever_comes_back_gets_the_rest_also_after_a_restart(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         task = (await s.sent("Hello"))["id"]
         await s.ended(task)
         events = await s.events(task)
-    async with stage(tmp_path) as s:
+    async with open_simple(tmp_path) as s:
         for seen in range(events[-1][0] + 1):
             rest = [event for event in events if event[0] > seen]
             assert await s.events(task, **{"last-event-id": str(seen)}) == rest
@@ -102,7 +102,7 @@ async def test_whoever_comes_back_gets_the_rest_also_after_a_restart(tmp_path: P
 
 @pytest.mark.parametrize("query", ["?since=99", "?since=-1", "?since=x", "?since_seq=1.5"])
 async def test_a_place_that_was_never_reached_is_refused(tmp_path: Path, query: str) -> None:
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         task = (await s.sent())["id"]
         await s.ended(task)
         response = await s.ask("GET", f"/v1/requests/{task}/events{query}")
@@ -113,7 +113,7 @@ async def test_a_place_that_was_never_reached_is_refused(tmp_path: Path, query: 
 
 async def test_what_happened_and_what_happens_make_one_stream_without_gap_or_repeat(tmp_path: Path) -> None:
     patient = Patient()
-    async with stage(tmp_path, patient.agent) as s:
+    async with open_simple(tmp_path, patient.agent) as s:
         task = (await s.sent("Hello"))["id"]
         await asyncio.wait_for(patient.spoke.wait(), BOUND_S)
         live = []
@@ -146,7 +146,7 @@ async def test_what_an_agent_makes_has_its_own_events(tmp_path: Path) -> None:
         yield turn.data({"answer": 42})
         yield turn.need_input("Which one?")
 
-    async with stage(tmp_path, agent) as s:
+    async with open_simple(tmp_path, agent) as s:
         task = (await s.sent())["id"]
         async with s.frames(task, "?since=2") as frames:
             told = [(name, data) async for _, name, data in _until(frames, "input_required")]
@@ -172,7 +172,7 @@ async def _until(frames: AsyncIterator[Any], last: str) -> AsyncIterator[Any]:
 
 async def test_canceling_ends_a_request_once_and_is_told_the_same_of_all_that_cannot_be_ended(tmp_path: Path) -> None:
     patient = Patient()
-    async with stage(tmp_path, patient.agent) as s:
+    async with open_simple(tmp_path, patient.agent) as s:
         stranger, task = await s.tenant("stranger"), (await s.sent())["id"]
         await asyncio.wait_for(patient.spoke.wait(), BOUND_S)
         refusal = {"cancelled": False, "reason": "no such request is running"}
@@ -190,7 +190,7 @@ async def test_canceling_ends_a_request_once_and_is_told_the_same_of_all_that_ca
 
 async def test_a_stream_ends_when_its_tenant_may_not_go_on_and_the_task_does_not(tmp_path: Path) -> None:
     patient = Patient()
-    async with stage(tmp_path) as s:
+    async with open_simple(tmp_path) as s:
         token = await s.tenant("other")
         s.resident(patient.agent, "other")
         task = (await s.send({"message": "Hello"}, token=token)).json()["id"]

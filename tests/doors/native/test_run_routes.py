@@ -15,7 +15,7 @@ from covenant.agents.api import Agent
 from covenant.agents.router import NO_MODEL, IndexAgent
 from covenant.exchange.native import INLINE, inline_of
 from covenant.model.task import NATIVE, SIMPLE
-from tests.doors.simple.stage import TOKEN, Frame, Patient, Stage, echo, frames_of, stage
+from tests.doors.simple.simple_under_test import TOKEN, Frame, Patient, SimpleUnderTest, echo, frames_of, open_simple
 from tests.ledger_contract.samples import make_task
 from tests.waits import BOUND_S
 
@@ -27,13 +27,13 @@ class NoModel:
         return None
 
 
-def with_index(s: Stage) -> None:
+def with_index(s: SimpleUnderTest) -> None:
     directory = AgentDirectory(s.catalogue, lambda definition: definition.kind != "model")
     s.workers.register(s.catalogue.identity("default", "index"), IndexAgent(NoModel(), directory))
 
 
 @asynccontextmanager
-async def streaming(s: Stage, path: str, body: Any, **headers: str) -> AsyncIterator[httpx2.Response]:
+async def streaming(s: SimpleUnderTest, path: str, body: Any, **headers: str) -> AsyncIterator[httpx2.Response]:
     url = f"http://127.0.0.1:{s.port}{path}"
     sent = {"authorization": f"Bearer {TOKEN}", **headers}
     async with asyncio.timeout(BOUND_S), s.http.stream("POST", url, json=body, headers=sent) as response:
@@ -42,13 +42,13 @@ async def streaming(s: Stage, path: str, body: Any, **headers: str) -> AsyncIter
         yield response
 
 
-async def told(s: Stage, path: str, body: Any, **headers: str) -> list[Frame]:
+async def told(s: SimpleUnderTest, path: str, body: Any, **headers: str) -> list[Frame]:
     async with streaming(s, path, body, **headers) as response:
         return [frame async for frame in frames_of(response)]
 
 
 async def test_a_run_is_told_from_its_first_step_to_its_last(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         events = await told(s, "/v1/orchestrate", {"message": "Hello", "agent": "echo"})
         assert [name for _, name, _ in events] == ORDER
         request_id = events[0][2]["request_id"]
@@ -70,7 +70,7 @@ async def test_the_master_does_what_is_addressed_to_nobody(tmp_path: Path) -> No
         turn.spend(tokens=7)
         return "sunny"
 
-    async with stage(tmp_path, weather) as s:
+    async with open_simple(tmp_path, weather) as s:
         with_index(s)
         events = await told(s, "/v1/orchestrate", {"message": "What is the forecast?"})
         names = [name for _, name, _ in events]
@@ -101,7 +101,7 @@ async def test_a_failure_is_an_error_and_then_done(tmp_path: Path) -> None:
     async def fail(turn: Any) -> None:
         raise RuntimeError("swordfish")
 
-    async with stage(tmp_path, broken) as s:
+    async with open_simple(tmp_path, broken) as s:
         events = await told(s, "/v1/orchestrate", {"message": "x", "agent": "broken"})
         assert [name for _, name, _ in events][-2:] == ["error", "done"]
         assert (events[-1][2]["ok"], events[-1][2]["error"]) == (False, "the agent failed")
@@ -122,7 +122,7 @@ async def test_parts_reach_the_agent(tmp_path: Path) -> None:
         {"type": "file", "name": "a.txt", "url": "https://example.com/a"},
         {"type": "data", "value": {"a": 1}},
     ]
-    async with stage(tmp_path, agent) as s:
+    async with open_simple(tmp_path, agent) as s:
         events = await told(s, "/v1/orchestrate", {"message": parts, "agent": "looker"})
         assert events[-1][2]["ok"]
         assert [type(part).__name__ for part in seen] == ["Text", "Resource", "ResourceLink", "Json"]
@@ -130,7 +130,7 @@ async def test_parts_reach_the_agent(tmp_path: Path) -> None:
 
 
 async def test_the_same_key_is_the_same_run_and_another_message_under_it_is_refused(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         body = {"message": "Hello", "agent": "echo"}
         first = await told(s, "/v1/orchestrate", body, **{"idempotency-key": "k"})
         again = await told(s, "/v1/orchestrate", body, **{"idempotency-key": "k"})
@@ -144,7 +144,7 @@ async def test_the_same_key_is_the_same_run_and_another_message_under_it_is_refu
 
 async def test_a_client_that_leaves_ends_nothing_and_can_come_back(tmp_path: Path) -> None:
     patient = Patient()
-    async with stage(tmp_path, patient.agent) as s:
+    async with open_simple(tmp_path, patient.agent) as s:
         request_id = ""
         async with streaming(s, "/v1/orchestrate", {"message": "x", "agent": "patient"}) as response:
             async for _, name, data in frames_of(response):
@@ -164,7 +164,7 @@ async def test_the_stream_ends_where_the_task_waits(tmp_path: Path) -> None:
     async def ask(turn: Any) -> AsyncIterator[Any]:
         yield turn.need_input("Which one?")
 
-    async with stage(tmp_path, agent) as s:
+    async with open_simple(tmp_path, agent) as s:
         events = await told(s, "/v1/orchestrate", {"message": "x", "agent": "asker"})
         assert events[-1][1] == "input_required"
         assert events[-1][2]["text"] == "Which one?"
@@ -190,7 +190,7 @@ async def test_the_stream_ends_where_the_task_waits(tmp_path: Path) -> None:
 async def test_what_is_wrong_is_refused_before_the_stream_opens(
     tmp_path: Path, body: Any, status: int, code: str
 ) -> None:
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         response = await s.ask("POST", "/v1/orchestrate", json=body)
         assert (response.status_code, response.json()["code"]) == (status, code)
         assert (await s.ask("POST", "/v1/orchestrate", json=body, token=None)).status_code == 401
@@ -198,7 +198,7 @@ async def test_what_is_wrong_is_refused_before_the_stream_opens(
 
 
 async def test_an_agent_that_comes_with_the_request_is_kept_with_it_and_needs_a_model(tmp_path: Path) -> None:
-    async with stage(tmp_path) as s:
+    async with open_simple(tmp_path) as s:
         with_index(s)
         body = {"message": "x", "agent_def": {"id": "pirate", "role": "pirate"}}
         events = await told(s, "/v1/orchestrate", body)

@@ -13,8 +13,8 @@ from covenant.ledger.machine.commands import MovePushes, PutPush
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.push import move_of
 from covenant.model.settings import Limits
+from tests.doors.doors_under_test import DoorsUnderTest, EnrolledCaller, new_task, now_ms, open_doors
 from tests.doors.speakers import HttpSpeaker, IpcSpeaker, Speaker
-from tests.doors.world import Actor, World, new_task, now_ms, open_world
 
 LONG_MS = 20_000
 
@@ -24,7 +24,7 @@ def result_of(task: dict[str, Any], text: str = "done", **fields: Any) -> dict[s
 
 
 async def leased_task(
-    speaker: Speaker, alice: Actor, bob: Actor, **fields: Any
+    speaker: Speaker, alice: EnrolledCaller, bob: EnrolledCaller, **fields: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """A task that bob has just leased, and its lease."""
     task = new_task(bob, **fields)
@@ -33,8 +33,8 @@ async def leased_task(
     return taken["task"], taken["lease"]
 
 
-async def test_a_task_is_sent_leased_answered_and_drained(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_a_task_is_sent_leased_answered_and_drained(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
     task = new_task(bob, parts=[{"type": "json", "value": {"deep": [1, None]}}], deadline_ms=now_ms() + 60_000)
 
     queued = await speaker.ask(alice, "send_a2a_task", task=task)
@@ -64,8 +64,8 @@ async def test_a_task_is_sent_leased_answered_and_drained(world: World, speaker:
     assert await speaker.ask(alice, "try_recv_a2a_result") == empty
 
 
-async def test_batches_and_repeats_by_request_id(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_batches_and_repeats_by_request_id(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
     tasks = [new_task(bob, f"number {n}") for n in range(5)]
     for task in tasks:
         await speaker.ask(alice, "send_a2a_task", task=task)
@@ -80,8 +80,10 @@ async def test_batches_and_repeats_by_request_id(world: World, speaker: Speaker)
     assert await speaker.ask(alice, "try_recv_a2a_result", max=2, request_id="d1") == drained
 
 
-async def test_a_repeated_receive_does_not_wait_for_more_than_it_was_given(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_a_repeated_receive_does_not_wait_for_more_than_it_was_given(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
     task, _ = await leased_task(speaker, alice, bob)
     await speaker.ask(bob, "post_a2a_result", result=result_of(task))
     other = new_task(bob)
@@ -95,8 +97,8 @@ async def test_a_repeated_receive_does_not_wait_for_more_than_it_was_given(world
     assert again["tasks"] == []
 
 
-async def test_a_wait_ends_when_there_is_something_to_take(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_a_wait_ends_when_there_is_something_to_take(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
     task = new_task(bob)
     waiting = asyncio.create_task(speaker.ask(bob, "try_recv_a2a_task", wait_ms=LONG_MS))
     await speaker.ask(alice, "send_a2a_task", task=task)
@@ -106,14 +108,16 @@ async def test_a_wait_ends_when_there_is_something_to_take(world: World, speaker
     assert (await waiting)["result"]["task_id"] == task["id"]
 
 
-async def test_a_wait_ends_empty_when_its_time_is_over(world: World, speaker: Speaker) -> None:
-    _, bob = await world.pair()
+async def test_a_wait_ends_empty_when_its_time_is_over(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    _, bob = await under_test.pair()
     assert (await speaker.ask(bob, "try_recv_a2a_task", wait_ms=5))["task"] is None
     assert (await speaker.ask(bob, "try_recv_a2a_result", wait_ms=5))["result"] is None
 
 
-async def test_the_result_of_one_task_is_waited_for_and_drained_before_others(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_the_result_of_one_task_is_waited_for_and_drained_before_others(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
     first, second = new_task(bob, "first"), new_task(bob, "second")
     for task in (first, second):
         await speaker.ask(alice, "send_a2a_task", task=task)
@@ -121,7 +125,7 @@ async def test_the_result_of_one_task_is_waited_for_and_drained_before_others(wo
     await speaker.ask(bob, "post_a2a_result", result=result_of(first))
     assert (await speaker.ask(alice, "try_recv_a2a_result", task_id=second["id"]))["result"] is None
     waiting = asyncio.create_task(speaker.ask(alice, "try_recv_a2a_result", task_id=second["id"], wait_ms=LONG_MS))
-    await world.waits.until(1)
+    await under_test.waits.until(1)
     await speaker.ask(bob, "post_a2a_result", result=result_of(second))
     assert (await waiting)["result"]["task_id"] == second["id"]
     again = await speaker.tell(alice, "try_recv_a2a_result", task_id=second["id"])
@@ -131,10 +135,10 @@ async def test_the_result_of_one_task_is_waited_for_and_drained_before_others(wo
     assert (await speaker.ask(alice, "try_recv_a2a_result"))["result"]["task_id"] == first["id"]
 
 
-async def test_the_operator_takes_and_drains_for_everybody(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
-    operator = world.operator
-    await world.grant("a2a.respond.alice@test", operator)
+async def test_the_operator_takes_and_drains_for_everybody(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
+    operator = under_test.operator
+    await under_test.grant("a2a.respond.alice@test", operator)
     task = new_task(bob)
     await speaker.ask(alice, "send_a2a_task", task=task)
     assert (await speaker.ask(operator, "try_recv_a2a_task"))["task"] is None
@@ -145,15 +149,15 @@ async def test_the_operator_takes_and_drains_for_everybody(world: World, speaker
     assert drained["result"]["task_id"] == task["id"]
 
 
-async def test_the_queue_is_looked_at_without_taking_anything(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_the_queue_is_looked_at_without_taking_anything(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
     task, lease = await leased_task(speaker, alice, bob)
     waiting = new_task(bob, "later", deadline_ms=now_ms() + 60_000)
     await speaker.ask(alice, "send_a2a_task", task=waiting)
 
     recent = await speaker.ask(alice, "recent_a2a_tasks", limit=5)
     assert [each["id"] for each in recent["tasks"]] == [waiting["id"]]
-    seen = await speaker.ask(world.operator, "a2a_queue")
+    seen = await speaker.ask(under_test.operator, "a2a_queue")
     assert [(entry["state"], entry["task"]["id"], entry["attempt"]) for entry in seen["tasks"]] == [
         ("in_flight", task["id"], 1),
         ("queued", waiting["id"], 0),
@@ -172,12 +176,12 @@ async def test_the_queue_is_looked_at_without_taking_anything(world: World, spea
     assert await listed(min_lease_age_ms=60_000) == [waiting["id"]]
     assert await listed(deadline_within_ms=120_000) == [waiting["id"]]
     assert await listed(limit=1) == [task["id"]]
-    stranger = await world.enroll("carol@test")
+    stranger = await under_test.enroll("carol@test")
     assert (await speaker.ask(stranger, "a2a_queue"))["tasks"] == []
 
 
-async def test_a_lease_is_renewed_reported_on_and_given_back(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_a_lease_is_renewed_reported_on_and_given_back(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
     task, lease = await leased_task(speaker, alice, bob)
     named = {"task_id": task["id"], "lease_id": lease["lease_id"]}
     renewed = await speaker.ask(bob, "renew_a2a_lease", **named)
@@ -195,8 +199,8 @@ async def test_a_lease_is_renewed_reported_on_and_given_back(world: World, speak
     assert (await speaker.ask(bob, "try_recv_a2a_task"))["lease"]["attempt"] == 2
 
 
-async def test_a_receive_is_withdrawn_by_its_request_id(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_a_receive_is_withdrawn_by_its_request_id(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
     await speaker.ask(alice, "send_a2a_task", task=new_task(bob))
     first = await speaker.ask(bob, "try_recv_a2a_task", request_id="r-1")
     withdrawn = await speaker.ask(bob, "withdraw_a2a_request", request_id="r-1")
@@ -211,8 +215,8 @@ async def test_a_receive_is_withdrawn_by_its_request_id(world: World, speaker: S
     assert (await speaker.ask(alice, "try_recv_a2a_result"))["result"]["task_id"] == first["task"]["id"]
 
 
-async def test_a_task_is_canceled_by_its_sender(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_a_task_is_canceled_by_its_sender(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
     task, _ = await leased_task(speaker, alice, bob)
     canceled = await speaker.ask(alice, "cancel_a2a_task", task_id=task["id"], reason="changed my mind")
     assert canceled["kind"] == "a2a_task_canceled"
@@ -222,8 +226,8 @@ async def test_a_task_is_canceled_by_its_sender(world: World, speaker: Speaker) 
     assert (refused.answer["code"], refused.status) in [("canceled", 409), ("canceled", None)]
 
 
-async def test_a_task_is_shown_with_all_that_happened_to_it(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_a_task_is_shown_with_all_that_happened_to_it(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
     task, lease = await leased_task(speaker, alice, bob)
     shown = await speaker.ask(alice, "show_a2a_task", task_id=task["id"])
     assert shown["kind"] == "a2a_task"
@@ -234,8 +238,8 @@ async def test_a_task_is_shown_with_all_that_happened_to_it(world: World, speake
     assert (shown["result"], shown["cause"], shown["holder_lost"]) == (None, None, False)
 
 
-async def test_a_tree_is_drawn_under_a_root_that_was_never_sent(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_a_tree_is_drawn_under_a_root_that_was_never_sent(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
     root = str(uuid.uuid4())
     child = new_task(bob, parent=root)
     grandchild = new_task(bob, parent=child["id"])
@@ -247,25 +251,25 @@ async def test_a_tree_is_drawn_under_a_root_that_was_never_sent(world: World, sp
     assert [node["task"]["id"] for node in tree["children"][0]["children"]] == [grandchild["id"]]
 
 
-async def test_a_long_chain_of_tasks_is_still_a_tree_that_can_be_told(world: World) -> None:
-    alice, bob = await world.pair()
+async def test_a_long_chain_of_tasks_is_still_a_tree_that_can_be_told(under_test: DoorsUnderTest) -> None:
+    alice, bob = await under_test.pair()
     parent = root = str(uuid.uuid4())
     for _ in range(400):
         task = new_task(bob, parent=parent)
         await alice.http.post("/a2a/tasks", task)
         parent = task["id"]
-    for speaker in (HttpSpeaker(), IpcSpeaker(world)):
+    for speaker in (HttpSpeaker(), IpcSpeaker(under_test)):
         assert (await speaker.ask(alice, "a2a_tree", task_id=root))["tree"]["children"]
 
 
-async def test_the_operator_repairs_a_lease(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_the_operator_repairs_a_lease(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
     for action in ("a2a.repair.requeue", "a2a.repair.force_error"):
-        await world.grant(action, world.operator)
+        await under_test.grant(action, under_test.operator)
     task, lease = await leased_task(speaker, alice, bob)
     requeue = {"action": "requeue", "duplicate_risk": "operator-accepted", "lease_id": lease["lease_id"]}
     repaired = await speaker.ask(
-        world.operator, "repair_a2a_task", request={"task_id": task["id"], "reason": "stuck", "command": requeue}
+        under_test.operator, "repair_a2a_task", request={"task_id": task["id"], "reason": "stuck", "command": requeue}
     )
     assert repaired == {
         "kind": "a2a_repaired",
@@ -275,30 +279,32 @@ async def test_the_operator_repairs_a_lease(world: World, speaker: Speaker) -> N
     force = {"action": "force_error", "message": "gave up"}
     outcome = (
         await speaker.ask(
-            world.operator, "repair_a2a_task", request={"task_id": task["id"], "reason": "stuck", "command": force}
+            under_test.operator, "repair_a2a_task", request={"task_id": task["id"], "reason": "stuck", "command": force}
         )
     )["outcome"]
     assert (outcome["action"], outcome["state"], outcome["attempt"]) == ("forced_error", "result_pending", 2)
     assert outcome["result"]["error_message"] == "gave up"
-    rows = await world.audit("a2a_repair_applied")
+    rows = await under_test.audit("a2a_repair_applied")
     assert {row["kind"]["action"] for row in rows} == {"requeue", "force_error"}
 
 
-async def test_the_retry_gate_says_what_it_would_do_and_then_does_it(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
-    await world.grant("a2a.repair.requeue", world.operator)
+async def test_the_retry_gate_says_what_it_would_do_and_then_does_it(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
+    await under_test.grant("a2a.repair.requeue", under_test.operator)
     task, lease = await leased_task(speaker, alice, bob, idempotency={"duplicate_safety": "idempotent", "key": "k"})
-    dry = (await speaker.ask(world.operator, "retry_a2a_stale", policy={"min_lease_age_ms": 0}))["report"]
+    dry = (await speaker.ask(under_test.operator, "retry_a2a_stale", policy={"min_lease_age_ms": 0}))["report"]
     entry = {"task_id": task["id"], "lease_id": lease["lease_id"], "attempt": 1, "idempotency_key": "k"}
     assert (dry["requeued"], dry["would_requeue"], dry["considered"]) == ([], [entry], 1)
     assert dry["policy"]["max_attempts"] == 3
-    done = await speaker.ask(world.operator, "retry_a2a_stale", policy={"min_lease_age_ms": 0, "enabled": True})
+    done = await speaker.ask(under_test.operator, "retry_a2a_stale", policy={"min_lease_age_ms": 0, "enabled": True})
     assert done["kind"] == "a2a_auto_retried"
     assert done["report"]["requeued"] == [entry]
 
 
-async def test_the_same_work_is_followed_and_then_replayed(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_the_same_work_is_followed_and_then_replayed(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
     idempotency = {"duplicate_safety": "idempotent", "key": "k"}
     task, _ = await leased_task(speaker, alice, bob, idempotency=idempotency)
     second = await speaker.ask(alice, "send_a2a_task", task=new_task(bob, idempotency=idempotency))
@@ -308,20 +314,24 @@ async def test_the_same_work_is_followed_and_then_replayed(world: World, speaker
     assert third["replayed"] is True
 
 
-async def test_the_operator_compacts(world: World, speaker: Speaker) -> None:
-    await world.grant("a2a.compact", world.operator)
-    answer = await speaker.ask(world.operator, "compact_a2a")
+async def test_the_operator_compacts(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    await under_test.grant("a2a.compact", under_test.operator)
+    answer = await speaker.ask(under_test.operator, "compact_a2a")
     assert answer["kind"] == "a2a_compacted"
     assert answer["dropped"] >= 0
 
 
-async def test_identities_are_enrolled_listed_rotated_revoked_and_purged(world: World, speaker: Speaker) -> None:
-    operator = world.operator
+async def test_identities_are_enrolled_listed_rotated_revoked_and_purged(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    operator = under_test.operator
     enrolled = await speaker.ask(operator, "enroll_identity", display="dan@test", actions=["a2a.send.bob@test"])
     assert set(enrolled) == {"kind", "display", "pubkey_b58", "token_b58", "granted"}
     assert [each["action"] for each in enrolled["granted"]] == ["a2a.send.bob@test"]
     assert enrolled["granted"][0]["signature_b58"]
-    dan = Actor(operator.agent, enrolled["token_b58"], type(operator.http)(world.port, enrolled["token_b58"]))
+    dan = EnrolledCaller(
+        operator.agent, enrolled["token_b58"], type(operator.http)(under_test.port, enrolled["token_b58"])
+    )
     assert (await speaker.ask(dan, "try_recv_a2a_task"))["task"] is None
 
     listed = await speaker.ask(operator, "list_identities", status="live")
@@ -349,15 +359,17 @@ async def test_identities_are_enrolled_listed_rotated_revoked_and_purged(world: 
     assert purged == {"kind": "identities_purged", "before_ms": before_ms, "purged": 2}
 
 
-async def test_the_operator_rotates_its_own_token_and_hears_the_new_one(world: World, speaker: Speaker) -> None:
-    rotated = await speaker.ask(world.operator, "rotate_token")
+async def test_the_operator_rotates_its_own_token_and_hears_the_new_one(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    rotated = await speaker.ask(under_test.operator, "rotate_token")
     assert rotated["display"] == "operator@test"
-    assert world.saved_tokens == [rotated["token_b58"]]
+    assert under_test.saved_tokens == [rotated["token_b58"]]
 
 
-async def test_capabilities_are_granted_listed_revoked_and_purged(world: World, speaker: Speaker) -> None:
-    operator = world.operator
-    _, bob = await world.pair()
+async def test_capabilities_are_granted_listed_revoked_and_purged(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    operator = under_test.operator
+    _, bob = await under_test.pair()
     scope = {"version": 1, "max_uses": 2, "task_id": str(uuid.uuid4())}
     granted = await speaker.ask(
         operator,
@@ -391,19 +403,19 @@ async def test_capabilities_are_granted_listed_revoked_and_purged(world: World, 
     assert (purged["kind"], purged["purged"]) == ("capabilities_purged", 1)
 
 
-async def test_the_audit_is_read_verified_and_purged(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_the_audit_is_read_verified_and_purged(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
     await speaker.ask(alice, "send_a2a_task", task=new_task(bob))
     seen = await speaker.ask(alice, "recent_audit", limit=5, since_ms=0)
     assert (seen["kind"], seen["limit"], seen["since_ms"]) == ("audit_recent", 5, 0)
     assert [row["kind"]["agent_id"] for row in seen["events"]] == ["a2a-send:bob@test"]
     assert (await speaker.ask(alice, "recent_audit"))["since_ms"] is None
-    report = (await speaker.ask(world.operator, "verify_audit_integrity"))["report"]
+    report = (await speaker.ask(under_test.operator, "verify_audit_integrity"))["report"]
     assert (report["valid"], report["failures"]) == (True, [])
-    purged = await speaker.ask(world.operator, "purge_audit", before_ms=now_ms() + 1_000)
+    purged = await speaker.ask(under_test.operator, "purge_audit", before_ms=now_ms() + 1_000)
     assert purged["kind"] == "audit_purged"
     assert purged["purged"] == report["events"]
-    assert (await speaker.ask(world.operator, "verify_audit_integrity"))["report"]["valid"] is True
+    assert (await speaker.ask(under_test.operator, "verify_audit_integrity"))["report"]["valid"] is True
 
 
 @pytest.mark.parametrize("kind", [operation.kind for operation in OPERATIONS])
@@ -413,30 +425,30 @@ def test_every_operation_is_asked_for_on_this_page_or_on_that_of_peers(kind: str
 
 
 async def test_answers_are_spelled_the_old_way_if_so_set(short_path: Path) -> None:
-    async with open_world(short_path, legacy_kinds=True) as world:
-        _, bob = await world.pair()
+    async with open_doors(short_path, legacy_kinds=True) as under_test:
+        _, bob = await under_test.pair()
         assert (await HttpSpeaker().ask(bob, "try_recv_a2a_task"))["kind"] == "a2_a_task_opt"
-        async with world.connect() as connection:
+        async with under_test.connect() as connection:
             await connection.authenticate(bob.token)
             assert (await connection.ask("a2_a_queue"))["kind"] == "a2_a_queue"
             assert (await connection.ask("ping"))["kind"] == "pong"
 
 
 async def test_a_page_ends_where_a_frame_would(short_path: Path) -> None:
-    async with open_world(short_path, limits=Limits(task_bytes_max=8 * 1024 * 1024)) as world:
-        alice, bob = await world.pair()
+    async with open_doors(short_path, limits=Limits(task_bytes_max=8 * 1024 * 1024)) as under_test:
+        alice, bob = await under_test.pair()
         for _ in range(3):
             await alice.http.post("/a2a/tasks", new_task(bob, "x" * 3_000_000))
         for target, kind in (("/a2a/tasks/recent", "recent_a2a_tasks"), ("/a2a/queue", "a2a_queue")):
             page = await alice.http.get(target)
             assert (len(page["tasks"]), page["truncated"]) == (2, True)
-            async with world.connect() as connection:
+            async with under_test.connect() as connection:
                 await connection.authenticate(alice.token)
                 assert await connection.ask(kind) == page
 
 
-async def test_the_operator_keeps_tenants_and_their_agents(world: World, speaker: Speaker) -> None:
-    operator = world.operator
+async def test_the_operator_keeps_tenants_and_their_agents(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    operator = under_test.operator
     added = await speaker.ask(operator, "add_tenant", name="acme", limits={"rate_per_min": 600})
     assert added["token"].startswith(f"{added['tenant']['token_prefix']}")
     assert (len(added["token"]), added["tenant"]["disabled"], added["tenant"]["agents"]) == (68, False, 1)
@@ -492,9 +504,9 @@ async def test_the_operator_keeps_tenants_and_their_agents(world: World, speaker
     ],
 )
 async def test_what_is_wrong_about_a_tenant_or_agent_is_said(
-    world: World, speaker: Speaker, kind: str, *, code: str, status: int, fields: dict[str, Any]
+    under_test: DoorsUnderTest, speaker: Speaker, kind: str, *, code: str, status: int, fields: dict[str, Any]
 ) -> None:
-    told = await speaker.tell(world.operator, kind, **fields)
+    told = await speaker.tell(under_test.operator, kind, **fields)
     assert told.answer["code"] == code
     assert told.status in (None, status)
 
@@ -513,32 +525,34 @@ async def test_what_is_wrong_about_a_tenant_or_agent_is_said(
     ],
 )
 async def test_tenants_are_the_operators_alone(
-    world: World, speaker: Speaker, kind: str, fields: dict[str, Any]
+    under_test: DoorsUnderTest, speaker: Speaker, kind: str, fields: dict[str, Any]
 ) -> None:
-    _, bob = await world.pair()
+    _, bob = await under_test.pair()
     told = await speaker.tell(bob, kind, **fields)
     assert told.answer["code"] == "operator_required"
     assert told.status in (None, 403)
-    assert len(await world.audit("operator_required")) == 1
+    assert len(await under_test.audit("operator_required")) == 1
 
 
-async def test_the_operator_sees_what_is_owed_to_webhooks_and_tries_again(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
+async def test_the_operator_sees_what_is_owed_to_webhooks_and_tries_again(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
     sent = await speaker.ask(alice, "send_a2a_task", task=new_task(bob, "tell me"))
     config = PushConfig(url="https://hooks.example:8443/T0/secret?key=secret", id="p", token="secret")
-    push = await world.ledger.commit(PutPush(task_id=sent["task_id"], config=config))
-    assert (await speaker.ask(world.operator, "a2a_pushes", dead=True))["pushes"] == []
+    push = await under_test.ledger.commit(PutPush(task_id=sent["task_id"], config=config))
+    assert (await speaker.ask(under_test.operator, "a2a_pushes", dead=True))["pushes"] == []
     move = msgspec.structs.replace(move_of(push), attempts=8, failure="HTTP 500", dead=True)
-    await world.ledger.commit(MovePushes(moves=(move,)))
-    listed = await speaker.ask(world.operator, "a2a_pushes", limit=5)
+    await under_test.ledger.commit(MovePushes(moves=(move,)))
+    listed = await speaker.ask(under_test.operator, "a2a_pushes", limit=5)
     assert (listed["count"], listed["dead"]) == (1, 1)
     (shown,) = listed["pushes"]
     assert (shown["state"], shown["failure"], shown["host"]) == ("dead", "HTTP 500", "hooks.example:8443")
     assert "secret" not in str(listed)
-    retried = await speaker.ask(world.operator, "retry_a2a_push", task_id=sent["task_id"], push_id="p")
+    retried = await speaker.ask(under_test.operator, "retry_a2a_push", task_id=sent["task_id"], push_id="p")
     assert (retried["push"]["state"], retried["push"]["attempts"]) == ("live", 0)
     for kind, fields in (("a2a_pushes", {}), ("retry_a2a_push", {"task_id": sent["task_id"], "push_id": "p"})):
         assert (await speaker.tell(alice, kind, **fields)).answer["code"] == "operator_required"
-    told = await speaker.tell(world.operator, "retry_a2a_push", task_id=sent["task_id"], push_id="other")
+    told = await speaker.tell(under_test.operator, "retry_a2a_push", task_id=sent["task_id"], push_id="other")
     assert told.answer["code"] == "unknown_push"
-    assert (await speaker.tell(world.operator, "a2a_pushes", limit=0)).answer["code"] == "invalid_limit"
+    assert (await speaker.tell(under_test.operator, "a2a_pushes", limit=0)).answer["code"] == "invalid_limit"

@@ -13,11 +13,11 @@ from covenant.doors.operator_api.peers import OPERATIONS
 from covenant.model.peers.delegation_messages import DelegationOffer
 from covenant.wire.ipc_frames import canonical_kind
 from tests.doors.clients import Http, Ipc
+from tests.doors.doors_under_test import EnrolledCaller as Caller
 from tests.doors.speakers import HttpSpeaker, Told
-from tests.doors.world import Actor as Caller
-from tests.e2e.peers.actors import Actor
-from tests.e2e.peers.cast import AGENTS
-from tests.e2e.peers.daemons import Node, until, world
+from tests.e2e.peers.agents import AGENTS
+from tests.e2e.peers.peer_daemons import Node, open_peer_daemons, until
+from tests.e2e.peers.scripted_peer import ScriptedPeer
 from tests.places import short_folder
 
 NOBODY = "frd1_" + "a" * 40
@@ -59,7 +59,7 @@ class Door:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    with short_folder() as folder, world(folder) as made:
+    with short_folder() as folder, open_peer_daemons(folder) as made:
         yield made.node("node", AGENTS, silence_ms=200, status_interval_ms=100)
 
 
@@ -69,14 +69,14 @@ def door(request: pytest.FixtureRequest, node: Node) -> Door:
 
 
 @pytest.fixture
-def peer(node: Node) -> Iterator[Actor]:
-    with Actor(f"p{uuid4().hex[:8]}") as actor:
+def peer(node: Node) -> Iterator[ScriptedPeer]:
+    with ScriptedPeer(f"p{uuid4().hex[:8]}") as actor:
         actor.known_to(node)
         yield actor
 
 
 async def test_peers_are_added_listed_shown_changed_and_removed(door: Door) -> None:
-    with Actor(f"p{uuid4().hex[:8]}") as other:
+    with ScriptedPeer(f"p{uuid4().hex[:8]}") as other:
         added = await door.ask("add_peer", url=other.url, name=other.name)
         assert (added["kind"], added["peer"]["id"], added["peer"]["trustLevel"]) == ("peer", other.id, "verified")
         listed = await door.ask("list_peers", trustLevel="verified", limit=100)
@@ -98,7 +98,7 @@ async def test_peers_are_added_listed_shown_changed_and_removed(door: Door) -> N
         assert removed == {"kind": "peer_removed", "id": other.id, "name": other.name}
 
 
-async def test_what_there_is_can_be_asked_for(door: Door, peer: Actor) -> None:
+async def test_what_there_is_can_be_asked_for(door: Door, peer: ScriptedPeer) -> None:
     theirs = await door.ask("peer_capabilities", peerId=peer.name)
     assert (theirs["kind"], theirs["peer"]) == ("peer_capabilities", peer.name)
     assert [each["name"] for each in theirs["capabilities"]["profiles"]] == ["researcher"]
@@ -109,7 +109,7 @@ async def test_what_there_is_can_be_asked_for(door: Door, peer: Actor) -> None:
     assert (found["kind"], found["discovered"]) == ("peers_discovered", [])
 
 
-async def test_a_delegation_can_be_made_followed_and_proven(door: Door, peer: Actor) -> None:
+async def test_a_delegation_can_be_made_followed_and_proven(door: Door, peer: ScriptedPeer) -> None:
     begun = await door.ask("delegate", task="find it", profile="researcher", peerId=peer.name)
     assert (begun["kind"], begun["peerId"], begun["remote"]) == ("delegated", peer.id, True)
     made = begun["delegationId"]
@@ -129,7 +129,9 @@ async def test_a_delegation_can_be_made_followed_and_proven(door: Door, peer: Ac
     assert (messages["kind"], [each["offerId"] for each in messages["messages"]]) == ("peer_messages", [made])
 
 
-async def test_a_look_at_a_delegation_waits_for_the_next_move_or_for_the_outcome(door: Door, peer: Actor) -> None:
+async def test_a_look_at_a_delegation_waits_for_the_next_move_or_for_the_outcome(
+    door: Door, peer: ScriptedPeer
+) -> None:
     made = (await door.ask("delegate", task="find it", profile="researcher", peerId=peer.name))["delegationId"]
     offer = await asyncio.to_thread(peer.until, DelegationOffer, lambda it: it.offer_id == made)
     before = await door.ask("show_delegation", delegationId=made, waitMs=1)
@@ -149,7 +151,7 @@ async def test_a_look_at_a_delegation_waits_for_the_next_move_or_for_the_outcome
     assert await door.refused("show_delegation", delegationId=made, waitMs=10**9) == "invalid_wait"
 
 
-async def test_a_lost_delegation_can_be_offered_again_given_up_or_cancelled(door: Door, peer: Actor) -> None:
+async def test_a_lost_delegation_can_be_offered_again_given_up_or_cancelled(door: Door, peer: ScriptedPeer) -> None:
     made = (await door.ask("delegate", task="?", profile="researcher", peerId=peer.name))["delegationId"]
     door.node.stands(made, "lost")
     again = await door.ask("offer_again", delegationId=made)

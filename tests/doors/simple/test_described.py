@@ -11,7 +11,7 @@ import pytest
 from covenant.daemon.wiring.doors import TENANT_DESCRIBED
 from covenant.doors.simple import CODES, A2ATask, A2ATaskSendRequest
 from tests.doors.http.test_openapi import DOCUMENT, problems, resolve
-from tests.doors.simple.stage import echo, stage
+from tests.doors.simple.simple_under_test import echo, open_simple
 
 PAGE = Path(__file__).parents[3].joinpath("docs", "formats", "simple-http.md").read_text(encoding="utf-8")
 REQUEST, TASK = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
@@ -26,7 +26,7 @@ def described(path: str, method: str, status: int, kind: str = "application/json
 
 
 async def test_every_answer_of_these_doors_is_as_described(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         sent = await s.send({"message": "Hello", "skill": "unheard-of"})
         task = sent.json()
         done = await s.ended(task["id"])

@@ -16,25 +16,25 @@ from covenant.model.agent_definition import AgentDefinition
 from covenant.model.content import Text
 from covenant.model.ids import TaskId
 from covenant.model.task import Result
-from tests.doors.simple.stage import TOKEN, Patient, Stage, echo, stage, text_of
+from tests.doors.simple.simple_under_test import TOKEN, Patient, SimpleUnderTest, echo, open_simple, text_of
 from tests.waits import BOUND_S
 
 
 async def test_a_task_is_still_known_after_a_restart(tmp_path: Path) -> None:
     patient = Patient("second")
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         finished = await s.ended((await s.sent("Hello"))["id"])
-    async with stage(tmp_path, echo(project=""), patient.agent) as s:
+    async with open_simple(tmp_path, echo(project=""), patient.agent) as s:
         assert (await s.get(finished["id"])).json() == finished
         running = await s.sent("go")
         await asyncio.wait_for(patient.spoke.wait(), BOUND_S)
-    async with stage(tmp_path) as s:
+    async with open_simple(tmp_path) as s:
         assert (await s.get(finished["id"])).json() == finished
         assert (await s.get(running["id"])).json()["state"] == "working"
 
 
 async def test_another_tenants_task_is_not_found(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         stranger = await s.tenant("stranger")
         task = await s.ended((await s.sent())["id"])
         foreign = await s.get(task["id"], token=stranger)
@@ -48,7 +48,7 @@ async def test_another_tenants_task_is_not_found(tmp_path: Path) -> None:
 
 async def test_a_timeout_fails_the_task_and_stops_its_agent_and_nothing_is_said_afterwards(tmp_path: Path) -> None:
     patient = Patient()
-    async with stage(tmp_path, patient.agent) as s:
+    async with open_simple(tmp_path, patient.agent) as s:
         task = await s.sent("Hello", timeoutMs=5_000)
         await asyncio.wait_for(patient.spoke.wait(), BOUND_S)
         assert not (await s.later(4_999)).timed_out
@@ -64,11 +64,11 @@ async def test_a_timeout_fails_the_task_and_stops_its_agent_and_nothing_is_said_
 
 async def test_a_timeout_holds_across_a_restart(tmp_path: Path) -> None:
     patient = Patient()
-    async with stage(tmp_path, patient.agent) as s:
+    async with open_simple(tmp_path, patient.agent) as s:
         task = await s.sent("Hello", timeoutMs=5_000)
         await asyncio.wait_for(patient.spoke.wait(), BOUND_S)
         clock = s.clock
-    async with stage(tmp_path, clock=clock) as s:
+    async with open_simple(tmp_path, clock=clock) as s:
         await s.later(5_000)
         failed = await s.ended(task["id"])
         assert (failed["state"], text_of(failed)) == ("failed", "Task timed out")
@@ -82,13 +82,13 @@ async def test_a_program_that_cannot_be_started_fails_the_task(tmp_path: Path) -
     missing = AgentDefinition(
         id="missing", kind="process", command=(str(tmp_path / "not-there"),), default_project="work"
     )
-    async with stage(tmp_path / "home", missing) as s:
+    async with open_simple(tmp_path / "home", missing) as s:
         failed = await s.ended((await s.sent())["id"])
         assert (failed["state"], text_of(failed)) == ("failed", "the agent could not be started")
 
 
 async def test_a_task_that_nobody_begins_fails_when_its_time_is_over(tmp_path: Path) -> None:
-    async with stage(tmp_path, AgentDefinition(id="absent", kind="worker", default_project="work")) as s:
+    async with open_simple(tmp_path, AgentDefinition(id="absent", kind="worker", default_project="work")) as s:
         task = await s.sent("Hello", timeoutMs=5_000)
         assert task["state"] == "submitted"
         await s.later(5_000)
@@ -97,7 +97,7 @@ async def test_a_task_that_nobody_begins_fails_when_its_time_is_over(tmp_path: P
 
 
 async def test_a_worker_from_outside_takes_the_task_and_its_result_is_the_answer(tmp_path: Path) -> None:
-    async with stage(tmp_path, AgentDefinition(id="outside", kind="worker", default_project="work")) as s:
+    async with open_simple(tmp_path, AgentDefinition(id="outside", kind="worker", default_project="work")) as s:
         task = await s.sent("Hello")
         worker = s.catalogue.identity("default", "outside")
         (leased,) = (await s.ledger.commit(Take(holder=worker, recipient=worker.pubkey))).tasks
@@ -124,7 +124,7 @@ async def test_a_worker_from_outside_takes_the_task_and_its_result_is_the_answer
 async def test_whatever_a_program_says_its_first_end_is_the_end(
     tmp_path: Path, code: str, state: str, said: str | None
 ) -> None:
-    async with stage(tmp_path, program(code)) as s:
+    async with open_simple(tmp_path, program(code)) as s:
         task = await s.ended((await s.sent())["id"])
         assert task["state"] == state
         if said is None:
@@ -135,7 +135,7 @@ async def test_whatever_a_program_says_its_first_end_is_the_end(
 
 async def test_what_waits_for_an_approval_is_told_as_working_and_fails_when_nobody_answers(tmp_path: Path) -> None:
     asking = program('print(\'{"type": "approval_request", "text": "May I?"}\')')
-    async with stage(tmp_path, asking) as s:
+    async with open_simple(tmp_path, asking) as s:
         task = await s.sent("Hello", timeoutMs=5_000)
         with s.ledger.watch(TaskId(task["id"])) as watch:
             while text_or_nothing(shown := (await s.get(task["id"])).json()) != "May I?":
@@ -157,7 +157,7 @@ async def test_what_was_canceled_or_rejected_is_told_as_failed(tmp_path: Path) -
     async def refuse(turn: Any) -> Any:
         return turn.reject("not this")
 
-    async with stage(tmp_path, patient.agent, picky) as s:
+    async with open_simple(tmp_path, patient.agent, picky) as s:
         task = await s.sent()
         assert (await s.ask("POST", f"/v1/requests/{task['id']}/cancel")).status_code == 200
         assert (await s.ended(task["id"]))["state"] == "failed"
@@ -167,7 +167,7 @@ async def test_what_was_canceled_or_rejected_is_told_as_failed(tmp_path: Path) -
 
 async def test_what_an_agent_has_said_so_far_is_shown_while_it_works(tmp_path: Path) -> None:
     patient = Patient()
-    async with stage(tmp_path, patient.agent) as s:
+    async with open_simple(tmp_path, patient.agent) as s:
         task = await s.sent("Hello")
         with s.ledger.watch(TaskId(task["id"])) as watch:
             while not text_or_nothing(shown := (await s.get(task["id"])).json()):
@@ -187,7 +187,7 @@ async def test_only_what_can_be_said_in_text_is_told(tmp_path: Path) -> None:
         yield turn.file("picture.png", b"\x89PNG")
         yield turn.data({"answer": 42})
 
-    async with stage(tmp_path, agent) as s:
+    async with open_simple(tmp_path, agent) as s:
         done = await s.ended((await s.sent("Hello"))["id"])
         assert done["state"] == "completed"
         assert all(part["type"] == "text" for message in done["messages"] for part in message["parts"])
@@ -196,7 +196,7 @@ async def test_only_what_can_be_said_in_text_is_told(tmp_path: Path) -> None:
 async def test_a_task_of_another_door_is_not_shown_here_and_one_of_this_door_is_shown_everywhere(
     tmp_path: Path,
 ) -> None:
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         ask = ask_of(s)
         sent = SendMessage(message=Message(message_id="m", parts=(Text("Hello"),)))
         view = await s.conversations.send(ask, sent)
@@ -206,7 +206,7 @@ async def test_a_task_of_another_door_is_not_shown_here_and_one_of_this_door_is_
         assert (shown["origin"], shown["state"], shown["agent_id"]) == ("simple", "completed", "echo")
 
 
-def ask_of(s: Stage) -> A2ARequest:
+def ask_of(s: SimpleUnderTest) -> A2ARequest:
     caller, agent = s.tenancy.recognise(TOKEN), s.catalogue.agent("default", "echo")
     assert caller is not None
     assert agent is not None

@@ -9,11 +9,11 @@ import pytest
 from covenant.model.agent_definition import AgentDefinition, Skill
 from covenant.model.settings import A2aSettings
 from covenant.model.task_event import Began
-from tests.doors.simple.stage import TOKEN, echo, stage, text_of
+from tests.doors.simple.simple_under_test import TOKEN, echo, open_simple, text_of
 
 
 async def test_a_text_is_accepted_and_answered_in_the_documented_shape(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         task = await s.sent("Hello")
         assert list(task) == ["id", "state", "messages", "sessionId", "createdAt", "updatedAt"]
         assert task["state"] == "working"
@@ -42,7 +42,7 @@ async def test_a_text_is_accepted_and_answered_in_the_documented_shape(tmp_path:
 async def test_params_count_as_a_whole_and_depth_may_stand_beside_them(
     tmp_path: Path, body: dict[str, Any], text: str, depth: int, timeout_ms: int
 ) -> None:
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         response = await s.send(body)
         assert response.status_code == 200
         (row,) = await s.ledger.of_tenant("default", 10)
@@ -81,7 +81,7 @@ BAD = [
 
 @pytest.mark.parametrize("body", BAD, ids=range(len(BAD)))
 async def test_what_cannot_be_read_is_refused_and_leaves_nothing(tmp_path: Path, body: bytes) -> None:
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         response = await s.ask("POST", "/a2a/tasks/send", content=body)
         assert response.status_code == 400, response.text
         assert response.json().keys() == {"error", "code"}
@@ -90,7 +90,7 @@ async def test_what_cannot_be_read_is_refused_and_leaves_nothing(tmp_path: Path,
 
 
 async def test_who_has_no_token_is_refused_before_anything_else(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         task = await s.sent()
         for token in (None, "wrong", "atr_" + "0" * 64):
             for method, path in (("POST", "/a2a/tasks/send"), ("GET", f"/a2a/tasks/{task['id']}")):
@@ -100,7 +100,7 @@ async def test_who_has_no_token_is_refused_before_anything_else(tmp_path: Path) 
 
 
 async def test_other_methods_are_told_which_there_are(tmp_path: Path) -> None:
-    async with stage(tmp_path) as s:
+    async with open_simple(tmp_path) as s:
         response = await s.ask("GET", "/a2a/tasks/send")
         assert (response.status_code, response.headers["allow"]) == (405, "POST")
         assert response.json() == {"error": "this path takes POST", "code": "METHOD_NOT_ALLOWED"}
@@ -108,7 +108,7 @@ async def test_other_methods_are_told_which_there_are(tmp_path: Path) -> None:
 
 
 async def test_without_an_agent_that_has_a_project_there_is_nobody_to_ask(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo(project="")) as s:
+    async with open_simple(tmp_path, echo(project="")) as s:
         response = await s.send({"message": "Hello"})
         assert response.status_code == 404
         assert response.json() == {"error": "Agent with default project not found", "code": "NOT_FOUND"}
@@ -121,7 +121,7 @@ async def test_a_body_over_the_cap_is_refused_with_and_without_its_length(tmp_pa
         for start in range(0, len(large), 1 << 16):
             yield large[start : start + (1 << 16)]
 
-    async with stage(tmp_path, echo()) as s:
+    async with open_simple(tmp_path, echo()) as s:
         for content in (large, chunks()):
             response = await s.ask("POST", "/a2a/tasks/send", content=content)
             assert (response.status_code, response.json()["code"]) == (413, "PAYLOAD_TOO_LARGE")
@@ -132,7 +132,7 @@ RATE = A2aSettings(inbound_rate_per_min=5)
 
 
 async def test_a_credential_sends_five_in_any_minute_whatever_it_calls_itself(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo(), settings=RATE) as s:
+    async with open_simple(tmp_path, echo(), settings=RATE) as s:
         other = await s.tenant("other")
         s.resident(echo(), "other")
         for number in range(5):
@@ -151,7 +151,7 @@ async def test_a_credential_sends_five_in_any_minute_whatever_it_calls_itself(tm
 
 
 async def test_reading_costs_nothing_of_the_rate(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo(), settings=RATE) as s:
+    async with open_simple(tmp_path, echo(), settings=RATE) as s:
         task = await s.sent()
         for _ in range(20):
             assert (await s.get(task["id"])).status_code == 200
@@ -161,7 +161,7 @@ async def test_reading_costs_nothing_of_the_rate(tmp_path: Path) -> None:
 async def test_what_has_come_through_too_many_hands_is_refused_and_costs_nothing_of_the_rate(
     tmp_path: Path, depth: int
 ) -> None:
-    async with stage(tmp_path, echo(), settings=RATE) as s:
+    async with open_simple(tmp_path, echo(), settings=RATE) as s:
         for _ in range(10):
             response = await s.send({"message": "Hello", "depth": depth})
             assert response.status_code == 400
@@ -171,7 +171,7 @@ async def test_what_has_come_through_too_many_hands_is_refused_and_costs_nothing
 
 
 async def test_the_chain_of_calls_goes_along_in_headers_and_ends_where_it_would_close(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo(), settings=RATE) as s:
+    async with open_simple(tmp_path, echo(), settings=RATE) as s:
         me = s.catalogue.identity("default", "echo").pubkey
         for _ in range(10):
             response = await s.send({"message": "Hello"}, headers={"covenant-chain": f"a,{me},b"})
@@ -194,7 +194,7 @@ async def test_a_skill_chooses_the_agent_that_has_it_and_one_that_nobody_has_is_
     tmp_path: Path,
 ) -> None:
     stranger = echo("stranger", project="", skills=["paint"])
-    async with stage(tmp_path, echo("first"), echo("second", skills=["translate"]), stranger) as s:
+    async with open_simple(tmp_path, echo("first"), echo("second", skills=["translate"]), stranger) as s:
         for skill, agent, ignored in (
             ("translate", "second", None),
             ("chat", "first", None),
@@ -209,7 +209,7 @@ async def test_a_skill_chooses_the_agent_that_has_it_and_one_that_nobody_has_is_
 
 
 async def test_the_oldest_agent_that_has_a_project_gets_the_task_whichever_was_changed_last(tmp_path: Path) -> None:
-    async with stage(tmp_path) as s:
+    async with open_simple(tmp_path) as s:
         caller = s.tenancy.recognise(TOKEN)
         assert caller is not None
         for name, project in (("none", ""), ("older", "p"), ("newer", "p")):

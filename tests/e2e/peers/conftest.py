@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.e2e.peers.cast import AGENTS, FINDER
-from tests.e2e.peers.daemons import Node, World, introduce, world
+from tests.e2e.peers.agents import AGENTS, FINDER
+from tests.e2e.peers.peer_daemons import Node, PeerDaemons, introduce, open_peer_daemons
 from tests.e2e.peers.proxy import Proxy
 from tests.places import short_folder
 
 
 class Pair(NamedTuple):
-    world: World
+    daemons: PeerDaemons
     alice: Node
     bob: Node
     to_bob: Proxy
@@ -34,7 +34,7 @@ def pair() -> Iterator[Pair]:
         "slots": 50,
         "slots_per_peer": 50,
     }
-    with short_folder() as folder, world(folder) as made:
+    with short_folder() as folder, open_peer_daemons(folder) as made:
         alice = made.node("alice", AGENTS, **plenty)
         bob = made.node("bob", AGENTS + FINDER, **plenty)
         to_bob, to_alice = made.proxy(bob), made.proxy(alice)

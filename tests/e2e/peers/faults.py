@@ -10,9 +10,9 @@ from uuid import uuid4
 from covenant.ledger.embedded.open import open_ledger
 from covenant.model.peers.delegation import Delegation, DelegationRole
 from covenant.model.peers.instance import InstanceId
-from tests.e2e.peers.cast import AGENTS
-from tests.e2e.peers.daemons import Node, World, introduce, until, world
+from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.gate import Gate
+from tests.e2e.peers.peer_daemons import Node, PeerDaemons, introduce, open_peer_daemons, until
 from tests.places import short_folder
 
 STEADY: Final = '''
@@ -41,7 +41,7 @@ PLENTY: Final[dict[str, Any]] = {
 class Two(NamedTuple):
     """Alice asks, bob works."""
 
-    world: World
+    daemons: PeerDaemons
     alice: Node
     bob: Node
     to_bob: Gate
@@ -54,7 +54,7 @@ class Two(NamedTuple):
 
     def begun(self, name: str, profile: str = "steady") -> int:
         """How often work on it has begun."""
-        return self.world.lines("runs").count(f"bob {profile} {name}")
+        return self.daemons.lines("runs").count(f"bob {profile} {name}")
 
     def work(self, offered: str) -> dict[str, Any]:
         """Bob's record of it, of which there is one, once there is."""
@@ -98,7 +98,7 @@ def two(
     alice: dict[str, Any] | None = None, bob: dict[str, Any] | None = None, *, met: bool = True, agents: str = ""
 ) -> Iterator[Two]:
     """`alice`, `bob`: settings of `[peers]`. `met`: they know each other, through the gates."""
-    with short_folder() as folder, world(folder) as made:
+    with short_folder() as folder, open_peer_daemons(folder) as made:
         source = AGENTS + STEADY + agents
         asking = made.node("alice", source, **(PLENTY | (alice or {})))
         working = made.node("bob", source, **(PLENTY | (bob or {})))

@@ -17,9 +17,9 @@ from covenant.model.peers.instance import InstanceId
 from covenant.seal.identity import InstanceIdentity
 from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import new_challenge
-from tests.e2e.peers.actors import Actor, envelopes_in, header_of, now_ms, packed, rewritten, unpacked
 from tests.e2e.peers.conftest import Pair
-from tests.e2e.peers.daemons import Answer, Node
+from tests.e2e.peers.peer_daemons import Answer, Node
+from tests.e2e.peers.scripted_peer import ScriptedPeer, envelopes_in, header_of, now_ms, packed, rewritten, unpacked
 
 MINUTE_MS: Final = 60_000
 REFUSED: Final = b'{"error":"this envelope is not accepted; the protocol\'s version spoken here is 2","code":"refused"}'
@@ -35,9 +35,9 @@ def address() -> str:
 
 
 @pytest.fixture(scope="module")
-def mallory(pair: Pair) -> Iterator[Actor]:
+def mallory(pair: Pair) -> Iterator[ScriptedPeer]:
     """A peer of bob's, which turns against it."""
-    with Actor(f"mallory-{uuid4().hex[:8]}") as actor:
+    with ScriptedPeer(f"mallory-{uuid4().hex[:8]}") as actor:
         actor.known_to(pair.bob)
         yield actor
 
@@ -80,14 +80,16 @@ FAULTS: Final[dict[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("code", FAULTS)
-def test_a_peers_envelope_that_is_wrong_is_refused_with_its_own_code(pair: Pair, mallory: Actor, code: str) -> None:
+def test_a_peers_envelope_that_is_wrong_is_refused_with_its_own_code(
+    pair: Pair, mallory: ScriptedPeer, code: str
+) -> None:
     changes = {name: now_ms() + value if name in ("iat", "exp") else value for name, value in FAULTS[code].items()}
     answer = pair.bob.receive(mallory.envelope(pair.bob, **changes))
     assert (answer.status, answer.code) == (400, code)
     noted(pair.bob, peer=mallory.id, code=code)
 
 
-def test_a_peers_envelope_is_taken_once_and_its_replay_refused(pair: Pair, mallory: Actor) -> None:
+def test_a_peers_envelope_is_taken_once_and_its_replay_refused(pair: Pair, mallory: ScriptedPeer) -> None:
     envelope = mallory.envelope(pair.bob)
     assert pair.bob.receive(envelope).status == 200
     for _ in range(2):
@@ -97,10 +99,10 @@ def test_a_peers_envelope_is_taken_once_and_its_replay_refused(pair: Pair, mallo
 
 
 def test_an_offer_recorded_on_the_line_begins_nothing_when_it_is_sent_again(pair: Pair, recorded: bytes) -> None:
-    runs = pair.world.lines("runs")
+    runs = pair.daemons.lines("runs")
     answer = pair.bob.receive(recorded)
     assert (answer.status, answer.code) == (409, "replayed")
-    assert pair.world.lines("runs") == runs
+    assert pair.daemons.lines("runs") == runs
 
 
 def test_a_replay_is_refused_after_a_crash_too(pair: Pair, recorded: bytes) -> None:
@@ -111,7 +113,7 @@ def test_a_replay_is_refused_after_a_crash_too(pair: Pair, recorded: bytes) -> N
 
 
 def test_a_peer_that_signs_anothers_letter_as_its_own_has_nothing_of_it(
-    pair: Pair, mallory: Actor, recorded: bytes
+    pair: Pair, mallory: ScriptedPeer, recorded: bytes
 ) -> None:
     stolen = rewritten(
         recorded,
@@ -133,7 +135,7 @@ RESIGNED: Final[dict[str, Callable[[], dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("field", RESIGNED)
 def test_a_header_that_was_changed_and_signed_anew_does_not_open_the_letter(
-    pair: Pair, mallory: Actor, field: str
+    pair: Pair, mallory: ScriptedPeer, field: str
 ) -> None:
     cancel = DelegationCancel(offer_id=str(uuid4()))
     sealed = mallory.envelope(pair.bob, cancel, seq=1)
@@ -167,26 +169,32 @@ def test_a_letter_with_a_changed_body_is_refused(pair: Pair, recorded: bytes, ad
     told_nothing(pair.bob, packed(**parts), address, "bad_signature")
 
 
-def test_a_letter_signed_with_another_key_than_it_shows_is_refused(pair: Pair, mallory: Actor, address: str) -> None:
+def test_a_letter_signed_with_another_key_than_it_shows_is_refused(
+    pair: Pair, mallory: ScriptedPeer, address: str
+) -> None:
     told_nothing(
         pair.bob, mallory.envelope(pair.bob, signer=InstanceIdentity(new_private_key())), address, "bad_signature"
     )
 
 
-def test_a_letter_that_shows_a_key_that_is_not_the_senders_is_refused(pair: Pair, mallory: Actor, address: str) -> None:
-    with Actor("nobody") as nobody:
+def test_a_letter_that_shows_a_key_that_is_not_the_senders_is_refused(
+    pair: Pair, mallory: ScriptedPeer, address: str
+) -> None:
+    with ScriptedPeer("nobody") as nobody:
         claimed: dict[str, Any] = {"from": mallory.id}
         forged = nobody.envelope(pair.bob, **claimed)
         told_nothing(pair.bob, forged, address, "header_mismatch")
 
 
 @pytest.mark.parametrize("version", [0, 1, 3])
-def test_another_version_is_refused_even_from_a_peer(pair: Pair, mallory: Actor, address: str, version: int) -> None:
+def test_another_version_is_refused_even_from_a_peer(
+    pair: Pair, mallory: ScriptedPeer, address: str, version: int
+) -> None:
     told_nothing(pair.bob, mallory.envelope(pair.bob, v=version), address, "version_not_supported")
 
 
 @pytest.mark.parametrize("suite", ["none", "", "X25519-HKDF-SHA256-AES128GCM-Ed25519"])
-def test_another_suite_is_refused_even_from_a_peer(pair: Pair, mallory: Actor, address: str, suite: str) -> None:
+def test_another_suite_is_refused_even_from_a_peer(pair: Pair, mallory: ScriptedPeer, address: str, suite: str) -> None:
     told_nothing(pair.bob, mallory.envelope(pair.bob, suite=suite), address, "suite_not_supported")
 
 
@@ -197,7 +205,7 @@ def test_a_daemons_own_letter_that_comes_back_is_refused(pair: Pair, recorded: b
 
 
 def test_a_stranger_whose_letter_is_in_order_hears_what_every_stranger_hears(pair: Pair, address: str) -> None:
-    with Actor("stranger") as stranger:
+    with ScriptedPeer("stranger") as stranger:
         answer = told_nothing(pair.bob, stranger.envelope(pair.bob), address, "unknown_sender")
         garbage = pair.bob.receive(b"not an envelope at all", source=address)
         polled = pair.bob.receive(stranger.envelope(pair.bob), source=address, at="poll")
@@ -207,7 +215,7 @@ def test_a_stranger_whose_letter_is_in_order_hears_what_every_stranger_hears(pai
 
 
 def test_a_peer_that_was_denied_is_a_stranger_again_until_it_is_allowed(pair: Pair, address: str) -> None:
-    with Actor(f"dora-{uuid4().hex[:8]}") as dora:
+    with ScriptedPeer(f"dora-{uuid4().hex[:8]}") as dora:
         dora.known_to(pair.bob)
         assert pair.bob.receive(dora.envelope(pair.bob)).status == 200
         pair.bob.ask("PATCH", f"/peers/{dora.name}", {"denied": True})
@@ -226,7 +234,7 @@ def test_a_letter_larger_than_any_envelope_is_refused_like_a_strangers(pair: Pai
     told_nothing(pair.bob, b"x" * (12 * 1024 * 1024), address, "too_large")
 
 
-def test_a_message_out_of_order_or_of_no_delegation_is_refused_to_the_peer(pair: Pair, mallory: Actor) -> None:
+def test_a_message_out_of_order_or_of_no_delegation_is_refused_to_the_peer(pair: Pair, mallory: ScriptedPeer) -> None:
     unknown = mallory.say(pair.bob, DelegationCancel(offer_id=str(uuid4())))
     assert unknown.status == 200, "it may be one that is not kept any more; nothing follows from it"
     unnumbered = pair.bob.receive(mallory.envelope(pair.bob, DelegationCancel(offer_id=str(uuid4()))))
@@ -242,7 +250,7 @@ def test_a_message_out_of_order_or_of_no_delegation_is_refused_to_the_peer(pair:
     assert pair.bob.receive(mallory.envelope(pair.bob, body=b"{}", typ="greeting")).code == "type_not_supported"
 
 
-def test_an_answer_that_nobody_asked_for_verifies_nobody(pair: Pair, mallory: Actor) -> None:
+def test_an_answer_that_nobody_asked_for_verifies_nobody(pair: Pair, mallory: ScriptedPeer) -> None:
     pair.bob.ask("PUT", f"/peers/{mallory.name}/trust", {"trustLevel": "peer"})
     try:
         answer = mallory.capabilities(InstanceId(pair.bob.id), new_challenge())
@@ -254,10 +262,10 @@ def test_an_answer_that_nobody_asked_for_verifies_nobody(pair: Pair, mallory: Ac
 
 
 def test_a_key_that_nobody_knows_cannot_be_told_from_one_that_is_known(
-    pair: Pair, mallory: Actor, address: str
+    pair: Pair, mallory: ScriptedPeer, address: str
 ) -> None:
     """A letter in a peer's name by somebody without its key is answered as one of nobody's."""
     forged = mallory.envelope(pair.bob, signer=InstanceIdentity(new_private_key()))
-    with Actor("stranger") as stranger:
+    with ScriptedPeer("stranger") as stranger:
         strange = pair.bob.receive(stranger.envelope(pair.bob), source=address)
     assert pair.bob.receive(forged, source=address).raw == strange.raw == REFUSED

@@ -9,9 +9,9 @@ import pytest
 from covenant.cli.peers import peers as group
 from covenant.model.peers.delegation_messages import DelegationOffer, DelegationReject, Profile
 from tests.cli.daemons import Daemon
-from tests.e2e.peers.actors import Actor
 from tests.e2e.peers.conftest import Pair
-from tests.e2e.peers.daemons import Node, until
+from tests.e2e.peers.peer_daemons import Node, until
+from tests.e2e.peers.scripted_peer import ScriptedPeer
 
 KINDS = {
     "accept-identity": "peer",
@@ -39,8 +39,8 @@ KINDS = {
 
 
 @pytest.fixture
-def pat(pair: Pair) -> Iterator[Actor]:
-    with Actor(f"pat-{uuid4().hex[:8]}") as actor:
+def pat(pair: Pair) -> Iterator[ScriptedPeer]:
+    with ScriptedPeer(f"pat-{uuid4().hex[:8]}") as actor:
         actor.known_to(pair.alice)
         yield actor
 
@@ -76,7 +76,7 @@ def test_peers_are_listed_and_shown(pair: Pair) -> None:
 
 
 def test_a_peer_is_added_and_removed(pair: Pair) -> None:
-    with Actor("quinn") as quinn:
+    with ScriptedPeer("quinn") as quinn:
         added = pair.alice.run("peers", "add", quinn.url, "--name", "quinn", "--id", quinn.id)
         assert (added.code, f"quinn  {quinn.id}  verified" in added.out) == (0, True), added
         said = pair.alice.run("peers", "remove", "quinn")
@@ -111,7 +111,7 @@ def test_what_cannot_be_done_is_said_and_the_exit_code_says_so_too(pair: Pair) -
         assert code in (None, told.json["code"])
 
 
-def test_trust_denial_limits_and_tokens_are_an_operators_word(pair: Pair, pat: Actor) -> None:
+def test_trust_denial_limits_and_tokens_are_an_operators_word(pair: Pair, pat: ScriptedPeer) -> None:
     alice = pair.alice
     assert "trusted" in both(alice, "trust", pat.name)[0]
     assert " peer " in both(alice, "trust", pat.name, "peer")[0]
@@ -164,7 +164,7 @@ def test_a_delegation_is_made_watched_proven_and_listed(pair: Pair) -> None:
     assert '"providerKey"' in both(pair.alice, "proof", made)[0]
 
 
-def test_a_delegation_is_begun_without_waiting_and_cancelled(pair: Pair, pat: Actor) -> None:
+def test_a_delegation_is_begun_without_waiting_and_cancelled(pair: Pair, pat: ScriptedPeer) -> None:
     begun = pair.alice.run("peers", "delegate", "researcher", "take your time", "--peer", pat.name, "--no-wait")
     made = begun.out.strip()
     pat.until(DelegationOffer, lambda offer: offer.offer_id == made)
@@ -177,7 +177,7 @@ def test_a_delegation_is_begun_without_waiting_and_cancelled(pair: Pair, pat: Ac
     assert pair.alice.delegation(answer["delegationId"])["delegation"]["state"] in ("cancelling", "cancelled")
 
 
-def test_what_a_peer_made_up_cannot_paint_on_the_operators_screen(pair: Pair, pat: Actor) -> None:
+def test_what_a_peer_made_up_cannot_paint_on_the_operators_screen(pair: Pair, pat: ScriptedPeer) -> None:
     made_up = "[/oops][red]:bomb:\x1b[2J"
     pat.profiles = (Profile(name=made_up, description=made_up, max_token_budget=5),)
     pair.alice.post(f"/peers/{pat.name}/verify")

@@ -18,22 +18,22 @@ from covenant.model.peers.delegation_messages import (
 from covenant.model.peers.instance import InstanceId
 from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import sign_proof
-from tests.e2e.peers.actors import Actor, now_ms
 from tests.e2e.peers.conftest import Pair
-from tests.e2e.peers.daemons import Node, until
+from tests.e2e.peers.peer_daemons import Node, until
+from tests.e2e.peers.scripted_peer import ScriptedPeer, now_ms
 
 BUDGET = 100
 
 
 @pytest.fixture
-def carl(pair: Pair) -> Iterator[Actor]:
+def carl(pair: Pair) -> Iterator[ScriptedPeer]:
     """A verified peer of alice's that offers `researcher`."""
-    with Actor(f"carl-{uuid4().hex[:8]}") as actor:
+    with ScriptedPeer(f"carl-{uuid4().hex[:8]}") as actor:
         actor.known_to(pair.alice)
         yield actor
 
 
-def asked(alice: Node, carl: Actor) -> DelegationOffer:
+def asked(alice: Node, carl: ScriptedPeer) -> DelegationOffer:
     """What carl hears once alice has delegated to it."""
     offered = alice.delegate("find it", "researcher", carl.name, maxTokenBudget=BUDGET)
     return carl.until(DelegationOffer, lambda offer: offer.offer_id == offered)
@@ -47,7 +47,7 @@ def report(offer: DelegationOffer, seq: int = 1, **more: Any) -> StatusReport:
     return StatusReport(offer_id=offer.offer_id, delegation_id=offer.offer_id, seq=seq, status="running", **more)
 
 
-def test_an_honest_provider_of_another_make_is_understood(pair: Pair, carl: Actor) -> None:
+def test_an_honest_provider_of_another_make_is_understood(pair: Pair, carl: ScriptedPeer) -> None:
     offer = asked(pair.alice, carl)
     assert (offer.task, offer.max_token_budget, offer.via) == ("find it", BUDGET, (pair.alice.id,))
     assert carl.accept(pair.alice, offer, max_token_budget=60).status == 200
@@ -59,7 +59,7 @@ def test_an_honest_provider_of_another_make_is_understood(pair: Pair, carl: Acto
     assert (ended["result"], ended["delegation"]["proven"], ended["delegation"]["overspent"]) == ("done", True, False)
 
 
-def test_a_result_that_cost_more_than_agreed_is_not_a_success(pair: Pair, carl: Actor) -> None:
+def test_a_result_that_cost_more_than_agreed_is_not_a_success(pair: Pair, carl: ScriptedPeer) -> None:
     offer = asked(pair.alice, carl)
     carl.accept(pair.alice, offer)
     carl.say(pair.alice, carl.result(offer, pair.alice.id, used=BUDGET + 1))
@@ -71,7 +71,7 @@ def test_a_result_that_cost_more_than_agreed_is_not_a_success(pair: Pair, carl: 
     assert pair.alice.task(offer.offer_id)["a2a_state"] == "failed"
 
 
-def test_a_provider_that_reports_more_than_agreed_is_told_to_stop(pair: Pair, carl: Actor) -> None:
+def test_a_provider_that_reports_more_than_agreed_is_told_to_stop(pair: Pair, carl: ScriptedPeer) -> None:
     offer = asked(pair.alice, carl)
     carl.accept(pair.alice, offer)
     carl.say(pair.alice, report(offer, token_usage=usage(BUDGET + 50)))
@@ -83,7 +83,7 @@ def test_a_provider_that_reports_more_than_agreed_is_told_to_stop(pair: Pair, ca
     assert pair.alice.task(offer.offer_id)["a2a_state"] == "failed"
 
 
-def test_what_was_agreed_binds_even_if_more_was_offered(pair: Pair, carl: Actor) -> None:
+def test_what_was_agreed_binds_even_if_more_was_offered(pair: Pair, carl: ScriptedPeer) -> None:
     offer = asked(pair.alice, carl)
     carl.accept(pair.alice, offer, max_token_budget=20)
     carl.say(pair.alice, carl.result(offer, pair.alice.id, used=21))
@@ -92,7 +92,7 @@ def test_what_was_agreed_binds_even_if_more_was_offered(pair: Pair, carl: Actor)
 
 @pytest.mark.parametrize("more", [{"max_token_budget": BUDGET + 1}, {"timeout": 600_000}], ids=["tokens", "time"])
 def test_a_provider_that_takes_more_than_was_offered_is_told_to_stop(
-    pair: Pair, carl: Actor, more: dict[str, int]
+    pair: Pair, carl: ScriptedPeer, more: dict[str, int]
 ) -> None:
     offer = asked(pair.alice, carl)
     carl.accept(pair.alice, offer, **more)
@@ -128,7 +128,9 @@ def proven_by(private_key: bytes, offer: DelegationOffer, result: DelegationResu
         ("no proof", "missing"),
     ],
 )
-def test_a_result_whose_proof_does_not_hold_is_not_a_success(pair: Pair, carl: Actor, lie: str, broken: str) -> None:
+def test_a_result_whose_proof_does_not_hold_is_not_a_success(
+    pair: Pair, carl: ScriptedPeer, lie: str, broken: str
+) -> None:
     offer, us = asked(pair.alice, carl), pair.alice.id
     carl.accept(pair.alice, offer)
     honest, change = carl.result(offer, us), msgspec.structs.replace
@@ -151,7 +153,7 @@ def test_a_result_whose_proof_does_not_hold_is_not_a_success(pair: Pair, carl: A
     assert pair.alice.task(offer.offer_id)["a2a_state"] == "failed"
 
 
-def test_somebody_on_the_way_cannot_say_that_a_peer_has_taken_a_letter(pair: Pair, carl: Actor) -> None:
+def test_somebody_on_the_way_cannot_say_that_a_peer_has_taken_a_letter(pair: Pair, carl: ScriptedPeer) -> None:
     carl.signs_for = False
     offered = pair.alice.delegate("find it", "researcher", carl.name)
     waiting = until(lambda: pair.alice.peer(carl.name)["waiting"], lambda found: found.get("failure"))
@@ -161,10 +163,10 @@ def test_somebody_on_the_way_cannot_say_that_a_peer_has_taken_a_letter(pair: Pai
     pair.alice.post(f"/delegations/{offered}/cancel")
 
 
-def test_a_peer_cannot_answer_for_another(pair: Pair, carl: Actor) -> None:
+def test_a_peer_cannot_answer_for_another(pair: Pair, carl: ScriptedPeer) -> None:
     offer = asked(pair.alice, carl)
     carl.accept(pair.alice, offer)
-    with Actor(f"rival-{uuid4().hex[:8]}") as rival:
+    with ScriptedPeer(f"rival-{uuid4().hex[:8]}") as rival:
         rival.known_to(pair.alice)
         rival.say(pair.alice, rival.result(offer, pair.alice.id))
         carl.say(pair.alice, report(offer))
@@ -173,7 +175,7 @@ def test_a_peer_cannot_answer_for_another(pair: Pair, carl: Actor) -> None:
     assert pair.alice.ended(offer.offer_id)["result"] == "mine"
 
 
-def test_a_reject_ends_the_delegation_with_its_code_and_when_to_come_back(pair: Pair, carl: Actor) -> None:
+def test_a_reject_ends_the_delegation_with_its_code_and_when_to_come_back(pair: Pair, carl: ScriptedPeer) -> None:
     offer = asked(pair.alice, carl)
     carl.say(pair.alice, DelegationReject(offer_id=offer.offer_id, code="busy", reason="not now", retry_after=7_000))
     ended = pair.alice.ended(offer.offer_id)
@@ -181,12 +183,12 @@ def test_a_reject_ends_the_delegation_with_its_code_and_when_to_come_back(pair: 
     assert (ended["delegation"]["retryAfter"], ended["error"]) == (7_000, "busy: not now")
 
 
-def test_a_peer_that_speaks_another_version_is_refused_in_so_many_words(pair: Pair, carl: Actor) -> None:
+def test_a_peer_that_speaks_another_version_is_refused_in_so_many_words(pair: Pair, carl: ScriptedPeer) -> None:
     offer = asked(pair.alice, carl)
     carl.say(pair.alice, DelegationReject(offer_id=offer.offer_id, code="version", reason="too old", versions=(3,)))
     ended = pair.alice.ended(offer.offer_id)
     assert (ended["delegation"]["state"], ended["delegation"]["code"]) == ("rejected", "version")
-    with Actor(f"modern-{uuid4().hex[:8]}") as modern:
+    with ScriptedPeer(f"modern-{uuid4().hex[:8]}") as modern:
         modern.versions = (3,)
         added = pair.alice.post("/peers", {"url": modern.url, "name": modern.name})
         assert added["peer"]["trustLevel"] == "peer"
@@ -207,7 +209,9 @@ def test_an_agent_that_spends_more_than_was_agreed_is_stopped_by_its_own_side(pa
     until(lambda: pair.bob.task(theirs["id"])["a2a_state"], lambda state: state == "failed")
 
 
-def test_what_is_not_lost_can_be_cancelled_and_neither_offered_again_nor_given_up(pair: Pair, carl: Actor) -> None:
+def test_what_is_not_lost_can_be_cancelled_and_neither_offered_again_nor_given_up(
+    pair: Pair, carl: ScriptedPeer
+) -> None:
     offer = asked(pair.alice, carl)
     early = pair.alice.call("POST", f"/delegations/{offer.offer_id}/offer-again", {})
     assert early.status == 409

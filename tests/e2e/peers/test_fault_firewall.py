@@ -5,9 +5,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 import pytest
 
-from tests.e2e.peers.daemons import Node, until
 from tests.e2e.peers.faults import Two, two
 from tests.e2e.peers.gate import At, Gate, says
+from tests.e2e.peers.peer_daemons import Node, until
 
 Where = Literal["requester", "provider"]
 OFFER, ACCEPT, STATUS, RESULT, CANCEL = (
@@ -53,7 +53,7 @@ def test_a_delegation_comes_to_its_end_although_only_one_side_can_be_called(wall
     pair = walled.pair
     offered, name = pair.begin()
     pair.alice.stands(offered, "running")
-    pair.world.touch(name)
+    pair.daemons.touch(name)
     pair.agreed(offered, "completed")
     assert pair.begun(name) == 1
     carried = {str(header["typ"]) for passing in walled.line.passed for header in passing.carried}
@@ -76,12 +76,12 @@ def strike(walled: Walled, at: At) -> None:
         caught = walled.line.catch(at, says(typ))
         offered, name = pair.begin()
         if typ == RESULT:
-            pair.world.touch(name)
+            pair.daemons.touch(name)
         caught.until()
         walled.inside.kill()
         caught.lose()
         walled.inside.start()
-        pair.world.touch(name)
+        pair.daemons.touch(name)
         task = pair.agreed(offered, "completed")
         assert pair.begun(name) <= len(task["leases"]) <= (2 if walled.inside is pair.bob else 1)
 
@@ -116,7 +116,7 @@ def test_whoever_is_asked_can_be_killed_while_others_wait_for_its_answer(walled:
     offered, name = pair.begin()
     pair.alice.stands(offered, "running")
     walled.outside.kill()
-    pair.world.touch(name)
+    pair.daemons.touch(name)
     walled.outside.start()
     pair.agreed(offered, "completed")
 
@@ -126,7 +126,7 @@ def test_answers_to_polls_that_are_lost_cost_nothing(walled: Walled) -> None:
     loss = walled.line.lose("answer", lambda passing: any(typ in passing.types for typ in fetched))
     offered, name = pair.begin()
     loss.until(3)
-    pair.world.touch(name)
+    pair.daemons.touch(name)
     loss.over()
     pair.agreed(offered, "completed")
     assert pair.begun(name) == 1

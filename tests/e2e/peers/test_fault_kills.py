@@ -9,9 +9,9 @@ from typing import Final, Literal, NamedTuple
 
 import pytest
 
-from tests.e2e.peers.daemons import until
 from tests.e2e.peers.faults import Two, two
 from tests.e2e.peers.gate import At, says
+from tests.e2e.peers.peer_daemons import until
 
 
 class Message(NamedTuple):
@@ -64,7 +64,7 @@ def strike(pair: Two, message: Message, moment: str) -> None:
         caught = line.catch(at, says(message.typ))
         offered, name = pair.begin()
         if message.typ == "delegation_result":
-            pair.world.touch(name)
+            pair.daemons.touch(name)
     caught.until()
     for node in killed:
         node.kill()
@@ -72,7 +72,7 @@ def strike(pair: Two, message: Message, moment: str) -> None:
     for node in killed:
         node.start()
     if message.ends == "completed":
-        pair.world.touch(name)
+        pair.daemons.touch(name)
     task = pair.agreed(offered, message.ends)
     # What an agent had in its hands when its daemon died is begun again, and nothing else ever is.
     begun = pair.begun(name)

@@ -19,9 +19,9 @@ import pytest
 from covenant.model.ids import PublicKey
 from covenant.seal.identity import fingerprint
 from tests.cli.daemons import Daemon, covenant, said_until
-from tests.e2e.peers.cast import AGENTS
-from tests.e2e.peers.daemons import ENDED, QUICK, until
+from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.faults import STEADY
+from tests.e2e.peers.peer_daemons import ENDED, QUICK, until
 from tests.peers.discovery.zones import DOMAIN
 from tests.places import short_folder
 from tests.waits import BOUND_S

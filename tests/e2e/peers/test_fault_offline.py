@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from tests.e2e.peers.daemons import until
 from tests.e2e.peers.faults import Two, two
+from tests.e2e.peers.peer_daemons import until
 
 COUNT: Final = 20
 
@@ -13,7 +13,7 @@ def offer_some(pair: Two, count: int) -> dict[str, str]:
     made: dict[str, str] = {}
     for _ in range(count):
         offered, name = pair.begin()
-        pair.world.touch(name)
+        pair.daemons.touch(name)
         pair.alice.stands(offered, "offered")
         made[offered] = name
     return made

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.peers.daemons import until
 from tests.e2e.peers.faults import Two, two
 from tests.e2e.peers.gate import Gate, says
+from tests.e2e.peers.peer_daemons import until
 
 SILENT: dict[str, Any] = {"silence_ms": 700}
 TALKATIVE: dict[str, Any] = {"status_interval_ms": 200}
@@ -43,7 +43,7 @@ def test_what_was_said_while_the_network_was_broken_is_heard_in_its_order_afterw
     pair.to_bob.shut()
     pair.to_alice.shut()
     pair.alice.stands(offered, "lost")
-    pair.world.touch(name)
+    pair.daemons.touch(name)
     work = pair.work(offered)
     pair.bob.stands(work["id"], "completed")
     waiting = until(lambda: pair.bob.peer("alice")["waiting"], lambda found: found.get("failure"))
@@ -74,7 +74,7 @@ def test_a_lost_delegation_is_shown_before_everything_else_and_goes_on_by_itself
     pair.to_alice.open()
     pair.alice.stands(offered, "running")
     for each in (name, other):
-        pair.world.touch(each)
+        pair.daemons.touch(each)
     for which, each in ((offered, name), (later, other)):
         pair.agreed(which, "completed")
         assert pair.begun(each) == 1
@@ -103,7 +103,7 @@ def test_answers_that_are_lost_repeat_what_was_said_and_change_nothing(pair: Two
     there.until(2)
     assert pair.alice.stands(offered, "accepted", "running", "lost")
     assert pair.begun(name) == 1
-    pair.world.touch(name)
+    pair.daemons.touch(name)
     there.over()
     back.over()
     pair.agreed(offered, "completed")
@@ -116,14 +116,14 @@ def test_answers_that_are_lost_repeat_what_was_said_and_change_nothing(pair: Two
 def test_a_lost_offer_that_is_made_again_under_its_id_begins_no_work_twice(pair: Two) -> None:
     pair.to_alice.shut()
     offered, name = pair.begin()
-    pair.world.wrote("runs", f"bob steady {name}")
+    pair.daemons.wrote("runs", f"bob steady {name}")
     pair.alice.stands(offered, "lost")
     offers = len(pair.to_bob.said("delegation_offer"))
     assert pair.alice.cli("peers", "offer-again", offered)["delegation"]["state"] == "offered"
     until(lambda: len(pair.to_bob.said("delegation_offer")), lambda count: count > offers)
     pair.to_alice.open()
     pair.alice.stands(offered, "running")
-    pair.world.touch(name)
+    pair.daemons.touch(name)
     task = pair.agreed(offered, "completed")
     assert (pair.begun(name), len(task["leases"])) == (1, 1)
 
@@ -135,7 +135,7 @@ def test_an_offer_that_was_lost_before_it_arrived_and_is_made_again_begins_once(
     pair.alice.stands(offered, "lost")
     pair.alice.cli("peers", "offer-again", offered)
     pair.to_bob.open()
-    pair.world.touch(name)
+    pair.daemons.touch(name)
     pair.agreed(offered, "completed")
     assert pair.begun(name) == 1
 
@@ -185,7 +185,7 @@ def test_a_message_that_is_lost_over_and_over_holds_up_no_other_delegation(pair:
     pair.alice.post(f"/delegations/{first}/cancel")
     loss.until(2)
     other, gate = pair.begin()
-    pair.world.touch(gate)
+    pair.daemons.touch(gate)
     pair.alice.ended(other)
     loss.over()
     pair.agreed(first, "cancelled")

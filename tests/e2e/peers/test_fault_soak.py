@@ -27,7 +27,7 @@ def test_daemons_that_are_killed_over_and_over_lose_and_repeat_nothing(seed: int
                 offered, name = pair.begin()
                 made[offered] = name
                 # Work that dies with its daemon time and again is left to the operator: so none of it takes long.
-                pair.world.touch(name)
+                pair.daemons.touch(name)
             doomed = chance.choice(list(made))
             if pair.alice.call("POST", f"/delegations/{doomed}/cancel").status == 200:
                 canceled.add(doomed)

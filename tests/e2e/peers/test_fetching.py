@@ -4,16 +4,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.peers.cast import AGENTS
+from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.conftest import Pair
-from tests.e2e.peers.daemons import Node, until, world
+from tests.e2e.peers.peer_daemons import Node, open_peer_daemons, until
 from tests.places import short_folder
 
 
 @pytest.fixture(scope="module")
 def far(pair: Pair) -> Iterator[Node]:
     """It knows where bob is; bob knows only who it is."""
-    with short_folder() as folder, world(folder) as made:
+    with short_folder() as folder, open_peer_daemons(folder) as made:
         node = made.node("far", AGENTS, poll="*", poll_wait_ms=2_000)
         pair.bob.post("/peers", {"id": node.id, "name": "far"})
         node.add(pair.bob.url, "bob")

@@ -22,17 +22,17 @@ from covenant.model.peers.instance import InstanceId
 from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import assert_offer
 from covenant.seal.tokens import Narrowing, issue, narrow
-from tests.e2e.peers.actors import Actor, now_ms
-from tests.e2e.peers.cast import AGENTS
+from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.conftest import Pair
-from tests.e2e.peers.daemons import ENDED, Node, until, world
+from tests.e2e.peers.peer_daemons import ENDED, Node, open_peer_daemons, until
+from tests.e2e.peers.scripted_peer import ScriptedPeer, now_ms
 from tests.places import short_folder
 
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[Node]:
     """One with little room, that does not like dan."""
-    with short_folder() as folder, world(folder) as made:
+    with short_folder() as folder, open_peer_daemons(folder) as made:
         yield made.node(
             "strict",
             AGENTS,
@@ -49,14 +49,14 @@ def strict() -> Iterator[Node]:
 @pytest.fixture(scope="module")
 def brief() -> Iterator[Node]:
     """One that takes offers of three only, whose tokens are soon over, and that does not listen for long."""
-    with short_folder() as folder, world(folder) as made:
+    with short_folder() as folder, open_peer_daemons(folder) as made:
         yield made.node("brief", AGENTS, allow="eve,tom,sam", token_life_ms=1_000, messages_per_min=100)
 
 
 @pytest.fixture
-def ann(strict: Node) -> Iterator[Actor]:
+def ann(strict: Node) -> Iterator[ScriptedPeer]:
     """A verified peer of its own for each test; what it has under way ends with it."""
-    with Actor(f"ann-{uuid4().hex[:8]}") as actor:
+    with ScriptedPeer(f"ann-{uuid4().hex[:8]}") as actor:
         actor.known_to(strict)
         yield actor
         for each in strict.delegations(role="provider", peerId=actor.name):
@@ -65,7 +65,7 @@ def ann(strict: Node) -> Iterator[Actor]:
                 strict.stands(each["id"], "ended")
 
 
-def answer_to(actor: Actor, node: Node, offer: DelegationOffer) -> DelegationReject | DelegationAccept:
+def answer_to(actor: ScriptedPeer, node: Node, offer: DelegationOffer) -> DelegationReject | DelegationAccept:
     """What the node makes of an offer: its first word on it."""
     assert actor.say(node, offer).status == 200
     # A union is a kind like any other to `isinstance`.
@@ -74,7 +74,7 @@ def answer_to(actor: Actor, node: Node, offer: DelegationOffer) -> DelegationRej
     return found
 
 
-def rejection(actor: Actor, node: Node, offer: DelegationOffer) -> DelegationReject:
+def rejection(actor: ScriptedPeer, node: Node, offer: DelegationOffer) -> DelegationReject:
     found = answer_to(actor, node, offer)
     assert isinstance(found, DelegationReject), found
     (kept,) = [each for each in node.delegations(role="provider") if each["offerId"] == offer.offer_id]
@@ -82,7 +82,7 @@ def rejection(actor: Actor, node: Node, offer: DelegationOffer) -> DelegationRej
     return found
 
 
-def accepted(actor: Actor, node: Node, profile: str = "echo", **changes: Any) -> DelegationAccept:
+def accepted(actor: ScriptedPeer, node: Node, profile: str = "echo", **changes: Any) -> DelegationAccept:
     """What is agreed on an offer like this, as soon as there is room for it."""
     found = until(
         lambda: answer_to(actor, node, actor.offer(node, profile, **changes)),
@@ -95,7 +95,7 @@ def accepted(actor: Actor, node: Node, profile: str = "echo", **changes: Any) ->
 # Standing
 
 
-def test_a_mere_peer_cannot_delegate(strict: Node, ann: Actor) -> None:
+def test_a_mere_peer_cannot_delegate(strict: Node, ann: ScriptedPeer) -> None:
     offer = ann.offer(strict)
     strict.ask("PUT", f"/peers/{ann.name}/trust", {"trustLevel": "peer"})
     assert rejection(ann, strict, offer).code == "untrusted"
@@ -114,18 +114,18 @@ def test_a_real_requester_that_is_a_mere_peer_hears_untrusted(pair: Pair) -> Non
         pair.bob.ask("PUT", "/peers/alice/trust", {"trustLevel": "verified"})
     assert (ended["delegation"]["state"], ended["delegation"]["code"]) == ("rejected", "untrusted")
     assert ended["error"].startswith("untrusted: ")
-    assert not [line for line in pair.world.lines("runs") if "am I trusted?" in line]
+    assert not [line for line in pair.daemons.lines("runs") if "am I trusted?" in line]
 
 
 def test_a_peer_on_the_list_of_those_who_may_not_is_denied(strict: Node) -> None:
-    with Actor("dan") as dan:
+    with ScriptedPeer("dan") as dan:
         dan.known_to(strict)
         assert dan.ask(strict).token is None
         assert rejection(dan, strict, dan.offer(strict, token=None)).code == "denied"
 
 
 def test_where_there_is_a_list_of_those_who_may_nobody_else_may(brief: Node) -> None:
-    with Actor("eve") as eve, Actor("uri") as uri:
+    with ScriptedPeer("eve") as eve, ScriptedPeer("uri") as uri:
         eve.known_to(brief)
         uri.known_to(brief)
         assert rejection(uri, brief, uri.offer(brief, token=None)).code == "denied"
@@ -133,7 +133,7 @@ def test_where_there_is_a_list_of_those_who_may_nobody_else_may(brief: Node) -> 
         accepted(eve, brief)
 
 
-def test_an_offer_that_is_not_signed_for_this_instance_is_invalid(strict: Node, ann: Actor) -> None:
+def test_an_offer_that_is_not_signed_for_this_instance_is_invalid(strict: Node, ann: ScriptedPeer) -> None:
     good = ann.offer(strict)
     unsigned = msgspec.structs.replace(good, assertion=None, offer_id=str(uuid4()))
     assert rejection(ann, strict, unsigned).code == "invalid"
@@ -143,7 +143,7 @@ def test_an_offer_that_is_not_signed_for_this_instance_is_invalid(strict: Node, 
     assert rejection(ann, strict, elsewhere).code == "invalid"
 
 
-def test_a_profile_that_is_not_offered_cannot_be_had(strict: Node, ann: Actor) -> None:
+def test_a_profile_that_is_not_offered_cannot_be_had(strict: Node, ann: ScriptedPeer) -> None:
     assert {each.name for each in ann.ask(strict).profiles} == {"echo", "slow", "spender"}
     assert rejection(ann, strict, ann.offer(strict, "relay")).code == "no_profile"
 
@@ -151,11 +151,11 @@ def test_a_profile_that_is_not_offered_cannot_be_had(strict: Node, ann: Actor) -
 # Tokens
 
 
-def test_an_offer_without_a_token_is_denied(strict: Node, ann: Actor) -> None:
+def test_an_offer_without_a_token_is_denied(strict: Node, ann: ScriptedPeer) -> None:
     assert rejection(ann, strict, ann.offer(strict, token=None)).code == "denied"
 
 
-def test_a_token_that_somebody_else_made_is_denied(strict: Node, ann: Actor) -> None:
+def test_a_token_that_somebody_else_made_is_denied(strict: Node, ann: ScriptedPeer) -> None:
     made = issue(new_private_key(), ann.id, Narrowing(expires_at_ms=now_ms() + 60_000))
     rejected = rejection(ann, strict, ann.offer(strict, token=made))
     assert rejected.code == "denied"
@@ -163,14 +163,14 @@ def test_a_token_that_somebody_else_made_is_denied(strict: Node, ann: Actor) -> 
     assert rejection(ann, strict, ann.offer(strict, token="no token at all")).code == "denied"
 
 
-def test_a_token_is_of_use_to_its_holder_alone(strict: Node, ann: Actor) -> None:
-    with Actor(f"ben-{uuid4().hex[:8]}") as ben:
+def test_a_token_is_of_use_to_its_holder_alone(strict: Node, ann: ScriptedPeer) -> None:
+    with ScriptedPeer(f"ben-{uuid4().hex[:8]}") as ben:
         ben.known_to(strict)
         stolen = ben.ask(strict).token
         assert rejection(ann, strict, ann.offer(strict, token=stolen)).code == "denied"
 
 
-def test_a_token_that_has_been_narrowed_allows_no_more_than_that(strict: Node, ann: Actor) -> None:
+def test_a_token_that_has_been_narrowed_allows_no_more_than_that(strict: Node, ann: ScriptedPeer) -> None:
     given, key = ann.ask(strict).token, PublicKey(ann.keys_of(strict).identity_key)
     assert given is not None
     over = narrow(given, key, Narrowing(expires_at_ms=now_ms() - 1))
@@ -184,7 +184,7 @@ def test_a_token_that_has_been_narrowed_allows_no_more_than_that(strict: Node, a
 
 
 def test_a_token_is_over_in_time(brief: Node) -> None:
-    with Actor("tom") as tom:
+    with ScriptedPeer("tom") as tom:
         tom.known_to(brief)
         given = tom.ask(brief).token
 
@@ -196,7 +196,7 @@ def test_a_token_is_over_in_time(brief: Node) -> None:
         accepted(tom, brief)
 
 
-def test_revoked_tokens_are_denied_and_new_ones_are_given(strict: Node, ann: Actor) -> None:
+def test_revoked_tokens_are_denied_and_new_ones_are_given(strict: Node, ann: ScriptedPeer) -> None:
     offer = ann.offer(strict)
     revoked = strict.post(f"/peers/{ann.name}/revoke-tokens")
     assert (revoked["id"], revoked["revoked"]) == (ann.id, 1)
@@ -209,7 +209,9 @@ def test_revoked_tokens_are_denied_and_new_ones_are_given(strict: Node, ann: Act
 # Room
 
 
-def test_when_all_slots_are_taken_the_next_offer_hears_busy_and_when_to_come_back(strict: Node, ann: Actor) -> None:
+def test_when_all_slots_are_taken_the_next_offer_hears_busy_and_when_to_come_back(
+    strict: Node, ann: ScriptedPeer
+) -> None:
     accepted(ann, strict, "slow")
     rejected = rejection(ann, strict, ann.offer(strict, "slow"))
     assert rejected.code == "busy"
@@ -220,7 +222,7 @@ def test_when_all_slots_are_taken_the_next_offer_hears_busy_and_when_to_come_bac
     accepted(ann, strict)
 
 
-def test_a_peer_that_offers_too_often_hears_when_it_may_again(strict: Node, ann: Actor) -> None:
+def test_a_peer_that_offers_too_often_hears_when_it_may_again(strict: Node, ann: ScriptedPeer) -> None:
     limits = strict.ask("PATCH", f"/peers/{ann.name}", {"limits": {"offersPerMin": 1}})["peer"]["limits"]
     assert limits["offersPerMin"] == 1
     accepted(ann, strict)
@@ -231,7 +233,7 @@ def test_a_peer_that_offers_too_often_hears_when_it_may_again(strict: Node, ann:
 
 
 def test_a_peer_that_speaks_too_often_is_told_when_it_may_again(brief: Node) -> None:
-    with Actor("sam") as sam, Actor("someone") as someone:
+    with ScriptedPeer("sam") as sam, ScriptedPeer("someone") as someone:
         for actor in (sam, someone):
             actor.known_to(brief)
         answers = (brief.receive(sam.envelope(brief)) for _ in range(200))
@@ -241,11 +243,13 @@ def test_a_peer_that_speaks_too_often_is_told_when_it_may_again(brief: Node) -> 
         assert brief.receive(someone.envelope(brief)).status == 200, "it is counted for each peer"
 
 
-def test_an_offer_of_fewer_tokens_than_are_worth_beginning_is_rejected(strict: Node, ann: Actor) -> None:
+def test_an_offer_of_fewer_tokens_than_are_worth_beginning_is_rejected(strict: Node, ann: ScriptedPeer) -> None:
     assert rejection(ann, strict, ann.offer(strict, max_token_budget=9)).code == "budget_too_low"
 
 
-def test_what_is_agreed_is_at_most_what_this_instance_and_the_peers_own_limits_allow(strict: Node, ann: Actor) -> None:
+def test_what_is_agreed_is_at_most_what_this_instance_and_the_peers_own_limits_allow(
+    strict: Node, ann: ScriptedPeer
+) -> None:
     assert accepted(ann, strict, max_token_budget=50_000).max_token_budget == 1_000
     strict.ask("PATCH", f"/peers/{ann.name}", {"limits": {"budgetMax": 50}})
     assert accepted(ann, strict, max_token_budget=50_000).max_token_budget == 50
@@ -254,13 +258,13 @@ def test_what_is_agreed_is_at_most_what_this_instance_and_the_peers_own_limits_a
 # Depth
 
 
-def test_work_that_comes_through_too_many_instances_or_in_a_circle_is_rejected(strict: Node, ann: Actor) -> None:
+def test_work_that_comes_through_too_many_instances_or_in_a_circle_is_rejected(strict: Node, ann: ScriptedPeer) -> None:
     others = tuple("frd1_" + letter * 40 for letter in "abc")
     assert rejection(ann, strict, ann.offer(strict, via=(*others, ann.id))).code == "depth_exceeded"
     assert rejection(ann, strict, ann.offer(strict, via=(strict.id,))).code == "depth_exceeded"
 
 
-def test_an_offer_whose_deadline_has_passed_has_expired(strict: Node, ann: Actor) -> None:
+def test_an_offer_whose_deadline_has_passed_has_expired(strict: Node, ann: ScriptedPeer) -> None:
     assert rejection(ann, strict, ann.offer(strict, deadline_ms=now_ms() - 1)).code == "expired"
 
 
@@ -271,12 +275,12 @@ def test_a_circle_of_two_daemons_is_stopped_and_both_say_so(pair: Pair) -> None:
     assert said.startswith("bob>failed: depth_exceeded")
     (theirs,) = [each for each in pair.bob.delegations(role="requester") if each["code"] == "depth_exceeded"]
     assert (theirs["state"], theirs["peer"]) == ("rejected", "alice")
-    assert "bob echo round" not in pair.world.lines("runs")
-    assert "alice echo round" not in pair.world.lines("runs")
+    assert "bob echo round" not in pair.daemons.lines("runs")
+    assert "alice echo round" not in pair.daemons.lines("runs")
 
 
 def test_work_with_no_depth_left_cannot_be_delegated_on(pair: Pair) -> None:
-    with Actor(f"deep-{uuid4().hex[:8]}") as deep:
+    with ScriptedPeer(f"deep-{uuid4().hex[:8]}") as deep:
         deep.known_to(pair.bob)
         deep.say(pair.bob, deep.offer(pair.bob, "relay", task="alice/echo deeper", depth_remaining=0))
         result = deep.until(DelegationResult)
@@ -284,10 +288,10 @@ def test_work_with_no_depth_left_cannot_be_delegated_on(pair: Pair) -> None:
     assert result.result is not None
     assert result.result.startswith("bob>refused: ")
     assert "deep" in result.result
-    assert not [line for line in pair.world.lines("runs") if line.endswith("echo deeper") and "alice" in line]
+    assert not [line for line in pair.daemons.lines("runs") if line.endswith("echo deeper") and "alice" in line]
 
 
-def test_a_cancel_from_a_peer_ends_the_work_and_is_answered(strict: Node, ann: Actor) -> None:
+def test_a_cancel_from_a_peer_ends_the_work_and_is_answered(strict: Node, ann: ScriptedPeer) -> None:
     offer = ann.offer(strict, "slow")
     assert isinstance(answer_to(ann, strict, offer), DelegationAccept)
     assert ann.say(strict, DelegationCancel(offer_id=offer.offer_id, reason="enough")).status == 200

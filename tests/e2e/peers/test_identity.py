@@ -12,18 +12,18 @@ from covenant.daemon.keystore import PREKEYS_NAME, Keystore
 from covenant.seal.identity import PREKEY_PERIOD_MS, new_prekey, sign_change
 from covenant.seal.keys import new_private_key
 from tests.cli.daemons import COVENANT, covenant
-from tests.e2e.peers.actors import Actor, now_ms
-from tests.e2e.peers.cast import AGENTS
+from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.conftest import Pair
-from tests.e2e.peers.daemons import introduce, until, world
+from tests.e2e.peers.peer_daemons import introduce, open_peer_daemons, until
+from tests.e2e.peers.scripted_peer import ScriptedPeer, now_ms
 
 KEPT = ("id", "name", "url", "publicKey", "trustLevel", "verifiedAtMs", "capabilities")
 
 
 @pytest.fixture
-def ivy(pair: Pair) -> Iterator[Actor]:
+def ivy(pair: Pair) -> Iterator[ScriptedPeer]:
     """A trusted peer of alice's."""
-    with Actor(f"ivy-{uuid4().hex[:8]}") as actor:
+    with ScriptedPeer(f"ivy-{uuid4().hex[:8]}") as actor:
         actor.known_to(pair.alice)
         pair.alice.ask("PUT", f"/peers/{actor.name}/trust", {"trustLevel": "trusted"})
         yield actor
@@ -31,11 +31,11 @@ def ivy(pair: Pair) -> Iterator[Actor]:
 
 def test_whoever_takes_a_peers_address_gets_neither_its_trust_nor_its_letters(pair: Pair) -> None:
     alice = pair.alice
-    vera = pair.world.node("vera", AGENTS)
+    vera = pair.daemons.node("vera", AGENTS)
     introduce(alice, vera)
     before = alice.peer("vera")
     vera.kill()
-    evil = pair.world.node("evil", AGENTS, port=vera.port)
+    evil = pair.daemons.node("evil", AGENTS, port=vera.port)
     offered = alice.delegate("for vera's eyes", "echo", "vera")
     found = until(lambda: alice.peer("vera"), lambda peer: peer["conflict"])
     assert found["conflict"] == "identity_changed"
@@ -56,7 +56,9 @@ def test_whoever_takes_a_peers_address_gets_neither_its_trust_nor_its_letters(pa
     alice.ask("DELETE", "/peers/vera")
 
 
-def test_a_peer_under_another_key_is_a_stranger_until_the_operator_says_otherwise(pair: Pair, ivy: Actor) -> None:
+def test_a_peer_under_another_key_is_a_stranger_until_the_operator_says_otherwise(
+    pair: Pair, ivy: ScriptedPeer
+) -> None:
     alice = pair.alice
     before = alice.peer(ivy.name)
     ivy.become(new_private_key())
@@ -75,7 +77,7 @@ def test_a_peer_under_another_key_is_a_stranger_until_the_operator_says_otherwis
     assert alice.receive(ivy.envelope(alice)).status == 200
 
 
-def test_a_peer_whose_old_key_has_named_its_new_one_keeps_its_trust(pair: Pair, ivy: Actor) -> None:
+def test_a_peer_whose_old_key_has_named_its_new_one_keeps_its_trust(pair: Pair, ivy: ScriptedPeer) -> None:
     alice, old = pair.alice, ivy.private_key
     new = new_private_key()
     ivy.become(new, sign_change(old, new, now_ms()))
@@ -86,7 +88,7 @@ def test_a_peer_whose_old_key_has_named_its_new_one_keeps_its_trust(pair: Pair, 
 
 
 def test_a_peer_of_the_settings_that_is_found_again_under_another_key_keeps_nothing_by_it(short_path: Path) -> None:
-    with world(short_path) as made, Actor("olga") as olga:
+    with open_peer_daemons(short_path) as made, ScriptedPeer("olga") as olga:
         node = made.node("node", AGENTS, static=f"olga={olga.url}")
         found = until(lambda: node.get("/peers")["peers"], lambda peers: peers and peers[0]["trustLevel"] == "verified")
         assert (found[0]["id"], found[0]["source"], found[0]["name"]) == (olga.id, "setting", "olga")
@@ -100,7 +102,7 @@ def test_a_peer_of_the_settings_that_is_found_again_under_another_key_keeps_noth
         ]
 
 
-def test_nobody_names_himself_a_successor(pair: Pair, ivy: Actor) -> None:
+def test_nobody_names_himself_a_successor(pair: Pair, ivy: ScriptedPeer) -> None:
     alice, mine = pair.alice, new_private_key()
     before = alice.peer(ivy.name)
     ivy.become(mine, sign_change(new_private_key(), mine, now_ms()))
@@ -120,7 +122,7 @@ def test_an_instance_is_the_same_after_a_crash_and_so_are_its_peers(pair: Pair) 
 
 
 def test_yesterdays_key_still_opens_what_was_sealed_to_it_and_the_day_befores_is_erased(short_path: Path) -> None:
-    with world(short_path) as made, Actor("late") as late:
+    with open_peer_daemons(short_path) as made, ScriptedPeer("late") as late:
         node = made.node("node", AGENTS)
         late.known_to(node)
         node.stop()
@@ -143,7 +145,7 @@ def test_yesterdays_key_still_opens_what_was_sealed_to_it_and_the_day_befores_is
 
 def test_a_locked_home_opens_with_its_passphrase_alone(short_path: Path) -> None:
     words = "correct horse battery staple"
-    with world(short_path) as made, Actor("friend") as friend:
+    with open_peer_daemons(short_path) as made, ScriptedPeer("friend") as friend:
         vault = made.node("vault", AGENTS, env={PASSPHRASE_VARIABLE: words})
         friend.known_to(vault)
         who = vault.id
@@ -173,7 +175,7 @@ def test_with_another_passphrase_an_instance_is_who_it_was_and_reads_what_was_se
     new_file.touch(0o600)
     new_file.write_text("other words")
     change = ("passphrase", "--new-file", str(new_file), "--json")
-    with world(short_path) as made, Actor("friend") as friend:
+    with open_peer_daemons(short_path) as made, ScriptedPeer("friend") as friend:
         vault = made.node("vault", AGENTS, env={PASSPHRASE_VARIABLE: "words"})
         friend.known_to(vault)
         who, sealed = vault.id, friend.envelope(vault)

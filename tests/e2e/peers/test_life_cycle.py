@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.e2e.peers.conftest import Pair
-from tests.e2e.peers.daemons import Node, until
+from tests.e2e.peers.peer_daemons import Node, until
 
 
 def types(node: Node, offer_id: str) -> list[tuple[str, str]]:
@@ -31,7 +31,7 @@ def test_a_delegation_is_offered_accepted_reported_on_and_answered(pair: Pair) -
     assert (theirs["state"], theirs["peer"], theirs["remote"]) == ("running", "alice", False)
     assert theirs["id"] == running["delegationId"] != offered
 
-    pair.world.touch("go-life")
+    pair.daemons.touch("go-life")
     ended = alice.ended(offered)
     assert ended["result"] == "ended"
     ours = ended["delegation"]
@@ -48,7 +48,7 @@ def test_a_delegation_is_offered_accepted_reported_on_and_answered(pair: Pair) -
     )
     assert set(reports) == {("received", "delegation_status")}
     assert types(bob, offered)[0] == ("received", "delegation_offer")
-    assert pair.world.lines("runs").count("bob held go-life") == 1
+    assert pair.daemons.lines("runs").count("bob held go-life") == 1
 
 
 def test_the_requesters_tree_shows_what_is_done_elsewhere_and_by_whom(pair: Pair) -> None:
@@ -95,7 +95,7 @@ def test_the_same_request_again_under_its_id_is_the_same_delegation(pair: Pair) 
     pair.alice.ended(asked["id"])
     refused = pair.alice.call("POST", "/delegate", {**asked, "task": "another"})
     assert refused.status == 409
-    assert pair.world.lines("runs").count("bob echo only once") == 1
+    assert pair.daemons.lines("runs").count("bob echo only once") == 1
 
 
 def test_a_cancel_reaches_the_provider_and_ends_both_sides(pair: Pair) -> None:

@@ -6,27 +6,27 @@ from uuid import uuid4
 import pytest
 
 from covenant.model.peers.delegation_messages import DelegationCancel, DelegationOffer
-from tests.e2e.peers.actors import Actor
-from tests.e2e.peers.cast import AGENTS
-from tests.e2e.peers.daemons import Node, until, world
+from tests.e2e.peers.agents import AGENTS
+from tests.e2e.peers.peer_daemons import Node, open_peer_daemons, until
+from tests.e2e.peers.scripted_peer import ScriptedPeer
 from tests.places import short_folder
 
 
 @pytest.fixture(scope="module")
 def nervous() -> Iterator[Node]:
-    with short_folder() as folder, world(folder) as made:
+    with short_folder() as folder, open_peer_daemons(folder) as made:
         yield made.node("nervous", AGENTS, silence_ms=200, status_interval_ms=100)
 
 
 @pytest.fixture
-def mute(nervous: Node) -> Iterator[Actor]:
+def mute(nervous: Node) -> Iterator[ScriptedPeer]:
     """It takes offers in, and says nothing."""
-    with Actor(f"mute-{uuid4().hex[:8]}") as actor:
+    with ScriptedPeer(f"mute-{uuid4().hex[:8]}") as actor:
         actor.known_to(nervous)
         yield actor
 
 
-def lost(node: Node, actor: Actor) -> str:
+def lost(node: Node, actor: ScriptedPeer) -> str:
     """A delegation that has become so."""
     offered = node.delegate("are you there?", "researcher", actor.name)
     found = node.stands(offered, "lost")["delegation"]
@@ -35,7 +35,9 @@ def lost(node: Node, actor: Actor) -> str:
     return offered
 
 
-def test_a_lost_delegation_is_first_in_the_list_and_is_offered_again_under_its_id(nervous: Node, mute: Actor) -> None:
+def test_a_lost_delegation_is_first_in_the_list_and_is_offered_again_under_its_id(
+    nervous: Node, mute: ScriptedPeer
+) -> None:
     offered = lost(nervous, mute)
     newer = nervous.delegate("later", "echo")
     assert nervous.delegations()[0]["id"] == offered
@@ -51,7 +53,9 @@ def test_a_lost_delegation_is_first_in_the_list_and_is_offered_again_under_its_i
     assert newer
 
 
-def test_a_lost_delegation_that_is_given_up_fails_and_its_late_result_is_not_used(nervous: Node, mute: Actor) -> None:
+def test_a_lost_delegation_that_is_given_up_fails_and_its_late_result_is_not_used(
+    nervous: Node, mute: ScriptedPeer
+) -> None:
     offered = lost(nervous, mute)
     blank = nervous.call("POST", f"/delegations/{offered}/force-error", {"reason": " "})
     assert (blank.status, blank.code) == (400, "invalid_request")
@@ -68,7 +72,7 @@ def test_a_lost_delegation_that_is_given_up_fails_and_its_late_result_is_not_use
     assert "result" not in after
 
 
-def test_the_operator_sees_and_decides_from_the_command_line(nervous: Node, mute: Actor) -> None:
+def test_the_operator_sees_and_decides_from_the_command_line(nervous: Node, mute: ScriptedPeer) -> None:
     first, second = lost(nervous, mute), lost(nervous, mute)
     told = nervous.run("peers", "delegations")
     assert told.code == 0

@@ -5,9 +5,9 @@ from uuid import uuid4
 
 import pytest
 
-from tests.e2e.peers.daemons import until
 from tests.e2e.peers.faults import Two, two
 from tests.e2e.peers.gate import says
+from tests.e2e.peers.peer_daemons import until
 
 STATUS: Final = "delegation_status"
 SELDOM: Final = 600_000
@@ -42,19 +42,19 @@ def test_what_is_said_while_the_word_before_is_on_its_way_is_heard_after_it(way:
         heard(pair, name, offered, "first")
         pair.quiet()
         caught = (pair.to_alice if way == "sent" else pair.to_bob).catch("answer", says(STATUS))
-        pair.world.touch(f"{name}-second")
+        pair.daemons.touch(f"{name}-second")
         caught.until()
-        pair.world.touch(f"{name}-third")
+        pair.daemons.touch(f"{name}-third")
         until(lambda: pair.work(offered)["message"], lambda message: message == "third")
         caught.pass_on()
         heard(pair, name, offered, "third")
-        pair.world.touch(name)
+        pair.daemons.touch(name)
         pair.agreed(offered, "completed")
         pair.compare()
 
 
 def heard(pair: Two, name: str, offered: str, word: str) -> None:
-    pair.world.touch(f"{name}-{word}")
+    pair.daemons.touch(f"{name}-{word}")
     until(
         lambda: pair.alice.call("GET", f"/delegations/{offered}"),
         lambda answer: answer.status == 200 and answer.body["delegation"]["message"] == word,

@@ -10,10 +10,10 @@ import pytest
 
 from covenant.model.peers.delegation_messages import DelegationResult
 from tests.cli.daemons import Ran, covenant
-from tests.e2e.peers.actors import Actor
-from tests.e2e.peers.cast import AGENTS
+from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.conftest import Pair
-from tests.e2e.peers.daemons import Node, world
+from tests.e2e.peers.peer_daemons import Node, open_peer_daemons
+from tests.e2e.peers.scripted_peer import ScriptedPeer
 from tests.places import short_folder
 
 CHANGES: dict[str, Any] = {
@@ -111,12 +111,12 @@ def test_both_sides_keep_a_proof_and_what_was_done_here_has_none(pair: Pair) -> 
 @pytest.fixture(scope="module")
 def discreet() -> Iterator[Node]:
     """One whose conversations stay at home."""
-    with short_folder() as folder, world(folder) as made:
+    with short_folder() as folder, open_peer_daemons(folder) as made:
         yield made.node("discreet", AGENTS, transcripts="root")
 
 
 def test_where_conversations_stay_at_home_their_root_is_proven_all_the_same(discreet: Node, tmp_path: Path) -> None:
-    with Actor("asker") as asker:
+    with ScriptedPeer("asker") as asker:
         asker.known_to(discreet)
         offer = asker.offer(discreet, task="say nothing of this")
         asker.say(discreet, offer)

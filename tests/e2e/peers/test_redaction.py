@@ -15,10 +15,10 @@ from covenant.model.peers.delegation_messages import (
     DelegationResult,
     StatusReport,
 )
-from tests.e2e.peers.actors import Actor
-from tests.e2e.peers.cast import AGENTS
+from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.conftest import Pair
-from tests.e2e.peers.daemons import Node, until, world
+from tests.e2e.peers.peer_daemons import Node, open_peer_daemons, until
+from tests.e2e.peers.scripted_peer import ScriptedPeer
 from tests.places import short_folder
 
 # Not written in one piece, so that nobody's scanner takes them for real.
@@ -37,12 +37,12 @@ CONTEXT: Final = f"the model's key is {ANTHROPIC}, the bucket's is {AWS}"
 
 @pytest.fixture(scope="module", params=["block", "warn", "off"])
 def node(request: pytest.FixtureRequest) -> Iterator[Node]:
-    with short_folder() as folder, world(folder) as made:
+    with short_folder() as folder, open_peer_daemons(folder) as made:
         yield made.node(str(request.param), AGENTS + PICKY, redaction=request.param)
 
 
-def known(node: Node) -> Actor:
-    actor = Actor(f"n{uuid4().hex[:8]}")
+def known(node: Node) -> ScriptedPeer:
+    actor = ScriptedPeer(f"n{uuid4().hex[:8]}")
     actor.known_to(node)
     return actor
 
@@ -123,7 +123,7 @@ def test_what_an_agent_says_of_its_progress_is_searched_too(pair: Pair) -> None:
         report = actor.until(StatusReport, lambda it: it.message is not None)
         assert report.message is not None
         assert report.message.startswith("waiting for [redacted:")
-        pair.world.touch(AWS)
+        pair.daemons.touch(AWS)
         actor.until(DelegationResult)
 
 
@@ -144,7 +144,7 @@ def test_between_two_daemons_the_requester_sees_that_something_was_taken_out(pai
     assert ended["result"].startswith("echo [redacted:")
     assert ended["result"].endswith(" max_token: 500")
     assert (ended["delegation"]["redacted"], ended["delegation"]["proven"]) == (1, True)
-    assert f"bob echo {GITHUB} max_token: 500" not in pair.world.lines("runs")
+    assert f"bob echo {GITHUB} max_token: 500" not in pair.daemons.lines("runs")
 
 
 # In the other modes.

@@ -11,10 +11,10 @@ import pytest
 
 from covenant.doors.operator_api.peers import OPERATIONS
 from covenant.model.peers.delegation_messages import DelegationOffer
-from tests.e2e.peers.actors import Actor
-from tests.e2e.peers.cast import AGENTS
+from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.conftest import Pair
-from tests.e2e.peers.daemons import API, Node, call, world
+from tests.e2e.peers.peer_daemons import API, Node, call, open_peer_daemons
+from tests.e2e.peers.scripted_peer import ScriptedPeer
 from tests.places import short_folder
 
 NOBODY: Final = "frd1_" + "a" * 40
@@ -42,13 +42,13 @@ NAMED: Final = [param for param in ROUTES if NOBODY in str(param.values[1]) or N
 @pytest.fixture(scope="module")
 def alone() -> Iterator[Node]:
     """A daemon without peers."""
-    with short_folder() as folder, world(folder) as made:
+    with short_folder() as folder, open_peer_daemons(folder) as made:
         yield made.node("alone", AGENTS, enabled="0")
 
 
 @pytest.fixture
-def kim(pair: Pair) -> Iterator[Actor]:
-    with Actor(f"kim-{uuid4().hex[:8]}") as actor:
+def kim(pair: Pair) -> Iterator[ScriptedPeer]:
+    with ScriptedPeer(f"kim-{uuid4().hex[:8]}") as actor:
         actor.known_to(pair.alice)
         yield actor
 
@@ -134,7 +134,7 @@ def test_what_cannot_be_meant_is_refused_with_a_reason(pair: Pair, method: str, 
 
 def test_a_peer_is_added_found_changed_denied_and_removed(pair: Pair) -> None:
     alice, name = pair.alice, f"lou-{uuid4().hex[:8]}"
-    with Actor(name) as lou:
+    with ScriptedPeer(name) as lou:
         answer = alice.call("POST", "/peers", {"url": lou.url})
         assert (answer.status, answer.body["peer"]["name"]) == (201, name), "as it calls itself"
         added = answer.body["peer"]
@@ -164,7 +164,7 @@ def test_a_peer_is_added_found_changed_denied_and_removed(pair: Pair) -> None:
     assert {"peer_added", "peer_changed", "peer_removed"} <= kinds
 
 
-def test_a_peer_with_work_under_way_is_not_removed(pair: Pair, kim: Actor) -> None:
+def test_a_peer_with_work_under_way_is_not_removed(pair: Pair, kim: ScriptedPeer) -> None:
     offered = pair.alice.delegate("x", "researcher", kim.name)
     kim.until(DelegationOffer)
     refused = pair.alice.call("DELETE", f"/peers/{kim.name}")
@@ -173,7 +173,7 @@ def test_a_peer_with_work_under_way_is_not_removed(pair: Pair, kim: Actor) -> No
 
 
 def test_a_peer_that_fetches_is_added_by_its_id(pair: Pair) -> None:
-    with Actor("far") as far:
+    with ScriptedPeer("far") as far:
         name = f"far-{uuid4().hex[:8]}"
         added = pair.alice.post("/peers", {"id": far.id, "name": name})
         assert (added["peer"]["url"], added["peer"]["trustLevel"]) == (None, "peer")
@@ -234,7 +234,7 @@ def test_delegating_to_nobody_or_for_nothing_is_an_error(pair: Pair) -> None:
 
 
 def test_what_could_not_be_offered_yet_is_shown_and_can_be_cancelled(pair: Pair) -> None:
-    with Actor(f"shy-{uuid4().hex[:8]}") as shy:
+    with ScriptedPeer(f"shy-{uuid4().hex[:8]}") as shy:
         shy.deaf = True
         assert pair.alice.add(shy.url, shy.name)["trustLevel"] == "peer"
         offered = pair.alice.delegate("are you who you are?", "researcher", shy.name)

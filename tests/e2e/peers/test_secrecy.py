@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
-from tests.e2e.peers.cast import AGENTS
+from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.conftest import Pair
-from tests.e2e.peers.daemons import Node, introduce, until, world
+from tests.e2e.peers.peer_daemons import Node, introduce, open_peer_daemons, until
 
 # Words that no search for secrets would take out before they leave.
 TASK: Final = "pelican-under-walnut"
@@ -59,7 +59,7 @@ def test_whoever_records_both_lines_reads_nothing_of_a_delegation(pair: Pair) ->
     before = len(pair.to_bob.there), len(pair.to_alice.there)
     offered = pair.alice.delegate(TASK, "held", "bob", context=CONTEXT)
     until(lambda: pair.alice.delegation(offered)["delegation"]["message"], lambda said: said == STATUS)
-    pair.world.touch(TASK)
+    pair.daemons.touch(TASK)
     assert pair.alice.ended(offered)["result"] == "ended"
     shown = pair.alice.delegate(f"{TASK} again", "shower", "bob", context=CONTEXT)
     said = pair.alice.ended(shown)["result"]
@@ -130,7 +130,7 @@ def ended(node: Node, offered: str) -> str:
 
 @pytest.mark.root
 def test_whoever_taps_the_wire_reads_nothing_of_a_delegation(short_path: Path) -> None:
-    with world(short_path) as made:
+    with open_peer_daemons(short_path) as made:
         alice, bob = made.node("alice", AGENT), made.node("bob", AGENT)
         introduce(alice, bob)
         tap = Wiretap()

@@ -6,8 +6,8 @@ from typing import Final
 
 import pytest
 
-from tests.e2e.peers.cast import AGENTS
-from tests.e2e.peers.daemons import Node, World, introduce, until, world
+from tests.e2e.peers.agents import AGENTS
+from tests.e2e.peers.peer_daemons import Node, PeerDaemons, introduce, open_peer_daemons, until
 from tests.places import short_folder
 from tests.waits import BOUND_S
 
@@ -16,8 +16,8 @@ GRACE_MS: Final = 600_000
 
 
 @pytest.fixture(scope="module")
-def made() -> Iterator[World]:
-    with short_folder() as folder, world(folder) as made:
+def made() -> Iterator[PeerDaemons]:
+    with short_folder() as folder, open_peer_daemons(folder) as made:
         alice = made.node("alice", AGENTS, "--daemon-grace-ms", str(GRACE_MS))
         introduce(alice, made.node("bob", AGENTS))
         yield made
@@ -35,7 +35,7 @@ def has_stopped(node: Node) -> None:
     node.stop()
 
 
-def test_a_daemon_that_only_follows_a_peers_work_stops_at_once_and_follows_it_again(made: World) -> None:
+def test_a_daemon_that_only_follows_a_peers_work_stops_at_once_and_follows_it_again(made: PeerDaemons) -> None:
     alice, bob = made.nodes["alice"], made.nodes["bob"]
     offered = alice.delegate("go-stop", "held", "bob")
     alice.stands(offered, "running")
@@ -52,7 +52,7 @@ def test_a_daemon_that_only_follows_a_peers_work_stops_at_once_and_follows_it_ag
     assert made.lines("runs").count("bob held go-stop") == 1
 
 
-def test_an_agent_here_that_needs_what_a_peer_does_still_gets_it_while_its_daemon_stops(made: World) -> None:
+def test_an_agent_here_that_needs_what_a_peer_does_still_gets_it_while_its_daemon_stops(made: PeerDaemons) -> None:
     """Its own work must not be begun again, so it has the grace time: and in that, whoever follows for it goes on."""
     alice = made.nodes["alice"]
     message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "bob/held go-relay"}]}

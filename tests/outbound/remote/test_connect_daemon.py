@@ -18,7 +18,7 @@ from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.remote.remote_client import Remote, RemoteOptions
 from covenant.outbound.remote.remote_registry import Credentials
 from covenant.seal.keys import public_key
-from tests.doors.a2a.stage import Scenery, Stage, stage
+from tests.doors.a2a.a2a_under_test import A2AOptions, A2AUnderTest, open_a2a
 from tests.outbound.cutting import wire_to
 from tests.outbound.http_servers import HERE, fetcher
 from tests.outbound.remotes import card, hand_made, timed_out
@@ -51,9 +51,9 @@ async def sleep(turn: Turn) -> AsyncIterator[Any]:
     await asyncio.Event().wait()
 
 
-def to(scene: Stage, agent: str, **options: Any) -> Connecting:
-    given = {"token": scene.token, "allow_private": (HERE,), "poll_s": 0.02, "timeout_s": 20.0, **options}
-    return connect(scene.url(agent), **given)
+def to(under_test: A2AUnderTest, agent: str, **options: Any) -> Connecting:
+    given = {"token": under_test.token, "allow_private": (HERE,), "poll_s": 0.02, "timeout_s": 20.0, **options}
+    return connect(under_test.url(agent), **given)
 
 
 WAYS = [("JSONRPC", "1.0"), ("HTTP+JSON", "1.0"), ("JSONRPC", "0.3")]
@@ -78,9 +78,9 @@ async def test_a_stream_that_is_cut_goes_on_where_it_was(tmp_path: Path, way: tu
             yield f"{number} "
             await pause.wait()
 
-    async with stage(tmp_path, counter) as scene, wire_to(scene.port) as wire, fetcher(HERE) as calls:
-        url = scene.url("counter").replace(str(scene.port), str(wire.port))
-        stream = by(way, calls, url, scene.token).stream("go")
+    async with open_a2a(tmp_path, counter) as under_test, wire_to(under_test.port) as wire, fetcher(HERE) as calls:
+        url = under_test.url("counter").replace(str(under_test.port), str(wire.port))
+        stream = by(way, calls, url, under_test.token).stream("go")
         told = ""
         async for news in stream:
             if isinstance(news, RemoteArtifact) and news.text:
@@ -89,17 +89,17 @@ async def test_a_stream_that_is_cut_goes_on_where_it_was(tmp_path: Path, way: tu
                 pauses[int(news.text) if news.text.strip().isdigit() else -1].set()
         assert told == stream.reply.text == "0 1 2 "
         assert wire.connections >= 4
-        tasks = await scene.result("counter", "ListTasks", {}, a2a_version="1.0")
+        tasks = await under_test.result("counter", "ListTasks", {}, a2a_version="1.0")
         assert tasks["totalSize"] == 1
 
 
 @every_way
 async def test_every_way_to_our_own_door_works(tmp_path: Path, way: tuple[str, str]) -> None:
-    async with stage(tmp_path, asker, sleeper) as scene, fetcher(HERE) as calls:
-        remote = by(way, calls, scene.url("asker"), scene.token)
+    async with open_a2a(tmp_path, asker, sleeper) as under_test, fetcher(HERE) as calls:
+        remote = by(way, calls, under_test.url("asker"), under_test.token)
         asked = await remote.send("go")
         assert (await asked.continue_("blue")).text == "so it is blue"
-        sleeping = by(way, calls, scene.url("sleeper"), scene.token)
+        sleeping = by(way, calls, under_test.url("sleeper"), under_test.token)
         failed = await timed_out(lambda timeout_s: sleeping.send("go", timeout_s=timeout_s, stream=False))
         assert failed.task_id is not None
         assert (await sleeping.get(failed.task_id)).state is TaskState.CANCELED
@@ -107,7 +107,7 @@ async def test_every_way_to_our_own_door_works(tmp_path: Path, way: tuple[str, s
 
 @pytest.mark.parametrize("streams", [True, False])
 async def test_our_own_agents_are_called_like_any_other(tmp_path: Path, streams: bool) -> None:
-    async with stage(tmp_path, echo) as scene, to(scene, "echo", stream=streams) as remote:
+    async with open_a2a(tmp_path, echo) as under_test, to(under_test, "echo", stream=streams) as remote:
         assert remote.card is not None
         assert (remote.way.binding, remote.way.version) == ("JSONRPC", "1.0")
         reply = await remote.send("one two three")
@@ -115,14 +115,14 @@ async def test_our_own_agents_are_called_like_any_other(tmp_path: Path, streams:
 
 
 async def test_a_stream_tells_every_chunk_once(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo) as scene, to(scene, "echo") as remote:
+    async with open_a2a(tmp_path, echo) as under_test, to(under_test, "echo") as remote:
         stream = remote.stream("one two three")
         told = "".join([news.text async for news in stream if isinstance(news, RemoteArtifact)])
         assert told == "one two three "
 
 
 async def test_a_question_is_answered_in_its_task(tmp_path: Path) -> None:
-    async with stage(tmp_path, asker) as scene, to(scene, "asker") as remote:
+    async with open_a2a(tmp_path, asker) as under_test, to(under_test, "asker") as remote:
         asked = await remote.send("go")
         assert (asked.state, asked.text) == (TaskState.INPUT_REQUIRED, "which one?")
         answered = await asked.continue_("the blue one")
@@ -130,14 +130,14 @@ async def test_a_question_is_answered_in_its_task(tmp_path: Path) -> None:
 
 
 async def test_a_timeout_cancels_the_task_at_the_other_end(tmp_path: Path) -> None:
-    async with stage(tmp_path, sleeper) as scene, to(scene, "sleeper") as remote:
+    async with open_a2a(tmp_path, sleeper) as under_test, to(under_test, "sleeper") as remote:
         failed = await timed_out(lambda timeout_s: remote.send("go", timeout_s=timeout_s))
         assert failed.task_id is not None
         assert (await remote.get(failed.task_id)).state is TaskState.CANCELED
 
 
 async def test_leaving_a_stream_leaves_the_task_at_work_and_calling_it_off_ends_it(tmp_path: Path) -> None:
-    async with stage(tmp_path, sleeper) as scene, to(scene, "sleeper") as remote:
+    async with open_a2a(tmp_path, sleeper) as under_test, to(under_test, "sleeper") as remote:
         left, off = remote.stream("go"), remote.stream("go")
         for stream in (left, off):
             await anext(stream)
@@ -150,7 +150,7 @@ async def test_leaving_a_stream_leaves_the_task_at_work_and_calling_it_off_ends_
 
 
 async def test_parts_and_metadata_arrive_as_they_were_sent(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo) as scene, to(scene, "echo") as remote:
+    async with open_a2a(tmp_path, echo) as under_test, to(under_test, "echo") as remote:
         await remote.send([Text("look"), Json({"a": 1})], metadata={"note": "x"})
         assert heard[-1].parts == (Text("look"), Json({"a": 1}))
         assert heard[-1].metadata == {"note": "x"}
@@ -178,32 +178,32 @@ async def test_a_deadline_that_is_over_is_not_called_for() -> None:
 
 
 async def test_one_key_is_one_task(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo) as scene, to(scene, "echo") as remote:
+    async with open_a2a(tmp_path, echo) as under_test, to(under_test, "echo") as remote:
         first = await remote.send("once", idempotency_key="k", message_id="m")
         again = await remote.send("once", idempotency_key="k", message_id="m")
         assert first.task_id == again.task_id
 
 
 async def test_without_a_token_the_card_is_refused_as_what_it_is(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo) as scene:
+    async with open_a2a(tmp_path, echo) as under_test:
         with pytest.raises(RemoteRefused) as raised:
-            await to(scene, "echo", token=None)
+            await to(under_test, "echo", token=None)
         assert (raised.value.code, raised.value.status) == ("unauthenticated", 401)
 
 
 async def test_a_signed_card_is_checked_against_the_key_of_its_own_host(tmp_path: Path) -> None:
-    scenery = Scenery()
-    async with stage(tmp_path, echo, scenery=scenery) as scene, to(scene, "echo", verify=True) as remote:
+    options = A2AOptions()
+    async with open_a2a(tmp_path, echo, options=options) as under_test, to(under_test, "echo", verify=True) as remote:
         assert remote.card is not None
-        assert remote.card.signed_by == public_key(scenery.key)
-        options = Options(token=scene.token, allow_private=(HERE,))
-        assert (await open_card(scene.url("echo"), options, verify=True)).signed_by == remote.card.signed_by
+        assert remote.card.signed_by == public_key(options.key)
+        given = Options(token=under_test.token, allow_private=(HERE,))
+        assert (await open_card(under_test.url("echo"), given, verify=True)).signed_by == remote.card.signed_by
 
 
 async def test_a_signature_by_somebody_else_s_key_vouches_for_nothing(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo) as scene:
-        options = Options(token=scene.token, allow_private=(HERE,))
-        signed = (await open_card(scene.url("echo"), options, verify=False)).fields
+    async with open_a2a(tmp_path, echo) as under_test:
+        options = Options(token=under_test.token, allow_private=(HERE,))
+        signed = (await open_card(under_test.url("echo"), options, verify=False)).fields
 
         def forged(url: str) -> dict[str, Any]:
             return {**card(url), "signatures": signed["signatures"]}
@@ -220,6 +220,6 @@ async def test_an_unsigned_card_is_refused_where_a_signature_is_demanded() -> No
 
 
 async def test_fifty_calls_at_once_are_all_answered(tmp_path: Path) -> None:
-    async with stage(tmp_path, echo) as scene, to(scene, "echo") as remote:
+    async with open_a2a(tmp_path, echo) as under_test, to(under_test, "echo") as remote:
         replies = await asyncio.gather(*(remote.send(f"number {n}") for n in range(50)))
         assert sorted(reply.text.split()[1] for reply in replies) == sorted(str(n) for n in range(50))

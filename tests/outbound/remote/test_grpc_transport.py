@@ -10,7 +10,7 @@ from covenant.model.agent_card import RemoteInterface
 from covenant.model.task_view import RemoteArtifact, RemoteStatus, TaskState
 from covenant.outbound.remote.remote_client import Remote, RemoteOptions
 from covenant.outbound.remote.remote_registry import Credentials
-from tests.doors.a2a.grpc_stage import grpc_stage
+from tests.doors.a2a.grpc_under_test import open_grpc
 from tests.outbound.cutting import wire_to
 from tests.outbound.http_servers import HERE, fetcher
 from tests.waits import BOUND_S
@@ -28,10 +28,14 @@ async def test_a_stream_goes_on_after_the_last_number_that_it_told(tmp_path: Pat
             yield f"{number} "
             await pause.wait()
 
-    async with grpc_stage(tmp_path, counter) as scene, wire_to(scene.server.port) as wire, fetcher(HERE) as calls:
+    async with (
+        open_grpc(tmp_path, counter) as under_test,
+        wire_to(under_test.server.port) as wire,
+        fetcher(HERE) as calls,
+    ):
         url = f"http://127.0.0.1:{wire.port}"
         ways = [RemoteInterface(url=url, binding="GRPC", version="1.0", tenant="counter")]
-        credentials = Credentials(url, token=scene.http.token)
+        credentials = Credentials(url, token=under_test.http.token)
         remote = Remote(ways, calls, credentials, options=RemoteOptions(poll_s=0.02, timeout_s=BOUND_S))
         stream = remote.stream("go")
         told, steps = "", list[str]()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from covenant.doors.http.server.bounds import HttpBounds
-from tests.doors.http.server.stage import connected, make
+from tests.doors.http.server.server_under_test import connected, make
 
 BOUNDS = HttpBounds(pipelined_max=3, pipelined_bytes_max=300, body_kept_bytes_max=20, head_bytes_max=400)
 TURNS_MAX = 150

@@ -8,7 +8,17 @@ from starlette.types import Receive, Scope, Send
 from covenant.doors.http.server.bounds import HttpBounds
 from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.http.server.http_server import HttpServer
-from tests.doors.http.server.stage import GET, Whole, answer, connected, hello, listening, make, now_ms, serving
+from tests.doors.http.server.server_under_test import (
+    GET,
+    Whole,
+    answer,
+    connected,
+    hello,
+    listening,
+    make,
+    now_ms,
+    serving,
+)
 
 HEAD_BYTES_MAX = HttpBounds().head_bytes_max
 

@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from covenant.doors.http.server.bounds import HttpBounds
 from covenant.doors.http.server.http_server import _counted_as
-from tests.doors.http.server.stage import GET, answer, connected, hello, listening, make, serving
-from tests.doors.world import open_world
+from tests.doors.doors_under_test import open_doors
+from tests.doors.http.server.server_under_test import GET, answer, connected, hello, listening, make, serving
 from tests.waits import BOUND_S
 
 LARGE = b"a" * 20_000_000
@@ -235,10 +235,10 @@ def test_the_server_runs_on_the_loop_of_the_daemon_too() -> None:
 async def test_an_answer_of_a_hot_door_is_one_write_also_for_a_web_page(short_path: Path) -> None:
     """What stands before the doors leaves the way for a whole answer open."""
     origin = "http://pages.example"
-    async with open_world(short_path, origins=[origin]) as world:
+    async with open_doors(short_path, origins=[origin]) as under_test:
         connection, transport = connected(server=make(hello))
-        connection._http.door = world.door
-        token = world.operator.token
+        connection._http.door = under_test.door
+        token = under_test.operator.token
         connection.data_received(
             f"GET /a2a/tasks/next HTTP/1.1\r\nhost: 127.0.0.1\r\norigin: {origin}\r\n"
             f"authorization: Bearer {token}\r\n\r\n"

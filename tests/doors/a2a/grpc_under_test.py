@@ -1,4 +1,4 @@
-"""The gRPC binding on a real port, beside the stage's HTTP one, over the same ledger and agents."""
+"""The gRPC binding on a real port, beside the HTTP one, over the same ledger and agents."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from covenant.ledger.clock import Uuids
 from covenant.model.settings import A2aSettings, TenantSettings
 from covenant.model.tenants import DEFAULT
 from covenant.wire.a2a.card_codec import encode_card
-from tests.doors.a2a.stage import Stage, stage
+from tests.doors.a2a.a2a_under_test import A2AUnderTest, open_a2a
 from tests.waits import BOUND_S
 
 SESSION: Final = "session"
@@ -81,8 +81,8 @@ def told_by(error: grpc.aio.AioRpcError) -> Told:
 
 
 @dataclass(slots=True, kw_only=True)
-class GrpcStage:
-    http: Stage
+class GrpcUnderTest:
+    http: A2AUnderTest
     server: GrpcServer
     channel: grpc.aio.Channel
     cards: Cards
@@ -155,7 +155,7 @@ def generation_of(event: Any) -> int:
 
 
 @asynccontextmanager
-async def grpc_stage(
+async def open_grpc(
     home: Path,
     *agents: Agent,
     publishing: PublishedAgent | None = None,
@@ -164,9 +164,9 @@ async def grpc_stage(
     pushes: PushService | None = None,
     message_bytes_max: int = 1 << 20,
     calls_max: int = 100,
-) -> AsyncIterator[GrpcStage]:
+) -> AsyncIterator[GrpcUnderTest]:
     publishing = publishing or PublishedAgent()
-    async with stage(home, *agents) as http:
+    async with open_a2a(home, *agents) as http:
         conversations = A2AExchange(http.ledger, http.catalogue, http.workers, Uuids(), A2aSettings())
         tenants = GrpcTenants(http.tenancy, TenantLimiter(now_ms, limits))
         pool = AnonymousPool(bytes_max=64 * 2**20, body_ms=20_000)
@@ -187,6 +187,6 @@ async def grpc_stage(
         await server.start(calls)
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=UNLIMITED) as channel:
-                yield GrpcStage(http=http, server=server, channel=channel, cards=cards, calls=calls)
+                yield GrpcUnderTest(http=http, server=server, channel=channel, cards=cards, calls=calls)
         finally:
             await asyncio.wait_for(server.stop(0), BOUND_S)

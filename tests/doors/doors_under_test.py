@@ -71,7 +71,7 @@ class WatchedWaits(Waits):
 
 
 @dataclass(frozen=True, slots=True)
-class Actor:
+class EnrolledCaller:
     """Somebody with a token."""
 
     agent: AgentId
@@ -84,7 +84,7 @@ class Actor:
 
 
 @dataclass(slots=True, kw_only=True)
-class World:
+class DoorsUnderTest:
     ledger: Ledger
     exchange: MailboxExchange
     registry: IdentityAdmin
@@ -98,7 +98,7 @@ class World:
     ipc: IpcServer
     socket: Path
     port: int
-    operator: Actor
+    operator: EnrolledCaller
     saved_tokens: list[str] = field(default_factory=list)
 
     @property
@@ -114,15 +114,15 @@ class World:
     def principal(self) -> Principal:
         return Principal(self.operator.agent, True, token_hash(self.operator.token))
 
-    async def enroll(self, display: str, *actions: str) -> Actor:
+    async def enroll(self, display: str, *actions: str) -> EnrolledCaller:
         enrolled = await self.registry.enroll(self.principal, display, actions=actions)
-        return Actor(enrolled.identity.agent, enrolled.token, Http(self.port, enrolled.token))
+        return EnrolledCaller(enrolled.identity.agent, enrolled.token, Http(self.port, enrolled.token))
 
-    async def grant(self, action: str, to: Actor, **scope: Any) -> None:
+    async def grant(self, action: str, to: EnrolledCaller, **scope: Any) -> None:
         given = {"version": 1, **scope} if scope else None
         await self.registry.grant(self.principal, action, to=to.agent.display, scope=given)
 
-    async def pair(self) -> tuple[Actor, Actor]:
+    async def pair(self) -> tuple[EnrolledCaller, EnrolledCaller]:
         """Two who may send to and answer each other: alice sends, bob works."""
         return (
             await self.enroll("alice@test", "a2a.send.bob@test", "a2a.respond.bob@test"),
@@ -140,8 +140,8 @@ class World:
         )
 
 
-def new_task(to: Actor | AgentId, intent: str = "do it", **fields: Any) -> dict[str, Any]:
-    agent = to.agent if isinstance(to, Actor) else to
+def new_task(to: EnrolledCaller | AgentId, intent: str = "do it", **fields: Any) -> dict[str, Any]:
+    agent = to.agent if isinstance(to, EnrolledCaller) else to
     return {"id": str(uuid.uuid4()), "recipient": {"display": agent.display}, "intent_text": intent, **fields}
 
 
@@ -150,18 +150,18 @@ def now_ms() -> int:
 
 
 @asynccontextmanager
-async def open_world(folder: Path, **options: Any) -> AsyncIterator[World]:
+async def open_doors(folder: Path, **options: Any) -> AsyncIterator[DoorsUnderTest]:
     """`options` are those of the doors; `limits` are the ledger's, `mailbox` is for the exchange."""
     ledger = await open_ledger(folder / "home", clock=now_ms, limits=options.pop("limits", Limits()))
     try:
-        async with _open_doors(ledger, folder, options) as world:
-            yield world
+        async with _open_doors(ledger, folder, options) as under_test:
+            yield under_test
     finally:
         await ledger.close()
 
 
 @asynccontextmanager
-async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> AsyncIterator[World]:
+async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> AsyncIterator[DoorsUnderTest]:
     key, token = new_private_key(), new_token()
     operator = operator_agent("operator@test", key)
     saved: list[str] = []
@@ -193,7 +193,7 @@ async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> 
     await ipc.start()
     async with _listening(door, door.refusal_form) as port:
         try:
-            yield World(
+            yield DoorsUnderTest(
                 ledger=ledger,
                 exchange=exchange,
                 registry=registry,
@@ -207,7 +207,7 @@ async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> 
                 ipc=ipc,
                 socket=folder / "sock",
                 port=port,
-                operator=Actor(operator, token, Http(port, token)),
+                operator=EnrolledCaller(operator, token, Http(port, token)),
                 saved_tokens=saved,
             )
         finally:

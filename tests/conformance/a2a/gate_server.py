@@ -57,7 +57,7 @@ class Gatekeeper:
 
 
 @asynccontextmanager
-async def gatekeeping(path: Path) -> AsyncIterator[Gatekeeper]:
+async def open_gatekeeper(path: Path) -> AsyncIterator[Gatekeeper]:
     keeper = Gatekeeper()
     server = await asyncio.start_unix_server(keeper.serve, path)
     try:

@@ -40,7 +40,7 @@ from covenant.seal.proofs import assert_offer, new_challenge, sign_capabilities,
 from covenant.seal.tokens import Narrowing, narrow
 from covenant.wire import peers as wire
 from covenant.wire.peers import Introduction, decode_introduction, decode_received
-from tests.e2e.peers.daemons import API, Answer, Node, call
+from tests.e2e.peers.peer_daemons import API, Answer, Node, call
 from tests.seal.instances import Opened, open_
 from tests.waits import BOUND_S
 
@@ -106,7 +106,7 @@ class Heard(NamedTuple):
     message: DelegationMessage
 
 
-class Actor:
+class ScriptedPeer:
     """Listens on loopback until it is closed. What it says of itself can be changed at any time."""
 
     def __init__(self, name: str, private_key: bytes | None = None, *, change: IdentityChange | None = None) -> None:
@@ -332,7 +332,7 @@ class Actor:
         return msgspec.structs.replace(result, transcript=lines, proof=proof)
 
 
-def _listening(actor: Actor) -> type[BaseHTTPRequestHandler]:
+def _listening(actor: ScriptedPeer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 

@@ -51,7 +51,7 @@ LIMITS: Final = Limits(cache_entries_max=1, delegations_kept_max=1)
 MANY: Final = 100
 
 
-class Life:
+class HomeHistory:
     """Lived once; `tasks` are those that were sent, `copies` the home as it was at some moments."""
 
     def __init__(self, folder: Path) -> None:
@@ -78,32 +78,32 @@ class Life:
             await driver.send(task)
 
 
-async def live(life: Life, *, compacted: bool) -> None:
+async def fill_home(history: HomeHistory, *, compacted: bool) -> None:
     """All of it; `compacted`: the first part is in a snapshot, and its segments are gone."""
-    driver = await life.open()
-    await _tasks_of_every_state(life, driver, 0)
+    driver = await history.open()
+    await _tasks_of_every_state(history, driver, 0)
     await _registers(driver, 1)
     await _peers(driver, letters.FIRST)
     await driver.ledger.queue(QueueQuery())
     if compacted:
         await driver.ledger.compact()
     await driver.ledger.close()
-    life.copy("early")
-    driver = await life.open()
+    history.copy("early")
+    driver = await history.open()
     await _moves_of_earlier_tasks(driver)
-    await _tasks_of_every_state(life, driver, 100)
+    await _tasks_of_every_state(history, driver, 100)
     await _registers(driver, 2)
     await _peers(driver, (*letters.SECOND, *letters.THIRD))
     await driver.ledger.close()
 
 
-async def _tasks_of_every_state(life: Life, driver: LedgerDriver, base: int) -> None:
+async def _tasks_of_every_state(history: HomeHistory, driver: LedgerDriver, base: int) -> None:
     def task(number: int, **fields: Any) -> Task:
         return make_task(base + number, **fields)
 
-    await life.send(driver, *(task(number) for number in range(1, 8)))
+    await history.send(driver, *(task(number) for number in range(1, 8)))
     tenants = {"tenant": "acme", "context_id": f"context {base}", "origin": "a2a"}
-    await life.send(driver, task(10, **tenants), task(11, **tenants), task(12, parent=n(base + 1)))
+    await history.send(driver, task(10, **tenants), task(11, **tenants), task(12, parent=n(base + 1)))
     leased = {each.task.id: each for each in await driver.take(count=10)}
     await driver.renew(leased[n(base + 1)])
     await driver.report(leased[n(base + 1)], "one")
@@ -122,7 +122,7 @@ async def _tasks_of_every_state(life: Life, driver: LedgerDriver, base: int) -> 
     await driver.ledger.commit(Withdraw(by=ALICE, request_id=f"given up {base}"))
     await driver.drain(count=1)
     for number, key in ((20, "a"), (21, "a"), (22, "a"), (23, "b")):
-        await life.send(driver, same_work(base + number, f"{key} {base}"))
+        await history.send(driver, same_work(base + number, f"{key} {base}"))
     shared = {each.task.id: each for each in await driver.take(count=MANY)}
     await driver.cancel(n(base + 20))
     await driver.finish(shared[n(base + 23)], ok(n(base + 23)))
@@ -223,25 +223,25 @@ async def check_agreement(driver: LedgerDriver, tasks: Mapping[TaskId, Task]) ->
     return states
 
 
-async def exercise(life: Life, home: Path) -> None:
+async def exercise(history: HomeHistory, home: Path) -> None:
     """Every verb, on everything that is there, and the same again after a restart."""
-    driver = await life.open(home)
+    driver = await history.open(home)
     try:
-        before = await check_agreement(driver, life.tasks)
-        for task in life.tasks.values():
+        before = await check_agreement(driver, history.tasks)
+        for task in history.tasks.values():
             await driver.send(task)
-        assert set(await check_agreement(driver, life.tasks)) == set(life.tasks)
+        assert set(await check_agreement(driver, history.tasks)) == set(history.tasks)
         for which, state in before.items():
             assert state != "resolved" or (await driver.show(which)).state == "resolved", "an ended task began again"
         await _finish_everything(driver)
-        await check_agreement(driver, life.tasks)
+        await check_agreement(driver, history.tasks)
         await driver.ledger.compact()
-        await check_agreement(driver, life.tasks)
+        await check_agreement(driver, history.tasks)
     finally:
         await driver.ledger.close()
-    driver = await life.open(home)
+    driver = await history.open(home)
     try:
-        await check_agreement(driver, life.tasks)
+        await check_agreement(driver, history.tasks)
         await driver.send(make_task(999))
         await _finish_everything(driver)
         assert (await driver.show(n(999))).state == "resolved"

@@ -53,7 +53,7 @@ from tests.waits import BOUND_S
 
 
 @dataclass(slots=True, kw_only=True)
-class Stage:
+class A2AUnderTest:
     ledger: EmbeddedLedger
     workers: WorkerPool
     catalogue: Catalogue
@@ -137,8 +137,8 @@ class Front:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenery:
-    """What a stage may have besides its agents. The same key and token find a home as it was left."""
+class A2AOptions:
+    """What a door under test may have besides its agents. The same key and token find a home as it was left."""
 
     key: bytes = field(default_factory=new_private_key)
     token: str = field(default_factory=new_token)
@@ -156,24 +156,24 @@ class Scenery:
 
 
 @asynccontextmanager
-async def stage(
-    home: Path, *agents: Agent, limits: A2aSettings | None = None, scenery: Scenery | None = None
-) -> AsyncIterator[Stage]:
-    scenery = scenery or Scenery()
+async def open_a2a(
+    home: Path, *agents: Agent, limits: A2aSettings | None = None, options: A2AOptions | None = None
+) -> AsyncIterator[A2AUnderTest]:
+    options = options or A2AOptions()
     ledger = await open_ledger(home, clock=now_ms)
-    key, token = scenery.key, scenery.token
+    key, token = options.key, options.token
     operator = operator_agent("operator@test", key)
     principal = await admit_operator(ledger, operator, token, lambda _: None)
     doorkeeper = IdentityAuth(ledger, operator)
     catalogue, tenancy, meter = Catalogue(ledger, key), TenantAccess(ledger, operator, doorkeeper), Meter()
     await tenancy.open()
-    tokens = {name: (await tenancy.add(principal, name)).token for name in scenery.tenants}
+    tokens = {name: (await tenancy.add(principal, name)).token for name in options.tenants}
     workers = WorkerPool(
         ledger,
-        limits=scenery.jobs,
-        concurrency=scenery.concurrency,
-        delegations=lambda pool: Delegations(ledger, catalogue, pool, tracer=scenery.tracer),
-        tracer=scenery.tracer,
+        limits=options.jobs,
+        concurrency=options.concurrency,
+        delegations=lambda pool: Delegations(ledger, catalogue, pool, tracer=options.tracer),
+        tracer=options.tracer,
     )
     for tenant, agent in product((DEFAULT, *tokens), agents):
         definition = AgentDefinition(
@@ -186,7 +186,7 @@ async def stage(
         )
         catalogue.add_resident(tenant, definition, "code")
         workers.register(catalogue.identity(tenant, agent.name), FunctionAgent(agent), concurrency=agent.concurrency)
-    check = check_push if scenery.push_notifications else None
+    check = check_push if options.push_notifications else None
     conversations = A2AExchange(
         ledger,
         catalogue,
@@ -194,10 +194,10 @@ async def stage(
         Uuids(),
         limits or A2aSettings(),
         check_push=check,
-        tracer=scenery.tracer,
+        tracer=options.tracer,
     )
-    pushes = PushConfigs(ledger, conversations.scope, check_push) if scenery.push_notifications else None
-    base_url, publishing = BaseUrl(), PublishedAgent(scenery.open_agent, "loopback" if scenery.open_agent else "never")
+    pushes = PushConfigs(ledger, conversations.scope, check_push) if options.push_notifications else None
+    base_url, publishing = BaseUrl(), PublishedAgent(options.open_agent, "loopback" if options.open_agent else "never")
     pool = AnonymousPool(bytes_max=64 * 2**20, body_ms=20_000)
     gate = Admission(TenantGate(tenancy, TenantLimiter(now_ms)), catalogue, meter, base_url.of, publishing.admits, pool)
     features = [CardFeatures()]
@@ -208,20 +208,20 @@ async def stage(
     office = A2AServices(conversations, extended_cards(cards), pushes)
     door = A2ADoor(gate, office, pages.agent_page(), body_bytes_max=1 << 20)
     front = Front(door, Router(pages.routes(), redirect_slashes=False))
-    config = uvicorn.Config(front, port=scenery.port, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(front, port=options.port, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     working = asyncio.create_task(workers.run())
     sockets = [config.bind_socket()]
     # asyncio sets this only on sockets that name their protocol; without it every answer waits 40 ms.
     sockets[0].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if scenery.send_bytes:
-        sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, scenery.send_bytes)
+    if options.send_bytes:
+        sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.send_bytes)
     # So that nobody who comes before the server does is turned away.
     sockets[0].listen()
     serving = asyncio.create_task(server.serve(sockets))
     try:
         async with httpx2.AsyncClient(timeout=BOUND_S) as http:
-            yield Stage(
+            yield A2AUnderTest(
                 ledger=ledger,
                 workers=workers,
                 catalogue=catalogue,

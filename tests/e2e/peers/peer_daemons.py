@@ -255,7 +255,7 @@ class Node:
         return [row for row in found if kind in (None, row["type"])]
 
 
-class World:
+class PeerDaemons:
     """Nodes in one folder. Whatever still runs at the end is killed."""
 
     def __init__(self, folder: Path) -> None:
@@ -308,8 +308,8 @@ class World:
 
 
 @contextmanager
-def world(folder: Path) -> Iterator[World]:
-    with World(folder) as made:
+def open_peer_daemons(folder: Path) -> Iterator[PeerDaemons]:
+    with PeerDaemons(folder) as made:
         yield made
 
 

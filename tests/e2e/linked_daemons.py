@@ -1,4 +1,4 @@
-"""A fleet: real daemons on loopback, each with the same agents, that know each other by name and call each other."""
+"""Real daemons on loopback, each with the same agents, that know each other by name and call each other."""
 
 import http.client
 import json
@@ -22,8 +22,8 @@ AGENTS: Final = '''
 import asyncio, os, pathlib
 from covenant import Agent
 
-FOLDER = pathlib.Path(os.environ["FLEET_FOLDER"])
-NODE = os.environ["FLEET_NODE"]
+FOLDER = pathlib.Path(os.environ["DAEMONS_FOLDER"])
+NODE = os.environ["DAEMONS_NODE"]
 
 relay, hurried = Agent("relay"), Agent("hurried")
 echo, slow = Agent("echo"), Agent("slow")
@@ -167,8 +167,8 @@ async def ask_through(turn):
 '''
 
 
-class Member:
-    """One daemon of the fleet, which can be killed and started again where it was."""
+class LinkedDaemon:
+    """One daemon, which can be killed and started again where it was."""
 
     def __init__(self, folder: Path, name: str, *flags: str) -> None:
         self.name = name
@@ -180,7 +180,7 @@ class Member:
         self.daemon = self._start()
 
     def _start(self) -> Daemon:
-        env = {"FLEET_FOLDER": str(self._folder), "FLEET_NODE": self.name}
+        env = {"DAEMONS_FOLDER": str(self._folder), "DAEMONS_NODE": self.name}
         return Daemon(self.home, str(self._folder / "agents.py"), *self._flags, "--http-port", str(self.port), env=env)
 
     def kill(self) -> None:
@@ -194,7 +194,7 @@ class Member:
     def token(self) -> str:
         return (self.home / "operator.token").read_text().strip()
 
-    def knows(self, **others: tuple["Member", str]) -> None:
+    def knows(self, **others: tuple["LinkedDaemon", str]) -> None:
         """By these names, an agent of each of these others."""
         agents = {
             name: {"url": f"{other.daemon.url}/v1/a2a/agents/{agent}", "auth": {"type": "bearer", "token": other.token}}
@@ -271,15 +271,15 @@ class Member:
             connection.close()
 
 
-class Fleet:
+class LinkedDaemons:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.members: dict[str, Member] = {}
+        self.daemons: dict[str, LinkedDaemon] = {}
 
-    def start(self, name: str, *flags: str) -> Member:
+    def start(self, name: str, *flags: str) -> LinkedDaemon:
         flags = ("--delegation-cooldown-ms", "0", *flags)
-        self.members[name] = member = Member(self.folder, name, *flags)
-        return member
+        self.daemons[name] = daemon = LinkedDaemon(self.folder, name, *flags)
+        return daemon
 
     def runs(self) -> list[str]:
         path = self.folder / "runs"
@@ -301,14 +301,14 @@ class Fleet:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for member in self.members.values():
-            if member.daemon.process.poll() is None:
-                member.daemon.stop(signal.SIGKILL)
+        for daemon in self.daemons.values():
+            if daemon.daemon.process.poll() is None:
+                daemon.daemon.stop(signal.SIGKILL)
 
 
 @contextmanager
-def fleet(folder: Path) -> Iterator[Fleet]:
-    with Fleet(folder) as made:
+def open_linked_daemons(folder: Path) -> Iterator[LinkedDaemons]:
+    with LinkedDaemons(folder) as made:
         yield made
 
 

@@ -46,7 +46,7 @@ TOKEN: Final = new_token()
 
 
 @dataclass(slots=True, kw_only=True)
-class Stage:
+class SimpleUnderTest:
     ledger: EmbeddedLedger
     workers: WorkerPool
     catalogue: Catalogue
@@ -138,13 +138,13 @@ def text_of(task: dict[str, Any]) -> str:
 
 
 @asynccontextmanager
-async def stage(
+async def open_simple(
     home: Path,
     *agents: Agent | AgentDefinition,
     settings: A2aSettings | None = None,
     tools: Sequence[Tool] = (),
     clock: FakeClock | None = None,
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[SimpleUnderTest]:
     clock = clock or FakeClock()
     ledger = await open_ledger(home, clock=clock)
     operator = operator_agent("operator@test", KEY)
@@ -163,7 +163,7 @@ async def stage(
     serving = asyncio.create_task(server.serve(sockets))
     try:
         async with httpx2.AsyncClient(timeout=BOUND_S) as http:
-            made = Stage(
+            made = SimpleUnderTest(
                 ledger=ledger,
                 workers=workers,
                 catalogue=catalogue,
