@@ -18,7 +18,7 @@ LOCKS := requirements/runtime.lock requirements/dev.lock
 CHECKED := $(wildcard src tests bench examples scripts)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all check lint types fmt docs bench clean
+.PHONY: help setup run test test-matrix test-all check lint types fmt docs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,14 +47,17 @@ run: setup ## start the daemon with a sample agent, and say what to try next
 test: setup ## run the tests that need neither root nor patience
 	@$(BIN)/python -m pytest $(PYTEST) $(ARGS)
 
+test-matrix: setup ## run those and the matrices, as CI does
+	@$(BIN)/python -m pytest $(PYTEST) -m "not slow and not root" $(ARGS)
+
 # Tests that need root are left out loudly, by name of their mark, rather than skipped one by one.
 test-all: setup ## run every test: the long matrices and, for root, what needs root
 	@test "$$(id -u)" = 0 || echo "not root: leaving out the tests marked root"
 	@$(BIN)/python -m pytest $(PYTEST) --hypothesis-profile=thorough --timeout 1800 \
 	  -m "$$(test "$$(id -u)" = 0 || echo 'not root')" $(ARGS)
 
-check: lint types ## format check, lint, strict types, then the tests: what CI runs
-	@$(MAKE) --no-print-directory test
+check: lint types ## format check, lint, strict types, then the tests and the matrices: what CI runs
+	@$(MAKE) --no-print-directory test-matrix
 
 lint: setup
 	@$(BIN)/ruff format --check $(CHECKED)

@@ -25,6 +25,7 @@ class TestEmbeddedLedger(DurableLedgerContract):
         await engine.close()
 
 
+@pytest.mark.matrix
 class TestEmbeddedLedgerWithBodiesOnDisk(
     DurabilitySuite, CompactionSuite, AcceptanceSuite, IdempotencySuite, LeaseSuite, RepairSuite, ExpirySuite
 ):

@@ -106,6 +106,7 @@ def places(history: HomeHistory, kind: str) -> list[int]:
     return sorted({told[0], told[-1]})
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["task_sent", "task_leased", "task_settled", "result_drained", "grant_made"])
 async def test_after_an_accepted_loss_every_verb_works(

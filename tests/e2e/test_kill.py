@@ -302,7 +302,6 @@ async def survive(home: Path, rounds: int) -> None:
     assert code == 0
 
 
-@pytest.mark.timeout(120)
 async def test_nothing_acknowledged_is_lost_or_repeated_when_the_daemon_is_killed_under_load(short_path: Path) -> None:
     await survive(short_path / "home", rounds=4)
 

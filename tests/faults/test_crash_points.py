@@ -14,7 +14,7 @@ from covenant.ledger.embedded.fault_points import POINTS
 from tests.faults.running import Ran, judge, make_base, run
 from tests.ledger_contract.fault_injection import FAULTS, hits
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.matrix]
 
 DEADLY = ("kill", "tear", "lose")
 HITS_EACH = 12

@@ -388,7 +388,7 @@ LedgerMachine.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 # A failure is made small before it is told, which takes longer than any test that passes.
-TestLogLedgerInAnyOrder = pytest.mark.timeout(600)(LedgerMachine.TestCase)
+TestLogLedgerInAnyOrder = pytest.mark.matrix(pytest.mark.timeout(1_800)(LedgerMachine.TestCase))
 
 
 def test_the_model_itself_refuses_what_it_should() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -156,6 +157,7 @@ def check(state: LedgerState) -> None:
         assert state.delegation_of(each.task_id) == each
 
 
+@pytest.mark.matrix
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(COMMANDS, st.sampled_from([0, 0, 1, 200_000])), min_size=20, max_size=60))
 def test_whatever_happens_between_peers_can_be_applied_read_back_and_restored(

@@ -145,6 +145,7 @@ async def hand_over(home: Path, entries: list[tuple[str, Any]]) -> None:
         assert await mailbox.recent_tasks(1)
 
 
+@pytest.mark.matrix
 @MODERATE
 @given(st.lists(st.tuples(st.sampled_from(ENTRIES), VALUES), min_size=1, max_size=6))
 @example([("task.deadline_ms", 1.5), ("task.parent", 5), ("task.parts", ["x"]), ("task.timeout_ms", 1.5)])

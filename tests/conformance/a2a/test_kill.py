@@ -125,7 +125,6 @@ def is_one_story(frames: list[Frame]) -> bool:
     )
 
 
-@pytest.mark.timeout(120)
 async def test_streams_go_on_after_a_kill_at_any_moment_and_repair_runs_the_next_attempt(short_path: Path) -> None:
     async with a_daemon(short_path) as killed:
         readings = [Reading(f"{name}@{at}", kind) for name, kind in BINDINGS.items() for at in MOMENTS]
@@ -208,7 +207,6 @@ def resume(killed: KilledDaemon, reading: Reading) -> asyncio.Task[None]:
     return asyncio.create_task(follow())
 
 
-@pytest.mark.timeout(120)
 async def test_a_stream_that_flows_when_it_is_killed_loses_and_repeats_nothing(short_path: Path) -> None:
     async with a_daemon(short_path) as killed:
         await flow(killed, kills=(30, 200))
@@ -259,7 +257,6 @@ async def begin_or_go_on(killed: KilledDaemon, reading: Reading) -> None:
             await reading.read(frames)
 
 
-@pytest.mark.timeout(120)
 async def test_what_waits_for_repair_can_be_canceled_and_what_has_ended_is_read_whole(short_path: Path) -> None:
     async with a_daemon(short_path) as killed:
         client = killed.client(NewRpc)

@@ -83,6 +83,7 @@ def strike(pair: Two, message: Message, moment: str) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.matrix
 @pytest.mark.parametrize(("message", "moment"), ONCE)
 def test_whichever_daemon_is_killed_at_a_step_the_delegation_ends_once_and_as_it_should(
     pair: Two, message: str, moment: str

@@ -12,7 +12,6 @@ EACH = 6
 
 @pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(2))
 def test_daemons_that_are_killed_over_and_over_lose_and_repeat_nothing(seed: int) -> None:
     chance = random.Random(seed)
