@@ -9,7 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from covenant.model.settings import HOUR_MS, MIB, A2aSettings, DelegationSettings, Limits, PushSettings, TenantSettings
+from covenant.model.settings import (
+    HOUR_MS,
+    MIB,
+    A2aSettings,
+    CardSettings,
+    DelegationSettings,
+    Limits,
+    PushSettings,
+    TenantSettings,
+)
 from covenant.model.settings_field import (
     address,
     base_url,
@@ -233,6 +242,7 @@ class Settings:
     access: AccessSettings = field(default_factory=AccessSettings)
     tenants: TenantSettings = field(default_factory=TenantSettings)
     a2a: A2aSettings = field(default_factory=A2aSettings)
+    cards: CardSettings = field(default_factory=CardSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     delegation: DelegationSettings = field(default_factory=DelegationSettings)
     peers: PeerSettings = field(default_factory=PeerSettings)

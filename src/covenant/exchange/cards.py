@@ -283,7 +283,8 @@ def agent_card(
         capabilities=Capabilities(
             streaming=True,
             push_notifications=offer.push_notifications,
-            extended_agent_card=True,
+            # Who may call without a token is not known, and has no extended card.
+            extended_agent_card=token_needed,
             extensions=tuple(Extension(uri=uri, required=True) for uri in definition.extensions),
         ),
         security_schemes=_SCHEMES,

@@ -17,6 +17,7 @@ DEPTH_MAX: Final = 3
 MESSAGE_BYTES_MAX: Final = MIB
 
 Anonymous = Literal["never", "loopback", "anywhere"]
+RootForm = Literal["both", "1.0"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,18 @@ class A2aSettings:
     agent_concurrency: int = setting(64, whole(1, 100_000), "Turns at once of an agent that does not say how many.")
     turn_updates_max: int = setting(100_000, whole(1, 10_000_000), "Updates that an agent may make in one turn.")
     turn_bytes_max: int = setting(16 * MIB, whole(1024, 1024 * MIB), "How much an agent may say in one turn.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardSettings:
+    """How cards are written."""
+
+    root_form: RootForm = setting(  # noqa: RUF009  (makes a dataclass field)
+        "both",
+        choice("both", "1.0"),
+        "The card at /.well-known/agent-card.json for callers that do not say A2A-Version: 1.0: with the fields of "
+        "0.3 beside those of 1.0, or in the form of 1.0 alone.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

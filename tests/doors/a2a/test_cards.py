@@ -39,6 +39,7 @@ from covenant.model.settings import Limits
 from covenant.model.tenants import TenantLimits
 from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key, new_token, token_hash
+from covenant.wire.a2a.card_codec import v1_fields
 from covenant.wire.a2a.dialects import V03, V1
 from tests.doors.clients import Http, Reply
 from tests.doors.doors_under_test import _listening
@@ -368,15 +369,18 @@ async def test_a_name_that_is_none_does_not_get_into_a_card(tmp_path: Path, host
         assert await urls(under_test, **sent) in expected
 
 
-async def test_the_published_agent_is_shown_to_everybody_in_clean_form(tmp_path: Path) -> None:
+async def test_the_published_agent_is_shown_to_everybody_in_both_forms(tmp_path: Path) -> None:
     async with opened(tmp_path, publishing=PublishedAgent("summarizer")) as under_test:
         reply = await under_test.nobody.ask("GET", WELL_KNOWN)
         assert (reply.status, reply.json["code"]) == (404, "unknown_agent")
         caller = under_test.tenancy.recognise(under_test.operator.token or "")
         assert caller is not None
         await under_test.catalogue.store(caller, read_agent_definition({"id": "summarizer"}))
-        card = await under_test.nobody.get(WELL_KNOWN)
+        card = (await under_test.nobody.ask("GET", WELL_KNOWN, headers={"A2A-Version": "1.0"})).json
         ParseDict(card, StrangersCard())
+        both = await under_test.nobody.get(WELL_KNOWN)
+        assert both["url"] == card["supportedInterfaces"][0]["url"]
+        assert v1_fields(both) == card
         assert card["supportedInterfaces"][0]["url"] == f"{under_test.base}/v1/a2a/agents/summarizer"
         assert card["securityRequirements"] == [{"schemes": {"bearer": {}}}]
 

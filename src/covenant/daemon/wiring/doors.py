@@ -91,6 +91,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
         meter,
         base_url=base_url,
         publishing=published,
+        root_form=settings.cards.root_form,
         started_ms=ledger.now_ms(),
     )
     configs, sender = _make_push(base, agents.exchange)

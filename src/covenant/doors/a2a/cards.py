@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.doors.a2a.admission import TRANSPORT, Headers
-from covenant.doors.http.bearer_auth import TenantGate, bearer
+from covenant.doors.http.bearer_auth import TenantGate, bearer, credential_of
 from covenant.doors.http.endpoint import MethodRouter
 from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, forwarded, peer_of
 from covenant.doors.http.openapi import Described
@@ -27,6 +27,7 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.model.agent_card import AgentCard
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Conflict, Refusal
+from covenant.model.settings import RootForm
 from covenant.model.tenants import DEFAULT
 from covenant.wire import jsonrpc
 from covenant.wire.a2a.card_codec import CombinedCard, encode_card, wants_clean
@@ -35,7 +36,9 @@ from covenant.wire.a2a.error_codes import Version
 
 WELL_KNOWN_PATH: Final = "/.well-known/agent-card.json"
 CARD_NAME: Final = "agent-card.json"
-CARD_PATH: Final = f"{AGENTS_PATH}/{{agent_id}}/{CARD_NAME}"
+AGENT_PATH: Final = f"{AGENTS_PATH}/{{agent_id}}"
+CARD_PATH: Final = f"{AGENT_PATH}/{CARD_NAME}"
+AGENT_WELL_KNOWN_PATH: Final = f"{AGENT_PATH}{WELL_KNOWN_PATH}"
 
 CALL_BYTES_MAX: Final = 1024 * 1024
 """Of a call to nobody, its id is all that is read."""
@@ -70,8 +73,13 @@ DESCRIBED: Final = (
     ),
     Described("GET", KEYS_PATH, "card_keys", "The keys that cards are signed with", KeySet, token=False),
     Described("GET", A2A_PATH, "a2a_overview", "Where agents and their cards are", Overview, token=False),
-    Described(
-        "GET", CARD_PATH, "agent_card", "The card of one of your agents; clean 1.0 with A2A-Version: 1.0", CombinedCard
+    *(
+        Described("GET", path, name, "The card of one of your agents; clean 1.0 with A2A-Version: 1.0", CombinedCard)
+        for path, name in (
+            (CARD_PATH, "agent_card"),
+            (AGENT_WELL_KNOWN_PATH, "agent_card_well_known"),
+            (AGENT_PATH, "agent_card_at_url"),
+        )
     ),
 )
 
@@ -111,6 +119,7 @@ class CardPages:
         *,
         base_url: BaseUrl,
         publishing: PublishedAgent,
+        root_form: RootForm = "both",
         started_ms: int,
     ) -> None:
         self._cards = cards
@@ -119,6 +128,7 @@ class CardPages:
         self._meter = meter
         self._base_url = base_url
         self._publishing = publishing
+        self._root_form = root_form
         self._started_ms = started_ms
         self._varies: Final = ("A2A-Version", *base_url.varies)
 
@@ -128,6 +138,8 @@ class CardPages:
             KEYS_PATH: self.keys,
             A2A_PATH: self.overview,
             CARD_PATH: self.agent_card,
+            AGENT_WELL_KNOWN_PATH: self.agent_card,
+            AGENT_PATH: self.agent_card,
         }
         served = {path: self._page(answer) for path, answer in pages.items()}
         served[A2A_PATH] = MethodRouter({**served[A2A_PATH].calls, "POST": self._call_to_nobody})
@@ -139,14 +151,22 @@ class CardPages:
 
     async def public_card(self, scope: Scope) -> Document:
         base_url, agent_id = self._base_url.of(scope), self._publishing.agent_id
+        clean = self._root_form == "1.0" or _wants_clean(scope)
         if not agent_id:
-            stub, clean = self._cards.stub(base_url), _wants_clean(scope)
-            return self._document(stub, 0, clean=clean, public=True, varies=self._varies)
+            return self._document(self._cards.stub(base_url), 0, clean=clean, public=True, varies=self._varies)
         agent = await self._catalogue.show(DEFAULT, agent_id)
-        card = self._cards.card(agent, base_url, token_needed=not self._publishing.admits(agent, scope))
-        # Whether a token is needed may depend on who asks: then it is for them alone.
-        public = self._publishing.anonymous != "loopback"
-        return self._document(card, agent.updated_at_ms, clean=True, public=public, varies=self._base_url.varies)
+        known = self._knows(scope)
+        card = self._cards.card(agent, base_url, token_needed=known or not self._publishing.admits(agent, scope))
+        # Whether a token is needed may depend on who asks: then the card is for them alone.
+        public = not known and self._publishing.anonymous != "loopback"
+        varies = self._varies if self._publishing.anonymous == "never" else ("Authorization", *self._varies)
+        return self._document(card, agent.updated_at_ms, clean=clean, public=public, varies=varies)
+
+    def _knows(self, scope: Scope) -> bool:
+        """Whether the caller has a token of the published agent's tenant."""
+        credential = credential_of(scope)
+        caller = self._gate.recognised(credential) if credential is not None else None
+        return caller is not None and caller.tenant.name == DEFAULT
 
     async def agent_card(self, scope: Scope) -> Document:
         # From the path, and not from the router: another door may have sent the request here.

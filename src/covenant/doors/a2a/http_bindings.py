@@ -68,7 +68,8 @@ async def _write_frames(stream: TaskStream, call: A2ACall, sse: SseFormat, send:
 log = logging.getLogger(__name__)
 
 PREFIX: Final = "/v1/a2a/agents/"
-CARD: Final = "agent-card.json"
+CARDS: Final = frozenset({"agent-card.json", ".well-known/agent-card.json"})
+"""Where the card is below the agent's address. Official clients look at the second."""
 A2A_JSON: Final[Header] = (b"content-type", b"application/a2a+json")
 _READ: Final = REQUESTS_V1
 
@@ -277,8 +278,10 @@ class A2ADoor:
         if not place:
             if scope["method"] == "POST":
                 return self._rpc.answer(agent_id, scope, receive, send)
-            return reply_not_allowed(send, PROBLEM, ("POST",))
-        if place == CARD:
+            if scope["method"] in ("GET", "HEAD"):
+                return self._cards(scope, receive, send)
+            return reply_not_allowed(send, PROBLEM, ("GET", "HEAD", "POST"))
+        if place in CARDS:
             return self._cards(scope, receive, send)
         return self._rest.answer(agent_id, place, scope, receive, send)
 

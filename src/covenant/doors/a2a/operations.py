@@ -14,7 +14,6 @@ import msgspec
 from starlette.types import Scope
 
 from covenant.exchange.a2a_service import A2AExchange, A2ARequest
-from covenant.exchange.access.tenants import unauthenticated
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Conflict
 from covenant.model.task_view import TaskView
@@ -152,8 +151,8 @@ async def _extended_card(services: A2AServices, call: A2ACall) -> bytes:
     if services.extended_card is None:
         raise Conflict("extended_card_not_configured", "there is no extended card")
     if call.ask.caller.anonymous:
-        # What it says beyond the public card is for those who say who they are, also where an agent is open.
-        raise unauthenticated()
+        # What it says beyond the public card is for those who say who they are; the card of an open agent says so.
+        raise Conflict("unsupported_operation", "the extended card is for callers with a token")
     return services.extended_card(call.ask, call.dialect, call.base_url())
 
 
