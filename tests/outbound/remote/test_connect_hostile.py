@@ -503,6 +503,27 @@ def test_the_client_needs_neither_the_official_sdk_nor_grpc() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+async def test_whoever_leaves_before_a_stream_has_begun_cancels_what_comes_of_it() -> None:
+    asked, told = asyncio.Event(), asyncio.Event()
+
+    async def behave(called: Called) -> None:
+        asked.set()
+        await told.wait()
+        called.open()
+        called.frame({"task": task()})
+        await called.writer.drain()
+
+    async with hand_made(behave) as hand, hand.connect() as remote:
+        calling = asyncio.ensure_future(anext(remote.stream("hello")))
+        await asyncio.wait_for(asked.wait(), BOUND_S)
+        calling.cancel()
+        told.set()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        assert hand.methods == ["SendStreamingMessage", "CancelTask"]
+        assert hand.calls[-1].params["id"] == TASK
+
+
 async def test_whoever_leaves_while_the_message_is_on_its_way_cancels_what_comes_of_it() -> None:
     gate = asyncio.Event()
 

@@ -189,6 +189,10 @@ class Remote:
         return HttpTransport(way, self._fetcher, self._credentials, self.card)
 
 
+FIRST_S: Final = 5.0
+"""How long a caller that leaves waits for the first news, to know which task is to stop."""
+
+
 class RemoteStream:
     """News of one message, as it comes; then `reply`. To be read once."""
 
@@ -201,6 +205,9 @@ class RemoteStream:
         self._within_s = within_s
         self._until_s: float | None = None
         self._news: AsyncGenerator[RemoteEvent] = follower.news()
+        self._first: asyncio.Future[RemoteEvent] | None = None
+        """The first news, while it is waited for."""
+        self._begun = False
 
     def __aiter__(self) -> Self:
         return self
@@ -211,20 +218,44 @@ class RemoteStream:
             self._until_s = loop.time() + self._within_s
         try:
             async with asyncio.timeout_at(self._until_s):
-                heard = await anext(self._news)
+                heard = await (anext(self._news) if self._begun else self._read_first())
         except StopAsyncIteration:
             self._learn()
             raise
         except TimeoutError as error:
+            await self._leave_first(0)
             await self._follower.call_off()
             words = f"no answer within {self._within_s:g} s{self.called_off}"
             raise RemoteTimedOut(words, task_id=self.task_id) from error
         except asyncio.CancelledError:
-            if self._stays is None or not self._stays():
+            stays = self._stays is not None and self._stays()
+            await self._leave_first(0 if stays else FIRST_S)
+            if not stays:
                 await self._follower.call_off()
             raise
         self._learn()
         return heard
+
+    async def _read_first(self) -> RemoteEvent:
+        """Reading goes on if the caller leaves meanwhile: only the first news says what there is to stop."""
+        first = self._first = asyncio.ensure_future(anext(self._news))
+        try:
+            return await asyncio.shield(first)
+        finally:
+            if first.done():
+                self._first, self._begun = None, True
+
+    async def _leave_first(self, within_s: float) -> None:
+        """Wait a little for the first news, if nothing was heard yet; then read no more."""
+        first, self._first = self._first, None
+        if first is not None:
+            try:
+                await asyncio.wait((first,), timeout=within_s)
+            finally:
+                first.cancel()
+            await asyncio.wait((first,))
+            if not first.cancelled():
+                first.exception()  # nobody is left to be told
 
     @property
     def task_id(self) -> str | None:
@@ -253,11 +284,13 @@ class RemoteStream:
 
     async def call_off(self) -> None:
         """Leave, and have the remote stop."""
+        await self._leave_first(FIRST_S)
         await self._news.aclose()
         await self._follower.call_off()
 
     async def aclose(self) -> None:
         """Leave; the remote goes on."""
+        await self._leave_first(0)
         await self._news.aclose()
 
     def _learn(self) -> None:
