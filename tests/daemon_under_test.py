@@ -84,7 +84,9 @@ class DaemonUnderTest:
 
     @property
     def ledger(self) -> EmbeddedLedger:
-        return self.daemon.base.storage.ledger
+        ledger = self.daemon.base.storage.ledger
+        assert isinstance(ledger, EmbeddedLedger)
+        return ledger
 
     @property
     def operator(self) -> Principal:

@@ -26,7 +26,15 @@ RELOAD: Final = "--reload"
 MCP_PATH: Final = "/mcp"
 MCP_CHECK_S: Final = 10.0
 SHOWN: Final = frozenset(
-    {"http.bind_addr", "http.port", "http.public_base_url", "ledger.durability", "log.format", "log.level"}
+    {
+        "http.bind_addr",
+        "http.port",
+        "http.public_base_url",
+        "ledger.durability",
+        "ledger.url",
+        "log.format",
+        "log.level",
+    }
 )
 """Flags that help lists. Every other setting is a flag too, by the same rule."""
 

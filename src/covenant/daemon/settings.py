@@ -23,6 +23,7 @@ from covenant.model.settings_field import (
     address,
     base_url,
     choice,
+    database_url,
     hosts,
     line,
     model_name,
@@ -126,8 +127,14 @@ class IpcSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSettings:
-    """The ledger's files."""
+    """The ledger: files in the home, or a database that several daemons share."""
 
+    url: str = setting(
+        "",
+        database_url,
+        "The PostgreSQL database that holds the ledger, for several daemons; empty: files in the home.",
+        flag="--ledger",
+    )
     durability: Durability = setting(  # noqa: RUF009  (makes a dataclass field)
         "fsync",
         choice("fsync", "os"),

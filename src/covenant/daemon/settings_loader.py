@@ -10,6 +10,7 @@ environment; those of `retry` are called `COVENANT_A2A_AUTO_RETRY_<NAME>`.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -204,6 +205,10 @@ def _unread(variables: Mapping[str, str]) -> Iterator[str]:
             yield f"{name}; did you mean {near[0]}?" if near else name
 
 
+_PASSWORD: Final = re.compile(r"(://[^:/@]*:)[^/]*@")
+"""In a URL. It is in force, and is not shown."""
+
+
 class Row(NamedTuple):
     name: str
     value: Any
@@ -216,4 +221,6 @@ def rows(loaded: Loaded) -> Iterator[Row]:
     yield Row("home", str(loaded.settings.home), loaded.sources["home"], HOME_VARIABLE, HOME_MEANING)
     for entry in entries():
         value = getattr(getattr(loaded.settings, entry.section), entry.key)
+        if isinstance(value, str):
+            value = _PASSWORD.sub(r"\1***@", value)
         yield Row(entry.name, value, loaded.sources[entry.name], entry.variable, entry.setting.meaning)

@@ -154,6 +154,9 @@ node_name: Final = Kind(
 _read_url: Final = _text(r"https?://[A-Za-z0-9.\-_~\[\]:]+(/[!-~]*)?")
 
 url: Final = Kind(_read_url, "a URL such as https://example.com/docs; empty for none")
+database_url: Final = Kind(
+    _text(r"postgres(ql)?://[!-~]{1,1000}"), "a URL such as postgres://covenant@db.example/covenant; empty for none"
+)
 base_url: Final = Kind(
     lambda raw: _text(r"https?://[A-Za-z0-9.\-_~\[\]:]+(/[!-\"$->@-~]*)?")(raw).rstrip("/"),
     "a URL such as https://agents.example.com, without query; empty for none",

@@ -7,10 +7,12 @@ rows that are new since the last start.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Final, NamedTuple
 
 from covenant.daemon.environment import environment, machine_name, monotonic_ms, now_ms
@@ -23,13 +25,20 @@ from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.open import open_ledger
-from covenant.model.errors import Unavailable
+from covenant.model.errors import SettingsError, Unavailable
 from covenant.model.ids import PublicKey
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.seal.keys import new_private_key, new_token, verify_grant
+from covenant.seal.keys import new_private_key, new_token, token_hash, verify_grant
 
 MAINTENANCE_INTERVAL_MS: Final = 5_000
+
+
+COPY_KEY: Final = (
+    "daemons that share a ledger are one instance: copy identity/local.key and operator.token from the home of the "
+    "daemon that made it into this one"
+)
 
 
 class Clocks(NamedTuple):
@@ -44,7 +53,7 @@ SYSTEM_CLOCKS: Final = Clocks()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    ledger: EmbeddedLedger
+    ledger: Ledger
     key: bytes
     """The private key of this instance."""
     instance_keys: InstanceKeys | None
@@ -62,20 +71,11 @@ async def open_storage(
     make_home(home)
     keystore = Keystore(home, find_passphrase(environment()))
     key, token = await asyncio.to_thread(keystore.read_key), read_or_make_token(home, new_token)
-    ledger = await open_ledger(
-        home,
-        clock=clocks.now_ms,
-        monotonic_ms=clocks.monotonic_ms,
-        clock_pause_ms=settings.daemon.clock_pause_ms,
-        limits=ledger_limits(settings),
-        node=settings.daemon.node or machine_name(),
-        durability=settings.ledger.durability,
-        segment_bytes=settings.ledger.segment_bytes,
-        archive_apart=archive_apart,
-    )
-    try:
+    async with _opened_ledger(settings, log, clocks, archive_apart=archive_apart) as ledger:
         if key is None:
             if await ledger.identities():
+                if settings.ledger.url:
+                    raise UnsafeHome(COPY_KEY)
                 raise UnsafeHome(
                     f"{KEY_NAME} is missing, and this home's grants are signed with it; put it back from a backup, "
                     "or start with an empty home"
@@ -85,6 +85,8 @@ async def open_storage(
             log.info("identity.locked", file=KEY_NAME)
         agent = operator_agent(OPERATOR_DISPLAY, key)
         await check_grants(ledger, agent.pubkey)
+        if settings.ledger.url:
+            await _check_shared_token(ledger, token)
         operator = await admit_operator(ledger, agent, token, partial(save_token, home))
         await _report(ledger, log)
         yield Storage(
@@ -98,9 +100,65 @@ async def open_storage(
                 ArchiveReport(ledger, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
             ),
         )
-    finally:
-        await ledger.close()
-        log.info("ledger.closed")
+
+
+@asynccontextmanager
+async def _opened_ledger(settings: Settings, log: Log, clocks: Clocks, *, archive_apart: bool) -> AsyncIterator[Ledger]:
+    async with AsyncExitStack() as stack:
+        if settings.ledger.url:
+            stack.callback(lock_home(settings.home).close)
+            ledger: Ledger = await _open_shared(settings, clocks)
+        else:
+            ledger = await open_ledger(
+                settings.home,
+                clock=clocks.now_ms,
+                monotonic_ms=clocks.monotonic_ms,
+                clock_pause_ms=settings.daemon.clock_pause_ms,
+                limits=ledger_limits(settings),
+                node=settings.daemon.node or machine_name(),
+                durability=settings.ledger.durability,
+                segment_bytes=settings.ledger.segment_bytes,
+                archive_apart=archive_apart,
+            )
+        stack.callback(log.info, "ledger.closed")
+        stack.push_async_callback(ledger.close)
+        yield ledger
+
+
+async def _open_shared(settings: Settings, clocks: Clocks) -> Ledger:
+    """The ledger that other daemons have, too. What only one daemon can do yet is refused here."""
+    for name, is_on in (
+        ("peers.enabled", settings.peers.enabled),
+        ("a2a.push_notifications", settings.a2a.push_notifications),
+    ):
+        if is_on:
+            raise SettingsError(f"{name} does not work with ledger.url yet; switch one of them off")
+    try:
+        postgres = await asyncio.to_thread(import_module, "covenant.ledger.postgres.open")
+    except ImportError as error:
+        raise SettingsError(
+            f"ledger.url needs the extra `postgres`: pip install 'covenant[postgres]' ({error})"
+        ) from error
+    home = settings.home.resolve()
+    # Two daemons of one machine are two nodes.
+    of_home = hashlib.sha256(str(home).encode()).hexdigest()[:8]
+    ledger: Ledger = await postgres.open_postgres_ledger(
+        settings.ledger.url,
+        clock=clocks.now_ms,
+        monotonic_ms=clocks.monotonic_ms,
+        clock_pause_ms=settings.daemon.clock_pause_ms,
+        limits=ledger_limits(settings),
+        durability=settings.ledger.durability,
+        node=settings.daemon.node or f"{machine_name()}-{of_home}",
+    )
+    return ledger
+
+
+async def _check_shared_token(ledger: Ledger, token: str) -> None:
+    """Daemons on one ledger have one operator, with one token: none of them revokes that of the others."""
+    live = [each for each in await ledger.identities() if each.operator and each.revoked_at_ms is None]
+    if live and all(each.token_sha256 != token_hash(token) for each in live):
+        raise UnsafeHome(COPY_KEY)
 
 
 async def _read_instance_keys(key: bytes, keystore: Keystore, clocks: Clocks) -> InstanceKeys:
@@ -112,12 +170,12 @@ async def _read_instance_keys(key: bytes, keystore: Keystore, clocks: Clocks) ->
     return keys
 
 
-async def _report(ledger: EmbeddedLedger, log: Log) -> None:
+async def _report(ledger: Ledger, log: Log) -> None:
     """Log what an operator should know of the ledger that was just opened."""
     counts = await ledger.counts()
     log.info("ledger.opened", boot=ledger.boot, queued=counts.queued, in_flight=counts.leased)
-    if ledger.torn is not None:
-        torn = ledger.torn
+    torn = ledger.torn if isinstance(ledger, EmbeddedLedger) else None
+    if torn is not None:
         log.warning("journal.torn_tail_cut", file=torn.file, line=torn.line, length=torn.length, kept=torn.kept)
     if counts.holders_lost:
         log.warning("lease.holders_lost", count=counts.holders_lost, look="covenant a2a status")

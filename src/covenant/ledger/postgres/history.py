@@ -161,7 +161,7 @@ class History:
             leases=_leases(handovers),
             updates=tuple(_update(row) for row in reversed(updates)),
             result=decode_result(row["ended_body"]) if row["ended_body"] is not None else None,
-            cause=rest.cause,
+            cause=rest.cause.value if rest.cause is not None else None,
             holder_lost=row["holder_lost"],
         )
 

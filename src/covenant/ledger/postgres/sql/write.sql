@@ -137,8 +137,9 @@ INSERT INTO requests (verb, holder, request_id, place, given)
 SELECT u.* FROM unnest(:verbs::text[], :holders::text[], :request_ids::text[], :places::bigint[], :given::text[]) AS u
 
 -- :requests
-UPDATE requests AS r SET given = u.given
-FROM unnest(:verbs::text[], :holders::text[], :request_ids::text[], :given::text[]) AS u (verb, holder, request_id, given)
+UPDATE requests AS r SET given = u.given, place = u.place
+FROM unnest(:verbs::text[], :holders::text[], :request_ids::text[], :places::bigint[], :given::text[])
+    AS u (verb, holder, request_id, place, given)
 WHERE r.verb = u.verb AND r.holder = u.holder AND r.request_id = u.request_id
 
 -- :requests_over

@@ -1,0 +1,147 @@
+"""Two daemons on one PostgreSQL: what is sent to one is worked on, read, streamed and cancelled at the other."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.agents.api import Agent, Turn
+from covenant.daemon.home import KEY_NAME, TOKEN_NAME, UnsafeHome
+from covenant.ledger.postgres.migrations import NotDurable
+from covenant.ledger.postgres.open import DatabaseUnusable
+from covenant.model.errors import HomeLocked, SettingsError
+from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
+from tests.ledger_contract.postgres_server import Databases, at, databases
+from tests.waits import BOUND_S
+
+__all__ = ["databases"]
+
+
+def agents() -> tuple[Agent, Agent, asyncio.Event, asyncio.Event]:
+    """One that answers and one that waits, with what tells that the second has begun, and was stopped."""
+    echo, slow = Agent("echo"), Agent("slow")
+    begun, stopped = asyncio.Event(), asyncio.Event()
+
+    @echo
+    async def answer(turn: Turn) -> str:
+        return f"echo: {turn.text}"
+
+    @slow
+    async def wait(_: Turn) -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        return ""
+
+    return echo, slow, begun, stopped
+
+
+@pytest.fixture
+async def url(databases: Databases) -> AsyncIterator[str]:
+    url = await databases.borrow()
+    yield url
+    await databases.give_back(url)
+
+
+def shared(url: str) -> dict[str, Any]:
+    return {"url": url, "durability": "os"}
+
+
+def copy_keys(folder: Path) -> None:
+    """Daemons that share a ledger are one instance."""
+    for name in (KEY_NAME, TOKEN_NAME):
+        target = folder / "b" / name
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copy2(folder / "a" / name, target)
+    (folder / "b").chmod(0o700)
+
+
+async def call(daemon: DaemonUnderTest, agent: str, method: str, **params: Any) -> Any:
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    response = await daemon.ask("POST", f"/v1/a2a/agents/{agent}", json=body, headers={"A2A-Version": "1.0"})
+    answer = response.json()
+    return answer.get("result") or answer["error"]
+
+
+def message(text: str) -> dict[str, Any]:
+    return {"messageId": text, "role": "ROLE_USER", "parts": [{"text": text}]}
+
+
+async def test_what_one_daemon_answered_is_read_and_listed_at_the_other(tmp_path: Path, url: str) -> None:
+    echo, slow, _, _ = agents()
+    async with open_daemon_under_test(tmp_path / "a", echo, slow, ledger=shared(url)) as a:
+        copy_keys(tmp_path)
+        async with open_daemon_under_test(tmp_path / "b", echo, slow, ledger=shared(url)) as b:
+            sent = (await call(a, "echo", "SendMessage", message=message("hello")))["task"]
+            assert sent["status"]["state"] == "TASK_STATE_COMPLETED"
+            assert await call(b, "echo", "GetTask", id=sent["id"]) == await call(a, "echo", "GetTask", id=sent["id"])
+            listed = await call(b, "echo", "ListTasks")
+            assert [task["id"] for task in listed["tasks"]] == [sent["id"]]
+
+
+async def test_a_cancel_at_one_daemon_stops_the_work_at_the_other_whose_stream_ends(tmp_path: Path, url: str) -> None:
+    echo, slow, begun, stopped = agents()
+    async with open_daemon_under_test(tmp_path / "a", slow, ledger=shared(url)) as a:
+        copy_keys(tmp_path)
+        async with open_daemon_under_test(tmp_path / "b", echo, slow, ledger=shared(url)) as b:
+            returned = {"returnImmediately": True}
+            sent = (await call(a, "slow", "SendMessage", message=message("wait"), configuration=returned))["task"]
+            await asyncio.wait_for(begun.wait(), BOUND_S)
+            body = {"jsonrpc": "2.0", "id": 1, "method": "SubscribeToTask", "params": {"id": sent["id"]}}
+            headers = {"A2A-Version": "1.0", "Authorization": f"Bearer {b.token}"}
+            async with b.http.stream("POST", "/v1/a2a/agents/slow", json=body, headers=headers) as stream:
+                lines = stream.aiter_lines()
+                await anext(lines)
+                canceled = await call(b, "slow", "CancelTask", id=sent["id"])
+                assert canceled["status"]["state"] == "TASK_STATE_CANCELED"
+                rest = [line async for line in lines]
+            assert "TASK_STATE_CANCELED" in "".join(rest)
+            await asyncio.wait_for(stopped.wait(), BOUND_S)
+
+
+async def test_a_tenant_that_is_disabled_at_one_daemon_is_shut_out_at_the_other(tmp_path: Path, url: str) -> None:
+    async with open_daemon_under_test(tmp_path / "a", ledger=shared(url)) as a:
+        copy_keys(tmp_path)
+        async with open_daemon_under_test(tmp_path / "b", ledger=shared(url)) as b:
+            tenant = await a.add_tenant("acme")
+            assert (await b.ask("GET", "/v1/agents", token=tenant)).status_code == 200, "known before it was told"
+            await a.tenants.change(a.operator, "acme", disabled=True)
+            assert (await b.ask("GET", "/v1/agents", token=tenant)).status_code in (401, 403)
+
+
+async def test_a_home_without_the_shared_key_or_with_another_token_is_refused(tmp_path: Path, url: str) -> None:
+    async with open_daemon_under_test(tmp_path / "a", ledger=shared(url)):
+        with pytest.raises(UnsafeHome, match=r"copy identity/local\.key"):
+            async with open_daemon_under_test(tmp_path / "c", ledger=shared(url)):
+                pass
+        copy_keys(tmp_path)
+        (tmp_path / "b" / TOKEN_NAME).unlink()
+        with pytest.raises(UnsafeHome, match=r"operator\.token"):
+            async with open_daemon_under_test(tmp_path / "b", ledger=shared(url)):
+                pass
+        with pytest.raises(HomeLocked):
+            async with open_daemon_under_test(tmp_path / "a", ledger=shared(url)):
+                pass
+
+
+@pytest.mark.parametrize("chosen", [{"peers": {"enabled": True}}, {"a2a": {"push_notifications": True}}])
+async def test_what_only_one_daemon_can_do_yet_is_refused(tmp_path: Path, chosen: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=r"does not work with ledger\.url yet"):
+        async with open_daemon_under_test(tmp_path, ledger=shared("postgres://nobody@/none"), **chosen):
+            pass
+
+
+async def test_a_database_that_is_not_there_or_not_durable_is_a_clear_error(tmp_path: Path, url: str) -> None:
+    with pytest.raises(DatabaseUnusable, match="does not exist"):
+        async with open_daemon_under_test(tmp_path / "a", ledger=shared(f"{at(url, 'no_such_database')}")):
+            pass
+    with pytest.raises(NotDurable, match="fsync"):
+        async with open_daemon_under_test(tmp_path / "a", ledger={"url": url}):
+            pass
