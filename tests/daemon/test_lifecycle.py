@@ -5,6 +5,8 @@ import json
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,36 @@ def test_a_signal_stops_the_daemon_cleanly(short_path: Path, number: int) -> Non
     assert get(daemon, "/readyz")[0] == 200
     assert daemon.stop(number) == 0
     assert not (daemon.home / "sock").exists()
+
+
+LOOKS_AT_ITS_ADDRESS = """
+import sys
+from pathlib import Path
+from covenant.cli.main import main
+from covenant.doors.http.server.http_server import HttpServer
+
+start, address = HttpServer.start, Path(sys.argv[1]) / "http.url"
+
+async def look_and_start(server, listeners):
+    print("an address" if address.exists() else "no address", flush=True)
+    await start(server, listeners)
+
+HttpServer.start = look_and_start
+sys.argv = ["covenant", "serve", "--home", sys.argv[1], "--http-port", "0"]
+main()
+"""
+
+
+def test_the_address_is_told_when_it_can_be_called(short_path: Path) -> None:
+    program = [sys.executable, "-c", LOOKS_AT_ITS_ADDRESS, str(short_path / "home")]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdout is not None
+        assert daemon.stdout.readline() == "no address\n"
+        assert daemon.stdout.readline().startswith("covenant listens on ")
+        assert (short_path / "home" / "http.url").exists()
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(BOUND_S) == 0
+    assert not (short_path / "home" / "http.url").exists()
 
 
 def test_the_line_says_where_it_listens(short_path: Path) -> None:

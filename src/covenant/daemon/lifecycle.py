@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -194,8 +194,10 @@ async def _live(
         listening = Listening(url, settings.home / SOCKET_NAME, tuple(agent.definition.id for agent in found))
         if demo:
             await open_demo(daemon)
-        with left_in(settings.home, url):
+        with ExitStack() as left:
             async with serving(daemon, found, hurried=stops.hurried):
+                # Not before: whoever finds the address calls at once. It is there until the doors are closed.
+                left.enter_context(left_in(settings.home, url))
                 _settle_memory()
                 announce(listening)
                 await stops.asked.wait()
