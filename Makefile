@@ -10,11 +10,20 @@ export PYTHONDONTWRITEBYTECODE :=
 
 VENV := .venv
 BIN := $(VENV)/bin
+RUNTIME_STAMP := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/.installed
 PIP_FLAGS := --quiet --disable-pip-version-check
-LOCKS := requirements/runtime.lock requirements/dev.lock
+# Python compiles what it imports; compiling all that is there would take longer than the rest.
+PIP_TELLS := --no-compile --progress-bar off --disable-pip-version-check
+RUNTIME_LOCK := requirements/runtime.lock
+LOCKS := requirements/extras.lock requirements/dev.lock
+# Each package by name as it comes. A pipe ends with the status of its last command, so pip's is kept in a file.
+NAMED := while read -r verb what _; do case $$verb in \
+  Collecting|Processing) echo "  $${what\#\#*/}";; Installing) echo "  writing the files";; esac; done
+install = (status=0; $(BIN)/python -u -m pip install $(1) || status=$$?; echo $$status > $(VENV)/.status) | $(NAMED); \
+  exit $$(cat $(VENV)/.status)
 CHECKED := $(wildcard src tests bench examples scripts)
 
 .DEFAULT_GOAL := help
@@ -23,15 +32,22 @@ CHECKED := $(wildcard src tests bench examples scripts)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## prepare .venv with the pinned dependencies
+setup: $(STAMP) ## prepare .venv with all that is pinned: the core, the extras, the tools
 
-# The stamp is touched last, so an interrupted install is done again.
-$(STAMP): $(LOCKS) pyproject.toml
+# What `make run` needs: the core alone. A stamp is touched last, so an interrupted install is done again.
+$(RUNTIME_STAMP): $(RUNTIME_LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Covenant needs Python 3.11 or later")'
-	@echo "preparing $(VENV)"
+	@echo "making $(VENV) for $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install $(PIP_FLAGS) --require-hashes $(LOCKS:%=-r %)
+	@echo "installing the $$(grep -c == $(RUNTIME_LOCK)) packages of $(RUNTIME_LOCK)"
+	@$(call install,$(PIP_TELLS) --require-hashes -r $(RUNTIME_LOCK))
+	@echo "installing covenant from this folder"
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(STAMP): $(RUNTIME_STAMP) $(LOCKS)
+	@echo "installing the $$(cat $(LOCKS) | grep -c ==) packages of the extras and of what checks and tests: once, for minutes"
+	@$(call install,$(PIP_TELLS) --require-hashes $(LOCKS:%=-r %))
 	@touch $@
 
 # Other queues stay out of .venv: what is measured must not change what is shipped.
@@ -41,7 +57,7 @@ $(BENCH_STAMP): requirements/bench.lock
 	@$(BENCH_VENV)/bin/python -m pip install $(PIP_FLAGS) --require-hashes -r requirements/bench.lock
 	@touch $@
 
-run: setup ## start the daemon with a sample agent, and say what to try next
+run: $(RUNTIME_STAMP) ## start the daemon with a sample agent, and say what to try next
 	@$(BIN)/covenant serve --demo
 
 test: setup ## run the tests that need neither root nor patience

@@ -159,4 +159,4 @@ def test_without_the_extra_the_refusal_names_the_command_that_installs_it(short_
     )
     assert (ran.code, ran.out) == (1, "")
     assert "grpc.enabled" in ran.err
-    assert "pip install 'covenant[grpc]'" in ran.err
+    assert "pip install 'covenant-a2a[grpc]'" in ran.err

@@ -57,7 +57,7 @@ async def test_without_the_extra_the_door_says_how_to_get_it(tmp_path: Path) -> 
         headers = [(b"authorization", f"Bearer {s.token}".encode())]
         await door({"type": "http", "method": "POST", "path": "/mcp", "headers": headers}, receive, send)
         assert said[0]["status"] == 501
-        assert b"pip install 'covenant[mcp]'" in said[1]["body"]
+        assert b"pip install 'covenant-a2a[mcp]'" in said[1]["body"]
         said.clear()
         await door({"type": "http", "method": "POST", "path": "/mcp", "headers": []}, receive, send)
         assert said[0]["status"] == 401

@@ -210,7 +210,7 @@ def test_without_the_extra_there_is_no_model_and_what_to_install_is_said(monkeyp
     monkeypatch.setattr("covenant.daemon.wiring.agents.LIBRARY", "no_such_library")
     models = Models(ModelSettings(name="openai:small"))
     assert (models.default, models.of(agent())) == (None, None)
-    assert 'pip install "covenant[model]"' in models.trouble
+    assert "pip install 'covenant-a2a[model]'" in models.trouble
 
 
 def test_a_daemon_without_a_model_does_not_load_the_library() -> None:

@@ -302,7 +302,7 @@ def test_an_exporter_that_is_not_installed_is_said_and_stops_nothing() -> None:
     on, log = opened(TelemetrySettings(), {"OTEL_TRACES_EXPORTER": "nobody"})
     assert not on
     assert "telemetry.not_installed" in log
-    assert "pip install 'covenant[otel]'" in log
+    assert "pip install 'covenant-a2a[otel]'" in log
 
 
 def per_call_us(call: Callable[[], object]) -> float:

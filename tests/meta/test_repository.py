@@ -76,6 +76,7 @@ def test_ordinary_paths_and_addresses_are_no_traces(tmp_path: Path) -> None:
 def test_every_lock_entry_is_an_exact_pin_with_hashes() -> None:
     assert {path.name for path in (ROOT / "requirements").iterdir()} == {
         "runtime.lock",
+        "extras.lock",
         "dev.lock",
         "bench.lock",
     }
@@ -114,8 +115,12 @@ def test_a_pin_with_its_hashes_is_in_order(tmp_path: Path) -> None:
 
 def test_the_environments_are_installed_by_hash() -> None:
     made = (ROOT / "Makefile").read_text(encoding="utf-8")
-    installs = [line for line in made.splitlines() if "pip install" in line and (".lock" in line or "LOCKS" in line)]
-    assert len(installs) == 2
+    installs = [
+        line
+        for line in made.splitlines()
+        if ("pip install" in line or "call install" in line) and "LOCK" in line.upper()
+    ]
+    assert len(installs) == 3
     assert all("--require-hashes" in line for line in installs)
 
 
@@ -124,7 +129,7 @@ def test_a_declared_dependency_is_pinned_within_its_bounds(requirement: Requirem
     assert requirement.specifier.contains(pins("runtime")[canonicalize_name(requirement.name)])
 
 
-@pytest.mark.parametrize("lock", [("runtime",), ("runtime", "dev")], ids="+".join)
+@pytest.mark.parametrize("lock", [("runtime",), ("runtime", "extras"), ("runtime", "extras", "dev")], ids="+".join)
 def test_a_lock_pins_what_its_distributions_need(lock: tuple[str, ...]) -> None:
     pinned = {name for part in lock for name in pins(part)}
     needed = {
@@ -137,7 +142,33 @@ def test_a_lock_pins_what_its_distributions_need(lock: tuple[str, ...]) -> None:
 
 
 def test_no_pin_is_in_two_locks_of_one_environment() -> None:
-    assert pins("runtime").keys() & pins("dev").keys() == set()
+    names = [name for lock in ("runtime", "extras", "dev") for name in pins(lock)]
+    assert len(names) == len(set(names))
+
+
+def test_the_runtime_lock_holds_the_core_and_nothing_else() -> None:
+    found = {"setuptools"} | {canonicalize_name(requirement.name) for requirement in declared()}
+    todo = list(found)
+    while todo:
+        for requirement in map(Requirement, requires(todo.pop()) or ()):
+            name = canonicalize_name(requirement.name)
+            wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if wanted and name not in found:
+                found.add(name)
+                todo.append(name)
+    assert set(pins("runtime")) == found
+
+
+def test_make_run_installs_the_runtime_lock_alone() -> None:
+    planned = subprocess.run(
+        ["make", "--no-print-directory", "-n", "-C", str(ROOT), "VENV=.venv-none", "run"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert "requirements/runtime.lock" in planned
+    assert "extras.lock" not in planned
+    assert "dev.lock" not in planned
 
 
 def test_the_makefile_documents_its_targets() -> None:

@@ -21,6 +21,7 @@ from covenant.exchange.tasks.builder import text_of
 from covenant.model.agent_definition import INDEX, INDEX_DEFINITION, AgentDefinition
 from covenant.model.content import Content, Text
 from covenant.model.errors import CovenantError
+from covenant.model.extras import install_command
 from covenant.model.task_event import StatusUpdate
 
 ROUTE: Final = "covenant.route"
@@ -149,7 +150,7 @@ def _tell_answer(job: Job, output: TurnOutput, answer: Answer, *, agent: str, la
     job.complete(*(output.close() or made))
 
 
-NO_MODEL: Final = 'no model is configured: set model.name = "provider:name" and pip install "covenant[model]"'
+NO_MODEL: Final = f'no model is configured: set model.name = "provider:name" and {install_command("model")}'
 
 
 class ModelProvider(Protocol):

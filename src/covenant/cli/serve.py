@@ -21,6 +21,7 @@ from covenant.daemon.home import UnsafeHome, url_in
 from covenant.daemon.settings_loader import SettingEntry, entries, load
 from covenant.ledger.embedded.disk import unusable_by
 from covenant.model.errors import CovenantError, SettingsError
+from covenant.model.extras import install_command
 
 RELOAD: Final = "--reload"
 MCP_PATH: Final = "/mcp"
@@ -139,7 +140,7 @@ def mcp(*, home: str | None, token_file: str | None, url: str | None) -> None:
     except ModuleNotFoundError as missing:
         raise Failure(
             "mcp_not_installed",
-            f"the package {missing.name} is not installed: pip install 'covenant[mcp]'",
+            f"the package {missing.name} is not installed: {install_command('mcp')}",
         ) from missing
     asyncio.run(bridge(address, token, covenant.__version__))
 

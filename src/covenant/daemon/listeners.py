@@ -17,7 +17,8 @@ from covenant.doors.http.server.bounds import HttpBounds
 from covenant.doors.http.server.http_exchange import Door
 from covenant.doors.http.server.http_refusals import RefusalForm, plain_form
 from covenant.doors.http.server.http_server import HttpServer
-from covenant.model.errors import CovenantError, SettingsError
+from covenant.model.errors import CovenantError
+from covenant.model.extras import not_installed
 
 if TYPE_CHECKING:
     from covenant.doors.a2a.grpc import GrpcServer
@@ -78,9 +79,7 @@ def _bind_grpc(settings: GrpcSettings) -> GrpcServer:
     try:
         from covenant.doors.a2a.grpc import GrpcServer  # noqa: PLC0415  an extra
     except ModuleNotFoundError as missing:
-        raise SettingsError(
-            f"grpc.enabled needs the package {missing.name}, which is not installed: pip install 'covenant[grpc]'"
-        ) from missing
+        raise not_installed("grpc.enabled", "grpc", missing.name) from missing
     try:
         return GrpcServer(
             bind_addr=settings.bind_addr,

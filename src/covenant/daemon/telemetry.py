@@ -23,6 +23,7 @@ from typing import Any, Final, TextIO
 import covenant
 from covenant.daemon.settings import LogFormat, LogLevel, TelemetrySettings
 from covenant.doors.metrics import Meter
+from covenant.model.extras import install_command
 from covenant.model.tracing import OFF, Span, SpanKind, Trace, Tracer, Value
 
 ROOT: Final = "covenant"
@@ -124,7 +125,7 @@ PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PR
 EXPORTERS: Final = "opentelemetry_traces_exporter"
 SERVICE: Final = "covenant"
 FLUSH_S: Final = 5.0
-INSTALL: Final = "pip install 'covenant[otel]'"
+INSTALL: Final = install_command("otel")
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ async def test_without_a_model_sending_fails_clearly_and_nobody_is_routed_there(
     async with open_agents(tmp_path, {**BOT, "description": "Knows everything about whales"}) as under_test:
         view = await asked(under_test)
         assert (view.state, said(view)) == (TaskState.FAILED, NO_MODEL)
-        assert "covenant[model]" in NO_MODEL
+        assert "covenant-a2a[model]" in NO_MODEL
         assert "There are no agents yet" in said(await under_test.ask("index", "Tell me about whales"))
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from covenant.exchange.cards import usable_tools
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.errors import Forbidden
+from covenant.model.extras import install_command
 from covenant.model.mcp_servers import McpServer, Tool, tools_for, tools_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ AT_ONCE_MAX: Final = 16
 """Calls of one server under way; others wait, and their time runs."""
 RETRY_S: Final = 5.0
 """How long a server that could not be started is left alone."""
-MISSING: Final = "MCP is not installed here: pip install 'covenant[mcp]'"
+MISSING: Final = f"MCP is not installed here: {install_command('mcp')}"
 
 log = logging.getLogger(__name__)
 _name = re.compile(r"[A-Za-z0-9_./-]{1,128}").fullmatch

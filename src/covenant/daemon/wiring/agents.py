@@ -40,14 +40,16 @@ from covenant.ledger.clock import Uuids
 from covenant.ledger.contract.identities import IdentityLedger
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.agent_definition import INDEX, AgentDefinition
+from covenant.model.extras import install_command
 from covenant.model.kinds import AgentKind
 from covenant.model.task import ELSEWHERE, PEERS, Target
 from covenant.model.tenants import DEFAULT
 from covenant.outbound.urls import read_url
-from covenant.peers.requester.requester_service import Requester
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
+
+    from covenant.peers.requester.requester_service import Requester
 
 INTERVAL_S: Final = 1.0
 _CALLED_BY_ADDRESS: Final = AgentDefinition(id=ELSEWHERE, kind="remote")
@@ -341,7 +343,7 @@ class Models:
 
     def _open(self, name: str) -> Model | None:
         if find_spec(LIBRARY) is None:
-            self.trouble = 'the extra is not installed: pip install "covenant[model]"'
+            self.trouble = f"the extra is not installed: {install_command('model')}"
             return None
         try:
             return self._infer(name)

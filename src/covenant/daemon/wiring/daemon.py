@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
 
 from covenant.agents.agent_loader import LoadedAgent
 from covenant.agents.runtime.worker_pool import RunningJobs
@@ -14,8 +16,20 @@ from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.agents import Agents, open_agents
 from covenant.daemon.wiring.core import Base, open_base
 from covenant.daemon.wiring.doors import Doors, make_doors
-from covenant.daemon.wiring.peers import Peers, open_peer_services
 from covenant.daemon.wiring.storage import SYSTEM_CLOCKS, Clocks
+from covenant.model.extras import not_installed
+
+if TYPE_CHECKING:
+    from covenant.daemon.wiring.peers import Peers
+    from covenant.peers.peer_services import PeerServices
+
+PEER_PACKAGES: Final = {
+    "biscuit_auth": "biscuit-python",
+    "dns": "dnspython",
+    "ifaddr": "ifaddr",
+    "zeroconf": "zeroconf",
+}
+"""Modules that peers need, and the distributions of the extra `peers` that bring them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +62,38 @@ async def open_daemon(
 
     Raises HomeLocked, Damaged, UnsafeHome, CannotListen or SettingsError, each with what to do about it.
     """
+    _check_extras(settings)
     jobs = RunningJobs()
     async with (
         open_base(settings, log, clocks=clocks, archive_apart=archive_apart) as base,
-        open_peer_services(base, jobs) as services,
+        _open_peer_services(base, jobs) as services,
         open_agents(base, services.requester if services is not None else None, jobs, served) as agents,
     ):
-        peers = Peers(base, services, agents) if services is not None else None
+        peers = _make_peers(base, services, agents) if services is not None else None
         yield Daemon(base=base, agents=agents, peers=peers, doors=make_doors(base, agents, peers))
+
+
+def _check_extras(settings: Settings) -> None:
+    """Before anything is opened or written."""
+    if settings.peers.enabled:
+        for module, package in PEER_PACKAGES.items():
+            if find_spec(module) is None:
+                raise not_installed("peers.enabled", "peers", package)
+
+
+@asynccontextmanager
+async def _open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[PeerServices | None]:
+    """None: peers are switched off."""
+    if not base.settings.peers.enabled:
+        yield None
+        return
+    from covenant.daemon.wiring.peers import open_peer_services  # noqa: PLC0415  (an extra)
+
+    async with open_peer_services(base, jobs) as services:
+        yield services
+
+
+def _make_peers(base: Base, services: PeerServices, agents: Agents) -> Peers:
+    from covenant.daemon.wiring.peers import Peers  # noqa: PLC0415  (an extra)
+
+    return Peers(base, services, agents)

@@ -17,7 +17,6 @@ from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import HttpSettings, Settings
 from covenant.daemon.wiring.agents import Agents, check_push
 from covenant.daemon.wiring.core import Base
-from covenant.daemon.wiring.peers import Peers
 from covenant.doors import native, simple
 from covenant.doors.a2a import cards as a2a_cards
 from covenant.doors.a2a.admission import Admission
@@ -55,6 +54,7 @@ from covenant.seal.cards import CardSigner
 from covenant.seal.keys import WebhookSigner
 
 if TYPE_CHECKING:
+    from covenant.daemon.wiring.peers import Peers
     from covenant.doors.a2a.grpc import GrpcCalls
 
 TENANT_DESCRIBED: Final = tuple(

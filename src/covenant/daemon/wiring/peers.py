@@ -1,6 +1,7 @@
 """Peers of a daemon: sealed delegation to and from other instances.
 
-Without `peers.enabled` there is none of this: no route, no key to seal to, and nobody is called.
+Without `peers.enabled` there is none of this: no route, no key to seal to, and nobody is called. Then this module is
+not imported either, since it needs the extra `peers`.
 """
 
 from __future__ import annotations
@@ -34,12 +35,10 @@ from covenant.wire.peers import Introduction
 
 
 @asynccontextmanager
-async def open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[PeerServices | None]:
-    """None: peers are switched off. `jobs`: what the daemon's own agents are at."""
+async def open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[PeerServices]:
+    """`jobs`: what the daemon's own agents are at."""
     keys = base.storage.instance_keys
-    if keys is None:
-        yield None
-        return
+    assert keys is not None, "there are keys if peers are switched on"
     async with AsyncExitStack() as stack:
         lines = PeerConnections(base.outbound.guard, user_agent=f"covenant/{covenant.__version__}")
         stack.push_async_callback(lines.close)

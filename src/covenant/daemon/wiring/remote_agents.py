@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,6 +21,7 @@ from covenant.daemon.telemetry import Log
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.agent_card import RemoteCard
 from covenant.model.errors import NotFound
+from covenant.model.extras import not_installed
 from covenant.model.task import Target
 from covenant.outbound.address_guard import AddressGuard, NameServerResolver, SystemResolver
 from covenant.outbound.call_errors import NoCard
@@ -145,5 +147,7 @@ async def open_outbound(settings: OutboundSettings) -> AsyncIterator[Outbound]:
 def _resolver(settings: OutboundSettings, patience_s: float) -> SystemResolver | NameServerResolver:
     if not settings.name_servers:
         return SystemResolver()
+    if find_spec("dns") is None:
+        raise not_installed("outbound.name_servers", "peers", "dnspython")
     servers = [read_address(text, DNS_PORT) for text in settings.name_servers]
     return NameServerResolver(servers, patience_s=patience_s)

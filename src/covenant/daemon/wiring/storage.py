@@ -28,6 +28,7 @@ from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.open import open_ledger
 from covenant.model.errors import SettingsError, Unavailable
+from covenant.model.extras import install_command
 from covenant.model.ids import PublicKey
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.seal.keys import new_private_key, new_token, token_hash, verify_grant
@@ -137,7 +138,7 @@ async def _open_shared(settings: Settings, clocks: Clocks) -> Ledger:
         postgres = await asyncio.to_thread(import_module, "covenant.ledger.postgres.open")
     except ImportError as error:
         raise SettingsError(
-            f"ledger.url needs the extra `postgres`: pip install 'covenant[postgres]' ({error})"
+            f"ledger.url needs the extra `postgres`: {install_command('postgres')} ({error})"
         ) from error
     home = settings.home.resolve()
     # Two daemons of one machine are two nodes.

@@ -22,12 +22,13 @@ from covenant.doors.mcp.tool_calls import ToolCalls
 from covenant.doors.metrics import Meter
 from covenant.doors.waits import CancelScope
 from covenant.model.errors import Unavailable
+from covenant.model.extras import install_command
 
 PATH: Final = MCP_PATH
 CALLER: Final = "covenant.caller"
 """Where a request's scope says who is calling."""
 OPENING_S: Final = 30.0
-MISSING: Final = "MCP needs a package that is not installed here: pip install 'covenant[mcp]', and restart the daemon"
+MISSING: Final = f"MCP needs a package that is not installed here: {install_command('mcp')}, and restart the daemon"
 STYLE: Final = Style(problem_body, transport="mcp", failed="mcp.failed")
 
 
