@@ -44,8 +44,8 @@ VERSION: Final = "0.0.test"
 class WatchedWaits(Waits):
     """Tells a test when waits begin and end."""
 
-    def __init__(self, doorkeeper: IdentityAuth, limits: Limits) -> None:
-        super().__init__(doorkeeper, limits)
+    def __init__(self, identity_auth: IdentityAuth, limits: Limits) -> None:
+        super().__init__(identity_auth, limits)
         self._count = 0
         self._changed = asyncio.Event()
 
@@ -91,7 +91,7 @@ class DoorsUnderTest:
     tenancy: TenantAccess
     catalogue: Catalogue
     limiter: TenantLimiter
-    doorkeeper: IdentityAuth
+    identity_auth: IdentityAuth
     waits: WatchedWaits
     meter: Meter
     door: HttpDoor
@@ -166,17 +166,17 @@ async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> 
     operator = operator_agent("operator@test", key)
     saved: list[str] = []
     await admit_operator(ledger, operator, token, saved.append)
-    doorkeeper = IdentityAuth(ledger, operator)
+    identity_auth = IdentityAuth(ledger, operator)
     exchange = MailboxExchange(ledger, operator, **options.pop("mailbox", {}))
     catalogue = Catalogue(ledger, key)
-    registry = IdentityAdmin(ledger, doorkeeper, operator, key, saved.append, seat=catalogue.seat)
-    tenancy = TenantAccess(ledger, operator, doorkeeper)
+    registry = IdentityAdmin(ledger, identity_auth, operator, key, saved.append, seat=catalogue.seat)
+    tenancy = TenantAccess(ledger, operator, identity_auth)
     await tenancy.open()
     limiter = TenantLimiter(now_ms, options.pop("tenant_limits", None))
-    waits, meter = WatchedWaits(doorkeeper, ledger.limits), Meter()
+    waits, meter = WatchedWaits(identity_auth, ledger.limits), Meter()
     api = ApiContext(
         services=Services(exchange, registry, ledger, tenancy, catalogue, options.pop("peers", None)),
-        doorkeeper=doorkeeper,
+        identity_auth=identity_auth,
         waits=waits,
         meter=meter,
         version=VERSION,
@@ -200,7 +200,7 @@ async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> 
                 tenancy=tenancy,
                 catalogue=catalogue,
                 limiter=limiter,
-                doorkeeper=doorkeeper,
+                identity_auth=identity_auth,
                 waits=waits,
                 meter=meter,
                 door=door,

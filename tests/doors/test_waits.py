@@ -108,7 +108,7 @@ async def test_a_lease_taken_just_as_the_caller_left_is_given_back(under_test: D
     """The caller leaves while the lease is being made durable: nobody would ever hear of it."""
     alice, bob = await under_test.pair()
     await alice.http.post("/a2a/tasks", new_task(bob))
-    principal = under_test.doorkeeper.recognise(bob.token)
+    principal = under_test.identity_auth.recognise(bob.token)
     assert principal is not None
     with pytest.raises(CallerGoneError):
         await take_waiting(under_test.office, principal, ReceiveRequest(wait_ms=60_000), left())
@@ -121,7 +121,7 @@ async def test_a_result_drained_just_as_the_caller_left_can_be_drained_again(und
     await alice.http.post("/a2a/tasks", task)
     await bob.http.get("/a2a/tasks/next")
     await bob.http.post("/a2a/results", {"task_id": task["id"], "status": "ok"})
-    principal = under_test.doorkeeper.recognise(alice.token)
+    principal = under_test.identity_auth.recognise(alice.token)
     assert principal is not None
     with pytest.raises(CallerGoneError):
         await drain_waiting(under_test.office, principal, DrainRequest(wait_ms=60_000), left())
@@ -134,7 +134,7 @@ async def test_a_caller_that_left_under_a_request_id_finds_the_same_when_it_asks
     """It may be asking again already, over another connection: what it was told there must stay its own."""
     alice, bob = await under_test.pair()
     await alice.http.post("/a2a/tasks", new_task(bob))
-    principal = under_test.doorkeeper.recognise(bob.token)
+    principal = under_test.identity_auth.recognise(bob.token)
     assert principal is not None
     with pytest.raises(CallerGoneError):
         await take_waiting(under_test.office, principal, ReceiveRequest(wait_ms=60_000, request_id="r-1"), left())
@@ -177,7 +177,7 @@ async def test_a_pause_gives_what_happens_unless_it_is_ended_first() -> None:
 async def test_a_wake_for_a_caller_that_has_just_left_is_passed_on(under_test: DoorsUnderTest) -> None:
     """Both wait; the first leaves in the very moment in which the task arrives."""
     alice, bob = await under_test.pair()
-    principal = under_test.doorkeeper.recognise(bob.token)
+    principal = under_test.identity_auth.recognise(bob.token)
     assert principal is not None
     pauses = [Pause(), Pause()]
     waiting = []
@@ -199,7 +199,7 @@ async def test_a_wake_for_a_caller_that_has_just_left_is_passed_on(under_test: D
 
 async def test_one_result_ends_one_of_many_drains_and_the_longest_waiting(under_test: DoorsUnderTest) -> None:
     alice, bob = await under_test.pair()
-    principal = under_test.doorkeeper.recognise(alice.token)
+    principal = under_test.identity_auth.recognise(alice.token)
     assert principal is not None
     pause = Pause()
     drains = []
@@ -219,9 +219,9 @@ async def test_one_result_ends_one_of_many_drains_and_the_longest_waiting(under_
 async def test_waits_are_bounded_for_each_caller_and_in_all(under_test: DoorsUnderTest) -> None:
     """Above the bound the caller is told to come back; whoever waits already is left alone."""
     alice, bob = await under_test.pair()
-    principals = [under_test.doorkeeper.recognise(each.token) for each in (alice, bob)]
+    principals = [under_test.identity_auth.recognise(each.token) for each in (alice, bob)]
     first, second = [each for each in principals if each is not None]
-    waits = Waits(under_test.doorkeeper, Limits(waits_max=3, waits_per_caller_max=2))
+    waits = Waits(under_test.identity_auth, Limits(waits_max=3, waits_per_caller_max=2))
     with waits.pause(first), waits.pause(first), waits.pause(second):
         for principal in (first, second):
             with pytest.raises(OverLimit) as refused, waits.pause(principal):

@@ -36,7 +36,7 @@ from covenant.model.peers.delegation_messages import (
 )
 from covenant.model.settings import Limits
 from covenant.model.task_view import TaskState
-from covenant.peers.outgoing_messages import outgoing as saying
+from covenant.peers.message_redaction import outgoing as saying
 from covenant.peers.transport.inbox import IncomingMessage
 from covenant.seal.proofs import sign_proof
 from tests.ledger_contract.samples import OPERATOR

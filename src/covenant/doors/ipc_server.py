@@ -269,7 +269,7 @@ class IpcSession:
         return None
 
     async def _authenticate(self, token: str | None) -> Principal | None:
-        caller = self._api.doorkeeper.recognise(token) if token else None
+        caller = self._api.identity_auth.recognise(token) if token else None
         if caller is None:
             await self._turn_away("unknown or revoked token")
             return None
@@ -278,7 +278,7 @@ class IpcSession:
 
     async def _turn_away(self, reason: str) -> None:
         try:
-            refusal = await self._api.doorkeeper.turned_away(
+            refusal = await self._api.identity_auth.turned_away(
                 reason, transport=TRANSPORT, address=self._stream.address()
             )
         except Refusal as unaudited:
@@ -291,7 +291,7 @@ class IpcSession:
         stream, api = self._stream, self._api
         stream.frame_bytes_max = self._server.frame_bytes_max
         # A caller revoked meanwhile still hears the answer under way: it may be about its own new token.
-        with api.doorkeeper.session(caller, stream.cut_off):
+        with api.identity_auth.session(caller, stream.cut_off):
             while (frame := await stream.read()) is not None:
                 try:
                     heading = decode(_HEADING, frame)

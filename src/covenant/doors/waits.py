@@ -147,8 +147,8 @@ class Pause:
 class Waits:
     """All waits that are open: bounded, for each caller and in all, and ended together when the daemon stops."""
 
-    def __init__(self, doorkeeper: IdentityAuth, limits: Limits) -> None:
-        self._doorkeeper = doorkeeper
+    def __init__(self, identity_auth: IdentityAuth, limits: Limits) -> None:
+        self._identity_auth = identity_auth
         self._limits = limits
         self._open: set[Pause] = set()
         self._open_of: Counter[PublicKey] = Counter()
@@ -165,7 +165,7 @@ class Waits:
         self._open.add(pause)
         self._open_of[caller] += 1
         try:
-            with self._doorkeeper.session(
+            with self._identity_auth.session(
                 principal, lambda: pause.end(Unauthenticated("unknown_token", "unknown or revoked token"))
             ):
                 yield pause

@@ -164,8 +164,8 @@ async def open_a2a(
     key, token = options.key, options.token
     operator = operator_agent("operator@test", key)
     principal = await admit_operator(ledger, operator, token, lambda _: None)
-    doorkeeper = IdentityAuth(ledger, operator)
-    catalogue, tenancy, meter = Catalogue(ledger, key), TenantAccess(ledger, operator, doorkeeper), Meter()
+    identity_auth = IdentityAuth(ledger, operator)
+    catalogue, tenancy, meter = Catalogue(ledger, key), TenantAccess(ledger, operator, identity_auth), Meter()
     await tenancy.open()
     tokens = {name: (await tenancy.add(principal, name)).token for name in options.tenants}
     workers = WorkerPool(

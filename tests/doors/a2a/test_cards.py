@@ -97,8 +97,8 @@ async def opened(
     ledger = await open_ledger(folder / "home", clock=now_ms, limits=Limits())
     try:
         await admit_operator(ledger, operator, token, lambda _: None)
-        doorkeeper = IdentityAuth(ledger, operator)
-        tenancy = TenantAccess(ledger, operator, doorkeeper)
+        identity_auth = IdentityAuth(ledger, operator)
+        tenancy = TenantAccess(ledger, operator, identity_auth)
         await tenancy.open()
         catalogue, cards = Catalogue(ledger, key), Cards(lambda: offer or CardFeatures(), CardSigner(key))
         pages = CardPages(

@@ -225,7 +225,7 @@ async def test_a_fault_of_ours_is_a_plain_500_and_a_line_in_the_log(
     async with open_doors(short_path, more_routes=[Route("/crash", crash)]) as under_test:
         api = ApiContext(
             services=under_test.office,
-            doorkeeper=under_test.doorkeeper,
+            identity_auth=under_test.identity_auth,
             waits=under_test.waits,
             meter=under_test.meter,
             version="1",

@@ -50,9 +50,9 @@ async def under_test() -> AsyncIterator[TenantsUnderTest]:
         agent=operator, token_sha256=token_hash(token), token_prefix=token[:6], registered_at_ms=clock(), operator=True
     )
     await ledger.commit(Enroll(by=operator, identity=identity))
-    doorkeeper = IdentityAuth(ledger, operator)
-    tenancy, catalogue = TenantAccess(ledger, operator, doorkeeper), Catalogue(ledger, KEY)
-    registry = IdentityAdmin(ledger, doorkeeper, operator, KEY, lambda _: None, seat=catalogue.seat)
+    identity_auth = IdentityAuth(ledger, operator)
+    tenancy, catalogue = TenantAccess(ledger, operator, identity_auth), Catalogue(ledger, KEY)
+    registry = IdentityAdmin(ledger, identity_auth, operator, KEY, lambda _: None, seat=catalogue.seat)
     await tenancy.open()
     await tenancy.open()
     yield TenantsUnderTest(

@@ -117,7 +117,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
         services=Services(
             access.mailbox, access.identity_admin, ledger, access.gate.tenancy, access.catalogue, peer_operations
         ),
-        doorkeeper=access.identity_auth,
+        identity_auth=access.identity_auth,
         waits=waits,
         meter=meter,
         version=covenant.__version__,

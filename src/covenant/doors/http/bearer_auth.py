@@ -22,13 +22,13 @@ RECOGNISED_S: Final = 60.0
 """For how long at most. Elsewhere a token is kept as its hash, if at all."""
 
 
-def principal_of(doorkeeper: IdentityAuth, credential: bytes | None) -> Principal | None:
+def principal_of(identity_auth: IdentityAuth, credential: bytes | None) -> Principal | None:
     """The identity that has the value of this `Authorization` header."""
     token = bearer_of(credential) if credential is not None else None
-    return doorkeeper.recognise(token) if token is not None else None
+    return identity_auth.recognise(token) if token is not None else None
 
 
-async def turned_away(doorkeeper: IdentityAuth, scope: Scope, credential: bytes | None) -> Refusal:
+async def turned_away(identity_auth: IdentityAuth, scope: Scope, credential: bytes | None) -> Refusal:
     """The refusal of a caller that no identity has the token of; it is audited first."""
     if credential is None:
         reason = "missing Authorization header"
@@ -36,7 +36,7 @@ async def turned_away(doorkeeper: IdentityAuth, scope: Scope, credential: bytes 
         reason = "expected Authorization: Bearer <token>"
     else:
         reason = "unknown or revoked token"
-    return await doorkeeper.turned_away(reason, transport=TRANSPORT, address=address(scope))
+    return await identity_auth.turned_away(reason, transport=TRANSPORT, address=address(scope))
 
 
 class TenantGate:

@@ -114,7 +114,7 @@ class OperationEndpoint(Endpoint, Generic[R]):
         self._operation = operation
         self._run = operation.run
         self._services = api.services
-        self._doorkeeper = api.doorkeeper
+        self._identity_auth = api.identity_auth
         self._waits = api.waits
         self._encode = api.encode
         self._body_bytes_max = body_bytes_max
@@ -126,9 +126,9 @@ class OperationEndpoint(Endpoint, Generic[R]):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         credential = credential_of(scope)
-        caller = principal_of(self._doorkeeper, credential)
+        caller = principal_of(self._identity_auth, credential)
         if caller is None:
-            raise await turned_away(self._doorkeeper, scope, credential)
+            raise await turned_away(self._identity_auth, scope, credential)
         body = b""
         if self._in_body:
             found = body_at_hand(send, self._body_bytes_max)

@@ -147,7 +147,7 @@ class ApiContext:
     """What HTTP and the local socket share: who is let in, what operations work with, and how answers are written."""
 
     services: Services
-    doorkeeper: IdentityAuth
+    identity_auth: IdentityAuth
     waits: Waits
     meter: Meter
     version: str

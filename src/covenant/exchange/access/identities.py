@@ -64,7 +64,7 @@ class IdentityAdmin:
     def __init__(
         self,
         ledger: Ledger,
-        doorkeeper: IdentityAuth,
+        identity_auth: IdentityAuth,
         operator: AgentId,
         operator_key: bytes,
         save_operator_token: Callable[[str], None],
@@ -72,7 +72,7 @@ class IdentityAdmin:
         seat: Callable[[str], ReservedIdentity | None] = lambda _: None,
     ) -> None:
         self._ledger = ledger
-        self._doorkeeper = doorkeeper
+        self._identity_auth = identity_auth
         self._operator = operator
         self._operator_key = operator_key
         self._save_operator_token = save_operator_token

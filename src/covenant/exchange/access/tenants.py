@@ -67,10 +67,10 @@ class TenantSession:
 
 
 class TenantAccess:
-    def __init__(self, ledger: IdentityLedger, operator: AgentId, doorkeeper: IdentityAuth) -> None:
+    def __init__(self, ledger: IdentityLedger, operator: AgentId, identity_auth: IdentityAuth) -> None:
         self._ledger = ledger
         self._operator = operator
-        self._doorkeeper = doorkeeper
+        self._identity_auth = identity_auth
         self._sessions: dict[str, dict[Callable[[], None], Caller]] = {}
         """By tenant: how each is ended, and whose it is."""
         self._recognised: dict[str, Caller] = {}
@@ -117,7 +117,7 @@ class TenantAccess:
         caller = self.recognise(token) if token else None
         if caller is None:
             reason = "no tenant has this token, or not any more" if token else "missing bearer token"
-            await self._doorkeeper.turned_away(reason, transport=transport, address=address)
+            await self._identity_auth.turned_away(reason, transport=transport, address=address)
             raise unauthenticated()
         return caller
 

@@ -35,6 +35,7 @@ PARTS_MAX: Final = 1_000
 IDEMPOTENCY: Final = "covenant.idempotency"
 """In the request's metadata: the key, and perhaps that running the work twice does no harm."""
 
+_NO_NAMES: Final[tuple[str, ...]] = ()
 _PLAIN: Final = "text/plain"
 _JSON: Final = "application/json"
 _BYTES: Final = "application/octet-stream"
@@ -108,17 +109,12 @@ def build_task(
         own_ms = definition.timeout_ms or KINDS[definition.kind].timeout_ms
         if own_ms is not None:
             timeout_ms = own_ms if timeout_ms is None else min(own_ms, timeout_ms)
-    depth, traceparent, tracestate = 0, None, None
-    chain: tuple[str, ...] = ()
+    traceparent = tracestate = message_id = None
+    depth, chain, extensions, references = 0, _NO_NAMES, _NO_NAMES, _NO_NAMES
     if hop is not None:
-        depth, chain = hop.depth, hop.chain
-        if deadline_ms is None:
-            deadline_ms = hop.deadline_ms
+        depth, chain, deadline_ms = hop.depth, hop.chain, hop.deadline_ms if deadline_ms is None else deadline_ms
         if (trace := trace_of(hop)) is not None:
             traceparent, tracestate = trace.traceparent, trace.tracestate
-    message_id = None
-    extensions: tuple[str, ...] = ()
-    references: tuple[str, ...] = ()
     if message is not None:
         message_id, metadata = message.message_id, message.metadata
         extensions, references = message.extensions, message.reference_task_ids

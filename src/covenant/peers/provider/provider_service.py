@@ -54,7 +54,7 @@ from covenant.model.task import Hop, Task, fingerprint
 from covenant.model.task_view import first_message
 from covenant.model.tenants import DEFAULT
 from covenant.peers.directory.peer_directory import as_agent
-from covenant.peers.outgoing_messages import Redacted, outgoing, redact_aside
+from covenant.peers.message_redaction import Redacted, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.provider.offer_admission import (
     BUSY_RETRY_MS,

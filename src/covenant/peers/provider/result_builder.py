@@ -42,7 +42,7 @@ from covenant.model.task_event import ArtifactUpdate, Began, Continued, Ended, M
 from covenant.model.task_view import Artifact, TaskState, TaskView, final_message, first_message
 from covenant.model.usage import read_usage, tokens_of, usage_in
 from covenant.outbound.remote.remote_task import answer_text
-from covenant.peers.outgoing_messages import HELD_BACK, redact, redact_transcript
+from covenant.peers.message_redaction import HELD_BACK, redact, redact_transcript
 from covenant.peers.peer_settings import PeerSettings
 from covenant.seal.envelope import BODY_BYTES_MAX
 from covenant.seal.keys import Uncanonical

@@ -26,7 +26,7 @@ from covenant.model.peers.delegation import ACCEPTED, CANCELLING, Delegation, De
 from covenant.model.peers.delegation_messages import StatusReport
 from covenant.model.task_event import MessageUpdate, Started, StatusUpdate, Step
 from covenant.model.task_view import TaskViewBuilder
-from covenant.peers.outgoing_messages import HEAVY_CHARS, log_findings, outgoing, redact_aside
+from covenant.peers.message_redaction import HEAVY_CHARS, log_findings, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.provider.result_builder import (
     INPUT_REQUIRED,

@@ -44,7 +44,7 @@ from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.task import Target, Task
 from covenant.model.tenants import DEFAULT
 from covenant.peers.directory.peer_directory import PeerDirectory
-from covenant.peers.outgoing_messages import Redacted, outgoing, redact_aside
+from covenant.peers.message_redaction import Redacted, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.inbox import IncomingMessage
 from covenant.seal.proofs import assert_offer, verify_proof

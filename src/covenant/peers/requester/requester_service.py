@@ -48,7 +48,7 @@ from covenant.model.peers.delegation_messages import (
 from covenant.model.peers.instance import InstanceId
 from covenant.model.task import Target, Task
 from covenant.peers.directory.peer_directory import PeerDirectory
-from covenant.peers.outgoing_messages import outgoing, redact_aside
+from covenant.peers.message_redaction import outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.requester.offers import (
     OfferBuilder,

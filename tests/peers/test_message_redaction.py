@@ -20,7 +20,7 @@ from covenant.model.peers.delegation_messages import (
 )
 from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState
-from covenant.peers.outgoing_messages import (
+from covenant.peers.message_redaction import (
     ERROR_CHARS_MAX,
     MESSAGE_CHARS_MAX,
     REASON_CHARS_MAX,
