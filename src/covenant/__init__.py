@@ -18,41 +18,103 @@ if TYPE_CHECKING:
     from covenant.agents.runtime.agent_calls import CallLimit as CallLimit
     from covenant.agents.runtime.agent_calls import NotEnough as NotEnough
     from covenant.client import Client as Client
+    from covenant.client import Posted as Posted
+    from covenant.client import Sent as Sent
+    from covenant.client import Taken as Taken
     from covenant.daemon.connect import connect as connect
+    from covenant.ledger.contract.tasks import QueueEntry as QueueEntry
+    from covenant.ledger.contract.tasks import TaskDetail as TaskDetail
+    from covenant.ledger.contract.tasks import TreeNode as TreeNode
+    from covenant.ledger.machine.commands import Accepted as Accepted
+    from covenant.ledger.machine.commands import Canceled as Canceled
+    from covenant.ledger.machine.commands import LeasedTask as LeasedTask
+    from covenant.ledger.machine.commands import Settled as Settled
     from covenant.mailbox import Mailbox as Mailbox
     from covenant.mailbox import local_agent as local_agent
     from covenant.model.agent_definition import Skill as Skill
+    from covenant.model.content import Audio as Audio
+    from covenant.model.content import Content as Content
+    from covenant.model.content import Embedded as Embedded
+    from covenant.model.content import Image as Image
     from covenant.model.content import Json as Json
+    from covenant.model.content import Resource as Resource
+    from covenant.model.content import ResourceLink as ResourceLink
     from covenant.model.content import Text as Text
+    from covenant.model.errors import Conflict as Conflict
+    from covenant.model.errors import CovenantError as CovenantError
+    from covenant.model.errors import Damaged as Damaged
+    from covenant.model.errors import Forbidden as Forbidden
+    from covenant.model.errors import HomeLocked as HomeLocked
+    from covenant.model.errors import HomeUnusable as HomeUnusable
+    from covenant.model.errors import Invalid as Invalid
+    from covenant.model.errors import NotFound as NotFound
+    from covenant.model.errors import OverLimit as OverLimit
+    from covenant.model.errors import Refusal as Refusal
+    from covenant.model.errors import SettingsError as SettingsError
+    from covenant.model.errors import TooLarge as TooLarge
+    from covenant.model.errors import Unauthenticated as Unauthenticated
+    from covenant.model.errors import Unavailable as Unavailable
+    from covenant.model.errors import WrongType as WrongType
     from covenant.model.ids import AgentId as AgentId
+    from covenant.model.ids import LeaseId as LeaseId
+    from covenant.model.ids import PublicKey as PublicKey
+    from covenant.model.ids import TaskId as TaskId
     from covenant.model.retry_policy import ForceError as ForceError
+    from covenant.model.retry_policy import Posture as Posture
+    from covenant.model.retry_policy import RepairOutcome as RepairOutcome
+    from covenant.model.retry_policy import RepairRequest as RepairRequest
     from covenant.model.retry_policy import Requeue as Requeue
+    from covenant.model.task import DuplicateSafety as DuplicateSafety
     from covenant.model.task import Hop as Hop
     from covenant.model.task import Idempotency as Idempotency
+    from covenant.model.task import Lease as Lease
+    from covenant.model.task import ReceivedTask as ReceivedTask
     from covenant.model.task import Result as Result
+    from covenant.model.task import ResultStatus as ResultStatus
     from covenant.model.task import Task as Task
+    from covenant.model.task_event import ArtifactUpdate as ArtifactUpdate
+    from covenant.model.task_event import MessageUpdate as MessageUpdate
+    from covenant.model.task_event import StatusUpdate as StatusUpdate
+    from covenant.model.task_event import Update as Update
+    from covenant.outbound.call_errors import AddressRefused as AddressRefused
+    from covenant.outbound.call_errors import CallFailed as CallFailed
+    from covenant.outbound.call_errors import NoCard as NoCard
+    from covenant.outbound.call_errors import OutcomeUnknown as OutcomeUnknown
     from covenant.outbound.call_errors import RemoteError as RemoteError
+    from covenant.outbound.call_errors import RemoteRefused as RemoteRefused
+    from covenant.outbound.call_errors import RemoteTimedOut as RemoteTimedOut
     from covenant.outbound.remote.remote_client import Remote as Remote
     from covenant.outbound.remote.remote_task import Reply as Reply
+    from covenant.simple import ExternalServiceError as ExternalServiceError
+    from covenant.simple import NotFoundError as NotFoundError
+    from covenant.simple import ValidationError as ValidationError
     from covenant.worker import Worker as Worker
+    from covenant.worker import WorkerJob as WorkerJob
 
 __version__ = "0.1.0"
 
 _NAMES = {
     "covenant.agents.api": "Agent SyncTurn Turn",
     "covenant.agents.runtime.agent_calls": "Answer Call CallLimit NotEnough",
-    "covenant.client": "Client",
+    "covenant.client": "Client Posted Sent Taken",
     "covenant.daemon.connect": "connect",
+    "covenant.ledger.contract.tasks": "QueueEntry TaskDetail TreeNode",
+    "covenant.ledger.machine.commands": "Accepted Canceled LeasedTask Settled",
     "covenant.mailbox": "Mailbox local_agent",
     "covenant.model.agent_definition": "Skill",
-    "covenant.model.content": "Json Text",
-    "covenant.model.ids": "AgentId",
-    "covenant.model.retry_policy": "ForceError Requeue",
-    "covenant.model.task": "Hop Idempotency Result Task",
-    "covenant.outbound.call_errors": "RemoteError",
+    "covenant.model.content": "Audio Content Embedded Image Json Resource ResourceLink Text",
+    "covenant.model.errors": "Conflict CovenantError Damaged Forbidden HomeLocked HomeUnusable Invalid "
+    "NotFound OverLimit Refusal SettingsError TooLarge Unauthenticated Unavailable WrongType",
+    "covenant.model.ids": "AgentId LeaseId PublicKey TaskId",
+    "covenant.model.retry_policy": "ForceError Posture RepairOutcome RepairRequest Requeue",
+    "covenant.model.task": "DuplicateSafety Hop Idempotency Lease ReceivedTask Result ResultStatus Task",
+    "covenant.model.task_event": "ArtifactUpdate MessageUpdate StatusUpdate Update",
+    "covenant.outbound.call_errors": "AddressRefused CallFailed NoCard OutcomeUnknown RemoteError "
+    "RemoteRefused RemoteTimedOut",
     "covenant.outbound.remote.remote_client": "Remote",
     "covenant.outbound.remote.remote_task": "Reply",
-    "covenant.worker": "Worker",
+    "covenant.simple": "ExternalServiceError NotFoundError ValidationError",
+    "covenant.worker": "Worker WorkerJob",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

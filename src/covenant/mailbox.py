@@ -26,17 +26,31 @@ from typing import Final
 
 from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.exchange.argument_checks import checks_arguments, checks_methods
-from covenant.exchange.mailbox import check_repair, check_request_id, check_size, check_task
+from covenant.exchange.mailbox import check_reason, check_repair, check_request_id, check_size, check_task
 from covenant.exchange.tasks.builder import check_blocks
+from covenant.exchange.tasks.reader import read_tree, unknown_task
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.contract.tasks import QueueEntry, QueueQuery
+from covenant.ledger.contract.tasks import QueueEntry, QueueQuery, TaskDetail, TreeNode
 from covenant.ledger.embedded.journal.journal import Durability
 from covenant.ledger.embedded.open import memory_ledger, open_ledger
-from covenant.ledger.machine.commands import Accept, Accepted, Drain, LeasedTask, Repair, Settle, Settled, Take
-from covenant.model.errors import Conflict, Invalid, NotFound
+from covenant.ledger.machine.commands import (
+    Accept,
+    Accepted,
+    Cancel,
+    Canceled,
+    Drain,
+    LeasedTask,
+    Release,
+    Renew,
+    Repair,
+    Settle,
+    Settled,
+    Take,
+)
+from covenant.model.errors import Conflict, Invalid
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId, base58, check_display
-from covenant.model.retry_policy import RepairCommand, RepairOutcome
-from covenant.model.task import Result, Task
+from covenant.model.retry_policy import RepairCommand, RepairOutcome, RepairRequest
+from covenant.model.task import Lease, ReceivedTask, Result, Task
 from covenant.wire.validation import encode
 
 WAIT_MS: Final = 60_000
@@ -50,7 +64,9 @@ def local_agent(display: str) -> AgentId:
 
 @checks_methods
 class Mailbox:
-    """`recv_*` wait, `try_recv_*` do not, `recent_*` and `task_queue` take nothing.
+    """`recv_*` wait, `try_recv_*` do not, `recent_*`, `task_queue`, `show` and `tree` take nothing.
+
+    What leases tells the lease: `task.lease`, or `leased.lease` of `recv_task_for`.
 
     `timeout_s` is how long a `recv_*` waits before it raises `TimeoutError`; None: for as long as it takes. What is
     given to a verb is checked against its declared type: `WrongType` names the field that is something else.
@@ -92,9 +108,10 @@ class Mailbox:
         digest = check_task(task, self._ledger.limits.task_bytes_max)
         return await self._ledger.commit(Accept(task=task, digest=digest))
 
-    async def recv_task(self, *, timeout_s: float | None = None, request_id: str | None = None) -> Task:
+    async def recv_task(self, *, timeout_s: float | None = None, request_id: str | None = None) -> ReceivedTask:
         """Lease the next task to its recipient, recipients in turn; waits for one."""
-        return (await self._lease(None, timeout_s, request_id)).task
+        leased = await self._lease(None, timeout_s, request_id)
+        return ReceivedTask.under(leased.task, leased.lease)
 
     async def recv_task_for(
         self, recipient: AgentId, *, timeout_s: float | None = None, request_id: str | None = None
@@ -102,10 +119,10 @@ class Mailbox:
         """Lease the recipient's oldest task; waits for one. Says which lease it is: `send_result` may need it."""
         return await self._lease(recipient, timeout_s, request_id)
 
-    async def try_recv_task_for(self, recipient: AgentId, *, request_id: str | None = None) -> Task | None:
+    async def try_recv_task_for(self, recipient: AgentId, *, request_id: str | None = None) -> ReceivedTask | None:
         check_request_id(request_id)
         leased = await self._ledger.commit(_take(recipient, request_id))
-        return leased.tasks[0].task if leased.tasks else None
+        return ReceivedTask.under(leased.tasks[0].task, leased.tasks[0].lease) if leased.tasks else None
 
     async def recent_tasks(self, limit: int) -> Sequence[Task]:
         return await self._ledger.recent_tasks(None, self._page(limit))
@@ -113,13 +130,57 @@ class Mailbox:
     async def task_queue(self, limit: int) -> Sequence[QueueEntry]:
         return (await self._ledger.queue(QueueQuery(limit=self._page(limit)))).tasks
 
-    async def repair_task(self, task_id: TaskId, command: RepairCommand, reason: str) -> RepairOutcome:
-        check_repair(command, reason)
+    async def show(self, task_id: TaskId) -> TaskDetail:
+        """Everything that is known of a task: its leases, its updates, its result."""
+        shown = await self._ledger.show(task_id, None, self._ledger.limits.page_max)
+        if shown is None:
+            raise unknown_task(task_id)
+        return shown
+
+    async def tree(self, root: TaskId) -> TreeNode:
+        """A task and all that have it for a parent, down to the last."""
+        return await read_tree(self._ledger, root, None)
+
+    async def renew(self, task_id: TaskId, lease_id: LeaseId) -> Lease:
+        """Say that the holder is still at work: the lease counts as young again."""
+        holder = await self._holder(task_id)
+        return await self._ledger.commit(Renew(task_id=task_id, holder=holder, lease_id=lease_id))
+
+    async def release(self, task_id: TaskId, lease_id: LeaseId, reason: str) -> Lease:
+        """Give back a task for which nothing was done."""
+        check_reason(reason, "release")
+        holder = await self._holder(task_id)
+        return await self._ledger.commit(Release(task_id=task_id, holder=holder, lease_id=lease_id, reason=reason))
+
+    async def cancel(self, task_id: TaskId, reason: str) -> Canceled:
+        """End a task. `canceled` is False where it had ended otherwise before."""
+        check_reason(reason, "cancel")
+        return await self._ledger.commit(Cancel(task_id=task_id, by=_PROCESS, reason=reason))
+
+    async def _holder(self, task_id: TaskId) -> AgentId:
+        """Whoever has the lease: the process speaks for all of them. The lease's id says which lease is meant."""
         entry = await self._ledger.entry(task_id)
         if entry is None:
-            raise NotFound("unknown_task", f"task {task_id} is not known here")
+            raise unknown_task(task_id)
+        return entry.lease.leased_to if entry.lease is not None else entry.task.recipient
+
+    async def repair_task(
+        self, request: RepairRequest | TaskId, command: RepairCommand | None = None, reason: str | None = None
+    ) -> RepairOutcome:
+        """Requeue a task whose holder does not come back, or end it with an error.
+
+        The fields of the request may also be given one by one.
+        """
+        if not isinstance(request, RepairRequest):
+            if command is None or reason is None:
+                raise Invalid("invalid_repair", "invalid repair request: it needs a command and a reason")
+            request = RepairRequest(task_id=request, command=command, reason=reason)
+        check_repair(request.command, request.reason)
+        entry = await self._ledger.entry(request.task_id)
+        if entry is None:
+            raise unknown_task(request.task_id)
         return await self._ledger.commit(
-            Repair(task_id=task_id, by=entry.task.recipient, command=command, reason=reason)
+            Repair(task_id=request.task_id, by=entry.task.recipient, command=request.command, reason=request.reason)
         )
 
     async def send_result(self, result: Result, lease_id: LeaseId | None = None) -> Settled:

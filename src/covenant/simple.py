@@ -83,6 +83,7 @@ __all__ = [
     "A2ATaskSendRequest",
     "A2ATaskState",
     "ExternalServiceError",
+    "NotFoundError",
     "RemoteInvocationResult",
     "ValidationError",
     "build_agent_card",
@@ -97,6 +98,12 @@ __all__ = [
 ]
 
 SWEEP_MS: Final = 250
+
+
+class NotFoundError(NotFound):
+    """Nobody is there who could take the text: no agent has a project."""
+
+
 _PROCESS: Final = "process"
 _UNLIMITED: Final = SimpleLimits()
 _INSTANCE: Final = msgspec.structs.replace(INDEX_DEFINITION, name="covenant")
@@ -192,7 +199,7 @@ _stores: dict[A2ATaskDeps, None] = {}
 async def handle_task_send(deps: A2ATaskDeps, body: Mapping[str, Any] | A2ATaskSendRequest | bytes) -> A2ATask:
     """Send a text to the first agent that has a project.
 
-    Raises `Invalid` if it cannot be read or its chain of calls is too long, `NotFound` if no agent has a project.
+    Raises `Invalid` if it cannot be read or its chain of calls is too long, `NotFoundError` if no agent has a project.
     """
     if isinstance(body, A2ATaskSendRequest):
         request = checked("body", body, A2ATaskSendRequest)
@@ -203,7 +210,10 @@ async def handle_task_send(deps: A2ATaskDeps, body: Mapping[str, Any] | A2ATaskS
             request = msgspec.convert(body, A2ATaskSendRequest)
         except msgspec.ValidationError as wrong:
             raise Invalid("invalid_request", str(wrong)) from None
-    task = task_of(await deps.tasks.send(deps.caller, asked_for(request)))
+    try:
+        task = task_of(await deps.tasks.send(deps.caller, asked_for(request)))
+    except NotFound as missing:
+        raise NotFoundError(missing.code, missing.message) from None
     _stores[deps] = None
     return task
 

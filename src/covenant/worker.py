@@ -27,7 +27,7 @@ from covenant.model.content import Content, Text
 from covenant.model.errors import Invalid, Refusal, TooLarge, WrongType
 from covenant.model.ids import TaskId
 from covenant.model.task import Result, error_result
-from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update
+from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update, text_artifact
 from covenant.model.task_view import first_message
 from covenant.wire.validation import checked
 
@@ -54,6 +54,7 @@ class WorkerJob:
         self.lease_id = taken.lease.lease_id
         self.attempt = taken.lease.attempt
         self.turn = taken.turn
+        self._text_id = text_artifact(taken.task.id, taken.turn)
         self.messages = taken.messages or (first_message(taken.task),)
         """What this turn is about."""
 
@@ -86,17 +87,24 @@ class WorkerJob:
     async def say(self, text: str) -> None:
         """More of the answer, as it is made."""
         self._chunks += 1
-        parts = (Text(text),)
-        await self.update(ArtifactUpdate(f"{self.task.id}-text-0", parts, "response", append=self._chunks > 1))
+        await self.update(ArtifactUpdate(self._text_id, (Text(text),), "response", append=self._chunks > 1))
 
     async def status(self, text: str) -> None:
         await self.update(StatusUpdate(text))
 
     async def ask(self, question: str) -> None:
         """Park the task until its sender answers: that will be another turn, and this job is over."""
+        await self._close_text()
         await self.update(StatusUpdate(question, state="input-required"))
 
+    async def _close_text(self) -> None:
+        """Whoever streams the answer hears that nothing follows."""
+        if self._chunks:
+            self._chunks = 0
+            await self.update(ArtifactUpdate(self._text_id, (Text(""),), append=True, last_chunk=True))
+
     async def finish(self, result: Result) -> Posted:
+        await self._close_text()
         return await retry(lambda: self._client.settle(result, self.lease_id))
 
     async def renew(self) -> None:

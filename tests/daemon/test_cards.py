@@ -1,6 +1,7 @@
 """Cards of a real daemon: what its settings, its key and the home's MCP servers make of them."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from a2a.client.card_resolver import parse_agent_card
 from a2a.utils.signing import create_signature_verifier
 from jwt.api_jwk import PyJWK
 
+from covenant.doors.a2a.cards import DESCRIBED as CARDS
+from covenant.doors.a2a.http_bindings import ROUTES
 from tests.cli.daemons import Daemon, covenant
 from tests.waits import BOUND_S
 
@@ -54,6 +57,32 @@ def behind_tls(home: Path) -> Iterator[Daemon]:
         yield daemon
     finally:
         assert daemon.stop() == 0
+
+
+def test_a_card_is_also_where_older_clients_look_for_it(behind_tls: Daemon) -> None:
+    assert own(behind_tls, "/api/agents/index/agent-card") == own(behind_tls, INDEX)
+    assert get(behind_tls, "/api/agents/index/agent-card").status_code == 401
+    token = (behind_tls.home / "operator.token").read_text().strip()
+    nobody = get(behind_tls, "/api/agents/nobody/agent-card", Authorization=f"Bearer {token}")
+    assert nobody.status_code == 404
+
+
+def test_openapi_has_every_route_of_a2a_and_mcp(behind_tls: Daemon) -> None:
+    """A route that is described is served: without a token it answers 401, and not 404."""
+    paths = get(behind_tls, "/openapi.json").json()["paths"]
+    agent = "/v1/a2a/agents/{agent_id}"
+    described = {(method, path) for path, methods in paths.items() for method in methods if path.startswith(agent)}
+    places = {(method.lower(), f"{agent}/{place}") for place, rows in ROUTES.items() for method in rows}
+    assert {(method, re.sub(r"\{(task|config)_id\}", "{}", path)) for method, path in described} == {
+        *places,
+        ("post", agent),
+        *(("get", each.path) for each in CARDS if each.path.startswith(agent)),
+    }
+    for method, path in sorted({*described, ("post", "/mcp")}):
+        assert paths[path][method]["security"] == [{"token": []}]
+        address = re.sub(r"\{\w+\}", "index", path)
+        answer = httpx.request(method, behind_tls.url + address, timeout=BOUND_S)
+        assert answer.status_code == 401, (method, path, answer.text)
 
 
 def test_a_card_says_the_url_of_the_flag_and_what_the_environment_and_the_home_declare(behind_tls: Daemon) -> None:

@@ -49,6 +49,20 @@ class Site:
         task: dict[str, Any] = result["task"]
         return task
 
+    async def chunks(self, task_id: str) -> list[tuple[str, bool]]:
+        """The text of a task that has ended as its stream tells it: each chunk, and whether it is the last."""
+        async with httpx2.AsyncClient(timeout=BOUND_S, trust_env=False) as http:
+            answer = await http.post(
+                f"{self.daemon.url}/v1/a2a/agents/helper",
+                json={"jsonrpc": "2.0", "id": 1, "method": "tasks/resubscribe", "params": {"id": task_id}},
+                headers={"authorization": f"Bearer {self.operator}"},
+            )
+        lines = (line.removeprefix("data:") for line in answer.text.splitlines() if line.startswith("data:"))
+        events = [json.loads(line)["result"] for line in lines]
+        assert events[-1]["final"]
+        updates = [event for event in events if event["kind"] == "artifact-update"]
+        return [(update["artifact"]["parts"][0]["text"], update["lastChunk"]) for update in updates]
+
     @asynccontextmanager
     async def working(self, worker: Worker) -> AsyncIterator[None]:
         running = asyncio.create_task(worker.run())
@@ -67,10 +81,12 @@ class Site:
 def site() -> Iterator[Site]:
     with short_folder() as folder:
         daemon = Daemon(folder / "home")
+        opened: Site | None = None
         try:
-            yield Site(daemon)
+            opened = Site(daemon)
+            yield opened
         finally:
-            daemon.stop()
+            (opened.daemon if opened is not None else daemon).stop()
 
 
 def text_of(task: dict[str, Any]) -> str:
@@ -92,6 +108,7 @@ async def test_a_worker_elsewhere_does_what_an_a2a_client_asks(site: Site) -> No
         task = await site.send("hello")
     assert (task["status"]["state"], text_of(task)) == ("TASK_STATE_COMPLETED", "HELLO")
     assert [part["text"] for part in task["artifacts"][0]["parts"]] == ["HELLO"]
+    assert await site.chunks(task["id"]) == [("HEL", False), ("LO", False), ("", True)]
 
 
 async def test_a_worker_asks_and_the_answer_is_the_next_turn(site: Site) -> None:
@@ -132,7 +149,8 @@ async def test_a_worker_whose_task_is_canceled_is_stopped_by_its_next_heartbeat(
     begun, stopped = asyncio.Event(), asyncio.Event()
 
     @worker
-    async def hang(_: WorkerJob) -> str:
+    async def hang(job: WorkerJob) -> str:
+        await job.say("I am")
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -146,6 +164,7 @@ async def test_a_worker_whose_task_is_canceled_is_stopped_by_its_next_heartbeat(
         canceled = await site.rpc("CancelTask", {"id": task["id"]})
         assert canceled["status"]["state"] == "TASK_STATE_CANCELED"
         await stopped.wait()
+    assert await site.chunks(task["id"]) == [("I am", False), ("", True)]
 
 
 async def test_refusals_come_back_as_what_they_are(site: Site) -> None:
@@ -188,6 +207,21 @@ async def test_the_worker_in_plain_shell_does_its_tasks_and_ends(site: Site) -> 
     try:
         for text in ("hello", "good morning"):
             assert text_of(await site.send(text)) == text.upper()
+        assert await asyncio.to_thread(shell.wait, BOUND_S) == 0
+    finally:
+        shell.kill()
+        shell.communicate()
+
+
+async def test_the_worker_in_plain_shell_survives_a_restart_of_the_daemon(site: Site) -> None:
+    environment = {"URL": site.daemon.url, "TOKEN": site.token, "TASKS": "2", "PATH": os.environ["PATH"]}
+    shell = subprocess.Popen(["sh", str(EXAMPLES / "worker.sh")], env=environment, stdout=subprocess.PIPE)
+    try:
+        assert text_of(await site.send("before")) == "BEFORE"
+        port = site.daemon.url.rpartition(":")[2]
+        assert await asyncio.to_thread(site.daemon.stop) == 0
+        site.daemon = await asyncio.to_thread(Daemon, site.daemon.home, "--http-port", port)
+        assert text_of(await site.send("after")) == "AFTER"
         assert await asyncio.to_thread(shell.wait, BOUND_S) == 0
     finally:
         shell.kill()

@@ -7,7 +7,8 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from covenant import AgentId, ForceError, Idempotency, Mailbox, Requeue, Result, Task
+import covenant
+from covenant import AgentId, ForceError, Idempotency, Mailbox, RepairRequest, Requeue, Result, Task
 from covenant.model.errors import Conflict, Invalid, NotFound, Refusal
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.retry_policy import Posture
@@ -95,3 +96,61 @@ async def test_a_result_for_a_task_that_is_not_known_is_refused(mailbox: Mailbox
     other = TaskId("00000000-0000-4000-8000-000000000000")
     with pytest.raises(NotFound, match="not known"):
         await mailbox.send_result(Result(task_id=other, status=ResultStatus.OK))
+
+
+async def test_every_verb_that_leases_tells_the_lease(mailbox: Mailbox) -> None:
+    received = await mailbox.recv_task()
+    assert received == TASK
+    assert [TASK].index(received) == 0, "from either side"
+    assert hash(received) == hash(TASK)
+    assert (await mailbox.task_queue(1))[0].lease_id == received.lease.lease_id
+    await mailbox.release(TASK.id, received.lease.lease_id, "not begun")
+    again = await mailbox.try_recv_task_for(BOB)
+    assert again is not None
+    assert again.lease.lease_id != received.lease.lease_id
+    assert (await mailbox.send_task(again)).duplicate, "it is sent as the task that it is"
+    await mailbox.send_result(RESULT, again.lease.lease_id)
+
+
+async def test_a_lease_is_renewed_and_given_back_under_its_own_id_only(mailbox: Mailbox) -> None:
+    held = (await mailbox.recv_task()).lease
+    assert (await mailbox.renew(TASK.id, held.lease_id)).renewed_at_ms >= held.leased_at_ms
+    await mailbox.release(TASK.id, held.lease_id, "somebody else is faster")
+    second = (await mailbox.recv_task()).lease
+    for stale in (mailbox.renew(TASK.id, held.lease_id), mailbox.release(TASK.id, held.lease_id, "late")):
+        with pytest.raises(Conflict) as refused:
+            await stale
+        assert refused.value.code == "stale_lease"
+    with pytest.raises(Invalid):
+        await mailbox.release(TASK.id, second.lease_id, " ")
+    with pytest.raises(NotFound):
+        await mailbox.renew(TaskId(str(uuid4())), held.lease_id)
+
+
+async def test_a_task_is_canceled_and_shown_with_its_tree(mailbox: Mailbox) -> None:
+    child = mailbox.new_task(BOB, ALICE, "a part of it", parent=TASK.id)
+    await mailbox.send_task(child)
+    assert (await mailbox.cancel(child.id, "not needed")).canceled
+    shown = await mailbox.show(child.id)
+    assert (shown.a2a_state, shown.task) == ("canceled", child)
+    tree = await mailbox.tree(TASK.id)
+    assert (tree.task_id, [part.task_id for part in tree.children]) == (TASK.id, [child.id])
+    with pytest.raises(NotFound):
+        await mailbox.show(TaskId(str(uuid4())))
+
+
+async def test_a_repair_is_asked_for_as_the_documents_have_it(mailbox: Mailbox) -> None:
+    lease_id = (await mailbox.recv_task()).lease.lease_id
+    command = Requeue(Posture.OPERATOR_ACCEPTED, lease_id)
+    outcome = await mailbox.repair_task(RepairRequest(task_id=TASK.id, command=command, reason="its holder is gone"))
+    assert (outcome.action, outcome.state) == ("requeued", "queued")
+    with pytest.raises(Invalid, match="command"):
+        await mailbox.repair_task(TASK.id)
+
+
+def test_everything_that_is_exported_is_there() -> None:
+    for name in covenant.__all__:
+        assert getattr(covenant, name) is not None
+    assert issubclass(covenant.NotFoundError, covenant.NotFound)
+    assert issubclass(covenant.NotFound, covenant.Refusal)
+    assert {kind.__name__ for kind in covenant.model.errors.REFUSALS} <= set(covenant.__all__)

@@ -15,13 +15,14 @@ from covenant.agents.api import Agent
 from covenant.exchange.simple import SimpleLimits
 from covenant.ledger.machine.commands import Sweep
 from covenant.model.agent_definition import AgentDefinition
-from covenant.model.errors import Invalid, NotFound
+from covenant.model.errors import Invalid
 from covenant.model.ids import TaskId
 from covenant.simple import (
     A2ATask,
     A2ATaskDeps,
     A2ATaskParams,
     A2ATaskSendRequest,
+    NotFoundError,
     build_agent_card,
     build_agent_card_for_agent,
     clear_task_store,
@@ -83,12 +84,21 @@ async def test_states_change_by_what_the_program_says_and_nothing_looks_for_it()
             assert (done.state, said(done)[-1]) == (state, words)
 
 
+async def test_two_assistant_events_are_two_messages() -> None:
+    first, second = ({"type": "assistant", "content": words} for words in ("Hi there", "and good night"))
+    for last in ({"type": "session_exited"}, {"type": "result", "text": "Hi thereand good night"}):
+        async with A2ATaskDeps.memory(program(first, second, last)) as deps:
+            done = await ended(deps, await handle_task_send(deps, {"message": "Hello"}))
+            assert said(done) == ["Hi there", "and good night"]
+            assert [message.role for message in done.messages] == ["user", "agent", "agent"]
+
+
 async def test_the_first_agent_with_a_project_gets_the_task() -> None:
     async with A2ATaskDeps.memory(echo("without", project=""), echo("first"), echo("second")) as deps:
         done = await ended(deps, await handle_task_send(deps, {"message": "Hello"}))
         assert said(done) == ["first: Hello"]
     async with A2ATaskDeps.memory(echo("without", project="")) as deps:
-        with pytest.raises(NotFound, match="Agent with default project not found"):
+        with pytest.raises(NotFoundError, match="Agent with default project not found"):
             await handle_task_send(deps, {"message": "Hello"})
 
 

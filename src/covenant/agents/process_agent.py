@@ -4,7 +4,7 @@ Standard input is one JSON object: `type` "turn", `task_id`, `context_id`, `mess
 `turn`, `attempt`, `metadata` and `source` "agent"; then it ends. Each line of standard output is a JSON object whose
 `type` says what happened:
 
-    assistant          text, streamed: `text`, or `content`, or `message.content`, as a string or as blocks of text
+    assistant          a message, streamed: `text`, or `content`, or `message.content`, as a string or as blocks of text
     artifact           `name`, and one of `text`, `data` (base64), `url`, `value`; perhaps `media_type`; or `part`
     status             `text`: a word on progress
     usage              `usage`: what was used since the last one, by name
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 LINE_BYTES_MAX: Final = 1024 * 1024
 OUTPUT_BYTES_MAX: Final = 32 * 1024 * 1024
+MESSAGES_MAX: Final = 100
+"""Of one turn that are told apart in its result; more of them are one text."""
 TERMINATE_S: Final = 1.0
 """How long a program has to end by itself before it is killed."""
 LINGER_S: Final = 0.25
@@ -274,7 +276,7 @@ class ProgramOutput:
                 # From the second turn on its sender knows of the task.
                 job.complete(*parts, reply=job.leased.turn == 1)
             case "session_exited" | "session_stopped":
-                job.complete(*output.close())
+                job.complete(*self._close())
             case "approval_request" | "auth_request":
                 output.close()
                 state = Interruption.INPUT_REQUIRED if kind == "approval_request" else Interruption.AUTH_REQUIRED
@@ -294,14 +296,20 @@ class ProgramOutput:
         words, partial = _words(event), event.get("status") == "partial"
         if not self._output.text:
             self._output.say_at_once(words)
-        said = self._output.close()
-        self._job.complete(*((Text(words),) if words else said), partial=partial)
+        said = self._close()
+        other = words and words != self._output.text
+        self._job.complete(*((Text(words),) if other else said), partial=partial)
+
+    def _close(self) -> tuple[Content, ...]:
+        """What the program said: each message is a block of its own. A function says one message in many chunks."""
+        said, messages = self._output.close(), self._output.chunks
+        return messages if self._calls is None and len(messages) <= MESSAGES_MAX else said
 
     def exited(self, code: int) -> None:
         if code == 0 and self._calls is not None:
             self._job.fail("the agent ended its process in the middle of its turn")
         elif code == 0:
-            self._job.complete(*self._output.close())
+            self._job.complete(*self._close())
         elif code < 0:
             self._job.fail(f"the agent was ended by signal {-code}")
         else:

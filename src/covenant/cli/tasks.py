@@ -25,9 +25,9 @@ from covenant.cli.terminal import (
     say,
 )
 from covenant.daemon.environment import monotonic_ms, now_ms
-from covenant.ledger.machine.states import LEASED, QUEUED
+from covenant.ledger.machine.states import LEASED, LIVE_NAMES
 
-STATES: Final = (QUEUED.wire_name, LEASED.wire_name, LEASED.wire_name.replace("_", "-"))
+STATES: Final = (*LIVE_NAMES, LEASED.wire_name.replace("_", "-"))
 STATUS_FIELDS: Final = "limit min_lease_age_ms deadline_within_ms state_filter tasks results counts?".split()
 SHOWN_FIELDS: Final = (
     "task state a2a_state attempt turn generation created_at_ms updated_at_ms leases updates result cause holder_lost "
@@ -46,9 +46,7 @@ push: Final = CommandGroup(
 def queue_options(function: Function) -> Function:
     """The options that choose what of the queue is shown. Filters apply before the limit."""
     for option in (
-        click.option(
-            "--state", "state_filter", type=click.Choice(STATES), help="Only queued tasks, or only those in flight."
-        ),
+        click.option("--state", "state_filter", type=click.Choice(STATES), help="Only tasks in this state."),
         click.option(
             "--deadline-within-ms",
             type=click.IntRange(min=0),

@@ -20,6 +20,7 @@ from covenant.exchange.simple import SimpleExchange, SimpleSend
 from covenant.model.content import Content, Json, ResourceLink, Text
 from covenant.model.errors import Invalid, NotFound
 from covenant.model.task import TIMED_OUT, Cause, Hop
+from covenant.model.task_event import text_artifact
 from covenant.model.task_view import TaskState, TaskView
 from covenant.wire.json_input import decode
 from covenant.wire.timestamps import format_ms
@@ -123,19 +124,26 @@ def _messages(view: TaskView) -> Iterator[A2AMessage]:
     """What was said, turn by turn. What an agent has said so far in words stands after what it was asked."""
     spoken = {artifact.artifact_id: _parts(artifact.parts) for artifact in view.artifacts}
     finals = {_text(_parts(message.parts)) for message in view.history if message.role == "agent"}
-    turn = 0
+    task_id, turn = view.task.id, 0
     for message in view.history:
         parts = _parts(message.parts)
         if view.cause is Cause.DEADLINE and message is view.message:
             parts = (A2APart(text=TIMED_OUT),)
-        if parts:
+        if (
+            len(parts) > 1
+            and message.role == "agent"
+            and _text(parts) == _text(spoken.get(text_artifact(task_id, turn), ()))
+        ):
+            # It was said so: as messages, one after the other.
+            yield from (A2AMessage(role="agent", parts=(part,)) for part in parts)
+        elif parts:
             yield A2AMessage(role="user" if message.role == "user" else "agent", parts=parts)
         if message.role == "user":
-            said = spoken.get(f"{view.task.id}-text-{turn}", ())
+            turn += 1
+            said = spoken.get(text_artifact(task_id, turn), ())
             # The reply as a whole says it again: once is enough.
             if said and _text(said) not in finals:
                 yield A2AMessage(role="agent", parts=said)
-            turn += 1
 
 
 def _parts(content: tuple[Content, ...]) -> tuple[A2APart, ...]:

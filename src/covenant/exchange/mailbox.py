@@ -43,7 +43,7 @@ from covenant.ledger.machine.commands import (
 from covenant.ledger.machine.decisions.acceptance import unknown_recipient
 from covenant.ledger.machine.decisions.repairs import scan_row
 from covenant.ledger.machine.identity_commands import WriteAuditRow
-from covenant.ledger.machine.states import LEASED, QUEUED
+from covenant.ledger.machine.states import LIVE_NAMES
 from covenant.model.errors import Forbidden, Invalid, NotFound, Refusal, TooLarge, Unavailable
 from covenant.model.grant import (
     COMPACT_ACTION,
@@ -301,8 +301,8 @@ class MailboxExchange:
 
     async def queue(self, principal: Principal, query: QueueQuery) -> Queue:
         self._check_page(query.limit, self.limits.page_max, "limit")
-        if query.state_filter not in (None, QUEUED.wire_name, LEASED.wire_name):
-            raise Invalid("invalid_filter", f"state_filter must be {QUEUED.wire_name} or {LEASED.wire_name}")
+        if query.state_filter is not None and query.state_filter not in LIVE_NAMES:
+            raise Invalid("invalid_filter", f"state_filter must be one of {', '.join(LIVE_NAMES)}")
         return await self._ledger.queue(msgspec.structs.replace(query, viewer=principal.viewer))
 
     async def recent_tasks(self, principal: Principal, limit: int) -> Sequence[Task]:

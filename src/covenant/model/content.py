@@ -1,13 +1,17 @@
 """Content blocks: what tasks carry and results return. MCP's blocks, and plain JSON.
 
-`filename`, `mimeType` and `metadata` say more about a block where its sender did; an A2A part keeps all three.
+`filename`, `mimeType` and `metadata` say more about a block where its sender did; an A2A part keeps all three. What
+only MCP has (`annotations`, `_meta`, `title`, `size`, `icons`) is kept as it came, and told where blocks are blocks.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import Annotated, Any, TypeGuard
 
 import msgspec
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""Of a linked resource, in bytes."""
 
 
 class Text(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="text", omit_defaults=True):
@@ -15,6 +19,8 @@ class Text(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="text", 
     mimeType: str | None = None  # noqa: N815  (MCP's spelling, kept on the wire and inside)
     filename: str | None = None
     metadata: dict[str, Any] | None = None
+    annotations: dict[str, Any] | None = None
+    meta: dict[str, Any] | None = msgspec.field(name="_meta", default=None)
 
 
 class Json(msgspec.Struct, frozen=True, tag_field="type", tag="json", omit_defaults=True):
@@ -29,11 +35,15 @@ class Image(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="image"
 
     data: str
     mimeType: str  # noqa: N815
+    annotations: dict[str, Any] | None = None
+    meta: dict[str, Any] | None = msgspec.field(name="_meta", default=None)
 
 
 class Audio(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="audio", omit_defaults=True):
     data: str
     mimeType: str  # noqa: N815
+    annotations: dict[str, Any] | None = None
+    meta: dict[str, Any] | None = msgspec.field(name="_meta", default=None)
 
 
 class Embedded(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -43,12 +53,15 @@ class Embedded(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     mimeType: str | None = None  # noqa: N815
     text: str | None = None
     blob: str | None = None
+    meta: dict[str, Any] | None = msgspec.field(name="_meta", default=None)
 
 
 class Resource(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="resource", omit_defaults=True):
     resource: Embedded
     filename: str | None = None
     metadata: dict[str, Any] | None = None
+    annotations: dict[str, Any] | None = None
+    meta: dict[str, Any] | None = msgspec.field(name="_meta", default=None)
 
 
 class ResourceLink(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="resource_link", omit_defaults=True):
@@ -57,11 +70,23 @@ class ResourceLink(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag=
     mimeType: str | None = None  # noqa: N815
     description: str | None = None
     metadata: dict[str, Any] | None = None
+    title: str | None = None
+    size: Size | None = None
+    icons: tuple[dict[str, Any], ...] | None = None
+    annotations: dict[str, Any] | None = None
+    meta: dict[str, Any] | None = msgspec.field(name="_meta", default=None)
 
 
 Content = Text | Json | Image | Audio | Resource | ResourceLink
 
 
 def is_plain(block: Content) -> TypeGuard[Text]:
-    """Whether a block is text without a media type, file name or metadata."""
-    return type(block) is Text and block.metadata is None and block.mimeType is None and block.filename is None
+    """Whether a block is text and nothing else."""
+    return (
+        type(block) is Text
+        and block.metadata is None
+        and block.mimeType is None
+        and block.filename is None
+        and block.annotations is None
+        and block.meta is None
+    )

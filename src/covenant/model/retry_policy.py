@@ -30,6 +30,12 @@ class ForceError(msgspec.Struct, frozen=True, gc=False, tag_field="action", tag=
 RepairCommand = Requeue | ForceError
 
 
+class RepairRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    task_id: TaskId
+    command: RepairCommand
+    reason: str
+
+
 class RepairOutcome(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     task_id: TaskId
     action: str

@@ -248,6 +248,27 @@ class Lease(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
         return min(age_ms, ages.age_ms(self.renewed_at_ms, now_ms)) if self.renewed_at_ms else age_ms
 
 
+class ReceivedTask(Task, frozen=True, gc=True, dict=True, eq=False):
+    """A task as its receiver has it. It equals and encodes as the task that was sent, and tells its lease besides."""
+
+    @classmethod
+    def under(cls, task: Task, lease: Lease) -> ReceivedTask:
+        received = cls(**{name: getattr(task, name) for name in task.__struct_fields__})
+        received.__dict__["lease"] = lease
+        return received
+
+    @property
+    def lease(self) -> Lease:
+        lease: Lease = self.__dict__["lease"]
+        return lease
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Task) and msgspec.structs.astuple(self) == msgspec.structs.astuple(other)
+
+    def __hash__(self) -> int:
+        return hash(Task(**msgspec.structs.asdict(self)))
+
+
 TIMED_OUT: Final = "Task timed out"
 """The error message of a task that took too long."""
 

@@ -26,6 +26,11 @@ class StatusUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="status", 
     message_id: str | None = None
 
 
+def text_artifact(task_id: str, turn: int) -> str:
+    """The id of the artifact that is all text of a turn."""
+    return f"{task_id}-text-{turn - 1}"
+
+
 class ArtifactUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="artifact", omit_defaults=True):
     """A chunk of an artifact. `append` adds to what this attempt wrote before; otherwise it replaces."""
 

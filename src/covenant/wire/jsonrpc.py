@@ -23,6 +23,24 @@ _NO_PARAMS: Final = b"{}"
 _ID_BEGINS: Final = frozenset(b'"-0123456789')
 
 
+class JsonRpcRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A call as clients write it."""
+
+    jsonrpc: str
+    method: str
+    id: str | int | None = None
+    params: dict[str, Any] = {}
+
+
+class JsonRpcResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """Its answer: either a result or an error."""
+
+    jsonrpc: str
+    id: str | int | None
+    result: Any = None
+    error: dict[str, Any] | None = None
+
+
 class RpcCall(msgspec.Struct, frozen=True, gc=False):
     """`id` and `params` are JSON, as they came."""
 

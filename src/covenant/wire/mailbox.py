@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 # What an archive's integer column and every other language's signed 64 bits can hold.
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Moment = Annotated[int, msgspec.Meta(ge=0)]
+"""The decoder reads whole numbers up to 2^64-1."""
 Enrolled = Callable[[AgentId], AgentId | None]
 
 NO_KEY: Final = PublicKey("")
@@ -81,7 +83,7 @@ class SendTask(Request, frozen=True, kw_only=True):
     sender: WireAgent | None = None
     task_kind: str | None = None
     parent: str | None = None
-    deadline_ms: Whole | None = None
+    deadline_ms: Moment | None = None
     timeout_ms: Whole | None = None
     context_id: str | None = None
     idempotency: Idempotency | None = None
@@ -153,7 +155,7 @@ class QueueRequest(Request, frozen=True, kw_only=True):
     limit: Whole | None = None
     min_lease_age_ms: Whole | None = None
     deadline_within_ms: Whole | None = None
-    state_filter: Literal["queued", "in_flight", "in-flight"] | None = None
+    state_filter: Literal["queued", "in_flight", "in-flight", "parked", "following"] | None = None
 
 
 class PostResult(TaskRequest, frozen=True, kw_only=True):

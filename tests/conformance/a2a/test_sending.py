@@ -223,4 +223,4 @@ async def test_an_agent_that_raises_ends_its_task_as_failed_and_its_secrets_stay
 
 async def test_what_a_turn_used_up_is_told_with_the_task(me: Binding) -> None:
     task = await me.task("spend")
-    assert task.notes["covenant.usage"] == {"usage": {"tokens": 7}}
+    assert task.notes["covenant.usage"] == {"tokens": 7}

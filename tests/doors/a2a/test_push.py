@@ -130,6 +130,11 @@ async def test_switched_off_each_is_refused_with_its_code(tmp_path: Path) -> Non
                 "pushNotificationConfig": HOOK_03,
             }
             assert await s.refused("asking", f"tasks/pushNotificationConfig/{operation}", params) == -32004
+        anything: list[Any] = [{}, {"id": 7}, [], "what", None, {"taskId": "no such"}]
+        for given in anything:
+            for operation in ("set", "get", "list", "delete"):
+                assert await s.refused("asking", f"tasks/pushNotificationConfig/{operation}", given) == -32004
+            assert await s.refused("asking", "CreateTaskPushNotificationConfig", given) == -32003
         path = f"tasks/{task_id}/pushNotificationConfigs"
         for method, where in (("POST", path), ("GET", path), ("GET", f"{path}/x"), ("DELETE", f"{path}/x")):
             status, refused = await rest(s, method, where, HOOK if method == "POST" else None)

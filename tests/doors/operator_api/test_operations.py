@@ -180,6 +180,58 @@ async def test_the_queue_is_looked_at_without_taking_anything(under_test: DoorsU
     assert (await speaker.ask(stranger, "a2a_queue"))["tasks"] == []
 
 
+async def test_the_queue_can_be_asked_for_what_is_parked_and_what_follows(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
+    parked, lease = await leased_task(speaker, alice, bob)
+    question = {"type": "status", "text": "which one?", "state": "input-required"}
+    await speaker.ask(bob, "update_a2a_task", task_id=parked["id"], lease_id=lease["lease_id"], update=question)
+    same = {"idempotency": {"duplicate_safety": "idempotent", "key": "report-7"}}
+    leader, follower = new_task(bob, "the report", **same), new_task(bob, "the report", **same)
+    for task in (leader, follower):
+        await speaker.ask(alice, "send_a2a_task", task=task)
+
+    for state, task in (("parked", parked), ("following", follower), ("queued", leader)):
+        answer = await speaker.ask(alice, "a2a_queue", state_filter=state)
+        assert [(entry["state"], entry["task"]["id"]) for entry in answer["tasks"]] == [(state, task["id"])]
+
+
+async def test_blocks_keep_what_only_mcp_has(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
+    more = {"annotations": {"audience": ["user"], "priority": 0.5}, "_meta": {"example.org/trace": "7"}}
+    link = {"type": "resource_link", "uri": "file:///report", "name": "report", "title": "The report", "size": 12}
+    icons = {"icons": [{"src": "https://example.org/icon.png", "sizes": ["48x48"]}]}
+    blocks = [
+        {"type": "text", "text": "done", **more},
+        {"type": "image", "data": "aGk=", "mimeType": "image/png", **more},
+        {"type": "audio", "data": "aGk=", "mimeType": "audio/wav", **more},
+        {"type": "resource", "resource": {"uri": "file:///a", "text": "a", "_meta": more["_meta"]}, **more},
+        {**link, **icons, **more},
+    ]
+    task = new_task(bob, "with all of it", parts=blocks)
+    await speaker.ask(alice, "send_a2a_task", task=task)
+    taken = await speaker.ask(bob, "try_recv_a2a_task")
+    assert taken["task"]["parts"] == blocks
+    result = {"task_id": task["id"], "status": "ok", "content": blocks}
+    await speaker.ask(bob, "post_a2a_result", result=result)
+    assert (await speaker.ask(alice, "try_recv_a2a_result"))["result"]["content"] == blocks
+    shown = await speaker.ask(alice, "show_a2a_task", task_id=task["id"])
+    assert (shown["task"]["parts"], shown["result"]["content"]) == (blocks, blocks)
+
+
+async def test_a_deadline_may_be_any_whole_number_of_64_bits(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
+    late = new_task(bob, "some day", deadline_ms=2**64 - 1)
+    await speaker.ask(alice, "send_a2a_task", task=late)
+    assert (await speaker.ask(alice, "show_a2a_task", task_id=late["id"]))["task"]["deadline_ms"] == 2**64 - 1
+    (entry,) = (await speaker.ask(alice, "a2a_queue"))["tasks"]
+    assert entry["task"]["deadline_ms"] == 2**64 - 1
+    assert (await speaker.ask(bob, "try_recv_a2a_task"))["task"] == entry["task"]
+    refused = await speaker.tell(alice, "send_a2a_task", task=new_task(bob, "never", deadline_ms=2**64))
+    assert refused.answer["code"] == "invalid_task"
+
+
 async def test_a_lease_is_renewed_reported_on_and_given_back(under_test: DoorsUnderTest, speaker: Speaker) -> None:
     alice, bob = await under_test.pair()
     task, lease = await leased_task(speaker, alice, bob)

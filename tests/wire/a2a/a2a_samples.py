@@ -39,6 +39,8 @@ TASK = Task(
     message_id="m-1",
 )
 USAGE = {"input_tokens": 3, "output_tokens": 5, "stop_reason": "end_turn"}
+USED = {"input_tokens": 3, "output_tokens": 5, "tokens": 8}
+"""The same, as a client is told."""
 DONE = msgspec.structs.replace(Result.ok(TASK_ID, "hello back"), metadata=USAGE)
 FAILED = Result(task_id=TASK_ID, status=ResultStatus.ERROR, error_message="it broke")
 

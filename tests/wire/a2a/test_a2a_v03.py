@@ -13,7 +13,7 @@ from covenant.model.task_event import ArtifactUpdate, Began, Ended, Started, Sta
 from covenant.model.task_view import TaskState
 from covenant.wire.a2a.dialects import BY_VERSION, V03, V1
 from covenant.wire.a2a.error_codes import Version
-from tests.wire.a2a.a2a_samples import CONTEXT, DONE, FAILED, STORY, TASK, TASK_ID, USAGE, folded, json, read, steps
+from tests.wire.a2a.a2a_samples import CONTEXT, DONE, FAILED, STORY, TASK, TASK_ID, USED, folded, json, read, steps
 
 MESSAGE = {"kind": "message", "messageId": "m", "role": "user", "parts": [{"kind": "text", "text": "hi"}]}
 PLACE = {"taskId": TASK_ID, "contextId": CONTEXT}
@@ -48,7 +48,7 @@ SPENT = {
     "x-arbiter.input_tokens": 3,
     "x-arbiter.output_tokens": 5,
     "x-arbiter.stop_reason": "end_turn",
-    "covenant.usage": USAGE,
+    "covenant.usage": USED,
 }
 FRAMES = [
     {
@@ -112,7 +112,7 @@ def test_waiting_for_its_client_ends_an_interaction() -> None:
 def test_a_bare_reply_is_a_message() -> None:
     bare = folded((Began(TASK), Ended(Ending.COMPLETED, msgspec.structs.replace(DONE, reply=True))))
     told = {key: value for key, value in says(f"{TASK_ID}-r", "hello back").items() if key != "taskId"}
-    told["metadata"] = {"covenant.usage": DONE.metadata}
+    told["metadata"] = {"covenant.usage": USED}
     assert read(V03.responses.encode_sent(bare)) == told == read(V03.responses.encode_message(bare))
 
 

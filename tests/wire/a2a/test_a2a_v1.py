@@ -12,7 +12,7 @@ from covenant.model.task import Ending, ResultStatus
 from covenant.model.task_event import ArtifactUpdate, Began, Ended, MessageUpdate, Started, StatusUpdate
 from covenant.model.task_view import TaskState
 from covenant.wire.a2a.dialects import REQUESTS_V1, V1
-from tests.wire.a2a.a2a_samples import AT, CONTEXT, DONE, FAILED, STORY, TASK, TASK_ID, USAGE, folded, json, read, steps
+from tests.wire.a2a.a2a_samples import AT, CONTEXT, DONE, FAILED, STORY, TASK, TASK_ID, USED, folded, json, read, steps
 
 MESSAGE = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]}
 PLACE = {"taskId": TASK_ID, "contextId": CONTEXT}
@@ -81,7 +81,7 @@ FRAMES = [
         "statusUpdate": {
             **PLACE,
             "status": status(10, "COMPLETED", message=agent_says(f"{TASK_ID}-r", "hello back")),
-            "metadata": {"covenant.usage": USAGE},
+            "metadata": {"covenant.stop_reason": "end_turn", "covenant.usage": USED},
         }
     },
 ]
@@ -102,7 +102,8 @@ def test_a_task_is_told_whole() -> None:
         "covenant.generation": 10,
         "covenant.agent": "echo",
         "covenant.created_at": "2025-10-28T10:30:00.001Z",
-        "covenant.usage": USAGE,
+        "covenant.stop_reason": "end_turn",
+        "covenant.usage": USED,
     }
 
 
@@ -146,7 +147,7 @@ def test_a_bare_reply_is_a_message_without_a_task() -> None:
         "contextId": CONTEXT,
         "role": "ROLE_AGENT",
         "parts": [{"text": "hello back"}],
-        "metadata": {"covenant.usage": DONE.metadata},
+        "metadata": {"covenant.usage": USED},
     }
     assert read(V1.responses.encode_sent(bare)) == {"message": message} == read(V1.responses.encode_message(bare))
 

@@ -74,11 +74,10 @@ def used(usage: RunUsage) -> dict[str, float]:
 
 
 def cut_at(stop_reason: str | None, job: Job) -> bool:
-    """Whether an answer was cut where it came to its limit of tokens. Then the result says so."""
-    if stop_reason != CUT:
-        return False
-    job.notes["stop_reason"] = CUT
-    return True
+    """Whether an answer was cut where it came to its limit of tokens. The result says why it ended."""
+    if stop_reason is not None:
+        job.notes["stop_reason"] = stop_reason
+    return stop_reason == CUT
 
 
 def _result(result: AgentRunResult[Any], job: Job, output: TurnOutput) -> None:

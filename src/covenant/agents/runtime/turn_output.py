@@ -17,7 +17,7 @@ import msgspec
 from covenant.agents.runtime.job import Job
 from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
 from covenant.model.errors import WrongType
-from covenant.model.task_event import ArtifactUpdate, StatusUpdate
+from covenant.model.task_event import ArtifactUpdate, StatusUpdate, text_artifact
 from covenant.wire.json_input import TOLD_NESTING_MAX
 from covenant.wire.validation import checked
 
@@ -40,7 +40,7 @@ class TurnOutput:
         earlier = job.leased.turn - 1
         self._job = job
         self._task_id = job.task.id
-        self._text_id = f"{job.task.id}-text-{earlier}"
+        self._text_id = text_artifact(job.task.id, job.leased.turn)
         self._prefix = f"{earlier}." if earlier else ""
         self._said: list[str] = []
 
@@ -99,6 +99,11 @@ class TurnOutput:
     @property
     def text(self) -> str:
         return "".join(self._said)
+
+    @property
+    def chunks(self) -> tuple[Text, ...]:
+        """The same, as it was said."""
+        return tuple(Text(chunk) for chunk in self._said)
 
     def close(self) -> tuple[Content, ...]:
         """Everything was said: the text artifact is closed; what the final message says."""

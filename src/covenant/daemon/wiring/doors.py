@@ -21,6 +21,7 @@ from covenant.doors import native, simple
 from covenant.doors.a2a import cards as a2a_cards
 from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import CardPages, PublishedAgent, extended_cards
+from covenant.doors.a2a.http_bindings import DESCRIBED as A2A_DESCRIBED
 from covenant.doors.a2a.http_bindings import PREFIX, A2ADoor
 from covenant.doors.a2a.operations import A2AServices
 from covenant.doors.http import endpoint
@@ -32,6 +33,7 @@ from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.http.server.http_server import HttpServer
 from covenant.doors.ipc_server import IpcServer
 from covenant.doors.mcp.remote_tools import RemoteTools
+from covenant.doors.mcp.streamable_http import DESCRIBED as MCP_DESCRIBED
 from covenant.doors.mcp.streamable_http import McpDoor, installed
 from covenant.doors.mcp.tool_calls import ToolCalls
 from covenant.doors.metrics import Meter
@@ -225,7 +227,7 @@ def _make_http(settings: HttpSettings, api: ApiContext, routes: Sequence[BaseRou
         metrics_token=read_token_file(settings.metrics_token_file, "http.metrics_token_file"),
         more_routes=routes,
         under=[(PREFIX, a2a)],
-        described=(*TENANT_DESCRIBED, *a2a_cards.DESCRIBED, *PEERS_DESCRIBED),
+        described=(*TENANT_DESCRIBED, *a2a_cards.DESCRIBED, *A2A_DESCRIBED, *MCP_DESCRIBED, *PEERS_DESCRIBED),
     )
 
 

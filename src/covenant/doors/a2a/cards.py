@@ -39,6 +39,7 @@ CARD_NAME: Final = "agent-card.json"
 AGENT_PATH: Final = f"{AGENTS_PATH}/{{agent_id}}"
 CARD_PATH: Final = f"{AGENT_PATH}/{CARD_NAME}"
 AGENT_WELL_KNOWN_PATH: Final = f"{AGENT_PATH}{WELL_KNOWN_PATH}"
+API_CARD_PATH: Final = "/api/agents/{agent_id}/agent-card"
 
 CALL_BYTES_MAX: Final = 1024 * 1024
 """Of a call to nobody, its id is all that is read."""
@@ -81,6 +82,7 @@ DESCRIBED: Final = (
             (AGENT_PATH, "agent_card_at_url"),
         )
     ),
+    Described("GET", API_CARD_PATH, "agent_card_by_api", "The same, where older clients look for it", CombinedCard),
 )
 
 
@@ -140,6 +142,7 @@ class CardPages:
             CARD_PATH: self.agent_card,
             AGENT_WELL_KNOWN_PATH: self.agent_card,
             AGENT_PATH: self.agent_card,
+            API_CARD_PATH: self.agent_card,
         }
         served = {path: self._page(answer) for path, answer in pages.items()}
         served[A2A_PATH] = MethodRouter({**served[A2A_PATH].calls, "POST": self._call_to_nobody})
@@ -170,7 +173,7 @@ class CardPages:
 
     async def agent_card(self, scope: Scope) -> Document:
         # From the path, and not from the router: another door may have sent the request here.
-        agent_id = scope["path"].removeprefix(f"{AGENTS_PATH}/").partition("/")[0]
+        agent_id = scope["path"].partition("/agents/")[2].partition("/")[0]
         open_to_all = bearer(scope) is None and self._publishing.agent_id == agent_id and self._publishing.open(scope)
         tenant = DEFAULT if open_to_all else (await self._gate.enter(scope)).tenant.name
         agent = await self._catalogue.show(tenant, agent_id)

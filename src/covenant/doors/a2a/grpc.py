@@ -27,7 +27,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from starlette.types import Scope
 
 from covenant.doors.a2a.admission import GRACE_S, Admission, Headers
-from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AOperation, A2AServices
+from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AOperation, A2AServices, unread
 from covenant.doors.a2a.protobuf_json import RequestReader, ResponseWriter
 from covenant.doors.http.bearer_auth import TenantGate, address, bearer
 from covenant.doors.http.host_names import as_host
@@ -250,7 +250,9 @@ class GrpcCalls:
         if not named and not (self._published and admitted.caller.tenant.name == DEFAULT):
             raise NotFound("unknown_agent", "no agent is published for you; name one in the field `tenant`")
         params = row.reader.params(message)
-        return self._admission.call(admitted, row.operation, V1, row.operation.decode(V1.requests), params)
+        off = row.operation.pushes and self._services.pushes is None
+        decode = unread if off else row.operation.decode(V1.requests)
+        return self._admission.call(admitted, row.operation, V1, decode, params)
 
     def _scope(self, context: Any) -> Scope:
         """The call as if it had come over HTTP: metadata are headers, and what is said twice is a list."""

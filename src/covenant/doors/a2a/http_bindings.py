@@ -9,7 +9,7 @@ statuses instead of codes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -19,8 +19,9 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.doors.a2a.admission import TRANSPORT, Admission, AdmittedCaller, CallerScope, Headers
-from covenant.doors.a2a.operations import BY_NAME, METHODS, OPERATIONS, A2ACall, A2AOperation, A2AServices
+from covenant.doors.a2a.operations import BY_NAME, METHODS, OPERATIONS, A2ACall, A2AOperation, A2AServices, unread
 from covenant.doors.http.endpoint import TOO_SLOW, serve_stream
+from covenant.doors.http.openapi import Described
 from covenant.doors.http.request_body import body_at_hand
 from covenant.doors.http.responses import (
     JSON,
@@ -122,6 +123,33 @@ ROUTES: Final[dict[str, dict[str, RestRoute]]] = {
 }
 
 
+class A2AObject(msgspec.Struct, frozen=True):
+    """An object of A2A 1.0 as ProtoJSON. The protocol's specification has its fields."""
+
+
+def _described() -> Iterator[Described]:
+    """JSON-RPC, then each route of plain HTTP."""
+    agent = f"{PREFIX}{{agent_id}}"
+    rpc = "Call an operation of an agent by JSON-RPC, in the words of 1.0 or of 0.3; streams are server-sent events"
+    yield Described("POST", agent, "a2a_json_rpc", rpc, jsonrpc.JsonRpcResponse, request=jsonrpc.JsonRpcRequest)
+    for place, by_method in ROUTES.items():
+        path = place.replace("{}", "{task_id}", 1).replace("{}", "{config_id}")
+        for method, (operation, _) in by_method.items():
+            yield Described(
+                method,
+                f"{agent}/{path}",
+                f"a2a_{operation.name}_{method.lower()}",
+                f"{operation.name} of A2A 1.0",
+                A2AObject,
+                request=A2AObject if method == "POST" else None,
+                body_required=operation.works,
+                streams=operation.open_stream is not None,
+            )
+
+
+DESCRIBED: Final = tuple(_described())
+
+
 def split_path(path: str) -> tuple[str, str, str]:
     """The key of `ROUTES` for what follows the agent's address, and the ids in it."""
     parts = path.strip("/").split("/")
@@ -186,7 +214,8 @@ class RestBinding(_Binding):
             with self._admission.tenants.limiter.connected(admitted.caller):
                 body = await self._body(admitted, receive, send)
                 at = RestCall(task_id, config_id, scope["query_string"], body)
-                call = self._admission.call(admitted, found.operation, V1, found.decode, at)
+                off = found.operation.pushes and self._services.pushes is None
+                call = self._admission.call(admitted, found.operation, V1, unread if off else found.decode, at)
                 await self._run(found.operation, call, receive, send, kind=kind)
         except CallerGoneError:
             return
@@ -238,6 +267,8 @@ class JsonRpcBinding(_Binding):
                 if method is None:
                     raise jsonrpc.unknown_method(call)
                 operation, dialect, decode = method
+                if operation.pushes and self._services.pushes is None:
+                    decode = unread
                 started_s = perf_counter()
                 try:
                     asked = admission.call(admitted, operation, dialect, decode, call.params)

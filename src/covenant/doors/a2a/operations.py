@@ -96,6 +96,8 @@ class A2AOperation:
     open_stream: Callable[[A2AServices, A2ACall], Awaitable[TaskStream]] | None = None
     works: bool = False
     """Whether it starts work, and so may take long."""
+    pushes: bool = False
+    """Whether it is about push notifications: where those are switched off, nothing of its params is looked at."""
 
 
 async def _send(services: A2AServices, call: A2ACall) -> bytes:
@@ -127,6 +129,10 @@ def _subscribe(services: A2AServices, call: A2ACall) -> Awaitable[TaskStream]:
     return services.conversations.subscribe(call.ask, request, from_start=old, finished=old)
 
 
+def unread(_: Any) -> None:
+    """Reads nothing: what is switched off is refused whatever its params are."""
+
+
 async def _push(services: A2AServices, call: A2ACall) -> Any:
     if services.pushes is None:
         raise Conflict("push_not_supported", "push notifications are switched off here")
@@ -134,7 +140,8 @@ async def _push(services: A2AServices, call: A2ACall) -> Any:
 
 
 async def _put_or_get_push(services: A2AServices, call: A2ACall) -> bytes:
-    return call.dialect.responses.encode_push(call.request.task_id, await _push(services, call))
+    config = await _push(services, call)
+    return call.dialect.responses.encode_push(call.request.task_id, config)
 
 
 async def _list_pushes(services: A2AServices, call: A2ACall) -> bytes:
@@ -181,24 +188,28 @@ OPERATIONS: Final = (
         slash="tasks/pushNotificationConfig/set",
         decode=lambda params: params.decode_create_push,
         run=_put_or_get_push,
+        pushes=True,
     ),
     A2AOperation(
         name="GetTaskPushNotificationConfig",
         slash="tasks/pushNotificationConfig/get",
         decode=lambda params: params.decode_get_push,
         run=_put_or_get_push,
+        pushes=True,
     ),
     A2AOperation(
         name="ListTaskPushNotificationConfigs",
         slash="tasks/pushNotificationConfig/list",
         decode=lambda params: params.decode_list_push,
         run=_list_pushes,
+        pushes=True,
     ),
     A2AOperation(
         name="DeleteTaskPushNotificationConfig",
         slash="tasks/pushNotificationConfig/delete",
         decode=lambda params: params.decode_delete_push,
         run=_delete_push,
+        pushes=True,
     ),
     A2AOperation(
         name="GetExtendedAgentCard",

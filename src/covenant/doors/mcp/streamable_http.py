@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.http.endpoint import Endpoint, MethodRouter
+from covenant.doors.http.openapi import Described
 from covenant.doors.http.responses import MCP_PATH, Style, problem_body
 from covenant.doors.http.server.http_refusals import HttpRefusal
 from covenant.doors.mcp.tool_calls import ToolCalls
@@ -23,12 +24,18 @@ from covenant.doors.metrics import Meter
 from covenant.doors.waits import CancelScope
 from covenant.model.errors import Unavailable
 from covenant.model.extras import install_command
+from covenant.wire.jsonrpc import JsonRpcRequest, JsonRpcResponse
 
 PATH: Final = MCP_PATH
 CALLER: Final = "covenant.caller"
 """Where a request's scope says who is calling."""
 OPENING_S: Final = 30.0
 MISSING: Final = f"MCP needs a package that is not installed here: {install_command('mcp')}, and restart the daemon"
+DESCRIBED: Final = (
+    Described(
+        "POST", PATH, "mcp", "MCP over streamable HTTP: its JSON-RPC messages", JsonRpcResponse, request=JsonRpcRequest
+    ),
+)
 STYLE: Final = Style(problem_body, transport="mcp", failed="mcp.failed")
 
 

@@ -79,3 +79,5 @@ TRANSITIONS: Final[dict[tuple[State | None, str], State]] = {
 
 FINISHED: Final = frozenset({SETTLED, DRAINED})
 """A settled task stays settled: nothing leaves these but a drain, and the return of what nobody was given by one."""
+LIVE_NAMES: Final = tuple(state.wire_name for state in State if state not in FINISHED)
+"""What a queue can be asked for."""

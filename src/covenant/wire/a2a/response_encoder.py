@@ -83,7 +83,10 @@ class _NotesV1(msgspec.Struct, frozen=True, gc=False, rename="covenant.{}".forma
     created_at: str | None = None
     partial: bool = False
     holder_lost: str | None = None
+    stop_reason: Any = None
     usage: dict[str, Any] | None = None
+    model: Any = None
+    route: Any = None
 
 
 def _note_name(name: str) -> str:
@@ -101,6 +104,8 @@ class _NotesV03(msgspec.Struct, frozen=True, gc=False, rename=_note_name, omit_d
     stop_reason: Any = None
     error: str | None = None
     usage: dict[str, Any] | None = None
+    model: Any = None
+    route: Any = None
 
 
 class _Task(_Written, frozen=True):
@@ -228,7 +233,7 @@ class ResponseEncoder:
     def encode_message(self, view: TaskView) -> bytes:
         """The only frame of a stream whose agent answers with a bare message."""
         assert view.result is not None
-        usage = usage_of(view.result)
+        usage = usage_in(usage_of(view.result))
         metadata = {USAGE: usage} if usage else None
         said = MessageUpdate(parts=view.result.content, message_id=f"{view.task.id}-r", metadata=metadata)
         message = self.message_of(said, None, _context_of(view.task), "")
@@ -338,13 +343,27 @@ def _task_notes_v1(view: TaskView) -> _NotesV1:
         created_at=format_ms(view.created_at_ms),
         partial=view.partial,
         holder_lost=AWAITING_REPAIR if view.holder_lost else None,
-        usage=usage_of(view.result),
+        **_told(view.result),
     )
 
 
 def _change_notes_v1(_: Task, change: _StatusChange) -> Any:
-    partial, usage = _is_partial(change.result), usage_of(change.result)
-    return _NotesV1(partial=partial, usage=usage) if partial or usage else change.metadata
+    partial, told = _is_partial(change.result), _told(change.result)
+    return _NotesV1(partial=partial, **told) if partial or told else change.metadata
+
+
+def _told(result: Result | None) -> dict[str, Any]:
+    """What a result says of how it came about."""
+    metadata = usage_of(result)
+    if metadata is None:
+        return {}
+    told = {
+        "usage": usage_in(metadata) or None,
+        "stop_reason": metadata.get("stop_reason"),
+        "model": metadata.get("model"),
+        "route": metadata.get("covenant.route"),
+    }
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def _push_v1(task_id: str, config: PushConfig) -> _PushV1:
@@ -365,17 +384,16 @@ RESPONSES_V1: Final = ResponseEncoder(
 
 
 def _notes_v03(task: Task, result: Result | None, **more: Any) -> _NotesV03:
-    usage = usage_of(result) or {}
-    tokens = usage_in(usage)
+    told = _told(result)
+    tokens = told.get("usage") or {}
     error = result.error_message if result is not None else None
     return _NotesV03(
         partial=_is_partial(result),
         agent_id=agent_of(task),
         input_tokens=tokens.get("input_tokens"),
         output_tokens=tokens.get("output_tokens"),
-        stop_reason=usage.get("stop_reason"),
         error=error if isinstance(error, str) else None,
-        usage=usage or None,
+        **told,
         **more,
     )
 

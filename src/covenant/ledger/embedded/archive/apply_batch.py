@@ -45,6 +45,9 @@ from covenant.ledger.embedded.journal.record import encode_line, seq_of
 from covenant.ledger.embedded.journal.segments import Lines
 from covenant.model.errors import CovenantError
 
+INTEGER_MAX: Final = 2**63 - 1
+"""The greatest number that a column of SQLite holds."""
+
 PLACES_IN_RECORD: Final = 1 << 20
 
 
@@ -164,7 +167,7 @@ class Batch:
             recipient_display=display,
             recipient_pubkey=task.recipient.pubkey,
             task_kind=task.task_kind,
-            deadline_ms=task.deadline_ms,
+            deadline_ms=min(task.deadline_ms, INTEGER_MAX) if task.deadline_ms is not None else None,
             origin=task.origin,
             place=place,
         )

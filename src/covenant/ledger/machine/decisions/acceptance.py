@@ -60,8 +60,8 @@ def check_account(decide: DecisionContext, task: Task, tasks: int, size: int) ->
         )
 
 
-DEADLINE_MS_MAX: Final = 2**63 - 1
-"""What the integer column of an archive holds."""
+DEADLINE_MS_MAX: Final = 2**64 - 1
+"""What JSON is decoded to. A column that holds less has its own greatest number for a later moment."""
 BUSY_RETRY_MS = 1_000
 
 

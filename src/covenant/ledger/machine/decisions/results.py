@@ -40,10 +40,12 @@ from covenant.ledger.machine.events import (
     PushDropped,
     ResultDrained,
     TaskPromoted,
+    TaskUpdated,
     TurnEnded,
 )
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived
+from covenant.model.content import Text
 from covenant.model.errors import Conflict
 from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.task import (
@@ -57,7 +59,7 @@ from covenant.model.task import (
     error_result,
     result_digest,
 )
-from covenant.model.task_event import MessageUpdate
+from covenant.model.task_event import ArtifactUpdate, MessageUpdate, text_artifact
 
 _encode = msgspec.json.Encoder().encode
 
@@ -193,8 +195,10 @@ def end(
 
     Returns the result as it is kept: one that is not the holder's own says what the holder had used.
     """
-    if cause is not Cause.RESULT and (used := decide.view.used(entry.task.id)) is not None:
-        result = msgspec.structs.replace(result, metadata=used)
+    if cause is not Cause.RESULT:
+        if (used := decide.view.used(entry.task.id)) is not None:
+            result = msgspec.structs.replace(result, metadata=used)
+        generation = _close_text(decide, entry, generation)
     key = entry.cache_key
     shared = key is not None and cause is Cause.RESULT
     decide.add(
@@ -232,6 +236,17 @@ def end(
             )
         )
     return result
+
+
+def _close_text(decide: DecisionContext, entry: Entry, generation: int | None) -> int | None:
+    """Where somebody else than the holder ends a task, the text that the holder was writing gets its last chunk."""
+    artifact_id, lease = text_artifact(entry.task.id, entry.turn), entry.lease
+    if entry.state is not State.LEASED or lease is None or artifact_id not in entry.artifacts:
+        return generation
+    generation = (entry.generation if generation is None else generation) + 1
+    last = ArtifactUpdate(artifact_id, (Text(""),), append=True, last_chunk=True)
+    decide.add(TaskUpdated(entry.task.id, lease.lease_id, generation, last, entry.update_no))
+    return generation
 
 
 def cancel(decide: DecisionContext, command: Cancel) -> Canceled:
