@@ -42,6 +42,8 @@ class PushConfig(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
     id: str | None = None
     token: str | None = None
     authentication: PushAuthentication | None = None
+    version: str = "1.0"
+    """The version of A2A that made it, in which its deliveries are written."""
 
     def __repr__(self) -> str:
         """Without secrets; a webhook's address is often one."""

@@ -1,6 +1,7 @@
 """The push sender: delivers every step that a push configuration is owed, in order, until it is taken or given up.
 
-At least once, in order for each configuration, never a step skipped. Cursors are saved soon after, many at a time; a
+At least once, in order for each configuration, never a step skipped: a configuration of A2A 1.0 is told each step, one
+of 0.3 the whole task after each. Cursors are saved soon after, many at a time; a
 crash in between repeats a delivery. A configuration that fails sleeps, longer each time; given up, it waits for the
 operator. None waits for another's host (`FairScheduler`). Deleting or replacing one stops its delivery; those of a
 disabled tenant wait. `run` may be canceled and called again: it begins with what the ledger knows.
@@ -26,15 +27,17 @@ from covenant.model.push import FAILURE_LENGTH_MAX, Push, PushMove, move_of
 from covenant.model.rate_limits import Backoff
 from covenant.model.settings import PushSettings
 from covenant.model.task import Task
-from covenant.model.task_event import Began, Ended, Step
+from covenant.model.task_event import ArtifactUpdate, Began, Ended, Step
+from covenant.model.task_view import TaskViewBuilder
 from covenant.outbound.call_errors import AddressRefused, CallFailed, retry_after
 from covenant.outbound.concurrency import FairScheduler, MoveSaver, wait_at_most
 from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.urls import InvalidUrl, read_url
 from covenant.seal.keys import WebhookSigner
-from covenant.wire.a2a.dialects import V1
+from covenant.wire.a2a.dialects import V03, V1
 
-MEDIA_TYPE: Final = "application/a2a+json"
+MEDIA_TYPES: Final = {V1.version.value: "application/a2a+json", V03.version.value: "application/json"}
+"""Of a delivery, by the version of its configuration."""
 GONE: Final = 410
 
 
@@ -59,8 +62,7 @@ class WebhookClient:
         self._signer = signer
         self._now_ms = now_ms
 
-    async def deliver(self, push: Push, task: Task, step: Step, *, attempt: int) -> PushFailure | None:
-        body = V1.responses.encode_step(task, step)
+    async def deliver(self, push: Push, step: Step, body: bytes, *, attempt: int) -> PushFailure | None:
         headers = self._headers(push, step, attempt, body)
         try:
             answer = await self._fetcher.fetch("POST", push.config.url, headers=headers, content=body)
@@ -81,8 +83,8 @@ class WebhookClient:
     def _headers(self, push: Push, step: Step, attempt: int, body: bytes) -> Mapping[str, str]:
         delivery_id, timestamp_s = f"{push.key}-{step.generation}", self._now_ms() // 1000
         headers = {
-            "content-type": MEDIA_TYPE,
-            "a2a-version": "1.0",
+            "content-type": MEDIA_TYPES[push.config.version],
+            "a2a-version": push.config.version,
             "webhook-id": delivery_id,
             "webhook-timestamp": str(timestamp_s),
             "webhook-signature": self._signer.sign(delivery_id, timestamp_s, body),
@@ -118,6 +120,7 @@ log = logging.getLogger(__name__)
 
 STEPS_AT_ONCE: Final = 8
 """Read from history together: what one delivery under way can hold in memory."""
+STEPS_FOLDED_AT_ONCE: Final = 256
 BURST_MAX: Final = 32
 """Deliveries of one configuration before another at its host may go."""
 PAUSE_FACTOR: Final = 3
@@ -145,6 +148,31 @@ class _Delivery:
     host: str
     task: asyncio.Task[None] | None = None
     again: bool = False
+
+
+class _StepBodies:
+    """The bodies of 1.0: each step is one, as a stream tells it."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def body(self, step: Step, *, more: bool) -> bytes | None:  # noqa: ARG002  (each step is told)
+        return V1.responses.encode_step(self._task, step)
+
+
+class _TaskBodies:
+    """The bodies of 0.3: the whole task as it is after a step. A chunk is not told by itself if more has happened."""
+
+    def __init__(self, built: TaskViewBuilder) -> None:
+        self._built = built
+
+    def body(self, step: Step, *, more: bool) -> bytes | None:
+        self._built.add(step)
+        if more and isinstance(step.what, ArtifactUpdate):
+            return None
+        view = self._built.view()
+        assert view is not None
+        return V03.responses.encode_task(view)
 
 
 class PushSender:
@@ -337,16 +365,20 @@ class PushSender:
 
     async def _deliver(self, delivery: _Delivery) -> None:
         push, count = delivery.push, 0
-        standing, task = self._standing(push), None
+        standing, bodies = self._standing(push), None
         while count < BURST_MAX and not (standing.dead or self._disabled(delivery.tenant)):
             delivery.again = False
             # What is read here is durable, and so is the configuration that was found before.
             steps = await self._ledger.steps(push.task_id, standing.delivered, STEPS_AT_ONCE)
             if not steps:
                 return
-            task = task or await self._task(push, steps[0])
+            if bodies is None:
+                bodies = await self._bodies(push, standing.delivered, steps[0])
             for step in steps:
-                failed = await self._webhooks.deliver(push, task, step, attempt=standing.attempts + 1)
+                body = bodies.body(step, more=step is not steps[-1])
+                if body is None:
+                    continue
+                failed = await self._webhooks.deliver(push, step, body, attempt=standing.attempts + 1)
                 if failed is not None:
                     self._fail(push, standing, failed)
                     return
@@ -358,11 +390,18 @@ class PushSender:
                 return
         delivery.again = True
 
-    async def _task(self, push: Push, first: Step) -> Task:
+    async def _bodies(self, push: Push, delivered: int, first: Step) -> _StepBodies | _TaskBodies:
+        if push.config.version == V03.version:
+            built = TaskViewBuilder()
+            while built.generation < delivered:
+                limit = min(STEPS_FOLDED_AT_ONCE, delivered - built.generation)
+                for step in await self._ledger.steps(push.task_id, built.generation, limit):
+                    built.add(step)
+            return _TaskBodies(built)
         if not isinstance(first.what, Began):
             (first,) = await self._ledger.steps(push.task_id, 0, 1)
         assert isinstance(first.what, Began)
-        return first.what.task
+        return _StepBodies(first.what.task)
 
     def _fail(self, push: Push, standing: PushMove, failed: PushFailure) -> None:
         limits = self._limits

@@ -219,8 +219,8 @@ class Binding:
     def _plainly(self, reply: Reply) -> Refused:
         """Turned away before there was a call to answer."""
         problem = reply.json()
-        assert {"error", "code"} <= problem.keys()
-        return Refused(BY_STATUS[reply.status_code], problem["error"])
+        assert problem["jsonrpc"] == "2.0"
+        return Refused(BY_STATUS[reply.status_code], problem["error"]["message"])
 
     def _task(self, body: Any) -> Told:
         return telling.task_v03(body) if self.old else telling.task_v1(body)

@@ -129,7 +129,9 @@ async def test_rest_is_answered_in_the_media_type_that_it_is_asked_in(me: Bindin
         reply = await me.raw(body, **{"content-type": sent})
         assert (reply.status_code, reply.headers["content-type"]) == (200, got)
         reply = await me.raw(b"{", **{"content-type": sent})
-        assert (reply.status_code, reply.headers["content-type"]) == (400, got)
+        assert (reply.status_code, reply.headers["content-type"]) == (400, "application/json")
+        reply = await me.raw(b"{", **{"content-type": sent, "accept": "application/a2a+json"})
+        assert (reply.status_code, reply.headers["content-type"]) == (400, "application/a2a+json")
 
 
 async def test_rest_subscribes_by_get_and_post_and_needs_no_body_where_nothing_is_to_be_said(me: Binding) -> None:

@@ -1,19 +1,24 @@
 """What official clients of A2A 1.0 and 0.3 do, unchanged, against a whole daemon."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
+from a2a.compat.v0_3.jsonrpc_transport import CompatJsonRpcTransport
 from a2a.compat.v0_3.types import AgentCard as OldCard
+from a2a.compat.v0_3.types import Task as OldTask
 from a2a.types import a2a_pb2 as pb
 from a2a.types.a2a_pb2 import AgentCard
-from a2a.utils.errors import UnsupportedOperationError
+from a2a.utils.errors import TaskNotFoundError, UnsupportedOperationError
 from google.protobuf.json_format import ParseDict
 
 from covenant import Agent, Turn
+from covenant.wire.sse import EventReader
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
+from tests.outbound.receivers import receiver
 from tests.waits import BOUND_S
 
 ROOT = "/.well-known/agent-card.json"
@@ -102,3 +107,105 @@ async def test_a_get_of_the_agents_url_is_its_card(short_path: Path) -> None:
             assert (await daemon.ask("GET", path, token="")).status_code == 401
         refused = await daemon.ask("PUT", ECHO)
         assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, POST")
+
+
+def asking(text: str, **message: Any) -> pb.SendMessageRequest:
+    said = pb.Message(message_id="m-1", role=pb.ROLE_USER, parts=[pb.Part(text=text)], **message)
+    return pb.SendMessageRequest(message=said)
+
+
+def old_client(daemon: DaemonUnderTest, http: httpx.AsyncClient) -> CompatJsonRpcTransport:
+    """The official client of 0.3 over JSON-RPC."""
+    return CompatJsonRpcTransport(http, None, f"{daemon.url}{ECHO}")
+
+
+async def test_a_client_of_0_3_is_told_why_its_stream_is_refused(short_path: Path) -> None:
+    async with open_daemon_under_test(short_path / "home", echo(), a2a=OPEN) as daemon, httpx.AsyncClient() as http:
+        client = old_client(daemon, http)
+        with pytest.raises(TaskNotFoundError):
+            await anext(client.send_message_streaming(asking("x", task_id="nobody")))
+        with pytest.raises(TaskNotFoundError):
+            await anext(client.subscribe(pb.SubscribeToTaskRequest(id="nobody")))
+        call = {"jsonrpc": "2.0", "id": "7", "method": "tasks/resubscribe", "params": {"id": "nobody"}}
+        reply = await daemon.ask("POST", ECHO, json=call)
+        assert (reply.status_code, reply.headers["content-type"]) == (200, "text/event-stream")
+        (event,) = EventReader(1_000_000).feed(reply.content)
+        told = json.loads(event.data)
+        assert (told["id"], told["error"]["code"]) == ("7", -32001)
+        newer = await daemon.ask("POST", ECHO, json={**call, "method": "SubscribeToTask"})
+        assert newer.headers["content-type"] == "application/json"
+
+
+async def test_a_401_of_a_json_rpc_call_has_an_error_object(short_path: Path) -> None:
+    call = {"jsonrpc": "2.0", "id": 7, "method": "GetTask", "params": {"id": "x"}}
+    async with open_daemon_under_test(short_path / "home", echo(), a2a=OPEN) as daemon:
+        for path in (ECHO, "/v1/a2a"):
+            reply = await daemon.ask("POST", path, token="wrong", json=call)
+            assert (reply.status_code, reply.headers["www-authenticate"]) == (401, "Bearer")
+            told = reply.json()
+            assert (told["jsonrpc"], told["id"], told["error"]["code"]) == ("2.0", None, -32600)
+            assert told["error"]["data"][0]["reason"] == "UNAUTHENTICATED"
+        # Refused after the call was read: then its id is known.
+        listed = await daemon.ask("POST", ECHO, token="", json={**call, "method": "ListTasks", "params": {}})
+        assert (listed.status_code, listed.json()["id"], listed.json()["error"]["code"]) == (401, 7, -32600)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "code"),
+    [("text/plain", -32005), ("application/x-www-form-urlencoded; charset=utf-8", -32005)]
+    + [(kind, -32700) for kind in ("application/json", "application/a2a+json", "Application/JSON; charset=utf-8", "")],
+)
+async def test_a_body_that_neither_is_json_nor_says_so_has_the_wrong_content_type(
+    short_path: Path, content_type: str, code: int
+) -> None:
+    headers = {"content-type": content_type} if content_type else {}
+    async with open_daemon_under_test(short_path / "home", echo()) as daemon:
+        reply = await daemon.ask("POST", ECHO, content=b"hello", headers=headers)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (200, code)
+        rest = await daemon.ask("POST", f"{ECHO}/message:send", content=b"hello", headers=headers)
+        reason = {-32005: "CONTENT_TYPE_NOT_SUPPORTED", -32700: "INVALID_JSON"}[code]
+        assert (rest.status_code, rest.json()["error"]["details"][0]["reason"]) == (400, reason)
+        call = b'{"jsonrpc":"2.0","id":1,"method":"GetTask","params":{"id":"nobody"}}'
+        read = await daemon.ask("POST", ECHO, content=call, headers=headers)
+        assert read.json()["error"]["code"] == -32001
+
+
+async def test_errors_of_rest_are_plain_json_unless_the_caller_asks_for_the_other(short_path: Path) -> None:
+    async with open_daemon_under_test(short_path / "home", echo()) as daemon:
+        for accept, expected in (
+            ("application/json", "application/json"),
+            ("*/*", "application/json"),
+            ("application/a2a+json, application/json;q=0.5", "application/a2a+json"),
+        ):
+            for method, path, status in (("GET", "tasks/nobody", 404), ("PUT", "tasks", 405), ("GET", "x", 404)):
+                reply = await daemon.ask(method, f"{ECHO}/{path}", headers={"accept": accept})
+                assert (reply.status_code, reply.headers["content-type"]) == (status, expected)
+
+
+PUSHING = {**OPEN, "push_notifications": True}
+ALLOWED = {"allow": ("127.0.0.1",)}
+
+
+async def test_a_push_has_the_body_of_the_dialect_that_asked_for_it(short_path: Path) -> None:
+    async with (
+        receiver() as hook,
+        open_daemon_under_test(short_path / "home", echo(), a2a=PUSHING, outbound=ALLOWED) as daemon,
+        httpx.AsyncClient(timeout=BOUND_S) as http,
+    ):
+        request = asking("hello")
+        request.configuration.task_push_notification_config.url = hook.url()
+        sent = await old_client(daemon, http).send_message(request)
+        await hook.until(lambda: bool(hook.taken) and json.loads(hook.taken[-1].body)["status"]["state"] == "completed")
+        for taken in hook.taken:
+            assert (taken.headers["content-type"], taken.headers["a2a-version"]) == ("application/json", "0.3")
+            assert OldTask.model_validate_json(taken.body).id == sent.task.id
+        last = OldTask.model_validate_json(hook.taken[-1].body)
+        assert last.artifacts is not None
+        assert last.artifacts[0].parts[0].root.model_dump()["text"] == "hello"
+        seen = len(hook.taken)
+        config = ClientConfig(httpx_client=http, supported_protocol_bindings=["JSONRPC"], streaming=False)
+        newer = await ClientFactory(config).create_from_url(daemon.url)
+        assert [event async for event in newer.send_message(request)]
+        await hook.got(seen + 1)
+        assert hook.taken[seen].headers["a2a-version"] == "1.0"
+        ParseDict(json.loads(hook.taken[seen].body), pb.StreamResponse())

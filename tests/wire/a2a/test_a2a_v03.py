@@ -131,6 +131,7 @@ def test_a_page_of_tasks() -> None:
 
 def test_push_configurations_have_a_list_of_schemes() -> None:
     config = asking.PushConfig(
+        version="0.3",
         url="https://example.com",
         id="p",
         token="t",
@@ -150,7 +151,9 @@ def test_push_configurations_have_a_list_of_schemes() -> None:
     assert V03.requests.decode_create_push(json(told)) == asking.CreatePush(task_id=TASK_ID, config=config)
     assert V03.responses.deleted == b"null"
     told["pushNotificationConfig"] = {"url": "https://example.com", "authentication": {"schemes": []}}
-    assert V03.requests.decode_create_push(json(told)).config == asking.PushConfig(url="https://example.com")
+    assert V03.requests.decode_create_push(json(told)).config == asking.PushConfig(
+        url="https://example.com", version="0.3"
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,7 +225,7 @@ def test_every_request_is_read() -> None:
         blocking=False,
         history_length=3,
         output_modes=("text/plain",),
-        push=asking.PushConfig(url="https://x"),
+        push=asking.PushConfig(url="https://x", version="0.3"),
         metadata={"k": 1},
     )
     assert V03.requests.decode_get_task(json({"id": "t", "historyLength": 2})) == asking.GetTask(

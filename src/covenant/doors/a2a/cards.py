@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.doors.a2a.admission import TRANSPORT, Headers
+from covenant.doors.a2a.http_bindings import content_refusal, reply_uncalled
 from covenant.doors.http.bearer_auth import TenantGate, bearer, credential_of
 from covenant.doors.http.endpoint import MethodRouter
 from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, forwarded, peer_of
@@ -196,11 +197,11 @@ class CardPages:
             await self._gate.enter(scope)
             call_id = jsonrpc.decode_call(await read_body(scope, receive, CALL_BYTES_MAX)).id
         except jsonrpc.UnreadableCall as unreadable:
-            told: Refusal = unreadable
+            told = content_refusal(unreadable, Headers(scope))
             call_id = unreadable.id
         except Refusal as refusal:
             self._meter.refused(TRANSPORT, refusal.code)
-            await reply_problem(send, refusal)
+            await reply_uncalled(send, refusal)
             return
         except CallerGoneError:
             return

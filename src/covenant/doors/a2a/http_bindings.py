@@ -1,8 +1,8 @@
 """A2A over HTTP, under one prefix: JSON-RPC at `…/{agent}`, and 1.0 as plain HTTP below it.
 
 JSON-RPC speaks both dialects, told apart by the method's name. The order of checks is authentication, limits, JSON,
-envelope, method, version, agent, params. What is refused before there is a call to answer has an HTTP status; what is
-refused after it rides on 200, as JSON-RPC has it. Plain HTTP names the same operations by method and path, and has
+envelope, method, version, agent, params. What is refused before there is a call to answer has an HTTP status, too; what
+is refused after it rides on 200, as JSON-RPC has it. Plain HTTP names the same operations by method and path, and has
 statuses instead of codes.
 """
 
@@ -13,13 +13,22 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.doors.a2a.admission import TRANSPORT, Admission, AdmittedCaller, CallerScope, Headers
-from covenant.doors.a2a.operations import BY_NAME, METHODS, OPERATIONS, A2ACall, A2AOperation, A2AServices, unread
+from covenant.doors.a2a.operations import (
+    BY_NAME,
+    METHODS,
+    OPERATIONS,
+    A2ACall,
+    A2AOperation,
+    A2AServices,
+    RpcMethod,
+    unread,
+)
 from covenant.doors.http.endpoint import TOO_SLOW, serve_stream
 from covenant.doors.http.openapi import Described
 from covenant.doors.http.request_body import body_at_hand
@@ -27,18 +36,16 @@ from covenant.doors.http.responses import (
     JSON,
     PROBLEM,
     Header,
-    refusal_form,
     refusal_headers,
     reply,
     reply_not_allowed,
-    reply_problem,
 )
 from covenant.doors.waits import CallerGoneError
 from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Invalid, NotFound, OverLimit, Refusal, Unauthenticated
 from covenant.wire import jsonrpc
-from covenant.wire.a2a.dialects import REQUESTS_V1, V1
+from covenant.wire.a2a.dialects import REQUESTS_V1, V03, V1
 from covenant.wire.a2a.error_codes import Version, rest_error
 from covenant.wire.sse import KEEP_ALIVE, SseFormat
 
@@ -72,6 +79,7 @@ PREFIX: Final = "/v1/a2a/agents/"
 CARDS: Final = frozenset({"agent-card.json", ".well-known/agent-card.json"})
 """Where the card is below the agent's address. Official clients look at the second."""
 A2A_JSON: Final[Header] = (b"content-type", b"application/a2a+json")
+EVENT_STREAM: Final[Header] = (b"content-type", b"text/event-stream")
 _READ: Final = REQUESTS_V1
 
 
@@ -199,6 +207,7 @@ class RestBinding(_Binding):
     async def answer(self, agent_id: str, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers, started_s = Headers(scope), perf_counter()
         kind = JSON if (headers.get(b"content-type") or "").startswith("application/json") else A2A_JSON
+        error_kind = A2A_JSON if "application/a2a+json" in (headers.get(b"accept") or "") else JSON
         name = "unknown"
         try:
             admitted = await self._admission.enter(scope, headers, agent_id)
@@ -208,7 +217,7 @@ class RestBinding(_Binding):
                 raise NotFound("unknown_method", "there is no operation at this path")
             found = by_method.get(scope["method"])
             if found is None:
-                await _not_allowed(send, kind, tuple(by_method))
+                await _not_allowed(send, error_kind, tuple(by_method))
                 return
             name = found.operation.name
             with self._admission.tenants.limiter.connected(admitted.caller):
@@ -220,7 +229,7 @@ class RestBinding(_Binding):
         except CallerGoneError:
             return
         except Exception as error:  # noqa: BLE001  the last stand before the client: a fault of ours tells it nothing
-            await self._refuse(send, error, kind, name)
+            await self._refuse(send, content_refusal(error, headers), error_kind, name)
         finally:
             self._admission.meter.timer(TRANSPORT, name).observe(perf_counter() - started_s)
 
@@ -254,15 +263,16 @@ async def _not_allowed(send: Send, kind: Header, methods: tuple[str, ...]) -> No
 
 class JsonRpcBinding(_Binding):
     async def answer(self, agent_id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        admission = self._admission
+        admission, headers, call_id = self._admission, Headers(scope), jsonrpc.NULL
         meter = admission.meter
         try:
-            admitted = await admission.enter(scope, Headers(scope), agent_id)
+            admitted = await admission.enter(scope, headers, agent_id)
             with admission.tenants.limiter.connected(admitted.caller):
                 body = body_at_hand(send, self._body_bytes_max)
                 if body is None:
                     body = await admission.read_body(admitted, receive, send, self._body_bytes_max)
                 call = jsonrpc.decode_call(body)
+                call_id = call.id
                 method = METHODS.get(call.method)
                 if method is None:
                     raise jsonrpc.unknown_method(call)
@@ -278,21 +288,50 @@ class JsonRpcBinding(_Binding):
                     raise
                 except Refusal as refusal:
                     meter.refused(TRANSPORT, refusal.code)
-                    await reply(send, 200, jsonrpc.encode_refusal(call.id, refusal, dialect.version))
+                    await _refuse_call(send, call_id, refusal, method)
                 except Exception as error:  # the last stand before the client: it hears nothing of what went wrong
                     log.exception("a2a.failed", extra={"operation": operation.name})
                     meter.refused(TRANSPORT, "internal")
-                    await reply(send, 200, jsonrpc.encode_refusal(call.id, error, dialect.version))
+                    await _refuse_call(send, call_id, error, method)
                 finally:
                     self._timers[operation.name].observe(perf_counter() - started_s)
         except jsonrpc.UnreadableCall as unreadable:
-            meter.refused(TRANSPORT, unreadable.code)
-            await reply(send, 200, jsonrpc.encode_refusal(unreadable.id, unreadable, Version.V1))
+            told = content_refusal(unreadable, headers)
+            meter.refused(TRANSPORT, told.code)
+            await reply(send, 200, jsonrpc.encode_refusal(unreadable.id, told, Version.V1))
         except Refusal as refusal:
             meter.refused(TRANSPORT, refusal.code)
-            await reply_problem(send, refusal)
+            await reply_uncalled(send, refusal, call_id)
         except CallerGoneError:
             return
+
+
+async def _refuse_call(send: Send, call_id: bytes, error: Exception, method: RpcMethod) -> None:
+    """An error of a call. Clients of 0.3 read what comes back for a stream as a stream, so there it is one event."""
+    body = jsonrpc.encode_refusal(call_id, error, method.dialect.version)
+    if method.dialect is V03 and method.operation.open_stream is not None:
+        await reply(send, 200, b"event: message\ndata: %b\n\n" % body, kind=EVENT_STREAM)
+    else:
+        await reply(send, 200, body)
+
+
+async def reply_uncalled(send: Send, refusal: Refusal, call_id: bytes = jsonrpc.NULL) -> None:
+    """A refusal that has an HTTP status: JSON-RPC's error object is its body."""
+    body = jsonrpc.encode_refusal(call_id, refusal, Version.V1)
+    await reply(send, refusal.status, body, refusal_headers(refusal))
+
+
+E = TypeVar("E", bound=Exception)
+
+
+def content_refusal(error: E, headers: Headers) -> E | Refusal:
+    """What a client is told of a body that cannot be read. One that does not claim to be JSON has the wrong type."""
+    if not isinstance(error, Refusal) or error.code != "invalid_json":
+        return error
+    said = (headers.get(b"content-type") or "").partition(";")[0].strip().lower()
+    if not said or said.endswith(("/json", "+json")):
+        return error
+    return Invalid("content_type_not_supported", f"{error.message}; its Content-Type is {said[:100]!r}")
 
 
 class A2ADoor:
@@ -320,5 +359,5 @@ class A2ADoor:
         """A refusal before there is a call to answer: its headers and its body."""
         _, _, place = path[len(PREFIX) :].partition("/")
         if not place.rstrip("/"):
-            return refusal_form(PROBLEM, refusal)
+            return (JSON, *refusal_headers(refusal)), jsonrpc.encode_refusal(jsonrpc.NULL, refusal, Version.V1)
         return (JSON, *refusal_headers(refusal)), rest_error(refusal)[1]

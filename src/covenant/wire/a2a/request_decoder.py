@@ -19,6 +19,7 @@ from covenant.model.errors import InvalidParams
 from covenant.model.task_view import TaskState
 from covenant.wire import timestamps
 from covenant.wire.a2a import parts_v03, parts_v1
+from covenant.wire.a2a.error_codes import Version
 from covenant.wire.a2a.parts_v03 import MessageV03
 from covenant.wire.a2a.parts_v1 import MessageV1
 from covenant.wire.a2a.protojson import Number, ParamsReader, enum_value, int_value, required
@@ -259,13 +260,14 @@ def _updated_after(given: _ListV1 | _ListV03) -> int | None:
 
 
 def _push_config(
-    given: _Push, where: str, authentication: a2a_requests.PushAuthentication | None
+    given: _Push, where: str, authentication: a2a_requests.PushAuthentication | None, version: Version
 ) -> a2a_requests.PushConfig:
     return a2a_requests.PushConfig(
         url=required(given.url, f"{where}url"),
         id=given.id or None,
         token=given.token or None,
         authentication=authentication,
+        version=version.value,
     )
 
 
@@ -287,7 +289,7 @@ class RequestDecoderV1(RequestDecoder):
                 scheme=required(given.authentication.scheme, f"{where}authentication.scheme"),
                 credentials=given.authentication.credentials or None,
             )
-        return _push_config(given, where, authentication)
+        return _push_config(given, where, authentication, Version.V1)
 
     def decode_create_push(self, params: Params, task_id: str | None = None) -> a2a_requests.CreatePush:
         given: _PushV1 = self._push(params)
@@ -339,7 +341,7 @@ class RequestDecoderV03(RequestDecoder):
         if said is not None and (said.schemes or said.credentials):
             scheme = required(next(iter(said.schemes or ()), None), f"{where}authentication.schemes")
             authentication = a2a_requests.PushAuthentication(scheme=scheme, credentials=said.credentials or None)
-        return _push_config(given, where, authentication)
+        return _push_config(given, where, authentication, Version.V03)
 
     def decode_create_push(self, params: Params, task_id: str | None = None) -> a2a_requests.CreatePush:
         given: _SetPushV03 = self._set_push(params)
