@@ -75,6 +75,11 @@ def test_an_executor_is_called_as_its_variable_and_described_by_its_class(tmp_pa
     assert isinstance(found.body, SdkExecutorAgent)
 
 
+def test_an_executor_without_words_of_its_own_is_not_described_by_those_of_the_sdk(tmp_path: Path) -> None:
+    (found,) = load_agents([written(tmp_path, EXECUTOR.replace('    """Greets people."""\n', ""))])
+    assert (found.definition.id, found.definition.description) == ("greeter", "")
+
+
 def test_a_card_beside_an_executor_describes_it(tmp_path: Path) -> None:
     (found,) = load_agents([written(tmp_path, EXECUTOR + CARD)])
     made = found.definition

@@ -132,12 +132,25 @@ def test_a_name_in_the_home_is_as_good_as_a_url(daemon: Daemon) -> None:
     assert daemon.run("card", "get", "echo", env={"ECHO_TOKEN": token}).code == 0
     for name, said in (
         ("bad", "the entry 'bad' cannot be used"),
-        ("nobody", "there is no remote agent 'nobody'"),
-        ("nobody", f"its own agents at {daemon.url}/v1/a2a/agents/NAME"),
+        ("nobody", "agent"),
         ("echo", "has its token in the variable ECHO_TOKEN, which is not set"),
     ):
         ran = daemon.run("call", name, "go")
         assert (ran.code, said in ran.err) == (1, True)
+
+
+def test_an_agent_of_the_homes_own_daemon_is_called_by_its_name(daemon: Daemon) -> None:
+    name = agent(daemon, SAYS).rpartition("/")[2]
+    (daemon.home / "a2a_agents.json").unlink(missing_ok=True)
+    assert daemon.run("call", name, "go").out == "hello there\n"
+    assert f"called by: JSONRPC 1.0 at {daemon.url}/v1/a2a/agents/{name}" in daemon.run("card", "get", name).out
+    entry = {"url": f"{daemon.url}/v1/a2a/agents/nobody", "auth": {"token_env": "NOBODYS_TOKEN"}}
+    (daemon.home / "a2a_agents.json").write_text(json.dumps({"agents": {name: entry}}))
+    try:
+        said = daemon.run("call", name, "go")
+        assert (said.code, "NOBODYS_TOKEN" in said.err) == (1, True), "the file's names come first"
+    finally:
+        (daemon.home / "a2a_agents.json").unlink()
 
 
 def test_a_card_is_shown_and_its_signature_checked(daemon: Daemon) -> None:

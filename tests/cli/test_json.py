@@ -171,6 +171,7 @@ RUNS: dict[str, list[Words]] = {
     "agents remove": [lambda d: [agent(d)]],
     "call": [lambda d: [answering(d), "go", "--token-file", str(d.home / "operator.token")]],
     "card get": [lambda d: [answering(d), "--token-file", str(d.home / "operator.token")]],
+    "init": [lambda d: [str(d.home / "agents.py")]],
     "settings show": [lambda _: []],
     "version": [lambda _: []],
     "doctor": [lambda _: []],

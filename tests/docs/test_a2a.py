@@ -18,7 +18,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 FORMAT = ROOT / "docs" / "formats" / "a2a.md"
 HERE = "http://localhost:8421"
 
-START, VARIABLES, CARD, REST, RPC, STREAM, ASKING, KEY, SDK, LONG, REPAIR = re.findall(
+PATHS, START, VARIABLES, CARD, REST, RPC, STREAM, ASKING, KEY, SDK, LONG, REPAIR = re.findall(
     r"```sh\n(.*?)```", TEXT, re.DOTALL
 )
 AGENTS, CLIENT = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -50,6 +50,11 @@ class Terminal:
 
 def test_the_first_exchange_over_a2a_works_as_it_is_written(short_path: Path) -> None:
     assert "covenant serve agents.py" in START
+    typed = [f'{name}="' for name in ("PATH", "COVENANT_HOME", "AGENTS", "AUTH", "TASK")]
+    known = {word for word in typed if word.removesuffix('"') in TEXT}
+    used = set(re.findall(r"\$\{?([A-Z_]+)", "".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL))))
+    assert used - {"PWD"} <= {word.partition("=")[0] for word in known}
+    assert "/.venv/bin" in PATHS
     (short_path / "agents.py").write_text(AGENTS)
     (short_path / "client.py").write_text(CLIENT)
     program = str(short_path / "agents.py")

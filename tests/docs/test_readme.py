@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.daemons import Daemon, environment, said_until
+from tests.cli.daemons import environment, said_until
 from tests.waits import BOUND_S
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-A2A = "/v1/a2a/"
+OWN_HOME = "--home my-home"
 URL = re.compile(r"http://[^ ]+:\d+")
 
 
@@ -46,7 +46,7 @@ def demo(short_path: Path) -> Iterator[tuple[Path, str]]:
 
 def test_the_first_exchange_works_as_it_is_written(demo: tuple[Path, str]) -> None:
     folder, url = demo
-    first = [block for block in blocks("sh") if "covenant" in block and A2A not in block]
+    first = [block for block in blocks("sh") if "covenant" in block and OWN_HOME not in block]
     typed = "\n".join(first).replace("http://localhost:8421", url)
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", typed],
@@ -62,24 +62,39 @@ def test_the_first_exchange_works_as_it_is_written(demo: tuple[Path, str]) -> No
     assert "worker@local" in done.stdout
     assert "a2a_result_posted" in done.stdout
     assert "done" in done.stdout
+    assert "The counter found 4 words." in done.stdout
+    for name in ("worker.json", "leased.json"):
+        assert (folder / name).stat().st_mode & 0o077 == 0, f"{name} is for its owner alone"
 
 
-def test_the_agent_is_an_endpoint_as_it_is_written(short_path: Path) -> None:
+def test_the_agent_is_an_endpoint_as_it_is_written_beside_the_demo(demo: tuple[Path, str]) -> None:
+    folder, _ = demo
     (program,) = [block for block in blocks("python") if "Turn" in block]
-    (typed,) = [block for block in blocks("sh") if A2A in block]
-    (short_path / "agents.py").write_text(program)
-    daemon = Daemon(short_path / "home", str(short_path / "agents.py"))
+    served, typed = (block for block in blocks("sh") if OWN_HOME in block)
+    (folder / "agents.py").write_text(program)
+    env = environment(COVENANT_HOME=".demo", PATH=f"{folder / '.venv/bin'}:{os.environ['PATH']}")
+    daemon = subprocess.Popen(
+        ["bash", "-c", f"exec {served.replace('--http-port 8500', '--http-port 0')}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+        env=env,
+    )
     try:
+        found = URL.search(said_until(daemon, b"/agents/shout\n"))
+        assert found is not None
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", typed.replace("http://localhost:8421", daemon.url)],
-            env=environment(COVENANT_HOME=str(daemon.home), PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
+            ["bash", "-euo", "pipefail", "-c", typed.replace("http://localhost:8500", found.group())],
+            cwd=folder,
+            env=env,
             capture_output=True,
             text=True,
             timeout=BOUND_S,
             check=False,
         )
     finally:
-        daemon.stop()
+        daemon.terminate()
+        daemon.communicate(timeout=BOUND_S)
     assert done.returncode == 0, done.stdout + done.stderr
     called, *streamed = done.stdout.splitlines()
     assert called == "HELLO"

@@ -289,7 +289,7 @@ def test_mcp_servers_that_are_wrong_are_refused_with_a_pointer(given: object, sa
 def test_the_stub_says_how_to_authenticate_and_names_no_agent() -> None:
     card = stub_card(BASE)
     assert (card.name, card.version) == ("covenant", "stub")
-    assert [one.url for one in card.supported_interfaces] == [f"{BASE}/v1/a2a"]
+    assert [one.url for one in card.supported_interfaces] == [f"{BASE}/v1/a2a/agents/index"]
     (skill,) = card.skills
     assert (skill.id, skill.tags) == ("discover", ("discovery", "auth-required"))
     assert card_fields(card)["securityRequirements"] == [{"schemes": {"bearer": {}}}]

@@ -134,7 +134,7 @@ def _executors(variable: str, value: object, module: ModuleType) -> tuple[AgentD
         return None
     from covenant.agents.sdk_executor import SdkExecutorAgent, described  # noqa: PLC0415  (needs an extra)
 
-    declared = {"id": variable, "name": variable, "description": inspect.getdoc(type(value)) or ""}
+    declared = {"id": variable, "name": variable, "description": inspect.cleandoc(type(value).__doc__ or "")}
     others = [each for each in vars(module).values() if isinstance(each, library.AgentExecutor)]
     if len(others) == 1:
         declared |= described(vars(module).values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from functools import wraps
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from covenant.cli.daemon_client import read_token_file
+from covenant.cli.daemon_client import read_token, read_token_file
 from covenant.cli.options import (
     CommandGroup,
     Duration,
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from covenant.outbound.remote.remote_task import Reply
 
 A = TypeVar("A")
+
+AGENTS_PATH: Final = "/v1/a2a/agents/"
+_AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}").fullmatch
 
 card: Final = CommandGroup("card", help="Agent cards, of whomever.", no_args_is_help=True)
 
@@ -57,8 +61,13 @@ def remote_command(function: Function) -> Function:
         from covenant.daemon.connect import Options
 
         folder, token_file = given_home(home), given_before("token_file", token_file)
+        token = read_token_file(Path(token_file).expanduser()) if token_file is not None else None
+        own_url = _own_agent(target, folder)
+        if own_url is not None:
+            target = own_url
+            token = read_token(folder, token_file, environment()) if token_env is None else token
         options = Options(
-            token=read_token_file(Path(token_file).expanduser()) if token_file is not None else None,
+            token=token,
             token_env=token_env,
             headers=dict(_header(each) for each in headers),
             allow_private=_allowed(target, folder),
@@ -89,8 +98,9 @@ def call(
 ) -> None:
     """Send MESSAGE to an agent, and wait for its answer; `-` reads the message from standard input.
 
-    The agent is named by its URL, by the URL of its card, or by its name in a2a_agents.json. It gets the message, its
-    own token, and nothing else. Ctrl-C and a timeout cancel its task. Exits with 1 unless the task completed.
+    The agent is named by its URL, by the URL of its card, or by a name: one in a2a_agents.json, else that of an agent
+    of the daemon in this home, which is called with the operator's token. An agent elsewhere gets the message, its own
+    token, and nothing else. Ctrl-C and a timeout cancel its task. Exits with 1 unless the task completed.
     """
     text = read_text(message)
     timeout_ms = given.pop("timeout_ms")
@@ -122,7 +132,8 @@ def call(
 def get(options: Options, *, target: str, as_json: bool, verify: bool) -> None:
     """Fetch an agent's card and show it: who it is, what it can do, how it is called.
 
-    The agent is named by its URL, by the URL of its card, or by its name in a2a_agents.json.
+    The agent is named by its URL, by the URL of its card, or by a name: one in a2a_agents.json, else that of an agent
+    of the daemon in this home.
     """
 
     async def fetch() -> RemoteCard:
@@ -261,12 +272,8 @@ def _run(
 def _advice(code: str, target: str, options: Options) -> str:
     """What to do about it, where that can be known."""
     from covenant.daemon.connect import find_entry
-    from covenant.daemon.home import url_in
 
     folder = Path(options.home or "")
-    base = url_in(folder) if code == "unknown_remote" else None
-    if base is not None:
-        return f"; the daemon of this home has its own agents at {base}/v1/a2a/agents/NAME"
     if code != "unauthenticated" or options.token is not None or options.token_env is not None:
         return ""
     if "://" in target:
@@ -275,6 +282,17 @@ def _advice(code: str, target: str, options: Options) -> str:
     if missing is not None:
         return f"; the entry {target!r} has its token in the variable {missing}, which is not set"
     return f"; the entry {target!r} needs an auth with a token or token_env"
+
+
+def _own_agent(target: str, home: Path) -> str | None:
+    """The URL of an agent of the daemon in this home. What a2a_agents.json names comes first, also wrong entries."""
+    from covenant.daemon.home import url_in
+    from covenant.outbound.remote.remote_registry import RemoteRegistry
+
+    if _AGENT_NAME(target) is None or (base := url_in(home)) is None:
+        return None
+    registry = RemoteRegistry(home)
+    return None if registry.has(target) else f"{base}{AGENTS_PATH}{target}"
 
 
 def _allowed(target: str, home: Path) -> tuple[str, ...]:

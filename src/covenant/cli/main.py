@@ -27,6 +27,7 @@ PLACES: Final = {
     "card": "call_agent.card",
     "peers": "peers.peers",
     "mcp": "serve.mcp",
+    "init": "offline.init",
     "settings": "offline.settings",
     "doctor": "offline.doctor",
     "passphrase": "offline.passphrase",

@@ -1,14 +1,15 @@
-"""Commands on a home that need no daemon: `covenant settings show`, `covenant doctor`, `covenant passphrase`."""
+"""Commands on a home that need no daemon: `covenant init`, `settings show`, `doctor` and `passphrase`."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from covenant.cli.options import CommandGroup, given_before, given_home, home_option, json_option
+from covenant.cli.options import CommandGroup, given_before, given_home, home_option, json_option, near, program
 from covenant.cli.terminal import ExitCode, Failure, json_shape, print_table, put, put_json, say
 from covenant.daemon.environment import PASSPHRASE_FILE_VARIABLE, PASSPHRASE_VARIABLE, environment
 from covenant.model.errors import CovenantError
@@ -18,9 +19,41 @@ if TYPE_CHECKING:
 
 NEW_FILE: Final = "--new-file"
 
+AGENTS_FILE: Final = "agents.py"
+
 settings: Final = CommandGroup(
     "settings", help="Settings: what is in force, and where it came from.", no_args_is_help=True
 )
+
+
+@click.command("init", epilog=json_shape("init", "home", "files"))
+@click.argument("file", type=click.Path(path_type=Path), default=AGENTS_FILE, metavar="[FILE]")
+@home_option("The home that the settings are for.")
+@json_option()
+def init(*, file: Path, home: str | None, as_json: bool) -> None:
+    """Write a commented settings.toml into the home, and a first agent into FILE (default: agents.py).
+
+    A file that is there already is left as it is. Everything in settings.toml is commented out, so it changes nothing.
+    """
+    from covenant.daemon.home import UnsafeHome
+    from covenant.daemon.starter_files import write_starter_files
+
+    folder = given_home(home)
+    try:
+        written = write_starter_files(folder, file)
+    except UnsafeHome as error:
+        raise Failure("unsafe_home", str(error)) from error
+    except OSError as error:
+        raise Failure("cannot_write", f"{error.filename or file}: {error.strerror}") from error
+    if as_json:
+        files = [{"path": str(path), "new": new} for path, new in written]
+        put_json({"kind": "init", "home": str(folder), "files": files})
+        return
+    for path, new in written:
+        put(f"wrote {near(path)}" if new else f"{near(path)} is there already, and stays as it is")
+    given = "" if home is None and given_before("home", None) is None else f" --home {shlex.quote(near(folder))}"
+    say(f"next: {program()}{given} serve {shlex.quote(str(file))}")
+    say(f"then, in another terminal: {program()}{given} call hello world")
 
 
 @settings.command("show", epilog=json_shape("settings", "settings"))

@@ -37,7 +37,17 @@ COMPACT_S: Final = 3_600.0
 WAIT_MS: Final = 10_000
 PUSH_COLUMNS: Final = ("task", "push", "agent", "host", "delivered", "state", "failed", "why")
 
-a2a: Final = CommandGroup("a2a", help="Tasks, their leases and their results.", no_args_is_help=True)
+a2a: Final = CommandGroup(
+    "a2a",
+    help="""Tasks, their leases and their results: the daemon's mailbox.
+
+    The mailbox is the daemon's own way from agent to agent: `send` queues a task for an identity, `next` leases it,
+    `respond` settles it, `results` drains the result. The protocol A2A is at each agent's URL; `covenant call` speaks
+    it. Both make the same tasks, so `status`, `show`, `requeue` and the others serve tasks of either kind.
+    """,
+    short_help="Tasks, their leases and their results.",
+    no_args_is_help=True,
+)
 push: Final = CommandGroup(
     "push", help="Push notifications: what is owed to webhooks, and what was given up.", no_args_is_help=True
 )
@@ -95,7 +105,7 @@ def status(call: Invocation, **given: Any) -> None:
 def requeue(call: Invocation, *, task_id: str, reason: str, duplicate_risk: str, lease_id: str | None) -> None:
     """Give a leased task back to the queue: its holder will not come back.
 
-    Needs the capability a2a.repair.requeue.
+    Needs the capability a2a.repair.requeue, of the operator too: `covenant capabilities grant a2a.repair.requeue`.
     """
     risk = duplicate_risk.replace("-", "_")
     _repair(call, task_id, reason, {"action": "requeue", "lease_id": lease_id, "duplicate_risk": risk})
@@ -109,7 +119,8 @@ def requeue(call: Invocation, *, task_id: str, reason: str, duplicate_risk: str,
 def force_error(call: Invocation, *, task_id: str, reason: str, message: str, lease_id: str | None) -> None:
     """End a leased task with an error result for its sender.
 
-    Needs the capability a2a.repair.force_error.
+    Needs the capability a2a.repair.force_error, of the operator too:
+    `covenant capabilities grant a2a.repair.force_error`.
     """
     _repair(call, task_id, reason, {"action": "force_error", "lease_id": lease_id, "message": message})
 

@@ -296,13 +296,13 @@ def agent_card(
 
 
 def stub_card(base_url: str, offer: CardFeatures | None = None) -> AgentCard:
-    """For callers without a token: how to authenticate, and nothing about the agents."""
+    """For callers without a token: how to authenticate, and the address of `index`, which every tenant has."""
     offer = offer or CardFeatures()
     return AgentCard(
         name="covenant",
         description="Agents behind a token: authenticate, then fetch the card of one of them.",
         supported_interfaces=(
-            Interface(url=f"{base_url}{A2A_PATH}", protocol_binding=JSONRPC, protocol_version="1.0"),
+            Interface(url=f"{base_url}{A2A_PATH}/agents/{INDEX}", protocol_binding=JSONRPC, protocol_version="1.0"),
         ),
         provider=_provider(offer, base_url),
         version="stub",

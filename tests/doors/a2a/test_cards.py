@@ -146,22 +146,24 @@ async def test_everybody_is_told_how_to_authenticate_and_no_agent_is_named(under
     reply = await under_test.nobody.ask("GET", WELL_KNOWN)
     card = reply.json
     assert (reply.status, card["name"], card["version"]) == (200, "covenant", "stub")
-    assert card["url"] == f"{under_test.base}/v1/a2a"
+    assert card["url"] == f"{under_test.base}/v1/a2a/agents/index"
     assert [(skill["id"], skill["tags"]) for skill in card["skills"]] == [("discover", ["discovery", "auth-required"])]
     assert b"summarizer" not in reply.body
 
 
 async def test_the_url_that_the_stub_names_answers(under_test: CardsUnderTest) -> None:
-    url = (await under_test.nobody.get(WELL_KNOWN))["url"]
-    for slash in ("", "/"):
-        reply = await under_test.nobody.ask("GET", url.removeprefix(under_test.base) + slash)
+    path = (await under_test.nobody.get(WELL_KNOWN))["url"].removeprefix(under_test.base)
+    assert (await under_test.mine.http.get(path))["name"] == "index"
+    assert (await under_test.nobody.ask("GET", path)).status == 401
+
+
+async def test_the_url_above_the_agents_says_where_they_are(under_test: CardsUnderTest) -> None:
+    for path in ("/v1/a2a", "/v1/a2a/"):
+        reply = await under_test.nobody.ask("GET", path)
         assert (reply.status, reply.json["card"]) == (200, f"{under_test.base}/v1/a2a/agents/{{id}}/agent-card.json")
 
 
-async def test_who_calls_at_the_url_that_the_stub_names_is_told_where_agents_are_called(
-    under_test: CardsUnderTest,
-) -> None:
-    """The stub says that JSON-RPC is spoken there, so it is."""
+async def test_who_calls_at_the_url_above_the_agents_is_told_where_they_are_called(under_test: CardsUnderTest) -> None:
     call = {"jsonrpc": "2.0", "id": 7, "method": "SendMessage", "params": {}}
     assert (await under_test.nobody.ask("POST", "/v1/a2a", call)).status == 401
     for path in ("/v1/a2a", "/v1/a2a/"):
@@ -333,7 +335,7 @@ async def test_shared_caches_may_keep_what_is_public_and_nothing_else(under_test
 
 async def urls(under_test: CardsUnderTest, **headers: str) -> str:
     url: str = (await under_test.nobody.ask("GET", WELL_KNOWN, headers=headers)).json["url"]
-    return url.removesuffix("/v1/a2a")
+    return url.removesuffix("/v1/a2a/agents/index")
 
 
 async def test_a_public_base_url_is_what_cards_say_whatever_was_called(tmp_path: Path) -> None:

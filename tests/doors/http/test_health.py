@@ -27,6 +27,17 @@ async def test_a_living_daemon_says_so_without_a_token(under_test: DoorsUnderTes
     assert (await anybody.ask("HEAD", "/healthz")).status == 200
 
 
+async def test_the_first_page_names_addresses_that_are_there(under_test: DoorsUnderTest) -> None:
+    anybody = Http(under_test.port)
+    page = await anybody.ask("GET", "/")
+    assert (page.status, page.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    named = {word for word in page.body.decode().split() if word.startswith("/")}
+    assert {"/docs", "/openapi.json", "/healthz", "/readyz", "/metrics"} <= named
+    for path in named:
+        if not path.startswith(("/v1/", "/.well-known/")):
+            assert (await anybody.ask("GET", path)).status == 200, path
+
+
 async def test_a_stopping_daemon_is_alive_but_not_ready(under_test: DoorsUnderTest) -> None:
     under_test.waits.stop()
     anybody = Http(under_test.port)

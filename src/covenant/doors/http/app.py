@@ -32,6 +32,7 @@ from covenant.wire.call_headers import TRACEPARENT, TRACESTATE, read_call_contex
 HOT: Final = frozenset({"send_a2a_task", "try_recv_a2a_task", "post_a2a_result", "try_recv_a2a_result"})
 
 PAGES: Final = (
+    Page("/", "Where to begin", "text/plain"),
     Page("/healthz", "Whether the process is alive"),
     Page("/health", "The same, under its older name"),
     Page("/readyz", "Whether it can take work; 503 says why not"),
@@ -40,6 +41,16 @@ PAGES: Final = (
     Page("/openapi.json", "This document"),
     Page("/docs", "This document, for people", "text/html"),
 )
+
+WELCOME: Final = """Covenant {version}: a durable exchange for AI agents.
+
+  /v1/a2a/agents/NAME            an agent. GET: its card. POST: A2A over JSON-RPC, below it over REST. Needs a token
+  /v1/a2a/agents/index           the agent that passes each message on to the one that can do it best
+  /.well-known/agent-card.json   the card for callers without a token
+  /docs                          the mailbox and everything else over HTTP, for people
+  /openapi.json                  the same, for programs
+  /healthz  /readyz  /metrics    how the daemon is
+"""
 
 
 class DoorUnder(Protocol):
@@ -141,7 +152,11 @@ def _page_routes(health: Health, version: str, others: Sequence[Described]) -> l
         policy = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
         return Response(as_html, headers=policy, media_type="text/html")
 
+    async def welcome(_: Request) -> Response:
+        return Response(WELCOME.format(version=version), media_type="text/plain")
+
     endpoints = {
+        "/": welcome,
         "/healthz": health.alive,
         "/health": health.alive,
         "/readyz": health.ready,

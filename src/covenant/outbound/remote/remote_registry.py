@@ -100,6 +100,11 @@ class RemoteRegistry:
         self._refresh()
         return {self.path.name: self._unreadable} if self._unreadable is not None else dict(self._wrong)
 
+    def has(self, name: str) -> bool:
+        """Whether the file can be read and says nothing of this name: then, and only then, False."""
+        self._refresh()
+        return self._unreadable is not None or name in self._wrong or name in self._entries
+
     def entry(self, name: str) -> RemoteEntry:
         """Raises NotFound for a name that nobody has, Invalid for one that cannot be used."""
         self._refresh()
