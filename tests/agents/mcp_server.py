@@ -21,6 +21,7 @@ TOOLS = [
     {"name": "die", "description": "Ends", "inputSchema": {"type": "object"}},
     {"name": "fail", "description": "Fails", "inputSchema": {"type": "object"}},
     {"name": "pid", "description": "Which process this is", "inputSchema": {"type": "object"}},
+    {"name": "find", "description": "Searches", "inputSchema": {"type": "object"}},
     {"name": "picture", "description": "No text", "inputSchema": {"type": "object"}},
     {"name": "not a name", "description": "Cannot be a skill", "inputSchema": {"type": "object"}},
 ]
@@ -48,6 +49,8 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
             os._exit(3)
         case "fail":
             text = "it did not work"
+        case "find":
+            text = f"found: {arguments['query']}"
         case "pid":
             text = str(os.getpid())
         case _:

@@ -31,6 +31,7 @@ from covenant.model.settings_field import (
     networks,
     node_name,
     origins,
+    search_place,
     setting,
     switch,
     url,
@@ -180,6 +181,11 @@ class ModelSettings:
         "Where an OpenAI-compatible server is, for the provider that `model.name` names; empty: where its own is.",
     )
     api_key_env: str = setting("", variable, "The variable that has the key of that server; empty: it needs none.")
+    search: str = setting(
+        "",
+        search_place,
+        "How agents search the web: a URL with `{query}` in it, or a tool as mcp:server.tool; empty: not at all.",
+    )
     task_tokens_max: int = setting(
         200_000, whole(0), "Tokens that one task may use, with what it delegates; 0: no limit."
     )

@@ -42,11 +42,23 @@ from covenant.seal.cards import CardSigner
 from covenant.wire.a2a.card_codec import card_fields
 
 MCP: Final = "/mcp"
-ABILITIES: Final = ("/agent", "/parallel", "/a2a", MCP, "/fetch", "/mem", "/advise", "/write")
+ABILITIES: Final = (
+    "/agent",
+    "/parallel",
+    "/a2a",
+    MCP,
+    "/fetch",
+    "/search",
+    "/mem",
+    "/advise",
+    "/write",
+    "/read",
+    "/list",
+)
 """The commands that there are tools for. Others may stand in an agent definition, and nobody can carry them out."""
 ROUTING: Final = frozenset({"/agent"})
 """What the master does without a model, too."""
-BUNDLES: Final = {"web": ("/fetch",), "delegation": ("/agent", "/parallel")}
+BUNDLES: Final = {"web": ("/fetch", "/search"), "delegation": ("/agent", "/parallel")}
 """Words for several commands at once. Any command may be written without its slash."""
 GENERAL: Final = ("general",)
 _JSON: Final = ("application/json",)

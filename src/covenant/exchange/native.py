@@ -11,6 +11,7 @@ own; what was said before is read from there. A2A's contexts are something else,
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from covenant.ledger.machine.commands import Accept, Advance, Cancel, Starter
 from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import INDEX, AgentDefinition, CatalogueAgent, read_agent_definition
-from covenant.model.content import Content, Text
+from covenant.model.content import Content, Resource, Text
 from covenant.model.errors import Conflict, Invalid, NotFound
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.sanitizer import without_reserved
@@ -43,6 +44,10 @@ HISTORY_TASKS_MAX: Final = 50
 HISTORY_CHARACTERS_MAX: Final = 200_000
 """What an agent is told of what was said before: the newest of it."""
 OPEN: Final = "open"
+KEPT: Final = "covenant.kept"
+"""In the metadata of a file: later requests of the conversation may read it."""
+KEPT_BYTES_MAX: Final = 10 * 1024 * 1024
+"""Of the kept files that an agent is shown."""
 
 
 class Conversation(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -162,9 +167,32 @@ async def earlier_messages(ledger: Ledger, task: Task) -> tuple[MessageUpdate, .
     return tuple(kept)
 
 
-async def _tasks(ledger: Ledger, recipient: PublicKey, context_id: str, limit: int) -> list[TaskView]:
+async def kept_files(ledger: Ledger, task: Task) -> dict[str, str]:
+    """The texts of the files that were kept in a task's conversation, by name: the newest of each, within bounds."""
+    context_id = task.context_id
+    if context_id is None or conversation_of(task.origin, context_id) is None:
+        return {}
+    found: dict[str, str] = {}
+    room = KEPT_BYTES_MAX
+    tasks = await _tasks(ledger, task.recipient.pubkey, context_id, HISTORY_TASKS_MAX, artifacts=True)
+    parts = (part for view in reversed(tasks) for artifact in reversed(view.artifacts) for part in artifact.parts)
+    for part in parts:
+        if not isinstance(part, Resource) or not (part.metadata or {}).get(KEPT) or part.filename in (None, *found):
+            continue
+        data = base64.b64decode(part.resource.blob or "")
+        room -= len(data)
+        if room < 0:
+            break
+        found[str(part.filename)] = data.decode(errors="replace")
+    return found
+
+
+async def _tasks(
+    ledger: Ledger, recipient: PublicKey, context_id: str, limit: int, *, artifacts: bool = False
+) -> list[TaskView]:
     """The newest, the oldest of them first. Only those that came by this door: anybody can name a context."""
-    listing = await ledger.listing(ListQuery(recipient=recipient, context_id=context_id, limit=limit))
+    query = ListQuery(recipient=recipient, context_id=context_id, limit=limit, artifacts=artifacts)
+    listing = await ledger.listing(query)
     views = [view for steps in listing.tasks if (view := fold(steps)) is not None and view.task.origin == NATIVE]
     return sorted(views, key=lambda view: (view.created_at_ms, view.task.id))
 

@@ -167,6 +167,10 @@ model_names: Final = Kind(
     several(lambda item: re.fullmatch(_MODEL, item) is not None),
     "providers and models such as openai:gpt-5, separated by commas (a list in the file)",
 )
+search_place: Final = Kind(
+    _text(r"mcp:[^\s.]{1,128}\.\S{1,128}|https?://[A-Za-z0-9.\-_~\[\]:]+/[!-~]*\{query\}[!-~]*"),
+    "a URL such as https://search.example/?q={query}, or a tool such as mcp:web.search; empty for none",
+)
 variable: Final = Kind(_text(r"[A-Za-z_][A-Za-z0-9_]{0,127}"), "the name of a variable; empty for none")
 agent_id: Final = Kind(_text(r"[A-Za-z0-9_\-]{1,64}"), "letters, digits, `_` and `-`, at most 64; empty for none")
 line: Final = Kind(_text(r"[^\x00-\x1f\x7f]{1,200}"), "a line of text, at most 200 characters; empty for none")

@@ -197,6 +197,22 @@ async def test_the_queue_can_be_asked_for_what_is_parked_and_what_follows(
         assert [(entry["state"], entry["task"]["id"]) for entry in answer["tasks"]] == [(state, task["id"])]
 
 
+async def test_nobodys_many_tasks_starve_another_recipient(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
+    carol = await under_test.enroll("carol@test")
+    await under_test.grant("a2a.send.carol@test", alice)
+    for number in range(20):
+        await speaker.ask(alice, "send_a2a_task", task=new_task(bob, f"one of many: {number}"))
+    few = [new_task(carol, f"one of few: {number}") for number in range(2)]
+    for task in few:
+        await speaker.ask(alice, "send_a2a_task", task=task)
+    taken = [await speaker.ask(under_test.operator, "try_recv_a2a_task", scope="all") for _ in range(4)]
+    assert {task["id"] for task in few} <= {each["task"]["id"] for each in taken}
+    rest = await speaker.ask(under_test.operator, "try_recv_a2a_task", scope="all", max=18)
+    texts = [each["task"]["intent_text"] for each in rest["tasks"]]
+    assert texts == [f"one of many: {number}" for number in range(2, 20)], "each recipient's in their order"
+
+
 async def test_blocks_keep_what_only_mcp_has(under_test: DoorsUnderTest, speaker: Speaker) -> None:
     alice, bob = await under_test.pair()
     more = {"annotations": {"audience": ["user"], "priority": 0.5}, "_meta": {"example.org/trace": "7"}}

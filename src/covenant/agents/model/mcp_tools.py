@@ -81,6 +81,9 @@ class McpTools:
         """Whose agents have any server."""
         return frozenset(tenant for server in self._servers.values() for tenant in server.tenants)
 
+    def serves(self, tenant: str, server: str) -> bool:
+        return server in self._servers and tenant in self._servers[server].tenants
+
     async def list(self, tenant: str, agent: AgentDefinition) -> Sequence[OfferedTool]:
         """What this agent may call. A server that does not start has nothing to offer; the log says why."""
         theirs = [name for name, server in self._servers.items() if tenant in server.tenants]
@@ -94,13 +97,16 @@ class McpTools:
         return [offered for live in self._live.values() for offered in live.values() if offered.tool in may]
 
     async def call(
-        self, tenant: str, agent: AgentDefinition, server: str, tool: str, arguments: Mapping[str, Any]
+        self, tenant: str, agent: AgentDefinition | None, server: str, tool: str, arguments: Mapping[str, Any]
     ) -> McpAnswer:
+        """`agent`: None where the daemon's own settings name the tool, for all agents of the server's tenants."""
         host = self._hosts.get(server)
         # Before the server is asked for anything: what it is may not depend on who asks.
         wanted = Tool(server, tool)
-        if host is None or tenant not in self._servers[server].tenants or not usable_tools(agent, [wanted]):
-            raise Forbidden("tool_not_allowed", f"{wanted.full_name} is not among the tools of {agent.id}")
+        if not self.serves(tenant, server) or (agent is not None and not usable_tools(agent, [wanted])):
+            whose = agent.id if agent is not None else tenant
+            raise Forbidden("tool_not_allowed", f"{wanted.full_name} is not among the tools of {whose}")
+        assert host is not None
         try:
             answered = await host.call(tool, arguments)
         except McpUnavailable as trouble:

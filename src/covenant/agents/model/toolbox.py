@@ -21,16 +21,19 @@ import msgspec
 from covenant.agents.agent_directory import AgentDirectory, RemoteCardEntry
 from covenant.agents.model.agent_memory import AgentMemories, AgentMemory, MemoryNote
 from covenant.agents.model.mcp_tools import McpTools
-from covenant.agents.model.web_fetch import WebPages
+from covenant.agents.model.web_fetch import WebPages, WebSearch
 from covenant.agents.runtime import turn_output
 from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.exchange.cards import MCP, usable
+from covenant.exchange.native import KEPT
 from covenant.model.agent_card import RemoteCard
 from covenant.model.agent_definition import INDEX, AgentDefinition
-from covenant.model.content import Content, Text
+from covenant.model.content import Content, Resource, Text
 from covenant.model.errors import CovenantError
+from covenant.model.sanitizer import file_name_of
+from covenant.model.task import NATIVE
 from covenant.model.task_view import Artifact
 from covenant.outbound.remote.remote_task import Sendable
 
@@ -138,6 +141,7 @@ class ToolServices:
     pages: WebPages | None = None
     memories: AgentMemories | None = None
     mcp: McpTools | None = None
+    search: WebSearch | None = None
 
     @property
     def abilities(self) -> frozenset[str]:
@@ -147,6 +151,7 @@ class ToolServices:
             "/a2a": self.directory.reaches_out,
             MCP: self.mcp is not None,
             "/fetch": self.pages is not None,
+            "/search": self.search is not None,
             "/mem": self.memories is not None,
             "/write": True,
         }
@@ -215,13 +220,20 @@ class Toolbox:
             there -= {"/a2a"}
         if services.mcp is None or self._tenant not in services.mcp.tenants:
             there -= {MCP}
+        if services.search is None or not services.search.serves(self._tenant):
+            there -= {"/search"}
         if advise is not None:
             there |= {"/advise"}
+        self._native = job.task.origin == NATIVE
+        if self._native:
+            there |= {"/read", "/list"}
         self.commands = usable(definition, there)
         self._round = 0
         self._room = SHARED_BYTES_MAX
         self._pages_left = PAGES_MAX
         self._files_room = FILE_BYTES_MAX
+        self._kept: dict[str, str] = {}
+        """Files of this turn that are kept, by name."""
         self._files: dict[str, Content] | None = {} if holds_files else None
         self._advise = advise
         self._consults_left = CONSULTS_MAX
@@ -353,6 +365,14 @@ class Toolbox:
         self._pages_left -= 1
         return await self._services.pages.read(url)
 
+    @tool("/search", "Search the web.")
+    async def search(self, query: Short) -> str:
+        assert self._services.search is not None
+        if self._pages_left <= 0:
+            raise ToolFailed(f"{PAGES_MAX} pages were read in this round, which is as many as may be")
+        self._pages_left -= 1
+        return await self._services.search.find(self._tenant, query)
+
     @property
     def _memory(self) -> AgentMemory:
         assert self._services.memories is not None
@@ -402,12 +422,32 @@ class Toolbox:
             raise ToolFailed(f"the files of one turn may have {FILE_BYTES_MAX} bytes together")
         self._files_room -= len(data)
         file = turn_output.file(path, data, media_type="text/plain")
+        if persist and self._native:
+            assert isinstance(file, Resource)
+            file = msgspec.structs.replace(file, metadata={KEPT: True})
+            self._kept[file_name_of(path)] = content
         if self._files is None:
             self._output.give(file)
         else:
             self._files[path] = file
-        note = "; it is part of the answer and kept nowhere else" if persist else ""
-        return f"OK: wrote {path}, {len(data)} bytes{note}"
+        where = (
+            "; it is kept in this conversation" if self._native else "; it is part of the answer and kept nowhere else"
+        )
+        return f"OK: wrote {path}, {len(data)} bytes{where if persist else ''}"
+
+    @tool("/read", "Read a file that was kept in this conversation.")
+    async def read(self, path: FilePath) -> str:
+        name = file_name_of(path)
+        found = {**await self._job.kept_files(), **self._kept}
+        if name not in found:
+            raise ToolFailed(f"no file {name!r} was kept in this conversation")
+        return found[name]
+
+    @tool("/list", "List the files that were kept in this conversation.")
+    async def list_files(self) -> str:
+        found = {**await self._job.kept_files(), **self._kept}
+        lines = (f"{plain(name)}, {len(text.encode())} bytes" for name, text in sorted(found.items()))
+        return "\n".join(lines) or "no files"
 
 
 TOOL_SPECS: Final = specs_of(Toolbox)

@@ -1,4 +1,4 @@
-"""Reading a page of the web for an agent: through the address guard, within limits, as text."""
+"""Reading and searching the web for an agent: through the address guard, within limits, as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator
 from html import unescape
 from typing import Final
+from urllib.parse import quote
 
+from covenant.agents.model.mcp_tools import McpTools
 from covenant.model.errors import CovenantError
 from covenant.outbound.call_errors import AddressRefused, CallFailed
 from covenant.outbound.http_fetcher import Fetcher
@@ -45,6 +47,35 @@ class WebPages:
         if kind not in ("text/html", "application/xhtml+xml"):
             return text
         return html_to_text(text) if len(text) < HEAVY_CHARS else await asyncio.to_thread(html_to_text, text)
+
+
+QUERY: Final = "{query}"
+BY_MCP: Final = "mcp:"
+
+
+class WebSearch:
+    """By a search page whose address has `{query}` in it, or by a tool of an MCP server, `mcp:server.tool`."""
+
+    def __init__(self, place: str, pages: WebPages, tools: McpTools | None) -> None:
+        self._place = place
+        self._pages = pages
+        self._tools = tools
+        self._server, _, self._tool = place.removeprefix(BY_MCP).partition(".")
+
+    def serves(self, tenant: str) -> bool:
+        """A tool is there for the tenants of its server, and a page for everybody."""
+        if not self._place.startswith(BY_MCP):
+            return True
+        return self._tools is not None and self._tools.serves(tenant, self._server)
+
+    async def find(self, tenant: str, query: str) -> str:
+        if not self._place.startswith(BY_MCP):
+            return await self._pages.read(self._place.replace(QUERY, quote(query, safe="")))
+        assert self._tools is not None
+        answer = await self._tools.call(tenant, None, self._server, self._tool, {"query": query})
+        if answer.failed:
+            raise PageUnreadable(answer.text or "the search failed")
+        return answer.text
 
 
 _UNSEEN: Final = frozenset({"script", "style", "head", "template", "noscript", "svg"})

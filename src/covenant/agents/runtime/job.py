@@ -21,7 +21,7 @@ from covenant.agents.runtime.agent_spans import begin_attempt
 from covenant.agents.runtime.function_threads import AgentThreads, TurnStopped
 from covenant.agents.runtime.turn_limits import Spending, TurnSlot, recall_usage
 from covenant.exchange.delegation import Delegations
-from covenant.exchange.native import earlier_messages
+from covenant.exchange.native import earlier_messages, kept_files
 from covenant.exchange.tasks.reader import PAGE, TaskReader
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Advance, Advanced, Interrupt, LeasedTask, Release, Renew
@@ -255,6 +255,9 @@ class Job:
     async def thread(self) -> tuple[MessageUpdate, ...]:
         """What was said in its conversation before this task, if it is part of one."""
         return await earlier_messages(self._ledger, self.task) if self.task.origin == NATIVE else ()
+
+    async def kept_files(self) -> dict[str, str]:
+        return await kept_files(self._ledger, self.task)
 
     @property
     def said(self) -> tuple[Content, ...]:

@@ -18,7 +18,7 @@ from covenant.agents.agent_loader import LoadedAgent
 from covenant.agents.model.agent_memory import AgentMemories
 from covenant.agents.model.mcp_tools import McpTools
 from covenant.agents.model.toolbox import ToolServices
-from covenant.agents.model.web_fetch import WebPages
+from covenant.agents.model.web_fetch import WebPages, WebSearch
 from covenant.agents.peer_agent import PeerAgent, PeerRequester
 from covenant.agents.process_agent import ProcessAgent
 from covenant.agents.router import IndexAgent, UnavailableAgent
@@ -227,9 +227,10 @@ async def open_agents(
         services = ToolServices(
             # The token of an entry was given for the tenants of that entry, and for nobody else.
             directory=AgentDirectory(catalogue, models.can_work, remote_cards, callable_by=remotes.registry.names_of),
-            pages=WebPages(fetcher),
+            pages=(pages := WebPages(fetcher)),
             memories=AgentMemories(settings.home / MEMORY_FOLDER, now_ms),
             mcp=tools if servers else None,
+            search=WebSearch(settings.model.search, pages, tools) if settings.model.search else None,
         )
         workers = _make_workers(base, remotes, requester, jobs)
         sync = AgentSync(
