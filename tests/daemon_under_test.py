@@ -19,6 +19,7 @@ import httpx2
 
 from covenant.agents.agent_loader import LoadedAgent, load_agent
 from covenant.agents.api import Agent
+from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.home import SOCKET_NAME, TOKEN_NAME, read_token
 from covenant.daemon.lifecycle import serving
@@ -34,6 +35,7 @@ from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.model.agent_definition import AgentDefinition
 from covenant.model.tenants import DEFAULT, TenantLimits
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.waits import BOUND_S
@@ -118,7 +120,9 @@ class DaemonUnderTest:
 
     def add_agent(self, agent: Agent, tenant: str = DEFAULT) -> None:
         """Have an agent work for a tenant from now on."""
-        definition, body = load_agent(agent)
+        self.serve(*load_agent(agent), tenant)
+
+    def serve(self, definition: AgentDefinition, body: RunnableAgent, tenant: str = DEFAULT) -> None:
         self.catalogue.add_resident(tenant, definition, "code")
         self.workers.register(
             self.catalogue.identity(tenant, definition.id),

@@ -18,14 +18,17 @@ from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.context import ServerCallContext
 from a2a.server.events import EventQueue
 from a2a.types import a2a_pb2 as pb
+from a2a.utils.errors import JSON_RPC_ERROR_CODE_MAP, A2AError
 from google.protobuf import json_format, struct_pb2
 
 from covenant.agents.runtime.job import DAEMON_STOPS, FAILED, Job
 from covenant.model.content import Content, Text
 from covenant.model.sanitizer import unreserved_parts, without_reserved
+from covenant.model.task import ERROR_CODE
 from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate, StatusUpdate
 from covenant.model.task_view import TaskView
 from covenant.wire.a2a.dialects import V1
+from covenant.wire.a2a.error_codes import AGENT_CODES, INTERNAL
 from covenant.wire.a2a.parts_v1 import PartV1, contents_of, message_of
 
 CANCEL_S: Final = 1.0
@@ -50,6 +53,13 @@ class SdkExecutorAgent:
             if job.stopping not in (None, DAEMON_STOPS):
                 await self._cancel(context, queue, job)
             raise
+        except A2AError as error:
+            # What the SDK's own server would tell the client: meant for it, words and all.
+            if not job.ended:
+                number = JSON_RPC_ERROR_CODE_MAP.get(type(error), INTERNAL.v1)
+                job.notes[ERROR_CODE] = AGENT_CODES.get(number, AGENT_CODES[INTERNAL.v1])
+                job.fail(str(error.message))
+            return
         queue.returned()
 
     async def _cancel(self, context: RequestContext, queue: SdkEventQueue, job: Job) -> None:

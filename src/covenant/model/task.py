@@ -300,6 +300,10 @@ class Cause(enum.StrEnum):
     LEADER = "leader"
 
 
+ERROR_CODE: Final = "covenant.error_code"
+"""In a result's metadata: the code of the A2A error that the agent raised. Who waits for the result is refused so."""
+
+
 class Result(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     task_id: TaskId
     status: ResultStatus

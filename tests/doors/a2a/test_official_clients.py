@@ -10,12 +10,17 @@ from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
 from a2a.compat.v0_3.jsonrpc_transport import CompatJsonRpcTransport
 from a2a.compat.v0_3.types import AgentCard as OldCard
 from a2a.compat.v0_3.types import Task as OldTask
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.events import EventQueue
 from a2a.types import a2a_pb2 as pb
 from a2a.types.a2a_pb2 import AgentCard
+from a2a.utils import errors
 from a2a.utils.errors import TaskNotFoundError, UnsupportedOperationError
 from google.protobuf.json_format import ParseDict
 
 from covenant import Agent, Turn
+from covenant.agents.agent_loader import load_agent
+from covenant.agents.sdk_executor import SdkExecutorAgent
 from covenant.wire.sse import EventReader
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.outbound.receivers import receiver
@@ -209,3 +214,29 @@ async def test_a_push_has_the_body_of_the_dialect_that_asked_for_it(short_path: 
         await hook.got(seen + 1)
         assert hook.taken[seen].headers["a2a-version"] == "1.0"
         ParseDict(json.loads(hook.taken[seen].body), pb.StreamResponse())
+
+
+class Refuses(AgentExecutor):
+    """Raises the error that it is asked for by name."""
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        raise getattr(errors, context.get_user_input())("bad city")
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
+@pytest.mark.parametrize("name", ["InvalidParamsError", "UnsupportedOperationError", "ContentTypeNotSupportedError"])
+async def test_an_error_that_an_executor_raises_reaches_the_client(short_path: Path, binding: str, name: str) -> None:
+    async with open_daemon_under_test(short_path / "home", a2a=OPEN) as daemon, httpx.AsyncClient() as http:
+        daemon.serve(load_agent(echo())[0], SdkExecutorAgent(Refuses()))
+        config = ClientConfig(httpx_client=http, supported_protocol_bindings=[binding], streaming=False)
+        client = await ClientFactory(config).create_from_url(daemon.url)
+        with pytest.raises(getattr(errors, name), match="bad city"):
+            await anext(client.send_message(asking(name)))
+        (listed,) = (await daemon.ask("GET", f"{ECHO}/tasks")).json()["tasks"]
+        assert listed["status"]["state"] == "TASK_STATE_FAILED"
+        assert listed["status"]["message"]["parts"] == [{"text": "bad city"}]
+        code = {"InvalidParamsError": "invalid_params", "UnsupportedOperationError": "unsupported_operation"}
+        assert listed["metadata"]["covenant.error_code"] == code.get(name, "content_type_not_supported")

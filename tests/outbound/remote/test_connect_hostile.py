@@ -104,6 +104,26 @@ async def test_a_state_from_before_the_answer_is_not_taken_for_the_next_question
         assert (await asked.continue_("that")).text == "thanks"
 
 
+async def test_a_follow_up_stream_that_begins_with_the_question_and_an_artifact_is_heard_to_its_status() -> None:
+    async def behave(called: Called) -> None:
+        called.open()
+        if "taskId" in called.params["message"]:
+            called.frame({"task": task("INPUT_REQUIRED", "which?")})
+            called.frame(chunk("that ", append=False))
+            called.frame(chunk("one"))
+            called.frame(status("COMPLETED"))
+        else:
+            called.frame({"task": task("INPUT_REQUIRED", "which?")})
+        await called.close()
+
+    async with hand_made(behave) as hand, hand.connect() as remote:
+        asked = await remote.send("go")
+        assert asked.waits
+        answer = await asked.continue_("that")
+        assert (answer.state, answer.text) == (TaskState.COMPLETED, "that one")
+        assert hand.methods == ["SendStreamingMessage", "SendStreamingMessage"]
+
+
 async def test_a_dead_remote_cannot_be_connected_to() -> None:
     async with http_server(always(reply())) as server:
         pass

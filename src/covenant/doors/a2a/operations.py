@@ -18,6 +18,7 @@ from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Conflict
 from covenant.model.task_view import TaskView
 from covenant.wire.a2a.dialects import V03, V1, Dialect
+from covenant.wire.a2a.error_codes import agent_error
 from covenant.wire.a2a.request_decoder import Params, RequestDecoder
 
 CACHED_TASKS_MAX: Final = 256
@@ -102,6 +103,9 @@ class A2AOperation:
 
 async def _send(services: A2AServices, call: A2ACall) -> bytes:
     view = await services.conversations.send(call.ask, call.request)
+    refusal = agent_error(view.result)
+    if refusal is not None:
+        raise refusal
     return call.dialect.responses.encode_sent(view, call.request.history_length)
 
 

@@ -210,10 +210,12 @@ class TaskFollower:
                 self._failures = self._fruitless = 0
                 yield news
             self._stood_at = number or self._stood_at
-            # A stream that goes on with a task may begin with the state from before it read the message.
-            if self.known.stopped and not (for_more and isinstance(heard, RemoteTask) and heard.state.waits):
+            # A stream that goes on with a task may begin with the state from before it read the message: what it says
+            # of a state after that counts, and an artifact says nothing of one.
+            waits = isinstance(heard, RemoteTask) and heard.state.waits
+            for_more = for_more and (waits or isinstance(heard, RemoteArtifact))
+            if self.known.stopped and not for_more:
                 return
-            for_more = for_more and isinstance(heard, RemoteTask)
 
     def _seen(self, number: str | None, heard: RemoteEvent) -> bool:
         if not isinstance(heard, RemoteArtifact | RemoteStatus) or number is None or self._stood_at is None:

@@ -24,6 +24,7 @@ from covenant.model.errors import (
     Unauthenticated,
     Unavailable,
 )
+from covenant.model.task import ERROR_CODE, Result, ResultStatus
 
 DOMAIN: Final = "a2a-protocol.org"
 PARSE_ERROR: Final = -32700
@@ -75,7 +76,10 @@ BY_CODE: Final[dict[str, ErrorCode]] = {
     "method_not_allowed": _fault(-32601, 405, "UNIMPLEMENTED", "METHOD_NOT_ALLOWED"),
     "invalid_params": INVALID_PARAMS,
     "idempotency_key_reused": _fault(-32602, 409, "ALREADY_EXISTS", "IDEMPOTENCY_KEY_REUSED"),
+    "agent_failed": INTERNAL,
 }
+AGENT_CODES: Final = {row.v1: code for code, row in reversed(BY_CODE.items())}
+"""Our code for each JSON-RPC code of 1.0 that an agent may raise; where there are several, the first one."""
 # A conflict is a state that does not allow it: to a client, an operation that this task does not support (any longer).
 BY_CLASS: Final[dict[type[Refusal], ErrorCode]] = {
     Invalid: INVALID_PARAMS,
@@ -104,6 +108,16 @@ def error_code_of(error: BaseException) -> ErrorCode:
     if known is not None:
         return known
     return next((BY_CLASS[kind] for kind in type(error).__mro__ if kind in BY_CLASS), INTERNAL)
+
+
+def agent_error(result: Result | None) -> Refusal | None:
+    """The A2A error that an agent raised, with its words, if that is how its task failed."""
+    if result is None or result.status is not ResultStatus.ERROR or not result.metadata:
+        return None
+    code = result.metadata.get(ERROR_CODE)
+    if not isinstance(code, str) or code not in BY_CODE:
+        return None
+    return Invalid(code, result.error_message if isinstance(result.error_message, str) else code)
 
 
 def rpc_error(error: BaseException, version: Version) -> ErrorObject:

@@ -15,7 +15,7 @@ import msgspec
 
 from covenant.model.a2a_requests import ListTasks, PushConfig, TaskPage
 from covenant.model.content import Content
-from covenant.model.task import Result, ResultStatus, Task
+from covenant.model.task import ERROR_CODE, Result, ResultStatus, Task
 from covenant.model.task_event import (
     ArtifactUpdate,
     Began,
@@ -87,6 +87,7 @@ class _NotesV1(msgspec.Struct, frozen=True, gc=False, rename="covenant.{}".forma
     usage: dict[str, Any] | None = None
     model: Any = None
     route: Any = None
+    error_code: Any = None
 
 
 def _note_name(name: str) -> str:
@@ -106,6 +107,7 @@ class _NotesV03(msgspec.Struct, frozen=True, gc=False, rename=_note_name, omit_d
     usage: dict[str, Any] | None = None
     model: Any = None
     route: Any = None
+    error_code: Any = None
 
 
 class _Task(_Written, frozen=True):
@@ -362,6 +364,7 @@ def _told(result: Result | None) -> dict[str, Any]:
         "stop_reason": metadata.get("stop_reason"),
         "model": metadata.get("model"),
         "route": metadata.get("covenant.route"),
+        "error_code": metadata.get(ERROR_CODE),
     }
     return {name: value for name, value in told.items() if value is not None}
 
