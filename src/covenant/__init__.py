@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from covenant.simple import ExternalServiceError as ExternalServiceError
     from covenant.simple import NotFoundError as NotFoundError
     from covenant.simple import ValidationError as ValidationError
+    from covenant.wire.a2a.card_codec import BadCard as BadCard
     from covenant.worker import Worker as Worker
     from covenant.worker import WorkerJob as WorkerJob
 
@@ -114,6 +115,7 @@ _NAMES = {
     "covenant.outbound.remote.remote_client": "Remote",
     "covenant.outbound.remote.remote_task": "Reply",
     "covenant.simple": "ExternalServiceError NotFoundError ValidationError",
+    "covenant.wire.a2a.card_codec": "BadCard",
     "covenant.worker": "Worker WorkerJob",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -169,8 +169,13 @@ def find_entry(url_or_name: str, home: str | Path | None) -> RemoteEntry:
 
 
 def _meant(url_or_name: str, entry: RemoteEntry, options: Options) -> Sequence[str]:
-    """Where the call may go although it is private: to a host that somebody named, in the registry or by hand."""
-    return (entry.place,) if options.meant or "://" not in url_or_name else ()
+    """Where the call may go although it is private: to a host that somebody named, in the registry or by hand.
+
+    Whoever types an address means all of its host: its card may name another port, as gRPC has one.
+    """
+    if options.meant:
+        return entry.place, entry.place.rpartition(":")[0]
+    return (entry.place,) if "://" not in url_or_name else ()
 
 
 def _credentials(entry: RemoteEntry, options: Options) -> Credentials:

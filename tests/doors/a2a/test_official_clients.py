@@ -1,6 +1,8 @@
 """What official clients of A2A 1.0 and 0.3 do, unchanged, against a whole daemon."""
 
+import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,18 @@ from a2a.utils import errors
 from a2a.utils.errors import TaskNotFoundError, UnsupportedOperationError
 from google.protobuf.json_format import ParseDict
 
-from covenant import Agent, Turn
+import covenant as covenant_package
+from covenant import AddressRefused, Agent, Turn, connect
 from covenant.agents.agent_loader import load_agent
 from covenant.agents.sdk_executor import SdkExecutorAgent
 from covenant.wire.sse import EventReader
+from tests.cli.daemons import covenant
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
+from tests.outbound.http_servers import always, http_server, reply
 from tests.outbound.receivers import receiver
 from tests.waits import BOUND_S
 
+REPOSITORY = Path(__file__).parents[3]
 ROOT = "/.well-known/agent-card.json"
 ECHO = "/v1/a2a/agents/echo"
 OPEN = {"publish": "echo", "publish_anonymous": "loopback"}
@@ -240,3 +246,30 @@ async def test_an_error_that_an_executor_raises_reaches_the_client(short_path: P
         assert listed["status"]["message"]["parts"] == [{"text": "bad city"}]
         code = {"InvalidParamsError": "invalid_params", "UnsupportedOperationError": "unsupported_operation"}
         assert listed["metadata"]["covenant.error_code"] == code.get(name, "content_type_not_supported")
+
+
+async def test_a_call_of_a_typed_address_goes_to_the_grpc_port_that_its_card_names(short_path: Path) -> None:
+    home = short_path / "home"
+    async with open_daemon_under_test(home, echo(), a2a=OPEN, grpc={"enabled": True}) as daemon:
+        card = await card_at(daemon, ROOT, token="", headers={"A2A-Version": "1.0"})
+        ways = [way for way in card["supportedInterfaces"] if way["protocolBinding"] == "GRPC"]
+        told = json.dumps({**card, "supportedInterfaces": ways, "signatures": []}).encode()
+        async with http_server(always(reply(200, told, content_type="application/json"))) as elsewhere:
+            ran = await asyncio.to_thread(covenant, "call", elsewhere.url(), "hello")
+            assert (ran.code, ran.out.strip()) == (0, "hello"), ran.err
+            with pytest.raises(AddressRefused):
+                # To name a URL in a program is not to type it.
+                async with connect(elsewhere.url()):
+                    pass
+
+
+def test_what_calling_an_agent_raises_can_be_imported_from_the_package() -> None:
+    table = (
+        (REPOSITORY / "docs/formats/remote-agents.md")
+        .read_text()
+        .partition("| raised | when |")[2]
+        .partition("\n## ")[0]
+    )
+    named = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.partition(" | ")[0])}
+    assert {"NoCard", "BadCard", "RemoteRefused", "AddressRefused"} <= named
+    assert [name for name in sorted(named) if not hasattr(covenant_package, name)] == []
