@@ -27,7 +27,7 @@ install = (status=0; $(BIN)/python -u -m pip install $(1) || status=$$?; echo $$
 CHECKED := $(wildcard src tests bench examples scripts)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-matrix test-all check lint types fmt docs bench clean
+.PHONY: help setup run test test-matrix test-all test-pythons check lint types fmt docs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,15 @@ test-all: setup ## run every test: the long matrices and, for root, what needs r
 	@$(BIN)/python -m pytest $(PYTEST) --hypothesis-profile=thorough --timeout 1800 \
 	  -m "$$(test "$$(id -u)" = 0 || echo 'not root')" $(ARGS)
 
+# Each in an environment of its own, .venv-3.12 and so on. An interpreter that is not here is left out, by name.
+PYTHONS ?= 3.11 3.12 3.13
+test-pythons: ## run the tests on each of PYTHONS that is here
+	@failed=; for version in $(PYTHONS); do \
+	  if ! python$$version -c '' 2>/dev/null; then echo "python$$version is not here: left out"; continue; fi; \
+	  echo "testing on $$(python$$version --version)"; \
+	  $(MAKE) --no-print-directory test VENV=.venv-$$version PYTHON=python$$version || failed="$$failed $$version"; \
+	done; test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
+
 check: lint types ## format check, lint, strict types, then the tests and the matrices: what CI runs
 	@$(MAKE) --no-print-directory test-matrix
 
@@ -94,4 +103,4 @@ bench: setup $(BENCH_STAMP) ## measure, next to other queues in .venv-bench
 	@$(BIN)/python -m bench $(ARGS)
 
 clean: ## remove the environments and caches
-	rm -rf $(VENV) $(BENCH_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-[0-9]* $(BENCH_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

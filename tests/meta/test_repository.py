@@ -23,7 +23,7 @@ from tests.meta.tidiness import (
 )
 
 ROOT = Path(__file__).parents[2]
-TARGETS = {"help", "setup", "run", "test", "test-all", "check", "fmt", "docs", "bench"}
+TARGETS = {"help", "setup", "run", "test", "test-all", "test-pythons", "check", "fmt", "docs", "bench"}
 
 
 def write(root: Path, name: str, text: str) -> Path:
@@ -173,6 +173,16 @@ def test_make_run_installs_the_runtime_lock_alone() -> None:
 
 def test_the_makefile_documents_its_targets() -> None:
     assert make_targets(ROOT).keys() >= TARGETS
+
+
+def test_an_interpreter_that_is_not_here_is_left_out_by_name() -> None:
+    said = subprocess.run(
+        ["make", "--no-print-directory", "-C", str(ROOT), "test-pythons", "PYTHONS=3.0"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert said == "python3.0 is not here: left out\n"
 
 
 def test_make_alone_lists_every_documented_target() -> None:

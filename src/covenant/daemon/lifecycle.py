@@ -16,6 +16,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ import uvloop
 
 from covenant.agents.agent_loader import AgentStacks, LoadedAgent, load_agents
 from covenant.daemon.demo import demo_agents, open_demo
+from covenant.daemon.environment import environment
 from covenant.daemon.home import SOCKET_NAME, left_in
 from covenant.daemon.listeners import http_bounds
 from covenant.daemon.schedulers import Scheduler
@@ -164,6 +166,8 @@ class Listening:
     """The ids of those that were found in served files."""
 
 
+NOTIFY_VARIABLE: Final = "NOTIFY_SOCKET"
+
 Announce = Callable[[Listening], None]
 
 
@@ -200,11 +204,26 @@ async def _live(
                 left.enter_context(left_in(settings.home, url))
                 _settle_memory()
                 announce(listening)
+                notify_service_manager("READY=1", log)
                 await stops.asked.wait()
+                notify_service_manager("STOPPING=1", log)
                 log.info("daemon.stopping", grace_s=settings.daemon.grace_ms / 1000)
     log.info("daemon.stopped")
     stops.close()
     return daemon.agents.workers.abandoned
+
+
+def notify_service_manager(state: str, log: Log) -> None:
+    """Tell systemd, if it started this process as a service of the type `notify`. Waits for nothing."""
+    address = environment().get(NOTIFY_VARIABLE)
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        try:
+            sender.sendto(state.encode(), f"\0{address[1:]}" if address.startswith("@") else address)
+        except OSError as error:
+            log.warning("service.not_notified", state=state, why=str(error))
 
 
 @asynccontextmanager
