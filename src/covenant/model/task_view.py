@@ -6,8 +6,9 @@ Pure, and the same for every door: what a stream's client puts together from the
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -22,6 +23,7 @@ from covenant.model.task_event import (
     Started,
     StatusUpdate,
     Step,
+    weigh_message,
 )
 
 
@@ -58,6 +60,11 @@ _INTERRUPTED = frozenset({TaskState.INPUT_REQUIRED, TaskState.AUTH_REQUIRED})
 _RESTING = _TERMINAL | _INTERRUPTED
 
 
+PROGRESS_MAX: Final = 100
+PROGRESS_BYTES_MAX: Final = 64 * 1024
+"""How many words on progress a task's history has, and their size together: the oldest go first."""
+
+
 class Artifact(msgspec.Struct, frozen=True, kw_only=True):
     artifact_id: str
     parts: tuple[Content, ...]
@@ -85,6 +92,21 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
     """What ended it. A timeout is one by its cause, never by the words of a result."""
     holder_lost: bool = False
     """Whoever worked on it is gone: it waits for an operator."""
+    progress: tuple[tuple[int, MessageUpdate], ...] = ()
+    """What its agent said while it worked: the newest, each with the number of messages of `history` before it."""
+
+    @property
+    def told(self) -> tuple[MessageUpdate, ...]:
+        """The history with the words on progress in their places."""
+        if not self.progress:
+            return self.history
+        told: list[MessageUpdate] = []
+        at = 0
+        for before, message in self.progress:
+            told += self.history[at:before]
+            told.append(message)
+            at = before
+        return (*told, *self.history[at:])
 
     @property
     def partial(self) -> bool:
@@ -108,6 +130,8 @@ class TaskViewBuilder:
         "_created_at_ms",
         "_history",
         "_message",
+        "_progress",
+        "_progress_bytes",
         "_result",
         "_task",
         "generation",
@@ -123,6 +147,9 @@ class TaskViewBuilder:
         self._created_at_ms = 0
         self._message: MessageUpdate | None = None
         self._history: list[MessageUpdate] = []
+        self._progress: deque[tuple[int, MessageUpdate, int]] | None = None
+        """Each with its size."""
+        self._progress_bytes = 0
         self._artifacts: dict[str, ArtifactBuilder] = {}
         self._result: Result | None = None
         self._cause: Cause | None = None
@@ -162,8 +189,27 @@ class TaskViewBuilder:
         assert self._task is not None
         self.state = TaskState(what.state)
         self._message = status_message(self._task.id, what, self.generation)
-        if self._message is not None and self.state.waits:
+        if self._message is None:
+            return
+        if self.state.waits:
+            self._forget_repeated(self._message)
             self._history.append(self._message)
+        else:
+            self._keep_progress(self._message)
+
+    def _forget_repeated(self, question: MessageUpdate) -> None:
+        """A question that was told as progress first is told once."""
+        if self._progress and self._progress[-1][1].parts == question.parts:
+            self._progress_bytes -= self._progress.pop()[2]
+
+    def _keep_progress(self, message: MessageUpdate) -> None:
+        if self._progress is None:
+            self._progress = deque()
+        size = weigh_message(message)
+        self._progress.append((len(self._history), message, size))
+        self._progress_bytes += size
+        while len(self._progress) > PROGRESS_MAX or self._progress_bytes > PROGRESS_BYTES_MAX:
+            self._progress_bytes -= self._progress.popleft()[2]
 
     def _continue(self, what: Continued) -> None:
         self.state, self._message = TaskState.WORKING, None
@@ -199,6 +245,7 @@ class TaskViewBuilder:
             artifacts=tuple([draft.artifact() for draft in self._artifacts.values()]),
             result=self._result,
             cause=self._cause,
+            progress=tuple([(at, said) for at, said, _ in self._progress]) if self._progress else (),
         )
 
     def view(self) -> TaskView | None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import covenant as covenant_package
 from covenant import AddressRefused, Agent, Turn, connect
 from covenant.agents.agent_loader import load_agent
 from covenant.agents.sdk_executor import SdkExecutorAgent
+from covenant.model.task_view import PROGRESS_BYTES_MAX, PROGRESS_MAX
 from covenant.wire.sse import EventReader
 from tests.cli.daemons import covenant
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
@@ -273,3 +275,58 @@ def test_what_calling_an_agent_raises_can_be_imported_from_the_package() -> None
     named = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.partition(" | ")[0])}
     assert {"NoCard", "BadCard", "RemoteRefused", "AddressRefused"} <= named
     assert [name for name in sorted(named) if not hasattr(covenant_package, name)] == []
+
+
+async def test_words_on_progress_are_in_the_history_for_whoever_comes_later(short_path: Path) -> None:
+    gate, agent = asyncio.Event(), Agent("echo")
+
+    @agent
+    async def work(turn: Turn) -> AsyncIterator[Any]:
+        yield turn.status("looking")
+        yield turn.status("found it")
+        await gate.wait()
+        yield "done"
+
+    async with (
+        open_daemon_under_test(short_path / "home", agent, a2a=OPEN) as daemon,
+        httpx.AsyncClient(timeout=BOUND_S) as http,
+        asyncio.timeout(BOUND_S),
+    ):
+        config = ClientConfig(httpx_client=http, supported_protocol_bindings=["JSONRPC"])
+        client = await ClientFactory(config).create_from_url(daemon.url)
+        events = client.send_message(asking("go"))
+        heard = [await anext(events) for _ in range(4)]
+        assert heard[-1].status_update.status.message.parts[0].text == "found it"
+        task_id = heard[0].task.id
+        told = ["go", "looking", "found it"]
+        polled = await client.get_task(pb.GetTaskRequest(id=task_id))
+        assert [message.parts[0].text for message in polled.history] == told
+        following = client.subscribe(pb.SubscribeToTaskRequest(id=task_id))
+        assert [message.parts[0].text for message in (await anext(following)).task.history] == told
+        gate.set()
+        assert [event async for event in following]
+        ended = await client.get_task(pb.GetTaskRequest(id=task_id))
+        assert [message.parts[0].text for message in ended.history][:3] == told
+        old = await old_client(daemon, http).get_task(pb.GetTaskRequest(id=task_id))
+        assert [message.parts[0].text for message in old.history][:3] == told
+
+
+async def test_the_history_has_the_newest_words_on_progress_and_is_bounded(short_path: Path) -> None:
+    agent = Agent("echo")
+
+    @agent
+    async def work(turn: Turn) -> AsyncIterator[Any]:
+        for number in range(PROGRESS_MAX + 50):
+            yield turn.status(turn.text * 1_000 if turn.text == "x" else f"step {number}")
+
+    async with open_daemon_under_test(short_path / "home", agent) as daemon:
+
+        async def history(text: str) -> list[str]:
+            message = {"messageId": "1", "role": "ROLE_USER", "parts": [{"text": text}]}
+            sent = (await daemon.ask("POST", f"{ECHO}/message:send", json={"message": message})).json()["task"]
+            return [said["parts"][0]["text"] for said in sent["history"]]
+
+        assert await history("go") == ["go", *(f"step {number}" for number in range(50, PROGRESS_MAX + 50))]
+        first, *large = await history("x")
+        assert first == "x"
+        assert 0 < sum(map(len, large)) <= PROGRESS_BYTES_MAX

@@ -83,7 +83,7 @@ def test_a_task_is_told_whole() -> None:
     assert told["artifacts"] == [
         {"artifactId": f"{TASK_ID}-text-0", "name": "response", "parts": [{"kind": "text", "text": "hello"}]}
     ]
-    assert [message["role"] for message in told["history"]] == ["user", "agent", "agent", "user", "agent"]
+    assert [message["role"] for message in told["history"]] == ["user", "agent", "agent", "agent", "user", "agent"]
     assert told["metadata"].items() >= SPENT.items()
     assert read(V03.responses.encode_sent(folded())) == told == read(V03.responses.encode_snapshot(folded()))
 
@@ -116,7 +116,7 @@ def test_a_bare_reply_is_a_message() -> None:
     assert read(V03.responses.encode_sent(bare)) == told == read(V03.responses.encode_message(bare))
 
 
-@pytest.mark.parametrize(("length", "kept"), [(None, 5), (0, 0), (2, 2), (9, 5)])
+@pytest.mark.parametrize(("length", "kept"), [(None, 6), (0, 0), (2, 2), (9, 6)])
 def test_the_newest_messages_are_kept(length: int | None, kept: int) -> None:
     whole = read(V03.responses.encode_task(folded()))["history"]
     assert read(V03.responses.encode_task(folded(), length)).get("history", []) == whole[len(whole) - kept :]

@@ -96,7 +96,7 @@ def test_a_task_is_told_whole() -> None:
     assert told["status"] == status(10, "COMPLETED", message=agent_says(f"{TASK_ID}-r", "hello back"))
     assert told["artifacts"] == [{"artifactId": f"{TASK_ID}-text-0", "parts": [{"text": "hello"}], "name": "response"}]
     assert [message["messageId"] for message in told["history"]] == [
-        "m-1", "m-2", f"{TASK_ID}-s8", "m-3", f"{TASK_ID}-r",
+        "m-1", f"{TASK_ID}-s3", "m-2", f"{TASK_ID}-s8", "m-3", f"{TASK_ID}-r",
     ]  # fmt: skip
     assert told["metadata"] == {
         "covenant.generation": 10,
@@ -114,7 +114,7 @@ def test_the_first_frame_of_a_subscription_is_the_task_as_it_stood_at_the_cursor
     assert told["artifacts"][0]["parts"] == [{"text": "hello"}]
 
 
-@pytest.mark.parametrize(("length", "kept"), [(None, 5), (0, 0), (1, 1), (4, 4), (5, 5), (99, 5)])
+@pytest.mark.parametrize(("length", "kept"), [(None, 6), (0, 0), (1, 1), (4, 4), (6, 6), (99, 6)])
 def test_the_newest_messages_are_kept(length: int | None, kept: int) -> None:
     whole = read(V1.responses.encode_task(folded()))["history"]
     told = read(V1.responses.encode_task(folded(), length))
@@ -157,7 +157,7 @@ def test_a_task_without_a_context_is_its_own_and_nameless_messages_get_names() -
     nameless = MessageUpdate(parts=(Text("x"),))
     told = read(V1.responses.encode_task(folded((Began(task), nameless, StatusUpdate("y")))))
     assert told["contextId"] == TASK_ID
-    assert [message["messageId"] for message in told["history"]] == [f"{TASK_ID}-m", f"{TASK_ID}-h1"]
+    assert [message["messageId"] for message in told["history"]] == [f"{TASK_ID}-m", f"{TASK_ID}-h1", f"{TASK_ID}-s3"]
     assert read(V1.responses.encode_step(task, steps(Began(task), nameless)[1]))["statusUpdate"]["status"]["message"][
         "messageId"
     ]

@@ -272,8 +272,9 @@ class ResponseEncoder:
         # A listing that is asked for artifacts says so even of none; elsewhere none is left out.
         if artifacts and (listed or view.artifacts):
             shown = [self._artifact(each) for each in view.artifacts]
-        first = 0 if length is None else max(0, len(view.history) - length)
-        kept = view.history[first:] if first else view.history
+        told = view.told
+        first = 0 if length is None else max(0, len(told) - length)
+        kept = told[first:] if first else told
         history = [
             self.message_of(each, task_id, context_id, f"{task_id}-h{at}") for at, each in enumerate(kept, start=first)
         ]
