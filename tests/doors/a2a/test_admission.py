@@ -1,8 +1,7 @@
 """An operation that works is ended when its caller has left or may not go on, and not before its grace is over."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -25,13 +24,11 @@ class Sessions:
     def __init__(self) -> None:
         self.open: list[Callable[[], None]] = []
 
-    @contextmanager
-    def session(self, _: Caller, end: Callable[[], None]) -> Iterator[None]:
+    def open_session(self, _: Caller, end: Callable[[], None]) -> None:
         self.open.append(end)
-        try:
-            yield
-        finally:
-            self.open.remove(end)
+
+    def close_session(self, _: Caller, end: Callable[[], None]) -> None:
+        self.open.remove(end)
 
 
 class Client:
