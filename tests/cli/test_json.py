@@ -107,6 +107,11 @@ def settled(daemon: Daemon) -> str:
     return task_id
 
 
+def _leased(daemon: Daemon) -> list[str]:
+    task_id, lease_id = lease(daemon)
+    return [task_id, "--lease-id", lease_id]
+
+
 def after(_: str, *words: str) -> list[str]:
     """The words, once something is there for the command to find."""
     return list(words)
@@ -120,6 +125,9 @@ RUNS: dict[str, list[Words]] = {
     "a2a requeue": [
         lambda d: [lease(d)[0], "--reason", "it is gone", "--duplicate-risk", "operator-accepted"],
     ],
+    "a2a cancel": [lambda d: [lease(d)[0], "--reason", "not needed"]],
+    "a2a release": [lambda d: [*_leased(d), "--reason", "not begun", *as_bob(d)]],
+    "a2a renew": [lambda d: [*_leased(d), *as_bob(d)]],
     "a2a force-error": [lambda d: [lease(d)[0], "--reason", "it is gone", "--message", "sorry"]],
     "a2a retry-stale": [lambda _: [], lambda _: ["--enable", "--min-lease-age-ms", "1", "--max-requeues", "0"]],
     "a2a compact": [lambda d: after(send(d))],

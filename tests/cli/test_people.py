@@ -1,11 +1,13 @@
 """Every command once for people: what it says, on which stream, and that nothing an agent wrote can do harm there."""
 
+import json
 import os
 import pty
 import re
 import select
 import signal
 import subprocess
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from covenant.cli.terminal import age, brief, clean, distance
 from covenant.daemon.environment import now_ms
 from covenant.model.settings import Limits
-from tests.cli.daemons import COVENANT, Daemon, environment
+from tests.cli.daemons import COVENANT, Daemon, covenant, environment
 from tests.waits import BOUND_S
 
 
@@ -208,3 +210,67 @@ def test_what_agents_wrote_cannot_steer_the_terminal(text: str) -> None:
 def test_a_long_text_is_cut_to_one_line() -> None:
     assert brief("a\nb  c", 10) == "a b c"
     assert brief("x" * 100, 10) == "x" * 9 + "…"
+
+
+def test_a_lease_is_renewed_and_given_back_and_the_task_canceled(daemon: Daemon) -> None:
+    task_id = answered(daemon, "a2a", "send", "--to", "bob@host", "to be canceled").strip()
+    taken = json.loads(bob(daemon, "a2a", "next", "--json"))
+    assert taken["task"]["id"] == task_id
+    lease_id = taken["lease"]["lease_id"]
+    assert bob(daemon, "a2a", "renew", task_id, "--lease-id", lease_id) == f"renewed {task_id}\n"
+    released = bob(daemon, "a2a", "release", task_id, "--lease-id", lease_id, "--reason", "not mine")
+    assert released == f"released {task_id}\n"
+    assert daemon.json("a2a", "show", task_id)["state"] == "queued"
+    assert answered(daemon, "a2a", "cancel", task_id, "--reason", "not needed") == f"canceled {task_id}\n"
+    assert answered(daemon, "a2a", "cancel", task_id, "--reason", "not needed") == f"canceled {task_id}\n"
+    assert answered(daemon, "a2a", "results", "--next") == "canceled: not needed\n"
+
+
+def test_the_beginning_of_an_id_is_enough_where_it_is_unique(daemon: Daemon) -> None:
+    one, other = "abcdef01-1111-4111-8111-111111111111", "abcdef02-2222-4222-8222-222222222222"
+    for task_id in (one, other):
+        answered(daemon, "a2a", "send", "--to", "bob@host", "--id", task_id, "short")
+    try:
+        assert daemon.json("a2a", "show", "abcdef01")["task"]["id"] == one
+        assert other in answered(daemon, "a2a", "tree", "ABCDEF02")
+        for given, code in (("abcdef", "ambiguous_id"), ("abcdef03", "unknown_task")):
+            assert daemon.json("a2a", "show", given, code=1)["code"] == code
+    finally:
+        assert answered(daemon, "a2a", "cancel", "abcdef01", "--reason", "over") == f"canceled {one}\n"
+        assert answered(daemon, "a2a", "cancel", "abcdef02", "--reason", "over") == f"canceled {other}\n"
+        answered(daemon, "a2a", "results", "--next", "--max", "2")
+
+
+def test_status_has_one_line_a_task_in_80_columns_with_the_lease_that_repair_wants(daemon: Daemon) -> None:
+    task_id = answered(daemon, "a2a", "send", "--to", "bob@host", "a task with many words " * 20).strip()
+    taken = json.loads(bob(daemon, "a2a", "next", "--json"))
+    assert taken["task"]["id"] == task_id
+    lease_id = taken["lease"]["lease_id"]
+    ran = daemon.run("a2a", "status", "--limit", "1000", env={"COLUMNS": "80"})
+    assert max(map(len, ran.out.splitlines())) <= 80
+    (line,) = [line for line in ran.out.splitlines() if task_id[:8] in line]
+    assert lease_id[:8] in line
+    wide = answered(daemon, "a2a", "status", "--limit", "1000")
+    (line,) = [line for line in wide.splitlines() if task_id in line]
+    assert lease_id in line
+    answered(daemon, "a2a", "cancel", task_id, "--reason", "over")
+    answered(daemon, "a2a", "results", "--next")
+
+
+@pytest.mark.parametrize(("words", "meant"), [(("a2a", "stauts"), "status"), (("setings",), "settings")])
+def test_a_misspelt_command_names_the_nearest(words: tuple[str, ...], meant: str) -> None:
+    ran = covenant(*words)
+    assert (ran.code, f"did you mean {meant}?" in ran.err) == (2, True)
+    assert "did you mean" not in covenant("a2a", "xyzzy").err
+
+
+def test_a_shell_completes_commands_as_the_documents_say(tmp_path: Path) -> None:
+    """The line that is documented prints a script; the words that the script asks for are the commands."""
+    operating = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
+    assert 'eval "$(_COVENANT_COMPLETE=bash_source covenant)"' in operating
+    script = subprocess.run([str(COVENANT)], env={"_COVENANT_COMPLETE": "bash_source"}, capture_output=True, check=True)
+    assert b"_COVENANT_COMPLETE=bash_complete" in script.stdout
+    asked = {"_COVENANT_COMPLETE": "bash_complete", "COMP_WORDS": "covenant a2a re", "COMP_CWORD": "2"}
+    words = subprocess.run([str(COVENANT)], env=asked, capture_output=True, check=True, cwd=tmp_path)
+    found = {line.partition(",")[2] for line in words.stdout.decode().splitlines()}
+    assert found == {"requeue", "retry-stale", "respond", "results", "release", "renew"}

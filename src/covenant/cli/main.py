@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 import covenant
-from covenant.cli.options import json_option
+from covenant.cli.options import SuggestingGroup, json_option
 from covenant.cli.terminal import json_shape, put, put_json
 
 PLACES: Final = {
@@ -43,7 +43,7 @@ COVENANT_TOKEN, else operator.token in the home).
 """
 
 
-class LazyGroup(click.Group):
+class LazyGroup(SuggestingGroup):
     """Imports the module of a command when the command is run: starting costs what that command needs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)

@@ -15,15 +15,36 @@ from typing import Any, Final
 import click
 
 from covenant.cli.daemon_client import ANSWER_S, Answer, DaemonClient, read_token
-from covenant.cli.terminal import UNITS_MS, json_shape, put, put_json, say
+from covenant.cli.terminal import UNITS_MS, Failure, json_shape, put, put_json, say
 from covenant.daemon.environment import environment, find_home
 
 Function = Callable[..., None]
 
+ID_LENGTH: Final = 36
+"""Of a UUID. What is shorter is the beginning of one."""
+PREFIX_ROWS: Final = 1_000
+"""Tasks that are looked at for an id that begins so: as many as one answer has."""
+
+_PREFIX: Final = re.compile(r"[0-9A-Fa-f-]+")
 _DURATION: Final = re.compile(r"(\d{1,12})(ms|s|m|h|d)")
 
 
-class CommandGroup(click.Group):
+class SuggestingGroup(click.Group):
+    """A group that names the nearest of its commands where it is given none of them."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as wrong:
+            from covenant.model.errors import did_you_mean
+
+            meant = did_you_mean(args[0], self.list_commands(ctx))
+            raise click.UsageError(f"{wrong.message.rstrip('.')}{meant}" if meant else wrong.message, ctx) from None
+
+
+class CommandGroup(SuggestingGroup):
     """A group whose help lists its commands in the order of their definition."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
@@ -50,6 +71,19 @@ class Invocation:
     def ask_waiting(self, kind: str, wait_ms: int | None, **fields: Any) -> Answer:
         """Send a request that the daemon may take `wait_ms` to answer."""
         return self.ask(kind, within_s=ANSWER_S + (wait_ms or 0) / 1000, wait_ms=wait_ms, **fields)
+
+    def task_id(self, given: str) -> str:
+        """The id of the task that begins so. What has ended and was drained needs its whole id."""
+        if len(given) >= ID_LENGTH or _PREFIX.fullmatch(given) is None:
+            return given
+        answer = self.ask("a2a_queue", limit=PREFIX_ROWS)
+        known = {entry["task"]["id"] for entry in answer["tasks"]} | {each["task_id"] for each in answer["results"]}
+        found: list[str] = sorted(task_id for task_id in known if task_id.startswith(given.lower()))
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise Failure("unknown_task", f"no task that is live or undrained begins with {given!r}; give its whole id")
+        raise Failure("ambiguous_id", f"{len(found)} tasks begin with {given!r}: {', '.join(found[:5])}")
 
     def answer(self, value: Mapping[str, Any], *, kind: str | None = None) -> bool:
         """Write the JSON object if one was asked for; False if people are to be answered instead."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from covenant.cli.terminal import age, ago, brief, clean, content_text, distance, table
+from covenant.cli.terminal import age, ago, brief, clean, content_text, distance, narrow, table
 from covenant.daemon.environment import now_ms
 from covenant.ledger.machine.states import FOLLOWING, LEASED, PARKED, QUEUED, SETTLED
 
@@ -25,6 +25,8 @@ ELSEWHERE: Final = "⇄"
 BY_ADDRESS: Final = "remote.url"
 BY_PEER: Final = "remote.peer"
 """As whom agents are known that no catalogue has."""
+PUSH_COLUMNS: Final = ("task", "push", "agent", "host", "delivered", "state", "failed", "why")
+SHORT_ID: Final = 8
 STATE_STYLES: Final = {"ok": "green", "completed": "green", "error": "red", "failed": "red"}
 
 
@@ -49,20 +51,43 @@ def queue_tables(answer: dict[str, Any]) -> RenderableType:
 def _task_table(tasks: list[dict[str, Any]]) -> RenderableType:
     from rich.text import Text
 
-    rows = table("tasks", "state", "task", "from", "to", "try", "held", "deadline", "intent")
+    if narrow():
+        return _narrow_task_table(tasks)
+    rows = table("tasks", "state", "task", "lease", "to", "try", "held", "deadline", "intent")
     for entry in tasks:
         task = entry["task"]
         deadline = task.get("deadline_ms")
         rows.add_row(
             _queue_state(entry),
             task["id"],
-            task["sender"]["display"],
+            entry.get("lease_id") or "",
             task["recipient"]["display"],
             str(entry["attempt"]),
             _held(entry),
             Text(distance(deadline), "red" if deadline < now_ms() else "") if deadline else "",
-            Text(brief(task["intent_text"])),
+            Text(brief(task["intent_text"], 40)),
         )
+    return rows
+
+
+def _narrow_task_table(tasks: list[dict[str, Any]]) -> RenderableType:
+    """One line a task in 80 columns. The beginning of an id is enough for every command."""
+    from rich.text import Text
+
+    rows = table("tasks", "state", "task", "lease", "held", "try", "to", "intent")
+    for entry in tasks:
+        task = entry["task"]
+        rows.add_row(
+            _queue_state(entry),
+            task["id"][:SHORT_ID],
+            (entry.get("lease_id") or "")[:SHORT_ID],
+            _held_for(entry),
+            str(entry["attempt"]),
+            Text(brief(task["recipient"]["display"], 16)),
+            Text(brief(task["intent_text"], 15)),
+        )
+    for column in rows.columns:
+        column.no_wrap = True
     return rows
 
 
@@ -74,12 +99,14 @@ def _queue_state(entry: dict[str, Any]) -> RenderableType:
     return Text(entry["state"].replace("_", " "), "yellow" if entry["state"] == LEASED.wire_name else "green")
 
 
-def _held(entry: dict[str, Any]) -> str:
+def _held_for(entry: dict[str, Any]) -> str:
     leased_at_ms = entry.get("leased_at_ms")
-    if leased_at_ms is None:
-        return ""
-    touched_ms = max(leased_at_ms, entry.get("renewed_at_ms") or 0)
-    return f"{age(now_ms() - touched_ms)} by {entry['leased_to']['display']}"
+    return age(now_ms() - max(leased_at_ms, entry.get("renewed_at_ms") or 0)) if leased_at_ms is not None else ""
+
+
+def _held(entry: dict[str, Any]) -> str:
+    held = _held_for(entry)
+    return f"{held} by {entry['leased_to']['display']}" if held else ""
 
 
 def _result_table(results: list[dict[str, Any]]) -> RenderableType:
@@ -88,7 +115,8 @@ def _result_table(results: list[dict[str, Any]]) -> RenderableType:
     rows = table("results waiting to be drained", "status", "task", "says")
     for result in results:
         style = "green" if result["status"] == "ok" else "red"
-        rows.add_row(Text(result["status"], style), result["task_id"], Text(brief(summary(result))))
+        task_id, length = (result["task_id"][:SHORT_ID], 50) if narrow() else (result["task_id"], 60)
+        rows.add_row(Text(result["status"], style), task_id, Text(brief(summary(result), length)))
     return rows
 
 
@@ -232,3 +260,14 @@ def _took(ms: int) -> str:
         return f"{ms / 1_000:.1f}s"
     minutes, seconds = divmod(ms // 1_000, 60)
     return f"{minutes}m {seconds:02}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02}m"
+
+
+def push_row(push: dict[str, Any]) -> tuple[str, ...]:
+    state, style = push["state"], "red" if push["state"] == "dead" else ""
+    if "dead_at_ms" in push:
+        state = f"given up {ago(push['dead_at_ms'])}"
+    elif "next_ms" in push:
+        state = f"again in {age(push['next_ms'] - now_ms())}"
+    name, host, failure = (brief(push.get(field, "")) for field in ("push_id", "host", "failure"))
+    tries = str(push["attempts"])
+    return style, push["task_id"], name, push["agent"], host, str(push["delivered"]), state, tries, failure

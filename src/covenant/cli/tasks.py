@@ -10,12 +10,20 @@ import click
 
 from covenant.cli.daemon_client import Answer
 from covenant.cli.options import CommandGroup, Duration, Function, Invocation, daemon_command, limit_option, read_text
-from covenant.cli.task_tables import facts_table, lease_table, queue_tables, summary, tree_of, update_table
+from covenant.cli.task_tables import (
+    PUSH_COLUMNS,
+    facts_table,
+    lease_table,
+    push_row,
+    queue_tables,
+    summary,
+    tree_of,
+    update_table,
+)
 from covenant.cli.terminal import (
     ExitCode,
     Failure,
     age,
-    ago,
     brief,
     console,
     content_text,
@@ -35,7 +43,6 @@ SHOWN_FIELDS: Final = (
 ).split()
 COMPACT_S: Final = 3_600.0
 WAIT_MS: Final = 10_000
-PUSH_COLUMNS: Final = ("task", "push", "agent", "host", "delivered", "state", "failed", "why")
 
 a2a: Final = CommandGroup(
     "a2a",
@@ -123,6 +130,35 @@ def force_error(call: Invocation, *, task_id: str, reason: str, message: str, le
     `covenant capabilities grant a2a.repair.force_error`.
     """
     _repair(call, task_id, reason, {"action": "force_error", "lease_id": lease_id, "message": message})
+
+
+@daemon_command(a2a, "cancel", "a2a_task_canceled", "task_id", "canceled", "ending", "result")
+@click.argument("task_id")
+@reason_option
+def cancel(call: Invocation, *, task_id: str, reason: str) -> None:
+    """End a task, whether it is queued, waits or is worked on. What has ended stays as it ended."""
+    answer = call.ask("cancel_a2a_task", task_id=call.task_id(task_id), reason=reason)
+    said = [] if answer["canceled"] else [f"it had ended before: {answer['ending']}"]
+    call.show(answer, f"{'canceled' if answer['canceled'] else 'unchanged'} {answer['task_id']}", *said)
+
+
+@daemon_command(a2a, "release", "a2a_lease_released", "task_id")
+@click.argument("task_id")
+@click.option("--lease-id", required=True, help="The lease that is given back.")
+@reason_option
+def release(call: Invocation, *, task_id: str, lease_id: str, reason: str) -> None:
+    """Give back a task that the caller has leased and not begun."""
+    answer = call.ask("release_a2a_lease", task_id=call.task_id(task_id), lease_id=lease_id, reason=reason)
+    call.show(answer, f"released {answer['task_id']}")
+
+
+@daemon_command(a2a, "renew", "a2a_lease_renewed", "task_id", "lease")
+@click.argument("task_id")
+@click.option("--lease-id", required=True, help="The lease whose holder is still at work.")
+def renew(call: Invocation, *, task_id: str, lease_id: str) -> None:
+    """Say that the caller is still at work on a task that it has leased."""
+    answer = call.ask("renew_a2a_lease", task_id=call.task_id(task_id), lease_id=lease_id)
+    call.show(answer, f"renewed {answer['task_id']}", f"attempt {answer['lease']['attempt']}")
 
 
 @daemon_command(a2a, "retry-stale", "a2a_auto_retry", "report")
@@ -239,7 +275,7 @@ def respond(
         raise click.UsageError("give a TEXT, `-` to read it from standard input, or --error MESSAGE")
     status = "error" if error is not None else "partial" if partial else "ok"
     content = [{"type": "text", "text": read_text(text)}] if text is not None else []
-    result: dict[str, Any] = {"task_id": task_id, "status": status, "content": content}
+    result: dict[str, Any] = {"task_id": call.task_id(task_id), "status": status, "content": content}
     if error is not None:
         result["error_message"] = error
     answer = call.ask("post_a2a_result", result=result, lease_id=lease_id)
@@ -290,7 +326,7 @@ def results(call: Invocation, *, drain: bool, recent: bool, limit: int | None, *
 @click.argument("task_id")
 def show(call: Invocation, *, task_id: str) -> None:
     """Show everything about one task: its state, its leases, its updates, its result."""
-    answer = call.ask("show_a2a_task", task_id=task_id)
+    answer = call.ask("show_a2a_task", task_id=call.task_id(task_id))
     if call.answer(answer):
         return
     screen = console()
@@ -309,7 +345,7 @@ def tree(call: Invocation, *, task_id: str) -> None:
     Each with its state, its agent, the attempt if it is not the first, how long it took or has taken so far, and its
     tokens with those of everything below it. ⇄ marks what is done elsewhere, and where that is.
     """
-    answer = call.ask("a2a_tree", task_id=task_id)
+    answer = call.ask("a2a_tree", task_id=call.task_id(task_id))
     if not call.answer(answer):
         console().print(tree_of(answer["tree"]))
 
@@ -356,7 +392,7 @@ def list_pushes(call: Invocation, *, dead: bool, limit: int | None) -> None:
     if call.answer(answer):
         return
     title = f"{answer['count']} push configurations, {answer['dead']} given up"
-    print_table(PUSH_COLUMNS, map(_push_row, answer["pushes"]), title)
+    print_table(PUSH_COLUMNS, map(push_row, answer["pushes"]), title)
 
 
 @daemon_command(push, "retry", "a2a_push_retried", "push")
@@ -384,6 +420,7 @@ def _queue(call: Invocation, *, counts: bool, state_filter: str | None, **given:
 
 
 def _repair(call: Invocation, task_id: str, reason: str, command: dict[str, Any]) -> None:
+    task_id = call.task_id(task_id)
     given = {name: value for name, value in command.items() if value is not None}
     answer = call.ask("repair_a2a_task", request={"task_id": task_id, "command": given, "reason": reason})
     outcome = answer["outcome"]
@@ -460,14 +497,3 @@ def _drain(call: Invocation, given: dict[str, Any]) -> None:
     for result in answer["results"] or [answer["result"]]:
         say(f"{result['status']} {result['task_id']}")
         put(summary(result))
-
-
-def _push_row(push: Answer) -> tuple[str, ...]:
-    state, style = push["state"], "red" if push["state"] == "dead" else ""
-    if "dead_at_ms" in push:
-        state = f"given up {ago(push['dead_at_ms'])}"
-    elif "next_ms" in push:
-        state = f"again in {age(push['next_ms'] - now_ms())}"
-    name, host, failure = (brief(push.get(field, "")) for field in ("push_id", "host", "failure"))
-    tries = str(push["attempts"])
-    return style, push["task_id"], name, push["agent"], host, str(push["delivered"]), state, tries, failure

@@ -14,13 +14,15 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from covenant.daemon.environment import now_ms
+from covenant.daemon.environment import environment, now_ms
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 WIDTH_PIPED: Final = 200
+WIDTH_WIDE: Final = 160
+"""From here on there is room for whole ids."""
 INTENT_LENGTH_SHOWN: Final = 60
 
 _LINES: Final = frozenset("\n\t")
@@ -129,8 +131,12 @@ def console() -> Console:
 
     # A pipe has no width; rows are one line each there, so that they can be searched.
     # What others wrote is no markup: brackets in it are brackets.
-    width = None if sys.stdout.isatty() else WIDTH_PIPED
+    width = None if sys.stdout.isatty() or "COLUMNS" in environment() else WIDTH_PIPED
     return Console(highlight=False, markup=False, emoji=False, width=width)
+
+
+def narrow() -> bool:
+    return console().width < WIDTH_WIDE
 
 
 def table(title: str, *columns: str) -> Table:
