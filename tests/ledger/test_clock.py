@@ -1,12 +1,16 @@
 """The ledger's clock: it notices steps, pauses ages for a while, and never makes a stamp older than it is."""
 
+import asyncio
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from covenant.ledger.clock import PAUSE_MS, STEPS_KEPT, Clock
+from covenant.ledger import clock as ledger_clock
+from covenant.ledger.clock import PAUSE_MS, STEPS_KEPT, Clock, LongWaits
 from covenant.model.clock_steps import STEADY, STEP_MS, Ages, ClockStep
 from tests.ledger_contract.fake_clock import FakeClock
+from tests.waits import BOUND_S
 
 DAY_MS = 86_400_000
 MINUTE_MS = 60_000
@@ -157,3 +161,22 @@ def test_after_steps_forward_every_age_is_exact(steps: list[int]) -> None:
         clock.now_ms()
     for stamp_ms, made_ms in stamps:
         assert clock.age_ms(stamp_ms) == fake.monotonic_ms() - made_ms
+
+
+async def test_a_long_wait_ends_by_the_shared_timer_and_that_stops_when_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger_clock, "TICK_S", 0.001)
+    loop = asyncio.get_running_loop()
+    soon: asyncio.Future[None] = loop.create_future()
+    later: asyncio.Future[None] = loop.create_future()
+    waits = LongWaits(loop)
+    waits.add(soon, 0.01)
+    waits.add(later, 3_600.0)
+    await asyncio.wait_for(soon, BOUND_S)
+    assert not later.done()
+    for woken in (soon, later):
+        del waits.ends_s[woken]
+    again: asyncio.Future[None] = loop.create_future()
+    waits.add(again, 0.0)
+    await asyncio.wait_for(again, BOUND_S)

@@ -1,5 +1,6 @@
-"""The ledger's clock, and its source of ids: the wall clock, watched by one that nobody sets.
+"""The ledger's clock, its source of ids, and the timer of long waits.
 
+The wall clock is watched by one that nobody sets.
 `now_ms` is the wall clock, for stamps. Whoever waits uses `monotonic_ms`. Whoever acts on the age of something asks
 `ages`: after a step of the wall clock they are paused, and afterwards they are counted without the step.
 
@@ -9,9 +10,11 @@ A pause ends when the wall clock was steady for `pause_ms`. Used on one loop.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable
+from struct import Struct
 from typing import Final
 
 import msgspec
@@ -126,9 +129,43 @@ class Uuids:
 
 
 def _batch() -> list[str]:
-    chance = os.urandom(16 * BATCH).hex()
-    made = [chance[at : at + 32] for at in range(0, 32 * BATCH, 32)]
-    return [f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANT[h[16]]}{h[17:20]}-{h[20:]}" for h in made]
+    chance = bytearray(os.urandom(16 * BATCH))
+    # The byte that has the version of each, and the byte that has the variant.
+    chance[6::16] = chance[6::16].translate(_VERSION)
+    chance[8::16] = chance[8::16].translate(_VARIANT)
+    return [b"-".join(groups).decode() for groups in _GROUPS.iter_unpack(chance.hex().encode())]
 
 
-_VARIANT: Final = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+_VERSION: Final = bytes(0x40 | byte & 0x0F for byte in range(256))
+_VARIANT: Final = bytes(0x80 | byte & 0x3F for byte in range(256))
+_GROUPS: Final = Struct("8s4s4s4s12s")
+
+
+LONG_S: Final = 5.0
+"""Waits of so long, or longer, share one timer, which ends them at its next tick."""
+TICK_S: Final = 0.25
+
+
+class LongWaits:
+    """Ends long waits, up to a tick late: to make a timer for each, and to cancel it, would cost each of them more."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._ticking = False
+        self.ends_s: dict[asyncio.Future[None], float] = {}
+        """When each ends, by the clock of the loop. Whoever was woken leaves."""
+
+    def add(self, woken: asyncio.Future[None], timeout_s: float) -> None:
+        self.ends_s[woken] = self._loop.time() + timeout_s
+        if not self._ticking:
+            self._ticking = True
+            self._loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = bool(self.ends_s)
+        if self._ticking:
+            self._loop.call_later(TICK_S, self._tick)
+            now_s = self._loop.time()
+            for woken, end_s in self.ends_s.items():
+                if end_s <= now_s and not woken.done():
+                    woken.set_result(None)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
+from covenant.ledger.clock import LONG_S, LongWaits
 from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.machine.events import (
     AgentPut,
@@ -257,6 +258,8 @@ class Watched(Protocol):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
+    @property
+    def long_waits(self) -> LongWaits: ...
     def leave(self, watch: TaskWatch) -> None: ...
 
 
@@ -277,14 +280,22 @@ class TaskWatch:
     async def next(self, timeout_s: float, *, until_rest: bool = False) -> Sequence[Step]:
         if not self.cut and (not self._steps or (until_rest and not _rests(self._steps[-1]))):
             self._patient = until_rest
-            loop = self._watching.loop
-            self._woken = woken = loop.create_future()
-            timer = loop.call_later(timeout_s, _wake, woken)
-            try:
-                await woken
-            finally:
-                timer.cancel()
-                self._woken = None
+            watching = self._watching
+            self._woken = woken = watching.loop.create_future()
+            if timeout_s >= LONG_S:
+                watching.long_waits.add(woken, timeout_s)
+                try:
+                    await woken
+                finally:
+                    del watching.long_waits.ends_s[woken]
+                    self._woken = None
+            else:
+                timer = watching.loop.call_later(timeout_s, _wake, woken)
+                try:
+                    await woken
+                finally:
+                    timer.cancel()
+                    self._woken = None
         steps, self._steps = self._steps, []
         return steps
 
@@ -339,11 +350,16 @@ class _Signal(enum.Enum):
     PUSH = enum.auto()
 
 
+# Read through their class, which has a hook for that, these would take fifty times as long.
+_LOST, _PEER, _PUSH = _Signal
+
+
 class TaskWatchers:
     """All watches of a ledger, on its loop."""
 
     def __init__(self) -> None:
         self.loop: Final = asyncio.get_running_loop()
+        self.long_waits: Final = LongWaits(self.loop)
         self._watches: dict[str, list[TaskWatch]] = {}
         self._waiting: deque[tuple[int, str, list[Step] | _Signal | RegisterChange]] = deque()
         self._lost: Callable[[TaskId], None] | None = None
@@ -380,19 +396,19 @@ class TaskWatchers:
 
         `pushed`: the tasks that have push configurations.
         """
-        watches, waiting = self._watches, self._waiting
+        watches, waiting, told = self._watches, self._waiting, _TOLD
         watched: TaskId | None = None
         steps: list[Step] = []
         for event in events:
-            tell = _TOLD.get(type(event))
+            tell = told.get(type(event))
             if tell is None:
                 self._note_untold(event, seq, pushed)
                 continue
             task_id: TaskId = event.task_id  # type: ignore[union-attr]  # only tasks are watched
             if tell is _tell_end and self._lost is not None:
-                waiting.append((seq, task_id, _Signal.LOST))
+                waiting.append((seq, task_id, _LOST))
             if pushed and task_id in pushed:
-                waiting.append((seq, task_id, _Signal.PUSH))
+                waiting.append((seq, task_id, _PUSH))
             if task_id in watches and (step := tell(event, ts_ms)) is not None:
                 if task_id == watched:
                     steps.append(step)
@@ -404,7 +420,7 @@ class TaskWatchers:
         """An event that nobody who watches a task is told of."""
         if isinstance(event, TaskEvent):
             if isinstance(event, TaskRequeued) and self._lost is not None:
-                self._waiting.append((seq, event.task_id, _Signal.LOST))
+                self._waiting.append((seq, event.task_id, _LOST))
             if event.task_id in pushed:
                 self._waiting.append((seq, event.task_id, _Signal.PUSH))
         elif isinstance(event, (PushPut, PushDropped)):
@@ -423,10 +439,10 @@ class TaskWatchers:
             if type(news) is list:
                 for watch in watches.get(whose, ()):
                     watch.give(news)
-            elif news is _Signal.LOST:
+            elif news is _LOST:
                 assert self._lost is not None
-                self._lost(TaskId(whose))
-            elif news is _Signal.PEER:
+                self._lost(whose)  # type: ignore[arg-type]  # a task's id
+            elif news is _PEER:
                 for tell in self._peer:
                     tell(InstanceId(whose))
             elif isinstance(news, RegisterChange):

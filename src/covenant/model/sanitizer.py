@@ -37,6 +37,8 @@ def file_name_of(name: str) -> str:
 
 def named_safely(said: S) -> S:
     """With safe file names; the same object if all names are safe."""
+    if isinstance(said, Result) and blocks_named_safely(said.content) is said.content:
+        return said
     changed: dict[str, object] = {}
     member = "content" if isinstance(said, Result) else "parts"
     blocks: tuple[Content, ...] = getattr(said, member)

@@ -203,12 +203,11 @@ def utf8_length(text: str) -> int:
 
 def weigh(task: Task) -> int:
     """How many bytes the body of a task has: what its sender chose freely. A text alone is not encoded for this."""
-    size = utf8_length(task.intent_text)
-    parts, metadata, about = task.parts, task.metadata, task.request_metadata
-    extensions, references, modes = task.extensions, task.reference_task_ids, task.output_modes
-    if not (parts or metadata or about or extensions or references or modes):
+    text, parts, metadata, about = task.intent_text, task.parts, task.metadata, task.request_metadata
+    size = len(text) if text.isascii() else utf8_length(text)
+    if not (parts or metadata or about or task.extensions or task.reference_task_ids or task.output_modes):
         return size
-    return size + len(_encode((parts, metadata, about, extensions, references, modes)))
+    return size + len(_encode((parts, metadata, about, task.extensions, task.reference_task_ids, task.output_modes)))
 
 
 def without_body(task: Task) -> Task:
@@ -330,9 +329,15 @@ def result_digest(result: Result) -> str:
 def weigh_result(result: Result) -> int:
     """How many bytes a result has: what its holder chose freely. Texts alone are not encoded for this."""
     size = utf8_length(result.error_message) if isinstance(result.error_message, str) else 0
-    if result.metadata or not all(isinstance(block, Text) for block in result.content):
-        return size + len(_encode((result.content, result.metadata or None)))
-    return size + sum(utf8_length(block.text) for block in result.content if isinstance(block, Text))
+    texts = 0
+    for block in result.content:
+        if not isinstance(block, Text):
+            break
+        texts += utf8_length(block.text)
+    else:
+        if not result.metadata:
+            return size + texts
+    return size + len(_encode((result.content, result.metadata or None)))
 
 
 def error_result(task_id: TaskId, message: str) -> Result:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from covenant.model.content import Content, Text, is_plain
+from covenant.model.content import Content, Text
 from covenant.model.task import Cause, Ending, Result, ResultStatus, Task
 from covenant.model.task_event import (
     ArtifactUpdate,
@@ -51,13 +51,16 @@ class TaskState(enum.StrEnum):
     @property
     def rests(self) -> bool:
         """Ended or parked."""
-        return self in _RESTING
+        return self in RESTING
 
 
 _ENDED = {ending: TaskState(ending.value) for ending in Ending}
 _TERMINAL = frozenset(_ENDED.values())
 _INTERRUPTED = frozenset({TaskState.INPUT_REQUIRED, TaskState.AUTH_REQUIRED})
-_RESTING = _TERMINAL | _INTERRUPTED
+RESTING = _TERMINAL | _INTERRUPTED
+# Read through their classes, which have a hook for that, these would take fifty times as long.
+_SUBMITTED, _WORKING = TaskState.SUBMITTED, TaskState.WORKING
+_COMPLETED, _PARTIAL = Ending.COMPLETED, ResultStatus.PARTIAL
 
 
 PROGRESS_MAX: Final = 100
@@ -110,7 +113,7 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def partial(self) -> bool:
-        return self.result is not None and self.result.status is ResultStatus.PARTIAL
+        return self.result is not None and self.result.status is _PARTIAL
 
 
 def fold(steps: Iterable[Step]) -> TaskView | None:
@@ -143,7 +146,7 @@ class TaskViewBuilder:
         self.generation = 0
         self.updated_at_ms = 0
         self._task: Task | None = None
-        self.state = TaskState.SUBMITTED
+        self.state = _SUBMITTED
         self._created_at_ms = 0
         self._message: MessageUpdate | None = None
         self._history: list[MessageUpdate] = []
@@ -173,7 +176,7 @@ class TaskViewBuilder:
         self._history.append(first_message(what.task))
 
     def _start(self, _: Started) -> None:
-        self.state = TaskState.WORKING
+        self.state = _WORKING
 
     def _artifact(self, what: ArtifactUpdate) -> None:
         draft = self._artifacts.get(what.artifact_id)
@@ -212,7 +215,7 @@ class TaskViewBuilder:
             self._progress_bytes -= self._progress.popleft()[2]
 
     def _continue(self, what: Continued) -> None:
-        self.state, self._message = TaskState.WORKING, None
+        self.state, self._message = _WORKING, None
         self._history.append(what.message)
 
     def _end(self, what: Ended) -> None:
@@ -242,7 +245,7 @@ class TaskViewBuilder:
             updated_at_ms=self.updated_at_ms,
             message=self._message,
             history=tuple(self._history),
-            artifacts=tuple([draft.artifact() for draft in self._artifacts.values()]),
+            artifacts=tuple(map(ArtifactBuilder.artifact, self._artifacts.values())),
             result=self._result,
             cause=self._cause,
             progress=tuple([(at, said) for at, said, _ in self._progress]) if self._progress else (),
@@ -252,20 +255,17 @@ class TaskViewBuilder:
         return None if self._task is None else self.known()
 
 
-class ArtifactBuilder:
+class ArtifactBuilder(msgspec.Struct, eq=False):
     """An artifact in the making. Consecutive plain text is one part: chunks are how it came, not what it is."""
 
-    __slots__ = ("_first", "_parts", "_text", "metadata")
-
-    def __init__(self, first: ArtifactUpdate) -> None:
-        self._first = first
-        self._parts: list[Content] = []
-        self._text: list[str] = []
-        self.metadata: dict[str, Any] | None = None
+    _first: ArtifactUpdate
+    _parts: list[Content] = []
+    _text: list[str] = []
+    metadata: dict[str, Any] | None = None
 
     def add(self, update: ArtifactUpdate) -> None:
         for part in update.parts:
-            if type(part) is Text and is_plain(part):
+            if type(part) is Text and part.metadata is None and part.mimeType is None and part.filename is None:
                 self._text.append(part.text)
             else:
                 self._flush()
@@ -278,30 +278,30 @@ class ArtifactBuilder:
             self._parts.append(Text("".join(self._text)))
             self._text = []
 
-    @property
     def parts(self) -> tuple[Content, ...]:
         return (*self._parts, Text("".join(self._text))) if self._text else tuple(self._parts)
 
     def artifact(self) -> Artifact:
+        first = self._first
         return Artifact(
-            artifact_id=self._first.artifact_id,
-            parts=self.parts,
-            name=self._first.name,
-            description=self._first.description,
+            artifact_id=first.artifact_id,
+            parts=self.parts(),
+            name=first.name,
+            description=first.description,
             metadata=self.metadata,
-            extensions=self._first.extensions,
+            extensions=first.extensions,
         )
 
 
 def first_message(task: Task) -> MessageUpdate:
     """The message that a task began with."""
     return MessageUpdate(
-        role="user",
-        parts=task.parts or (Text(task.intent_text),),
-        message_id=task.message_id or f"{task.id}-m",
-        metadata=task.metadata,
-        extensions=task.extensions,
-        reference_task_ids=task.reference_task_ids,
+        "user",
+        task.parts or (Text(task.intent_text),),
+        task.message_id or f"{task.id}-m",
+        task.metadata,
+        task.extensions,
+        task.reference_task_ids,
     )
 
 
@@ -314,8 +314,8 @@ def status_message(task_id: str, update: StatusUpdate, generation: int) -> Messa
 
 def final_message(result: Result, ending: Ending) -> MessageUpdate | None:
     """The reply, or what went wrong, as the message of the last status."""
-    if ending is Ending.COMPLETED:
-        return MessageUpdate(parts=result.content, message_id=f"{result.task_id}-r") if result.content else None
+    if ending is _COMPLETED:
+        return MessageUpdate("agent", result.content, f"{result.task_id}-r") if result.content else None
     said = result.error_message
     parts: tuple[Content, ...] = result.content or ((Text(said),) if isinstance(said, str) and said else ())
     return MessageUpdate(parts=parts, message_id=f"{result.task_id}-err") if parts else None

@@ -1,16 +1,20 @@
 """The queues and the cache of results in memory."""
 
+from typing import Any
+
 import msgspec
+import pytest
 
 from covenant.ledger.embedded.queues import FifoQueues, ResultCache
-from covenant.ledger.machine.events import CacheDropped
+from covenant.ledger.embedded.state import LedgerState
+from covenant.ledger.machine.events import CacheDropped, TaskLeased, TaskSent
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Cached
 from covenant.model.clock_steps import STEADY
-from covenant.model.ids import TaskId
+from covenant.model.ids import LeaseId, TaskId
 from covenant.model.settings import Limits
-from covenant.model.task import CacheKey
-from tests.ledger_contract.samples import ok, task_id
+from covenant.model.task import DELEGATION, CacheKey, Lease
+from tests.ledger_contract.samples import BOB, idempotent, make_task, ok, task_id
 
 
 def queues_of(*owners: str) -> FifoQueues:
@@ -68,3 +72,33 @@ def test_a_snapshot_of_earlier_versions_has_the_wire_names_of_states() -> None:
     for state in State:
         assert msgspec.json.decode(msgspec.json.encode(state.wire_name), type=State) is state
         assert msgspec.json.decode(msgspec.json.encode(state), type=State) is state
+
+
+@pytest.mark.parametrize(
+    ("fields", "request_id"),
+    [
+        ({}, None),
+        ({}, "request"),
+        ({"deadline_ms": 9}, None),
+        ({"timeout_ms": 7}, None),
+        ({"idempotency": idempotent()}, None),
+        ({"origin": DELEGATION, "parent": task_id(2)}, None),
+        ({"intent_text": "x" * 100_000}, None),
+    ],
+)
+def test_a_task_that_is_leased_as_it_is_accepted_is_kept_as_one_that_was_queued_first(
+    fields: dict[str, Any], request_id: str | None
+) -> None:
+    task = make_task(1, **fields)
+    lease = Lease(lease_id=LeaseId("a lease"), leased_to=BOB, leased_at_ms=5, attempt=1)
+    sent, leased = TaskSent(task.id, task, "digest"), TaskLeased(task.id, lease, 2, request_id)
+    at_once, queued_first = LedgerState(Limits()), LedgerState(Limits())
+    at_once.apply([sent, leased], 5, 1)
+    queued_first.apply([sent], 5, 1)
+    queued_first.apply([leased], 5, 1)
+    assert at_once.entries[task.id].state is State.LEASED
+    for state in (at_once, queued_first):
+        assert not len(state.queue)
+        assert state.account(f"@{task.sender.pubkey}").tasks == 1
+    for name in ("entries", "leased", "requests", "leaders", "children", "orphaned", "_due"):
+        assert getattr(at_once, name) == getattr(queued_first, name), name

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from covenant.ledger.clock import Clock
+from covenant.ledger.contract.identities import RegisterChange
 from covenant.ledger.contract.ledger import Counts
 from covenant.ledger.embedded.journal.recovery import TornTail
 from covenant.ledger.embedded.queues import BodyNeeded, ReadBodies
@@ -32,13 +33,14 @@ from covenant.ledger.machine.commands import (
 )
 from covenant.ledger.machine.decisions import Decision, decide
 from covenant.ledger.machine.decisions.context import CommandRefused
-from covenant.ledger.machine.events import AnyEvent, TaskEvent, TaskLeased, TaskUpdated, encode_events
+from covenant.ledger.machine.events import TASK_EVENTS, AnyEvent, TaskLeased, TaskUpdated, encode_events
 from covenant.ledger.machine.peer_commands import ReceiveFromPeer
 from covenant.ledger.machine.states import FINISHED, QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived
 from covenant.ledger.watchers import KeyedWakeups, QueueWaiters, TaskWatchers
 from covenant.model.errors import OverLimit, Unavailable, storage_failed
 from covenant.model.ids import PublicKey, TaskId
+from covenant.model.peers.instance import InstanceId
 from covenant.model.settings import Limits
 
 A = TypeVar("A")
@@ -48,7 +50,8 @@ A = TypeVar("A")
 LAG_SLOWS_REPORTS: Final = 100_000
 LAG_REFUSES_TASKS: Final = 1_000_000
 
-_QUIET: Final = frozenset({TaskUpdated, TaskLeased})
+_RUNG: Final = TASK_EVENTS - {TaskUpdated, TaskLeased}
+"""Those two neither queue a task nor end it, and are most of what happens."""
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +85,6 @@ class EmbeddedLedger(Reads):
         self.task_waiter = self._task_waiters.waiter
         self.result_waiter = self._result_waiters.waiter
         self.watch = self._watching.watch
-        self.on_push = self._watching.on_push
-        self.on_peer = self._watching.on_peer
-        self.on_registers = self._watching.on_registers
         self._compacting = asyncio.Lock()
         state.watch_holders(self.alive)
         self._evict(self._archive.archived_seq)
@@ -178,9 +178,9 @@ class EmbeddedLedger(Reads):
 
     def _ring(self, events: Sequence[AnyEvent]) -> None:
         """Wake whoever waits for this. They decide at once, and share the sync that this record waits for."""
+        event: Any
         for event in events:
-            # Those that neither queue a task nor end it are most of what happens.
-            if type(event) in _QUIET or not isinstance(event, TaskEvent):
+            if type(event) not in _RUNG:
                 continue
             entry = self._state.entries[event.task_id]
             if entry.state is QUEUED:
@@ -207,9 +207,11 @@ class EmbeddedLedger(Reads):
 
     def _may_be_forgotten(self, command: Command[Any]) -> bool:
         """Whether the archive must be asked: most commands are for a task in memory, or make a new one."""
-        if isinstance(command, TaskCommand):
-            return command.task_id not in self._state.entries and bool(self._forgotten(command))
-        return not (isinstance(command, Accept) and command.minted) and bool(self._forgotten(command))
+        if type(command) is Accept and command.minted:
+            return False
+        if isinstance(command, TaskCommand) and command.task_id in self._state.entries:
+            return False
+        return bool(self._forgotten(command))
 
     def _forgotten(self, command: Command[Any]) -> Sequence[TaskId]:
         """The tasks this command names that only the archive may still know."""
@@ -262,6 +264,17 @@ class EmbeddedLedger(Reads):
     ) -> None:
         self._watching.on_lost(callback)
         self._state.used_here = used
+
+    # Methods, as the rarer ones are: an object with more than thirty attributes is slower to ask for any of them.
+
+    def on_push(self, callback: Callable[[TaskId], None]) -> None:
+        self._watching.on_push(callback)
+
+    def on_peer(self, callback: Callable[[InstanceId], None]) -> None:
+        self._watching.on_peer(callback)
+
+    def on_registers(self, callback: Callable[[RegisterChange], None]) -> None:
+        self._watching.on_registers(callback)
 
     async def compact(self) -> int:
         async with self._compacting:

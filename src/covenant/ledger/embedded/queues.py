@@ -102,7 +102,7 @@ class Accounts:
         name = account_of(entry.task)
         account = self._accounts[name]
         account.tasks -= 1
-        account.size -= entry.queued_bytes
+        account.size -= entry.body_bytes + entry.messages_bytes + entry.kept_bytes
         if not account.tasks:
             assert not account.size, f"the account {name} has no task, and {account.size} bytes"
             del self._accounts[name]

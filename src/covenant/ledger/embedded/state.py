@@ -21,6 +21,7 @@ from covenant.ledger.machine import effects
 from covenant.ledger.machine.effects import RequestKey, Sharing
 from covenant.ledger.machine.entry import Alive, Entry, evolve
 from covenant.ledger.machine.events import (
+    TASK_EVENTS,
     AnyEvent,
     CacheDropped,
     LeaseInterrupted,
@@ -33,11 +34,12 @@ from covenant.ledger.machine.events import (
     TaskContinued,
     TaskEvent,
     TaskLeased,
+    TaskSent,
     TaskUpdated,
     TurnEnded,
 )
 from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
-from covenant.ledger.machine.view import Account, Archived, Cached, Remembered
+from covenant.ledger.machine.view import Archived, Cached, Remembered
 from covenant.ledger.registries import PushIndex, Registries
 from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.ids import PublicKey, TaskId
@@ -88,14 +90,25 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         self._due_ages: Ages = STEADY
         self._finished: OrderedDict[TaskId, int] = OrderedDict()
         """With the seq of the record that finished it."""
+        # What every decision asks, answered without a frame between.
+        self.entry = self.entries.get
+        self.account = self.accounts.get
+        self.undrained_bytes = self.accounts.undrained
+        self.queued_count = self.queue.count
+        self.settled_count = self.results.count
 
     def used(self, task_id: TaskId) -> dict[str, Any] | None:
         return self.used_here(task_id) if self.used_here is not None else None
 
     def apply(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
         entries = self.entries
+        if len(events) == 2:
+            sent, leased = events
+            if type(sent) is TaskSent and type(leased) is TaskLeased and self._start(sent, leased, ts_ms, seq):
+                return
+        event: Any
         for event in events:
-            if isinstance(event, TaskEvent):
+            if type(event) in TASK_EVENTS:
                 task_id = event.task_id
                 old = entries.get(task_id)
                 entries[task_id] = new = evolve(old, event, ts_ms)
@@ -114,6 +127,23 @@ class LedgerState(Registries, PushIndex, PeerIndex):
                 self.cache.drop(event)
             else:
                 self.register(event)
+
+    def _start(self, sent: TaskSent, leased: TaskLeased, ts_ms: int, seq: int) -> bool:
+        """Apply both to a task that was leased as it was accepted: it is in no queue on the way. False: not one."""
+        if sent.task_id != leased.task_id or sent.task_id in self.entries or sent.task.deadline_ms is not None:
+            return False
+        entry = evolve(evolve(None, sent, ts_ms), leased, ts_ms)
+        task = entry.task
+        self.entries[task.id] = entry
+        self._begin(entry, seq)
+        self._enter(LEASED, entry, seq)
+        if task.idempotency is not None:
+            self._share(sent, entry, ts_ms)
+        if task.origin == DELEGATION:
+            self._attach(entry)
+        if leased.request_id is not None:
+            self._remember(leased, entry)
+        return True
 
     def _stay(self, event: TaskEvent, old: Entry, new: Entry) -> None:
         """In the same state."""
@@ -137,7 +167,10 @@ class LedgerState(Registries, PushIndex, PeerIndex):
                 self.accounts.end(old)
             elif kind is TaskContinued or kind is TurnEnded:
                 self.accounts.resize(old, new)
-        self._enter(new.state, new, seq, first=kind in effects.MAY_GO_FIRST and effects.goes_first(event))
+        if kind in effects.MAY_GO_FIRST:
+            self._enter(new.state, new, seq, first=effects.goes_first(event))
+        else:
+            self._enter(new.state, new, seq)
         if task_id in self.pushes_by_task and effects.ends_pushes(event):
             self.end_pushes(task_id, new.generation)
         if task.idempotency is not None:
@@ -149,9 +182,12 @@ class LedgerState(Registries, PushIndex, PeerIndex):
                 self._detach(new)
         if finished and task_id in self.children:
             self.orphaned.update(self.children.pop(task_id))
-        if isinstance(event, (TaskLeased, ResultDrained)) and event.request_id is not None:
-            key, remembered = effects.request_given(event, new)
-            self._keep_request(key, effects.given_besides(self.requests.get(key), remembered))
+        if (kind is TaskLeased or kind is ResultDrained) and event.request_id is not None:  # type: ignore[attr-defined]  # both have one
+            self._remember(event, new)
+
+    def _remember(self, event: Any, entry: Entry) -> None:
+        key, remembered = effects.request_given(event, entry)
+        self._keep_request(key, effects.given_besides(self.requests.get(key), remembered))
 
     def _begin(self, entry: Entry, seq: int) -> None:
         self.accounts.begin(entry)
@@ -305,33 +341,18 @@ class LedgerState(Registries, PushIndex, PeerIndex):
             gone.append(task_id)
         return gone
 
-    def entry(self, task_id: TaskId) -> Entry | None:
-        return self.entries.get(task_id)
-
     def archived(self, task_id: TaskId) -> Archived | None:
         return self.recalled.get(task_id)
 
     def task(self, entry: Entry) -> Task | None:
         return self.bodies_read.get(entry.task.id) if entry.body_on_disk else entry.task
 
-    def account(self, name: str) -> Account:
-        return self.accounts.get(name)
-
-    def undrained_bytes(self, sender: PublicKey) -> int:
-        return self.accounts.undrained(sender)
-
     def queued(self, recipient: PublicKey | None, count: int) -> Sequence[Entry]:
         found = self.queue.in_turn(count) if recipient is None else self.queue.first(recipient, count)
         return [self.entries[task_id] for task_id in found]
 
-    def queued_count(self, recipient: PublicKey) -> int:
-        return self.queue.count(recipient)
-
     def settled(self, sender: PublicKey | None, count: int) -> Sequence[Entry]:
         return [self.entries[task_id] for task_id in self.results.first(sender, count)]
-
-    def settled_count(self, sender: PublicKey) -> int:
-        return self.results.count(sender)
 
     def leases(self) -> Iterator[Entry]:
         return (self.entries[task_id] for task_id in self.leased)

@@ -27,7 +27,7 @@ from covenant.ledger.machine.events import (
     TaskUpdated,
     TurnEnded,
 )
-from covenant.ledger.machine.states import FINISHED, TRANSITIONS, State
+from covenant.ledger.machine.states import FINISHED, LEASED, SETTLED, TRANSITIONS, State
 from covenant.model.clock_steps import Ages
 from covenant.model.ids import LeaseId, PublicKey
 from covenant.model.task import (
@@ -151,7 +151,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def holder_lost(self, alive: Alive) -> bool:
         """The lease belongs to a run of a node that has ended, so nobody holds it any more."""
         lease = self.lease
-        if self.state is not State.LEASED or lease is None:
+        if self.state is not LEASED or lease is None:
             return False
         return self.interrupted or (lease.boot is not None and not alive(lease.node, lease.boot))
 
@@ -248,7 +248,7 @@ def _interrupted(entry: Entry, _: LeaseInterrupted, after: State, ts_ms: int) ->
 def _updated(entry: Entry, event: TaskUpdated, after: State, ts_ms: int) -> Entry:
     artifacts = entry.artifacts
     update = event.update
-    if isinstance(update, ArtifactUpdate) and update.artifact_id not in artifacts:
+    if type(update) is ArtifactUpdate and update.artifact_id not in artifacts:
         artifacts |= {update.artifact_id}
     return replace(
         entry,
@@ -352,7 +352,7 @@ def _settled(entry: Entry, event: TaskSettled, after: State, ts_ms: int) -> Entr
         interrupted=False,
         interruption=None,
         result=event.result,
-        result_bytes=weigh_result(event.result) if after is State.SETTLED else 0,
+        result_bytes=weigh_result(event.result) if after is SETTLED else 0,
         ending=event.ending,
         cause=event.cause,
     )

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from covenant.ledger.clock import LongWaits
 from covenant.ledger.watchers import TaskWatch
 from covenant.model.errors import Unavailable
 from covenant.model.ids import TaskId
@@ -49,6 +50,7 @@ class _Followed:
 class StepFollower:
     def __init__(self, read_steps: ReadSteps, read_generation: ReadGeneration) -> None:
         self.loop: Final = asyncio.get_running_loop()
+        self.long_waits: Final = LongWaits(self.loop)
         self._read_steps = read_steps
         self._read_generation = read_generation
         self._followed: dict[TaskId, _Followed] = {}

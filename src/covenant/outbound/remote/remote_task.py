@@ -180,7 +180,7 @@ def _joined(content: Sequence[Content]) -> tuple[Content, ...]:
     update = ArtifactUpdate("", _spoken(content))
     builder = ArtifactBuilder(update)
     builder.add(update)
-    return builder.parts
+    return builder.parts()
 
 
 def _spoken(content: Sequence[Content]) -> tuple[Content, ...]:

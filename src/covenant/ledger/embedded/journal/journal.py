@@ -39,6 +39,7 @@ from covenant.model.errors import Unavailable, outcome_unknown, storage_failed
 Durability = Literal["fsync", "os"]
 
 SEGMENT_BYTES: Final = 16 << 20
+_LINE_BREAK: Final = ord("\n")
 
 # When the loop writes a batch itself. Handing it to the thread and back costs about 90 µs, and beside a busy loop
 # the thread also waits for the interpreter's lock after each system call. Measured with syncs of 130 µs, the loop
@@ -137,12 +138,14 @@ class Journal:
         """Give the record its place and return its seq. `events` is an encoded JSON array, on one line."""
         if self.failure is not None or self._closed:
             raise storage_failed(self.failure or "the journal is closed")
-        if b"\n" in events:
+        if _LINE_BREAK in events:
             raise ValueError("a record is one line")
         seq = self.last_seq = self.last_seq + 1
-        self._pending.records.append((seq, ts_ms, events))
-        self._pending.size += len(events)
-        self._schedule()
+        pending = self._pending
+        pending.records.append((seq, ts_ms, events))
+        pending.size += len(events)
+        if not self._scheduled and self._flying is None:
+            self._schedule()
         return seq
 
     async def wait(self, seq: int | None = None) -> None:
@@ -158,10 +161,11 @@ class Journal:
             return None
         if target > self.last_seq:
             raise ValueError(f"record {target} was not appended yet")
-        if self.failure is None and self._flying is None and self._is_alone() and self._is_quick():
-            self._write_here()
-        if target <= self.durable_seq:
-            return None
+        if self._alone_batches and self.failure is None and self._flying is None and self._is_alone():
+            if self._is_quick():
+                self._write_here()
+            if target <= self.durable_seq:
+                return None
         if self.failure is not None:
             raise outcome_unknown()
         flying = self._flying
@@ -420,7 +424,7 @@ class MemoryJournal:
     def append(self, events: bytes, ts_ms: int) -> int:
         if self._closed:
             raise storage_failed("the journal is closed")
-        if b"\n" in events:
+        if _LINE_BREAK in events:
             raise ValueError("a record is one line")
         seq = self.last_seq + 1
         self._lines[seq] = encode_line(seq, ts_ms, self.last_seq, events)

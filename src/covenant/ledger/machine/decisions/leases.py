@@ -51,7 +51,7 @@ from covenant.ledger.machine.events import (
     TaskUpdated,
     TurnEnded,
 )
-from covenant.ledger.machine.states import State
+from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Conflict, Invalid, OverLimit, Unavailable
 from covenant.model.ids import LeaseId, TaskId
@@ -125,7 +125,7 @@ def _taken_before(decide: DecisionContext, task_ids: tuple[TaskId, ...], lease_i
     taken = []
     for task_id, lease_id in zip(task_ids, lease_ids, strict=True):
         entry = decide.view.entry(task_id)
-        if entry is not None and entry.state is State.LEASED and entry.lease and entry.lease.lease_id == lease_id:
+        if entry is not None and entry.state is LEASED and entry.lease and entry.lease.lease_id == lease_id:
             task = decide.view.task(entry)
             if task is None:
                 raise decide.refuse(body_unreadable(f"the body of task {task_id}, which this request was given,"))
@@ -156,7 +156,7 @@ def interrupt(decide: DecisionContext, command: Interrupt) -> Lease:
 
 def report(decide: DecisionContext, command: Report) -> Reported:
     entry = decide.view.entry(command.task_id)
-    if entry is not None and entry.state is State.PARKED and _said_before(entry, command):
+    if entry is not None and entry.state is PARKED and _said_before(entry, command):
         return Reported(entry.update_generation, duplicate=True)
     entry = held(decide, command)
     if command.update_no:
@@ -186,7 +186,7 @@ def _say(
     update_no: int = 0,
 ) -> None:
     task_id, lease_id = command.task_id, command.lease_id
-    if not isinstance(update, StatusUpdate) or update.state not in _INTERRUPTIONS:
+    if type(update) is not StatusUpdate or update.state not in _INTERRUPTIONS:
         decide.add(TaskUpdated(task_id, lease_id, generation, update, update_no))
         return
     decide.add(TaskParked(task_id, lease_id, generation, Interruption(update.state), update, update_no))
@@ -227,10 +227,10 @@ def _normalise_all(decide: DecisionContext, entry: Entry, command: Advance) -> l
         if parked:
             raise decide.refuse(Invalid("invalid_update", "nothing can be said after an update that parks the task"))
         update = _normalise(decide, artifacts, said)
-        if isinstance(update, ArtifactUpdate):
+        if type(update) is ArtifactUpdate:
             if update.artifact_id not in artifacts:
                 artifacts |= {update.artifact_id}
-        elif isinstance(update, StatusUpdate):
+        elif type(update) is StatusUpdate:
             parked = update.state in _INTERRUPTIONS
         updates.append(update)
     if parked and command.result is not None:
@@ -239,9 +239,9 @@ def _normalise_all(decide: DecisionContext, entry: Entry, command: Advance) -> l
 
 
 def _normalise(decide: DecisionContext, artifacts: AbstractSet[str], update: Update) -> Update:
-    if isinstance(update, StatusUpdate) and update.state != "working" and update.state not in _INTERRUPTIONS:
+    if type(update) is StatusUpdate and update.state != "working" and update.state not in _INTERRUPTIONS:
         raise decide.refuse(Invalid("invalid_update", "update.state must be working, input-required or auth-required"))
-    if not isinstance(update, ArtifactUpdate) or update.artifact_id in artifacts:
+    if type(update) is not ArtifactUpdate or update.artifact_id in artifacts:
         return update
     if len(artifacts) >= decide.view.limits.artifacts_per_attempt_max:
         raise decide.refuse(OverLimit("too_many_artifacts", "this attempt has written too many artifacts"))
@@ -265,10 +265,10 @@ def continue_(decide: DecisionContext, command: Continue) -> Reported:
             raise decide.refuse(key_reused())
     check_account(decide, entry.task, 0, weigh_message(command.message))
     generation = entry.generation + 1
-    if entry.state is State.PARKED:
+    if entry.state is PARKED:
         decide.add(TaskContinued(command.task_id, generation, command.message, command.message_id))
         return Reported(generation)
-    if entry.state is State.FOLLOWING:
+    if entry.state is FOLLOWING:
         raise decide.refuse(Conflict("following", f"task {command.task_id} waits for the result of the same work"))
     if len(entry.kept) >= decide.view.limits.messages_kept_max:
         raise decide.refuse(
@@ -283,19 +283,20 @@ def held(decide: DecisionContext, command: HolderCommand[Any]) -> Entry:
     entry = find_task(decide, command)
     if entry is None:
         raise decide.refuse(unknown_task(command.task_id))
-    if isinstance(entry, Archived):
+    if type(entry) is not Entry:
+        assert isinstance(entry, Archived)
         if entry.leased_to not in (None, command.holder.pubkey):
             raise not_lessee(decide, command.task_id, command.holder)
         raise decide.refuse(already_over(command.task_id, entry.ending))
     lease = entry.lease
     if lease is not None and lease.leased_to.pubkey != command.holder.pubkey:
         raise not_lessee(decide, command.task_id, command.holder)
-    if entry.finished:
+    if entry.state in FINISHED:
         assert entry.ending is not None
         raise decide.refuse(already_over(command.task_id, entry.ending))
     if lease is not None and lease.lease_id != command.lease_id:
         raise decide.refuse(stale_lease(command.task_id))
-    if entry.state is not State.LEASED:
+    if entry.state is not LEASED:
         raise decide.refuse(
             Conflict("not_leased", f"task {command.task_id} is not currently leased; it is {entry.state}")
         )
@@ -324,7 +325,7 @@ def _release_undelivered(decide: DecisionContext, leases: Iterable[tuple[TaskId,
     # The last first: each goes to the head of the queue, so in the end they stand as they stood.
     for task_id, lease_id in reversed(tuple(leases)):
         entry = decide.view.entry(task_id)
-        if entry is None or entry.state is not State.LEASED or entry.lease is None or entry.lease.lease_id != lease_id:
+        if entry is None or entry.state is not LEASED or entry.lease is None or entry.lease.lease_id != lease_id:
             continue
         # Somebody has worked under it, so somebody was told of it.
         if entry.update_no or entry.artifacts or entry.lease.renewed_at_ms:
@@ -359,7 +360,7 @@ def _returned_event(decide: DecisionContext, task_id: TaskId, reason: str) -> Re
             gone.accepted_at_ms,
             gone.lease,
         )
-    if entry.state is not State.DRAINED or entry.result is None or entry.ending is None or entry.cause is None:
+    if entry.state is not DRAINED or entry.result is None or entry.ending is None or entry.cause is None:
         return None
     return ResultReturned(
         task_id,

@@ -43,7 +43,7 @@ from covenant.ledger.machine.events import (
     TaskUpdated,
     TurnEnded,
 )
-from covenant.ledger.machine.states import State
+from covenant.ledger.machine.states import DRAINED, LEASED, QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived
 from covenant.model.content import Text
 from covenant.model.errors import Conflict
@@ -62,6 +62,10 @@ from covenant.model.task import (
 from covenant.model.task_event import ArtifactUpdate, MessageUpdate, text_artifact
 
 _encode = msgspec.json.Encoder().encode
+# A member that is read through its class takes fifty times as long: the class of an enum has a hook for that.
+_COMPLETED = Ending.COMPLETED
+_RESULT = Cause.RESULT
+_OK = ResultStatus.OK
 
 
 class ByteBudget:
@@ -111,8 +115,8 @@ def conclude(
     decide: DecisionContext, entry: Entry, result: Result, *, ending: Ending, lease_id: LeaseId, generation: int
 ) -> bool:
     """The holder's result: it ends the task, or only the turn if messages were kept for the next one."""
-    if not entry.kept or ending is not Ending.COMPLETED:
-        end(decide, entry, result, ending=ending, cause=Cause.RESULT, lease_id=lease_id, generation=generation)
+    if not entry.kept or ending is not _COMPLETED:
+        end(decide, entry, result, ending=ending, cause=_RESULT, lease_id=lease_id, generation=generation)
         return False
     digest = result_digest(result)
     if result.content:
@@ -126,7 +130,7 @@ def conclude(
 def _answerable(decide: DecisionContext, command: Settle, entry: Entry) -> Lease:
     """The lease whose result this is: the live one, or the last one of a task that nobody has leased since."""
     lease, task_id = entry.lease, command.task_id
-    if lease is None or entry.state not in (State.LEASED, State.QUEUED):
+    if lease is None or entry.state not in (LEASED, QUEUED):
         raise decide.refuse(
             Conflict("not_leased", f"task {task_id} is not leased, so it has no result yet; it is {entry.state}")
         )
@@ -148,7 +152,7 @@ def _said_before(command: Settle, entry: Entry | Archived) -> bool:
     """The same result again, from whom it came: as for a task sent again, nothing is asked and nothing is spent."""
     if isinstance(entry, Entry) and _ended_a_turn(command, entry):
         return True
-    if entry.cause is not Cause.RESULT or entry.result != command.result:
+    if entry.cause is not _RESULT or entry.result != command.result:
         return False
     lessee = entry.leased_to if isinstance(entry, Archived) else _lessee(entry)
     return command.holder is None or command.holder.pubkey == lessee
@@ -195,12 +199,12 @@ def end(
 
     Returns the result as it is kept: one that is not the holder's own says what the holder had used.
     """
-    if cause is not Cause.RESULT:
+    if cause is not _RESULT:
         if (used := decide.view.used(entry.task.id)) is not None:
             result = msgspec.structs.replace(result, metadata=used)
         generation = _close_text(decide, entry, generation)
-    key = entry.cache_key
-    shared = key is not None and cause is Cause.RESULT
+    key = entry.cache_key if entry.task.idempotency is not None else None
+    shared = key is not None and cause is _RESULT
     decide.add(
         ended(entry.task)(
             entry.task.id,
@@ -211,7 +215,7 @@ def end(
             lease_id,
             reason,
             # The key of what was delegated is its own: nobody else will ask for it.
-            shared and result.status == ResultStatus.OK and entry.task.origin != DELEGATION,
+            shared and result.status == _OK and entry.task.origin != DELEGATION,
         )
     )
     if key is None or decide.view.leader(key) != entry.task.id:
@@ -241,7 +245,7 @@ def end(
 def _close_text(decide: DecisionContext, entry: Entry, generation: int | None) -> int | None:
     """Where somebody else than the holder ends a task, the text that the holder was writing gets its last chunk."""
     artifact_id, lease = text_artifact(entry.task.id, entry.turn), entry.lease
-    if entry.state is not State.LEASED or lease is None or artifact_id not in entry.artifacts:
+    if entry.state is not LEASED or lease is None or artifact_id not in entry.artifacts:
         return generation
     generation = (entry.generation if generation is None else generation) + 1
     last = ArtifactUpdate(artifact_id, (Text(""),), append=True, last_chunk=True)
@@ -307,9 +311,9 @@ def _drainable(decide: DecisionContext, command: Drain) -> Sequence[Entry]:
     known = entry or decide.view.archived(task_id)
     if known is None or command.sender not in (None, _sender_of(known)):
         raise decide.refuse(unknown_task(task_id))
-    if entry is None or entry.state is State.DRAINED:
+    if entry is None or entry.state is DRAINED:
         raise decide.refuse(Conflict("already_drained", f"the result of task {task_id} was drained already"))
-    return (entry,) if entry.state is State.SETTLED else ()
+    return (entry,) if entry.state is SETTLED else ()
 
 
 def _sender_of(known: Entry | Archived) -> PublicKey:
