@@ -45,11 +45,6 @@ class OnDisconnect:
         self._before: Callable[[], None] | None = None
         self._listener: asyncio.Task[None] | None = None
 
-    @property
-    def task(self) -> asyncio.Task[Any] | None:
-        """The task that serves the caller, which is the current one."""
-        return self._exchange.task if self._exchange is not None else asyncio.current_task()
-
     def __enter__(self) -> Self:
         exchange = self._exchange
         if exchange is None:

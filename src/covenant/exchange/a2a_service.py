@@ -7,7 +7,7 @@ first: a task of another is not found. A caller that goes away ends nothing; a t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -161,8 +161,8 @@ class A2AExchange:
             live_only=asked.after is None and not finished,
         )
 
-    async def get(self, call: A2ARequest, asked: GetTask) -> TaskView:
-        return await self.reader.get(parse_known_id(asked.task_id), self.scope(call))
+    def get(self, call: A2ARequest, asked: GetTask) -> Awaitable[TaskView]:
+        return self.reader.get(parse_known_id(asked.task_id), self.scope(call))
 
     async def list_tasks(self, call: A2ARequest, asked: ListTasks) -> TaskPage:
         if call.caller.anonymous:
@@ -213,7 +213,7 @@ class A2AExchange:
 
     async def _prepare(self, call: A2ARequest, sent: SendMessage) -> _Prepared:
         """Check a message, and build the task that it begins."""
-        message, agent, anonymous = sent.message, call.agent, call.caller.anonymous
+        message, agent, anonymous = sent.message, call.agent, not call.caller.token_sha256
         identity, tenant = self._catalogue.identity, agent.tenant
         recipient, sender = identity(tenant, agent.definition.id), identity(tenant, ANONYMOUS if anonymous else CLIENT)
         if call.hop is not None:

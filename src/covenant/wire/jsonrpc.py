@@ -131,7 +131,7 @@ def unknown_method(call: RpcCall) -> UnreadableCall:
 
 def result_frame(call_id: bytes) -> tuple[bytes, bytes]:
     """What stands before and after a result in a response, or each result of a stream."""
-    return b'{"jsonrpc":"2.0","id":%b,"result":' % call_id, b"}"
+    return b'{"jsonrpc":"2.0","id":' + call_id + b',"result":', b"}"
 
 
 _encode = msgspec.json.Encoder().encode

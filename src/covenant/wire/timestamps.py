@@ -11,6 +11,7 @@ from covenant.model.errors import InvalidParams
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND: Final = timedelta(seconds=1)
+_ENDS: Final = tuple(f".{ms:03d}Z" for ms in range(1000))
 _LAST_S: Final = 253_402_300_799
 """The last second of the calendar, of the year 9999: a clock that is beyond it says this."""
 _rfc3339 = re.compile(
@@ -19,11 +20,9 @@ _rfc3339 = re.compile(
 ).fullmatch
 
 
-@functools.lru_cache(maxsize=4096)
 def format_ms(ms: int) -> str:
     """2025-10-28T10:30:00.000Z"""
-    seconds, rest = divmod(ms, 1000)
-    return f"{_second(seconds)}.{rest:03d}Z"
+    return _second(ms // 1000) + _ENDS[ms % 1000]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from covenant.model.peers.delegation import BUDGET_EXCEEDED, budget_of
 from covenant.model.task import Task
 from covenant.model.usage import add_usage, read_usage, tokens_of
@@ -83,16 +85,13 @@ class TenantSlots:
             self._waiting.popleft().set_result(None)
 
 
-class TurnSlot:
+class TurnSlot(msgspec.Struct, eq=False):
     """The slot of one turn, which holds it from the start."""
 
-    __slots__ = ("_held", "_left", "_places", "_resuming")
-
-    def __init__(self, places: TenantSlots) -> None:
-        self._places = places
-        self._held = True
-        self._left = False
-        self._resuming: asyncio.Lock | None = None
+    _places: TenantSlots
+    _held: bool = True
+    _left: bool = False
+    _resuming: asyncio.Lock | None = None
 
     def leave(self) -> None:
         self._left = True

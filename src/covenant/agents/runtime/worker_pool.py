@@ -206,7 +206,7 @@ class WorkerPool:
         self._jobs[job] = worker
         self._idle.clear()
         if job.span is None:
-            job.runner = self._loop.create_task(job.run(worker.agent))
+            job.runner = asyncio.Task(job.run(worker.agent), loop=self._loop, name="job")
         else:
             # Whatever spans the agent begins by itself are below the attempt's.
             with job.span.current():

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from covenant.doors.a2a.operations import A2ACall, A2AOperation, A2AServices
 from covenant.doors.http.bearer_auth import TenantGate, address
 from covenant.doors.http.request_body import AnonymousPool, body_at_hand, read_body
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, HttpExchange
 from covenant.doors.metrics import Meter
 from covenant.doors.waits import CancelScope, OnDisconnect
 from covenant.exchange.a2a_service import ANONYMOUS, A2ARequest
@@ -38,6 +39,9 @@ GRACE_S: Final = 1.0
 """How long an operation goes on for a caller who has left: nothing is broken off while it is made durable."""
 
 _NO_HOP: Final = Hop()
+_HOP_HEADERS: Final = frozenset(HEADERS)
+_CURRENT: Final = b"1.0"
+"""What most callers say, and every dialect takes."""
 _ALWAYS: Final = ("1.0", "")
 _VERSIONS: Final = {V1: frozenset(_ALWAYS), V03: frozenset({*_ALWAYS, "1", "0.3"})}
 
@@ -45,18 +49,19 @@ _VERSIONS: Final = {V1: frozenset(_ALWAYS), V03: frozenset({*_ALWAYS, "1", "0.3"
 class Headers:
     """The headers by name; of one that came twice, the last."""
 
-    __slots__ = ("_found",)
+    __slots__ = ("found",)
 
     def __init__(self, scope: Scope) -> None:
-        self._found: dict[bytes, bytes] = dict(scope["headers"])
+        found: dict[bytes, bytes] | None = scope.get(HEADERS_BY_NAME)  # of our own server
+        self.found: dict[bytes, bytes] = dict(scope["headers"]) if found is None else found
 
     def get(self, name: bytes) -> str | None:
-        value = self._found.get(name)
+        value = self.found.get(name)
         return None if value is None else value.decode("latin-1")
 
     @property
     def credential(self) -> bytes | None:
-        return self._found.get(b"authorization")
+        return self.found.get(b"authorization")
 
     @property
     def extensions(self) -> tuple[str, ...]:
@@ -67,9 +72,7 @@ class Headers:
 
     @property
     def of_hop(self) -> dict[str, str]:
-        found = self._found
-        if HEADERS.keys().isdisjoint(found):
-            return {}
+        found = self.found
         return {HEADERS[name]: found[name].decode("latin-1") for name in HEADERS.keys() & found.keys()}
 
     def version(self, scope: Scope) -> str:
@@ -97,7 +100,7 @@ class CallerScope(CancelScope):
     that it has begun goes on. Without `send` it is not noticed that the caller leaves.
     """
 
-    __slots__ = ("_caller", "_tenants", "_watch")
+    __slots__ = ("_before", "_caller", "_exchange", "_tenants", "_watch")
 
     def __init__(
         self, tenants: TenantAccess, caller: Caller, send: Send | None = None, receive: Receive | None = None
@@ -105,18 +108,28 @@ class CallerScope(CancelScope):
         self._reason = None
         self._tenants = tenants
         self._caller = caller
-        self._watch = OnDisconnect(send, receive, self._left) if send is not None and receive is not None else None
+        # Our own server is asked directly: each blocking call comes by here.
+        self._exchange = send if isinstance(send, HttpExchange) else None
+        self._watch: OnDisconnect | None = None
+        if self._exchange is None and send is not None and receive is not None:
+            self._watch = OnDisconnect(send, receive, self._left)
 
     def __enter__(self) -> Self:
-        watch = self._watch
-        self._work = watch.task if watch is not None else asyncio.current_task()
+        exchange, watch = self._exchange, self._watch
+        self._work = exchange.task if exchange is not None else asyncio.current_task()
         self._tenants.open_session(self._caller, self._turned_out)
-        if watch is not None:
+        if exchange is not None:
+            self._before, exchange.on_disconnect = exchange.on_disconnect, self._left
+            if exchange.disconnected:
+                self._left()
+        elif watch is not None:
             watch.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._watch is not None:
+        if self._exchange is not None:
+            self._exchange.on_disconnect = self._before
+        elif self._watch is not None:
             self._watch.__exit__(None, None, None)
         self._tenants.close_session(self._caller, self._turned_out)
         if self._reason is not None:
@@ -146,7 +159,7 @@ class Admission:
 
     async def enter(self, scope: Scope, headers: Headers, agent_id: str) -> AdmittedCaller:
         # A credential that cannot be read is refused, and not the same as none.
-        credential = headers.credential
+        credential = headers.found.get(b"authorization")
         caller = self._anonymous(scope, agent_id) if credential is None else self.tenants.recognised(credential)
         if caller is None:
             caller = await self.tenants.caller(scope)
@@ -183,9 +196,9 @@ class Admission:
     ) -> A2ACall:
         """The request, checked in this order: version, agent, params. `decode` makes it of what was said."""
         headers, caller = admitted.headers, admitted.caller
-        version = headers.version(admitted.scope)
-        if version not in _ALWAYS:
-            check_version(version, dialect)
+        found = headers.found
+        if found.get(b"a2a-version") != _CURRENT:
+            check_version(headers.version(admitted.scope), dialect)
         agent = self.catalogue.agent(caller.tenant.name, admitted.agent_id)
         if agent is None:
             raise unknown_agent(admitted.agent_id)
@@ -194,8 +207,8 @@ class Admission:
         ask = A2ARequest(
             caller=caller,
             agent=agent,
-            extensions=headers.extensions,
-            idempotency_key=headers.get(b"idempotency-key"),
+            extensions=headers.extensions if b"a2a-extensions" in found else (),
+            idempotency_key=headers.get(b"idempotency-key") if b"idempotency-key" in found else None,
             hop=hop_of(request, headers) if isinstance(request, SendMessage) else None,
         )
         return A2ACall(ask, request, dialect, cursor, self.base_url, admitted.scope)
@@ -204,15 +217,15 @@ class Admission:
         """The answer of an operation, for a binding that notices by itself when its caller leaves."""
         assert operation.run is not None
         with CallerScope(self.tenants.tenancy, call.ask.caller):
-            return await operation.run(services, call)
+            return operation.encode(services, call, await operation.run(services, call))
 
 
 def hop_of(request: SendMessage, headers: Headers) -> Hop | None:
     """What the caller says of the calls before this one, in headers, or in the metadata of request or message."""
-    said, inner, outer = headers.of_hop, request.message.metadata, request.metadata
-    if not (said or inner or outer):
+    inner, outer = request.message.metadata, request.metadata
+    if not inner and not outer and _HOP_HEADERS.isdisjoint(headers.found):
         return None
-    hop = read_call_context({**(outer or {}), **(inner or {})}, said)
+    hop = read_call_context({**(outer or {}), **(inner or {})}, headers.of_hop)
     return hop if hop != _NO_HOP else None
 
 

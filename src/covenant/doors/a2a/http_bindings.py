@@ -34,12 +34,14 @@ from covenant.doors.http.openapi import Described
 from covenant.doors.http.request_body import body_at_hand
 from covenant.doors.http.responses import (
     JSON,
+    NO_STORE,
     PROBLEM,
     Header,
     refusal_headers,
     reply,
     reply_not_allowed,
 )
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.waits import CallerGoneError
 from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.tasks.reader import TaskStream
@@ -191,10 +193,14 @@ class _Binding:
             assert operation.run is not None
             if operation.works:
                 with CallerScope(self._admission.tenants.tenancy, call.ask.caller, send, receive):
-                    answer = await operation.run(self._services, call)
+                    told = await operation.run(self._services, call)
             else:
-                answer = await operation.run(self._services, call)
-            await reply(send, 200, answer.join(around), kind=kind)
+                told = await operation.run(self._services, call)
+            answer = operation.encode(self._services, call, told)
+            if isinstance(send, HttpExchange):  # our own server's needs no coroutine for it
+                send.answer(200, (kind, NO_STORE), answer.join(around))
+            else:
+                await reply(send, 200, answer.join(around), kind=kind)
             return
         tenants = self._admission.tenants
         with tenants.limiter.streaming(call.ask.caller):

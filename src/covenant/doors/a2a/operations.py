@@ -93,7 +93,9 @@ class A2AOperation:
     """Its method in 0.3."""
     decode: Callable[[RequestDecoder], Callable[[Params], Any]]
     """Which method of a decoder reads its params."""
-    run: Callable[[A2AServices, A2ACall], Awaitable[bytes]] | None = None
+    run: Callable[[A2AServices, A2ACall], Awaitable[Any]] | None = None
+    encode: Callable[[A2AServices, A2ACall, Any], bytes] = lambda _, __, answer: answer
+    """From what it ran to, to JSON. Apart, since a coroutine around both would cost at each pause below it."""
     open_stream: Callable[[A2AServices, A2ACall], Awaitable[TaskStream]] | None = None
     works: bool = False
     """Whether it starts work, and so may take long."""
@@ -101,16 +103,22 @@ class A2AOperation:
     """Whether it is about push notifications: where those are switched off, nothing of its params is looked at."""
 
 
-async def _send(services: A2AServices, call: A2ACall) -> bytes:
-    view = await services.conversations.send(call.ask, call.request)
+def _send(services: A2AServices, call: A2ACall) -> Awaitable[TaskView]:
+    return services.conversations.send(call.ask, call.request)
+
+
+def _encode_sent(_: A2AServices, call: A2ACall, view: TaskView) -> bytes:
     refusal = agent_error(view.result)
     if refusal is not None:
         raise refusal
     return call.dialect.responses.encode_sent(view, call.request.history_length)
 
 
-async def _get(services: A2AServices, call: A2ACall) -> bytes:
-    view = await services.conversations.get(call.ask, call.request)
+def _get(services: A2AServices, call: A2ACall) -> Awaitable[TaskView]:
+    return services.conversations.get(call.ask, call.request)
+
+
+def _encode_got(services: A2AServices, call: A2ACall, view: TaskView) -> bytes:
     return services.task_cache.encode(call.dialect, view, call.request.history_length)
 
 
@@ -169,7 +177,12 @@ async def _extended_card(services: A2AServices, call: A2ACall) -> bytes:
 
 OPERATIONS: Final = (
     A2AOperation(
-        name="SendMessage", slash="message/send", decode=lambda params: params.decode_send, run=_send, works=True
+        name="SendMessage",
+        slash="message/send",
+        decode=lambda params: params.decode_send,
+        run=_send,
+        encode=_encode_sent,
+        works=True,
     ),
     A2AOperation(
         name="SendStreamingMessage",
@@ -178,7 +191,13 @@ OPERATIONS: Final = (
         open_stream=_stream,
         works=True,
     ),
-    A2AOperation(name="GetTask", slash="tasks/get", decode=lambda params: params.decode_get_task, run=_get),
+    A2AOperation(
+        name="GetTask",
+        slash="tasks/get",
+        decode=lambda params: params.decode_get_task,
+        run=_get,
+        encode=_encode_got,
+    ),
     A2AOperation(name="ListTasks", slash="tasks/list", decode=lambda params: params.decode_list_tasks, run=_list),
     A2AOperation(name="CancelTask", slash="tasks/cancel", decode=lambda params: params.decode_cancel, run=_cancel),
     A2AOperation(

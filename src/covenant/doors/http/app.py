@@ -76,6 +76,8 @@ class HttpDoor:
         self.router = router
         self._hot = hot
         self._under = tuple(under)
+        # Bound once: an object with a `__call__` is called by a longer way.
+        self._serving_under = tuple((prefix, door.__call__) for prefix, door in under)
         self._hosts = hosts
         self._origins = origins
         self._any_origins = bool(origins)
@@ -91,9 +93,9 @@ class HttpDoor:
             if scope["method"] == "OPTIONS":
                 return reply_preflight(exchange)
         path: str = scope["path"]
-        for prefix, door in self._under:
+        for prefix, serve in self._serving_under:
             if path.startswith(prefix):
-                return door(scope, exchange.receive, exchange)
+                return serve(scope, exchange.receive, exchange)
         hot = self._hot.get((scope["method"], path))
         return (hot or self.router)(scope, exchange.receive, exchange)
 

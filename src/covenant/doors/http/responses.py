@@ -24,7 +24,7 @@ TRANSPORT: Final = "http"
 MCP_PATH: Final = "/mcp"
 
 JSON: Final[Header] = (b"content-type", b"application/json")
-_NO_STORE: Final[Header] = (b"cache-control", b"no-store")
+NO_STORE: Final[Header] = (b"cache-control", b"no-store")
 _CHALLENGE: Final[Header] = (b"www-authenticate", b"Bearer")
 CLOSE: Final[Header] = (b"connection", b"close")
 
@@ -39,7 +39,7 @@ async def reply(
     headers: Sequence[Header] = (),
     *,
     kind: Header = JSON,
-    store: Header = _NO_STORE,
+    store: Header = NO_STORE,
 ) -> None:
     if isinstance(send, HttpExchange):
         send.answer(status, (kind, store, *headers), body)
@@ -113,7 +113,7 @@ async def reply_not_allowed(send: Send, style: Style, methods: Iterable[str]) ->
 
 def refusal_form(style: Style, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
     """The headers and the body of a refusal, for the server, which refuses instead of a door."""
-    return (JSON, _NO_STORE, *refusal_headers(refusal)), style.refusal_body(refusal)
+    return (JSON, NO_STORE, *refusal_headers(refusal)), style.refusal_body(refusal)
 
 
 def refusal_headers(refusal: Refusal) -> list[Header]:

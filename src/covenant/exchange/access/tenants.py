@@ -239,16 +239,13 @@ MESSAGE: Final = "rate limit exceeded"
 STREAMS_MESSAGE: Final = "too many streams are open; close one, or read the task instead of following it"
 
 
-class LimitSlot:
+class LimitSlot(msgspec.Struct, gc=False, eq=False):
     """One of a tenant's places, as a context. (A generator for one costs four times as much, and each call has one.)"""
 
-    __slots__ = ("_code", "_most", "_name", "_taken")
-
-    def __init__(self, taken: dict[str, int], name: str, most: int, code: str) -> None:
-        self._taken = taken
-        self._name = name
-        self._most = most
-        self._code = code
+    _taken: dict[str, int]
+    _name: str
+    _most: int
+    _code: str
 
     def __enter__(self) -> None:
         now = self._taken.get(self._name, 0)
@@ -300,4 +297,4 @@ class TenantLimiter:
 
 def _counted(caller: Caller) -> str:
     """Strangers at a published agent must not take the places of the tenant whose agent it is."""
-    return caller.name if caller.anonymous else caller.tenant.name
+    return caller.tenant.name if caller.token_sha256 else caller.name

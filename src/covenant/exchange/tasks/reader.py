@@ -22,7 +22,7 @@ from covenant.model.ids import PublicKey, TaskId, parse_task_id
 from covenant.model.peers.delegation import Delegation, DelegationRole
 from covenant.model.peers.delegation_messages import usage_amounts
 from covenant.model.task_event import Ended, MessageUpdate, StatusUpdate, Step
-from covenant.model.task_view import Artifact, TaskView, TaskViewBuilder
+from covenant.model.task_view import RESTING, Artifact, TaskView, TaskViewBuilder
 from covenant.wire.sse import KEEP_ALIVE_S
 
 KEPT_MAX: Final = 256
@@ -102,7 +102,7 @@ class TaskReader:
         disk failed. `builder` has what was before the watch began.
         """
         monotonic_ms = self._ledger.clock.monotonic_ms
-        while not builder.state.rests:
+        while builder.state not in RESTING:
             left_s = WATCH_S if until_ms is None else (until_ms - monotonic_ms()) / 1000
             if left_s <= 0 or watch.cut:
                 builder = await self.past(task_id)

@@ -100,7 +100,9 @@ class TaskWriter:
             task = without_reserved_keys(task)
         if task.deadline_ms is not None and task.origin != SIMPLE:
             task = within_deadline(task, self._ledger.clock.left_ms(task.deadline_ms))
-        return self.accept(task, digest, push, minted=minted, submitted=True)
+        if self._tracer.on:
+            return self._accept_traced(task, digest, push, minted=minted, submitted=True)
+        return self._accept(task, digest, push, minted=minted, submitted=True)
 
     def accept(
         self,

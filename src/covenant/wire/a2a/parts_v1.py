@@ -111,7 +111,7 @@ def part_of(block: Content) -> PartV1:
 
 def parts_of(content: Iterable[Content]) -> list[PartV1]:
     """At least one, as the protocol asks: nothing is an empty text."""
-    return [part_of(block) for block in content] or [PartV1("")]
+    return list(map(part_of, content)) or [PartV1("")]
 
 
 def message_of(said: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str) -> MessageV1:

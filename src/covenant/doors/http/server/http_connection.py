@@ -283,7 +283,8 @@ class HttpConnection(asyncio.Protocol):
                 self._answer_refusal(exchange, why)
                 return
             exchange.keep_alive = False
-        exchange.task = task = self.loop.create_task(exchange.run(self._http.door))
+        # By its class, with a name: the loop would have it made up a name for each, and then make the same.
+        exchange.task = task = asyncio.Task(exchange.run(self._http.door), loop=self.loop, name="http-exchange")
         self.tasks.add(task)
 
     def _answer_refusal(self, exchange: HttpExchange, refusal: Refusal) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 Header = tuple[bytes, bytes]
+HEADERS_BY_NAME: Final = "covenant.headers_by_name"
+"""In the scope, beside ASGI's list: the headers by name, and of one that came twice, the last."""
 
 KEPT_MAX: Final = 1_024
 """How many header lines are kept, and how many heads."""
@@ -177,7 +179,7 @@ class HttpExchange:
             data = b"%b%d\r\n" % (head, len(body))
             body = b""
         elif self.keep_alive and not closes:
-            self._finish(b"%b%d\r\n\r\n%b" % (head, len(body), body))
+            self._finish(b"".join((head, str(len(body)).encode(), b"\r\n\r\n", body)))
             return
         else:
             data = b"%b%d\r\n" % (head, len(body))

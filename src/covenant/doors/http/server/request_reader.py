@@ -13,7 +13,7 @@ import httptools
 from starlette.types import Scope
 
 from covenant.doors.http.server import http_refusals as refusals
-from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Header, HttpExchange
 from covenant.model.errors import Refusal
 
 if TYPE_CHECKING:
@@ -116,6 +116,8 @@ class HttpRequestReader:
         if self._sized != self.number:
             self._sized, self._head_bytes, self._unsure_bytes = self.number, 0, 0
         if self.in_head:
+            if len(self._headers) > self._headers_max:
+                return refusals.too_many_headers(self._headers_max)
             if alone:
                 self._head_bytes += self._fed_bytes
             else:
@@ -158,10 +160,7 @@ class HttpRequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head:
-            headers = self._headers
-            headers.append((name.lower(), value))
-            if len(headers) > self._headers_max:
-                raise refusals.too_many_headers(self._headers_max)
+            self._headers.append((name.lower(), value))  # counted by the piece, and when all are there
             return
         # After the body: nobody reads those, and they are not what was asked.
         self._progress = True
@@ -171,6 +170,8 @@ class HttpRequestReader:
 
     def on_headers_complete(self) -> None:
         parser, headers, connection = self._parser, self._headers, self._connection
+        if len(headers) > self._headers_max:
+            raise refusals.too_many_headers(self._headers_max)
         if self._fed_bytes + self._head_bytes + self._unsure_bytes > self._bounds.head_bytes_max:
             self._measure_head()
         version = parser.get_http_version()
@@ -199,6 +200,7 @@ class HttpRequestReader:
             "scheme": "http",
             "root_path": "",
             "headers": headers,
+            HEADERS_BY_NAME: by_name,
             "method": method,
             "path": path,
             "raw_path": raw_path,
