@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Final
 
 import pytest
 
 from covenant.ledger.contract.identities import Register, RegisterChange
-from covenant.ledger.machine.commands import CancelOrphans
+from covenant.ledger.machine.commands import Accept, CancelOrphans, LeasedTask, Starter
 from covenant.ledger.machine.identity_commands import Enroll, RevokeGrant, RevokeIdentity
 from covenant.ledger.postgres import nodes
 from covenant.ledger.postgres.engine import PostgresLedger
@@ -17,8 +17,8 @@ from covenant.model.errors import Refusal, Unavailable
 from covenant.model.grant import send_actions
 from covenant.model.ids import TaskId
 from covenant.model.settings import Limits
-from covenant.model.task import DELEGATION
-from covenant.model.task_event import Ended
+from covenant.model.task import DELEGATION, Task, fingerprint
+from covenant.model.task_event import Ended, StatusUpdate
 from tests.ledger_contract.driver import WAIT_MS, LedgerDriver, refused
 from tests.ledger_contract.grants import give, sending
 from tests.ledger_contract.postgres_engine import PostgresEngine
@@ -35,7 +35,7 @@ from tests.ledger_contract.samples import (
     same_work,
     task_id,
 )
-from tests.ledger_contract.watches import seen
+from tests.ledger_contract.watches import advance, seen
 
 __all__ = ["databases"]
 
@@ -231,7 +231,7 @@ async def test_a_killed_node_is_lost_and_its_leases_are_shown_so(
 ) -> None:
     leased = await a.taken_here(make_task())
     assert not (await b.show(task_id(1))).holder_lost
-    engine.kill(ledger_of(a))
+    await engine.kill(ledger_of(a))
     await until(lambda: _holder_lost(b), nodes.LEASE_MS / 1_000 + nodes.BEAT_S)
     assert not b.ledger.alive(leased.lease.node, leased.lease.boot or "")
     assert (await b.ledger.counts()).holders_lost == 1
@@ -249,6 +249,80 @@ async def test_a_boot_that_was_declared_lost_writes_nothing_more(
         await a.send(make_task(2))
     await again.send(make_task(3))
     assert await b.queued_ids() == [task_id(1), task_id(3)]
+
+
+async def start(driver: LedgerDriver, task: Task) -> LeasedTask | None:
+    """As a daemon takes a message to an agent of its own: under a new id, and begun at once."""
+    starter = Starter(task.recipient, driver.ledger.node, driver.ledger.boot)
+    command = Accept(task=task, digest=fingerprint(task)[0], starter=starter, minted=True)
+    return (await driver.ledger.commit(command)).leased
+
+
+def a2a(number: int) -> Task:
+    return make_task(number, origin="a2a", tenant="acme")
+
+
+async def gauge(driver: LedgerDriver, name: str) -> int:
+    return (await driver.ledger.counts()).gauges[name]
+
+
+async def test_what_a_holder_here_does_is_one_statement(a: LedgerDriver, b: LedgerDriver) -> None:
+    await a.note("the first batch of a node looks at its row")
+    before = await gauge(a, "batches_fast")
+    with b.ledger.watch(task_id(1)) as watch:
+        leased = await start(a, a2a(1))
+        assert leased is not None
+        await advance(a.ledger, leased, StatusUpdate("on it"))
+        await advance(a.ledger, leased, reply="done")
+        assert await gauge(a, "batches_fast") == before + 3
+        steps = await seen(watch)
+    assert [step.generation for step in steps] == [1, 2, 3, 4]
+    assert await a.show(task_id(1)) == await b.show(task_id(1))
+    with refused("already_settled", 409):
+        await advance(a.ledger, leased, reply="again")
+
+
+async def test_what_another_node_changed_meanwhile_is_found_before_anything_is_written(
+    a: LedgerDriver, b: LedgerDriver
+) -> None:
+    await a.note("the first batch of a node looks at its row")
+    for number in range(10):
+        leased = await start(a, a2a(number))
+        assert leased is not None
+        await b.cancel(task_id(number))
+        with refused("canceled", 409):
+            await advance(a.ledger, leased, reply="too late")
+        assert [update.kind for update in (await b.show(task_id(number))).updates] == [
+            "submitted",
+            "working",
+            "settled",
+        ]
+    assert await gauge(a, "conflicts") >= 10
+
+
+async def test_nobody_starts_before_those_who_wait_at_another_node(a: LedgerDriver, b: LedgerDriver) -> None:
+    await a.note("the first batch of a node looks at its row")
+    for number in range(0, 20, 2):
+        await b.send(make_task(number))
+        assert await start(a, a2a(number + 1)) is None
+        assert [leased.task.id for leased in await a.take(count=2)] == [task_id(number), task_id(number + 1)]
+
+
+async def test_many_callers_of_few_tasks_at_two_nodes_leave_no_gap(a: LedgerDriver, b: LedgerDriver) -> None:
+    leases = [await start(a, a2a(number)) for number in range(8)]
+    calls: list[Coroutine[Any, Any, object]] = []
+    for at in range(64):
+        leased = leases[at % 8]
+        assert leased is not None
+        driver = (a, b)[at // 8 % 2]
+        calls.append(advance(driver.ledger, leased, StatusUpdate(f"{at}")))
+        calls.append(driver.say(leased.task.id, f"{at}"))
+    await asyncio.gather(*calls)
+    for number in range(8):
+        steps = await b.ledger.steps(task_id(number), 0, 1_000)
+        assert [step.generation for step in steps] == list(range(1, 19))
+    sums = [ledger_of(driver)._counters for driver in (a, b)]
+    await until(lambda: sorted(sums[0]) == sorted(sums[1]))
 
 
 async def test_a_limit_is_passed_by_no_more_than_what_is_decided_at_once(engine: PostgresEngine) -> None:

@@ -38,11 +38,11 @@ class PostgresEngine:
         return await self.open(self._limits)
 
     async def crash_and_reopen(self, ledger: Ledger) -> PostgresLedger:
-        self._forget(ledger).terminate()
+        await self._forget(ledger).abort()
         return await self.open(self._limits)
 
-    def kill(self, ledger: PostgresLedger) -> None:
-        self._forget(ledger).terminate()
+    async def kill(self, ledger: PostgresLedger) -> None:
+        await self._forget(ledger).abort()
 
     def _forget(self, ledger: Ledger) -> PostgresLedger:
         (known,) = (each for each in self._open if each is ledger)

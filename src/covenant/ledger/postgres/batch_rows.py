@@ -30,10 +30,11 @@ _TASKS: Final = """no task_id n a2a_state sender recipient lessee tenant agent_i
 
 
 class Written(msgspec.Struct, frozen=True):
-    """Whether the writer's row moved, and whether the rest was written with it."""
+    """Whether the writer's row moved, whether the rest was written with it, and the place of the next batch."""
 
     writer: bool
     rows: bool
+    place: int
 
 
 def _row(entry: Entry, slot: Slot) -> dict[str, Any]:
@@ -134,7 +135,7 @@ async def write_batch(connection: asyncpg.Connection[Any], values: dict[str, Any
     batch = statement("write", "batch")
     row = await connection.fetchrow(batch.text, *batch.values(values))
     assert row is not None
-    return Written(bool(row["writer"]), bool(row["written"]))
+    return Written(bool(row["writer"]), bool(row["written"]), row["place"])
 
 
 async def write_beside(connection: asyncpg.Connection[Any], work: WorkingSet, chain: str) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from copy import copy
 from typing import Any, Final
 
 import asyncpg
@@ -18,52 +20,28 @@ import msgspec
 
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract.identities import RegisterChange
-from covenant.ledger.machine.commands import (
-    Accept,
-    Advance,
-    Cancel,
-    Command,
-    Continue,
-    Drain,
-    DropPush,
-    Interrupt,
-    MovePushes,
-    PutPush,
-    Release,
-    Renew,
-    Report,
-    RetryPush,
-    Settle,
-    Take,
-    TaskCommand,
-)
+from covenant.ledger.machine.commands import Accept, Command, TaskCommand
 from covenant.ledger.machine.decisions import decide
 from covenant.ledger.machine.decisions.context import CommandRefused
+from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import AnyEvent, encode_events
-from covenant.ledger.machine.identity_commands import PurgeAudit, WriteAuditRow
+from covenant.ledger.machine.identity_commands import PurgeAudit
+from covenant.ledger.machine.states import DRAINED
+from covenant.ledger.postgres.batch_items import TOGETHER, Committed, Conflict, Fenced, Item, hints, is_simple
 from covenant.ledger.postgres.batch_rows import batch_values, write_batch, write_beside, write_registers
 from covenant.ledger.postgres.connections import BROKEN, UNAVAILABLE, WRITER_SETTINGS, Connections, unavailable
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.loader import Loader
-from covenant.ledger.postgres.news import Topics, encode_topics, topics_of
+from covenant.ledger.postgres.news import encode_topics, topics_of
 from covenant.ledger.postgres.nodes import refresh_registers
 from covenant.ledger.postgres.registers import REGISTER_EVENTS, RegisterRow, Registers
 from covenant.ledger.postgres.sql import statement
-from covenant.ledger.postgres.wanted import (
-    Missing,
-    Want,
-    WantQueue,
-    WantRequest,
-    WantResults,
-    WantShared,
-    WantTask,
-)
-from covenant.ledger.postgres.working_set import WorkingSet
+from covenant.ledger.postgres.wanted import Missing, WantTask
+from covenant.ledger.postgres.working_set import Slot, WorkingSet
 from covenant.model.errors import Refusal, Unavailable
 from covenant.model.grant import AuditHead
-from covenant.model.ids import PublicKey, TaskId
+from covenant.model.ids import TaskId
 from covenant.model.settings import Limits
-from covenant.model.task import DELEGATION, cache_key
 
 BATCH_MAX: Final = 128
 PLACE_BITS: Final = 20
@@ -72,6 +50,9 @@ ROUNDS_MAX: Final = 2_000
 TRIES_MAX: Final = 12
 """How often a batch is decided anew after a conflict."""
 NUMBERS: Final = 1_000
+RECENT_MAX: Final = 20_000
+NOTHING: Final = "{}"
+"""The news of a batch that the gate did not let through."""
 PAUSE_S: Final = 0.005
 
 CONFLICTS: Final = (
@@ -81,76 +62,9 @@ CONFLICTS: Final = (
     asyncpg.LockNotAvailableError,
 )
 
-# Whatever is not here is rare, and is a batch of its own.
-_TOGETHER: Final = (
-    Accept,
-    Take,
-    Renew,
-    Release,
-    Interrupt,
-    Report,
-    Advance,
-    Continue,
-    Settle,
-    Cancel,
-    Drain,
-    PutPush,
-    DropPush,
-    MovePushes,
-    RetryPush,
-    WriteAuditRow,
-)
-
 log = logging.getLogger(__name__)
 
 _raws: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
-
-
-class Fenced(Exception):
-    """This boot was declared lost: whatever it decides is not written."""
-
-
-class Conflict(Exception):
-    """Somebody else was faster: nothing was written, and the batch is decided anew."""
-
-
-class Item:
-    """One command, and whoever waits for its answer."""
-
-    __slots__ = ("answer", "begun", "command", "done", "error", "events", "registers_version", "ts_ms")
-
-    def __init__(self, command: Command[Any], done: asyncio.Future[Any]) -> None:
-        self.command = command
-        self.done = done
-        self.begun = False
-        self.answer: Any = None
-        self.error: BaseException | None = None
-        self.events: list[AnyEvent] = []
-        self.ts_ms = 0
-        self.registers_version = 0
-        """Which version of the registers it made, if it changed one."""
-
-    def finish(self) -> None:
-        if self.done.done():
-            return
-        if self.error is not None:
-            self.done.set_exception(self.error)
-        else:
-            self.done.set_result(self.answer)
-
-    def fail(self, error: BaseException) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
-
-
-class Committed(msgspec.Struct, frozen=True):
-    """A batch that is durable."""
-
-    seq: int
-    work: WorkingSet
-    records: Sequence[tuple[Sequence[AnyEvent], int]]
-    topics: Topics
-    registers: Sequence[RegisterRow]
 
 
 class BatchWriter:
@@ -189,6 +103,13 @@ class BatchWriter:
         self._turns: dict[str, int] = {}
         self._numbers: list[int] = []
         self._connection: asyncpg.Connection[Any] | None = None
+        self._recent: OrderedDict[TaskId, tuple[Entry, Slot]] = OrderedDict()
+        """Live tasks that this node wrote lately, as they were then: another node may have changed them since."""
+        self._head: AuditHead | None = None
+        self._place = 0
+        self._doubt: Committed | None = None
+        """A batch whose commit was not answered: found out before anything else is written."""
+        self.fast = 0
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
@@ -208,8 +129,10 @@ class BatchWriter:
         if self._connection is not None:
             await self._connection.close()
 
-    def terminate(self) -> None:
+    async def abort(self) -> None:
         self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
         if self._connection is not None:
             self._connection.terminate()
 
@@ -235,7 +158,7 @@ class BatchWriter:
         """What is decided together: as much as there is, or one that is a batch of its own."""
         batch: list[Item] = []
         while self._waiting and len(batch) < BATCH_MAX:
-            together = isinstance(self._waiting[0].command, _TOGETHER)
+            together = isinstance(self._waiting[0].command, TOGETHER)
             if not together and batch:
                 break
             item = self._waiting.popleft()
@@ -267,8 +190,9 @@ class BatchWriter:
             except UNAVAILABLE as error:
                 await self._drop_connection()
                 if tried == TRIES_MAX - 1 or not isinstance(error, BROKEN):
+                    in_doubt = self._doubt.items if self._doubt is not None else ()
                     for item in batch:
-                        item.fail(unavailable(error))
+                        item.fail(_outcome_unknown() if item in in_doubt else unavailable(error))
                     return
                 await asyncio.sleep(PAUSE_S * 2**tried)
             else:
@@ -287,8 +211,13 @@ class BatchWriter:
         return self._connection
 
     async def _try(self, batch: list[Item], *, careful: bool) -> None:
-        """One transaction. `careful`: nothing is taken for new without looking."""
+        """One transaction. `careful`: nothing is taken for new, or for known, without looking."""
         connection = await self._connected()
+        if self._doubt is not None:
+            await self._find_out(self._doubt)
+        batch = [item for item in batch if not item.done.done()]
+        if not batch or (not careful and await self._try_fast(connection, batch)):
+            return
         await connection.execute("BEGIN")
         try:
             committed = await self._transact(connection, batch, careful=careful)
@@ -298,30 +227,143 @@ class BatchWriter:
             raise
         if committed is None:
             await connection.execute("ROLLBACK")
-        else:
-            await self._commit(connection, committed.seq)
-            self.seq = committed.seq
-            self._on_committed(committed)
-        for item in batch:
-            item.finish()
-
-    async def _commit(self, connection: asyncpg.Connection[Any], seq: int) -> None:
+            for item in batch:
+                item.finish()
+            return
         try:
             await connection.execute("COMMIT")
-        except BROKEN as error:
-            log.warning("ledger.commit_unknown", extra={"reason": str(error)})
-            if not await self._happened(seq):
-                raise
+        except BROKEN:
+            self._doubt = committed
+            raise
+        self._land(committed)
 
-    async def _happened(self, seq: int) -> bool:
-        """Whether the batch with this number was committed. Waits until its transaction is over, either way."""
-        await self._drop_connection()
+    def _land(self, committed: Committed) -> None:
+        """It is durable: tell everybody."""
+        self.seq = committed.seq
+        self._remember(committed.work)
+        self._on_committed(committed)
+        for item in committed.items:
+            item.finish()
+
+    def _remember(self, work: WorkingSet) -> None:
+        recent = self._recent
+        self._head = work.audit_head
+        for task_id in work.moved:
+            entry, slot = work.entries[task_id], work.slots[task_id]
+            assert entry is not None
+            recent.pop(task_id, None)
+            if entry.state is not DRAINED:
+                slot.was, slot.held_n = "live", slot.n
+                recent[task_id] = (entry.without_body(), slot)
+        while len(recent) > RECENT_MAX:
+            recent.popitem(last=False)
+        if len(self._turns) > RECENT_MAX:
+            self._turns.clear()  # who was served last is forgotten, and everybody's turn comes by what waits longest
+
+    async def _find_out(self, doubtful: Committed) -> None:
+        """Whether a batch was committed: wait until its backend is done with it, then look for its news."""
         connection = await self._connected()
-        asked = statement("nodes", "writer_seq")
-        found = await connection.fetchval(asked.text, *asked.values({"writer": self.writer, "boot": self._boot}))
-        if found is None:
+        values = {"writer": self.writer, "boot": self._boot, "seq": doubtful.seq}
+        async with connection.transaction():
+            asked = statement("nodes", "writer_seq")
+            seq = await connection.fetchval(asked.text, *asked.values(values))
+            if seq is None:
+                raise Fenced
+            asked = statement("nodes", "news_of")
+            topics = await connection.fetchval(asked.text, *asked.values(values))
+            if topics is None:
+                # It may still be on its way: its number is used up, so that it comes too late.
+                asked = statement("nodes", "skip")
+                await connection.execute(asked.text, *asked.values(values | {"topics": NOTHING}))
+        self._doubt = None
+        happened = topics is not None and topics != NOTHING
+        log.warning("ledger.commit_in_doubt", extra={"seq": doubtful.seq, "happened": happened})
+        if happened:
+            self._land(doubtful)
+        else:
+            self.seq = doubtful.seq
+
+    async def _try_fast(self, connection: asyncpg.Connection[Any], batch: list[Item]) -> bool:
+        """One statement, on what is in memory; False if that is not enough. The gate finds what others have changed."""
+        if self._head is None or len(self._numbers) < len(batch) or not all(is_simple(item.command) for item in batch):
+            return False
+        work = self._working_set(self._head, self._place)
+        for item in batch:
+            if not self._decide_fast(work, item):
+                return False
+        if work.queue_in or work.results_in:
+            return False  # its place must be one of now
+        committed = self._committed(batch, work)
+        try:
+            written = await write_batch(connection, self._values(committed, self._registers.version))
+        except BROKEN:
+            self._doubt = committed
+            raise
+        if not written.writer:
             raise Fenced
-        return bool(found == seq)
+        self.seq, self._place = committed.seq, written.place << PLACE_BITS
+        if not written.rows:
+            for task_id in work.slots:
+                self._recent.pop(task_id, None)
+            raise Conflict("what is in memory was changed by somebody else")
+        self.fast += 1
+        self._land(committed)
+        return True
+
+    def _decide_fast(self, work: WorkingSet, item: Item) -> bool:
+        """False if it needs more, or comes to nothing: an answer without events rests on what may have changed."""
+        command = item.command
+        if isinstance(command, Accept):
+            work.new_task(command.task.id)
+        elif isinstance(command, TaskCommand):
+            known = self._recent.get(command.task_id)
+            if known is None:
+                return False
+            work.load_entry(command.task_id, known[0], copy(known[1]))
+        item.ts_ms = self._clock.now_ms()
+        try:
+            decision = decide(work, command, item.ts_ms, self._new_id, self._clock.ages)
+            work.check(decision.events)
+            encoded, events = encode_events(decision.events)
+        except (Missing, CommandRefused, Refusal):
+            return False
+        if not events:
+            return False
+        work.apply(events, [bytes(raw) for raw in _raws(encoded)], item.ts_ms)
+        item.answer, item.error, item.events = decision.answer, None, events
+        if isinstance(command, Accept):
+            work.started[command.task.recipient.pubkey] = None
+        return True
+
+    def _committed(self, batch: Sequence[Item], work: WorkingSet, rows: Sequence[RegisterRow] = ()) -> Committed:
+        records = [(item.events, item.ts_ms) for item in batch if item.events]
+        return Committed(batch, self.seq + 1, work, records, topics_of(work, records), rows)
+
+    def _values(self, committed: Committed, version: int) -> dict[str, Any]:
+        work = committed.work
+        return batch_values(work) | {
+            "seq": committed.seq,
+            "writer": self.writer,
+            "boot": self._boot,
+            "audit_index": work.audit_head.index,
+            "audit_hash": work.audit_head.chain_hash,
+            "chain": self._node,
+            "version": version,
+            "started": list(work.started),
+            "topics": encode_topics(committed.topics),
+        }
+
+    def _working_set(self, head: AuditHead, place: int) -> WorkingSet:
+        return WorkingSet(
+            self._limits,
+            self._registers,
+            self._counters,
+            audit_head=head,
+            place=place,
+            new_no=self._numbers.pop,
+            turns=self._turns,
+            used=self.used,
+        )
 
     async def _transact(
         self, connection: asyncpg.Connection[Any], batch: list[Item], *, careful: bool
@@ -330,42 +372,27 @@ class BatchWriter:
         if careful:
             wanted = [item.command.task.id for item in batch if isinstance(item.command, Accept)]
             await loader.load(work, map(WantTask, wanted))
-        await loader.load(work, _hints(batch))
+        await loader.load(work, hints(batch))
         for item in batch:
             await self._decide(work, loader, item)
-        records = [(item.events, item.ts_ms) for item in batch if item.events]
-        if not records:
+        events = [event for item in batch for event in item.events]
+        if not events:
             return None
-        events = [event for of_item, _ in records for event in of_item]
         rows = self._registers.changes(events) if any(type(event) in REGISTER_EVENTS for event in events) else []
         if rows:
             (item,) = batch
-            item.registers_version = version + 1
-            await write_registers(connection, rows, version + 1, work)
+            item.registers_version = version = version + 1
+            await write_registers(connection, rows, version, work)
         chain = next((item.command.chain for item in batch if isinstance(item.command, PurgeAudit)), "") or self._node
         await write_beside(connection, work, chain)
-        topics = topics_of(work, records)
-        seq = self.seq + 1
-        written = await write_batch(
-            connection,
-            batch_values(work)
-            | {
-                "seq": seq,
-                "writer": self.writer,
-                "boot": self._boot,
-                "audit_index": work.audit_head.index,
-                "audit_hash": work.audit_head.chain_hash,
-                "chain": self._node,
-                "version": version + 1 if rows else version,
-                "started": list(work.started),
-                "topics": encode_topics(topics),
-            },
-        )
+        committed = self._committed(batch, work, rows)
+        written = await write_batch(connection, self._values(committed, version))
         if not written.writer:
             raise Fenced
         if not written.rows:
             raise Conflict("the rows were changed by somebody else")
-        return Committed(seq, work, records, topics, rows)
+        self._place = written.place << PLACE_BITS
+        return committed
 
     async def _begin(self, connection: asyncpg.Connection[Any], batch: list[Item]) -> tuple[WorkingSet, Loader, int]:
         asked = statement("load", "begin")
@@ -375,7 +402,7 @@ class BatchWriter:
         if row["seq"] != self.seq:
             raise AssertionError(f"the writer's row is at {row['seq']}, and this writer at {self.seq}")
         version: int = row["version"]
-        if not isinstance(batch[0].command, _TOGETHER):
+        if not isinstance(batch[0].command, TOGETHER):
             # It may change a register: then one after the other, on the newest version.
             version = await connection.fetchval(statement("nodes", "lock_registers").text)
         if version != self._registers.version:
@@ -383,16 +410,7 @@ class BatchWriter:
         if len(self._numbers) < BATCH_MAX:
             first = await connection.fetchval(statement("load", "numbers").text)
             self._numbers = [*range(first + NUMBERS - 1, first - 1, -1), *self._numbers]
-        work = WorkingSet(
-            self._limits,
-            self._registers,
-            self._counters,
-            audit_head=AuditHead(row["audit_index"], row["audit_hash"]),
-            place=row["place"] << PLACE_BITS,
-            new_no=self._numbers.pop,
-            turns=self._turns,
-            used=self.used,
-        )
+        work = self._working_set(AuditHead(row["audit_index"], row["audit_hash"]), row["place"] << PLACE_BITS)
         for item in batch:
             if isinstance(item.command, Accept) and item.command.minted:
                 work.new_task(item.command.task.id)
@@ -428,33 +446,9 @@ class BatchWriter:
         raise AssertionError(f"{type(item.command).__name__} asks for more and more")
 
 
-def _hints(batch: Sequence[Item]) -> list[Want]:
-    """What these commands will ask for first: loaded at once instead of one after the other."""
-    wants: list[Want] = []
-    queues: dict[PublicKey, int] = {}
-    results: dict[PublicKey | None, int] = {}
-    for item in batch:
-        command = item.command
-        if isinstance(command, TaskCommand):
-            wants.append(WantTask(command.task_id))
-        elif isinstance(command, Accept):
-            task, key = command.task, cache_key(command.task)
-            if not command.minted:
-                wants.append(WantTask(task.id))
-            if task.origin == DELEGATION and task.parent is not None:
-                wants.append(WantTask(task.parent))
-            if key is not None:
-                wants.append(WantShared(key))
-        elif isinstance(command, Take):
-            if command.request_id is not None and command.asker is not None:
-                wants.append(WantRequest("take", command.asker.pubkey, command.request_id))
-            elif command.recipient is not None:
-                queues[command.recipient] = queues.get(command.recipient, 0) + command.count
-        elif isinstance(command, Drain):
-            if command.request_id is not None:
-                wants.append(WantRequest("drain", command.by.pubkey, command.request_id))
-            elif command.task_id is None:
-                results[command.sender] = results.get(command.sender, 0) + command.count
-    wants += [WantQueue(recipient, count) for recipient, count in queues.items()]
-    wants += [WantResults(sender, count) for sender, count in results.items()]
-    return wants
+def _outcome_unknown() -> Unavailable:
+    return Unavailable(
+        "outcome_unknown",
+        "the ledger's database went away while this was being written; it may or may not have happened. "
+        "Repeat the request under the same id",
+    )

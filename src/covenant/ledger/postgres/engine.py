@@ -32,7 +32,8 @@ from covenant.ledger.machine.commands import Command, GiveBack
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskEvent
 from covenant.ledger.postgres.audit_log import AuditLog
-from covenant.ledger.postgres.batch_writer import BatchWriter, Committed
+from covenant.ledger.postgres.batch_items import Committed
+from covenant.ledger.postgres.batch_writer import BatchWriter
 from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.history import History
@@ -398,6 +399,7 @@ class PostgresLedger:
             clock_paused_ms=self.clock.paused_ms_left,
             gauges={
                 "batches": self._writer.seq,
+                "batches_fast": self._writer.fast,
                 "conflicts": self._writer.conflicts,
                 "nodes": self._membership.living,
             },
@@ -408,8 +410,8 @@ class PostgresLedger:
         await self._membership.close()
         await self._connections.close()
 
-    def terminate(self) -> None:
+    async def abort(self) -> None:
         """End as a killed process does: nothing more is written or said."""
-        self._writer.terminate()
-        self._membership.terminate()
+        await self._writer.abort()
+        await self._membership.abort()
         self._connections.terminate()

@@ -229,6 +229,7 @@ def _slot(row: Row, was: str) -> Slot:
     slot = Slot(row["no"], was)
     slot.n = slot.held_n = row["n"]
     slot.settled_place, slot.ended_n = row["settled_place"], row["ended_n"]
+    slot.attempt, slot.turn = row["attempt"], row["turn"]
     if was == "live":
         slot.place, slot.touched, slot.pushed = row["place"], row["touched"], row["pushed"]
     return slot

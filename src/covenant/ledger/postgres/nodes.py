@@ -120,9 +120,11 @@ class Membership:
             await _execute(connection, "leave", node=self._node, boot=self._boot)
             await connection.close()
 
-    def terminate(self) -> None:
+    async def abort(self) -> None:
         if self._task is not None:
             self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
         if self._connection is not None:
             self._connection.terminate()
 

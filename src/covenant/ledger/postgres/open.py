@@ -79,6 +79,6 @@ async def open_postgres_ledger(
     try:
         await ledger.begin()
     except BaseException:
-        ledger.terminate()
+        await ledger.abort()
         raise
     return ledger

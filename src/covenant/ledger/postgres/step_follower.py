@@ -31,6 +31,8 @@ class _Followed:
         self.watches: list[TaskWatch] = []
         self.told: int | None = None
         """The last generation that was told; None until it is known where the task stood."""
+        self.silent = True
+        """Nothing was told yet."""
         self.wanted = 0
         """The last generation that is known to be there."""
         self.first: int | None = None
@@ -94,7 +96,12 @@ class StepFollower:
     def heard(self, task_id: TaskId, first: int, last: int) -> None:
         """Another node has committed these generations."""
         followed = self._followed.get(task_id)
-        if followed is not None and (followed.told is None or last > followed.told):
+        if followed is None:
+            return
+        if followed.silent and followed.told is not None:
+            # They may have come after the watch began, and before it was known where the task stood.
+            followed.told = min(followed.told, first - 1)
+        if followed.told is None or last > followed.told:
             followed.note(first, last)
             self._read(task_id, followed)
 
@@ -108,7 +115,7 @@ class StepFollower:
         told = followed.told or 0
         new = [step for step in steps if step.generation > told]
         if new:
-            followed.told = new[-1].generation
+            followed.told, followed.silent = new[-1].generation, False
             for watch in followed.watches:
                 watch.give(new)
 

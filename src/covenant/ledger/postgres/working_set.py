@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from covenant.ledger.machine import effects
 from covenant.ledger.machine.effects import RequestKey
 from covenant.ledger.machine.entry import Entry, evolve
@@ -66,7 +68,19 @@ IN_TURN_MAX: Final = 1_000
 class Slot:
     """Where a task is kept. `n` numbers its events; `was` is where it was when this batch began."""
 
-    __slots__ = ("ended_n", "held_n", "n", "no", "place", "pushed", "settled_place", "touched", "was")
+    __slots__ = (
+        "attempt",
+        "ended_n",
+        "held_n",
+        "n",
+        "no",
+        "place",
+        "pushed",
+        "settled_place",
+        "touched",
+        "turn",
+        "was",
+    )
 
     def __init__(self, no: int, was: str | None = None) -> None:
         self.no = no
@@ -79,6 +93,8 @@ class Slot:
         self.touched: int | None = None
         self.pushed = False
         self.ended_n: int | None = None
+        self.attempt, self.turn = 0, 1
+        """Of a task that has ended: what it goes on with if its result comes back."""
 
 
 class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
@@ -239,7 +255,9 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
         return self._known([lane[at] for at in range(rounds) for lane in lanes if at < len(lane)][:count])
 
     def queued_count(self, recipient: PublicKey) -> int:
-        return self._count("queued", recipient)
+        """As far as the news have come; but what was loaded is there for certain."""
+        head = self._queues.get(recipient)
+        return max(self._count("queued", recipient), len(head.first(1) or ()) if head is not None else 0)
 
     def account(self, name: str) -> Account:
         account = Account()
@@ -352,6 +370,8 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
         slot = self.slots.get(task_id)
         if slot is None:
             slot = self.slots[task_id] = Slot(self._new_no())
+        if old is None and isinstance(event, ResultReturned):
+            self.entries[task_id] = new = replace(new, attempt=slot.attempt, turn=slot.turn)
         self.moved[task_id] = None
         slot.n += 1
         if type(event) not in NOT_KEPT:
@@ -397,6 +417,8 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
                 slot.place = self.next_place()
             _put_in(self.queue_in, self.queue_out, (recipient, slot.place), slot.no)
             self._queues.setdefault(recipient, QueueHead()).enter(slot.place, task_id)
+            if self._count("queued", recipient) <= 0:  # it is not counted yet: whoever had nothing comes last
+                self._turns[recipient] = self.next_place()
             if self._recipients is not None:
                 self._recipients.setdefault(recipient, slot.place)
         elif after is SETTLED:

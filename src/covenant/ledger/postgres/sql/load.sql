@@ -73,7 +73,7 @@ FOR UPDATE OF l SKIP LOCKED
 -- :due
 SELECT l.*, NULL AS ended_body FROM live AS l
 WHERE l.due_at_ms <= :by_ms
-ORDER BY l.due_at_ms, l.no
+ORDER BY l.due_at_ms, l.task_id
 LIMIT :count
 FOR UPDATE OF l SKIP LOCKED
 

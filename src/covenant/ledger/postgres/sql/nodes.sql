@@ -53,6 +53,13 @@ SELECT w.writer, w.seq, w.boot, (SELECT version FROM registers) AS version FROM 
 -- :writer_seq
 SELECT seq FROM writers WHERE writer = :writer AND boot = :boot AND lost_at_ms IS NULL FOR UPDATE
 
+-- :skip
+WITH w AS (UPDATE writers SET seq = :seq WHERE writer = :writer AND boot = :boot AND seq = :seq::bigint - 1 RETURNING 1)
+INSERT INTO news (writer, seq, topics) SELECT :writer, :seq, :topics FROM w
+
+-- :news_of
+SELECT topics FROM news WHERE writer = :writer AND seq = :seq
+
 -- :news
 SELECT n.writer, n.seq, n.topics
 FROM unnest(:writers::bigint[], :seqs::bigint[]) AS u (writer, seq)

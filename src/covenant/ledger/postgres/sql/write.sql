@@ -127,10 +127,12 @@ new_counts AS (
 ),
 
 told AS (
-    INSERT INTO news (writer, seq, topics) SELECT :writer, :seq, :topics FROM ok
+    -- Also of a batch that is not let through: its number is used.
+    INSERT INTO news (writer, seq, topics)
+    SELECT :writer, :seq, CASE WHEN EXISTS (SELECT FROM ok) THEN :topics ELSE '{}' END FROM w
 )
 
-SELECT (SELECT count(*) FROM w) AS writer, (SELECT count(*) FROM ok) AS written
+SELECT (SELECT count(*) FROM w) AS writer, (SELECT count(*) FROM ok) AS written, nextval('places') AS place
 
 -- :new_requests
 INSERT INTO requests (verb, holder, request_id, place, given)
