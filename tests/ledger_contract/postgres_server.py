@@ -148,7 +148,8 @@ class Databases:
         connection = await asyncpg.connect(url)
         try:
             emptying = await connection.fetchval(_EMPTY)
-            await connection.execute(f"{emptying} UPDATE registers SET version = 0")
+            if emptying is not None:  # a ledger was opened on it
+                await connection.execute(f"{emptying} UPDATE registers SET version = 0")
         finally:
             await connection.close()
         self._used.append(url)
