@@ -65,7 +65,7 @@ async def test_a_revoked_token_is_not_known_any_longer(under_test: DoorsUnderTes
 
 async def test_unknown_paths_and_methods_are_told_in_the_same_shape(under_test: DoorsUnderTest) -> None:
     operator = under_test.operator.http
-    for target in ("/", "/a2a", "/a2a/tasks/", "/a2a/tasks/next/", "/a2a/tasks/123", "/nope", "/a2a/tasks/a/b/show"):
+    for target in ("/a2a", "/a2a/tasks/", "/a2a/tasks/next/", "/a2a/tasks/123", "/nope", "/a2a/tasks/a/b/show"):
         assert error(await operator.ask("GET", target)) == (404, "unknown_route")
     assert error(await operator.ask("POST", "/a2a/tasks/send")) == (404, "unknown_route")
     reply = await operator.ask("DELETE", "/a2a/tasks")
