@@ -48,7 +48,8 @@ def refused(answer: Answer, code: str) -> None:
     assert answer.headers.get("retry-after") or answer.headers.get("Retry-After")
     told = answer.json
     if isinstance(told.get("error"), dict):
-        assert code in [each.get("metadata", {}).get("code") for each in told["error"]["details"]], told
+        details = told["error"]["data" if "jsonrpc" in told else "details"]
+        assert code in [each.get("metadata", {}).get("code") for each in details], told
     elif told["code"] != "RATE_LIMITED":  # the simple door has one code for each status
         assert (told["code"], told.get("reason")) == (code, code), told
 

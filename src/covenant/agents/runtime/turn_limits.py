@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from covenant.model.peers.delegation import BUDGET_EXCEEDED, budget_of
 from covenant.model.task import Task
 from covenant.model.usage import add_usage, read_usage, tokens_of
@@ -49,8 +47,7 @@ class TenantSlots:
         return 0 if self._waiting else max(0, (self._limit() or UNLIMITED) - self._used)
 
     def take(self, count: int = 1) -> bool:
-        limit = self._limit()
-        if self._waiting or (limit and self._used + count > limit):
+        if self.free < count:
             return False
         self._used += count
         return True
@@ -85,13 +82,16 @@ class TenantSlots:
             self._waiting.popleft().set_result(None)
 
 
-class TurnSlot(msgspec.Struct, eq=False):
+class TurnSlot:
     """The slot of one turn, which holds it from the start."""
 
-    _places: TenantSlots
-    _held: bool = True
-    _left: bool = False
-    _resuming: asyncio.Lock | None = None
+    __slots__ = ("_held", "_left", "_places", "_resuming")
+
+    def __init__(self, places: TenantSlots) -> None:
+        self._places = places
+        self._held = True
+        self._left = False
+        self._resuming: asyncio.Lock | None = None
 
     def leave(self) -> None:
         self._left = True

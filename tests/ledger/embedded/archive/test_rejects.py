@@ -7,6 +7,7 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,10 @@ from covenant.ledger.embedded.archive.archive import archived_seq_of, open_write
 from covenant.ledger.embedded.journal.record import decode_line, encode_line
 from covenant.ledger.embedded.journal.segments import Cursor, Lines
 from covenant.ledger.embedded.open import open_ledger
+from covenant.ledger.machine.events import Audited
 from covenant.model.errors import CovenantError
+from covenant.model.grant import AuditRow
+from covenant.model.ids import AgentId, PublicKey
 from tests.ledger.embedded.recorded import encode, leased, sent
 from tests.ledger.embedded.recorded import task_id as recorded_id
 from tests.ledger_contract.driver import LedgerDriver
@@ -27,12 +31,15 @@ from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import make_task, ok, task_id
 from tests.waits import BOUND_S
 
+ROW = msgspec.json.encode(
+    AuditRow(id="row", timestamp_ms=1, issuer=AgentId("a@test", PublicKey("key")), kind={})
+).decode()
 BAD_EVENTS = {
     "a task that moves and was never sent": encode([leased(404)]),
     "a task that was sent before": encode([sent(1)]),
     "an event without its fields": b'[{"type":"task_sent","task_id":"x"}]',
     "an event of no known type": b'[{"type":"task_vanished"}]',
-    "a number that SQLite cannot hold": encode([sent(500, deadline_ms=1 << 70)]),
+    "a number that SQLite cannot hold": encode([Audited(1 << 70, "chain", PublicKey("issuer"), ROW)]),
 }
 
 

@@ -116,8 +116,6 @@ class HttpRequestReader:
         if self._sized != self.number:
             self._sized, self._head_bytes, self._unsure_bytes = self.number, 0, 0
         if self.in_head:
-            if len(self._headers) > self._headers_max:
-                return refusals.too_many_headers(self._headers_max)
             if alone:
                 self._head_bytes += self._fed_bytes
             else:
@@ -160,7 +158,10 @@ class HttpRequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head:
-            self._headers.append((name.lower(), value))  # counted by the piece, and when all are there
+            headers = self._headers
+            headers.append((name.lower(), value))
+            if len(headers) > self._headers_max:
+                raise refusals.too_many_headers(self._headers_max)
             return
         # After the body: nobody reads those, and they are not what was asked.
         self._progress = True
@@ -170,8 +171,6 @@ class HttpRequestReader:
 
     def on_headers_complete(self) -> None:
         parser, headers, connection = self._parser, self._headers, self._connection
-        if len(headers) > self._headers_max:
-            raise refusals.too_many_headers(self._headers_max)
         if self._fed_bytes + self._head_bytes + self._unsure_bytes > self._bounds.head_bytes_max:
             self._measure_head()
         version = parser.get_http_version()
