@@ -132,7 +132,7 @@ def test_a_name_in_the_home_is_as_good_as_a_url(daemon: Daemon) -> None:
     assert daemon.run("card", "get", "echo", env={"ECHO_TOKEN": token}).code == 0
     for name, said in (
         ("bad", "the entry 'bad' cannot be used"),
-        ("nobody", "agent"),
+        ("nobody", "no agent 'nobody' for this tenant"),
         ("echo", "has its token in the variable ECHO_TOKEN, which is not set"),
     ):
         ran = daemon.run("call", name, "go")
