@@ -10,6 +10,7 @@ from covenant.model.ids import AgentId, TaskId
 from covenant.model.push import Push, move_of
 from covenant.model.settings import Limits
 from covenant.model.task import Task, fingerprint
+from covenant.model.task_event import Step
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.durability import Restart, RestartSuite
 from tests.ledger_contract.engine import Engine
@@ -235,7 +236,14 @@ class PushSuite(Suite):
 
     async def test_a_listener_hears_of_every_step_that_may_be_owed(self, driver: LedgerDriver) -> None:
         heard: list[TaskId] = []
-        driver.ledger.on_push(heard.append)
+        steps: list[Step] = []
+
+        def hear(task_id: TaskId, step: Step | None) -> None:
+            heard.append(task_id)
+            if step is not None:
+                steps.append(step)
+
+        driver.ledger.on_push(hear)
 
         async def news() -> int:
             await driver.ledger.durable()
@@ -258,6 +266,8 @@ class PushSuite(Suite):
         assert await news()
         await drop(driver, task_id(1), push.id)
         assert await news()
+        told = await driver.ledger.steps(task_id(1), 0, 10)
+        assert steps == list(told[-2:]), "the report and the end, as history tells them"
 
     async def test_no_secret_is_in_the_audit_or_in_history_or_shows_when_printed(self, driver: LedgerDriver) -> None:
         await driver.taken(make_task())

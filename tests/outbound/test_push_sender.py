@@ -89,6 +89,34 @@ async def test_every_step_is_posted_once_and_in_order_as_a_stream_tells_it(
     assert len({request.headers["webhook-id"] for request in hook.taken}) == 6
 
 
+@pytest.mark.parametrize("version", ["1.0", "0.3"])
+async def test_a_delivery_does_not_wait_for_the_archive(ledger: EmbeddedLedger, hook: Receiver, version: str) -> None:
+    """The webhook hears of a step as soon as the step is durable, though history cannot be written at all."""
+    with fault_points.armed(fault_points.Plan("archive.commit", fault_points.fail(errno.EIO))):
+        async with pushing(ledger):
+            leased = await begin(ledger, 1, PushConfig(url=hook.url(), version=version))
+            await hook.got(1)
+            await advance(ledger, leased, status("on it"))
+            await hook.until(lambda: hook.generations[-1:] == [3])
+            await advance(ledger, leased, chunk("b"), end=True)
+            await hook.until(lambda: hook.generations[-1:] == [5])
+            counts = await ledger.counts()
+            assert counts.behind, "the archive was held"
+    assert hook.generations[-1] == 5
+
+
+async def test_one_made_late_in_a_task_does_not_wait_for_the_archive(ledger: EmbeddedLedger, hook: Receiver) -> None:
+    with fault_points.armed(fault_points.Plan("archive.commit", fault_points.fail(errno.EIO))):
+        async with pushing(ledger):
+            leased = await begin(ledger)
+            await put(ledger, task_id(1), hook.url())
+            await advance(ledger, leased, chunk("heard"))
+            await hook.got(1)
+            await advance(ledger, leased, end=True)
+            await hook.got(2)
+    assert hook.generations == [3, 4]
+
+
 async def test_one_made_later_is_told_what_happens_from_then_on(ledger: EmbeddedLedger, hook: Receiver) -> None:
     leased = await begin(ledger)
     await advance(ledger, leased, status("unheard"))

@@ -361,9 +361,10 @@ class TaskWatchers:
         self.loop: Final = asyncio.get_running_loop()
         self.long_waits: Final = LongWaits(self.loop)
         self._watches: dict[str, list[TaskWatch]] = {}
-        self._waiting: deque[tuple[int, str, list[Step] | _Signal | RegisterChange]] = deque()
+        self._waiting: deque[tuple[int, str, list[Step] | Step | _Signal | RegisterChange]] = deque()
+        """A list is for those who watch the task, a step by itself for the one who pushes."""
         self._lost: Callable[[TaskId], None] | None = None
-        self._push: Callable[[TaskId], None] | None = None
+        self._push: Callable[[TaskId, Step | None], None] | None = None
         self._peer: list[Callable[[InstanceId], None]] = []
         self._registers: list[Callable[[RegisterChange], None]] = []
 
@@ -382,7 +383,7 @@ class TaskWatchers:
     def on_lost(self, callback: Callable[[TaskId], None]) -> None:
         self._lost = callback
 
-    def on_push(self, callback: Callable[[TaskId], None]) -> None:
+    def on_push(self, callback: Callable[[TaskId, Step | None], None]) -> None:
         self._push = callback
 
     def on_peer(self, callback: Callable[[InstanceId], None]) -> None:
@@ -408,7 +409,7 @@ class TaskWatchers:
             if tell is _tell_end and self._lost is not None:
                 waiting.append((seq, task_id, _LOST))
             if pushed and task_id in pushed:
-                waiting.append((seq, task_id, _PUSH))
+                waiting.append((seq, task_id, tell(event, ts_ms) or _PUSH))
             if task_id in watches and (step := tell(event, ts_ms)) is not None:
                 if task_id == watched:
                     steps.append(step)
@@ -449,7 +450,7 @@ class TaskWatchers:
                 for listen in self._registers:
                     listen(news)
             elif self._push is not None:
-                self._push(TaskId(whose))
+                self._push(TaskId(whose), news if type(news) is Step else None)
 
     def told(
         self,

@@ -1,10 +1,11 @@
 """The push sender: delivers every step that a push configuration is owed, in order, until it is taken or given up.
 
 At least once, in order for each configuration, never a step skipped: a configuration of A2A 1.0 is told each step, one
-of 0.3 the whole task after each. Cursors are saved soon after, many at a time; a
-crash in between repeats a delivery. A configuration that fails sleeps, longer each time; given up, it waits for the
-operator. None waits for another's host (`FairScheduler`). Deleting or replacing one stops its delivery; those of a
-disabled tenant wait. `run` may be canceled and called again: it begins with what the ledger knows.
+of 0.3 the whole task after each. Steps come from memory while they are recent (`RecentSteps`), else from the archive.
+Cursors are saved soon after, many at a time; a crash in between repeats a delivery. A configuration that fails sleeps,
+longer each time; given up, it waits for the operator. None waits for another's host (`FairScheduler`). Deleting or
+replacing one stops its delivery; those of a disabled tenant wait. `run` may be canceled and called again: it begins
+with what the ledger knows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 import base64
 import heapq
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +33,7 @@ from covenant.model.task_view import TaskViewBuilder
 from covenant.outbound.call_errors import AddressRefused, CallFailed, retry_after
 from covenant.outbound.concurrency import FairScheduler, MoveSaver, wait_at_most
 from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.recent_steps import RecentSteps
 from covenant.outbound.urls import InvalidUrl, read_url
 from covenant.seal.keys import WebhookSigner
 from covenant.wire.a2a.dialects import V03, V1
@@ -216,6 +218,7 @@ class PushSender:
         )
         self._touched: dict[TaskId, None] = {}
         """Tasks of which there is news."""
+        self._recent = RecentSteps()
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -258,7 +261,7 @@ class PushSender:
 
     async def _leave(self, saving: asyncio.Task[None]) -> None:
         """Let deliveries under way end, for a moment, and keep what they came to."""
-        self._ledger.on_push(lambda _: None)
+        self._ledger.on_push(lambda _, __: None)
         under_way = [delivery.task for delivery in self._deliveries.values() if delivery.task is not None]
         if under_way:
             await asyncio.wait(under_way, timeout=LEAVE_S)
@@ -270,8 +273,10 @@ class PushSender:
         except Refusal as refusal:
             log.warning("push.unsaved", extra={"code": refusal.code, "count": len(self._ahead)})
 
-    def _news(self, task_id: TaskId) -> None:
+    def _news(self, task_id: TaskId, step: Step | None) -> None:
         """Something durable happened to a task with configurations, or to one of them."""
+        if step is not None:
+            self._recent.add(task_id, step)
         self._touched[task_id] = None
         self._changed.set()
 
@@ -369,7 +374,7 @@ class PushSender:
         while count < BURST_MAX and not (standing.dead or self._disabled(delivery.tenant)):
             delivery.again = False
             # What is read here is durable, and so is the configuration that was found before.
-            steps = await self._ledger.steps(push.task_id, standing.delivered, STEPS_AT_ONCE)
+            steps = await self._steps(push.task_id, standing.delivered, STEPS_AT_ONCE)
             if not steps:
                 return
             if bodies is None:
@@ -390,18 +395,29 @@ class PushSender:
                 return
         delivery.again = True
 
+    async def _steps(self, task_id: TaskId, after: int, limit: int) -> Sequence[Step]:
+        recent = self._recent.after(task_id, after, limit)
+        return recent if recent is not None else await self._ledger.steps(task_id, after, limit)
+
     async def _bodies(self, push: Push, delivered: int, first: Step) -> _StepBodies | _TaskBodies:
         if push.config.version == V03.version:
             built = TaskViewBuilder()
             while built.generation < delivered:
                 limit = min(STEPS_FOLDED_AT_ONCE, delivered - built.generation)
-                for step in await self._ledger.steps(push.task_id, built.generation, limit):
-                    built.add(step)
+                built.catch_up(await self._steps(push.task_id, built.generation, limit))
             return _TaskBodies(built)
-        if not isinstance(first.what, Began):
-            (first,) = await self._ledger.steps(push.task_id, 0, 1)
-        assert isinstance(first.what, Began)
-        return _StepBodies(first.what.task)
+        return _StepBodies(first.what.task if isinstance(first.what, Began) else await self._task(push.task_id))
+
+    async def _task(self, task_id: TaskId) -> Task:
+        task = self._recent.task(task_id)
+        if task is None and (entry := await self._ledger.entry(task_id)) is not None:
+            task = entry.task
+        if task is None:
+            (first,) = await self._ledger.steps(task_id, 0, 1)
+            assert isinstance(first.what, Began)
+            task = first.what.task
+        self._recent.keep_task(task)
+        return task
 
     def _fail(self, push: Push, standing: PushMove, failed: PushFailure) -> None:
         limits = self._limits

@@ -278,10 +278,10 @@ class Waiter(Protocol):
 
 
 class PushLedger(Commits, Protocol):
-    def on_push(self, callback: Callable[[TaskId], None]) -> None:
+    def on_push(self, callback: Callable[[TaskId, Step | None], None]) -> None:
         """Called when something happened to a task with push configurations, or to one of them, and that is durable.
 
-        For one listener.
+        The step is None where the task itself took none. For one listener.
         """
 
     async def pushes(self, task_id: TaskId) -> Sequence[Push]:

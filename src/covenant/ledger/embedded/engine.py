@@ -42,6 +42,7 @@ from covenant.model.errors import OverLimit, Unavailable, storage_failed
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.peers.instance import InstanceId
 from covenant.model.settings import Limits
+from covenant.model.task_event import Step
 
 A = TypeVar("A")
 
@@ -267,7 +268,7 @@ class EmbeddedLedger(Reads):
 
     # Methods, as the rarer ones are: an object with more than thirty attributes is slower to ask for any of them.
 
-    def on_push(self, callback: Callable[[TaskId], None]) -> None:
+    def on_push(self, callback: Callable[[TaskId, Step | None], None]) -> None:
         self._watching.on_push(callback)
 
     def on_peer(self, callback: Callable[[InstanceId], None]) -> None:
