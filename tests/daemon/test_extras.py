@@ -7,7 +7,7 @@ import pytest
 from covenant.daemon.wiring.daemon import PEER_PACKAGES
 from tests.cli.daemons import Daemon, covenant
 
-EXTRAS = ("a2a", "asyncpg", "biscuit_auth", "dns", "grpc", "ifaddr", "mcp", "opentelemetry", "pydantic_ai", "zeroconf")
+EXTRAS = ("a2a", "asyncpg", "dns", "grpc", "ifaddr", "mcp", "opentelemetry", "pydantic_ai", "zeroconf")
 AGENT = """
 from covenant import Agent, Turn
 

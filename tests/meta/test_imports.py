@@ -35,7 +35,7 @@ def test_a_tree_whose_imports_point_down_is_accepted(tmp_path: Path) -> None:
             "model/task": "import msgspec\nfrom dataclasses import dataclass\nfrom uuid import UUID\n",
             "wire/frame": "import json\nimport urllib.parse\nfrom covenant.model.task import Task\n",
             "seal/keys": "from cryptography import exceptions\nfrom covenant.model import task\n",
-            "seal/tokens": "import biscuit_auth\nfrom datetime import timedelta\n",
+            "seal/tokens": "import rfc8785\nfrom datetime import timedelta\n",
             "ledger/machine/decide": "import hashlib\nfrom covenant.ledger.machine.entry import Entry\n",
             "ledger/log/journal": "import os\nimport time\nfrom covenant.ledger.machine import decide\n",
             "exchange/accept": "import asyncio\nfrom covenant.ledger.contract.ledger import Ledger\n",

@@ -15,6 +15,7 @@ from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.tasks.reader import read_tree
 from covenant.ledger.machine.commands import Cancel, Sweep
 from covenant.ledger.machine.identity_commands import ChangeTenant, MakeGrant
+from covenant.ledger.machine.peer_commands import LearnPeer
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.content import Json, Text
 from covenant.model.grant import respond_actions
@@ -44,6 +45,18 @@ async def test_a_task_is_done_by_a_peer_and_its_result_is_proven(tmp_path: Path)
         assert delegation.broken == ()
         (work,) = await paul.works()
         assert (work.state, work.task_id, work.peer) == (COMPLETED, delegation.delegation_id, rita.id)
+
+
+async def test_a_kept_token_of_an_earlier_form_is_replaced_before_an_offer_is_made(tmp_path: Path) -> None:
+    async with two_peers(tmp_path, worker(shout)) as (rita, paul):
+        assert (await rita.ended(await rita.delegate(paul, "once"))).state is TaskState.COMPLETED
+        known = rita.ledger.peer(paul.id)
+        assert known is not None
+        assert known.capabilities is not None
+        kept = msgspec.structs.replace(known.capabilities, token="EroBCk8KBXJpZ2h0")
+        await rita.ledger.commit(LearnPeer(id=paul.id, by=OPERATOR, capabilities=kept))
+        view = await rita.ended(await rita.delegate(paul, "again"))
+        assert (view.state, said(view)) == (TaskState.COMPLETED, "AGAIN")
 
 
 async def test_a_proof_can_be_checked_offline_and_one_changed_line_breaks_it(tmp_path: Path) -> None:

@@ -1,58 +1,50 @@
-"""Capability tokens between instances: Biscuits that a provider issues, and that a requester can narrow by itself.
+"""Capability tokens between instances: a chain of signed blocks. A provider issues one; its holder can only narrow it.
 
-A token says who may use it, where, for which profiles, for how many tokens, how deep and until when. Each further block
-can only add conditions. Its holder alone can use it: the sender of the envelope must be the one named.
+A token says who may use it, where, for which profiles, for how many tokens, how deep and until when. The provider's
+identity key signs the first block. Each block names a new key, and that key signs the block that follows, so a holder
+adds conditions without a secret of the provider. The token ends with the private half of the last key, or with a seal
+made by it: without either, nobody could tell whether blocks were cut off at the end.
 
-The library would evaluate any rule that a block brings, and one rule can take all memory before a limit is looked at.
-So a block with anything but conditions of the forms below is refused, and what they say is also compared here: both
-readings must allow. The library's limit of 1 ms would refuse honest tokens on a busy machine; it is 100 ms here, and
-passing it is no denial. The root is the provider's identity key. What a Biscuit signs begins with a byte that nothing
-else begins with that this key signs.
+A block has conditions and nothing else. They are the fields of `_Block`, read by fixed rules: there is no language to
+interpret, and judging the longest token costs `BLOCKS_MAX + 1` signatures. A block is signed as a document of its own
+kind, together with the signature before it, so it holds at one place of one token.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator
-from datetime import timedelta
-from typing import Any, Final
+from collections.abc import Callable
+from functools import reduce
+from typing import Annotated, Any, Final
 
 import msgspec
-from biscuit_auth import (
-    Algorithm,
-    AuthorizationError,
-    AuthorizerBuilder,
-    Biscuit,
-    BiscuitBlockError,
-    BiscuitBuilder,
-    BiscuitSerializationError,
-    BiscuitValidationError,
-    BlockBuilder,
-    DataLogError,
-    PrivateKey,
-)
-from biscuit_auth import PublicKey as RootKey
 
-from covenant.model.errors import Forbidden, Invalid, Unavailable
-from covenant.model.ids import PublicKey, from_base58
-from covenant.model.peers.instance import WHOLE_MAX, InstanceId
+from covenant.model.errors import Forbidden, Invalid
+from covenant.model.ids import PublicKey
+from covenant.model.peers.instance import WHOLE_MAX, Instance, InstanceId, Key, Signature, Whole
 from covenant.seal.identity import instance_id
-from covenant.seal.keys import public_key
+from covenant.seal.keys import (
+    Uncanonical,
+    base64url,
+    canonical,
+    digest,
+    document_holds,
+    from_base64url,
+    new_private_key,
+    public_key,
+    sign_document,
+)
 
+TOKEN_START: Final = "cvt1."  # noqa: S105  (how such a token begins)
 TOKEN_CHARS_MAX: Final = 8_192
 BLOCKS_MAX: Final = 8
-CONDITIONS_MAX: Final = 16
-EVALUATION_MS_MAX: Final = 100
 PROFILES_MAX: Final = 64
 
-_NAME = r"[A-Za-z0-9_.\-]{1,128}"
-_NUMBER = re.compile(r"check if (now|budget|depth)\(\$\1\), \$\1 <= ([0-9]{1,16});").fullmatch
-_WORD = re.compile(rf'check if (holder|audience|offer)\("({_NAME})"\);').fullmatch
-_SET = re.compile(
-    rf'check if profile\(\$profile\), \{{("{_NAME}"(?:, "{_NAME}")*)\}}\.contains\(\$profile\);'
-).fullmatch
-_IS_NAME = re.compile(_NAME).fullmatch
+_BLOCK: Final = "token-block"
+_SEAL: Final = "token-seal"
+_NAME: Final = r"[A-Za-z0-9_.\-]{1,128}"
+_IS_NAME: Final = re.compile(_NAME).fullmatch
+_Name = Annotated[str, msgspec.Meta(pattern=rf"\A{_NAME}\Z")]
 
 
 class Narrowing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -85,28 +77,66 @@ class Use(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     offer_id: str
 
 
+class _Block(
+    msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename="camel"
+):
+    next_key: Key
+    signature: Signature = ""
+    """By the key that the block before names, over the other fields and the signature of that block."""
+    holder: Instance | None = None
+    """In the first block, and there alone; so is `audience`."""
+    audience: Instance | None = None
+    profiles: Annotated[tuple[_Name, ...], msgspec.Meta(min_length=1, max_length=PROFILES_MAX)] | None = None
+    budget: Whole | None = None
+    depth: Whole | None = None
+    expires_at_ms: Whole | None = None
+    offer_id: _Name | None = None
+
+    def terms(self) -> Narrowing:
+        return Narrowing(
+            profiles=frozenset(self.profiles) if self.profiles is not None else None,
+            budget=self.budget,
+            depth=self.depth,
+            expires_at_ms=self.expires_at_ms,
+            offer_id=self.offer_id,
+        )
+
+
+class _Chain(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    blocks: Annotated[tuple[_Block, ...], msgspec.Meta(min_length=1, max_length=BLOCKS_MAX)]
+    secret: Annotated[str, msgspec.Meta(max_length=43)] | None = None
+    """The private half of the last key, with which the holder narrows the token."""
+    seal: Signature | None = None
+    """By the last key, over the last signature, in place of `secret`: nobody can narrow the token any further."""
+
+
 def issue(private_key: bytes, holder: InstanceId, terms: Narrowing) -> str:
     """Made by the provider, for one holder. `expires_at_ms` must be given: nothing is allowed for ever."""
     if terms.expires_at_ms is None:
         raise ValueError("a token must expire")
-    source, values = _conditions(terms)
-    words = {"holder": _named(holder), "audience": instance_id(public_key(private_key))}
-    builder = BiscuitBuilder(
-        f'right("delegate"); check if holder({{holder}}); check if audience({{audience}}); {source}',
-        {**words, **values},
+    following = new_private_key()
+    first = msgspec.structs.replace(
+        _conditions(terms, following), holder=holder, audience=instance_id(public_key(private_key))
     )
-    token: str = builder.build(_MAKE_PRIVATE(private_key, _ED25519)).to_base64()
-    return token
+    return _write((_signed(private_key, first, after=""),), following)
 
 
-def narrow(token: str, provider_key: PublicKey, further: Narrowing) -> str:
-    """Made by the holder, who needs no secret for it. `Invalid` if it is no token of this provider."""
-    biscuit = _read(token, provider_key)
-    source, values = _conditions(further)
-    if not source:
+def narrow(token: str, provider_key: PublicKey, further: Narrowing, *, sealed: bool = False) -> str:
+    """Made by the holder, who needs no secret of the provider. `sealed`: nobody can narrow the result.
+
+    `token_malformed` if the token is sealed or has no room for a block; otherwise refused as `authorize` refuses it.
+    """
+    chain = _read(token, provider_key)
+    if chain.secret is None:
+        raise Invalid("token_malformed", "the token is sealed: it cannot be narrowed")
+    if further == Narrowing() and not sealed:
         return token
-    narrowed: str = biscuit.append(BlockBuilder(source, values)).to_base64()
-    if len(narrowed) > TOKEN_CHARS_MAX or biscuit.block_count() >= BLOCKS_MAX:
+    if len(chain.blocks) >= BLOCKS_MAX:
+        raise Invalid("token_malformed", "the token cannot be narrowed any further")
+    following = new_private_key()
+    block = _signed(from_base64url(chain.secret), _conditions(further, following), after=chain.blocks[-1].signature)
+    narrowed = _write((*chain.blocks, block), following, sealed=sealed)
+    if len(narrowed) > TOKEN_CHARS_MAX:
         raise Invalid("token_malformed", "the token cannot be narrowed any further")
     return narrowed
 
@@ -116,155 +146,122 @@ def authorize(
 ) -> Narrowing:
     """What the token allows in all, if it allows this. `provider_key` is our own.
 
-    `token_malformed`, `token_untrusted`, `token_revoked`, `token_denied`; or `token_unevaluated`, which is our fault.
+    Refuses with `token_malformed`, `token_untrusted`, `token_revoked` or `token_denied`.
     """
-    with _contained():
-        return _authorize(_read(token, provider_key), provider_key, use, now_ms, revoked)
-
-
-def _authorize(
-    biscuit: Biscuit, provider_key: PublicKey, use: Use, now_ms: int, revoked: Callable[[str], bool]
-) -> Narrowing:
-    if any(revoked(each) for each in biscuit.revocation_ids):
+    chain = _read(token, provider_key)
+    if any(map(revoked, _ids(chain))):
         raise Forbidden("token_revoked", "the token was revoked")
-    terms, words = _terms(biscuit)
-    wanted = {"holder": use.sender, "audience": instance_id(provider_key), "offer": use.offer_id}
-    if any(wanted[name] != word for name, word in words):
-        raise Forbidden("token_denied", "the token is for another holder, provider or offer")
-    _compare(terms, use, now_ms)
-    _evaluate(biscuit, use, wanted, now_ms)
+    terms = reduce(Narrowing.and_also, (block.terms() for block in chain.blocks))
+    first = chain.blocks[0]
+    failed = [
+        said
+        for said, holds in (
+            ("it is for another holder", first.holder == use.sender),
+            ("it is for another provider", first.audience == instance_id(provider_key)),
+            ("it is for another offer", all(each.offer_id in (None, use.offer_id) for each in chain.blocks)),
+            ("it has expired", terms.expires_at_ms is not None and now_ms <= terms.expires_at_ms),
+            ("it is not for this profile", terms.profiles is None or use.profile in terms.profiles),
+            ("it is not for so many tokens", terms.budget is None or use.budget <= terms.budget),
+            ("it is not for this depth", terms.depth is None or use.depth <= terms.depth),
+        )
+        if not holds
+    ]
+    if failed:
+        raise Forbidden("token_denied", f"the token does not allow this: {', '.join(failed)}")
     return terms
 
 
 def token_ids(token: str, provider_key: PublicKey) -> tuple[str, ...]:
     """One for each block, the provider's first. Revoking one revokes all that was narrowed from there."""
-    return tuple(_read(token, provider_key).revocation_ids)
+    return _ids(_read(token, provider_key))
 
 
-def _read(token: str, provider_key: PublicKey) -> Biscuit:
-    if not token or len(token) > TOKEN_CHARS_MAX or not token.isascii():
+def is_token(text: str | None) -> bool:
+    """Whether this has the form of a token. An earlier form is replaced when the holder next asks the provider."""
+    return text is not None and text.startswith(TOKEN_START)
+
+
+def _read(token: str, provider_key: PublicKey) -> _Chain:
+    """The chain, with every signature checked, and none of its conditions."""
+    if not is_token(token) or len(token) > TOKEN_CHARS_MAX:
         raise Invalid("token_malformed", "not a token")
     try:
-        biscuit = Biscuit.from_base64(token, _MAKE_ROOT(from_base58(provider_key), _ED25519))
-    except (BiscuitValidationError, BiscuitSerializationError, BiscuitBlockError, ValueError):
-        raise Forbidden("token_untrusted", "not a token of this provider") from None
-    if biscuit.block_count() > BLOCKS_MAX:
-        raise Invalid("token_malformed", f"narrowed more than {BLOCKS_MAX - 1} times")
-    return biscuit
+        data = from_base64url(token.removeprefix(TOKEN_START))
+        chain = _DECODER.decode(data)
+        canonical_data = canonical(msgspec.to_builtins(chain))
+    except (ValueError, Uncanonical):
+        raise Invalid("token_malformed", "not a token") from None
+    # One text for each token: a field twice, in another order or with a default written out is another text.
+    if data != canonical_data or (chain.secret is None) == (chain.seal is None):
+        raise Invalid("token_malformed", "not a token in its one form")
+    first, *others = chain.blocks
+    if None in (first.holder, first.audience, first.expires_at_ms):
+        raise Invalid("token_malformed", "the first block lacks a holder, an audience or an end")
+    if any(each.holder is not None or each.audience is not None for each in others):
+        raise Invalid("token_malformed", "a further block names a holder or an audience")
+    if not _holds(chain, provider_key):
+        raise Forbidden("token_untrusted", "not a token of this provider")
+    return chain
 
 
-def _terms(biscuit: Biscuit) -> tuple[Narrowing, list[tuple[str, str]]]:
-    """What all blocks say together. A block with anything that is not a condition of ours is refused, unevaluated."""
-    terms, words = Narrowing(), list[tuple[str, str]]()
-    for index in range(biscuit.block_count()):
-        if biscuit.block_external_key(index) is not None:
-            raise Invalid("token_malformed", "a block of a third party")
-        lines = biscuit.block_source(index).split("\n")
-        if index == 0:
-            lines = [line for line in lines if line != 'right("delegate");']
-        lines = [line for line in lines if line]
-        if len(lines) > CONDITIONS_MAX:
-            raise Invalid("token_malformed", "too many conditions")
-        for line in lines:
-            terms = _read_condition(line, terms, words)
-    return terms, words
-
-
-def _read_condition(line: str, terms: Narrowing, words: list[tuple[str, str]]) -> Narrowing:
-    if (number := _NUMBER(line)) is not None:
-        return terms.and_also(_BOUND[number[1]](int(number[2])))
-    if (word := _WORD(line)) is not None:
-        words.append((word[1], word[2]))
-        return terms.and_also(Narrowing(offer_id=word[2])) if word[1] == "offer" else terms
-    if (names := _SET(line)) is not None:
-        return terms.and_also(Narrowing(profiles=frozenset(names[1].replace('"', "").split(", "))))
-    raise Invalid("token_malformed", "a block has something other than conditions")
-
-
-_BOUND: Final[dict[str, Callable[[int], Narrowing]]] = {
-    "now": lambda bound: Narrowing(expires_at_ms=bound),
-    "budget": lambda bound: Narrowing(budget=bound),
-    "depth": lambda bound: Narrowing(depth=bound),
-}
-
-
-def _compare(terms: Narrowing, use: Use, now_ms: int) -> None:
-    over = [
-        said
-        for said, holds in (
-            ("it is over", terms.expires_at_ms is not None and now_ms <= terms.expires_at_ms),
-            ("not for this profile", terms.profiles is None or use.profile in terms.profiles),
-            ("not for so many tokens", terms.budget is None or use.budget <= terms.budget),
-            ("not for this depth", terms.depth is None or use.depth <= terms.depth),
-        )
-        if not holds
-    ]
-    if over:
-        raise Forbidden("token_denied", f"the token does not allow this: {', '.join(over)}")
-
-
-def _evaluate(biscuit: Biscuit, use: Use, wanted: dict[str, str], now_ms: int) -> None:
-    facts = {**wanted, "profile": use.profile, "budget": use.budget, "depth": use.depth, "now": now_ms}
-    source = " ".join(f"{name}({{{name}}});" for name in facts)
+def _holds(chain: _Chain, provider_key: PublicKey) -> bool:
+    key, after = provider_key, ""
+    for block in chain.blocks:
+        if not document_holds(key, _BLOCK, _document(block, after), block.signature):
+            return False
+        key, after = PublicKey(block.next_key), block.signature
+    if chain.seal is not None:
+        return document_holds(key, _SEAL, {"after": after}, chain.seal)
     try:
-        builder: Any = AuthorizerBuilder(f'{source} allow if right("delegate");', facts)
-        limits = builder.limits()  # not in the library's stubs
-        limits.max_time = timedelta(milliseconds=EVALUATION_MS_MAX)
-        builder.set_limits(limits)
-        builder.build(biscuit).authorize()
-    except AuthorizationError as refused:
-        if "limits" in str(refused):
-            raise Unavailable("token_unevaluated", "the token could not be evaluated in time; try again") from None
-        raise Forbidden("token_denied", "the token does not allow this") from None
-    except (DataLogError, TypeError, ValueError):  # a fact that it has no words for
-        raise Forbidden("token_denied", "the token does not allow this") from None
+        return public_key(from_base64url(chain.secret or "")) == key
+    except ValueError:
+        return False
 
 
-def _conditions(terms: Narrowing) -> tuple[str, dict[str, Any]]:
-    sources: list[str] = []
-    values: dict[str, Any] = {}
-    numbers = {"now": terms.expires_at_ms, "budget": terms.budget, "depth": terms.depth}
-    for name, bound in numbers.items():
-        if bound is not None:
-            if not 0 <= bound <= WHOLE_MAX:
-                raise ValueError(f"{name} cannot be {bound}")
-            sources.append(f"check if {name}(${name}), ${name} <= {{{name}}};")
-            values[name] = bound
-    if terms.profiles is not None:
-        if not 0 < len(terms.profiles) <= PROFILES_MAX:
-            raise ValueError("a token is for one profile at least, and for a bounded number of them")
-        sources.append("check if profile($profile), {profiles}.contains($profile);")
-        values["profiles"] = set(map(_named, terms.profiles))
-    if terms.offer_id is not None:
-        sources.append("check if offer({offer});")
-        values["offer"] = _named(terms.offer_id)
-    return " ".join(sources), values
+def _document(block: _Block, after: str) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(block)
+    document.pop("signature", None)
+    return {**document, "after": after}
 
 
-def _named(name: str) -> str:
-    # The library prints texts without escaping them; these need none.
-    if _IS_NAME(name) is None:
-        raise ValueError(f"a token cannot name {name[:80]!r}")
-    return name
+def _ids(chain: _Chain) -> tuple[str, ...]:
+    signatures = ("", *(each.signature for each in chain.blocks))
+    return tuple(digest(_document(block, after)) for block, after in zip(chain.blocks, signatures, strict=False))
+
+
+def _signed(private_key: bytes, block: _Block, *, after: str) -> _Block:
+    return msgspec.structs.replace(block, signature=sign_document(private_key, _BLOCK, _document(block, after)))
+
+
+def _write(blocks: tuple[_Block, ...], last_key: bytes, *, sealed: bool = False) -> str:
+    if sealed:
+        chain = _Chain(blocks=blocks, seal=sign_document(last_key, _SEAL, {"after": blocks[-1].signature}))
+    else:
+        chain = _Chain(blocks=blocks, secret=base64url(last_key))
+    return TOKEN_START + base64url(canonical(msgspec.to_builtins(chain)))
+
+
+def _conditions(terms: Narrowing, following: bytes) -> _Block:
+    for name, bound in (("expiry", terms.expires_at_ms), ("budget", terms.budget), ("depth", terms.depth)):
+        if bound is not None and not 0 <= bound <= WHOLE_MAX:
+            raise ValueError(f"{name} cannot be {bound}")
+    if terms.profiles is not None and not 0 < len(terms.profiles) <= PROFILES_MAX:
+        raise ValueError("a token is for one profile at least, and for a bounded number of them")
+    for name in (*(terms.profiles or ()), *([terms.offer_id] if terms.offer_id is not None else ())):
+        if _IS_NAME(name) is None:
+            raise ValueError(f"a token cannot name {name[:80]!r}")
+    return _Block(
+        next_key=public_key(following),
+        profiles=tuple(sorted(terms.profiles)) if terms.profiles is not None else None,
+        budget=terms.budget,
+        depth=terms.depth,
+        expires_at_ms=terms.expires_at_ms,
+        offer_id=terms.offer_id,
+    )
 
 
 def _least(*bounds: int | None) -> int | None:
     return min((each for each in bounds if each is not None), default=None)
 
 
-# Its stubs know neither the algorithms nor that a key needs one.
-_ED25519: Final[Any] = getattr(Algorithm, "Ed25519")  # noqa: B009
-_MAKE_PRIVATE: Final[Any] = PrivateKey.from_bytes
-_MAKE_ROOT: Final[Any] = RootKey.from_bytes
-
-
-@contextlib.contextmanager
-def _contained() -> Iterator[None]:
-    """The library is native code: where it gives up on a block that was made to break it, only the block is refused."""
-    try:
-        yield
-    except BaseException as broken:
-        # Not an `Exception`, and not exported: left alone it would end the daemon.
-        if type(broken).__name__ != "PanicException":
-            raise
-        raise Invalid("token_malformed", "the token cannot be read") from None
+_DECODER: Final = msgspec.json.Decoder(_Chain)

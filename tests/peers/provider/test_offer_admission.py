@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from covenant.model.clock_steps import Ages
-from covenant.model.errors import Unavailable
 from covenant.model.ids import PublicKey
 from covenant.model.peers.delegation import Peer, PeerLimits
 from covenant.model.peers.delegation_messages import DelegationOffer, Profile
@@ -222,10 +221,9 @@ class TestTokens:
         with pytest.raises(OfferRejected, match="ask for our capabilities again"):
             judged(offer(token=None))
 
-    def test_one_that_cannot_be_judged_in_time_is_no_verdict(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("covenant.seal.tokens.EVALUATION_MS_MAX", 0.001)
-        with pytest.raises(Unavailable):
-            judged()
+    def test_one_that_its_holder_sealed_is_taken(self) -> None:
+        sealed = narrow(token(), US.key, Narrowing(budget=600), sealed=True)
+        assert judged(offer(token=sealed)).budget == 600
 
     def test_they_are_given_to_those_alone_who_may_delegate(self) -> None:
         for of, settings in (

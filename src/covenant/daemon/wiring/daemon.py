@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from covenant.peers.peer_services import PeerServices
 
 PEER_PACKAGES: Final = {
-    "biscuit_auth": "biscuit-python",
     "dns": "dnspython",
     "ifaddr": "ifaddr",
     "zeroconf": "zeroconf",

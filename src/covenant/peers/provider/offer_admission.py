@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from covenant.model.clock_steps import STEADY, Ages
-from covenant.model.errors import CovenantError, Refusal, Unavailable
+from covenant.model.errors import CovenantError, Refusal
 from covenant.model.ids import PublicKey
 from covenant.model.peers.delegation import Peer
 from covenant.model.peers.delegation_messages import BUDGET_MAX, DelegationOffer, Profile, RejectCode
@@ -99,7 +99,7 @@ def judge_offer(
     rate: Callable[[Peer], int | None],
     revoked: Callable[[str], bool],
 ) -> AgreedTerms:
-    """Raises `OfferRejected`. `Unavailable` is no verdict: the token could not be evaluated in time.
+    """Raises `OfferRejected`.
 
     `rate` says for how many milliseconds this peer may not offer, and counts this offer if it may.
     """
@@ -167,8 +167,6 @@ def _allowed(
     expiry_ms = facts.ages.expiry_ms(facts.now_ms)
     try:
         return authorize(offer.token, facts.our_key, use, now_ms=expiry_ms, revoked=revoked)
-    except Unavailable:
-        raise
     except Refusal as refused:
         raise OfferRejected(
             "denied", f"{refused.message} ({refused.code}); ask for our capabilities again, which bring a new one"

@@ -48,7 +48,7 @@ from covenant.peers.message_redaction import Redacted, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.inbox import IncomingMessage
 from covenant.seal.proofs import assert_offer, verify_proof
-from covenant.seal.tokens import Narrowing, narrow
+from covenant.seal.tokens import Narrowing, is_token, narrow
 from covenant.wire.redaction import SecretFinding
 
 Told = Callable[[tuple[SecretFinding, ...]], None]
@@ -126,7 +126,7 @@ class OfferBuilder(PeerService):
         try:
             capabilities = await self._directory.capabilities(peer)
             # What was said to a mere peer has no token; since then it may have verified us.
-            if capabilities.token is None or not _has(capabilities, profile):
+            if not is_token(capabilities.token) or not _has(capabilities, profile):
                 capabilities = await self._directory.capabilities(peer, fresh=True)
         except Refusal:
             kept = self._ledger.peer(peer.id)
@@ -197,7 +197,7 @@ class OfferBuilder(PeerService):
                 expires_at_ms=self._now_ms() + TOKEN_MS,
                 offer_id=offer.offer_id,
             )
-            token = narrow(token, PublicKey(peer.keys.identity_key), further)
+            token = narrow(token, PublicKey(peer.keys.identity_key), further, sealed=True)
         return assert_offer(self._keyring.private_key, _replace(offer, token=token), provider=peer.id)
 
 
