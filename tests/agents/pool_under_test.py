@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from covenant.agents.api import Agent
 from covenant.agents.function_agent import FunctionAgent
-from covenant.agents.runtime.job import JobLimits, RunnableAgent
+from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.exchange.tasks.reader import TaskReader
 from covenant.ledger.embedded.engine import EmbeddedLedger
@@ -18,6 +18,7 @@ from covenant.ledger.embedded.open import memory_ledger, open_ledger
 from covenant.ledger.machine.commands import Accept, Cancel, Canceled, Continue
 from covenant.model.content import Content, Text
 from covenant.model.ids import TaskId
+from covenant.model.settings import A2aSettings
 from covenant.model.task import Task, fingerprint
 from covenant.model.task_event import ArtifactUpdate, Ended, MessageUpdate, StatusUpdate, Step
 from covenant.model.task_view import TaskView
@@ -50,7 +51,8 @@ class PoolUnderTest:
     async def send(self, text: str = "go", *, at_once: bool = True, **fields: Any) -> TaskId:
         """At once, into a free place if there is one, or only into the queue."""
         fields.setdefault("origin", "a2a")
-        task = Task(id=TaskId(str(uuid4())), sender=ALICE, recipient=BOB, intent_text=text, **fields)
+        fields.setdefault("sender", ALICE)
+        task = Task(id=TaskId(str(uuid4())), recipient=BOB, intent_text=text, **fields)
         digest, _ = fingerprint(task)
         place = self.workers.reserve(BOB.pubkey) if at_once else None
         accepted = await self.ledger.commit(
@@ -117,7 +119,7 @@ async def open_pool(
     ledger: EmbeddedLedger,
     *,
     setting: Callable[[PoolUnderTest], None] | None = None,
-    limits: JobLimits | None = None,
+    limits: A2aSettings | None = None,
     stop_s: float = 2.0,
 ) -> AsyncIterator[PoolUnderTest]:
     """The workers works inside; at the end it is stopped, with time for what is under way."""

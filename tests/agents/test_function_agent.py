@@ -11,9 +11,10 @@ import pytest
 
 from covenant import Agent, Turn
 from covenant.agents.function_agent import FunctionAgent
-from covenant.agents.runtime.job import Job, JobLimits
+from covenant.agents.runtime.job import Job
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.model.content import Json, Resource, ResourceLink, Text
+from covenant.model.settings import A2aSettings
 from covenant.model.task import ResultStatus
 from covenant.model.task_event import Began, Started
 from covenant.model.task_view import TaskState
@@ -302,7 +303,7 @@ async def test_a_flood_is_stopped_at_the_limit_of_updates(ledger: EmbeddedLedger
             said += 1
             yield "more "
 
-    async with open_pool(ledger, limits=JobLimits(updates_max=1_000)) as pool:
+    async with open_pool(ledger, limits=A2aSettings(turn_updates_max=1_000)) as pool:
         pool.serve(flood)
         view = await pool.ask()
         assert (view.state, told(view)) == (TaskState.FAILED, "the agent said more than 1000 updates in one turn")
@@ -315,7 +316,7 @@ async def test_a_flood_is_stopped_at_the_limit_of_bytes(ledger: EmbeddedLedger) 
         while True:
             yield turn.file("big.bin", bytes(10_000))
 
-    async with open_pool(ledger, limits=JobLimits(bytes_max=1_000_000)) as pool:
+    async with open_pool(ledger, limits=A2aSettings(turn_bytes_max=1_000_000)) as pool:
         pool.serve(flood)
         view = await pool.ask()
         assert (view.state, told(view)) == (TaskState.FAILED, "the agent said more than 1000000 bytes in one turn")

@@ -153,12 +153,14 @@ def _tell_all(generator: Generator[Any, Any, Any], line: ThreadChannel, hear: Ca
         generator.close()
 
 
-async def earlier(job: Job) -> tuple[MessageUpdate, ...]:
-    """What was said before this turn. What it is about came in the meantime, and is not part of it."""
-    if job.leased.turn == 1:
-        return await job.thread()
-    view = await job.view()
-    return tuple(said for said in view.history if said not in job.messages) if view is not None else ()
+async def earlier(job: Job, *, context: bool = False) -> tuple[MessageUpdate, ...]:
+    """What was said before this turn. What it is about came in the meantime, and is not part of it.
+
+    `context`: with what was said in earlier tasks of the same A2A context.
+    """
+    before = await job.thread(context=context)
+    view = await job.view() if job.leased.turn > 1 else None
+    return (*before, *(said for said in view.history if said not in job.messages)) if view is not None else before
 
 
 def _say_returned(returned: Any, job: FunctionJob, output: FunctionOutput) -> None:

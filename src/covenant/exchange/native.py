@@ -31,9 +31,9 @@ from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import INDEX, AgentDefinition, CatalogueAgent, read_agent_definition
 from covenant.model.content import Content, Resource, Text
 from covenant.model.errors import Conflict, Invalid, NotFound
-from covenant.model.ids import PublicKey, TaskId
+from covenant.model.ids import TaskId
 from covenant.model.sanitizer import without_reserved
-from covenant.model.task import NATIVE, Hop, Task, check_hop, fingerprint
+from covenant.model.task import A2A, NATIVE, Hop, Task, check_hop, fingerprint
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from covenant.model.task_view import TaskView, fold
 from covenant.wire.native import CONVERSATION, conversation_of
@@ -111,7 +111,8 @@ class Conversations:
     async def messages(self, caller: Caller, conversation_id: str, limit: int) -> Sequence[TaskView]:
         found = await self.get(caller, conversation_id)
         recipient = self._catalogue.identity(caller.tenant.name, found.agent).pubkey
-        return await _tasks(self._ledger, recipient, context_of(found.conversation_id), limit)
+        query = ListQuery(recipient=recipient, context_id=context_of(found.conversation_id), limit=limit)
+        return await _tasks(self._ledger, query, NATIVE)
 
     async def waiting(self, caller: Caller, conversation_id: str, task_id: TaskId) -> TaskView | None:
         """The task that waits for the client's next words, if one does.
@@ -151,13 +152,17 @@ def context_of(conversation_id: str) -> str:
 
 
 async def earlier_messages(ledger: Ledger, task: Task) -> tuple[MessageUpdate, ...]:
-    """What was said in a task's conversation before it, within bounds; nothing if it is in none."""
-    context_id = task.context_id
-    if context_id is None or conversation_of(task.origin, context_id) is None:
+    """What was said in a task's conversation, or A2A context, before it, within bounds; nothing if it is in none.
+
+    Anybody can name a context: only tasks of the same sender are part of it.
+    """
+    context_id, sender = task.context_id, task.sender.pubkey if task.origin == A2A else None
+    if context_id is None or not _is_shared(task, context_id):
         return ()
     kept: list[MessageUpdate] = []
     room = HISTORY_CHARACTERS_MAX
-    for view in reversed(await _tasks(ledger, task.recipient.pubkey, context_id, HISTORY_TASKS_MAX)):
+    query = ListQuery(recipient=task.recipient.pubkey, sender=sender, context_id=context_id, limit=HISTORY_TASKS_MAX)
+    for view in reversed(await _tasks(ledger, query, task.origin)):
         if view.task.id == task.id or not view.state.terminal:
             continue
         room -= sum(_length(message) for message in view.history)
@@ -174,7 +179,9 @@ async def kept_files(ledger: Ledger, task: Task) -> dict[str, str]:
         return {}
     found: dict[str, str] = {}
     room = KEPT_BYTES_MAX
-    tasks = await _tasks(ledger, task.recipient.pubkey, context_id, HISTORY_TASKS_MAX, artifacts=True)
+    recipient = task.recipient.pubkey
+    query = ListQuery(recipient=recipient, context_id=context_id, limit=HISTORY_TASKS_MAX, artifacts=True)
+    tasks = await _tasks(ledger, query, NATIVE)
     parts = (part for view in reversed(tasks) for artifact in reversed(view.artifacts) for part in artifact.parts)
     for part in parts:
         if not isinstance(part, Resource) or not (part.metadata or {}).get(KEPT) or part.filename in (None, *found):
@@ -187,13 +194,17 @@ async def kept_files(ledger: Ledger, task: Task) -> dict[str, str]:
     return found
 
 
-async def _tasks(
-    ledger: Ledger, recipient: PublicKey, context_id: str, limit: int, *, artifacts: bool = False
-) -> list[TaskView]:
-    """The newest, the oldest of them first. Only those that came by this door: anybody can name a context."""
-    query = ListQuery(recipient=recipient, context_id=context_id, limit=limit, artifacts=artifacts)
+def _is_shared(task: Task, context_id: str) -> bool:
+    """Whether other tasks may be in its context, too. One that named none has its own."""
+    if task.origin == A2A:
+        return context_id != task.id
+    return conversation_of(task.origin, context_id) is not None
+
+
+async def _tasks(ledger: Ledger, query: ListQuery, origin: str) -> list[TaskView]:
+    """The newest, the oldest of them first. Only those that came by this door."""
     listing = await ledger.listing(query)
-    views = [view for steps in listing.tasks if (view := fold(steps)) is not None and view.task.origin == NATIVE]
+    views = [view for steps in listing.tasks if (view := fold(steps)) is not None and view.task.origin == origin]
     return sorted(views, key=lambda view: (view.created_at_ms, view.task.id))
 
 

@@ -114,6 +114,11 @@ class A2aSettings:
     agent_concurrency: int = setting(64, whole(1, 100_000), "Turns at once of an agent that does not say how many.")
     turn_updates_max: int = setting(100_000, whole(1, 10_000_000), "Updates that an agent may make in one turn.")
     turn_bytes_max: int = setting(16 * MIB, whole(1024, 1024 * MIB), "How much an agent may say in one turn.")
+    context_history: bool = setting(
+        True,
+        switch,
+        "Whether model agents and pydantic-ai agents are given what was said earlier in a message's context.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic_ai import Agent
@@ -10,9 +12,12 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
 
 from covenant.agents.model.pydantic_agent import PydanticAiAgent
+from covenant.exchange.native import HISTORY_CHARACTERS_MAX
 from covenant.model.content import Embedded, Json, Resource, Text
+from covenant.model.settings import A2aSettings
 from covenant.model.task_view import TaskState
-from tests.agents.pool_under_test import PoolUnderTest, chunks, told
+from tests.agents.pool_under_test import PoolUnderTest, a_ledger, chunks, open_pool, told
+from tests.ledger_contract.samples import agent
 from tests.waits import BOUND_S
 
 TestModel.__test__ = False  # its name makes pytest take it for tests
@@ -115,3 +120,58 @@ async def test_a_cancel_stops_the_run(pool: PoolUnderTest) -> None:
     await pool.cancel(task_id)
     await pool.idle()
     assert stopped.is_set()
+
+
+TRIP: Final[dict[str, Any]] = {"tenant": "default", "context_id": "trip"}
+
+
+def recalling(seen: list[list[str]]) -> PydanticAiAgent:
+    """An agent that writes down the texts of the messages that its model is given."""
+
+    async def model(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+        parts = [part for message in messages for part in message.parts]
+        seen.append([str(part.content) for part in parts if isinstance(part, UserPromptPart | TextPart)])
+        yield f"heard {seen[-1][-1]}"
+
+    return PydanticAiAgent(Agent(FunctionModel(stream_function=model)))
+
+
+async def test_earlier_tasks_of_the_context_are_its_history(pool: PoolUnderTest) -> None:
+    seen: list[list[str]] = []
+    pool.serve(recalling(seen))
+    for text in ("one", "two"):
+        await pool.ask(text, **TRIP)
+    await pool.ask("elsewhere", tenant="default", context_id="other")
+    await pool.ask("three", **TRIP)
+    assert seen == [
+        ["one"],
+        ["one", "heard one", "two"],
+        ["elsewhere"],
+        ["one", "heard one", "two", "heard two", "three"],
+    ]
+
+
+async def test_a_context_holds_nothing_of_another_sender(pool: PoolUnderTest) -> None:
+    seen: list[list[str]] = []
+    pool.serve(recalling(seen))
+    await pool.ask("secret", **TRIP)
+    await pool.ask("curious", **TRIP, sender=agent("mallory"))
+    assert seen == [["secret"], ["curious"]]
+
+
+async def test_the_history_of_a_context_is_bounded(pool: PoolUnderTest) -> None:
+    seen: list[list[str]] = []
+    pool.serve(recalling(seen))
+    await pool.ask("x" * HISTORY_CHARACTERS_MAX, **TRIP)
+    for number in range(3):
+        await pool.ask(str(number), **TRIP)
+    assert seen[-1] == ["0", "heard 0", "1", "heard 1", "2"]
+
+
+async def test_the_history_of_a_context_can_be_switched_off(tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+    async with a_ledger(tmp_path) as ledger, open_pool(ledger, limits=A2aSettings(context_history=False)) as pool:
+        pool.serve(recalling(seen))
+        for text in ("one", "two"):
+            await pool.ask(text, **TRIP)
+    assert seen == [["one"], ["two"]]

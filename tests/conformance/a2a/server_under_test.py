@@ -15,13 +15,13 @@ from uuid import uuid4
 
 import grpc  # type: ignore[import-untyped]
 
-from covenant.agents.runtime.job import JobLimits
 from covenant.doors.a2a.grpc import GrpcCalls, GrpcServer
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.exchange.cards import CardFeatures
 from covenant.ledger.contract.tasks import ListQuery
 from covenant.ledger.machine.commands import Sweep
 from covenant.model.ids import TaskId
+from covenant.model.settings import A2aSettings
 from covenant.model.task_event import Ended, Step
 from covenant.model.task_view import fold
 from covenant.model.tenants import DEFAULT
@@ -94,7 +94,7 @@ async def open_server(home: Path, *, push_notifications: bool = False) -> AsyncI
     options = A2AOptions(
         tenants=(NEIGHBOUR,),
         open_agent="open",
-        jobs=JobLimits(updates_max=300, bytes_max=1 << 20),
+        jobs=A2aSettings(turn_updates_max=300, turn_bytes_max=1 << 20),
         push_notifications=push_notifications,
     )
     async with open_a2a(home, *make_agents(gates), options=options) as opened, calling(opened, options) as channel:

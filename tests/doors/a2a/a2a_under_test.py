@@ -19,7 +19,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.agents.api import Agent
 from covenant.agents.function_agent import FunctionAgent
-from covenant.agents.runtime.job import JobLimits
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.environment import now_ms
 from covenant.daemon.keystore import admit_operator
@@ -147,7 +146,7 @@ class A2AOptions:
     open_agent: str = ""
     """Published, and may be called without a token."""
     push_notifications: bool = False
-    jobs: JobLimits | None = None
+    jobs: A2aSettings | None = None
     concurrency: int = 64
     tracer: Tracer = OFF
     port: int = 0

@@ -234,7 +234,7 @@ class ModelAgent:
             job.complete(*output.close(), partial=cut_at(model.stop_reason, job))
 
     async def _talk(self, job: Job, output: TurnOutput, toolbox: Toolbox, model: BoundedModel, usage: RunUsage) -> None:
-        before = history_of(await earlier(job))
+        before = history_of(await earlier(job, context=True))
         async with self._agent(job, toolbox, model).run_stream_events(
             prompt_of(job), message_history=before, usage_limits=self._limits(job), usage=usage
         ) as events:
@@ -247,7 +247,7 @@ class ModelAgent:
         adviser, limits = self._adviser, self._limits(job)
         assert adviser is not None
         agent, asked = self._agent(job, toolbox, model), "\n".join(text_of(message.parts) for message in job.messages)
-        prompt, before = prompt_of(job), history_of(await earlier(job))
+        prompt, before = prompt_of(job), history_of(await earlier(job, context=True))
         for redirects in range(adviser.redirects_max + 1):
             async with agent.run_stream_events(
                 prompt, message_history=before, usage_limits=limits, usage=usage

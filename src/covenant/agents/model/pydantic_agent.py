@@ -1,6 +1,7 @@
 """Agents written with pydantic-ai: an `Agent` runs here as it is.
 
-The turn's text and files are its prompt, and earlier turns its history. A linked file is named in the prompt with its
+The turn's text and files are its prompt. Its history is what was said in earlier turns and, within bounds, in earlier
+tasks of the same context. A linked file is named in the prompt with its
 URL, and not fetched. Text is streamed, other output becomes data, and the result says what the run used.
 """
 
@@ -39,7 +40,7 @@ class PydanticAiAgent:
 
     async def run(self, job: Job) -> None:
         output, usage = TurnOutput(job), RunUsage()
-        before = history_of(await earlier(job))
+        before = history_of(await earlier(job, context=True))
         # Told even if somebody else ends this turn: what was used was used.
         job.spending.running = lambda: used(usage)
         try:

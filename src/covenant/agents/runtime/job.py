@@ -2,7 +2,7 @@
 
 What the agent says is buffered, and written in order, several updates a record. The agent does not wait for the disk,
 and nobody sees an update before it is durable. An agent that says everything at once and ends costs one record. The
-buffer is bounded: an agent that is faster than the disk waits for `room`. So is the output of a turn (`JobLimits`).
+buffer is bounded: an agent that is faster than the disk waits for `room`. So is the output of a turn (`A2aSettings`).
 
 A job ends once, in the first way that was named. What is said after that, or after the job was stopped, is dropped.
 """
@@ -29,6 +29,7 @@ from covenant.model.content import Content
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLimit, Refusal, Unavailable
 from covenant.model.ids import AgentId
 from covenant.model.sanitizer import named_safely
+from covenant.model.settings import A2aSettings
 from covenant.model.task import NATIVE, Ending, Result, ResultStatus, error_result
 from covenant.model.task_event import MessageUpdate, StatusUpdate, Update
 from covenant.model.task_view import TaskView, first_message
@@ -47,11 +48,6 @@ log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
-class JobLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    updates_max: int = 100_000
-    bytes_max: int = 16 * 1024 * 1024
-
-
 class RunnableAgent(Protocol):
     """What does an agent's work: one turn a call, any number of turns at once."""
 
@@ -64,7 +60,7 @@ class JobServices(NamedTuple):
 
     ledger: Ledger
     loop: asyncio.AbstractEventLoop
-    limits: JobLimits
+    limits: A2aSettings
     done: Callable[[Job], None]
     delegations: Delegations | None
     tracer: Tracer
@@ -159,7 +155,7 @@ class Job:
         self._updates += 1
         self._bytes += size
         limits = self._services.limits
-        if self._updates > limits.updates_max or self._bytes > limits.bytes_max:
+        if self._updates > limits.turn_updates_max or self._bytes > limits.turn_bytes_max:
             self._flooded()
         pending = self._pending
         pending.append(update)
@@ -254,9 +250,10 @@ class Job:
             after = steps[-1].generation
         return found
 
-    async def thread(self) -> tuple[MessageUpdate, ...]:
-        """What was said in its conversation before this task, if it is part of one."""
-        return await earlier_messages(self._ledger, self.task) if self.task.origin == NATIVE else ()
+    async def thread(self, *, context: bool = False) -> tuple[MessageUpdate, ...]:
+        """What was said in its conversation before this task, if it is part of one; `context`: or in its context."""
+        wanted = self.task.origin == NATIVE or (context and self._services.limits.context_history)
+        return await earlier_messages(self._ledger, self.task) if wanted else ()
 
     async def kept_files(self) -> dict[str, str]:
         return await kept_files(self._ledger, self.task)
@@ -469,7 +466,11 @@ class Job:
 
     def _flooded(self) -> None:
         limits = self._services.limits
-        much = f"{limits.updates_max} updates" if self._updates > limits.updates_max else f"{limits.bytes_max} bytes"
+        much = (
+            f"{limits.turn_updates_max} updates"
+            if self._updates > limits.turn_updates_max
+            else f"{limits.turn_bytes_max} bytes"
+        )
         message = f"the agent said more than {much} in one turn"
         log.warning("agent.flooded", extra=self.fields(limit=much))
         self.unfinished = None

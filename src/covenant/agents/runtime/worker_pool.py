@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from covenant.agents.runtime.agent_spans import end_attempt, trace_queue
 from covenant.agents.runtime.function_threads import AgentThreads
-from covenant.agents.runtime.job import Job, JobLimits, JobServices, RunnableAgent
+from covenant.agents.runtime.job import Job, JobServices, RunnableAgent
 from covenant.agents.runtime.turn_limits import TenantSlots, TurnSlot
 from covenant.exchange.delegation import Delegations, tenant_of
 from covenant.ledger.contract.ledger import Ledger
@@ -30,6 +30,7 @@ from covenant.model.agent_definition import OnLost
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.retry_policy import ForceError, Posture, RepairCommand, Requeue
+from covenant.model.settings import A2aSettings
 from covenant.model.task import TIMED_OUT
 from covenant.model.tracing import OFF, Tracer
 
@@ -93,7 +94,7 @@ class WorkerPool:
         self,
         ledger: Ledger,
         *,
-        limits: JobLimits | None = None,
+        limits: A2aSettings | None = None,
         concurrency: int = CONCURRENCY,
         tenant_concurrency: int = 0,
         stop_s: float = STOP_S,
@@ -128,7 +129,7 @@ class WorkerPool:
         self._abandoned: dict[asyncio.Task[None], Job] = {}
         """Jobs that have ended although their agents go on, by the task of the agent."""
         self.delegations: Final = delegations(self) if delegations is not None else None
-        self._services = JobServices(ledger, self._loop, limits or JobLimits(), self._done, self.delegations, tracer)
+        self._services = JobServices(ledger, self._loop, limits or A2aSettings(), self._done, self.delegations, tracer)
         ledger.on_lost(self._lost, self._told)
 
     def register(

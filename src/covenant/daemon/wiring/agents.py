@@ -22,7 +22,7 @@ from covenant.agents.model.web_fetch import WebPages, WebSearch
 from covenant.agents.peer_agent import PeerAgent, PeerRequester
 from covenant.agents.process_agent import ProcessAgent
 from covenant.agents.router import IndexAgent, UnavailableAgent
-from covenant.agents.runtime.job import JobLimits, RunnableAgent
+from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.worker_pool import RunningJobs, WorkerPool
 from covenant.daemon.agent_files import AgentFiles
 from covenant.daemon.environment import environment, now_ms, program_environment
@@ -287,7 +287,7 @@ def _make_workers(base: Base, remotes: RemoteAgents, requester: Requester | None
 
     return WorkerPool(
         ledger,
-        limits=JobLimits(updates_max=a2a.turn_updates_max, bytes_max=a2a.turn_bytes_max),
+        limits=a2a,
         concurrency=a2a.agent_concurrency,
         tenant_concurrency=base.settings.tenants.concurrency,
         delegations=delegations,
