@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 
+from covenant.cli.call_agent import _Written
 from tests.cli.daemons import COVENANT, Daemon, Ran, covenant, environment, said_until
 from tests.waits import BOUND_S, LONGER_S
 
@@ -168,3 +169,19 @@ def test_a_message_can_come_by_standard_input(daemon: Daemon, tmp_path: Path) ->
     token = str(daemon.home / "operator.token")
     ran = covenant("call", url, "-", "--token-file", token, "--home", str(daemon.home), stdin="a long text\n")
     assert (ran.code, ran.out) == (0, "hello there\n")
+
+
+@pytest.mark.parametrize(
+    ("second", "written"),
+    [
+        pytest.param("one two three", "one two three", id="the same and more"),
+        pytest.param("one two ", "one two ", id="the same"),
+        pytest.param("one", "one two \none", id="less"),
+        pytest.param("one more", "one two \none more", id="something else"),
+        pytest.param("three", "one two \nthree", id="something else at once"),
+    ],
+)
+def test_a_second_attempt_is_written_where_it_says_something_new(second: str, written: str) -> None:
+    chunks = [("one ", False), ("two ", True), (second[:1], False), *((each, True) for each in second[1:])]
+    shown = _Written()
+    assert "".join([*(shown.add(text, append=append) for text, append in chunks), shown.end()]) == written

@@ -156,6 +156,7 @@ class Progress:
         self._live = live
         self._watched = sys.stderr.isatty()
         self._wrote: list[str] = []
+        self._artifacts: dict[str, _Written] = {}
         self._state: str | None = None
         self.stream: RemoteStream | None = None
 
@@ -164,17 +165,25 @@ class Progress:
         return self.stream.called_off if self.stream is not None else ""
 
     def show(self, news: RemoteEvent) -> None:
-        from covenant.model.task_view import RemoteStatus, RemoteTask
+        from covenant.model.task_view import RemoteArtifact, RemoteStatus, RemoteTask
 
-        if not isinstance(news, RemoteStatus | RemoteTask):
-            if self._live and news.text:
-                self._wrote.append(news.text)
-                put(news.text, nl=False)
+        if isinstance(news, RemoteArtifact):
+            if self._live:
+                written = self._artifacts.setdefault(news.update.artifact_id, _Written())
+                self._write(written.add(news.text, append=news.update.append))
+        elif not isinstance(news, RemoteStatus | RemoteTask):
+            if self._live:
+                self._write(news.text)
         elif self._watched and not news.state.terminal:
             said = f"{news.state.value}: {brief(news.text)}" if news.text else news.state.value
             if said != self._state:
                 self._state = said
                 say(f"· {said}")
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._wrote.append(text)
+            put(text, nl=False)
 
     def troubled(self, why: str) -> None:
         if self._watched:
@@ -184,6 +193,8 @@ class Progress:
     def end(self, reply: Reply) -> None:
         from covenant.model.content import Json, Text
 
+        for written in self._artifacts.values():
+            self._write(written.end())
         wrote = "".join(self._wrote)
         if wrote and not wrote.endswith("\n"):
             click.echo()
@@ -196,6 +207,36 @@ class Progress:
         for artifact in reply.artifacts:
             if not all(isinstance(part, Text | Json) for part in artifact.parts):
                 say(f"· made {artifact.name or artifact.artifact_id}; --json shows it")
+
+
+class _Written:
+    """What is written of an artifact that comes in chunks.
+
+    A second attempt at a task begins its text again. As far as it says what is written already, nothing is written;
+    where it says something else, it is written whole, on a line of its own.
+    """
+
+    def __init__(self) -> None:
+        self._shown: list[str] = []
+        self._again: str | None = None
+        """What a later attempt has said, while that is no more than is shown."""
+
+    def add(self, text: str, *, append: bool) -> str:
+        """What to write now."""
+        if append and self._again is None:
+            self._shown.append(text)
+            return text
+        shown = "".join(self._shown)
+        again = (self._again or "") + text if append else text
+        if shown.startswith(again):
+            self._again = again if again != shown else None
+            return ""
+        self._shown, self._again = [again], None
+        return again[len(shown) :] if again.startswith(shown) else f"\n{again}"
+
+    def end(self) -> str:
+        """What to write if that is all: the last attempt counts, also where it said less."""
+        return f"\n{self._again}" if self._again is not None else ""
 
 
 def _reply_object(reply: Reply, way: str) -> dict[str, Any]:
