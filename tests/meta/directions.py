@@ -19,7 +19,8 @@ LEVELS: Final = (
     {"wire", "seal"},
     {"ledger"},
     {"exchange", "outbound"},
-    {"doors", "agents", "peers", "dashboard"},
+    {"doors", "agents", "peers"},
+    {"dashboard"},
     {"daemon"},
     {"cli"},
 )

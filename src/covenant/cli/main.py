@@ -17,6 +17,7 @@ from covenant.cli.terminal import json_shape, put, put_json
 
 PLACES: Final = {
     "serve": "serve.serve",
+    "ui": "serve.ui",
     "a2a": "tasks.a2a",
     "capabilities": "capability_grants.capabilities",
     "audit": "audit.audit",

@@ -1,4 +1,5 @@
-"""`covenant serve`: run the daemon until it is told to stop. `covenant mcp`: serve its tools over stdio."""
+"""`covenant serve`: run the daemon until it is told to stop. `covenant ui`: open its dashboard. `covenant mcp`: serve
+its tools over stdio."""
 
 from __future__ import annotations
 
@@ -14,7 +15,16 @@ import click
 
 import covenant
 from covenant.cli.daemon_client import read_token
-from covenant.cli.options import given_before, home_option, near, program, token_option
+from covenant.cli.options import (
+    CommandGroup,
+    Invocation,
+    daemon_command,
+    given_before,
+    home_option,
+    near,
+    program,
+    token_option,
+)
 from covenant.cli.terminal import Failure, Unreachable, put
 from covenant.daemon.environment import environment, find_home
 from covenant.daemon.home import UnsafeHome, url_in
@@ -24,6 +34,7 @@ from covenant.model.errors import CovenantError, SettingsError
 from covenant.model.extras import install_command
 
 RELOAD: Final = "--reload"
+_ALONE: Final = CommandGroup("covenant")
 MCP_PATH: Final = "/mcp"
 MCP_CHECK_S: Final = 10.0
 SHOWN: Final = frozenset(
@@ -112,6 +123,32 @@ serve: Final = click.Command(
         *(_flag(entry) for entry in entries()),
     ],
 )
+
+
+@daemon_command(_ALONE, "ui", "login_code", "code", "url", "lasts_ms", "opened")
+@click.option("--print", "only_print", is_flag=True, help="Print the address instead of opening a browser.")
+def open_ui(call: Invocation, *, only_print: bool) -> None:
+    """Open the daemon's dashboard in a browser, logged in as the holder of the token.
+
+    The address has a code that works once, for a minute, and never the token.
+    """
+    import webbrowser
+
+    answer = call.ask("make_login_code")
+    # Some browsers stay in the foreground of a terminal: those are not for this.
+    opened = not (only_print or call.json) and _has_screen() and webbrowser.open(answer["url"])
+    said = "opened in the browser" if opened else f"open this address within {answer['lasts_ms'] // 1000} s"
+    call.show({**answer, "opened": opened}, answer["url"], said)
+
+
+def _has_screen() -> bool:
+    if sys.platform != "linux":
+        return True
+    variables = environment()
+    return bool(variables.get("DISPLAY") or variables.get("WAYLAND_DISPLAY"))
+
+
+ui: Final = _ALONE.commands["ui"]
 
 
 @click.command("mcp")

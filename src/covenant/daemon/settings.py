@@ -21,6 +21,7 @@ from covenant.model.settings import (
 )
 from covenant.model.settings_field import (
     address,
+    auto_switch,
     base_url,
     choice,
     database_url,
@@ -45,6 +46,7 @@ Durability = Literal["fsync", "os"]
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Traces = Literal["auto", "off"]
+AutoSwitch = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,21 @@ class HttpSettings:
     trusted_proxies: tuple[str, ...] = setting(
         (), networks, "Peers whose X-Forwarded-Proto and X-Forwarded-Host are believed."
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UiSettings:
+    """The dashboard at `/ui`."""
+
+    enabled: AutoSwitch = setting(  # noqa: RUF009  (makes a dataclass field)
+        "auto", auto_switch, "Whether HTTP serves the dashboard; auto: if HTTP listens on a loopback address."
+    )
+    sessions_max: int = setting(
+        256, whole(1, 100_000), "Browsers that are logged in at once; for another one, the longest idle is logged out."
+    )
+    idle_ms: int = setting(HOUR_MS, whole(60_000, 24 * HOUR_MS), "How long a session lasts without a request.")
+    session_ms: int = setting(12 * HOUR_MS, whole(60_000, 7 * 24 * HOUR_MS), "How long a session lasts at most.")
+    feeds_max: int = setting(64, whole(1, 10_000), "Browsers that follow the feed of changes at once.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +264,7 @@ class TelemetrySettings:
 class Settings:
     home: Path
     http: HttpSettings = field(default_factory=HttpSettings)
+    ui: UiSettings = field(default_factory=UiSettings)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     ipc: IpcSettings = field(default_factory=IpcSettings)
     ledger: LedgerSettings = field(default_factory=LedgerSettings)

@@ -14,10 +14,12 @@ from covenant.model.ids import KEY_BYTES, AgentId, PublicKey, base58_size, check
 REQUEUE_ACTION: Final = "a2a.repair.requeue"
 FORCE_ERROR_ACTION: Final = "a2a.repair.force_error"
 COMPACT_ACTION: Final = "a2a.compact"
+VIEW_ACTION: Final = "ui.view"
+"""See everything on the dashboard, and change nothing."""
 
 ACTION_LENGTH_MAX: Final = 256
 
-_WHOLE: Final = (REQUEUE_ACTION, FORCE_ERROR_ACTION, COMPACT_ACTION)
+_WHOLE: Final = (REQUEUE_ACTION, FORCE_ERROR_ACTION, COMPACT_ACTION, VIEW_ACTION)
 _WITH_AGENT: Final = ("a2a.send.", "a2a.respond.", "a2a.recv.")
 """What stands before the display or the key of the other agent."""
 

@@ -89,6 +89,16 @@ def _read_switch(raw: object) -> bool:
 switch: Final = Kind(_read_switch, "1, true, yes or on; 0, false, no or off")
 
 
+def _read_auto(raw: object) -> str:
+    if isinstance(raw, str) and raw.strip().lower() == "auto":
+        return "auto"
+    return "on" if _read_switch(raw) else "off"
+
+
+auto_switch: Final = Kind(_read_auto, f"auto; {switch.allowed}")
+"""Read as `auto`, `on` or `off`."""
+
+
 def choice(*words: str) -> Kind:
     def read(raw: object) -> str:
         word = raw.strip().lower() if isinstance(raw, str) else ""

@@ -30,8 +30,8 @@ async def test_a_living_daemon_says_so_without_a_token(under_test: DoorsUnderTes
 async def test_the_first_page_names_addresses_that_are_there(under_test: DoorsUnderTest) -> None:
     anybody = Http(under_test.port)
     page = await anybody.ask("GET", "/")
-    assert (page.status, page.headers["content-type"]) == (200, "text/plain; charset=utf-8")
-    named = {word for word in page.body.decode().split() if word.startswith("/")}
+    assert (page.status, page.headers["content-type"]) == (200, "application/json")
+    named = set(page.json["links"].values())
     assert {"/docs", "/openapi.json", "/healthz", "/readyz", "/metrics"} <= named
     for path in named:
         if not path.startswith(("/v1/", "/.well-known/")):

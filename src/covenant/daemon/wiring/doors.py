@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -17,6 +18,9 @@ from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import HttpSettings, Settings
 from covenant.daemon.wiring.agents import Agents, check_push
 from covenant.daemon.wiring.core import Base
+from covenant.dashboard.dashboard import Dashboard
+from covenant.dashboard.page_endpoint import HOME
+from covenant.dashboard.sessions import SessionLimits, Sessions
 from covenant.doors import native, simple
 from covenant.doors.a2a import cards as a2a_cards
 from covenant.doors.a2a.admission import Admission
@@ -41,6 +45,7 @@ from covenant.doors.operator_api.operation import ApiContext, Services
 from covenant.doors.peer_envelopes import DESCRIBED as PEERS_DESCRIBED
 from covenant.doors.waits import Waits
 from covenant.exchange.a2a_service import A2AExchange
+from covenant.exchange.access.login_codes import LoginCodes
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.native import Conversations, NativeRuns
@@ -74,6 +79,8 @@ class Doors:
     http: HttpServer
     ipc: IpcServer
     grpc: GrpcCalls | None
+    """None: switched off."""
+    dashboard: Dashboard | None
     """None: switched off."""
     schedulers: tuple[Scheduler, ...]
 
@@ -115,9 +122,10 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
         *(peers.routes(pool) if peers is not None else ()),
     ]
     peer_operations = peers.admin if peers is not None else None
+    codes = LoginCodes(ledger, access.identity_auth, _local_url(base)) if _serves_ui(settings) else None
     api = ApiContext(
         services=Services(
-            access.mailbox, access.identity_admin, ledger, access.gate.tenancy, access.catalogue, peer_operations
+            access.mailbox, access.identity_admin, ledger, access.gate.tenancy, access.catalogue, peer_operations, codes
         ),
         identity_auth=access.identity_auth,
         waits=waits,
@@ -126,7 +134,10 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
         legacy_kinds=settings.doors.legacy_kinds,
     )
     a2a = A2ADoor(admission, services, pages.agent_page(), body_bytes_max=settings.http.body_bytes_max)
-    door = _make_http(settings.http, api, routes, a2a)
+    dashboard = _make_dashboard(base, api, codes, base_url) if codes is not None else None
+    if dashboard is not None:
+        routes += dashboard.routes()
+    door = _make_http(settings.http, api, routes, a2a, dashboard=HOME if dashboard is not None else "")
     traced = TracedDoor(door, telemetry.tracer) if telemetry.tracer.on else door
     return Doors(
         waits=waits,
@@ -137,6 +148,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
             frame_bytes_max=settings.ipc.frame_bytes_max,
             connections_max=settings.ipc.connections_max,
         ),
+        dashboard=dashboard,
         grpc=_make_grpc(settings, admission, services, base.listeners) if base.listeners.grpc is not None else None,
         schedulers=(mcp, sender) if sender is not None else (mcp,),
     )
@@ -218,7 +230,34 @@ def _make_mcp(base: Base, agents: Agents) -> McpDoor:
     )
 
 
-def _make_http(settings: HttpSettings, api: ApiContext, routes: Sequence[BaseRoute], a2a: A2ADoor) -> HttpDoor:
+def _serves_ui(settings: Settings) -> bool:
+    enabled = settings.ui.enabled
+    return enabled == "on" or (enabled == "auto" and ip_address(settings.http.bind_addr).is_loopback)
+
+
+def _local_url(base: Base) -> str:
+    """Where a browser on this machine finds HTTP."""
+    public, url = base.settings.http.public_base_url, urlsplit(base.listeners.url)
+    if public:
+        return public.rstrip("/")
+    anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(url.hostname or "")  # noqa: S104  (not bound by this)
+    return f"http://{anywhere}:{url.port}" if anywhere else base.listeners.url
+
+
+def _make_dashboard(base: Base, api: ApiContext, codes: LoginCodes, base_url: BaseUrl) -> Dashboard:
+    ui, access = base.settings.ui, base.access
+    limits = SessionLimits(sessions_max=ui.sessions_max, idle_ms=ui.idle_ms, session_ms=ui.session_ms)
+    sessions = Sessions(
+        base.storage.ledger, access.identity_auth, access.gate.tenancy, access.catalogue, codes=codes, limits=limits
+    )
+    return Dashboard(
+        api, sessions, base_url, node=base.storage.ledger.node, body_bytes_max=base.settings.http.body_bytes_max
+    )
+
+
+def _make_http(
+    settings: HttpSettings, api: ApiContext, routes: Sequence[BaseRoute], a2a: A2ADoor, *, dashboard: str
+) -> HttpDoor:
     return build_http(
         api,
         allowed_hosts=_allowed_hosts(settings),
@@ -227,6 +266,7 @@ def _make_http(settings: HttpSettings, api: ApiContext, routes: Sequence[BaseRou
         metrics_token=read_token_file(settings.metrics_token_file, "http.metrics_token_file"),
         more_routes=routes,
         under=[(PREFIX, a2a)],
+        dashboard=dashboard,
         described=(*TENANT_DESCRIBED, *a2a_cards.DESCRIBED, *A2A_DESCRIBED, *MCP_DESCRIBED, *PEERS_DESCRIBED),
     )
 

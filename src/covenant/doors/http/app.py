@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -32,7 +32,7 @@ from covenant.wire.call_headers import TRACEPARENT, TRACESTATE, read_call_contex
 HOT: Final = frozenset({"send_a2a_task", "try_recv_a2a_task", "post_a2a_result", "try_recv_a2a_result"})
 
 PAGES: Final = (
-    Page("/", "Where to begin", "text/plain"),
+    Page("/", "Where to begin; a browser is led to the dashboard"),
     Page("/healthz", "Whether the process is alive"),
     Page("/health", "The same, under its older name"),
     Page("/readyz", "Whether it can take work; 503 says why not"),
@@ -42,15 +42,18 @@ PAGES: Final = (
     Page("/docs", "This document, for people", "text/html"),
 )
 
-WELCOME: Final = """Covenant {version}: a durable exchange for AI agents.
-
-  /v1/a2a/agents/NAME            an agent. GET: its card. POST: A2A over JSON-RPC, below it over REST. Needs a token
-  /v1/a2a/agents/index           the agent that passes each message on to the one that can do it best
-  /.well-known/agent-card.json   the card for callers without a token
-  /docs                          the mailbox and everything else over HTTP, for people
-  /openapi.json                  the same, for programs
-  /healthz  /readyz  /metrics    how the daemon is
-"""
+LINKS: Final = {
+    "agent": "/v1/a2a/agents/{name}",
+    "index": "/v1/a2a/agents/index",
+    "card": "/.well-known/agent-card.json",
+    "docs": "/docs",
+    "openapi": "/openapi.json",
+    "alive": "/healthz",
+    "ready": "/readyz",
+    "metrics": "/metrics",
+}
+"""Where to begin: an agent (GET: its card, POST: A2A), the one that passes each message on, the card for callers who
+have no token, everything else over HTTP for people and for programs, and how the daemon is."""
 
 
 class DoorUnder(Protocol):
@@ -117,14 +120,15 @@ def build_http(
     more_routes: Sequence[BaseRoute] = (),
     under: Sequence[tuple[str, DoorUnder]] = (),
     described: Sequence[Described] = (),
+    dashboard: str = "",
 ) -> HttpDoor:
     """`more_routes` are other doors on the same port, and `under` those that answer for everything below a prefix;
-    `described` is what the OpenAPI document says of them."""
+    `described` is what the OpenAPI document says of them. `dashboard`: where `/` leads a browser, if anywhere."""
     calls = {
         operation.kind: OperationEndpoint(operation, api, body_bytes_max=body_bytes_max) for operation in OPERATIONS
     }
     health = Health(api, metrics_token=metrics_token)
-    routes = [*_operation_routes(calls), *_page_routes(health, api.version, described), *more_routes]
+    routes = [*_operation_routes(calls), *_page_routes(health, api.version, described, dashboard), *more_routes]
     router = Router(routes, redirect_slashes=False, default=_not_found)
     hot: dict[tuple[str, str], ASGIApp] = {
         (operation.method, operation.path): calls[operation.kind] for operation in OPERATIONS if operation.kind in HOT
@@ -143,7 +147,7 @@ def _hot_first(operation: AnyApiOperation) -> bool:
     return operation.kind not in HOT
 
 
-def _page_routes(health: Health, version: str, others: Sequence[Described]) -> list[BaseRoute]:
+def _page_routes(health: Health, version: str, others: Sequence[Described], dashboard: str) -> list[BaseRoute]:
     described = document(OPERATIONS, PAGES, version, others)
     as_json, as_html = msgspec.json.encode(described), reference_page(described)
 
@@ -154,8 +158,13 @@ def _page_routes(health: Health, version: str, others: Sequence[Described]) -> l
         policy = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
         return Response(as_html, headers=policy, media_type="text/html")
 
-    async def welcome(_: Request) -> Response:
-        return Response(WELCOME.format(version=version), media_type="text/plain")
+    links = {**LINKS, "dashboard": dashboard} if dashboard else LINKS
+    welcomed = msgspec.json.encode({"name": "Covenant", "version": version, "links": links})
+
+    async def welcome(request: Request) -> Response:
+        if dashboard and "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(dashboard, status_code=303)
+        return Response(welcomed, media_type="application/json")
 
     endpoints = {
         "/": welcome,

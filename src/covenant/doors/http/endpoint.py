@@ -109,8 +109,10 @@ class Endpoint(ABC):
 class OperationEndpoint(Endpoint, Generic[R]):
     """An operation of the mailbox or of operators, by the token of an identity."""
 
-    def __init__(self, operation: ApiOperation[R], api: ApiContext, *, body_bytes_max: int) -> None:
-        super().__init__(operation.kind, style_of(operation.path), api.meter)
+    def __init__(
+        self, operation: ApiOperation[R], api: ApiContext, *, body_bytes_max: int, style: Style | None = None
+    ) -> None:
+        super().__init__(operation.kind, style or style_of(operation.path), api.meter)
         self._operation = operation
         self._run = operation.run
         self._services = api.services

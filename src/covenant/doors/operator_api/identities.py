@@ -16,6 +16,7 @@ from covenant.doors.operator_api.operation import (
     page_limit,
 )
 from covenant.exchange.access.principals import Principal
+from covenant.model.errors import Conflict
 from covenant.model.grant import AuditReport, Grant, Identity
 from covenant.model.ids import AgentId, PublicKey
 from covenant.wire.mailbox import EmptyRequest, RecentRequest, Request, StrictRequest, Whole
@@ -179,6 +180,14 @@ class AuditPurgedAnswer(ApiAnswer, frozen=True, kw_only=True, tag="audit_purged"
     purged: int
 
 
+class LoginCodeAnswer(ApiAnswer, frozen=True, kw_only=True, tag="login_code"):
+    """`url` opens the dashboard and logs in, once, within `lasts_ms`."""
+
+    code: str
+    url: str
+    lasts_ms: int
+
+
 CAPABILITIES_LIMIT: Final = 10
 IDENTITIES_LIMIT: Final = 20
 AUDIT_LIMIT: Final = 20
@@ -315,6 +324,12 @@ async def purge_audit(services: Services, caller: Principal, request: PurgeReque
     return AuditPurgedAnswer(before_ms=request.before_ms, purged=purged)
 
 
+async def make_login_code(services: Services, caller: Principal, _: EmptyRequest) -> LoginCodeAnswer:
+    if services.login_codes is None:
+        raise Conflict("ui_off", "this daemon serves no dashboard; set enabled = true under [ui] in its settings.toml")
+    return fill(LoginCodeAnswer, await services.login_codes.make(caller))
+
+
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("POST", "/identities/enroll", enroll_identity, "Mint a token for an identity"),
     ApiOperation("GET", "/identities/list", list_identities, "Who holds a token, the newest first"),
@@ -330,4 +345,5 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ),
     ApiOperation("GET", "/audit/verify", verify_audit_integrity, "Verify the whole hash chain"),
     ApiOperation("POST", "/audit/purge", purge_audit, "Drop audit rows from before a time, leaving a marker"),
+    ApiOperation("POST", "/login-codes", make_login_code, "A code that logs a browser in at the dashboard, once"),
 )

@@ -15,6 +15,7 @@ import msgspec
 from covenant.doors.metrics import Meter
 from covenant.doors.waits import Pause, Waits
 from covenant.exchange.access.identities import IdentityAdmin
+from covenant.exchange.access.login_codes import LoginCodes
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.catalogue import Catalogue
@@ -133,6 +134,8 @@ class Services:
     catalogue: Catalogue
     peers: PeerOperations | None = None
     """None: this daemon has none."""
+    login_codes: LoginCodes | None = None
+    """None: this daemon serves no dashboard."""
 
     def give_up_ms(self, wait_ms: int | None) -> int:
         """When a wait is over, by a clock that nobody sets."""

@@ -91,6 +91,11 @@ class IdentityAuth:
             return None
         return Principal(identity.agent, identity.operator, identity.token_sha256)
 
+    def still(self, principal: Principal) -> bool:
+        """Whether the token that this principal was recognised by is good as it was."""
+        identity = self._ledger.identity(principal.token_sha256)
+        return identity is not None and identity.revoked_at_ms is None and identity.operator == principal.operator
+
     async def authenticate(self, token: str | None, *, transport: str, address: str) -> Principal:
         principal = self.recognise(token) if token else None
         if principal is None:

@@ -98,6 +98,10 @@ class TenantAccess:
         """Whether no register has changed since this caller was recognised."""
         return self._recognised.get(caller.token_sha256) is caller
 
+    def now(self, caller: Caller) -> Caller | None:
+        """What the caller's token means now; None if it is over."""
+        return self._caller(caller.token_sha256)
+
     def _caller(self, token_sha256: str) -> Caller | None:
         tenant = self._ledger.tenant_of(token_sha256)
         if tenant is not None:

@@ -82,17 +82,20 @@ class ResponseHeadCache:
         name, value = header
         if _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
             raise RuntimeError(f"the header {name!r} would not be one line")
+        written = b"%b: %b\r\n" % header
+        if name == b"set-cookie":  # somebody's secret: it is not kept
+            return written
         if len(self._lines) >= KEPT_MAX:
             self._lines.clear()
-        written = self._lines[header] = b"%b: %b\r\n" % header
+        self._lines[header] = written
         return written
 
 
 _GOODBYE: Final = comment("the daemon is stopping: what is accepted is kept; come back with Last-Event-ID")
 _LAST_CHUNKS: Final = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_GOODBYE), _GOODBYE)
 _CLOSE: Final = b"connection: close\r\n"
-STREAMS: Final = "/v1/"
-"""Under this path, an answer without a length is a stream of events that can be resumed."""
+STREAMS: Final = ("/v1/", "/ui/feed")
+"""Under these paths, an answer without a length is a stream of events that can be resumed."""
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""The dashboard: the pages at `/ui`, for people."""

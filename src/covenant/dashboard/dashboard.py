@@ -1,0 +1,132 @@
+"""Everything under `/ui`: which page, file, operation or form a request is for.
+
+Shells and files are sent to everybody: they hold nothing. All else needs a session, and what changes something must
+come from a page of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from covenant.dashboard.form_page import FormPage
+from covenant.dashboard.login_pages import CodePage, LoginPage, LogoutPage
+from covenant.dashboard.page_endpoint import HOME, ROOT, redirect, reply_page
+from covenant.dashboard.same_origin import check_same_origin, read_cookie, security_headers
+from covenant.dashboard.session_operations import SESSION, allowed, operation_router
+from covenant.dashboard.sessions import Role, Sessions, UiSession
+from covenant.dashboard.static_files import StaticFiles, reply_file
+from covenant.doors.http.endpoint import Endpoint
+from covenant.doors.http.host_names import BaseUrl
+from covenant.doors.http.responses import MAILBOX, reply, reply_not_allowed, reply_refused
+from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.operator_api.operation import ApiContext, encode
+from covenant.model.errors import Refusal
+
+FIRST_PAGE: Final = "attention"
+SAFE: Final = ("GET", "HEAD")
+
+
+class Dashboard:
+    def __init__(
+        self, api: ApiContext, sessions: Sessions, base_url: BaseUrl, *, node: str, body_bytes_max: int
+    ) -> None:
+        self._base_url = base_url
+        self.sessions: Final = sessions
+        self._files = StaticFiles()
+        info = SessionInfo(api, sessions, node)
+        self._operations = operation_router(api, body_bytes_max=body_bytes_max, more={"/session": info})
+        self._pages: dict[str, ASGIApp] = {
+            "login": LoginPage("ui_login", api, sessions, base_url),
+            "code": CodePage("ui_code", api, sessions, base_url),
+            "logout": LogoutPage("ui_logout", api, sessions, base_url),
+        }
+
+    def routes(self) -> Sequence[BaseRoute]:
+        return [Route(path, self, name=path) for path in (ROOT, ROOT + "/{rest:path}")]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert isinstance(send, HttpExchange), "the daemon's own server serves this door"
+        send.add_headers(security_headers(self._base_url.of(scope)))
+        path: str = scope["path"]
+        if path == ROOT:
+            await redirect(send, HOME)
+            return
+        first, _, rest = path.removeprefix(HOME).partition("/")
+        if first == "api":
+            await self._serve_operation({**scope, "path": f"/{rest}"}, receive, send)
+        elif first in self._pages:
+            await self._pages[first](scope, receive, send)
+        elif scope["method"] in SAFE:
+            await self._serve_file(scope, send, first, rest)
+        else:
+            await reply_not_allowed(send, MAILBOX, SAFE)
+
+    async def _serve_operation(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            check_same_origin(scope, self._base_url, unsafe=scope["method"] not in SAFE)
+            scope[SESSION] = await self.sessions.find(read_cookie(scope, self._base_url))
+        except Refusal as refusal:
+            await reply_refused(send, MAILBOX, refusal)
+            return
+        await self._operations(scope, receive, send)
+
+    async def _serve_file(self, scope: Scope, send: Send, first: str, rest: str) -> None:
+        files = self._files
+        found = files.assets.get(rest) if first == "static" else files.pages.get(first or FIRST_PAGE)
+        if found is None:
+            await reply_page(send, 404, FormPage("Nothing here", "There is no page at this address."))
+        else:
+            await reply_file(scope, send, found)
+
+
+class SessionShown(msgspec.Struct, frozen=True, kw_only=True, tag="ui_session", tag_field="kind"):
+    """Who is logged in, and what the pages may offer them."""
+
+    role: str
+    name: str
+    tenant: str | None
+    node: str
+    version: str
+    can: tuple[str, ...]
+    peers: bool
+    expires_in_ms: int
+
+
+CAN: Final = {
+    "repair": "repair_a2a_task",
+    "cancel": "cancel_a2a_task",
+    "trust": "trust_peer",
+    "revoke": "revoke_identity",
+    "grant": "grant_capability",
+    "tenant": "change_tenant",
+    "push": "retry_a2a_push",
+    "delegation": "cancel_delegation",
+}
+"""What a page offers, and the operation that does it."""
+
+
+class SessionInfo(Endpoint):
+    def __init__(self, api: ApiContext, sessions: Sessions, node: str) -> None:
+        super().__init__("ui_session", MAILBOX, api.meter)
+        self._api = api
+        self._sessions = sessions
+        self._node = node
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
+        session: UiSession = scope[SESSION]
+        shown = SessionShown(
+            role=session.role.value,
+            name=session.name,
+            tenant=session.tenant,
+            node=self._node,
+            version=self._api.version,
+            can=tuple(word for word, kind in CAN.items() if allowed(session.role, kind)),
+            peers=self._api.services.peers is not None and session.role is not Role.TENANT,
+            expires_in_ms=self._sessions.expires_in_ms(session),
+        )
+        await reply(send, 200, encode(shown))

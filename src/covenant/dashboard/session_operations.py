@@ -1,0 +1,122 @@
+"""The operations of the operator API by a session instead of a token, each for the roles that may use it.
+
+The operator uses all of them, with the grants and the audit rows that the command line has. A viewer uses those that
+only look, and sees what the operator sees. A tenant uses a few, each on a task of its own: that it is one is found out
+before anything else is looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from covenant.dashboard.sessions import Role, UiSession
+from covenant.doors.http.endpoint import MethodRouter, OperationEndpoint
+from covenant.doors.http.request_body import body_at_hand, read_body
+from covenant.doors.http.responses import MAILBOX, reply, reply_refused
+from covenant.doors.operator_api import OPERATIONS
+from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, ApiContext, Services
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.tasks.reader import unknown_task
+from covenant.model.errors import Forbidden, NotFound
+from covenant.model.ids import parse_task_id
+from covenant.wire.mailbox import Request
+
+SESSION: Final = "covenant.ui_session"
+"""Where the scope of a request has its session."""
+
+R = TypeVar("R", bound=Request)
+
+VIEWED: Final = frozenset(
+    """
+    recent_a2a_tasks recent_a2a_results a2a_queue show_a2a_task a2a_tree a2a_pushes
+    list_identities recent_capabilities recent_audit verify_audit_integrity
+    list_tenants list_agents show_agent
+    list_peers show_peer peer_capabilities list_peer_messages peer_config
+    list_delegations show_delegation delegation_tree delegation_proof
+    """.split()
+)
+"""What a viewer may ask: it changes nothing and takes nothing. Not every GET is so: receiving is one."""
+
+OWN: Final = frozenset({"show_a2a_task", "a2a_tree", "cancel_a2a_task"})
+"""What a tenant may ask of a task of its own, by `task_id`."""
+
+
+def allowed(role: Role, kind: str) -> bool:
+    """Whether a role may use the operation of this kind at all."""
+    if role is Role.OPERATOR:
+        return True
+    return kind in (VIEWED if role is Role.VIEWER else OWN)
+
+
+async def principal_for(
+    session: UiSession, operation: AnyApiOperation, request: Request, services: Services
+) -> Principal:
+    """As whom the operation runs, once it is known that this session may have it run on what it names."""
+    if not allowed(session.role, operation.kind):
+        raise role_forbidden(session.role, operation.kind)
+    principal = session.principal
+    if session.role is Role.OPERATOR:
+        return principal
+    if session.role is Role.TENANT:
+        given = str(getattr(request, "task_id", ""))
+        parties = await services.ledger.parties(parse_task_id(given))
+        if parties is None or parties.tenant != session.tenant:
+            raise unknown_task(given)
+    # It is in the table above, or about a task of one's own: it may be seen as the operator sees it.
+    return msgspec.structs.replace(principal, operator=True)
+
+
+def role_forbidden(role: Role, what: str) -> Forbidden:
+    return Forbidden("role_forbidden", f"a {role.value} may not do this on the dashboard: {what.replace('_', ' ')}")
+
+
+class SessionEndpoint(OperationEndpoint[R]):
+    """An operation by the session in the scope."""
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        session: UiSession = scope[SESSION]
+        if not allowed(session.role, self._operation.kind):  # before anything of the request is read
+            raise role_forbidden(session.role, self._operation.kind)
+        body = b""
+        if self._in_body:
+            found = body_at_hand(send, self._body_bytes_max)
+            body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
+        request = self._request(scope, body)
+        caller = await principal_for(session, self._operation, request, self._services)
+        if self._operation.wait is not None and getattr(request, "wait_ms", None):
+            answer = await self._wait(caller, request, scope, receive, send)
+        else:
+            answer = await self._run(self._services, caller, request)
+        await reply(send, self._operation.status, self._encode(answer))
+
+
+def operation_router(api: ApiContext, *, body_bytes_max: int, more: Mapping[str, ASGIApp]) -> Router:
+    """Every operation at its HTTP path; `more` are others, all by GET."""
+    paths: dict[str, dict[str, ASGIApp]] = {path: {"GET": call} for path, call in more.items()}
+    for operation in OPERATIONS:
+        call = SessionEndpoint(operation, api, style=MAILBOX, body_bytes_max=body_bytes_max)
+        paths.setdefault(operation.path, {})[operation.method] = call
+    routes = [Route(path, MethodRouter(calls, MAILBOX), name=path) for path, calls in _plain_first(paths.items())]
+    return Router(routes, redirect_slashes=False, default=_not_found)
+
+
+def _plain_first(paths: Iterable[tuple[str, dict[str, ASGIApp]]]) -> list[tuple[str, dict[str, ASGIApp]]]:
+    return sorted(paths, key=lambda each: "{" in each[0])
+
+
+async def _not_found(_scope: Scope, _: Receive, send: Send) -> None:
+    await reply_refused(send, MAILBOX, NotFound("unknown_route", "there is no such operation"))
+
+
+async def run_for(
+    session: UiSession, operation: AnyApiOperation, services: Services, fields: Mapping[str, Any]
+) -> ApiAnswer:
+    """Run an operation for a form: the same checks, and the same operation."""
+    request = msgspec.convert(fields, operation.request)
+    caller = await principal_for(session, operation, request, services)
+    return await operation.run(services, caller, request)

@@ -1,0 +1,181 @@
+"""Who is at a browser: sessions by a secret in a cookie.
+
+A session is kept in memory alone, under the hash of its secret. It ends when it was idle for long, when it is old, by
+logging out, when the token that it was opened with ends, when a viewer's grant ends, and with the process. Each request
+asks for all of that anew.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from covenant.exchange.access.login_codes import LoginCodes, may_view, require_view
+from covenant.exchange.access.principals import IdentityAuth, Principal
+from covenant.exchange.access.tenants import Caller, TenantAccess
+from covenant.exchange.catalogue import Catalogue
+from covenant.ledger.contract.identities import IdentityLedger
+from covenant.model.errors import Forbidden, Refusal, Unauthenticated
+from covenant.seal.keys import new_token, token_hash
+
+TRANSPORT: Final = "ui"
+"""How this door is called in the audit."""
+SECRET_LENGTH_MAX: Final = 64
+PER_CALLER_MAX: Final = 32
+"""Sessions of one token; for another one, its longest idle is ended."""
+
+
+class Role(enum.Enum):
+    OPERATOR = "operator"
+    VIEWER = "viewer"
+    """Sees what the operator sees, and does nothing."""
+    TENANT = "tenant"
+    """Sees its own tasks, cancels them and answers them."""
+
+
+class SessionLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    sessions_max: int = 256
+    idle_ms: int = 3_600_000
+    session_ms: int = 12 * 3_600_000
+
+
+class UiSession:
+    """`principal` is who acts, in the audit and in the ledger: of a tenant, its client."""
+
+    __slots__ = ("began_ms", "caller", "ended", "on_end", "principal", "role", "secret_sha256", "used_ms")
+
+    def __init__(self, secret: str, role: Role, principal: Principal, caller: Caller | None, now_ms: int) -> None:
+        self.secret_sha256: Final = token_hash(secret)
+        self.role: Final = role
+        self.principal: Final = principal
+        self.caller: Final = caller
+        """The tenant; None of others."""
+        self.began_ms: Final = now_ms
+        self.used_ms = now_ms
+        self.on_end: set[Callable[[], None]] = set()
+        """Called once, when the session ends before its streams do."""
+        self.ended = False
+
+    @property
+    def name(self) -> str:
+        return self.principal.agent.display
+
+    @property
+    def tenant(self) -> str | None:
+        return self.caller.tenant.name if self.caller is not None else None
+
+
+class Sessions:
+    """Lives on one loop."""
+
+    def __init__(
+        self,
+        ledger: IdentityLedger,
+        identity_auth: IdentityAuth,
+        tenancy: TenantAccess,
+        catalogue: Catalogue,
+        *,
+        codes: LoginCodes,
+        limits: SessionLimits,
+    ) -> None:
+        self._ledger = ledger
+        self._identity_auth = identity_auth
+        self._tenancy = tenancy
+        self._catalogue = catalogue
+        self._codes = codes
+        self.limits: Final = limits
+        self.open: dict[str, UiSession] = {}
+        """By the hash of each one's secret."""
+        ledger.on_registers(lambda _: self._end_over())
+
+    async def login(self, token: str, address: str) -> tuple[UiSession, str]:
+        """A session for the holder of this token, and its secret. What is refused is audited first."""
+        principal = self._identity_auth.recognise(token)
+        if principal is not None:
+            return await self._open_for(principal, address)
+        caller = self._tenancy.recognise(token)
+        if caller is None:
+            raise await self._turned_away("unknown or revoked token", address)
+        client = Principal(self._catalogue.client(caller.tenant.name), operator=False, token_sha256=caller.token_sha256)
+        return self._begin(Role.TENANT, client, caller)
+
+    async def trade(self, code: str, address: str) -> tuple[UiSession, str]:
+        """A session for whoever asked for this code."""
+        principal = self._codes.trade(code)
+        if principal is None:
+            raise await self._turned_away("unknown, used or expired login code", address)
+        return await self._open_for(principal, address)
+
+    async def _open_for(self, principal: Principal, address: str) -> tuple[UiSession, str]:
+        try:
+            await require_view(self._ledger, principal)
+        except Forbidden:
+            await self._turned_away(f"{principal.agent.display} has no grant for the dashboard", address)
+            raise
+        return self._begin(Role.OPERATOR if principal.operator else Role.VIEWER, principal, None)
+
+    async def _turned_away(self, reason: str, address: str) -> Refusal:
+        return await self._identity_auth.turned_away(reason, transport=TRANSPORT, address=address)
+
+    def _begin(self, role: Role, principal: Principal, caller: Caller | None) -> tuple[UiSession, str]:
+        now_ms = self._now_ms()
+        own = [each for each in self.open.values() if each.principal.token_sha256 == principal.token_sha256]
+        if len(own) >= PER_CALLER_MAX:
+            self.end(min(own, key=_used_ms))
+        if len(self.open) >= self.limits.sessions_max:
+            self.end(min(self.open.values(), key=_used_ms))
+        secret = new_token()
+        session = UiSession(secret, role, principal, caller, now_ms)
+        self.open[session.secret_sha256] = session
+        return session, secret
+
+    async def find(self, secret: str) -> UiSession:
+        """The session with this secret, which is used by this."""
+        session = self.open.get(token_hash(secret)) if len(secret) <= SECRET_LENGTH_MAX else None
+        if session is None:
+            raise no_session()
+        if self._is_over(session) or (
+            session.role is Role.VIEWER and not await may_view(self._ledger, session.principal)
+        ):
+            self.end(session)
+            raise no_session()
+        session.used_ms = self._now_ms()
+        return session
+
+    def end(self, session: UiSession) -> None:
+        session.ended = True
+        self.open.pop(session.secret_sha256, None)
+        on_end, session.on_end = session.on_end, set()
+        for call in on_end:
+            call()
+
+    def expires_in_ms(self, session: UiSession) -> int:
+        """How long it lasts if nothing more is asked with it."""
+        now_ms, limits = self._now_ms(), self.limits
+        return max(0, min(session.used_ms + limits.idle_ms, session.began_ms + limits.session_ms) - now_ms)
+
+    def _is_over(self, session: UiSession) -> bool:
+        if self.expires_in_ms(session) == 0:
+            return True
+        if session.caller is not None:
+            return self._tenancy.now(session.caller) is None
+        return not self._identity_auth.still(session.principal)
+
+    def _end_over(self) -> None:
+        """A register changed: sessions of tokens that have ended are ended now, with what they follow."""
+        for session in [each for each in self.open.values() if self._is_over(each)]:
+            self.end(session)
+
+    def _now_ms(self) -> int:
+        return self._ledger.clock.monotonic_ms()
+
+
+def _used_ms(session: UiSession) -> int:
+    return session.used_ms
+
+
+def no_session() -> Unauthenticated:
+    return Unauthenticated("no_session", "log in at /ui/login first")

@@ -1,0 +1,95 @@
+"""What a browser does of itself: keeps cookies, says where a request comes from, and goes where it is led."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
+from tests.waits import BOUND_S
+
+OUR_PAGE = {"sec-fetch-site": "same-origin"}
+
+
+@dataclass(slots=True)
+class Browser:
+    """One browser at one daemon. It does not follow redirects unless it is told to."""
+
+    http: httpx2.AsyncClient
+
+    async def get(self, path: str, **headers: str) -> httpx2.Response:
+        return await self.http.get(path, headers={"sec-fetch-site": "none", "accept": "text/html", **headers})
+
+    async def send(self, path: str, headers: dict[str, str] | None = None, **fields: str) -> httpx2.Response:
+        """Send a form of our own page, unless other headers say otherwise."""
+        return await self.http.post(path, data=fields, headers=OUR_PAGE if headers is None else headers)
+
+    async def api(self, method: str, path: str, body: Any = None) -> httpx2.Response:
+        """As a script of our own page asks."""
+        return await self.http.request(method, f"/ui/api/{path}", json=body, headers=OUR_PAGE)
+
+    async def read(self, path: str) -> Any:
+        answer = await self.api("GET", path)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def login(self, token: str) -> httpx2.Response:
+        return await self.send("/ui/login", token=token)
+
+    @property
+    def secret(self) -> str:
+        """Of the session that the browser has; empty without one."""
+        return next((value for name, value in self.http.cookies.items() if "covenant_ui" in name), "")
+
+
+@asynccontextmanager
+async def open_browser(daemon: DaemonUnderTest, token: str | None = None) -> AsyncIterator[Browser]:
+    """Logged in with the token, if one is given."""
+    async with httpx2.AsyncClient(base_url=daemon.url, timeout=BOUND_S, trust_env=False) as http:
+        browser = Browser(http)
+        if token is not None:
+            answer = await browser.login(token)
+            assert answer.status_code == 303, answer.text
+        yield browser
+
+
+@asynccontextmanager
+async def open_pages(folder: Path, **chosen: Any) -> AsyncIterator[DaemonUnderTest]:
+    async with open_daemon_under_test(folder / "home", **chosen) as daemon:
+        yield daemon
+
+
+async def new_viewer(daemon: DaemonUnderTest, display: str = "eve@test") -> str:
+    """The token of an identity that may see the dashboard."""
+    enrolled = await daemon.identities.enroll(daemon.operator, display, actions=("ui.view",))
+    return enrolled.token
+
+
+class ParsedPage(HTMLParser):
+    """Elements with their attributes, and the text between them, as a browser reads them."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def fields(self) -> dict[str, str]:
+        """The inputs that are sent as they stand."""
+        return {
+            str(attributes.get("name")): attributes.get("value") or ""
+            for name, attributes in self.elements
+            if name == "input" and attributes.get("type") in ("hidden", "text")
+        }

@@ -1,0 +1,119 @@
+"""What `/ui` sends to a browser: shells, files, headers; and whose requests it takes."""
+
+import re
+
+import pytest
+
+from covenant.dashboard.static_files import StaticFiles
+from tests.daemon_under_test import DaemonUnderTest
+from tests.dashboard.browser import OUR_PAGE, Browser, open_browser
+
+DIRECTIVES = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "frame-ancestors": "'none'",
+    "base-uri": "'none'",
+    "form-action": "'self'",
+    "require-trusted-types-for": "'script'",
+}
+
+
+@pytest.mark.parametrize("path", ["/ui", "/ui/", "/ui/login", "/ui/code", "/ui/nothing", "/ui/api/session", "/ui/feed"])
+async def test_every_answer_says_what_a_browser_may_do_with_it(daemon: DaemonUnderTest, path: str) -> None:
+    async with open_browser(daemon) as browser:
+        answer = await browser.get(path)
+    policy = dict(each.strip().partition(" ")[::2] for each in answer.headers["content-security-policy"].split(";"))
+    assert policy | DIRECTIVES == policy
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+async def test_shells_are_sent_to_everybody_and_revalidated_by_their_content(daemon: DaemonUnderTest) -> None:
+    files = StaticFiles()
+    assert "attention" in files.pages
+    async with open_browser(daemon) as browser:
+        for path, body in {
+            "/ui/": files.pages["attention"].body,
+            **{f"/ui/{name}": page.body for name, page in files.pages.items()},
+            **{f"/ui/static/{name}": file.body for name, file in files.assets.items()},
+        }.items():
+            answer = await browser.get(path)
+            assert (answer.status_code, answer.content) == (200, body), path
+            assert answer.headers["cache-control"] == "no-cache"
+            again = await browser.get(path, **{"if-none-match": answer.headers["etag"]})
+            assert (again.status_code, again.content) == (304, b"")
+        assert (await browser.get("/ui/task/some-id")).content == files.pages["task"].body
+
+
+async def test_shells_and_scripts_name_no_other_origin_and_have_nothing_inline() -> None:
+    files = StaticFiles()
+    for name, file in {**files.pages, **files.assets}.items():
+        text = file.body.decode()
+        assert not re.search(r"""(?:src|href|action)\s*=\s*["']?(?:https?:)?//""", text), name
+        assert not re.search(r"@import|url\(\s*[\"']?(?:https?:)?//", text), name
+    for name, page in files.pages.items():
+        text = page.body.decode()
+        assert not re.search(r"<script(?![^>]*\bsrc=)", text), name
+        assert not re.search(r"\son\w+\s*=|\sstyle\s*=|<style", text), name
+
+
+@pytest.mark.parametrize(
+    "path", ["/ui/static/../dashboard.py", "/ui/static/%2e%2e/__init__.py", "/ui/static/", "/ui/static/..%2f__init__.py"]
+)
+async def test_nothing_but_the_packages_files_is_sent(daemon: DaemonUnderTest, path: str) -> None:
+    raw = await daemon.http.get(daemon.url + path)
+    assert raw.status_code == 404
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "none"},
+        {"sec-fetch-site": "cross-site", "origin": "OURS"},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+    ],
+    ids=str,
+)
+async def test_what_changes_something_must_come_from_our_own_page(
+    daemon: DaemonUnderTest, operator: Browser, headers: dict[str, str]
+) -> None:
+    headers = {name: value.replace("OURS", daemon.url) for name, value in headers.items()}
+    asked = await operator.http.post("/ui/api/login-codes", headers=headers)
+    assert (asked.status_code, asked.json()["code"]) == (403, "cross_site")
+    out = await operator.send("/ui/logout", headers)
+    assert out.status_code == 403
+    entered = await operator.send("/ui/login", headers, token=daemon.token)
+    assert (entered.status_code, "set-cookie" in entered.headers) == (403, False)
+    await operator.read("session")
+
+
+async def test_our_own_page_is_known_by_its_origin_where_the_browser_says_no_more(
+    daemon: DaemonUnderTest, operator: Browser
+) -> None:
+    answer = await operator.http.post("/ui/api/login-codes", headers={"origin": daemon.url})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_another_sites_page_reads_nothing_with_the_browsers_cookie(operator: Browser, site: str) -> None:
+    """A page at another port of this machine is of the same site: its requests have the cookie."""
+    answer = await operator.http.get("/ui/api/a2a/queue", headers={"sec-fetch-site": site})
+    assert (answer.status_code, answer.json()["code"]) == (403, "cross_site")
+
+
+async def test_operations_are_the_operator_apis_by_the_session(daemon: DaemonUnderTest, operator: Browser) -> None:
+    assert (await operator.read("a2a/queue"))["kind"] == "a2a_queue"
+    assert (await operator.read("v1/admin/tenants"))["tenants"][0]["name"] == "default"
+    unknown = await operator.api("GET", "nothing/there")
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_route")
+    wrong = await operator.api("DELETE", "a2a/queue")
+    assert wrong.status_code == 405
+    peers = await operator.api("GET", "api/v1/a2a/peers")
+    assert (peers.status_code, peers.json()["kind"], peers.json()["code"]) == (409, "error", "peers_off")
+    bearer = await daemon.http.get("/ui/api/a2a/queue", headers={**OUR_PAGE, "authorization": f"Bearer {daemon.token}"})
+    assert bearer.status_code == 401, "a token is no session"
