@@ -59,7 +59,8 @@ async def test_shells_and_scripts_name_no_other_origin_and_have_nothing_inline()
 
 
 @pytest.mark.parametrize(
-    "path", ["/ui/static/../dashboard.py", "/ui/static/%2e%2e/__init__.py", "/ui/static/", "/ui/static/..%2f__init__.py"]
+    "path",
+    ["/ui/static/../dashboard.py", "/ui/static/%2e%2e/__init__.py", "/ui/static/", "/ui/static/..%2f__init__.py"],
 )
 async def test_nothing_but_the_packages_files_is_sent(daemon: DaemonUnderTest, path: str) -> None:
     raw = await daemon.http.get(daemon.url + path)
