@@ -22,6 +22,7 @@ from covenant.ledger.embedded.archive.apply_batch import Batch, Known, Live, app
 from covenant.ledger.embedded.archive.archive import LAYOUTS, Archive, archived_seq_of, open_writer
 from covenant.ledger.embedded.archive.row_updates import Rows, TaskRowUpdate
 from covenant.ledger.embedded.archive.sql import statement
+from covenant.ledger.embedded.archive.task_packs import unpack_task
 from covenant.ledger.embedded.journal.record import encode_line
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import (
@@ -47,7 +48,7 @@ from covenant.ledger.machine.events import (
     TaskUpdated,
     TurnEnded,
 )
-from covenant.ledger.machine.states import TRANSITIONS, State
+from covenant.ledger.machine.states import DRAINED, TRANSITIONS, State
 from covenant.model.content import Json, Text
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 from covenant.model.ids import AgentId
@@ -70,7 +71,7 @@ from tests.ledger.embedded.recorded import (
 )
 from tests.waits import BOUND_S
 
-TABLES = ("a2a_tasks", "requests", "updates", "handovers", "audit", "meta", "ids")
+TABLES = ("a2a_tasks", "packs", "requests", "updates", "handovers", "audit", "meta", "ids")
 
 agents = st.sampled_from([ALICE, BOB, CAROL])
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -225,6 +226,11 @@ def db(path: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
+def unpack_all(db: sqlite3.Connection) -> None:
+    for (number,) in db.execute("SELECT task_no FROM packs").fetchall():
+        unpack_task(db, number)
+
+
 def row_of(db: sqlite3.Connection, number: int) -> dict[str, Any]:
     cursor = db.execute("SELECT * FROM a2a_tasks WHERE task_id = ?", (task_id(number),))
     return dict(zip([column[0] for column in cursor.description], cursor.fetchone(), strict=True))
@@ -307,6 +313,10 @@ def updates_expected(recorded: Recorded) -> list[tuple[str, int, str, int, Any]]
 def test_the_rows_are_what_the_machine_makes_of_the_events(recorded: Recorded) -> None:
     with closing(in_memory()) as db:
         apply_in_steps(db, recorded, [])
+        done = {str(name) for name, entry in recorded.entries.items() if entry.state is DRAINED}
+        packed = db.execute("SELECT task_id FROM packs JOIN a2a_tasks USING (task_no)").fetchall()
+        assert {name for (name,) in packed} == done
+        unpack_all(db)
         for entry in recorded.entries.values():
             assert entry_in(db, entry) == entry
         found = db.execute(
@@ -407,7 +417,8 @@ def test_a_task_that_passes_through_in_one_batch_is_one_finished_row(db: sqlite3
     apply_in_steps(db, recorded, [])
     row = row_of(db, 1)
     assert (row["state"], row["ledger_state"], row["error_message"]) == ("failed", "resolved", "no")
-    assert msgspec.json.decode(row["final_message_json"])["status"] == "error"
+    unpack_all(db)
+    assert msgspec.json.decode(row_of(db, 1)["final_message_json"])["status"] == "error"
     assert (row["agent_id"], row["tenant_id"], row["context_id"]) == ("bob", "", "")
     assert (row["created_at"], row["updated_at"]) == (START_MS + 1, START_MS + 4)
 

@@ -15,10 +15,8 @@ A record that can never be applied is set aside in `rejects`, event by event, so
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import cache
-from itertools import chain
 from typing import Final, NamedTuple
 
 import msgspec
@@ -32,7 +30,6 @@ from covenant.ledger.embedded.archive.row_updates import (
     OfTask,
     RememberedRequest,
     ResultReturnedRow,
-    Row,
     Rows,
     TaskRowUpdate,
     decode_audit_row,
@@ -40,7 +37,8 @@ from covenant.ledger.embedded.archive.row_updates import (
     decode_request,
     text_of,
 )
-from covenant.ledger.embedded.archive.sql import statement
+from covenant.ledger.embedded.archive.sql import Row, ask_rows, statement, write_rows
+from covenant.ledger.embedded.archive.task_packs import delete_parts, pack_finished, read_parts, unpack_task
 from covenant.ledger.embedded.journal.record import encode_line, seq_of
 from covenant.ledger.embedded.journal.segments import Lines
 from covenant.model.errors import CovenantError
@@ -192,8 +190,6 @@ def _count(counts: dict[tuple[str, str], int], row: TaskRowUpdate, before: str |
             counts[key] = counts.get(key, 0) - 1
 
 
-AT_ONCE: Final = (256, 64, 16, 4, 1)
-"""How many rows there are to a statement."""
 LIVE_MAX: Final = 4_096
 """How many rows are kept at hand; the oldest go first."""
 
@@ -214,7 +210,7 @@ class Live:
         held = self._rows
         tasks = {task_id: held[task_id] for task_id in batch.moved if task_id in held}
         missing = [(task_id,) for task_id in batch.moved if task_id not in tasks]
-        for found in _ask(db, "known_tasks", missing):
+        for found in ask_rows(db, "known_tasks", missing):
             tasks.update((row.task_id, row) for row in _task_rows(found))
         return Known(tasks, _references(db, batch.contexts, context_name), _references(db, batch.parents, parent_name))
 
@@ -237,7 +233,7 @@ class Live:
 
 def _references(db: sqlite3.Connection, texts: Iterable[str], named: Callable[[str], bytes]) -> dict[str, int]:
     numbers: dict[str, int] = {}
-    for found in _ask(db, "known_references", [(text, named(text)) for text in texts]):
+    for found in ask_rows(db, "known_references", [(text, named(text)) for text in texts]):
         numbers.update((text, number) for text, number in _pairs(found) if number is not None)
     return numbers
 
@@ -251,9 +247,9 @@ def apply_lines(db: sqlite3.Connection, lines: Lines, archived_seq: int, live: L
     try:
         db.execute("BEGIN IMMEDIATE")
         fault_points.point("archive.apply")
-        rows = batch.rows(live.known(db, batch))
+        rows = batch.rows(_unpacked(db, live.known(db, batch)))
         _write(db, rows)
-        _write_rows(db, "write_meta", _meta(rows, max(lines.last_seq, archived_seq)))
+        write_rows(db, "write_meta", _meta(rows, max(lines.last_seq, archived_seq)))
         fault_points.point("archive.commit")
         db.execute("COMMIT")
     except BaseException:
@@ -269,9 +265,9 @@ def apply_within(db: sqlite3.Connection, data: bytes, last_seq: int, offset: int
     db.execute("SAVEPOINT records")
     try:
         batch = Batch(data, 0, offset)
-        rows = batch.rows(Live().known(db, batch))
+        rows = batch.rows(_unpacked(db, Live().known(db, batch)))
         _write(db, rows)
-        _write_rows(db, "write_meta", _meta(rows, last_seq))
+        write_rows(db, "write_meta", _meta(rows, last_seq))
     except BaseException:
         with suppress(sqlite3.Error):
             db.execute("ROLLBACK TO records")
@@ -280,15 +276,35 @@ def apply_within(db: sqlite3.Connection, data: bytes, last_seq: int, offset: int
     db.execute("RELEASE records")
 
 
+def _unpacked(db: sqlite3.Connection, known: Known) -> Known:
+    """Unpack the tasks that were done with, and move all the same."""
+    for row in known.tasks.values():
+        if row.ledger_state == DRAINED:
+            unpack_task(db, row.task_no)
+    return known
+
+
+def _pack(db: sqlite3.Connection, rows: Rows) -> None:
+    """Pack the tasks that are done with now."""
+    earlier = [
+        row.task_no for row in rows.tasks.values() if row.ledger_state == DRAINED and row.task_id not in rows.ids
+    ]
+    stored = read_parts(db, earlier)
+    packs, now_packed = pack_finished(rows, {number: stored.get(number) for number in earlier})
+    write_rows(db, "write_packs", packs)
+    delete_parts(db, now_packed)
+
+
 def _write(db: sqlite3.Connection, rows: Rows) -> None:
-    _write_rows(db, "write_tasks", [msgspec.structs.astuple(row) for row in rows.tasks.values()])
-    _write_rows(db, "write_requests", rows.requests)
-    _write_rows(db, "write_updates", rows.updates)
-    _write_rows(db, "write_handovers", rows.handovers)
-    _write_rows(db, "write_ids", [*sorted(rows.ids.items()), *sorted(rows.names.items())])
+    _pack(db, rows)
+    write_rows(db, "write_tasks", [msgspec.structs.astuple(row) for row in rows.tasks.values()])
+    write_rows(db, "write_requests", rows.requests)
+    write_rows(db, "write_updates", rows.updates)
+    write_rows(db, "write_handovers", rows.handovers)
+    write_rows(db, "write_ids", [*sorted(rows.ids.items()), *sorted(rows.names.items())])
     db.execute("INSERT INTO shelving VALUES (?)", (len(rows.ids) + len(rows.names),))
-    _write_rows(db, "write_counts", [(*key, count) for key, count in rows.counts.items() if count])
-    _write_rows(db, "write_audit", rows.audit)
+    write_rows(db, "write_counts", [(*key, count) for key, count in rows.counts.items() if count])
+    write_rows(db, "write_audit", rows.audit)
     if rows.purged:
         db.execute(statement("purge_audit"), {"through": max(rows.purged)[0]})
 
@@ -299,32 +315,6 @@ def _meta(rows: Rows, last_seq: int) -> list[Row]:
         index, chain_hash = rows.purged[-1]
         meta += [("audit_anchor_index", index), ("audit_anchor_hash", chain_hash)]
     return meta
-
-
-def _write_rows(db: sqlite3.Connection, name: str, rows: Sequence[Row]) -> None:
-    for part in _parts(rows):
-        db.execute(of_rows(name, len(part), len(part[0])), list(chain.from_iterable(part)))
-
-
-def _ask(db: sqlite3.Connection, name: str, rows: Sequence[Row]) -> Iterator[str]:
-    for part in _parts(rows):
-        (found,) = db.execute(of_rows(name, len(part), len(part[0])), list(chain.from_iterable(part))).fetchone()
-        yield found
-
-
-def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    begin = 0
-    for size in AT_ONCE:
-        while len(rows) - begin >= size:
-            yield rows[begin : begin + size]
-            begin += size
-
-
-@cache
-def of_rows(name: str, rows: int, columns: int) -> str:
-    """One text for each, so that the driver finds the statement that it has prepared for it."""
-    row = f"({', '.join('?' * columns)})"
-    return statement(name).format(rows=", ".join([row] * rows))
 
 
 REJECTS_MAX: Final = 10_000

@@ -35,18 +35,36 @@ from typing import Final, Protocol
 
 from covenant.ledger.embedded.archive.apply_batch import PLACES_IN_RECORD, Live, apply_or_reject, count_rejects
 from covenant.ledger.embedded.archive.sql import statement
+from covenant.ledger.embedded.archive.task_packs import define_functions
 from covenant.ledger.embedded.disk import sync_dir, unusable
 from covenant.ledger.embedded.journal.segments import Cursor, Lines
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 
 ARCHIVE_NAME: Final = "archive.db"
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 _INDEXES: Final = ("tasks_indexes", "listing_schema")
 LAYOUTS: Final[dict[int, tuple[str, ...]]] = {
-    0: ("schema", "tasks_schema", "ids_schema", *_INDEXES),
-    1: ("from_before", "tasks_schema", "ids_schema", "from_layout_2_ids", "from_before_rows", *_INDEXES),
-    2: ("from_before", "tasks_schema", "ids_schema", "from_layout_2_ids", "from_before_rows", *_INDEXES),
-    3: ("from_before", "tasks_schema", "from_before_rows", *_INDEXES),
+    0: ("schema", "tasks_schema", "ids_schema", "packs_schema", *_INDEXES),
+    1: (
+        "from_before",
+        "tasks_schema",
+        "ids_schema",
+        "packs_schema",
+        "from_layout_2_ids",
+        "from_before_rows",
+        *_INDEXES,
+    ),
+    2: (
+        "from_before",
+        "tasks_schema",
+        "ids_schema",
+        "packs_schema",
+        "from_layout_2_ids",
+        "from_before_rows",
+        *_INDEXES,
+    ),
+    3: ("from_before", "tasks_schema", "packs_schema", "from_before_rows", *_INDEXES),
+    4: ("packs_schema",),
     SCHEMA_VERSION: (),
 }
 """What brings an archive of each layout up to this one; 0 is a new file. Rows stay: the journal may not have them."""
@@ -368,6 +386,7 @@ def open_writer(path: Path, *, lasting: bool) -> sqlite3.Connection:
 
 def _prepare(db: sqlite3.Connection, path: Path, *, lasting: bool) -> None:
     db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    db.execute("PRAGMA auto_vacuum = INCREMENTAL")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = " + ("NORMAL" if lasting else "OFF"))
     db.execute("PRAGMA temp_store = MEMORY")
@@ -385,6 +404,7 @@ def _prepare(db: sqlite3.Connection, path: Path, *, lasting: bool) -> None:
         raise _unknown_layout(path, version)
     db.executescript(statement("rejects_schema"))
     db.executescript(statement("shelving"))
+    define_functions(db)
 
 
 def archived_through(path: Path) -> int:

@@ -36,6 +36,7 @@ from covenant.ledger.contract.tasks import (
 )
 from covenant.ledger.embedded.archive.row_updates import FOLLOWING, LEASED, PARKED, QUEUED
 from covenant.ledger.embedded.archive.sql import statement
+from covenant.ledger.embedded.archive.task_packs import define_functions
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import InvalidParams, Unavailable
 from covenant.model.grant import AuditHead, AuditReport, AuditVerification, StoredRow
@@ -293,6 +294,7 @@ class History:
             uri = f"{self._path.absolute().as_uri()}?mode=rw"
             db = sqlite3.connect(uri, timeout=BUSY_S, isolation_level=None, check_same_thread=False, uri=True)
             db.text_factory = bytes
+            define_functions(db)
             db.execute("PRAGMA query_only = true")
             self._local.db = db
             self._opened.append(db)

@@ -23,6 +23,7 @@ import msgspec
 from covenant.ledger.embedded.archive import apply_batch
 from covenant.ledger.embedded.archive.apply_batch import PLACES_IN_RECORD, apply_within
 from covenant.ledger.embedded.archive.sql import statement
+from covenant.ledger.embedded.archive.task_packs import unpack_task
 from covenant.ledger.embedded.journal.record import encode_line, seq_of
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.entry import Entry
@@ -82,6 +83,10 @@ def _prepare(db: sqlite3.Connection, truth: ArchiveTruth) -> None:
     before = truth.before.entries
     known = {task_id: task_id in before for task_id in (*truth.after.entries, *before)}
     db.executemany("INSERT INTO known VALUES (?, ?)", known.items())
+    for task_id in before:
+        task_no = _number_of(db, task_id)
+        if task_no is not None:
+            unpack_task(db, task_no)
 
 
 def _after_place(truth: ArchiveTruth) -> int:

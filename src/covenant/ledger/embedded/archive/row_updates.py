@@ -12,12 +12,11 @@ from typing import Any, ClassVar, Final, Protocol, get_args
 import msgspec
 from msgspec import Raw
 
+from covenant.ledger.embedded.archive.sql import Row
 from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.states import State
 
 QUEUED, LEASED, PARKED, FOLLOWING, SETTLED, DRAINED = (state.wire_name for state in State)
-
-Row = tuple[str | bytes | int | None, ...]
 
 
 class TaskRowUpdate(msgspec.Struct, gc=False, array_like=True):
@@ -93,9 +92,9 @@ class Rows:
         """Numbers of new tasks."""
         self.names: dict[bytes, int] = {}
         """Numbers of what they are the first to name."""
-        self.requests: list[Row] = []
-        self.updates: list[Row] = []
-        self.handovers: list[Row] = []
+        self.requests: list[tuple[int, str]] = []
+        self.updates: list[tuple[int, int, str, int, str | None]] = []
+        self.handovers: list[tuple[int, int, str, int, str | None, str | None]] = []
         self.counts: dict[tuple[str, str], int] = {}
         """By recipient and state: how many tasks more, or fewer."""
         self.audit: list[Row] = []

@@ -7,9 +7,45 @@ it steps over, and beside a busy loop each of those is a wait.
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib.resources import files
+from itertools import chain
+from typing import Final
+
+Row = tuple[str | bytes | int | None, ...]
+
+AT_ONCE: Final = (256, 64, 16, 4, 1)
+"""How many rows there are to a statement."""
 
 
 def statement(name: str) -> str:
     """The text of `name.sql`."""
     return files(__name__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
+
+
+def write_rows(db: sqlite3.Connection, name: str, rows: Sequence[Row]) -> None:
+    for part in _parts(rows):
+        db.execute(of_rows(name, len(part), len(part[0])), list(chain.from_iterable(part)))
+
+
+def ask_rows(db: sqlite3.Connection, name: str, rows: Sequence[Row]) -> Iterator[str]:
+    for part in _parts(rows):
+        (found,) = db.execute(of_rows(name, len(part), len(part[0])), list(chain.from_iterable(part))).fetchone()
+        yield found
+
+
+def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    begin = 0
+    for size in AT_ONCE:
+        while len(rows) - begin >= size:
+            yield rows[begin : begin + size]
+            begin += size
+
+
+@cache
+def of_rows(name: str, rows: int, columns: int) -> str:
+    """One text for each, so that the driver finds the statement that it has prepared for it."""
+    row = f"({', '.join('?' * columns)})"
+    return statement(name).format(rows=", ".join([row] * rows))

@@ -26,24 +26,30 @@ told (place, updated_at, task_no, next_no, steps, before) AS (
             ORDER BY updated_at DESC, task_no DESC
             LIMIT 1
         ),
-        (
-            SELECT
-                json_group_array(
-                    json_object(
-                        'generation', generation,
-                        'kind', kind,
-                        'ts_ms', ts_ms,
-                        'body', json(
-                            CASE kind
-                                WHEN 'submitted' THEN (SELECT task FROM requests WHERE task_no = p.task_no)
-                                WHEN 'settled' THEN json_object('ending', p.ending, 'cause', p.cause, 'result', json(p.result))
-                                ELSE coalesce(body, '{{}}')
-                            END
+        coalesce(
+            (
+                SELECT packed_steps(k.pack, 0, -1, :artifacts, json_array(p.ending, p.cause))
+                FROM packs AS k WHERE k.task_no = p.task_no
+            ),
+            (
+                SELECT
+                    json_group_array(
+                        json_object(
+                            'generation', generation,
+                            'kind', kind,
+                            'ts_ms', ts_ms,
+                            'body', json(
+                                CASE kind
+                                    WHEN 'submitted' THEN (SELECT task FROM requests WHERE task_no = p.task_no)
+                                    WHEN 'settled' THEN json_object('ending', p.ending, 'cause', p.cause, 'result', json(p.result))
+                                    ELSE coalesce(body, '{{}}')
+                                END
+                            )
                         )
                     )
-                )
-            FROM updates
-            WHERE task_no = p.task_no AND (:artifacts OR kind <> 'artifact')
+                FROM updates
+                WHERE task_no = p.task_no AND (:artifacts OR kind <> 'artifact')
+            )
         ),
         told.before + length(told.steps)
     FROM told CROSS JOIN a2a_tasks AS p ON p.task_no = told.next_no

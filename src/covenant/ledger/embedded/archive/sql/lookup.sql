@@ -8,7 +8,9 @@ SELECT
         'leased_to', leased_to_pubkey,
         'ending', ending,
         'cause', cause,
-        'result', json(result)
+        'result', json(
+            coalesce((SELECT packed_result(p.pack) FROM packs AS p WHERE p.task_no = a2a_tasks.task_no), result)
+        )
     )
 FROM a2a_tasks
 WHERE

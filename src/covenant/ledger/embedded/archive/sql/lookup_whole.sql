@@ -7,8 +7,8 @@ SELECT
         'leased_to', t.leased_to_pubkey,
         'ending', t.ending,
         'cause', t.cause,
-        'result', json(t.result),
-        'task', json(r.task),
+        'result', json(coalesce(packed_result(p.pack), t.result)),
+        'task', json(coalesce(packed_task(p.pack), r.task)),
         'generation', t.generation,
         'accepted_at_ms', t.created_at,
         'lease', json(
@@ -24,5 +24,10 @@ SELECT
             )
         )
     )
-FROM a2a_tasks AS t CROSS JOIN requests AS r ON r.task_no = t.task_no
-WHERE t.task_no = (SELECT i.task_no FROM ids AS i WHERE i.task_id = :task_id) AND t.settled_place IS NOT NULL
+FROM a2a_tasks AS t
+LEFT JOIN requests AS r ON r.task_no = t.task_no
+LEFT JOIN packs AS p ON p.task_no = t.task_no
+WHERE
+    t.task_no = (SELECT i.task_no FROM ids AS i WHERE i.task_id = :task_id)
+    AND t.settled_place IS NOT NULL
+    AND (r.task_no IS NOT NULL OR p.task_no IS NOT NULL)

@@ -21,6 +21,7 @@ WHERE
     AND (t.ledger_state <> 'resolved' OR t.task_id IN (SELECT k.task_id FROM known AS k));
 
 DELETE FROM a2a_tasks WHERE task_no IN (SELECT task_no FROM removed);
+DELETE FROM packs WHERE task_no IN (SELECT task_no FROM removed);
 DELETE FROM requests WHERE task_no IN (SELECT task_no FROM removed);
 DELETE FROM handovers WHERE task_no IN (SELECT task_no FROM removed);
 DELETE FROM ids_new WHERE task_id IN (SELECT task_id FROM removed);

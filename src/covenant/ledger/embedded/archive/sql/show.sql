@@ -1,7 +1,7 @@
 -- Everything known of one task, if the viewer has part in it. Of leases and updates the newest, in order.
 SELECT
     json_object(
-        'task', json(r.task),
+        'task', json(coalesce(packed_task(p.pack), r.task)),
         'state', t.ledger_state,
         'a2a_state', t.state,
         'attempt', t.attempt,
@@ -36,8 +36,18 @@ SELECT
                         lead(ts_ms) OVER task AS ended_at_ms,
                         lead(event) OVER task AS outcome,
                         lead(reason) OVER task AS why
-                    FROM handovers
-                    WHERE task_no = t.task_no
+                    FROM (
+                        SELECT h.place, h.event, h.ts_ms, h.lease, h.reason FROM handovers AS h
+                        WHERE h.task_no = t.task_no
+                        UNION ALL
+                        SELECT
+                            json_extract(h.value, '$[0]'),
+                            json_extract(h.value, '$[1]'),
+                            json_extract(h.value, '$[2]'),
+                            json_extract(h.value, '$[3]'),
+                            json_extract(h.value, '$[4]')
+                        FROM json_each(packed_handovers(p.pack)) AS h
+                    )
                     WINDOW task AS (ORDER BY place)
                 )
                 WHERE event = 'leased'
@@ -53,21 +63,34 @@ SELECT
                         'kind', kind,
                         'ts_ms', ts_ms,
                         'body', json(
-                            iif(kind = 'settled', json_object('state', t.ending, 'result', json(t.result)), body)
+                            iif(
+                                kind = 'settled',
+                                json_object(
+                                    'state', t.ending, 'result', json(coalesce(packed_result(p.pack), t.result))
+                                ),
+                                body
+                            )
                         )
                     )
                 )
             FROM (
                 SELECT * FROM (
-                    SELECT * FROM updates
-                    WHERE task_no = t.task_no
+                    SELECT u.generation, u.kind, u.ts_ms, u.body FROM updates AS u
+                    WHERE u.task_no = t.task_no
+                    UNION ALL
+                    SELECT
+                        json_extract(u.value, '$[0]'),
+                        json_extract(u.value, '$[1]'),
+                        json_extract(u.value, '$[2]'),
+                        json_extract(u.value, '$[3]')
+                    FROM json_each(packed_updates(p.pack)) AS u
                     ORDER BY generation DESC
                     LIMIT :updates_max
                 )
                 ORDER BY generation
             )
         )),
-        'result', json(t.result),
+        'result', json(coalesce(packed_result(p.pack), t.result)),
         'cause', t.cause,
         'holder_lost', json(
             iif(
@@ -78,9 +101,12 @@ SELECT
             )
         )
     )
-FROM a2a_tasks AS t CROSS JOIN requests AS r ON r.task_no = t.task_no
+FROM a2a_tasks AS t
+LEFT JOIN requests AS r ON r.task_no = t.task_no
+LEFT JOIN packs AS p ON p.task_no = t.task_no
 WHERE
-    t.task_no = (SELECT i.task_no FROM ids AS i WHERE i.task_id = :task_id)
+    (r.task_no IS NOT NULL OR p.task_no IS NOT NULL)
+    AND t.task_no = (SELECT i.task_no FROM ids AS i WHERE i.task_id = :task_id)
     AND (
         :viewer IS NULL
         OR t.sender_pubkey = :viewer

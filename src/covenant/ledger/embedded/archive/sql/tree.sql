@@ -31,45 +31,60 @@ SELECT
             'attempt', attempt,
             'created_at_ms', created_at,
             'updated_at_ms', updated_at,
-            'result_status', json_extract(result, '$.status'),
+            'result_status', json_extract(whole_result, '$.status'),
             'a2a_state', state,
             'holder_lost', json(iif(
                 ledger_state = 'in_flight'
                 AND (interrupted OR (boot IS NOT NULL AND node = :node AND boot <> :boot)),
                 'true', 'false'
             )),
-            'notes', json(json_extract(result, '$.metadata')),
+            'notes', json(json_extract(whole_result, '$.metadata')),
             'remote', json(remote),
             -- Which task it is where it is done: noted when it was learned, and again in each turn.
             'remote_note', json(CASE WHEN remote IS NOT NULL THEN (
-                SELECT json_extract(u.body, '$.metadata."covenant.remote"')
-                FROM updates AS u
-                WHERE
-                    u.task_no = no AND u.kind = 'status'
-                    AND json_extract(u.body, '$.metadata."covenant.remote"') IS NOT NULL
-                ORDER BY u.generation DESC
+                SELECT json_extract(body, '$.metadata."covenant.remote"')
+                FROM (
+                    SELECT u.generation, u.body FROM updates AS u
+                    WHERE u.task_no = no AND u.kind = 'status'
+                    UNION ALL
+                    SELECT json_extract(u.value, '$[0]'), json_extract(u.value, '$[3]')
+                    FROM json_each(packed_updates(pack)) AS u
+                    WHERE json_extract(u.value, '$[1]') = 'status'
+                )
+                WHERE json_extract(body, '$.metadata."covenant.remote"') IS NOT NULL
+                ORDER BY generation DESC
                 LIMIT 1
             ) END)
         )
     )
 FROM (
     SELECT
-        t.*, r.task, t.task_no AS no,
+        *,
         CASE
             -- Where it is done was once told in the request metadata.
-            WHEN t.origin = 'delegation'
+            WHEN origin = 'delegation'
                 THEN coalesce(
-                    json_extract(r.task, '$.target'), json_extract(r.task, '$.request_metadata."covenant.remote"')
+                    json_extract(task, '$.target'), json_extract(task, '$.request_metadata."covenant.remote"')
                 )
         END AS remote,
-        sum(length(r.task)) OVER (ROWS UNBOUNDED PRECEDING) AS size
-    FROM walk AS w
-    CROSS JOIN a2a_tasks AS t ON t.task_no = w.task_no
-    CROSS JOIN requests AS r ON r.task_no = t.task_no
-    WHERE
-        :viewer IS NULL
-        OR t.sender_pubkey = :viewer
-        OR t.recipient_pubkey = :viewer
-        OR t.leased_to_pubkey = :viewer
+        sum(length(task)) OVER (ROWS UNBOUNDED PRECEDING) AS size
+    FROM (
+        SELECT
+            t.*, t.task_no AS no, p.pack,
+            coalesce(packed_task(p.pack), r.task) AS task,
+            coalesce(packed_result(p.pack), t.result) AS whole_result
+        FROM walk AS w
+        CROSS JOIN a2a_tasks AS t ON t.task_no = w.task_no
+        LEFT JOIN requests AS r ON r.task_no = t.task_no
+        LEFT JOIN packs AS p ON p.task_no = t.task_no
+        WHERE
+            (r.task_no IS NOT NULL OR p.task_no IS NOT NULL)
+            AND (
+                :viewer IS NULL
+                OR t.sender_pubkey = :viewer
+                OR t.recipient_pubkey = :viewer
+                OR t.leased_to_pubkey = :viewer
+            )
+    )
 )
 WHERE size <= :bytes_max
