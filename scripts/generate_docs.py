@@ -17,10 +17,10 @@ CLI_INTRO: Final = """# The command line
 
 <!-- Written by `make docs` from src/covenant/cli. Do not edit. -->
 
-Every command but `serve`, `init`, `settings`, `doctor` and `passphrase` talks to a running daemon over the socket in
-its home. Data goes to stdout, talk to stderr. `--json` gives exactly one JSON object on stdout, also for a refusal
-(`{"kind": "error", "code": …, "message": …}`). In the shapes below, a field that ends in `?` is left out when it says
-nothing; all others are always there, `null` included.
+Every command but `serve`, `init`, `settings`, `doctor`, `passphrase` and `prove` talks to a running daemon over the
+socket in its home. Data goes to stdout, talk to stderr. `--json` gives exactly one JSON object on stdout, also for
+a refusal (`{"kind": "error", "code": …, "message": …}`). In the shapes below, a field that ends in `?` is left
+out when it says nothing; all others are always there, `null` included.
 
 | exit code | meaning |
 |---|---|
@@ -28,7 +28,7 @@ nothing; all others are always there, `null` included.
 | 1 | refused or failed; stderr says why, and what to do |
 | 2 | wrong usage |
 | 3 | no daemon answers |
-| 4 | `peers verify-proof`: what was there holds, but the offer or the result was missing and is not checked |
+| 4 | not checked: `peers verify-proof` lacked the offer or the result, or `prove` could not try a row |
 """
 
 SETTINGS_INTRO: Final = f"""# Settings

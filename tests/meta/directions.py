@@ -6,6 +6,7 @@ could fail, wait or differ between two runs. Imports count wherever they stand: 
 """
 
 import ast
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ PACKAGE: Final = "covenant"
 
 # Lowest first. Modules directly in the package (the public names) join things, as the daemon does.
 LEVELS: Final = (
-    {"model"},
+    {"model", "prove"},
     {"wire", "seal"},
     {"ledger"},
     {"exchange", "outbound"},
@@ -51,6 +52,11 @@ CRYPTO: Final = frozenset(
 SEAL_NEEDS: Final = frozenset({"datetime.timedelta"})
 # Keys and tokens come from the crypto library alone.
 CHANCE: Final = ("random", "secrets", "uuid", "os.urandom", "os.getrandom", "ssl.RAND_bytes")
+
+# The durability kit is a stranger to the rest: it could be a distribution of its own.
+KIT: Final = "prove"
+KIT_NEEDS: Final = sys.stdlib_module_names | {"httpx2", "httpcore2", "msgspec"}
+KIT_USER: Final = "cli"
 
 DAEMON: Final = "daemon"
 ENVIRONMENT: Final = ("os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv")
@@ -96,6 +102,7 @@ def violations(src: Path) -> list[Violation]:
         found += _impure(source, mentions)
         found += _sealed(source, mentions)
         found += _environment(source, mentions)
+        found += _kit(source, mentions)
     return found
 
 
@@ -199,6 +206,17 @@ def _sealed(source: Source, mentions: list[tuple[int, str]]) -> Iterator[Violati
             yield Violation(file=source.file, line=line, rule="chance in seal", detail=mention)
         elif not _within(mention, tuple(PURE_NEEDS | CRYPTO | SEAL_NEEDS)):
             yield Violation(file=source.file, line=line, rule="impure import", detail=mention)
+
+
+def _kit(source: Source, mentions: list[tuple[int, str]]) -> Iterator[Violation]:
+    for line, mention in mentions:
+        name = _ours(mention)
+        if source.part == KIT:
+            wrong = name is None and mention.partition(".")[0] not in KIT_NEEDS
+        else:
+            wrong = name is not None and _within(name, (KIT,)) and source.part != KIT_USER
+        if wrong:
+            yield Violation(file=source.file, line=line, rule="kit apart", detail=mention)
 
 
 def _environment(source: Source, mentions: list[tuple[int, str]]) -> Iterator[Violation]:

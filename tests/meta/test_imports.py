@@ -141,6 +141,29 @@ def test_a_pure_package_that_imports_a_neighbour_breaks_both_rules(tmp_path: Pat
     assert broken == {"upward import", "impure import"}
 
 
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("prove/rows", "import click\n"),
+        ("prove/rows", "from cryptography import exceptions\n"),
+        ("doors/http", "from covenant.prove import runner\n"),
+        ("mailbox", "from covenant.prove import runner\n"),
+    ],
+)
+def test_a_kit_that_is_not_apart_is_found(tmp_path: Path, module: str, text: str) -> None:
+    assert "kit apart" in rules_broken(tmp_path, {module: text})
+
+
+@pytest.mark.parametrize("package", ["model.task", "wire.sse", "daemon.settings", "cli.main"])
+def test_a_kit_that_imports_the_rest_is_found(tmp_path: Path, package: str) -> None:
+    assert rules_broken(tmp_path, {"prove/rows": f"import covenant.{package}\n"}) == {"upward import"}
+
+
+def test_the_kit_may_use_an_http_client_and_the_command_line_the_kit(tmp_path: Path) -> None:
+    kit = {"prove/rows": "import asyncio\nimport httpx2\nimport msgspec\nfrom covenant.prove import protocol\n"}
+    assert rules_broken(tmp_path, {**kit, "cli/prove": "from covenant.prove import rows\n"}) == set()
+
+
 def test_a_package_without_a_level_is_found(tmp_path: Path) -> None:
     assert rules_broken(tmp_path, {"plumbing/__init__": ""}) == {"no level"}
 

@@ -32,15 +32,16 @@ PLACES: Final = {
     "settings": "offline.settings",
     "doctor": "offline.doctor",
     "passphrase": "offline.passphrase",
+    "prove": "prove.prove",
     "version": "main.version",
 }
 """Where each command is defined: the module in this package, and its name there. Help lists them in this order."""
 
 MEANING: Final = """A durable agent-to-agent exchange.
 
-`covenant serve` runs the daemon, `call` and `card` talk to other agents, and every other command talks to the daemon
-over the socket in its home (--home, COVENANT_HOME, else ~/.covenant) with the operator's token (--token-file,
-COVENANT_TOKEN, else operator.token in the home).
+`covenant serve` runs the daemon, `call` and `card` talk to other agents, `prove` tries any A2A server, and every other
+command talks to the daemon over the socket in its home (--home, COVENANT_HOME, else ~/.covenant) with the operator's
+token (--token-file, COVENANT_TOKEN, else operator.token in the home).
 """
 
 

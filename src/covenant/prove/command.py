@@ -1,0 +1,78 @@
+"""Both command lines end here: the chosen options, by name, become a run and an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from covenant.prove.options import OPTIONS, make_parser
+from covenant.prove.report import finding_lines, junit, summary
+from covenant.prove.runner import ROWS, Finding, Report, Target, prove
+from covenant.prove.trial import Extent
+
+WRONG_USAGE: Final = 2
+
+
+def main(arguments: list[str], prog: str = "python -m covenant.prove") -> int:
+    parser = make_parser(prog)
+    try:
+        return run(vars(parser.parse_args(arguments)))
+    except ValueError as wrong:
+        parser.error(str(wrong))
+
+
+def run(chosen: dict[str, Any]) -> int:
+    """The exit code. `chosen` has a value for each option, under its name with underscores."""
+    if chosen["list"]:
+        for row in ROWS:
+            sys.stdout.write(f"{row.name:16}{row.promise}\n{'':16}{row.how}\n")
+        return 0
+    for option in OPTIONS:
+        if option.required and not chosen[option.name.replace("-", "_")]:
+            raise ValueError(f"--{option.name} is missing")
+    wanted = set(chosen["row"])
+    if unknown := wanted - {row.name for row in ROWS}:
+        raise ValueError(f"no such row: {', '.join(sorted(unknown))} (--list has them)")
+    report = _prove(chosen, [row for row in ROWS if not wanted or row.name in wanted])
+    if chosen["junit"]:
+        Path(chosen["junit"]).write_bytes(junit(report))
+    if chosen["json"]:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n")
+    else:
+        sys.stdout.write(f"\n{summary(report)}\n")
+    return report.exit_code
+
+
+def _prove(chosen: dict[str, Any], rows: list[Any]) -> Report:
+    target = Target(
+        command=chosen["command"],
+        card=chosen["card"],
+        name=chosen["name"],
+        token_file=chosen["token_file"],
+        version=chosen["protocol_version"],
+        binding=chosen["binding"],
+        start_s=chosen["start_bound"],
+    )
+    extent = Extent(
+        bound_s=chosen["bound"],
+        sends=chosen["sends"],
+        senders=chosen["senders"],
+        kills=chosen["kills"],
+        idempotency_header=chosen["idempotency_header"],
+        at_least_once=chosen["at_least_once"],
+    )
+    colour = sys.stdout.isatty()
+
+    def say(finding: Finding) -> None:
+        # With --json stdout holds the report alone; the talk goes elsewhere.
+        place = sys.stderr if chosen["json"] else sys.stdout
+        place.write(finding_lines(finding, colour=colour, evidence=chosen["evidence"]) + "\n")
+        place.flush()
+
+    began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return asyncio.run(prove(target, rows, extent, began=began, row_s=chosen["row_bound"], said=say))

@@ -1,0 +1,241 @@
+"""A2A as bytes: 1.0 and 0.3, JSON-RPC and REST. What is sent is built here, and what comes back is read here.
+
+Answers are read leniently (servers differ in what they leave out) and become `TaskSeen` and `EventSeen`, which look
+the same whatever was spoken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+Version = Literal["1.0", "0.3"]
+Binding = Literal["JSONRPC", "HTTP+JSON"]
+
+TERMINAL: Final = frozenset({"completed", "failed", "canceled", "rejected"})
+WAITING: Final = frozenset({"input-required", "auth-required"})
+
+
+class Operation(NamedTuple):
+    """The names of one operation. An operation without a name in a version is not offered there."""
+
+    rpc: str
+    rpc_03: str | None
+    verb: str
+    path: str
+
+
+OPERATIONS: Final = {
+    "send": Operation("SendMessage", "message/send", "POST", "/message:send"),
+    "stream": Operation("SendStreamingMessage", "message/stream", "POST", "/message:stream"),
+    "get": Operation("GetTask", "tasks/get", "GET", "/tasks/{id}"),
+    "cancel": Operation("CancelTask", "tasks/cancel", "POST", "/tasks/{id}:cancel"),
+    "subscribe": Operation("SubscribeToTask", "tasks/resubscribe", "GET", "/tasks/{id}:subscribe"),
+    "list": Operation("ListTasks", None, "GET", "/tasks"),
+}
+
+
+class Interface(msgspec.Struct, frozen=True):
+    """One way to speak to an agent, as its card offers it."""
+
+    url: str
+    version: Version
+    binding: Binding
+
+    def __str__(self) -> str:
+        return f"A2A {self.version} over {self.binding}"
+
+
+class TaskSeen(msgspec.Struct, frozen=True):
+    id: str
+    context_id: str
+    state: str
+    stamp: str
+    """When the state was set, in the server's words."""
+    artifacts: dict[str, str]
+    """The text of each artifact by its id, in the order of the server."""
+    raw: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.artifacts.values())
+
+    @property
+    def ended(self) -> bool:
+        return self.state in TERMINAL
+
+
+class EventSeen(msgspec.Struct, frozen=True):
+    kind: Literal["task", "message", "status", "artifact", "error"]
+    number: str = ""
+    """The id of the server-sent event, if it has one."""
+    state: str = ""
+    task_id: str = ""
+    artifact_id: str = ""
+    text: str = ""
+    append: bool = False
+    task: TaskSeen | None = None
+
+
+class Refused(Exception):
+    """The server answered with an error."""
+
+    def __init__(self, code: int, said: str) -> None:
+        super().__init__(f"{code} {said}"[:300])
+        self.code = code
+
+    @property
+    def unsupported(self) -> bool:
+        """The server has no such operation, or says that it does not offer it."""
+        return self.code in {-32601, -32003, -32004, -32005, 404, 405, 501}
+
+
+class Outgoing(NamedTuple):
+    verb: str
+    url: str
+    body: bytes | None
+    headers: dict[str, str]
+    query: dict[str, str]
+
+
+# --- what is sent
+
+
+def build_message(
+    version: Version, binding: Binding, message_id: str, text: str, task: TaskSeen | None
+) -> dict[str, Any]:
+    message: dict[str, Any] = {"messageId": message_id}
+    if version == "1.0":
+        message |= {"role": "ROLE_USER", "parts": [{"text": text}]}
+    elif binding == "HTTP+JSON":
+        message |= {"role": "ROLE_USER", "content": [{"text": text}]}
+    else:
+        message |= {"kind": "message", "role": "user", "parts": [{"kind": "text", "text": text}]}
+    if task is not None:
+        message |= {"taskId": task.id, "contextId": task.context_id}
+    return message
+
+
+def build_configuration(version: Version, *, waits: bool, push: dict[str, str] | None) -> dict[str, Any]:
+    made: dict[str, Any] = {"returnImmediately": not waits} if version == "1.0" else {"blocking": waits}
+    if push is not None:
+        made["taskPushNotificationConfig" if version == "1.0" else "pushNotificationConfig"] = push
+    return made
+
+
+def build_request(
+    interface: Interface, name: str, params: dict[str, Any], headers: Mapping[str, str], number: int
+) -> Outgoing:
+    """`params`: with `id` for an operation on a task. Raises `Refused` for an operation that the version lacks."""
+    operation = OPERATIONS[name]
+    sent = {"accept": "text/event-stream" if name in {"stream", "subscribe"} else "application/json", **headers}
+    sent.setdefault("a2a-version", interface.version)
+    if interface.binding == "JSONRPC":
+        method = operation.rpc if interface.version == "1.0" else operation.rpc_03
+        if method is None:
+            raise Refused(-32601, f"A2A 0.3 has no {operation.rpc} over JSON-RPC")
+        body = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+        sent["content-type"] = "application/json"
+        return Outgoing("POST", interface.url, msgspec.json.encode(body), sent, {})
+    prefix = "" if interface.version == "1.0" else "/v1"
+    url = interface.url.rstrip("/") + prefix + operation.path.format(id=params.get("id", ""))
+    rest = {key: value for key, value in params.items() if key != "id"}
+    if operation.verb == "GET":
+        return Outgoing("GET", url, None, sent, {key: str(value) for key, value in rest.items()})
+    sent["content-type"] = "application/json"
+    return Outgoing("POST", url, msgspec.json.encode(rest), sent, {})
+
+
+# --- what comes back
+
+
+def read_answer(interface: Interface, status: int, body: bytes) -> dict[str, Any]:
+    """The result of a call. Raises `Refused` for an error in any of its shapes."""
+    try:
+        value = msgspec.json.decode(body) if body else {}
+    except msgspec.DecodeError:
+        raise Refused(status, f"an answer that is no JSON: {body[:80]!r}") from None
+    if not isinstance(value, dict):
+        raise Refused(status, f"an answer that is no object: {body[:80]!r}")
+    error = value.get("error")
+    if isinstance(error, dict):
+        raise Refused(int(error.get("code") or status), str(error.get("message") or error))
+    if status >= 400:
+        raise Refused(status, str(value.get("message") or value.get("detail") or value))
+    if interface.binding == "JSONRPC":
+        result = value.get("result")
+        return result if isinstance(result, dict) else {}
+    return value
+
+
+def read_state(status: Any) -> str:
+    said = str((status or {}).get("state", "")).removeprefix("TASK_STATE_").lower().replace("_", "-")
+    return {"cancelled": "canceled", "unspecified": "unknown"}.get(said, said)
+
+
+def read_text(parts: Any) -> str:
+    return "".join(str(part["text"]) for part in parts or [] if isinstance(part, dict) and "text" in part)
+
+
+def read_task(raw: dict[str, Any]) -> TaskSeen:
+    status = raw.get("status") or {}
+    artifacts: dict[str, str] = {}
+    for number, artifact in enumerate(raw.get("artifacts") or []):
+        artifacts[str(artifact.get("artifactId", number))] = read_text(artifact.get("parts"))
+    return TaskSeen(
+        id=str(raw.get("id", "")),
+        context_id=str(raw.get("contextId", "")),
+        state=read_state(status),
+        stamp=str(status.get("timestamp", "")),
+        artifacts=artifacts,
+        raw=raw,
+    )
+
+
+def read_event(result: dict[str, Any], number: str = "") -> EventSeen:
+    """An event of a stream, a notification's body or the result of a send, in either version's shape."""
+    kind = result.get("kind", "")
+    task = result.get("task") or (result if kind == "task" or ("status" in result and "id" in result) else None)
+    if isinstance(task, dict):
+        seen = read_task(task)
+        return EventSeen("task", number, seen.state, seen.id, text=seen.text, task=seen)
+    status = result.get("statusUpdate") or (result if kind == "status-update" else None)
+    if isinstance(status, dict):
+        return EventSeen("status", number, read_state(status.get("status")), str(status.get("taskId", "")))
+    update = result.get("artifactUpdate") or (result if kind == "artifact-update" else None)
+    if isinstance(update, dict):
+        artifact = update.get("artifact") or {}
+        return EventSeen(
+            "artifact",
+            number,
+            task_id=str(update.get("taskId", "")),
+            artifact_id=str(artifact.get("artifactId", "")),
+            text=read_text(artifact.get("parts")),
+            append=bool(update.get("append")),
+        )
+    message = result.get("message") or result
+    return EventSeen("message", number, text=read_text(message.get("parts") if isinstance(message, dict) else None))
+
+
+def read_interfaces(card: dict[str, Any]) -> list[Interface]:
+    """Each way to speak that a card offers and the kit knows, the card's own preference first."""
+    offered: list[tuple[str, str, str]] = [
+        (each.get("url", ""), each.get("protocolBinding", ""), each.get("protocolVersion", "1.0"))
+        for each in card.get("supportedInterfaces") or []
+    ]
+    if card.get("url"):
+        version = str(card.get("protocolVersion") or "0.3")
+        offered.append((card["url"], card.get("preferredTransport") or "JSONRPC", version))
+        more = card.get("additionalInterfaces") or []
+        offered += [(each.get("url", ""), each.get("transport", ""), version) for each in more]
+    found: list[Interface] = []
+    for url, binding, version in offered:
+        if binding not in {"JSONRPC", "HTTP+JSON"}:
+            continue
+        known: Version = "0.3" if version.startswith("0.") else "1.0"
+        made = Interface(url, known, "JSONRPC" if binding == "JSONRPC" else "HTTP+JSON")
+        if made not in found:
+            found.append(made)
+    return found

@@ -1,0 +1,125 @@
+"""The server under test: started by its command, killed with its process group, started again on the same home."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shlex
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from covenant.prove.client import Unreachable, fetch_card
+from covenant.prove.protocol import Refused
+
+POLL_S: Final = 0.05
+PORTS_TRIED: Final = 100
+LOG_TAIL: Final = 600
+
+
+class StartFailed(Exception):
+    """The server did not answer with its card in time, or ended."""
+
+
+class ServerUnderTest:
+    """`folder` is this server's own: its home, its log and the file of executions are in it. Its port stays."""
+
+    def __init__(
+        self, command: str, card: str, folder: Path, *, token_file: str | None, start_s: float, stop_s: float
+    ) -> None:
+        self.port = free_port()
+        self.home = folder / "home"
+        self.home.mkdir()
+        self.runs_file = folder / "runs.txt"
+        self.runs_file.touch()
+        self.card_url = self._filled(card)
+        self.starts = 0
+        self._log = folder / "server.log"
+        self._argv = [self._filled(word) for word in shlex.split(command)]
+        self._token_file = None if token_file is None else Path(self._filled(token_file))
+        self._start_s = start_s
+        self._stop_s = stop_s
+        self._process: asyncio.subprocess.Process | None = None
+
+    def _filled(self, text: str) -> str:
+        return text.replace("{port}", str(self.port)).replace("{home}", str(self.home))
+
+    def headers(self) -> Mapping[str, str]:
+        """What each call needs to be let in. The server may write its token when it first starts."""
+        if self._token_file is None or not self._token_file.is_file():
+            return {}
+        return {"authorization": f"Bearer {self._token_file.read_text(encoding='utf-8').strip()}"}
+
+    def runs(self) -> Counter[str]:
+        """How often the agent was executed, by key."""
+        return Counter(self.runs_file.read_text(encoding="utf-8", errors="replace").split())
+
+    async def start(self) -> dict[str, Any]:
+        """The server's card, once it answers with it."""
+        with self._log.open("ab") as log:
+            # `env` hands over one more variable without a look at the others.
+            self._process = await asyncio.create_subprocess_exec(
+                "env", f"PROVE_RUNS={self.runs_file}", *self._argv,
+                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        self.starts += 1
+        end_s = time.monotonic() + self._start_s
+        said = ""
+        while time.monotonic() < end_s:
+            if self._process.returncode is not None:
+                break
+            try:
+                return await fetch_card(self.card_url, self.headers(), self._start_s)
+            except (Unreachable, Refused) as failed:
+                said = str(failed)
+            await asyncio.sleep(POLL_S)
+        ended = self._process.returncode
+        why = f"it ended with status {ended}" if ended is not None else f"no card after {self._start_s:g} s ({said})"
+        await self.end()
+        raise StartFailed(f"start {self.starts}: {why}; its last words: {self._last_words()}")
+
+    async def kill(self, sent: signal.Signals) -> int:
+        """Send a signal to the whole group, and wait. The exit status; whoever does not stop is killed."""
+        process = self._process
+        assert process is not None, "nothing was started"
+        self._signal(sent)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._stop_s):
+                await process.wait()
+        stopped = process.returncode
+        await self.end()
+        return stopped if stopped is not None else -signal.SIGKILL
+
+    async def end(self) -> None:
+        """Nothing that was started lives on."""
+        if self._process is not None:
+            self._signal(signal.SIGKILL)
+            await self._process.wait()
+            self._process = None
+
+    def _signal(self, sent: signal.Signals) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, sent)
+
+    def _last_words(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:].strip() or "none"
+
+
+def free_port() -> int:
+    """The server keeps it over its restarts: below those that the system gives to whoever calls out."""
+    for _ in range(PORTS_TRIED):
+        port = 12_000 + secrets.randbelow(18_000)  # two kits at once choose different ones
+        with socket.socket() as tried:
+            try:
+                tried.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise StartFailed("no free port")

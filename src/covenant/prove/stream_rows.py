@@ -1,0 +1,171 @@
+"""Rows on streams, artifacts and readers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+from covenant.prove.client import Unreachable
+from covenant.prove.protocol import EventSeen, Refused, TaskSeen
+from covenant.prove.trial import Assembly, Broken, NotOffered, Row, Trial, counted, gap_or_repeat
+
+CHUNKS: Final = 20
+CHUNK_MS: Final = 150
+TOLD_BEFORE: Final = 5
+SLOW_CHUNKS: Final = 192
+SLOW_BYTES: Final = 65_536
+OTHERS: Final = 20
+RECEIVE_BYTES: Final = 4_096
+
+
+async def resumed(trial: Trial) -> None:
+    await _resumable(trial)
+    told = await _cut_by_kill(trial)
+    before = counted(told.text)
+    task = TaskSeen(told.task_id, "", told.state, "", {}, {})
+    await trial.find(task)
+    trial.note(
+        f"subscribing after event {told.last_number!r}" if told.last_number else "subscribing; events have no ids"
+    )
+    try:
+        async with trial.client.subscribe(told.task_id, told.last_number) as events:
+            await _read(events, told, trial.extent.bound_s)
+    except Refused as refused:
+        trial.note(f"the subscription is refused: {refused}")
+    except Unreachable as gone:
+        trial.note(f"the subscription: {gone}")
+    now = await trial.until(task, lambda seen: seen.ended)
+    trial.note(f"told {len(before)} chunks before, {len(counted(told.text))} in all; the task is {now.state}")
+    if not now.ended:
+        raise Broken(f"the stream did not go on, and the task is still {now.state!r}")
+    if not told.ended:
+        told.artifacts = dict(now.artifacts)
+        trial.note("the end of the task was told by GetTask alone")
+    if wrong := gap_or_repeat(told.text):
+        raise Broken(f"the stream as its reader put it together has a gap or a repeat: {wrong}")
+    if told.text != now.text:
+        raise Broken(f"the reader has {told.text!r}, and the task has {now.text!r}")
+    if counted(now.text)[: len(before)] != before:
+        raise Broken(f"{len(before)} chunks were told before kill -9, and {len(counted(now.text))} are there now")
+
+
+async def _resumable(trial: Trial) -> None:
+    """A stream that its reader cut can be taken up again while the server lives, or nothing here is offered."""
+    told = Assembly()
+    try:
+        async with trial.client.stream(f"stream {trial.key()} 10 {CHUNK_MS}") as events:
+            await _read(events, told, trial.extent.bound_s, chunks=2)
+    except (Refused, Unreachable) as failed:
+        raise NotOffered(f"no stream: {failed}") from None
+    if not told.task_id or told.ended:
+        raise NotOffered("the stream names no task that could be subscribed to while it is at work")
+    try:
+        async with trial.client.subscribe(told.task_id, told.last_number) as events:
+            await _read(events, told, trial.extent.bound_s)
+    except (Refused, Unreachable) as failed:
+        raise NotOffered(f"a stream cannot be taken up again, even by a server that lives: {failed}") from None
+    trial.note(f"without a kill: taken up again, to {told.state!r}")
+
+
+async def _cut_by_kill(trial: Trial) -> Assembly:
+    told = Assembly()
+    try:
+        async with trial.client.stream(f"stream {trial.key()} {CHUNKS} {CHUNK_MS}") as events:
+            await _read(events, told, trial.extent.bound_s, chunks=TOLD_BEFORE)
+            await trial.server.end()
+            trial.note(f"kill -9 after {TOLD_BEFORE} chunks of {CHUNKS}")
+            await _read(events, told, trial.extent.bound_s)
+    except (Refused, Unreachable) as failed:
+        trial.note(f"the reader: {failed}")
+    if not told.task_id:
+        raise NotOffered("the stream names no task")
+    await trial.client.reset()
+    await trial.restart()
+    return told
+
+
+async def _read(events: AsyncIterator[EventSeen], told: Assembly, bound_s: float, chunks: int | None = None) -> None:
+    """Until the task has ended, the stream has, or so many chunks were told."""
+    try:
+        async with asyncio.timeout(bound_s):
+            async for event in events:
+                told.add(event)
+                if told.ended or (chunks is not None and len(counted(told.text)) >= chunks):
+                    return
+    except TimeoutError:
+        return
+
+
+async def artifacts(trial: Trial) -> None:
+    whole = await trial.client.begin(f"stream {trial.key()} {CHUNKS} 0", waits=True)
+    whole = await trial.until(whole, lambda now: now.ended)
+    if len(counted(whole.text)) != CHUNKS:
+        raise NotOffered(f"the agent's {CHUNKS} chunks became {whole.text!r}")
+    key = trial.key()
+    task = await trial.client.begin(f"stream {key} {CHUNKS} {CHUNK_MS}")
+    told = await trial.until(task, lambda now: len(counted(now.text)) >= TOLD_BEFORE or now.ended)
+    await trial.crash(f"after {len(counted(told.text))} of {CHUNKS} chunks were seen by GetTask")
+    found = await trial.find(whole)
+    trial.note(f"task {whole.id}: {len(counted(found.text))} of {CHUNKS} chunks")
+    if found.text != whole.text:
+        raise Broken(f"the completed task had {whole.text!r}, and has {found.text!r} after kill -9")
+    part = await trial.find(task)
+    if trial.runs(key) > 1:
+        part = await trial.until(task, lambda now: now.ended)
+    trial.note(f"task {task.id}: {len(counted(part.text))} of {CHUNKS} chunks, {part.state}")
+    if wrong := gap_or_repeat(part.text):
+        raise Broken(f"the chunks of the interrupted task have a gap or a repeat: {wrong}")
+    if trial.runs(key) == 1 and len(counted(part.text)) < len(counted(told.text)):
+        raise Broken(
+            f"{len(counted(told.text))} chunks were told, and {len(counted(part.text))} are there after kill -9"
+        )
+
+
+async def slow_reader(trial: Trial) -> None:
+    text = f"stream {trial.key()} {SLOW_CHUNKS} 0 {SLOW_BYTES}"
+    try:
+        async with trial.client.narrow(RECEIVE_BYTES) as reader, reader.stream(text) as events:
+            first = await anext(events, None)
+            if first is None or not first.task_id:
+                raise NotOffered("the stream names no task")
+            trial.note(f"a stream of {SLOW_CHUNKS * SLOW_BYTES >> 20} MiB was begun, and nobody reads it")
+            slowest_s = 0.0
+            for _ in range(OTHERS):
+                begun_s = time.monotonic()
+                other = await trial.client.begin(f"complete {trial.key()}", waits=True)
+                other = await trial.until(other, lambda now: now.ended)
+                slowest_s = max(slowest_s, time.monotonic() - begun_s)
+                if other.state != "completed":
+                    raise Broken(f"while nobody read the stream, another's task {other.id} is {other.state!r}")
+            trial.note(f"{OTHERS} tasks of others completed meanwhile, the slowest after {slowest_s:.2f} s")
+            slow = TaskSeen(first.task_id, "", "", "", {}, {})
+            seen = await trial.until(slow, lambda now: now.ended)
+            trial.note(f"the slow reader's own task: {seen.state}, {len(counted(seen.text))} chunks")
+            if seen.state != "completed":
+                raise Broken(f"the task whose reader does not read is {seen.state!r} after {trial.extent.bound_s:g} s")
+    except Refused as refused:
+        raise NotOffered(f"no stream: {refused}") from None
+
+
+STREAM_ROWS: Final = (
+    Row(
+        "stream-resumed",
+        "A stream goes on after kill -9 without gap or repeat",
+        f"kill -9 after {TOLD_BEFORE} of {CHUNKS} chunks, restart, subscribe after the last event that was seen",
+        resumed,
+    ),
+    Row(
+        "artifacts",
+        "Artifacts are whole and in order after kill -9",
+        "a completed and an interrupted task of many chunks; their artifacts before and after",
+        artifacts,
+    ),
+    Row(
+        "slow-reader",
+        "A reader that does not read harms nobody",
+        f"a stream of {SLOW_CHUNKS * SLOW_BYTES >> 20} MiB that nobody reads, and {OTHERS} tasks of others meanwhile",
+        slow_reader,
+    ),
+)
