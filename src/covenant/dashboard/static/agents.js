@@ -1,0 +1,87 @@
+// The catalogue, and one agent: its card, whether its signature holds, and what it does.
+
+import { get, rest, session } from "./api.js";
+import { attempt, begin } from "./app.js";
+import { linkOut } from "./conversation.js";
+import { copy, el, fill, find, icon, list } from "./dom.js";
+import { clipped, number, plural, shortId, when } from "./format.js";
+import { chip, stateOf } from "./states.js";
+
+const SIGNATURES = {
+  valid: { label: "Signature holds", tone: "good", sign: "good" },
+  invalid: { label: "Signature broken", tone: "bad", sign: "failed" },
+  none: { label: "Not signed", tone: "plain", sign: "canceled" },
+  unknown: { label: "Key unknown", tone: "waits", sign: "attention" },
+};
+
+async function load() {
+  const [tenant, id] = rest();
+  const { agents } = await get("agents");
+  find("#none").hidden = agents.length > 0;
+  list(find("#rows"), agents, (agent) => `${agent.tenant}/${agent.id}`, () => copy("agent"), (row, agent) => {
+    const here = agent.tenant === tenant && agent.id === id;
+    fill(row, {
+      name: { text: agent.name || agent.id, href: `/ui/agents/${encodeURIComponent(agent.tenant)}/${encodeURIComponent(agent.id)}`, "aria-current": here ? "true" : null },
+      where: agent.url ? [linkOut(agent.url)] : agent.remote ? [icon("network", "elsewhere")] : null,
+      source: `${agent.kind} · ${agent.source}`,
+      tenant: agent.tenant,
+      queued: number(agent.queued),
+      leased: agent.concurrency ? `${number(agent.in_flight)} of ${number(agent.concurrency)}` : number(agent.in_flight),
+      failed: { text: number(agent.failed), "data-tone": agent.failed ? "bad" : null },
+      done: number(agent.done),
+    });
+  });
+  find("#one").hidden = !id;
+  if (id) await one(tenant, id, agents.find((agent) => agent.tenant === tenant && agent.id === id));
+}
+
+async function one(tenant, id, agent) {
+  const display = `${id}@${tenant}`;
+  const [{ tasks }, found, known] = await Promise.all([
+    get("a2a/tasks", { agent: display, limit: 10 }),
+    get(`agents/${encodeURIComponent(tenant)}/${encodeURIComponent(id)}/card`).catch((error) => ({ card: null, raw: error.message, signature: { state: "none", detail: "" } })),
+    session(),
+  ]);
+  const { card, signature } = found;
+  fill(find("#one"), {
+    title: card?.name ?? id,
+    about: card?.description ?? "",
+    signature: [chip(SIGNATURES[signature.state] ?? SIGNATURES.unknown), signature.key_id ? el("span", { class: "mono small" }, ` ${signature.key_id}`) : "", signature.detail ? el("p", { class: "quiet small" }, signature.detail) : ""],
+    version: card?.version ?? "–",
+    provider: card?.provider?.organization ?? "–",
+    able: card ? Object.entries(card.capabilities ?? {}).filter(([, on]) => on === true).map(([name]) => el("span", { class: "tag" }, name)) : null,
+    modes: card ? [...new Set([...(card.defaultInputModes ?? []), ...(card.defaultOutputModes ?? [])])].join(", ") || "–" : "–",
+    urls: card ? interfaces(card) : null,
+    skills: (card?.skills ?? []).map((skill) => el("div", {}, el("b", {}, skill.name ?? skill.id), el("p", { class: "quiet small" }, skill.description ?? ""), el("div", { class: "skills" }, (skill.tags ?? []).map((tag) => el("span", { class: "tag" }, tag))))),
+    raw: clipped(pretty(found.raw)),
+    inspect: known.may("inspect") ? { href: `/ui/inspector?${new URLSearchParams(agent?.url ? { url: agent.url } : { tenant, agent: id })}` } : null,
+    every: { href: `/ui/tasks?${new URLSearchParams({ agent: display })}` },
+    busy: agent ? `${plural(agent.queued, "task")} in the queue, ${number(agent.in_flight)} leased, ${number(agent.failed)} failed` : "",
+  });
+  list(find("#recent"), tasks, (task) => task.task_id, () => copy("recent-task"), (row, task) => {
+    fill(row, { state: [chip(stateOf(task))], words: { text: task.intent || shortId(task.task_id), href: `/ui/task/${task.task_id}` }, at: [when(task.updated_at_ms)] });
+  });
+}
+
+function interfaces(card) {
+  const known = card.supportedInterfaces ?? [{ url: card.url, protocolBinding: card.preferredTransport }];
+  return known.filter((each) => each.url).map((each) => el("div", { class: "small" }, el("span", { class: "tag" }, [each.protocolBinding ?? each.transport, each.protocolVersion].filter(Boolean).join(" ")), " ", el("span", { class: "mono" }, each.url)));
+}
+
+function pretty(raw) {
+  try {
+    return JSON.stringify(JSON.parse(raw), null, 2);
+  } catch {
+    return raw;
+  }
+}
+
+find("#rows").addEventListener("click", (event) => {
+  const link = event.target.closest("a.row");
+  if (!link || event.metaKey || event.ctrlKey) return;
+  event.preventDefault();
+  history.pushState(null, "", link.href);
+  attempt(load).then(() => find("#one").scrollIntoView({ block: "nearest" }));
+});
+addEventListener("popstate", () => attempt(load));
+begin(load, ["counts"], 3_000);

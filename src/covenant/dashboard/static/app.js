@@ -1,0 +1,131 @@
+// The frame of every page: where one can go, whether the daemon is there, and who is logged in.
+
+import { Away, get, session } from "./api.js";
+import { el, find, icon, throttled } from "./dom.js";
+import { connect, on } from "./feed.js";
+import { number } from "./format.js";
+
+const PAGES = [
+  ["", "attention", "Attention"],
+  ["tasks", "tasks", "Tasks"],
+  ["agents", "agents", "Agents"],
+  ["inspector", "inspector", "Inspector"],
+  ["peers", "peers", "Peers"],
+  ["push", "push", "Push"],
+  ["tenants", "tenants", "Tenants"],
+  ["audit", "audit", "Audit"],
+  ["settings", "settings", "Settings"],
+  ["nodes", "nodes", "Nodes"],
+];
+const OF_TENANTS = new Set(["tasks"]);
+const PART_OF = { task: "tasks", tree: "tasks" };
+const WORDS = { connecting: "connecting", live: "live", lost: "connection lost, trying again" };
+
+const page = document.documentElement.dataset.page;
+
+/**
+ * Begin a page: `load()` reads what it shows, at once, when the feed has lost track, and when `kinds` of events come.
+ * What fails is told at the top of the page, and goes away when it works again.
+ */
+export async function begin(load, kinds = [], pause_ms = 1_000) {
+  frame();
+  const again = throttled(() => attempt(load), pause_ms);
+  on("resync", again);
+  for (const kind of kinds) on(kind, again);
+  connect();
+  await attempt(load);
+  return again;
+}
+
+/** Run it; a refusal is shown and not thrown. */
+export async function attempt(run) {
+  const told = find("#refused");
+  try {
+    await run();
+    told?.remove();
+  } catch (error) {
+    if (error instanceof Away) return;
+    refuse(error.message);
+    if (!error.code) throw error;
+  }
+}
+
+export function refuse(message) {
+  const told = find("#refused") ?? el("p", { id: "refused", class: "refused", role: "alert" });
+  told.textContent = message;
+  find("main").prepend(told);
+}
+
+async function frame() {
+  const status = el("p", { class: "live", role: "status", "data-state": "connecting" }, icon("queued"), el("span", {}, WORDS.connecting));
+  const links = el("nav", { class: "nav", "aria-label": "Pages" });
+  const who = el("div", { class: "who" }, status);
+  document.body.prepend(el("div", { class: "side" }, el("a", { class: "brand", href: "/ui/" }, icon("covenant"), "Covenant"), links, who));
+  document.body.prepend(el("a", { class: "skip", href: "#main" }, "Skip to the content"));
+  on("state", (state) => tellConnection(status, state));
+  const known = await session().catch(() => null);
+  if (!known) return;
+  links.replaceChildren(...PAGES.filter(([, name]) => seen(name, known)).map(link));
+  who.append(
+    el("span", { class: "name" }, `${known.name} · ${known.role}`, el("br"), el("span", { class: "quiet" }, `${known.node} · ${known.version}`)),
+    el("form", { method: "post", action: "/ui/logout" }, el("button", { class: "plain" }, "Log out")),
+  );
+  if (known.role !== "tenant") badges(links);
+}
+
+function seen(name, known) {
+  if (known.role === "tenant") return OF_TENANTS.has(name);
+  return name === "nodes" ? known.several : name === "inspector" ? known.may("inspect") : true;
+}
+
+function link([path, name, label]) {
+  const current = name === (PART_OF[page] ?? page);
+  return el("a", { href: `/ui/${path}`, "data-page": name, "aria-current": current ? "page" : null }, icon(name), label);
+}
+
+/** How many things need a person, beside the page that shows them. */
+function badges(links) {
+  const count = el("span", { class: "count", hidden: true });
+  find('[data-page="attention"]', links)?.append(count);
+  const look = throttled(async () => {
+    const { items } = await get("a2a/attention").catch(() => ({ items: [] }));
+    const needs = items.reduce((sum, item) => sum + (item.count ?? 0), 0);
+    count.hidden = !needs;
+    count.textContent = number(needs);
+    count.title = `${needs} need you`;
+  }, 5_000);
+  if (page !== "attention") look();
+  for (const kind of ["counts", "pushes", "peers", "resync"]) on(kind, look);
+}
+
+function tellConnection(status, state) {
+  status.dataset.state = state;
+  status.replaceChildren(icon(state === "live" ? "good" : state === "lost" ? "lost" : "queued"), el("span", {}, state === "live" ? "live" : WORDS[state]));
+  const banner = find(".banner");
+  if (state === "lost" && !banner) {
+    find("main").before(el("div", { class: "banner", role: "alert" }, icon("lost"), "Connection lost, trying again. What is shown may be old."));
+  } else if (state === "live") banner?.remove();
+}
+
+/** Tabs as the ARIA pattern has them: arrows move, the panel follows. */
+export function tabs(root) {
+  const all = [...root.querySelectorAll('[role="tab"]')];
+  const show = (chosen) => {
+    for (const tab of all) {
+      tab.setAttribute("aria-selected", String(tab === chosen));
+      tab.tabIndex = tab === chosen ? 0 : -1;
+      document.getElementById(tab.getAttribute("aria-controls")).hidden = tab !== chosen;
+    }
+  };
+  for (const tab of all) {
+    tab.addEventListener("click", () => show(tab));
+    tab.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      const next = all[(all.indexOf(tab) + step + all.length) % all.length];
+      show(next);
+      next.focus();
+    });
+  }
+  show(all[0]);
+}

@@ -1,0 +1,92 @@
+// What was said in a task, in order, and the artifacts it made. All of it is text from elsewhere, shown as text.
+
+import { download, el, icon } from "./dom.js";
+import { clipped, when } from "./format.js";
+
+/** Parts of a message or artifact. Files are downloads, links show their host, data is JSON. */
+export const showParts = (parts) => parts.map(showPart);
+
+function showPart(part) {
+  const { resource } = part;
+  switch (part.type) {
+    case "text":
+      return el("div", { class: "said", dir: "auto" }, clipped(part.text));
+    case "json":
+      return bytes(JSON.stringify(part.value, null, 2));
+    case "image":
+    case "audio":
+      return el("div", {}, download(part.filename ?? part.type, part.mimeType, () => decode(part.data)));
+    case "resource":
+      if (resource.blob) return el("div", {}, download(part.filename ?? nameOf(resource.uri), resource.mimeType, () => decode(resource.blob)));
+      return el("div", {}, el("span", { class: "quiet small" }, part.filename ?? resource.uri), bytes(resource.text ?? ""));
+    case "resource_link":
+      return el("div", {}, linkOut(part.uri, part.filename ?? part.name));
+    default:
+      return bytes(JSON.stringify(part, null, 2));
+  }
+}
+
+const bytes = (words) => el("pre", { class: "bytes", tabIndex: 0 }, clipped(words));
+const nameOf = (uri) => uri.split("/").at(-1) || "file";
+
+/** A link that says where it leads. */
+export function linkOut(url, name = "") {
+  let host = "";
+  try {
+    const parsed = new URL(url);
+    if (["http:", "https:"].includes(parsed.protocol)) host = parsed.host;
+  } catch {
+    // Not a URL: it is shown, and leads nowhere.
+  }
+  if (!host) return el("span", {}, url);
+  return el("a", { href: url, rel: "noopener noreferrer nofollow", target: "_blank", class: "file" }, icon("network"), name ? `${name} (${host})` : host);
+}
+
+function decode(base64) {
+  return Uint8Array.from(atob(base64.replace(/-/g, "+").replace(/_/g, "/")), (char) => char.charCodeAt(0));
+}
+
+const text = (words) => (words ? [{ type: "text", text: words }] : []);
+
+/** The turns of a conversation from the answer of `a2a/tasks/{id}/show`; the pieces of an artifact are one. */
+export function readConversation(shown) {
+  const { task } = shown;
+  const said = [{ who: "user", name: task.sender.display, at_ms: shown.created_at_ms, parts: task.parts?.length ? task.parts : text(task.intent_text) }];
+  const artifacts = new Map();
+  for (const update of shown.updates) {
+    const body = update.body;
+    if (!body) continue;
+    if (update.kind === "settled") {
+      const { result } = body;
+      const parts = result.content?.length ? result.content : text(result.error_message ?? result.error?.message);
+      const broke = body.state !== "completed";
+      if (parts.length || broke) said.push({ who: "agent", name: task.recipient.display, at_ms: update.ts_ms, parts: parts.length ? parts : text(body.state), broke });
+    } else if (body.type === "artifact") {
+      const known = body.append ? artifacts.get(body.artifact_id) : null;
+      const parts = known ? join(known.parts, body.parts) : [...(body.parts ?? [])];
+      artifacts.set(body.artifact_id, { name: body.name ?? known?.name ?? body.artifact_id, description: body.description ?? known?.description, parts, at_ms: update.ts_ms });
+    } else {
+      const message = body.message ?? body;
+      const parts = message.parts?.length ? message.parts : text(message.text);
+      if (!parts.length) continue;
+      const user = message.role === "user" || body.type === "continued" || update.kind === "continued";
+      said.push({ who: user ? "user" : "agent", name: (user ? task.sender : task.recipient).display, at_ms: update.ts_ms, parts, asks: /required/.test(body.state ?? update.kind) });
+    }
+  }
+  return { said, artifacts: [...artifacts.values()] };
+}
+
+function join(before, added = []) {
+  const parts = [...before];
+  for (const part of added) {
+    const last = parts.at(-1);
+    if (part.type === "text" && last?.type === "text") parts[parts.length - 1] = { ...last, text: last.text + part.text };
+    else parts.push(part);
+  }
+  return parts;
+}
+
+export function drawTurn({ who, name, at_ms, parts, asks, broke, note }) {
+  const classes = ["turn", who, asks && "asks", broke && "broke"].filter(Boolean).join(" ");
+  return el("li", { class: classes }, el("header", {}, el("b", {}, name), note ? el("span", {}, note) : null, at_ms ? when(at_ms) : null), el("div", {}, showParts(parts)));
+}

@@ -1,0 +1,145 @@
+// One task: what it is, its story in time, what was said, and what can be done about it.
+
+import { get, post, rest, session } from "./api.js";
+import { attempt, begin, refuse, tabs } from "./app.js";
+import { drawTurn, readConversation, showParts } from "./conversation.js";
+import { copy, el, fill, find, icon, list, throttled } from "./dom.js";
+import { on } from "./feed.js";
+import { clipped, duration, exact, number, shortId, shortName, when } from "./format.js";
+import { leaseOf, openRepair } from "./repair.js";
+import { chip, isOver, stateOf } from "./states.js";
+import { drawWaterfall } from "./waterfall.js";
+
+const [id] = rest();
+const path = `a2a/tasks/${id}`;
+let shown = null;
+let known = null;
+
+async function load() {
+  known ??= await session();
+  const [detail, timeline] = await Promise.all([get(`${path}/show`), get(`${path}/timeline`)]);
+  shown = detail;
+  header();
+  drawWaterfall(find("#fall"), timeline);
+  talk();
+  steps();
+  attempts();
+  if (known.frames) await frames();
+}
+
+function header() {
+  const { task } = shown;
+  const over = isOver(shown.state);
+  document.title = `${shortId(id)} ${stateOf(shown).label} · Covenant`;
+  const usage = shown.result?.metadata?.usage?.tokens;
+  fill(find("main"), {
+    title: clipped(task.intent_text || "(no text)", 160),
+    state: [chip(stateOf(shown))],
+    id,
+    agent: [el("a", { href: `/ui/tasks?${new URLSearchParams({ agent: task.recipient.display })}` }, shortName(task.recipient.display))],
+    sender: shortName(task.sender.display),
+    tenant: task.tenant ?? null,
+    origin: task.origin ?? "mailbox",
+    key: task.idempotency?.key ?? null,
+    attempt: `${number(shown.attempt)} in turn ${number(shown.turn)}`,
+    created: [when(shown.created_at_ms)],
+    took: duration((over ? shown.updated_at_ms : Date.now()) - shown.created_at_ms),
+    deadline: task.deadline_ms ? [when(task.deadline_ms)] : null,
+    tokens: usage ? number(usage) : null,
+    holder: leaseOf(shown) ? [shortName(leaseOf(shown).leased_to.display), shown.holder_lost ? el("b", {}, " (lost)") : ""].map(asNode) : null,
+    cause: over && shown.cause && shown.cause !== "result" ? shown.cause : null,
+    chain: task.parent ? [el("a", { href: `/ui/task/${task.parent}` }, `called by ${shortId(task.parent)}`), task.depth ? ` · ${task.depth} deep` : ""].map(asNode) : null,
+    error: shown.result?.error_message ?? null,
+    tree: { href: `/ui/tree/${id}` },
+    repair: leaseOf(shown) && known.may("repair") ? {} : null,
+    cancel: !over && known.may("cancel") ? {} : null,
+  });
+  const waits = shown.state === "parked" && known.may("answer");
+  find("#answer").hidden = !waits;
+}
+
+const asNode = (part) => (typeof part === "string" ? document.createTextNode(part) : part);
+
+function talk() {
+  const { said, artifacts } = readConversation(shown);
+  const log = find("#said");
+  const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+  log.replaceChildren(...said.map(drawTurn));
+  if (atEnd) log.scrollTop = log.scrollHeight;
+  find("#no-artifacts").hidden = artifacts.length > 0;
+  find("#artifacts").replaceChildren(
+    ...artifacts.map((made) => el("li", { class: "stack" }, el("h3", {}, made.name, " ", el("span", { class: "quiet small" }, when(made.at_ms))), made.description ? el("p", { class: "quiet" }, made.description) : null, ...showParts(made.parts))),
+  );
+}
+
+function steps() {
+  list(find("#steps"), shown.updates, (step) => step.generation, () => copy("step"), (row, step) => {
+    fill(row, {
+      generation: step.generation,
+      kind: [el("b", {}, step.kind), el("br"), el("span", { class: "quiet", title: exact(step.ts_ms) }, `+${duration(step.ts_ms - shown.created_at_ms)}`)],
+      body: step.body ? clipped(JSON.stringify(step.body), 4_000) : "",
+    });
+  });
+}
+
+function attempts() {
+  const ended = shown.leases.filter((lease) => lease.reason || !["settled", null].includes(lease.outcome ?? null));
+  find("#no-repairs").hidden = ended.length > 0;
+  list(find("#repairs"), ended, (lease) => lease.lease_id, () => copy("lease"), (row, lease) => {
+    fill(row, { what: `Attempt ${lease.attempt}: ${lease.outcome ?? "under way"}`, why: lease.reason ?? null, who: shortName(lease.leased_to.display), at: [when(lease.ended_at_ms)] });
+  });
+}
+
+async function frames() {
+  const { frames: found } = await get(`${path}/frames`);
+  find("#frames").replaceChildren(
+    ...found.map((frame) => el("li", { class: "frame", "data-direction": frame.direction }, el("header", {}, icon(frame.direction), frame.door, el("span", { class: "quiet" }, when(frame.at_ms))), el("pre", { class: "bytes", tabIndex: 0 }, clipped(frame.text)))),
+  );
+}
+
+/** The request that made this task, or the one that reads it, for a shell. The token stays out of it. */
+function curl() {
+  const { task } = shown;
+  const auth = `-H "Authorization: Bearer $COVENANT_TOKEN"`;
+  if (task.origin !== "a2a") return `curl -s ${quote(`${known.url}/a2a/tasks/${id}/show`)} ${auth}`;
+  const parts = [{ text: task.intent_text }];
+  const body = { jsonrpc: "2.0", id: 1, method: "SendMessage", params: { message: { messageId: crypto.randomUUID?.() ?? String(Date.now()), role: "ROLE_USER", parts } } };
+  const agent = task.recipient.display.replace(/@.*$/, "");
+  return [`curl -s ${quote(`${known.url}/v1/a2a/agents/${agent}`)} ${auth}`, `-H 'Content-Type: application/json' -H 'A2A-Version: 1.0'`, `-d ${quote(JSON.stringify(body))}`].join(" \\\n  ");
+}
+
+const quote = (words) => `'${words.replaceAll("'", "'\\''")}'`;
+
+async function copyCurl({ target }) {
+  const button = target.closest("button");
+  try {
+    await navigator.clipboard.writeText(curl());
+    find("span", button).textContent = "Copied";
+  } catch {
+    refuse(curl());
+  }
+  setTimeout(() => (find("span", button).textContent = "Copy as curl"), 2_000);
+}
+
+tabs(find("#sides"));
+session().then((found) => (find("#tab-frames").hidden = !found.frames)).catch(() => {});
+const again = throttled(() => attempt(load), 700);
+on("tasks", ({ tasks, more }) => (more || tasks.some((task) => task.task_id === id)) && again());
+find("#curl").addEventListener("click", copyCurl);
+for (const [name, command] of [["#do-repair", "requeue"], ["#do-cancel", "cancel"]]) {
+  find(name).addEventListener("click", () => openRepair(shown, command, known.name, load));
+}
+find("#answer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const field = event.target.elements.text;
+  attempt(async () => {
+    await post(`${path}/answer`, { text: field.value });
+    field.value = "";
+    await load();
+  });
+});
+find("#answer textarea").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.target.form.requestSubmit();
+});
+setInterval(() => shown && !isOver(shown.state) && fill(find("main"), { took: duration(Date.now() - shown.created_at_ms) }), 1_000);
+begin(load);

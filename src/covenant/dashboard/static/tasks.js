@@ -1,0 +1,206 @@
+// The tasks: lanes with their counts, filters that are the address, and what can be done to many at once.
+
+import { get, session } from "./api.js";
+import { attempt, begin } from "./app.js";
+import { openBulk } from "./bulk.js";
+import { copy, el, fill, find, findAll, icon, list } from "./dom.js";
+import { on } from "./feed.js";
+import { number, plural, shortId, shortName, when } from "./format.js";
+import { LANES, chip, stateOf } from "./states.js";
+
+const NAMES = ["state", "outcome", "text", "agent", "sender", "tenant", "kind", "origin", "parent", "context", "key", "id", "attempt_min", "cause", "order"];
+const SPANS_MS = { "1h": 3_600_000, "1d": 86_400_000, "7d": 604_800_000 };
+const PAGE = 40;
+
+let shown = [];
+let next = null;
+let selectable = false;
+const selected = new Set();
+
+const address = () => new URLSearchParams(location.search);
+
+/** What the address asks for, in the words of the operation. */
+function filter() {
+  const asked = Object.fromEntries(NAMES.map((name) => [name, address().get(name)]).filter(([, value]) => value));
+  const span = SPANS_MS[address().get("since")];
+  return span ? { ...asked, since_ms: Date.now() - span } : asked;
+}
+
+function go(changes) {
+  const asked = address();
+  for (const [name, value] of Object.entries(changes)) value ? asked.set(name, value) : asked.delete(name);
+  history.pushState(null, "", asked.size ? `?${asked}` : location.pathname);
+  arrive();
+}
+
+function arrive() {
+  selected.clear();
+  shown = [];
+  fillFilters();
+  attempt(load);
+}
+
+function fillFilters() {
+  const asked = address();
+  for (const field of find("#filters").elements) if (field.name) field.value = asked.get(field.name) ?? "";
+}
+
+async function load() {
+  const found = await get("a2a/tasks", { ...filter(), limit: PAGE });
+  const fresh = new Set(found.tasks.map((task) => task.task_id));
+  const onward = next !== null && shown.length > PAGE;
+  shown = onward && shown[0] ? [...found.tasks, ...shown.slice(PAGE).filter((task) => !fresh.has(task.task_id))] : found.tasks;
+  if (!onward) next = found.next;
+  rows();
+}
+
+async function loadMore() {
+  const found = await get("a2a/tasks", { ...filter(), limit: PAGE, after: next });
+  const known = new Set(shown.map((task) => task.task_id));
+  shown = [...shown, ...found.tasks.filter((task) => !known.has(task.task_id))];
+  next = found.next;
+  rows();
+}
+
+function rows() {
+  find("#none").hidden = shown.length > 0;
+  find("#table").hidden = shown.length === 0;
+  find("#more").hidden = !next;
+  find("#shown").textContent = shown.length ? `${plural(shown.length, "task")} shown` : "";
+  list(find("#rows"), shown, (task) => task.task_id, () => copy("task"), row);
+  bulkBar();
+}
+
+function row(made, task) {
+  const state = stateOf(task);
+  if (made.dataset.was && made.dataset.was !== state.label) {
+    made.dataset.fresh = "yes";
+    made.addEventListener("animationend", () => delete made.dataset.fresh, { once: true });
+  }
+  made.dataset.was = state.label;
+  const words = task.intent || "(no text)";
+  fill(made, {
+    pick: { hidden: !selectable, checked: selected.has(task.task_id), value: task.task_id, "aria-label": `Select ${shortId(task.task_id)}` },
+    state: [chip(state)],
+    intent: { text: words, href: `/ui/task/${task.task_id}`, title: words },
+    detail: [el("span", { class: "mono" }, shortId(task.task_id)), task.error_message ? ` · ${task.error_message}` : ""].filter(Boolean),
+    agent: [task.remote ? icon("network", "done elsewhere") : null, " ", shortName(task.agent)],
+    tenant: task.tenant && task.tenant !== "default" ? task.tenant : null,
+    sender: shortName(task.sender),
+    attempt: task.attempt || "–",
+    moved: [when(task.updated_at_ms)],
+  });
+}
+
+function lanes(counts) {
+  const asked = address();
+  const of = (lane) => Object.entries(lane.query).every(([name, value]) => asked.get(name) === value);
+  const whole = { id: "all", label: "All", tone: "plain", sign: "all", query: {}, hint: "whatever their state" };
+  list(find("#lanes"), [whole, ...LANES], (lane) => lane.id, () => copy("lane"), (tile, lane) => {
+    const to = address();
+    for (const name of ["state", "outcome"]) to.delete(name);
+    for (const [name, value] of Object.entries(lane.query)) to.set(name, value);
+    const here = lane.id === "all" ? !asked.get("state") && !asked.get("outcome") : of(lane);
+    const count = lane.id === "all" ? Object.values(counts).reduce((sum, each) => sum + each, 0) : counts[lane.id];
+    tile.href = `/ui/tasks?${to}`;
+    tile.dataset.tone = lane.tone;
+    tile.title = lane.hint;
+    here ? tile.setAttribute("aria-current", "true") : tile.removeAttribute("aria-current");
+    fill(tile, { label: [icon(lane.sign), lane.label], count: number(count ?? 0) });
+  });
+}
+
+function agents(entries) {
+  const sum = (entry) => LANES.reduce((total, lane) => total + (entry.lanes[lane.id] ?? 0), 0);
+  const busy = (entry) => LANES.slice(0, 5).reduce((total, lane) => total + (entry.lanes[lane.id] ?? 0), 0);
+  const sorted = entries.map((entry) => ({ ...entry, lanes: entry.lanes ?? entry })).sort((a, b) => busy(b) - busy(a) || sum(b) - sum(a));
+  find("#by").hidden = sorted.length === 0;
+  list(find("#agents"), sorted.slice(0, 30), (entry) => `${entry.tenant} ${entry.agent}`, () => copy("agent"), (item, entry) => {
+    const here = address().get("agent") === entry.agent;
+    fill(item, {
+      link: { href: `/ui/tasks?${new URLSearchParams({ agent: entry.agent })}`, "aria-current": here ? "true" : null },
+      name: shortName(entry.agent),
+      sum: number(sum(entry)),
+      mix: LANES.filter((lane) => entry.lanes[lane.id]).map((lane) => {
+        const part = el("i", { "data-tone": lane.tone, title: `${lane.label}: ${number(entry.lanes[lane.id])}` });
+        part.style.setProperty("--n", Math.sqrt(entry.lanes[lane.id]));
+        return part;
+      }),
+    });
+  });
+}
+
+async function count() {
+  const found = await get("a2a/tasks/counts");
+  lanes(found.lanes);
+  agents(found.by_agent ?? []);
+}
+
+function bulkBar() {
+  const bar = find("#bulk");
+  bar.hidden = selected.size === 0;
+  find("#picked").textContent = `${plural(selected.size, "task")} selected`;
+  const all = find("#pick-all");
+  all.checked = shown.length > 0 && selected.size === shown.length;
+  all.indeterminate = selected.size > 0 && !all.checked;
+}
+
+function listen() {
+  find("#filters").addEventListener("submit", (event) => {
+    event.preventDefault();
+    go(Object.fromEntries(new FormData(event.target)));
+  });
+  find("#filters").addEventListener("change", (event) => event.target.form.requestSubmit());
+  find("#clear").addEventListener("click", () => go(Object.fromEntries([...address().keys()].map((name) => [name, ""]))));
+  addEventListener("popstate", arrive);
+  for (const part of ["#lanes", "#agents"]) {
+    find(part).addEventListener("click", (event) => {
+      const link = event.target.closest("a");
+      if (!link || event.metaKey || event.ctrlKey || event.shiftKey) return;
+      event.preventDefault();
+      history.pushState(null, "", link.href);
+      attempt(count);
+      arrive();
+    });
+  }
+  find("#rows").addEventListener("change", ({ target }) => {
+    target.checked ? selected.add(target.value) : selected.delete(target.value);
+    bulkBar();
+  });
+  find("#pick-all").addEventListener("change", ({ target }) => {
+    selected.clear();
+    if (target.checked) for (const task of shown) selected.add(task.task_id);
+    for (const box of findAll('#rows input[type="checkbox"]')) box.checked = target.checked;
+    bulkBar();
+  });
+  find("#more button").addEventListener("click", () => attempt(loadMore));
+  find("#bulk").addEventListener("click", ({ target }) => {
+    const command = target.closest("button")?.value;
+    if (command === "none") {
+      selected.clear();
+      rows();
+    } else if (command) openBulk({ command, ids: [...selected] }, again);
+  });
+  find("#all-match").addEventListener("click", () => openBulk({ command: "requeue", filter: filter() }, again));
+}
+
+function again() {
+  selected.clear();
+  return attempt(async () => {
+    await load();
+    await count();
+  });
+}
+
+on("counts", (found) => lanes(found.lanes));
+listen();
+fillFilters();
+session().then((known) => {
+  selectable = known.may("bulk");
+  for (const part of ["#pick-all", "#all-match"]) find(part).hidden = !selectable;
+  rows();
+});
+begin(async () => {
+  await load();
+  await count();
+}, ["tasks"], 1_500);
