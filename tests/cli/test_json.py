@@ -112,6 +112,12 @@ def _leased(daemon: Daemon) -> list[str]:
     return [task_id, "--lease-id", lease_id]
 
 
+def backed_up(daemon: Daemon) -> str:
+    file = str(daemon.home.parent / f"{uuid4()}.backup")
+    daemon.json("backup", file)
+    return file
+
+
 def after(_: str, *words: str) -> list[str]:
     """The words, once something is there for the command to find."""
     return list(words)
@@ -183,6 +189,8 @@ RUNS: dict[str, list[Words]] = {
     "settings show": [lambda _: []],
     "version": [lambda _: []],
     "doctor": [lambda _: []],
+    "backup": [lambda d: [str(d.home.parent / f"{uuid4()}.backup")]],
+    "restore": [lambda d: [backed_up(d), "--home", str(d.home.parent / str(uuid4()))]],
 }
 
 

@@ -29,8 +29,11 @@ from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
+from covenant.ledger.clock import Uuids
 from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import open_ledger
+from covenant.ledger.embedded.staged_backups import StagedBackups
 from covenant.model.ids import AgentId
 from covenant.model.settings import Limits
 from covenant.model.tenants import TenantLimits
@@ -161,7 +164,7 @@ async def open_doors(folder: Path, **options: Any) -> AsyncIterator[DoorsUnderTe
 
 
 @asynccontextmanager
-async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> AsyncIterator[DoorsUnderTest]:
+async def _open_doors(ledger: EmbeddedLedger, folder: Path, options: dict[str, Any]) -> AsyncIterator[DoorsUnderTest]:
     key, token = new_private_key(), new_token()
     operator = operator_agent("operator@test", key)
     saved: list[str] = []
@@ -175,7 +178,15 @@ async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> 
     limiter = TenantLimiter(now_ms, options.pop("tenant_limits", None))
     waits, meter = WatchedWaits(identity_auth, ledger.limits), Meter()
     api = ApiContext(
-        services=Services(exchange, registry, ledger, tenancy, catalogue, options.pop("peers", None)),
+        services=Services(
+            exchange,
+            registry,
+            ledger,
+            tenancy,
+            catalogue,
+            options.pop("peers", None),
+            backups=options.pop("backups", StagedBackups(folder / "home", ledger, Uuids())),
+        ),
         identity_auth=identity_auth,
         waits=waits,
         meter=meter,

@@ -33,6 +33,8 @@ PLACES: Final = {
     "doctor": "offline.doctor",
     "passphrase": "offline.passphrase",
     "prove": "prove.prove",
+    "backup": "backup.backup",
+    "restore": "backup.restore",
     "version": "main.version",
 }
 """Where each command is defined: the module in this package, and its name there. Help lists them in this order."""

@@ -36,9 +36,10 @@ def queue_tables(answer: dict[str, Any]) -> RenderableType:
 
     tasks, results, counted = answer["tasks"], answer["results"], answer.get("counts") or {}
     counts = ", ".join(f"{counted[name]} {words}" for name, words in COUNTS.items() if counted.get(name))
+    parts: list[RenderableType] = [f"warning: {clean(warning)}" for warning in answer.get("warnings", ())]
     if not tasks and not results:
-        return f"nothing is queued, in flight or waiting to be drained{f'; {counts}' if counts else ''}"
-    parts: list[RenderableType] = []
+        idle = f"nothing is queued, in flight or waiting to be drained{f'; {counts}' if counts else ''}"
+        return Group(*parts, idle) if parts else idle
     if tasks:
         parts.append(_task_table(tasks))
     if results:

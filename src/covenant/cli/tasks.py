@@ -36,7 +36,7 @@ from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.ledger.machine.states import LEASED, LIVE_NAMES
 
 STATES: Final = (*LIVE_NAMES, LEASED.wire_name.replace("_", "-"))
-STATUS_FIELDS: Final = "limit min_lease_age_ms deadline_within_ms state_filter tasks results counts?".split()
+STATUS_FIELDS: Final = "limit min_lease_age_ms deadline_within_ms state_filter tasks results counts? warnings?".split()
 SHOWN_FIELDS: Final = (
     "task state a2a_state attempt turn generation created_at_ms updated_at_ms leases updates result cause holder_lost "
     "truncated?"
@@ -408,14 +408,14 @@ def retry_push(call: Invocation, *, task_id: str, push_id: str) -> None:
 
 def _queue(call: Invocation, *, counts: bool, state_filter: str | None, **given: Any) -> tuple[Answer, Answer]:
     """The queue as --json tells it, with what was asked for; and the daemon's whole answer."""
-    query = {
+    query: dict[str, Any] = {
         "limit": given["limit"],
         "min_lease_age_ms": given["min_lease_age_ms"],
         "deadline_within_ms": given["deadline_within_ms"],
         "state_filter": state_filter.replace("-", "_") if state_filter else None,
     }
     answer = call.ask("a2a_queue", **query)
-    told = {**query, "tasks": answer["tasks"], "results": answer["results"]}
+    told: Answer = {**query, **{name: answer[name] for name in ("tasks", "results", "warnings") if name in answer}}
     return {**told, "counts": answer.get("counts")} if counts else told, answer
 
 

@@ -24,6 +24,7 @@ from covenant.model.settings_field import (
     auto_switch,
     base_url,
     choice,
+    command_line,
     database_url,
     hosts,
     line,
@@ -162,6 +163,27 @@ class LedgerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BackupSettings:
+    """Sealed segments of the journal, shipped elsewhere: a backup can then be brought to any later moment."""
+
+    command: str = setting(
+        "",
+        command_line,
+        "Run for each sealed segment before it is dropped, without a shell; {path}, {name} and {incarnation} are "
+        "filled in. Empty: segments are not shipped.",
+    )
+    command_ms: int = setting(60_000, whole(100, HOUR_MS), "How long the command may take; then it is killed.")
+    seal_ms: int = setting(
+        300_000, whole(1_000, 24 * HOUR_MS), "How long records wait in a segment that is not full until it is shipped."
+    )
+    kept_bytes_max: int = setting(
+        4096 * MIB,
+        whole(0),
+        "Segments that are kept for a command that fails; above it the oldest are dropped unshipped.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RetrySettings:
     """The retry scheduler: requeues stale leases of idempotent work. Off unless switched on."""
 
@@ -268,6 +290,7 @@ class Settings:
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     ipc: IpcSettings = field(default_factory=IpcSettings)
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
+    backup: BackupSettings = field(default_factory=BackupSettings)
     limits: Limits = field(default_factory=Limits)
     retry: RetrySettings = field(default_factory=RetrySettings)
     access: AccessSettings = field(default_factory=AccessSettings)

@@ -378,6 +378,10 @@ class MailboxExchange:
         await self._ledger.commit(WriteAuditRow(by=principal.agent, row={"type": "a2a_compacted", "dropped": dropped}))
         return dropped
 
+    async def note_backup(self, principal: Principal, backup_id: str, position: int) -> None:
+        row: dict[str, object] = {"type": "backup_begun", "backup_id": backup_id, "position": position}
+        await self._ledger.commit(WriteAuditRow(by=principal.agent, row=row))
+
     def _check_page(self, value: int, most: int, name: str) -> None:
         if not 1 <= value <= most:
             raise Invalid("invalid_limit", f"{name} must be between 1 and {most}")

@@ -184,6 +184,10 @@ search_place: Final = Kind(
 variable: Final = Kind(_text(r"[A-Za-z_][A-Za-z0-9_]{0,127}"), "the name of a variable; empty for none")
 agent_id: Final = Kind(_text(r"[A-Za-z0-9_\-]{1,64}"), "letters, digits, `_` and `-`, at most 64; empty for none")
 line: Final = Kind(_text(r"[^\x00-\x1f\x7f]{1,200}"), "a line of text, at most 200 characters; empty for none")
+command_line: Final = Kind(
+    _text(r"[^\x00-\x1f\x7f]{1,2000}"),
+    "a program and its arguments, quoted as for a shell, at most 2000 characters; empty for none",
+)
 words: Final = Kind(
     several(lambda item: re.fullmatch(r"[!-~]{1,255}", item) is not None),
     "words without spaces, separated by commas (a list in the file)",

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from covenant.doors.operator_api.backups import BackupBegun, BackupEnded
 from covenant.doors.operator_api.identities import (
     AuditIntegrity,
     AuditPurgedAnswer,
@@ -392,6 +393,14 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
             '"server":"covenant/1"}'
         ),
     ),
+    (
+        BackupBegun(id="b", folder="home/backups/b", position=7, incarnation="original", made_at_ms=1),
+        (
+            '{"kind":"backup_begun","id":"b","folder":"home/backups/b","position":7,"incarnation":"original",'
+            '"made_at_ms":1}'
+        ),
+    ),
+    (BackupEnded(backup_id="b"), '{"kind":"backup_ended","backup_id":"b"}'),
     (
         TenantAdded(tenant=TENANT, token="atr_1"),
         f'{{"kind":"tenant_added","tenant":{TENANT_JSON},"token":"atr_1"}}',

@@ -590,6 +590,8 @@ async def test_what_is_wrong_about_a_tenant_or_agent_is_said(
         ("list_agents", {"tenant": "default"}),
         ("show_agent", {"tenant": "default", "agent_id": "index"}),
         ("remove_agent", {"tenant": "default", "agent_id": "index"}),
+        ("begin_backup", {}),
+        ("end_backup", {"backup_id": "b"}),
     ],
 )
 async def test_tenants_are_the_operators_alone(
@@ -600,6 +602,25 @@ async def test_tenants_are_the_operators_alone(
     assert told.answer["code"] == "operator_required"
     assert told.status in (None, 403)
     assert len(await under_test.audit("operator_required")) == 1
+
+
+async def test_the_operator_has_the_ledger_copied_and_the_copy_removed(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    begun = await speaker.ask(under_test.operator, "begin_backup")
+    assert (Path(begun["folder"]) / "archive.db").is_file()
+    assert await under_test.audit("backup_begun")
+    ended = await speaker.ask(under_test.operator, "end_backup", backup_id=begun["id"])
+    assert ended == {"kind": "backup_ended", "backup_id": begun["id"]}
+    assert not Path(begun["folder"]).exists()
+    told = await speaker.tell(under_test.operator, "end_backup", backup_id=begun["id"])
+    assert told.answer["code"] == "unknown_backup"
+
+
+async def test_a_ledger_that_is_no_folder_of_files_says_who_makes_its_backups(short_path: Path) -> None:
+    async with open_doors(short_path, backups=None) as under_test:
+        told = await HttpSpeaker().tell(under_test.operator, "begin_backup")
+        assert (told.status, told.answer["code"]) == (503, "no_backup")
 
 
 async def test_the_operator_sees_what_is_owed_to_webhooks_and_tries_again(

@@ -35,6 +35,8 @@ from covenant.daemon.wiring.core import mcp_servers
 from covenant.ledger.embedded.disk import MIB, free_bytes
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments
+from covenant.ledger.embedded.journal.shipped_segments import read_status
+from covenant.ledger.embedded.open import RESTORING_NAME
 from covenant.model.errors import CovenantError, HomeLocked, Invalid, SettingsError
 from covenant.model.settings import Limits
 from covenant.outbound.remote.remote_registry import RemoteRegistry
@@ -60,6 +62,7 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
         lambda: _socket(home),
         lambda: _address(home),
         lambda: _room(home),
+        lambda: _backup(home),
     ):
         findings += _guarded(home, part)
     try:
@@ -239,6 +242,17 @@ def _room(home: Path) -> Iterator[CheckFinding]:
         yield CheckFinding(told, way_out="that is not much for a journal that grows" if free < ROOM_BYTES_FEW else "")
     if os.statvfs(home).f_files and not os.statvfs(home).f_favail:
         yield wrong(f"the disk of {home} takes no more files", "remove some: it has no free inode")
+
+
+def _backup(home: Path) -> Iterator[CheckFinding]:
+    if os.path.lexists(home / RESTORING_NAME):
+        yield wrong(f"a restore into {home} was cut off", "empty the folder, and restore again")
+    status = read_status(home)
+    if status.warning is not None:
+        what, _, way_out = status.warning.rpartition("; ")
+        yield wrong(what, way_out)
+    elif status.shipped_seq:
+        yield CheckFinding(f"segments through record {status.shipped_seq} were shipped")
 
 
 def _port(settings: Settings | None) -> Iterator[CheckFinding]:

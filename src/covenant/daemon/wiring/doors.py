@@ -89,6 +89,8 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
     settings, storage, access = base.settings, base.storage, base.access
     ledger, telemetry = storage.ledger, base.telemetry
     meter = telemetry.meter
+    if storage.shipper is not None:
+        storage.shipper.count(meter)
     waits = Waits(access.identity_auth, settings.limits)
     pool = _anonymous_pool(settings.http)
     cards, published = Cards(agents.features.now, CardSigner(storage.key)), _published(settings)
@@ -121,12 +123,8 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
         *mcp.routes(),
         *(peers.routes(pool) if peers is not None else ()),
     ]
-    peer_operations = peers.admin if peers is not None else None
-    codes = LoginCodes(ledger, access.identity_auth, _local_url(base)) if _serves_ui(settings) else None
     api = ApiContext(
-        services=Services(
-            access.mailbox, access.identity_admin, ledger, access.gate.tenancy, access.catalogue, peer_operations, codes
-        ),
+        services=_make_services(base, peers),
         identity_auth=access.identity_auth,
         waits=waits,
         meter=meter,
@@ -134,6 +132,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
         legacy_kinds=settings.doors.legacy_kinds,
     )
     a2a = A2ADoor(admission, services, pages.agent_page(), body_bytes_max=settings.http.body_bytes_max)
+    codes = api.services.login_codes
     dashboard = _make_dashboard(base, api, codes, base_url) if codes is not None else None
     if dashboard is not None:
         routes += dashboard.routes()
@@ -151,6 +150,21 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
         dashboard=dashboard,
         grpc=_make_grpc(settings, admission, services, base.listeners) if base.listeners.grpc is not None else None,
         schedulers=(mcp, sender) if sender is not None else (mcp,),
+    )
+
+
+def _make_services(base: Base, peers: Peers | None) -> Services:
+    access, ledger = base.access, base.storage.ledger
+    codes = LoginCodes(ledger, access.identity_auth, _local_url(base)) if _serves_ui(base.settings) else None
+    return Services(
+        access.mailbox,
+        access.identity_admin,
+        ledger,
+        access.gate.tenancy,
+        access.catalogue,
+        peers=peers.admin if peers is not None else None,
+        login_codes=codes,
+        backups=base.storage.backups,
     )
 
 

@@ -15,18 +15,22 @@ from functools import partial
 from importlib import import_module
 from typing import Final, NamedTuple
 
-from covenant.daemon.environment import environment, machine_name, monotonic_ms, now_ms
+from covenant.daemon.environment import environment, machine_name, monotonic_ms, now_ms, program_environment
 from covenant.daemon.home import KEY_NAME, UnsafeHome, make_home, read_or_make_token, save_token
 from covenant.daemon.keystore import OPERATOR_DISPLAY, Keystore, admit_operator, find_passphrase
 from covenant.daemon.schedulers import ArchiveReport, Maintenance, Scheduler, Sweeper
+from covenant.daemon.segment_shipper import SegmentShipper, command_words
 from covenant.daemon.settings import Settings, ledger_limits
 from covenant.daemon.telemetry import Log
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import Principal
+from covenant.ledger.clock import Uuids
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal.recovery import lock_home
+from covenant.ledger.embedded.journal.shipped_segments import ShippedSegments
 from covenant.ledger.embedded.open import open_ledger
+from covenant.ledger.embedded.staged_backups import StagedBackups, read_incarnation
 from covenant.model.errors import SettingsError, Unavailable
 from covenant.model.extras import install_command
 from covenant.model.ids import PublicKey
@@ -60,6 +64,10 @@ class Storage:
     instance_keys: InstanceKeys | None
     """What other instances seal messages to. None: peers are switched off."""
     operator: Principal
+    backups: StagedBackups | None
+    """None: the ledger is on PostgreSQL."""
+    shipper: SegmentShipper | None
+    """None: segments are not shipped."""
     schedulers: tuple[Scheduler, ...]
 
 
@@ -72,7 +80,8 @@ async def open_storage(
     make_home(home)
     keystore = Keystore(home, find_passphrase(environment()))
     key, token = await asyncio.to_thread(keystore.read_key), read_or_make_token(home, new_token)
-    async with _opened_ledger(settings, log, clocks, archive_apart=archive_apart) as ledger:
+    shipped = _shipped_segments(settings)
+    async with _opened_ledger(settings, log, clocks, archive_apart=archive_apart, shipped=shipped) as ledger:
         if key is None:
             if await ledger.identities():
                 if settings.ledger.url:
@@ -90,21 +99,50 @@ async def open_storage(
             await _check_shared_token(ledger, token)
         operator = await admit_operator(ledger, agent, token, partial(save_token, home))
         await _report(ledger, log)
+        backups = shipper = None
+        if isinstance(ledger, EmbeddedLedger):
+            backups = StagedBackups(home, ledger, Uuids(), shipped=shipped)
+            await backups.clear()
+            shipper = _make_shipper(settings, ledger, shipped, log) if shipped is not None else None
         yield Storage(
             ledger=ledger,
             key=key,
             instance_keys=await _read_instance_keys(key, keystore, clocks) if settings.peers.enabled else None,
             operator=operator,
+            backups=backups,
+            shipper=shipper,
             schedulers=(
                 Sweeper(ledger, agent, log=log, interval_ms=settings.daemon.sweep_interval_ms),
                 Maintenance(ledger.maintain, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
                 ArchiveReport(ledger, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
+                *((shipper,) if shipper is not None else ()),
             ),
         )
 
 
+def _shipped_segments(settings: Settings) -> ShippedSegments | None:
+    """None: nothing is shipped."""
+    if not settings.backup.command or settings.ledger.url:
+        return None
+    command_words(settings.backup.command)
+    return ShippedSegments(settings.home, kept_bytes_max=settings.backup.kept_bytes_max)
+
+
+def _make_shipper(settings: Settings, ledger: EmbeddedLedger, shipped: ShippedSegments, log: Log) -> SegmentShipper:
+    return SegmentShipper(
+        ledger,
+        shipped,
+        settings.backup,
+        incarnation=read_incarnation(settings.home).id,
+        variables=program_environment(),
+        log=log,
+    )
+
+
 @asynccontextmanager
-async def _opened_ledger(settings: Settings, log: Log, clocks: Clocks, *, archive_apart: bool) -> AsyncIterator[Ledger]:
+async def _opened_ledger(
+    settings: Settings, log: Log, clocks: Clocks, *, archive_apart: bool, shipped: ShippedSegments | None
+) -> AsyncIterator[Ledger]:
     async with AsyncExitStack() as stack:
         if settings.ledger.url:
             stack.callback(lock_home(settings.home).close)
@@ -120,6 +158,7 @@ async def _opened_ledger(settings: Settings, log: Log, clocks: Clocks, *, archiv
                 durability=settings.ledger.durability,
                 segment_bytes=settings.ledger.segment_bytes,
                 archive_apart=archive_apart,
+                shipped=shipped,
             )
         stack.callback(log.info, "ledger.closed")
         stack.push_async_callback(ledger.close)

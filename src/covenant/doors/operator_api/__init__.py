@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from covenant.doors.operator_api import delegation, identities, mailbox, peers, tasks, tenants
+from covenant.doors.operator_api import backups, delegation, identities, mailbox, peers, tasks, tenants
 from covenant.doors.operator_api.operation import AnyApiOperation
 from covenant.wire.ipc_frames import canonical_kind
 
@@ -15,6 +15,7 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     *tenants.OPERATIONS,
     *peers.OPERATIONS,
     *delegation.OPERATIONS,
+    *backups.OPERATIONS,
 )
 """In the order in which they are documented."""
 BY_KIND: Final = {canonical_kind(operation.kind): operation for operation in OPERATIONS}

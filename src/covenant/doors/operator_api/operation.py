@@ -26,6 +26,7 @@ from covenant.wire.ipc_frames import FRAME_BYTES_MAX
 from covenant.wire.mailbox import Request, Wrapped
 
 if TYPE_CHECKING:
+    from covenant.doors.operator_api.backups import BackupOperations
     from covenant.doors.operator_api.peers import PeerOperations
 
 
@@ -136,6 +137,8 @@ class Services:
     """None: this daemon has none."""
     login_codes: LoginCodes | None = None
     """None: this daemon serves no dashboard."""
+    backups: BackupOperations | None = None
+    """None: the ledger is no folder of files."""
 
     def give_up_ms(self, wait_ms: int | None) -> int:
         """When a wait is over, by a clock that nobody sets."""

@@ -68,12 +68,14 @@ class CountsShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class QueueShown(ApiAnswer, frozen=True, kw_only=True, tag="a2a_queue"):
-    """`counts` are for the operator."""
+    """`counts` and `warnings` are for the operator."""
 
     tasks: tuple[QueueEntry, ...]
     results: tuple[Result, ...]
     truncated: bool = False
     counts: CountsShown | None = None
+    warnings: tuple[str, ...] = ()
+    """What wants an operator, and is no task."""
 
 
 class TaskShown(ApiAnswer, TaskDetail, frozen=True, kw_only=True, tag="a2a_task", omit_defaults=True):
@@ -126,7 +128,8 @@ async def a2a_queue(services: Services, caller: Principal, request: QueueRequest
         return answer
     counts = await services.ledger.counts()
     shown = fill(CountsShown, counts, **{state.wire_name: getattr(counts, state.value) for state in LIVE})
-    return msgspec.structs.replace(answer, counts=shown)
+    warning = services.backups.warning if services.backups is not None else None
+    return msgspec.structs.replace(answer, counts=shown, warnings=(warning,) if warning else ())
 
 
 async def show_a2a_task(services: Services, caller: Principal, request: TaskRequest) -> TaskShown:

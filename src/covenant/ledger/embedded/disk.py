@@ -81,6 +81,17 @@ def open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def replace_private(path: Path, data: bytes) -> None:
+    """Give a file this content, durably: a crash leaves the old one, or the new one."""
+    unfinished = path.with_suffix(".tmp")
+    with open(unfinished, "wb", opener=open_private) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+    sync_dir(path.parent)
+
+
 def sync_dir(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from covenant.ledger.clock import Clock
@@ -286,6 +287,18 @@ class EmbeddedLedger(Reads):
         if self._compacting.locked() or not self._storage.wants_compaction():
             return None
         return await self.compact()
+
+    async def copy_to(self, folder: Path) -> int:
+        """Put a whole ledger into an empty folder of the home's file system, and return its position.
+
+        Everything acknowledged before is in it. Work goes on meanwhile; compaction waits.
+        """
+        async with self._compacting:
+            return await self._storage.copy_to(folder)
+
+    async def seal(self) -> None:
+        """Have everything written so far in sealed segments."""
+        await self._journal.rotate()
 
     async def counts(self) -> Counts:
         await self.durable()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -20,7 +21,7 @@ import msgspec
 
 from covenant.ledger.clock import PAUSE_MS, Clock, Uuids
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME, Archive, ArchiveWriter
+from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME, Archive, ArchiveWriter, copy_database
 from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.seen_filter import SeenIds, save
 from covenant.ledger.embedded.archive.writer_process import WriterProcess
@@ -30,12 +31,13 @@ from covenant.ledger.embedded.journal import snapshot
 from covenant.ledger.embedded.journal.journal import SEGMENT_BYTES, Durability, Journal, MemoryJournal
 from covenant.ledger.embedded.journal.record import Record
 from covenant.ledger.embedded.journal.recovery import HomeLock, OpenedJournal, lock_home, open_journal
-from covenant.ledger.embedded.journal.segments import list_segments
+from covenant.ledger.embedded.journal.segments import create_segment, list_segments
+from covenant.ledger.embedded.journal.shipped_segments import ShippedSegments
 from covenant.ledger.embedded.journal.snapshot import EVICT_EVERY, Replayed, read_events, records, state_at
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskFollowed, TaskSent, decode_events
-from covenant.model.errors import Unavailable
+from covenant.model.errors import HomeUnusable, Unavailable
 from covenant.model.ids import TaskId
 from covenant.model.settings import Limits
 from covenant.model.task import Task
@@ -124,6 +126,8 @@ if __name__ == "__main__":
 
 
 SEEN: Final = "seen.bin"
+RESTORING_NAME: Final = "restoring"
+"""A folder in a home that a restore has not finished yet."""
 SEEN_PAGE: Final = 1_000
 SEALED_SEGMENTS_BEFORE_COMPACTION: Final = 4
 COMPACTION_CATCH_UP_S: Final = 60.0
@@ -169,6 +173,7 @@ class FileStorage:
         history: History,
         seen: SeenIds,
         apart: bool = False,
+        shipped: ShippedSegments | None = None,
     ) -> None:
         self.journal = journal
         self.archive = archive
@@ -178,6 +183,7 @@ class FileStorage:
         self._folder = home / "journal"
         self._lock = lock
         self._apart = apart
+        self._shipped = shipped
 
     def follow(self, on_archived: Callable[[int], None]) -> None:
         follow(
@@ -234,8 +240,28 @@ class FileStorage:
     def _drop(self, snapshot_seq: int, archived_seq: int, seen: bytes) -> None:
         save(self._home / SEEN, seen)
         fault_points.point("compaction.drop")
-        self.journal.drop_through(min(snapshot_seq, archived_seq))
+        covered = min(snapshot_seq, archived_seq)
+        self.journal.drop_through(covered if self._shipped is None else self._shipped.droppable(covered))
         snapshot.drop_older(self._folder, snapshot_seq)
+
+    async def copy_to(self, folder: Path) -> int:
+        """The archive first: it holds durable records alone, so the journal that is sealed after it has them all."""
+        try:
+            await asyncio.to_thread(copy_database, self.archive.path, folder / ARCHIVE_NAME)
+            sealed_seq = await self.journal.rotate()
+            await asyncio.to_thread(self._link_journal, folder / "journal", sealed_seq)
+        except (OSError, sqlite3.Error) as error:
+            raise Unavailable("backup_failed", f"the ledger could not be copied: {error}") from error
+        return sealed_seq
+
+    def _link_journal(self, folder: Path, sealed_seq: int) -> None:
+        """Sealed segments and snapshots are never written again: a second name is as good as a copy."""
+        folder.mkdir(mode=0o700)
+        found = snapshot.newest(self._folder)
+        paths = [segment.path for segment in list_segments(self._folder) if segment.first_seq <= sealed_seq]
+        for path in (*([found[1]] if found is not None else ()), *paths):
+            os.link(path, folder / path.name)
+        os.close(create_segment(folder, sealed_seq + 1))
 
     async def close(self) -> None:
         await self.journal.close()
@@ -265,6 +291,9 @@ class MemoryStorage:
         dropped, state.resolved_events = state.resolved_events, 0
         return dropped
 
+    async def copy_to(self, _folder: Path) -> int:
+        raise Unavailable("no_backup", "a ledger in memory has no backup")
+
     async def close(self) -> None:
         await self.journal.close()
         await self.archive.close()
@@ -288,6 +317,7 @@ async def open_ledger(
     durability: Durability = "fsync",
     segment_bytes: int = SEGMENT_BYTES,
     archive_apart: bool = False,
+    shipped: ShippedSegments | None = None,
     node: str = NODE,
     boot: str | None = None,
 ) -> EmbeddedLedger:
@@ -298,6 +328,7 @@ async def open_ledger(
 
     `archive_apart` has the archive written by a process of its own: right for whoever serves many and for long. With
     durability "os" it is not done, since there the archive's reader must sync the journal, and tell it if that fails.
+    `shipped` keeps compaction from dropping what was not shipped.
 
     Raises HomeLocked if another process has it, Damaged if what is on disk contradicts itself, HomeUnusable if a file
     cannot be read or written.
@@ -328,6 +359,7 @@ async def open_ledger(
         history=History(archive.path, node=node, boot=boot),
         seen=SeenIds.load(home / SEEN) or SeenIds(),
         apart=archive_apart and durability == "fsync",
+        shipped=shipped,
     )
     ledger = EmbeddedLedger(state, storage, node=node, boot=boot, clock=guarded, new_id=new_id, torn=opened.torn)
     try:
@@ -357,6 +389,8 @@ async def _catch_up(archive: Archive, seq: int) -> None:
 
 def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, OpenedJournal, int, int]:
     """The last number is when the last record was written, or 0."""
+    if os.path.lexists(home / RESTORING_NAME):
+        raise HomeUnusable(f"a restore into {home} was cut off; empty the folder, and restore again", None)
     folder = home / "journal"
     found = snapshot.newest(folder)
     snapshot_seq = snapshot.load(found[1], state) if found is not None else 0

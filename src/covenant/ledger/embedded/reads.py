@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from heapq import nsmallest
 from itertools import chain, islice
+from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
@@ -412,4 +413,7 @@ class Storage(Protocol):
 
     def wants_compaction(self) -> bool: ...
     async def compact(self, state: LedgerState) -> int: ...
+    async def copy_to(self, folder: Path, /) -> int:
+        """Put a whole ledger into an empty folder, as it is at a position, which it returns. Nothing compacts."""
+
     async def close(self) -> None: ...

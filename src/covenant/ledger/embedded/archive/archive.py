@@ -431,6 +431,18 @@ def cannot_open(path: Path, error: sqlite3.Error) -> CovenantError:
     return Damaged(str(path), 0, f"the archive cannot be opened: {error}")
 
 
+def copy_database(source: Path, target: Path) -> None:
+    """A whole copy, as the file is at one moment, while others write to it. Synced; for its owner alone."""
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    with (
+        closing(sqlite3.connect(source, timeout=BUSY_S)) as read,
+        closing(sqlite3.connect(target, isolation_level=None)) as written,
+    ):
+        read.backup(written)
+        written.execute("PRAGMA journal_mode = DELETE")
+    sync_dir(target.parent)
+
+
 def archived_seq_of(db: sqlite3.Connection) -> int:
     """Raises sqlite3.DatabaseError, as for any other damage, if the archive does not say where it stands."""
     row = db.execute("SELECT value FROM meta WHERE key = 'archived_seq'").fetchone()

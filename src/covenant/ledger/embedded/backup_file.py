@@ -1,0 +1,193 @@
+"""A backup as one file: a tar of a home's files, with a manifest as its last member.
+
+    journal/…, archive.db      the ledger at one position
+    settings.toml, agents/…    what an operator has put there
+    operator.token, identity/… the secrets; locked ones stay locked
+    manifest.json              the position, and the SHA-256 of every file above
+
+The manifest comes last, so a file that was cut off has none. Whoever reads a backup believes no name in it: a member
+that is no plain file, or whose name leads elsewhere, is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+
+from covenant.ledger.embedded.disk import MIB, open_private, sync_dir
+from covenant.ledger.embedded.staged_backups import StagedBackup
+from covenant.model.errors import CovenantError
+
+MANIFEST_NAME: Final = "manifest.json"
+FORMAT: Final = 1
+MANIFEST_BYTES_MAX: Final = 64 * MIB
+FILES_MAX: Final = 100_000
+HOME_FILE_BYTES_MAX: Final = 64 * MIB
+HOME_FILES: Final = (
+    "settings.toml",
+    "operator.token",
+    "mcp_servers.json",
+    "a2a_agents.json",
+    "identity",
+    "agents",
+    "memory",
+)
+"""What of a home belongs into a backup, besides the ledger. Folders are taken with all that is in them."""
+_MEMBER: Final = re.compile(r"(?!\.\.?/)[^/\x00]{1,255}(/(?!\.\.?(/|$))[^/\x00]{1,255}){0,15}")
+_CHUNK_BYTES: Final = 1 << 20
+
+
+class BadBackup(CovenantError):
+    """This file is no whole backup, or not one that this program can read. The message says why."""
+
+
+class BackedUpFile(msgspec.Struct, frozen=True, gc=False):
+    name: str
+    size: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    format: int = FORMAT
+    backup_id: str
+    position: int
+    incarnation: str
+    made_at_ms: int
+    version: str
+    """Of the program that wrote it."""
+    files: tuple[BackedUpFile, ...] = ()
+
+
+def write_backup(out: IO[bytes], home: Path, staged: StagedBackup, version: str) -> Manifest:
+    """Write the staged ledger and the home's own files. Raises OSError."""
+    files: list[BackedUpFile] = []
+    with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        for name, path in _ledger_files(Path(staged.folder)):
+            with open(path, "rb") as source:
+                files.append(_add(tar, name, source, os.fstat(source.fileno()).st_size, staged.made_at_ms))
+        for name, path in _home_files(home):
+            # They may change meanwhile: what is read at once is what is told.
+            with open(path, "rb") as source:
+                data = source.read(HOME_FILE_BYTES_MAX + 1)
+            if len(data) > HOME_FILE_BYTES_MAX:
+                raise OSError(f"{path} is larger than {HOME_FILE_BYTES_MAX // MIB} MiB; move it out of the home")
+            files.append(_add(tar, name, io.BytesIO(data), len(data), staged.made_at_ms))
+        manifest = Manifest(
+            backup_id=staged.id,
+            position=staged.position,
+            incarnation=staged.incarnation,
+            made_at_ms=staged.made_at_ms,
+            version=version,
+            files=tuple(files),
+        )
+        told = msgspec.json.encode(manifest)
+        _add(tar, MANIFEST_NAME, io.BytesIO(told), len(told), staged.made_at_ms)
+    return manifest
+
+
+def _ledger_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    yield from ((path.name, path) for path in sorted(folder.iterdir()) if path.is_file())
+    yield from ((f"journal/{path.name}", path) for path in sorted((folder / "journal").iterdir()))
+
+
+def _home_files(home: Path) -> Iterator[tuple[str, Path]]:
+    """Plain files alone: a link leads to what is somebody else's to keep."""
+    count = 0
+    for name in HOME_FILES:
+        path = home / name
+        found = sorted(path.rglob("*")) if path.is_dir() and not path.is_symlink() else [path]
+        for each in found:
+            if each.is_file() and not each.is_symlink() and not each.name.endswith(".tmp"):
+                count += 1
+                if count > FILES_MAX // 2:
+                    raise OSError(f"{path} has more than {FILES_MAX // 2} files")
+                yield each.relative_to(home).as_posix(), each
+
+
+def _add(tar: tarfile.TarFile, name: str, source: IO[bytes], size: int, at_ms: int) -> BackedUpFile:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.mtime = size, 0o600, at_ms // 1000
+    hashing = _Hashing(source)
+    tar.addfile(member, hashing)  # type: ignore[arg-type]  # it reads, and does nothing else
+    return BackedUpFile(name, size, hashing.sha256.hexdigest())
+
+
+class _Hashing:
+    """A file that is hashed as it is read."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source = source
+        self.sha256 = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        data = self._source.read(size)
+        self.sha256.update(data)
+        return data
+
+
+def unpack_backup(source: IO[bytes], folder: Path) -> Manifest:
+    """Write every file of a backup into an empty folder, synced, and compare each with the manifest.
+
+    Raises BadBackup and OSError. The folder is for its owner alone, and so is every file.
+    """
+    found: dict[str, BackedUpFile] = {}
+    told: bytes | None = None
+    try:
+        with tarfile.open(fileobj=source, mode="r|") as tar:
+            for member in tar:
+                if told is not None:
+                    raise BadBackup("something stands behind its manifest")
+                data = tar.extractfile(member) if member.isreg() else None
+                if data is None or _MEMBER.fullmatch(member.name) is None or member.name in found:
+                    raise BadBackup(f"{member.name!r} is no file of a home")
+                if member.name == MANIFEST_NAME:
+                    told = data.read(MANIFEST_BYTES_MAX)
+                    continue
+                if len(found) >= FILES_MAX:
+                    raise BadBackup(f"it has more than {FILES_MAX} files")
+                found[member.name] = _write(folder / member.name, member.name, data)
+    except (tarfile.TarError, EOFError) as error:
+        raise BadBackup(f"it cannot be read: {error}") from error
+    if told is None:
+        raise BadBackup("it is cut off: its manifest is missing")
+    manifest = _read_manifest(told)
+    for file in manifest.files:
+        if found.pop(file.name, None) != file:
+            raise BadBackup(f"{file.name} is not what was backed up: its SHA-256 differs, or it is missing")
+    if found:
+        raise BadBackup(f"{next(iter(found))} is not in its manifest")
+    for path in (folder, *(each for each in folder.rglob("*") if each.is_dir())):
+        sync_dir(path)
+    return manifest
+
+
+def _read_manifest(told: bytes) -> Manifest:
+    try:
+        manifest = msgspec.json.decode(told, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise BadBackup(f"its manifest cannot be read: {error}") from error
+    if manifest.format > FORMAT:
+        raise BadBackup(f"it has format {manifest.format}, and this program knows {FORMAT}: run the newer program")
+    return manifest
+
+
+def _write(path: Path, name: str, data: IO[bytes]) -> BackedUpFile:
+    for parent in reversed(path.parents):
+        if not parent.exists():
+            parent.mkdir(mode=0o700)
+    hashing, size = _Hashing(data), 0
+    with open(path, "xb", opener=open_private) as file:
+        while chunk := hashing.read(_CHUNK_BYTES):
+            file.write(chunk)
+            size += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return BackedUpFile(name, size, hashing.sha256.hexdigest())
