@@ -17,11 +17,10 @@ CLI_INTRO: Final = """# The command line
 
 <!-- Written by `make docs` from src/covenant/cli. Do not edit. -->
 
-Every command but `serve`, `init`, `settings`, `doctor`, `passphrase`, `restore` and `prove` talks to a running daemon over
-the socket in its home; `backup` does, where one runs.
-Data goes to stdout, talk to stderr. `--json` gives exactly one JSON
-object on stdout, also for a refusal (`{"kind": "error", "code": …, "message": …}`). In the shapes below, a field that
-ends in `?` is left out when it says nothing; all others are always there, `null` included.
+Every command but `serve`, `init`, `settings`, `doctor`, `passphrase`, `restore` and `prove` talks to a running daemon
+over the socket in its home; `backup` does, where one runs. Data goes to stdout, talk to stderr. `--json` gives exactly
+one JSON object on stdout, also for a refusal (`{"kind": "error", "code": …, "message": …}`). In the shapes below, a
+field that ends in `?` is left out when it says nothing; all others are always there, `null` included.
 
 | exit code | meaning |
 |---|---|
