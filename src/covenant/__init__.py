@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from covenant.client import Sent as Sent
     from covenant.client import Taken as Taken
     from covenant.daemon.connect import connect as connect
+    from covenant.ledger.contract.task_query import FoundPage as FoundPage
+    from covenant.ledger.contract.task_query import FoundTask as FoundTask
     from covenant.ledger.contract.tasks import QueueEntry as QueueEntry
     from covenant.ledger.contract.tasks import TaskDetail as TaskDetail
     from covenant.ledger.contract.tasks import TreeNode as TreeNode
@@ -99,6 +101,7 @@ _NAMES = {
     "covenant.agents.runtime.agent_calls": "Answer Call CallLimit NotEnough",
     "covenant.client": "Client Posted Sent Taken",
     "covenant.daemon.connect": "connect",
+    "covenant.ledger.contract.task_query": "FoundPage FoundTask",
     "covenant.ledger.contract.tasks": "QueueEntry TaskDetail TreeNode",
     "covenant.ledger.machine.commands": "Accepted Canceled LeasedTask Settled",
     "covenant.mailbox": "Mailbox local_agent",

@@ -18,16 +18,19 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
 import msgspec
 
 from covenant.exchange.argument_checks import checks_arguments, checks_methods
+from covenant.exchange.task_search import find_request
+from covenant.ledger.contract.task_query import FoundPage
 from covenant.model.errors import REFUSALS, OverLimit, Refusal, Unavailable
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.rate_limits import Backoff
 from covenant.model.task import Result, Task
 from covenant.model.task_event import MessageUpdate, Update
+from covenant.wire.mailbox import FindFilters
 
 if TYPE_CHECKING:
     import httpx2
@@ -139,6 +142,13 @@ class Client:
 
     async def cancel(self, task_id: TaskId, reason: str) -> None:
         await self._post(f"/a2a/tasks/{task_id}/cancel", {"reason": reason}, None)
+
+    async def find(self, **filters: Unpack[FindFilters]) -> FoundPage:
+        """A page of the tasks that you sent or that are for you, live and finished; every one, to the operator."""
+        request = msgspec.structs.asdict(find_request(filters))
+        given = {name: value for name, value in request.items() if value is not None}
+        query = {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
+        return self._read(await self._opened().get("/a2a/tasks", params=query, timeout=CALL_S), FoundPage)
 
     async def results(self, count: int = 1, *, wait_ms: int = 0, request_id: str | None = None) -> tuple[Result, ...]:
         """Drain the next results of what you sent."""

@@ -22,14 +22,16 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Unpack
 
 from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.exchange.argument_checks import checks_arguments, checks_methods
 from covenant.exchange.mailbox import check_reason, check_repair, check_request_id, check_size, check_task
+from covenant.exchange.task_search import find_request, query_of
 from covenant.exchange.tasks.builder import check_blocks
 from covenant.exchange.tasks.reader import read_tree, unknown_task
 from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.task_query import FoundPage
 from covenant.ledger.contract.tasks import QueueEntry, QueueQuery, TaskDetail, TreeNode
 from covenant.ledger.embedded.journal.journal import Durability
 from covenant.ledger.embedded.open import memory_ledger, open_ledger
@@ -51,6 +53,7 @@ from covenant.model.errors import Conflict, Invalid
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId, base58, check_display
 from covenant.model.retry_policy import RepairCommand, RepairOutcome, RepairRequest
 from covenant.model.task import Lease, ReceivedTask, Result, Task
+from covenant.wire.mailbox import FindFilters
 from covenant.wire.validation import encode
 
 WAIT_MS: Final = 60_000
@@ -129,6 +132,10 @@ class Mailbox:
 
     async def task_queue(self, limit: int) -> Sequence[QueueEntry]:
         return (await self._ledger.queue(QueueQuery(limit=self._page(limit)))).tasks
+
+    async def find(self, **filters: Unpack[FindFilters]) -> FoundPage:
+        """A page of the tasks that the filters leave, live and finished. Takes nothing."""
+        return await self._ledger.find(query_of(find_request(filters)))
 
     async def show(self, task_id: TaskId) -> TaskDetail:
         """Everything that is known of a task: its leases, its updates, its result."""

@@ -24,6 +24,7 @@ from tests.ledger_contract.push import PushDurabilitySuite, PushSuite
 from tests.ledger_contract.queries import QuerySuite
 from tests.ledger_contract.repair import RepairSuite
 from tests.ledger_contract.results import ResultSuite
+from tests.ledger_contract.searches import SearchSuite
 from tests.ledger_contract.tenants import TenantDurabilitySuite, TenantSuite
 from tests.ledger_contract.updates import UpdateSuite
 from tests.ledger_contract.watches import WatchSuite
@@ -42,6 +43,7 @@ class LedgerContract(
     AccountSuite,
     ExpirySuite,
     QuerySuite,
+    SearchSuite,
     WatchSuite,
     PushSuite,
     DelegationSuite,

@@ -79,6 +79,8 @@ def decode_query(kind: type[T], query: bytes) -> T:
         fields = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX)
     except ValueError:
         raise Invalid("invalid_request", f"a query may have at most {QUERY_FIELDS_MAX} fields") from None
+    if getattr(kind, "strict", False):
+        _check_fields(dict(fields), kind, "")
     try:
         return msgspec.convert(dict(fields), kind, strict=False)
     except msgspec.ValidationError as wrong:

@@ -8,7 +8,7 @@ daemon's own keys is left out (see `model.metadata`). A request that also has a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Final, Literal, TypeVar
+from typing import Annotated, ClassVar, Final, Literal, TypedDict, TypeVar
 
 import msgspec
 
@@ -156,6 +156,65 @@ class QueueRequest(Request, frozen=True, kw_only=True):
     min_lease_age_ms: Whole | None = None
     deadline_within_ms: Whole | None = None
     state_filter: Literal["queued", "in_flight", "in-flight", "parked", "following"] | None = None
+
+
+class TaskFilter(StrictRequest, frozen=True, kw_only=True):
+    """What is given must hold of a task. `state` and `outcome` are one word, or several with commas between."""
+
+    state: str | None = None
+    outcome: str | None = None
+    id: str | None = None
+    agent: str | None = None
+    sender: str | None = None
+    tenant: str | None = None
+    task_kind: str | None = None
+    origin: str | None = None
+    parent: str | None = None
+    context: str | None = None
+    key: str | None = None
+    cause: str | None = None
+    attempt_min: Whole | None = None
+    since_ms: Whole | None = None
+    until_ms: Whole | None = None
+    moved_since_ms: Whole | None = None
+    text: str | None = None
+
+
+class FindRequest(TaskFilter, frozen=True, kw_only=True):
+    """A page of what the filters leave. `after` is the `next` of the page before."""
+
+    order: Literal["created", "moved"] | None = None
+    ascending: bool | None = None
+    limit: Whole | None = None
+    after: str | None = None
+    count: bool | None = None
+
+
+class FindFilters(TypedDict, total=False):
+    """The fields of a `FindRequest`, for the library's verbs."""
+
+    state: str | None
+    outcome: str | None
+    id: str | None
+    agent: str | None
+    sender: str | None
+    tenant: str | None
+    task_kind: str | None
+    origin: str | None
+    parent: str | None
+    context: str | None
+    key: str | None
+    cause: str | None
+    attempt_min: int | None
+    since_ms: int | None
+    until_ms: int | None
+    moved_since_ms: int | None
+    text: str | None
+    order: Literal["created", "moved"] | None
+    ascending: bool | None
+    limit: int | None
+    after: str | None
+    count: bool | None
 
 
 class PostResult(TaskRequest, frozen=True, kw_only=True):

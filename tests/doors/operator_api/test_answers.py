@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from covenant.doors.operator_api.backups import BackupBegun, BackupEnded
+from covenant.doors.operator_api.found_tasks import Found
 from covenant.doors.operator_api.identities import (
     AuditIntegrity,
     AuditPurgedAnswer,
@@ -72,6 +73,7 @@ from covenant.doors.operator_api.tenants import (
     TenantRotated,
     TenantShown,
 )
+from covenant.ledger.contract.task_query import FoundTask
 from covenant.ledger.contract.tasks import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
 from covenant.model.agent_definition import Advisor, AgentDefinition, CatalogueAgent
 from covenant.model.content import Json, Text
@@ -269,6 +271,52 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
         (
             '{"kind":"a2a_tree","tree":{"task_id":"t-1","task":null,"state":null,"attempt":0,"created_at_ms":null,'
             '"updated_at_ms":null,"result_status":null,"children":[]}}'
+        ),
+    ),
+    (
+        Found(tasks=(), next=None, total=None),
+        '{"kind":"a2a_found","tasks":[],"next":null,"total":null}',
+    ),
+    (
+        Found(
+            tasks=(
+                FoundTask(
+                    task_id=T,
+                    parent=None,
+                    context_id=None,
+                    tenant=None,
+                    agent="bob@x",
+                    sender="alice@x",
+                    task_kind=None,
+                    key=None,
+                    origin="mailbox",
+                    state="queued",
+                    a2a_state="submitted",
+                    attempt=0,
+                    created_at_ms=3,
+                    updated_at_ms=4,
+                    deadline_ms=None,
+                    outcome=None,
+                    cause=None,
+                    lease_id=None,
+                    leased_to=None,
+                    leased_at_ms=None,
+                    holder_lost=False,
+                    intent="do it",
+                    error_message=None,
+                    remote=False,
+                ),
+            ),
+            next="c3-1",
+            total=100_000,
+            at_least=True,
+        ),
+        (
+            '{"kind":"a2a_found","tasks":[{"task_id":"t-1","parent":null,"context_id":null,"tenant":null,'
+            '"agent":"bob@x","sender":"alice@x","task_kind":null,"key":null,"origin":"mailbox","state":"queued",'
+            '"a2a_state":"submitted","attempt":0,"created_at_ms":3,"updated_at_ms":4,"deadline_ms":null,'
+            '"outcome":null,"cause":null,"lease_id":null,"leased_to":null,"leased_at_ms":null,"holder_lost":false,'
+            '"intent":"do it","error_message":null,"remote":false}],"next":"c3-1","total":100000,"at_least":true}'
         ),
     ),
     (

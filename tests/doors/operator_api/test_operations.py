@@ -180,6 +180,42 @@ async def test_the_queue_is_looked_at_without_taking_anything(under_test: DoorsU
     assert (await speaker.ask(stranger, "a2a_queue"))["tasks"] == []
 
 
+async def test_tasks_are_found_live_and_finished_by_what_is_known_of_them(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
+    since_ms = now_ms()
+    done, lease = await leased_task(speaker, alice, bob, task_kind="report")
+    await speaker.ask(bob, "post_a2a_result", result=result_of(done, lease_id=lease["lease_id"]))
+    await speaker.ask(alice, "try_recv_a2a_result")
+    held, lease = await leased_task(speaker, alice, bob)
+    await speaker.ask(alice, "send_a2a_task", task=(waiting := new_task(bob, "A Later one", parent=held["id"])))
+
+    async def found(caller: EnrolledCaller = alice, **filters: Any) -> list[str]:
+        answer = await speaker.ask(caller, "find_a2a_tasks", **filters)
+        assert answer["kind"] == "a2a_found"
+        return [task["task_id"] for task in answer["tasks"]]
+
+    everything = [waiting["id"], held["id"], done["id"]]
+    for caller in (alice, bob, under_test.operator):
+        assert await found(caller, since_ms=since_ms) == everything
+    assert await found(state="queued,in_flight", order="moved") == everything[:2]
+    assert await found(state="done") == await found(task_kind="report", outcome="completed") == [done["id"]]
+    assert await found(agent="bob@test", sender="alice@test", ascending=True) == everything[::-1]
+    assert await found(parent=held["id"]) == await found(text="later ONE") == [waiting["id"]]
+    assert await found(id=held["id"][:13]) == [held["id"]]
+    stranger = await under_test.enroll("carol@test")
+    assert await found(stranger) == await found(stranger, id=held["id"]) == []
+
+    page = await speaker.ask(alice, "find_a2a_tasks", limit=2, count=True)
+    assert (page["total"], [task["task_id"] for task in page["tasks"]]) == (3, everything[:2])
+    rest = await speaker.ask(alice, "find_a2a_tasks", limit=2, after=page["next"])
+    assert (rest["total"], rest["next"], [task["task_id"] for task in rest["tasks"]]) == (None, None, everything[2:])
+    shown = page["tasks"][1]
+    assert (shown["lease_id"], shown["leased_to"], shown["state"]) == (lease["lease_id"], "bob@test", "in_flight")
+    assert (await speaker.ask(stranger, "find_a2a_tasks", count=True))["total"] == 0
+
+
 async def test_the_queue_can_be_asked_for_what_is_parked_and_what_follows(
     under_test: DoorsUnderTest, speaker: Speaker
 ) -> None:

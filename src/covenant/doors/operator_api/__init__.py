@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from covenant.doors.operator_api import backups, delegation, identities, mailbox, peers, tasks, tenants
+from covenant.doors.operator_api import backups, delegation, found_tasks, identities, mailbox, peers, tasks, tenants
 from covenant.doors.operator_api.operation import AnyApiOperation
 from covenant.wire.ipc_frames import canonical_kind
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     *mailbox.OPERATIONS,
     *tasks.OPERATIONS,
+    *found_tasks.OPERATIONS,
     *identities.OPERATIONS,
     *tenants.OPERATIONS,
     *peers.OPERATIONS,

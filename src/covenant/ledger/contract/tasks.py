@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol, Self
 import msgspec
 
 from covenant.ledger.contract import Commits
+from covenant.ledger.contract.task_query import FoundPage, TaskQuery
 from covenant.ledger.machine.entry import Entry
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.push import Push
@@ -322,6 +323,9 @@ class TaskLedger(Commits, Protocol):
     async def listing(self, query: ListQuery) -> Listing: ...
     async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:
         """A tenant's tasks, whoever they are for, the newest first; `simple`: only those of the simple door."""
+
+    async def find(self, query: TaskQuery) -> FoundPage:
+        """A page of the tasks that a query leaves, live and finished."""
 
     def on_lost(
         self, callback: Callable[[TaskId], None], used: Callable[[TaskId], dict[str, Any] | None] | None = None

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 import msgspec
 
 from covenant.ledger.contract.identities import AuditMark, AuditRecord
+from covenant.ledger.contract.task_query import FoundPage, Place, TaskQuery, found_task, passes, place_after
 from covenant.ledger.contract.tasks import (
     ANY,
     LeaseRecord,
@@ -38,7 +39,7 @@ from covenant.ledger.embedded.journal.journal import Journal, MemoryJournal
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.decisions.leases import body_unreadable
 from covenant.ledger.machine.entry import Alive, Entry
-from covenant.ledger.machine.states import FOLLOWING, LEASED, PARKED
+from covenant.ledger.machine.states import FINISHED, FOLLOWING, LEASED, PARKED
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Unavailable
 from covenant.model.grant import AuditHead, AuditReport, Grant, Identity
@@ -58,6 +59,7 @@ from covenant.model.task import Result, Task
 from covenant.model.task_event import Step
 from covenant.model.tenants import Tenant
 
+_END: Final = (1 << 63) - 1
 CATCH_UP_S: Final = 10.0
 LIVE_S: Final = 2.0
 """How long a question about what is live waits for the archive, before memory answers it."""
@@ -155,6 +157,16 @@ class Reads:
     async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:
         await self._archived()
         return await self._history.of_tenant(tenant, limit, simple=simple)
+
+    async def find(self, query: TaskQuery) -> FoundPage:
+        """Of what has not ended, memory tells while the archive cannot."""
+        if query.states and FINISHED.isdisjoint(query.states):
+            if await self._live():
+                with suppress(Unavailable):
+                    return await self._history.find(query)
+            return live_page(self._state, query, self.alive)
+        await self._archived()
+        return await self._history.find(query)
 
     async def _live(self) -> bool:
         """Whether the archive can tell of what is live, too."""
@@ -292,6 +304,34 @@ def live_queue(state: LedgerState, query: QueueQuery, now_ms: int, alive: Alive)
     chosen = islice(chain(nsmallest(query.limit, leased, rank), queued, waiting), query.limit)
     results = live_results(state, query.viewer, query.limit, newest_first=False)
     return Queue(tuple(_line(entry, alive) for entry in chosen), tuple(results))
+
+
+def live_page(state: LedgerState, query: TaskQuery, alive: Alive) -> FoundPage:
+    """In one order with the archive's pages, but for tasks of the same millisecond: those begin or end a page together.
+
+    A cursor of the archive is understood, and the archive understands these.
+    """
+    by_creation, after = query.order == "created", place_after(query)
+
+    def moment(entry: Entry) -> int:
+        return entry.accepted_at_ms if by_creation else entry.updated_at_ms
+
+    found = [entry for entry in state.entries.values() if passes(query, entry)]
+    total = len(found) if query.count else None
+    if after is not None:
+        # A cursor of the archive may stand between tasks of the same millisecond: those are told again.
+        sign, least = 1 if query.ascending else -1, 1 if after.no in (0, _END) else 0
+        found = [entry for entry in found if sign * (moment(entry) - after.ms) >= least]
+    found.sort(key=moment, reverse=not query.ascending)
+    end = min(len(found), query.limit)
+    while 0 < end < len(found) and moment(found[end]) == moment(found[end - 1]):
+        end += 1
+    edge = Place(moment(found[end - 1]), _END if query.ascending else 0) if end < len(found) else None
+    return FoundPage(
+        tasks=tuple(found_task(entry, alive) for entry in found[:end]),
+        next=edge.cursor(query.order) if edge is not None else None,
+        total=total,
+    )
 
 
 def live_tasks(state: LedgerState, viewer: PublicKey | None, limit: int) -> Sequence[Task]:

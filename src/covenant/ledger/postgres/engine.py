@@ -16,6 +16,7 @@ import msgspec
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract.identities import AuditMark, AuditRecord, RegisterChange
 from covenant.ledger.contract.ledger import Counts
+from covenant.ledger.contract.task_query import FoundPage, TaskQuery
 from covenant.ledger.contract.tasks import (
     ANY,
     Listing,
@@ -36,6 +37,7 @@ from covenant.ledger.postgres.batch_items import Committed
 from covenant.ledger.postgres.batch_writer import BatchWriter
 from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.counters import Counters
+from covenant.ledger.postgres.found_rows import find_tasks
 from covenant.ledger.postgres.history import History
 from covenant.ledger.postgres.news import Topics
 from covenant.ledger.postgres.nodes import Membership
@@ -285,6 +287,9 @@ class PostgresLedger:
 
     async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:
         return await self._history.of_tenant(tenant, limit, simple=simple)
+
+    async def find(self, query: TaskQuery) -> FoundPage:
+        return await find_tasks(self._connections, query)
 
     async def queue(self, query: QueueQuery) -> Queue:
         return await self._history.queue(query, self.now_ms())

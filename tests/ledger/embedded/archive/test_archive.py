@@ -329,7 +329,7 @@ def test_the_rows_are_what_the_machine_makes_of_the_events(recorded: Recorded) -
 
 
 REFERENCES = (
-    ("context_id", "context_no", "@", "tenant_id <> ''"),
+    ("context_id", "context_no", "@", "tenant_id <> '' OR context_id <> ''"),
     ("parent", "parent_no", ">", "parent IS NOT NULL"),
 )
 

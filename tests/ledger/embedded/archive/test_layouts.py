@@ -1,5 +1,6 @@
 """Archives of earlier layouts: opened, they hold the same rows in the layout of today, and go on as if made with it."""
 
+import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -14,6 +15,7 @@ from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.task_packs import unpack_task
 from covenant.ledger.machine.events import ResultDrained, TaskContinued, TaskParked
 from covenant.model.errors import Damaged
+from covenant.model.task import DuplicateSafety, Idempotency
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from tests.ledger.embedded.recorded import ALICE, BOB, BOOT, NODE, Recorded, lease_id, leased, sent, settled, task_id
 
@@ -35,10 +37,14 @@ CONTEXTS: tuple[Callable[[int], str], ...] = (
 
 
 def course() -> Recorded:
-    """Tasks in every state, with and without a tenant, parents, and an audit."""
+    """Tasks in every state, with and without a tenant, contexts, parents, idempotency keys, and an audit."""
     recorded = Recorded()
     for number in range(1, 40):
         fields: dict[str, Any] = {"tenant": "acme", "context_id": CONTEXTS[number % 8](number)} if number % 2 else {}
+        if number % 10 == 0:
+            fields = {"context_id": task_id(number) if number == 10 else "of the mailbox"}
+        if number % 7 == 0:
+            fields["idempotency"] = Idempotency(DuplicateSafety.UNSAFE, f"key-{number % 3}")
         if number % 3 == 0:
             fields["parent"] = task_id(number - 1 if number % 2 else number + 2)
         recorded.record(sent(number, ALICE, BOB, **fields))
@@ -67,7 +73,11 @@ def rows(db: sqlite3.Connection, *tables: str) -> dict[str, list[tuple[Any, ...]
 def layout(db: sqlite3.Connection) -> list[tuple[str, str, str]]:
     found = db.execute("SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY 1, 2").fetchall()
     (version,) = db.execute("PRAGMA user_version").fetchone()
-    return [("version", "", str(version)), *found]
+    # A column that was added to a table stands there in a line of its own, and comments are those of their time.
+    return [
+        ("version", "", str(version)),
+        *((kind, name, "".join(re.sub("--.*", "", sql).split())) for kind, name, sql in found),
+    ]
 
 
 def write_old(path: Path, number: int, today: Path) -> None:
@@ -84,6 +94,15 @@ def write_old(path: Path, number: int, today: Path) -> None:
         for table in ("ids_new", "ids_recent", "ids_old", "shelves", "task_counts") if number > 3 else ():
             old.execute(f"DELETE FROM main.{table}")
             old.execute(f"INSERT INTO main.{table} SELECT * FROM today.{table}")
+        if number > 3:  # they had no names of contexts of the mailbox's tasks
+            old.execute("UPDATE main.a2a_tasks SET context_no = NULL WHERE tenant_id = ''")
+            for table in ("ids_new", "ids_recent", "ids_old"):
+                old.execute(
+                    f"DELETE FROM main.{table}"
+                    " WHERE typeof(task_id) = 'blob' AND substr(task_id, 1, 1) = CAST('@' AS BLOB)"
+                    " AND CAST(substr(task_id, 2) AS TEXT) NOT IN"
+                    " (SELECT context_id FROM main.a2a_tasks WHERE tenant_id <> '')"
+                )
         if number == 3:  # it had tables of ids, and no names of contexts and parents in them
             for table, part in (("ids_new", 0), ("ids_recent", 1), ("ids_old", 2)):
                 chosen = f"SELECT task_id, task_no FROM today.a2a_tasks WHERE (task_no >> 20) % 3 = {part}"
@@ -92,7 +111,7 @@ def write_old(path: Path, number: int, today: Path) -> None:
             old.execute("UPDATE main.shelves SET held = (SELECT count(*) FROM main.ids_recent) WHERE shelf = 'recent'")
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
 async def test_an_archive_of_an_earlier_layout_keeps_its_rows_and_goes_on(tmp_path: Path, number: int) -> None:
     recorded = course()
     with closing(open_writer(tmp_path / "today.db", lasting=True)) as today:
@@ -144,7 +163,7 @@ def test_a_layout_of_the_future_is_refused(tmp_path: Path) -> None:
         archived_through(path)
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4, SCHEMA_VERSION])
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, SCHEMA_VERSION])
 def test_whoever_only_asks_where_an_archive_stands_leaves_its_layout_alone(tmp_path: Path, number: int) -> None:
     recorded, path = course(), tmp_path / "archive.db"
     with closing(open_writer(path, lasting=True)) as today:

@@ -97,7 +97,7 @@ class Batch:
 
     def _begin(self, event: Begins) -> RememberedRequest:
         task = decode_request(event.task)
-        if task.tenant and task.context_id != event.task_id:
+        if task.has_context and task.context_id != event.task_id:
             self.contexts[task.context_id or ""] = None
         if task.parent is not None:
             self.parents[task.parent] = None
@@ -152,7 +152,7 @@ class Batch:
             tenant_id=task.tenant or "",
             agent_id=display[: max(0, display.find("@"))],
             context_id=context_id,
-            context_no=_reference(rows, known.contexts, context_name, context_id) if task.tenant else None,
+            context_no=_reference(rows, known.contexts, context_name, context_id) if task.has_context else None,
             parent=task.parent,
             parent_no=None if task.parent is None else _reference(rows, known.parents, parent_name, task.parent),
             created_at=ts_ms,
@@ -167,6 +167,7 @@ class Batch:
             task_kind=task.task_kind,
             deadline_ms=min(task.deadline_ms, INTEGER_MAX) if task.deadline_ms is not None else None,
             origin=task.origin,
+            idempotency_key=task.idempotency.key if task.idempotency is not None else None,
             place=place,
         )
         rows.requests.append((place, text_of(event.task)))

@@ -41,30 +41,18 @@ from covenant.ledger.embedded.journal.segments import Cursor, Lines
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 
 ARCHIVE_NAME: Final = "archive.db"
-SCHEMA_VERSION: Final = 5
-_INDEXES: Final = ("tasks_indexes", "listing_schema")
+SCHEMA_VERSION: Final = 6
+_INDEXES: Final = ("tasks_indexes", "listing_indexes", "counts_schema", "search_indexes")
+_FROM_3: Final = ("packs_schema", "from_before_rows", "from_layout_5_rows", *_INDEXES)
+_FROM_2: Final = ("ids_schema", "from_layout_2_ids", *_FROM_3)
+_FROM_5: Final = ("from_layout_5", "from_layout_5_rows", "listing_indexes", "search_indexes")
 LAYOUTS: Final[dict[int, tuple[str, ...]]] = {
     0: ("schema", "tasks_schema", "ids_schema", "packs_schema", *_INDEXES),
-    1: (
-        "from_before",
-        "tasks_schema",
-        "ids_schema",
-        "packs_schema",
-        "from_layout_2_ids",
-        "from_before_rows",
-        *_INDEXES,
-    ),
-    2: (
-        "from_before",
-        "tasks_schema",
-        "ids_schema",
-        "packs_schema",
-        "from_layout_2_ids",
-        "from_before_rows",
-        *_INDEXES,
-    ),
-    3: ("from_before", "tasks_schema", "packs_schema", "from_before_rows", *_INDEXES),
-    4: ("packs_schema",),
+    1: ("from_before", "tasks_schema", *_FROM_2),
+    2: ("from_before", "tasks_schema", *_FROM_2),
+    3: ("from_before", "tasks_schema", *_FROM_3),
+    4: ("packs_schema", *_FROM_5),
+    5: _FROM_5,
     SCHEMA_VERSION: (),
 }
 """What brings an archive of each layout up to this one; 0 is a new file. Rows stay: the journal may not have them."""
@@ -395,6 +383,7 @@ def _prepare(db: sqlite3.Connection, path: Path, *, lasting: bool) -> None:
     (page_bytes,) = db.execute("PRAGMA page_size").fetchone()
     db.execute(f"PRAGMA wal_autocheckpoint = {WAL_BYTES // page_bytes}")
     db.execute(f"PRAGMA journal_size_limit = {4 * WAL_BYTES}")
+    define_functions(db)
     (version,) = db.execute("PRAGMA user_version").fetchone()
     missing = LAYOUTS.get(version)
     if missing:
@@ -404,7 +393,6 @@ def _prepare(db: sqlite3.Connection, path: Path, *, lasting: bool) -> None:
         raise _unknown_layout(path, version)
     db.executescript(statement("rejects_schema"))
     db.executescript(statement("shelving"))
-    define_functions(db)
 
 
 def archived_through(path: Path) -> int:

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from covenant.ledger.contract.identities import AuditRecord
+from covenant.ledger.contract.task_query import FoundPage, TaskQuery
 from covenant.ledger.contract.tasks import (
     ANY,
     Listing,
@@ -36,6 +37,7 @@ from covenant.ledger.contract.tasks import (
 )
 from covenant.ledger.embedded.archive.row_updates import FOLLOWING, LEASED, PARKED, QUEUED
 from covenant.ledger.embedded.archive.sql import statement
+from covenant.ledger.embedded.archive.task_finder import find_tasks
 from covenant.ledger.embedded.archive.task_packs import define_functions
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import InvalidParams, Unavailable
@@ -226,6 +228,9 @@ class History:
 
     async def of_tenant(self, tenant: str, limit: int, *, simple: bool) -> Sequence[TaskRow]:
         return await self._ask(_rows, OF_TENANT[simple], tenant=tenant, limit=limit)
+
+    async def find(self, query: TaskQuery) -> FoundPage:
+        return await self._run(lambda db: find_tasks(db, query, self._here))
 
     async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
         """Level by level, as far as the bounds of depth, number and size reach."""

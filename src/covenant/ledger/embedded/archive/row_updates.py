@@ -42,6 +42,7 @@ class TaskRowUpdate(msgspec.Struct, gc=False, array_like=True):
     task_kind: str | None
     deadline_ms: int | None
     origin: str
+    idempotency_key: str | None
     place: int
     settled_place: int | None = None
     generation: int = 1
@@ -117,6 +118,10 @@ class _Agent(msgspec.Struct, frozen=True, gc=False):
     pubkey: str
 
 
+class _Idempotency(msgspec.Struct, frozen=True, gc=False):
+    key: str
+
+
 class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
     sender: _Agent
     recipient: _Agent
@@ -126,6 +131,12 @@ class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
     task_kind: str | None = None
     deadline_ms: int | None = None
     origin: str = "mailbox"
+    idempotency: _Idempotency | None = None
+
+    @property
+    def has_context(self) -> bool:
+        """Whether there is a context to refer to. A tenant's task that names none is in the one without a name."""
+        return bool(self.tenant or self.context_id)
 
 
 class _Lease(msgspec.Struct, frozen=True, gc=False):

@@ -6,7 +6,8 @@ SELECT
         json_array(
             t.task_no, t.task_id, t.tenant_id, t.agent_id, t.context_id, t.context_no, t.parent, t.parent_no,
             t.created_at, t.updated_at, t.ledger_state, t.state, t.digest, t.sender_display, t.sender_pubkey,
-            t.recipient_display, t.recipient_pubkey, t.task_kind, t.deadline_ms, t.origin, t.place, t.settled_place,
+            t.recipient_display, t.recipient_pubkey, t.task_kind, t.deadline_ms, t.origin,
+            t.idempotency_key, t.place, t.settled_place,
             t.generation, t.turn, t.attempt, t.interrupted, t.interruption, t.lease_id, t.leased_to_display,
             t.leased_to_pubkey, t.leased_at_ms, t.renewed_at_ms, t.node, t.boot, t.ending, t.cause
         )

@@ -18,6 +18,6 @@ FROM (
         task_id, agent_id, context_id, origin, state, created_at, updated_at, generation, error_message
     FROM a2a_tasks
     WHERE tenant_id <> '' AND tenant_id = :tenant AND {filters}
-    ORDER BY task_no DESC
+    ORDER BY created_at DESC, task_no DESC
     LIMIT :limit
 )

@@ -6,7 +6,7 @@ CREATE TABLE a2a_tasks (
     tenant_id TEXT NOT NULL,
     agent_id TEXT NOT NULL, -- the local part of the recipient's display
     context_id TEXT NOT NULL,
-    context_no INTEGER, -- what it refers to, as a number; only of a tenant's tasks
+    context_no INTEGER, -- what it refers to, as a number; only of tasks that have a context
     parent TEXT,
     parent_no INTEGER,
     created_at INTEGER NOT NULL,
@@ -40,5 +40,6 @@ CREATE TABLE a2a_tasks (
     result TEXT,
     touched_at_ms INTEGER GENERATED ALWAYS AS (max(leased_at_ms, renewed_at_ms)) VIRTUAL,
     final_message_json TEXT GENERATED ALWAYS AS (coalesce(result, '')) VIRTUAL,
-    error_message TEXT GENERATED ALWAYS AS (coalesce(json_extract(result, '$.error_message'), '')) VIRTUAL
+    error_message TEXT GENERATED ALWAYS AS (coalesce(json_extract(result, '$.error_message'), '')) VIRTUAL,
+    idempotency_key TEXT
 );

@@ -3,7 +3,7 @@
 INSERT INTO a2a_tasks (
     task_no, task_id, tenant_id, agent_id, context_id, context_no, parent, parent_no, created_at, updated_at,
     ledger_state, state, digest, sender_display, sender_pubkey, recipient_display, recipient_pubkey, task_kind,
-    deadline_ms, origin, place, settled_place, generation, turn, attempt, interrupted, interruption, lease_id,
+    deadline_ms, origin, idempotency_key, place, settled_place, generation, turn, attempt, interrupted, interruption, lease_id,
     leased_to_display, leased_to_pubkey, leased_at_ms, renewed_at_ms, node, boot, ending, cause, result
 )
 VALUES {rows}

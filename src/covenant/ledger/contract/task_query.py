@@ -1,0 +1,201 @@
+"""The one query over tasks, live and finished, its page, and how many tasks there are.
+
+Every filter is optional, and all that are given must hold. Pages are in the order of (moment, number of the task); a
+cursor names the last place of a page, so a task that moves meanwhile neither shifts the pages by creation nor is told
+twice. By the last move, a task that moves while somebody reads goes to the front.
+
+A page may have fewer tasks than were asked for, and a cursor all the same: one request looks at a bounded number of
+tasks. Only a page without a cursor is the last one.
+"""
+
+from __future__ import annotations
+
+import re
+from string import ascii_lowercase, ascii_uppercase
+from typing import Final, Literal
+
+import msgspec
+
+from covenant.ledger.machine.entry import Alive, Entry
+from covenant.ledger.machine.states import DRAINED, LEASED, State
+from covenant.model.errors import Invalid
+from covenant.model.ids import AgentId, LeaseId, TaskId
+from covenant.model.task import Ending
+
+PAGE_MAX: Final = 200
+EXCERPT_CHARS: Final = 200
+DONE: Final = "done"
+"""What a query calls a task whose result is drained, or never to be drained."""
+STATES: Final[dict[str, State]] = {DONE if state is DRAINED else state.wire_name: state for state in State}
+_WORDS: Final = {state: word for word, state in STATES.items()}
+_END: Final = (1 << 63) - 1
+_LOWER: Final = str.maketrans(ascii_uppercase, ascii_lowercase)
+_cursor = re.compile(r"([cm])([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
+
+Order = Literal["created", "moved"]
+
+
+class TaskQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`viewer` and `within` are who asks: an identity sees what it sent or is to do, a tenant its own, None all."""
+
+    viewer: AgentId | None = None
+    within: str | None = None
+    states: tuple[State, ...] = ()
+    outcomes: tuple[Ending, ...] = ()
+    id: str | None = None
+    """How the id begins."""
+    agent: str | None = None
+    """The recipient's display."""
+    sender: str | None = None
+    tenant: str | None = None
+    task_kind: str | None = None
+    origin: str | None = None
+    parent: str | None = None
+    context: str | None = None
+    key: str | None = None
+    cause: str | None = None
+    attempt_min: int | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    moved_since_ms: int | None = None
+    text: str | None = None
+    """A piece of the intent. Letters of ASCII match in either case."""
+    order: Order = "created"
+    ascending: bool = False
+    limit: int = 50
+    after: str = ""
+    count: bool = False
+
+
+class FoundTask(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    task_id: TaskId
+    parent: TaskId | None
+    context_id: str | None
+    tenant: str | None
+    agent: str
+    sender: str
+    task_kind: str | None
+    key: str | None
+    origin: str
+    state: str
+    a2a_state: str
+    attempt: int
+    created_at_ms: int
+    updated_at_ms: int
+    deadline_ms: int | None
+    outcome: str | None
+    cause: str | None
+    lease_id: LeaseId | None
+    leased_to: str | None
+    leased_at_ms: int | None
+    holder_lost: bool
+    intent: str
+    error_message: str | None
+    remote: bool
+
+
+class FoundPage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`next` is None on the last page. `total` is None if it was not asked for; `at_least`: there may be more."""
+
+    tasks: tuple[FoundTask, ...]
+    next: str | None
+    total: int | None = None
+    at_least: bool = False
+
+
+class Place(msgspec.Struct, frozen=True, gc=False, order=True):
+    """Where a task stands in an order: the moment by which it is sorted, and its number."""
+
+    ms: int
+    no: int
+
+    def cursor(self, order: Order) -> str:
+        return f"{order[0]}{self.ms:x}-{self.no:x}"
+
+
+def place_after(query: TaskQuery) -> Place | None:
+    """Where the page begins; None: at the end that comes first."""
+    if not query.after:
+        return None
+    found = _cursor(query.after)
+    if found is None:
+        raise Invalid("invalid_cursor", "after: give the `next` of the page before, or nothing")
+    if found[1] != query.order[0]:
+        raise Invalid("invalid_cursor", f"after: this cursor is of a query in the other order than {query.order!r}")
+    return Place(int(found[2], 16), min(int(found[3], 16), _END))
+
+
+def state_word(state: State) -> str:
+    return _WORDS[state]
+
+
+def fold(text: str) -> str:
+    """With the letters of ASCII in lower case: what every engine can do to a text in the same way."""
+    return text.translate(_LOWER)
+
+
+def excerpt(text: str) -> str:
+    return text[:EXCERPT_CHARS]
+
+
+def found_task(entry: Entry, alive: Alive) -> FoundTask:
+    """An entry as a query tells it."""
+    task, held = entry.task, entry.lease if entry.state is LEASED else None
+    error = entry.result.error_message if entry.result is not None else None
+    return FoundTask(
+        task_id=task.id,
+        parent=task.parent,
+        context_id=task.context_id or None,
+        tenant=task.tenant,
+        agent=task.recipient.display,
+        sender=task.sender.display,
+        task_kind=task.task_kind,
+        key=task.idempotency.key if task.idempotency is not None else None,
+        origin=task.origin,
+        state=state_word(entry.state),
+        a2a_state=entry.a2a_state,
+        attempt=entry.attempt,
+        created_at_ms=entry.accepted_at_ms,
+        updated_at_ms=entry.updated_at_ms,
+        deadline_ms=task.deadline_ms,
+        outcome=entry.ending,
+        cause=entry.cause,
+        lease_id=held.lease_id if held is not None else None,
+        leased_to=held.leased_to.display if held is not None else None,
+        leased_at_ms=held.leased_at_ms if held is not None else None,
+        holder_lost=entry.holder_lost(alive),
+        intent=excerpt(task.intent_text),
+        error_message=excerpt(error) if isinstance(error, str) else None,
+        remote=task.target is not None,
+    )
+
+
+def passes(query: TaskQuery, entry: Entry) -> bool:
+    """Whether an entry is what the query asks for, and whoever asks may see it."""
+    task = entry.task
+    if query.viewer is not None and query.viewer not in (task.sender, task.recipient):
+        return False
+    if query.within is not None and query.within != task.tenant:
+        return False
+    wanted = (
+        (query.agent, task.recipient.display),
+        (query.sender, task.sender.display),
+        (query.tenant, task.tenant),
+        (query.task_kind, task.task_kind),
+        (query.origin, task.origin),
+        (query.parent, task.parent),
+        (query.context, task.context_id),
+        (query.key, task.idempotency.key if task.idempotency is not None else None),
+        (query.cause, entry.cause),
+    )
+    return (
+        (not query.states or entry.state in query.states)
+        and (not query.outcomes or entry.ending in query.outcomes)
+        and all(asked is None or asked == given for asked, given in wanted)
+        and (query.id is None or task.id.startswith(query.id))
+        and (query.attempt_min is None or entry.attempt >= query.attempt_min)
+        and (query.since_ms is None or entry.accepted_at_ms >= query.since_ms)
+        and (query.until_ms is None or entry.accepted_at_ms < query.until_ms)
+        and (query.moved_since_ms is None or entry.updated_at_ms >= query.moved_since_ms)
+        and (query.text is None or fold(query.text) in fold(task.intent_text))
+    )

@@ -1,0 +1,45 @@
+-- Tasks by their numbers, in the order in which those are given, as a query tells them.
+SELECT
+    json_group_array(
+        json_object(
+            'task_id', task_id,
+            'parent', parent,
+            'context_id', nullif(context_id, ''),
+            'tenant', nullif(tenant_id, ''),
+            'agent', recipient_display,
+            'sender', sender_display,
+            'task_kind', task_kind,
+            'key', idempotency_key,
+            'origin', origin,
+            'state', iif(ledger_state = 'resolved', 'done', ledger_state),
+            'a2a_state', state,
+            'attempt', attempt,
+            'created_at_ms', created_at,
+            'updated_at_ms', updated_at,
+            'deadline_ms', deadline_ms,
+            'outcome', ending,
+            'cause', cause,
+            'lease_id', iif(ledger_state = 'in_flight', lease_id, NULL),
+            'leased_to', iif(ledger_state = 'in_flight', leased_to_display, NULL),
+            'leased_at_ms', iif(ledger_state = 'in_flight', leased_at_ms, NULL),
+            'holder_lost', json(
+                iif(
+                    ledger_state = 'in_flight'
+                    AND (interrupted OR (boot IS NOT NULL AND node = :node AND boot <> :boot)),
+                    'true',
+                    'false'
+                )
+            ),
+            'intent', substr(json_extract(task, '$.intent_text'), 1, :chars),
+            'error_message', nullif(substr(error_message, 1, :chars), ''),
+            'remote', json(iif(json_extract(task, '$.target') IS NULL, 'false', 'true'))
+        )
+    )
+FROM (
+    SELECT t.*, coalesce(r.task, packed_task(p.pack)) AS task
+    FROM json_each(:numbers) AS n
+    CROSS JOIN a2a_tasks AS t ON t.task_no = n.value
+    LEFT JOIN requests AS r ON r.task_no = n.value
+    LEFT JOIN packs AS p ON p.task_no = n.value
+    ORDER BY n.key
+)
