@@ -257,7 +257,16 @@ def test_status_has_one_line_a_task_in_80_columns_with_the_lease_that_repair_wan
     answered(daemon, "a2a", "results", "--next")
 
 
-@pytest.mark.parametrize(("words", "meant"), [(("a2a", "stauts"), "status"), (("setings",), "settings")])
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("a2a", "stauts"), "status"),
+        (("setings",), "settings"),
+        (("status",), "a2a status"),
+        (("send", "hello"), "a2a send"),
+        (("enroll",), "identities enroll"),
+    ],
+)
 def test_a_misspelt_command_names_the_nearest(words: tuple[str, ...], meant: str) -> None:
     ran = covenant(*words)
     assert (ran.code, f"did you mean {meant}?" in ran.err) == (2, True)

@@ -30,7 +30,10 @@ _DURATION: Final = re.compile(r"(\d{1,12})(ms|s|m|h|d)")
 
 
 class SuggestingGroup(click.Group):
-    """A group that names the nearest of its commands where it is given none of them."""
+    """A group that names the nearest of its commands where it is given none of them.
+
+    A verb without its noun (`covenant status`) names the noun: `a2a status`.
+    """
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -40,8 +43,18 @@ class SuggestingGroup(click.Group):
         except click.UsageError as wrong:
             from covenant.model.errors import did_you_mean
 
-            meant = did_you_mean(args[0], self.list_commands(ctx))
+            noun = self._noun_of(ctx, args[0])
+            meant = f"; did you mean {noun} {args[0]}?" if noun else did_you_mean(args[0], self.list_commands(ctx))
             raise click.UsageError(f"{wrong.message.rstrip('.')}{meant}" if meant else wrong.message, ctx) from None
+
+
+    def _noun_of(self, ctx: click.Context, verb: str) -> str | None:
+        """The first of its groups that has a command of this name."""
+        for noun in self.list_commands(ctx):
+            group = self.get_command(ctx, noun)
+            if isinstance(group, click.Group) and verb in group.list_commands(ctx):
+                return noun
+        return None
 
 
 class CommandGroup(SuggestingGroup):

@@ -87,17 +87,16 @@ async def _grant(ledger: Ledger, registry: IdentityAdmin, operator: Principal) -
 
 def suggestions(program: str, home: str, url: str) -> str:
     """What to try next. A test runs every line that begins with `$`."""
-    calls = f"{program} --home {home} --token-file {home}/operator.token"
     return f"""
 Try this in another terminal, from the same folder:
 
   an agent that answers by itself
     $ {program} --home {home} a2a send --to {ECHO} --wait "hello"
 
-  call an agent over A2A, as any client can: this one calls another; then let the master pick who does it
-    $ {calls} call {url}/v1/a2a/agents/clerk "count these four words"
-    $ {calls} call {url}/v1/a2a/agents/index "how many words, counter?"
-    $ {calls} card get {url}/v1/a2a/agents/clerk
+  call an agent over A2A, as any client can: the clerk calls another agent, the index chooses one, a card describes one
+    $ {program} --home {home} call clerk "count these four words"
+    $ {program} --home {home} call index "how many words, counter?"
+    $ {program} --home {home} card get clerk
 
   be a worker: send it a task, lease the task, and look at the lease
     $ {program} --home {home} a2a send --to {WORKER} "count the stars"
