@@ -24,6 +24,12 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
+def pattern(line: str) -> re.Pattern[str]:
+    """A line of output as the README shows it: ids and ages differ, and so does what `…` stands for."""
+    shown = re.sub(r"\b[0-9a-f]{8}\b", "[0-9a-f]{8}", re.escape(" ".join(line.split())))
+    return re.compile(re.sub(r"\b0s\b", r"\\d+s", shown).replace("…", ".*"))
+
+
 @pytest.fixture
 def demo(short_path: Path) -> Iterator[tuple[Path, str]]:
     """A folder like the repository's, with `covenant serve --demo` running in it, and where that listens."""
@@ -51,13 +57,19 @@ def test_the_first_exchange_works_as_it_is_written(demo: tuple[Path, str]) -> No
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", typed],
         cwd=folder,
-        env=environment(),
+        env=environment(COLUMNS="100"),
         capture_output=True,
         text=True,
         timeout=BOUND_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    printed = iter(done.stdout.splitlines())
+    for line in "".join(blocks("text")).splitlines():
+        shown = pattern(line)
+        assert any(shown.fullmatch(" ".join(each.split())) for each in printed), (
+            f"{line!r} is not next in {done.stdout}"
+        )
     assert "echo: hello" in done.stdout
     assert "worker@local" in done.stdout
     assert "a2a_result_posted" in done.stdout

@@ -47,7 +47,6 @@ class SuggestingGroup(click.Group):
             meant = f"; did you mean {noun} {args[0]}?" if noun else did_you_mean(args[0], self.list_commands(ctx))
             raise click.UsageError(f"{wrong.message.rstrip('.')}{meant}" if meant else wrong.message, ctx) from None
 
-
     def _noun_of(self, ctx: click.Context, verb: str) -> str | None:
         """The first of its groups that has a command of this name."""
         for noun in self.list_commands(ctx):
