@@ -47,7 +47,7 @@ def test_absent_params_are_an_empty_object(params: bytes) -> None:
         (b'{"jsonrpc":"2.0","id":1,"method":"m"} x', -32700, None),
         (b'{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":"\xff"}}', -32700, None),
         (b'{"jsonrpc":"2.0","id":"\xed\xa0\x80","method":"m"}', -32700, None),
-        (b'{"jsonrpc":"2.0","id":1,"method":"m","params":' + b"[" * 5000 + b"]" * 5000 + b"}", -32700, None),
+        (b'{"jsonrpc":"2.0","id":1,"method":"m","params":' + b"[" * 50_000 + b"]" * 50_000 + b"}", -32700, None),
         (b"[]", -32600, None),
         (b'[{"jsonrpc":"2.0","id":1,"method":"m"}]', -32600, None),
         (b'"text"', -32600, None),

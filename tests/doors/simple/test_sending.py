@@ -75,7 +75,8 @@ BAD = [
     b'{"message": "a", "skill": ""}',
     b'{"message": "a", "sourceAgent": 5}',
     b'{"message": "\xff"}',
-    b'{"message": "a", "more": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    # Deeper than any interpreter reads, also in what nobody asked for: 3.12 reads some 990 levels, 3.13 some 9,000.
+    b'{"message": "a", "more": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
 ]
 
 

@@ -85,15 +85,18 @@ async def test_whoever_cancels_the_call_cancels_the_remote_task(way: tuple[str, 
         stream = remote.stream("stay")
         # Known by its first word: from then on there is something to cancel.
         assert isinstance(await anext(stream), RemoteTask)
-        calling = asyncio.create_task(rest_of(stream))
-        await asyncio.wait_for(server.agent.begun.wait(), BOUND_S)
+        following = asyncio.Event()
+        calling = asyncio.create_task(rest_of(stream, following))
+        for begun in (following, server.agent.begun):
+            await asyncio.wait_for(begun.wait(), BOUND_S)
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await calling
         await asyncio.wait_for(server.agent.canceled.wait(), BOUND_S)
 
 
-async def rest_of(stream: RemoteStream) -> None:
+async def rest_of(stream: RemoteStream, following: asyncio.Event) -> None:
+    following.set()
     async for _ in stream:
         pass
 

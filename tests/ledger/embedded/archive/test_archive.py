@@ -709,7 +709,8 @@ async def test_what_a_checkpoint_promises_survives_without_the_write_ahead_log(p
         # The power fails now: commits after the checkpoint were never synced, and the journal still has them.
         left = tmp_path / "left.db"
         shutil.copyfile(path, left)
-        after_all = dump(sqlite3.connect(path))
+        with closing(sqlite3.connect(path)) as read:
+            after_all = dump(read)
     with closing(open_writer(left, lasting=True)) as db:
         assert 10 <= archived_seq_of(db) <= 20
         apply_in_steps(db, recorded, [])
