@@ -13,7 +13,7 @@ from a2a.utils.signing import create_signature_verifier
 from jwt.api_jwk import PyJWK
 
 from covenant.doors.a2a.cards import DESCRIBED as CARDS
-from covenant.doors.a2a.http_bindings import ROUTES
+from covenant.doors.a2a.http_bindings import REST_V03, REST_V1
 from tests.cli.daemons import Daemon, covenant
 from tests.waits import BOUND_S
 
@@ -72,7 +72,12 @@ def test_openapi_has_every_route_of_a2a_and_mcp(behind_tls: Daemon) -> None:
     paths = get(behind_tls, "/openapi.json").json()["paths"]
     agent = "/v1/a2a/agents/{agent_id}"
     described = {(method, path) for path, methods in paths.items() for method in methods if path.startswith(agent)}
-    places = {(method.lower(), f"{agent}/{place}") for place, rows in ROUTES.items() for method in rows}
+    places = {
+        (method.lower(), f"{agent}/{rest.prefix}{place}")
+        for rest in (REST_V1, REST_V03)
+        for place, rows in rest.routes.items()
+        for method in rows
+    }
     assert {(method, re.sub(r"\{(task|config)_id\}", "{}", path)) for method, path in described} == {
         *places,
         ("post", agent),

@@ -80,7 +80,12 @@ def test_the_urls_are_those_of_the_agent_under_the_base_url() -> None:
     found = [
         (one.protocol_binding, one.protocol_version, one.url) for one in agent_card(agent(), BASE).supported_interfaces
     ]
-    assert found == [("JSONRPC", "1.0", url), ("HTTP+JSON", "1.0", url), ("JSONRPC", "0.3", url)]
+    assert found == [
+        ("JSONRPC", "1.0", url),
+        ("HTTP+JSON", "1.0", url),
+        ("JSONRPC", "0.3", url),
+        ("HTTP+JSON", "0.3", url),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +99,18 @@ def test_grpc_is_named_with_the_agent_as_its_tenant_where_it_is_on(base: str, ad
         if one.protocol_binding == "GRPC"
     ]
     assert (found.url, found.tenant, found.protocol_version) == (address, "summarizer", "1.0")
+
+
+def test_grpc_of_0_3_is_named_for_the_published_agent_alone() -> None:
+    """It has no place for the name of an agent."""
+
+    def named(published: str) -> list[tuple[str, str]]:
+        offer = CardFeatures(grpc_port=8431, published=published)
+        interfaces = agent_card(agent(), BASE, offer).supported_interfaces
+        return [(one.protocol_version, one.url) for one in interfaces if one.protocol_binding == "GRPC"]
+
+    assert named("other") == [("1.0", "agents.example:8431")]
+    assert named("summarizer") == [("1.0", "agents.example:8431"), ("0.3", "agents.example:8431")]
 
 
 def test_modes_are_the_agents_own_or_the_usual_ones() -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import grpc  # type: ignore[import-untyped]
 import uvicorn
+from a2a.compat.v0_3.a2a_v0_3_pb2_grpc import add_A2AServiceServicer_to_server as add_compat_servicer
+from a2a.compat.v0_3.grpc_handler import CompatGrpcHandler
 from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.events import EventQueue
 from a2a.server.request_handlers import DefaultRequestHandler, GrpcHandler
@@ -32,6 +34,8 @@ JSONRPC_1 = ("JSONRPC", "1.0", "/rpc")
 JSONRPC_03 = ("JSONRPC", "0.3", "/rpc")
 REST_1 = ("HTTP+JSON", "1.0", "/rest")
 GRPC_1 = ("GRPC", "1.0", "")
+REST_03 = ("HTTP+JSON", "0.3", "/rest")
+GRPC_03 = ("GRPC", "0.3", "")
 
 
 @dataclass
@@ -122,11 +126,12 @@ async def sdk_server(
     )
     handler = DefaultRequestHandler(agent_executor=agent, task_store=InMemoryTaskStore(), agent_card=card)
     add_A2AServiceServicer_to_server(GrpcHandler(handler), grpc_server)  # type: ignore[no-untyped-call]
+    add_compat_servicer(CompatGrpcHandler(handler), grpc_server)  # type: ignore[no-untyped-call]
     await grpc_server.start()
     routes = [
         *create_agent_card_routes(card),
         *create_jsonrpc_routes(handler, "/rpc", enable_v0_3_compat=compat),
-        *create_rest_routes(handler, path_prefix="/rest"),
+        *create_rest_routes(handler, path_prefix="/rest", enable_v0_3_compat=compat),
     ]
     config = uvicorn.Config(
         Starlette(routes=routes), log_level="critical", lifespan="off", timeout_graceful_shutdown=1, ws="none"

@@ -270,6 +270,8 @@ class CardFeatures(msgspec.Struct, frozen=True, kw_only=True):
     documentation_url: str | None = None
     push_notifications: bool = False
     grpc_port: int | None = None
+    published: str = ""
+    """The agent of the tenant `default` that a call means which names none: over gRPC, 0.3 has no place for a name."""
     tools: tuple[Tool, ...] = ()
     abilities: frozenset[str] | None = None
     """The commands that agents played by a model can carry out here. None: as their definitions say."""
@@ -288,7 +290,7 @@ def agent_card(
     return AgentCard(
         name=definition.name or definition.id,
         description=_description(definition),
-        supported_interfaces=_interfaces(f"{base_url}{AGENTS_PATH}/{definition.id}", definition.id, offer),
+        supported_interfaces=_interfaces(f"{base_url}{AGENTS_PATH}/{definition.id}", agent, offer),
         provider=_provider(offer, base_url),
         version=_version(agent),
         documentation_url=offer.documentation_url,
@@ -359,17 +361,23 @@ def _version(agent: CatalogueAgent) -> str:
     return hashlib.sha256(msgspec.json.encode(agent.definition)).hexdigest()[:12]
 
 
-def _interfaces(url: str, agent_id: str, offer: CardFeatures) -> tuple[Interface, ...]:
-    """The preferred interface first. A2A 0.3 is spoken on the same URL, so it is named last."""
+def _interfaces(url: str, agent: CatalogueAgent, offer: CardFeatures) -> tuple[Interface, ...]:
+    """The preferred interface first. A2A 0.3 is spoken at the same addresses, so it is named last."""
     found = [
         Interface(url=url, protocol_binding=JSONRPC, protocol_version="1.0"),
         Interface(url=url, protocol_binding=HTTP_JSON, protocol_version="1.0"),
     ]
+    old = [
+        Interface(url=url, protocol_binding=JSONRPC, protocol_version="0.3"),
+        Interface(url=url, protocol_binding=HTTP_JSON, protocol_version="0.3"),
+    ]
     if offer.grpc_port is not None:
         host = urlsplit(url).hostname or "localhost"
         address = f"[{host}]:{offer.grpc_port}" if ":" in host else f"{host}:{offer.grpc_port}"
-        found.append(Interface(url=address, protocol_binding=GRPC, protocol_version="1.0", tenant=agent_id))
-    return (*found, Interface(url=url, protocol_binding=JSONRPC, protocol_version="0.3"))
+        found.append(Interface(url=address, protocol_binding=GRPC, protocol_version="1.0", tenant=agent.id))
+        if (agent.tenant, agent.id) == (DEFAULT, offer.published):
+            old.append(Interface(url=address, protocol_binding=GRPC, protocol_version="0.3"))
+    return (*found, *old)
 
 
 class _Key(NamedTuple):

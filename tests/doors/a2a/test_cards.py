@@ -214,7 +214,7 @@ async def test_asked_in_1_0_a_card_is_clean(under_test: CardsUnderTest, asked: s
     await under_test.add(under_test.mine)
     query, headers = ("?A2A-Version=1.0", {}) if asked == "query" else ("", {"A2A-Version": "1.0"})
     card = (await under_test.mine.http.ask("GET", CARD + query, headers=headers)).json
-    assert [one["protocolBinding"] for one in card["supportedInterfaces"]] == ["JSONRPC", "HTTP+JSON", "JSONRPC"]
+    assert [one["protocolBinding"] for one in card["supportedInterfaces"]] == ["JSONRPC", "HTTP+JSON"] * 2
     assert card.keys().isdisjoint({"url", "protocolVersion", "preferredTransport", "additionalInterfaces", "security"})
     ParseDict(card, StrangersCard())  # refuses every field that the specification does not have
 
@@ -456,6 +456,7 @@ async def test_the_official_sdk_reads_and_verifies_every_card(tmp_path: Path, ve
             ("HTTP+JSON", "1.0"),
             ("GRPC", "1.0"),
             ("JSONRPC", "0.3"),
+            ("HTTP+JSON", "0.3"),
         ]
         card.name = "Somebody else"
         with pytest.raises(InvalidSignaturesError):
@@ -473,7 +474,10 @@ async def test_the_official_sdk_of_0_3_reads_the_card(under_test: CardsUnderTest
         "type": "http",
         "scheme": "bearer",
     }
-    assert [(one.transport, one.url) for one in card.additional_interfaces or ()] == [("JSONRPC", card.url)]
+    assert [(one.transport, one.url) for one in card.additional_interfaces or ()] == [
+        ("JSONRPC", card.url),
+        ("HTTP+JSON", card.url),
+    ]
 
 
 async def test_a_stranger_without_a_token_is_refused_by_the_sdk_too(under_test: CardsUnderTest) -> None:

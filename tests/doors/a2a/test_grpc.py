@@ -13,7 +13,7 @@ from a2a.utils.errors import TaskNotCancelableError, TaskNotFoundError, Unsuppor
 
 from covenant.agents.api import Agent, Turn
 from covenant.doors.a2a.cards import PublishedAgent
-from covenant.doors.a2a.grpc import SERVICE, peer_of
+from covenant.doors.a2a.grpc import SERVICES, peer_of
 from covenant.doors.a2a.operations import OPERATIONS
 from covenant.ledger.machine.identity_commands import ChangeTenant
 from covenant.model.settings import TenantSettings
@@ -143,7 +143,7 @@ async def test_a_stranger_reads_the_extended_card_which_names_both_ports(tmp_pat
 
 
 def test_every_method_of_the_service_has_a_row_and_every_row_a_method() -> None:
-    assert {method.name: method.server_streaming for method in SERVICE.methods} == {
+    assert {method.name: method.server_streaming for method in SERVICES[0][0].methods} == {
         operation.name: operation.open_stream is not None for operation in OPERATIONS
     }
 
@@ -303,7 +303,7 @@ async def test_a_fault_of_ours_tells_nothing(tmp_path: Path, caplog: pytest.LogC
 
 
 async def raw(s: GrpcUnderTest, method: str, data: bytes, **options: Any) -> Any:
-    call = s.channel.unary_unary(f"/{SERVICE.full_name}/{method}")
+    call = s.channel.unary_unary(f"/{SERVICES[0][0].full_name}/{method}")
     try:
         return await call(data, timeout=BOUND_S, **options)
     except grpc.aio.AioRpcError as error:

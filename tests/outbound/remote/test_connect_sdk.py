@@ -9,11 +9,11 @@ from covenant.model.task_view import RemoteArtifact, RemoteTask, TaskState
 from covenant.outbound.call_errors import AddressRefused
 from covenant.outbound.remote.remote_client import RemoteStream
 from tests.outbound.remotes import timed_out
-from tests.outbound.sdk_servers import GRPC_1, JSONRPC_03, JSONRPC_1, REST_1, SdkServer, sdk_server
+from tests.outbound.sdk_servers import GRPC_03, GRPC_1, JSONRPC_03, JSONRPC_1, REST_03, REST_1, SdkServer, sdk_server
 from tests.waits import BOUND_S
 
 LOCAL = ("127.0.0.1",)
-WAYS = [JSONRPC_1, REST_1, JSONRPC_03, GRPC_1]
+WAYS = [JSONRPC_1, REST_1, JSONRPC_03, GRPC_1, REST_03, GRPC_03]
 every_way = pytest.mark.parametrize("way", WAYS, ids=[f"{binding} {version}" for binding, version, _ in WAYS])
 streams_and_polls = pytest.mark.parametrize("streams", [True, False], ids=["by stream", "by polls"])
 

@@ -58,6 +58,7 @@ def card_features(settings: Settings, servers: dict[str, McpServer]) -> CardFeat
         provider=Provider(organization=organization, url=a2a.provider_url) if organization else None,
         documentation_url=a2a.docs_url or None,
         push_notifications=a2a.push_notifications,
+        published=a2a.publish,
         tools=tools_of(servers),
     )
 

@@ -27,7 +27,7 @@ from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Invalid
 from covenant.model.task import Hop
 from covenant.model.tenants import DEFAULT
-from covenant.wire.a2a.dialects import V03, V1, Dialect
+from covenant.wire.a2a.dialects import PROTO_V03, V03, V1, Dialect
 from covenant.wire.call_headers import HEADERS, read_call_context
 from covenant.wire.sse import last_event_id
 
@@ -43,7 +43,8 @@ _HOP_HEADERS: Final = frozenset(HEADERS)
 _CURRENT: Final = b"1.0"
 """What most callers say, and every dialect takes."""
 _ALWAYS: Final = ("1.0", "")
-_VERSIONS: Final = {V1: frozenset(_ALWAYS), V03: frozenset({*_ALWAYS, "1", "0.3"})}
+_V03: Final = frozenset({*_ALWAYS, "1", "0.3"})
+_VERSIONS: Final = {V1: frozenset(_ALWAYS), V03: _V03, PROTO_V03: _V03}
 
 
 class Headers:

@@ -31,8 +31,8 @@ from covenant.model.errors import Conflict, Refusal
 from covenant.model.settings import RootForm
 from covenant.model.tenants import DEFAULT
 from covenant.wire import jsonrpc
-from covenant.wire.a2a.card_codec import CombinedCard, encode_card, wants_clean
-from covenant.wire.a2a.dialects import V1, Dialect
+from covenant.wire.a2a.card_codec import CombinedCard, encode_card, encode_proto_card_v03, wants_clean
+from covenant.wire.a2a.dialects import PROTO_V03, V1, Dialect
 from covenant.wire.a2a.error_codes import Version
 
 WELL_KNOWN_PATH: Final = "/.well-known/agent-card.json"
@@ -238,6 +238,7 @@ def extended_cards(cards: Cards) -> Callable[[A2ARequest, Dialect, str], bytes]:
     """The extended card for a caller that is known, in the dialect it speaks."""
 
     def extended_card(ask: A2ARequest, dialect: Dialect, base_url: str) -> bytes:
-        return encode_card(cards.extended_card(ask.caller, ask.agent, base_url), combined=dialect is not V1)
+        card = cards.extended_card(ask.caller, ask.agent, base_url)
+        return encode_proto_card_v03(card) if dialect is PROTO_V03 else encode_card(card, combined=dialect is not V1)
 
     return extended_card

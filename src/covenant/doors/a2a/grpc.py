@@ -1,7 +1,8 @@
-"""A2A 1.0 over gRPC: the third binding of the one table of operations, on a port of its own. Needs the extra `grpc`.
+"""A2A over gRPC: the third binding of the one table of operations, on a port of its own. Needs the extra `grpc`.
 
-Each method of the service finds its row by its name. The field `tenant` names the agent; without it, the published
-agent is meant. Service parameters are metadata, named as the headers. The order of checks is as over HTTP.
+The services of 1.0 and 0.3 are both there. Each method of a service finds its row by its name. The field `tenant` of
+1.0 names the agent; without it, and in 0.3, the published agent is meant. Service parameters are metadata, named as the
+headers. The order of checks is as over HTTP.
 
 A stream is one message a step, each with its generation in `covenant.generation` of its metadata. However it ends, the
 trailer `last-event-id` has the last generation: sent as metadata, it resumes the stream after that.
@@ -19,7 +20,9 @@ from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import unquote
 
 import grpc  # type: ignore[import-untyped]
+from a2a.compat.v0_3 import a2a_v0_3_pb2
 from a2a.types import a2a_pb2
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -38,41 +41,40 @@ from covenant.exchange.access.tenants import Caller
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Invalid, NotFound, Refusal, Unauthenticated, Unavailable
 from covenant.model.tenants import DEFAULT
-from covenant.wire.a2a.dialects import V1
-from covenant.wire.a2a.error_codes import details, error_code_of, message_of
+from covenant.wire.a2a.dialects import PROTO_V03, V1, Dialect
+from covenant.wire.a2a.error_codes import details, error_code_of, message_of, name_v03
 
 CURSOR: Final = "last-event-id"
 GENERATION: Final = "covenant.generation"
 RETRY_MS: Final = 1_000
 
-_writer = ResponseWriter(a2a_pb2.StreamResponse)
-
 
 class _StreamWriter:
     """Writes one stream to its caller. `sent`: the generation of the last message."""
 
-    def __init__(self, stream: TaskStream, call: A2ACall, context: Any) -> None:
+    def __init__(self, stream: TaskStream, call: A2ACall, writer: ResponseWriter[Any], context: Any) -> None:
         self._stream = stream
         self._call = call
+        self._writer = writer
         self._context = context
         self.sent: int | None = None
 
     async def write_all(self) -> None:
-        stream, request = self._stream, self._call.request
+        stream, request, responses = self._stream, self._call.request, self._call.dialect.responses
         if stream.reply is not None:
-            await self._write(stream.reply.generation, V1.responses.encode_message(stream.reply))
+            await self._write(stream.reply.generation, responses.encode_message(stream.reply))
             return
         first, history_length = stream.first, getattr(request, "history_length", None)
-        await self._write(first.generation, V1.responses.encode_snapshot(first, history_length))
+        await self._write(first.generation, responses.encode_snapshot(first, history_length))
         async for steps in stream:
             for step in steps:
-                await self._write(step.generation, V1.responses.encode_step(first.task, step))
+                await self._write(step.generation, responses.encode_step(first.task, step))
         if stream.cut:
             message = f"too slow: the task goes on; come back to it with {CURSOR}"
             raise Unavailable("stream_cut", message, retry_after_ms=RETRY_MS)
 
     async def _write(self, generation: int, told: bytes) -> None:
-        event = _writer.message(told)
+        event = self._writer.message(told)
         getattr(event, event.WhichOneof("payload")).metadata[GENERATION] = generation
         # A write that was begun arrives before the trailers do, also if nobody waits for it any more.
         self.sent = generation
@@ -89,7 +91,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TRANSPORT: Final = "grpc"
-SERVICE: Final = a2a_pb2.DESCRIPTOR.services_by_name["A2AService"]
+SERVICES: Final = (
+    (a2a_pb2.DESCRIPTOR.services_by_name["A2AService"], V1),
+    (a2a_v0_3_pb2.DESCRIPTOR.services_by_name["A2AService"], PROTO_V03),
+)
+_NAMES_V03: Final = {
+    "TaskSubscription": "SubscribeToTask",
+    "ListTaskPushNotificationConfig": "ListTaskPushNotificationConfigs",
+    "GetAgentCard": "GetExtendedAgentCard",
+}
+"""Methods of 0.3 that 1.0 calls otherwise."""
 
 _PING_MS: Final = 60_000
 _IDLE_MS: Final = 60_000
@@ -118,6 +129,7 @@ _OPTIONS: Final = (
 @dataclass(frozen=True, slots=True)
 class _Row:
     operation: A2AOperation
+    dialect: Dialect
     reader: RequestReader
     writer: ResponseWriter[Message]
     timer: Timer
@@ -154,12 +166,13 @@ class GrpcCalls:
         self._left: set[asyncio.Future[Any]] = set()
         self._stopping = False
 
-    def methods(self) -> dict[str, Any]:
+    def methods(self, service: ServiceDescriptor, dialect: Dialect) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for method in SERVICE.methods:
-            operation = BY_NAME[method.name]
+        for method in service.methods:
+            operation = BY_NAME[_NAMES_V03.get(method.name, method.name)]
             row = _Row(
                 operation,
+                dialect,
                 RequestReader(GetMessageClass(method.input_type)),
                 ResponseWriter(GetMessageClass(method.output_type)),
                 self._admission.meter.timer(TRANSPORT, operation.name),
@@ -190,7 +203,7 @@ class GrpcCalls:
                 if operation.open_stream is not None:
                     with limiter.streaming(caller):
                         stream = await self._unbroken(operation.open_stream(self._services, asked))
-                        await self._run(stream, asked, context)
+                        await self._run(row, stream, asked, context)
                     return None
                 told = await self._unbroken(self._admission.run(operation, self._services, asked))
             return row.writer.message(told).SerializeToString()
@@ -200,9 +213,9 @@ class GrpcCalls:
             row.timer.observe(perf_counter() - started_s)
         return await self._refuse(row, wrong, context)
 
-    async def _run(self, stream: TaskStream, call: A2ACall, context: Any) -> None:
+    async def _run(self, row: _Row, stream: TaskStream, call: A2ACall, context: Any) -> None:
         """Leaving, or being made to leave, ends the stream and not the task."""
-        writer, tenancy = _StreamWriter(stream, call, context), self._admission.tenants.tenancy
+        writer, tenancy = _StreamWriter(stream, call, row.writer, context), self._admission.tenants.tenancy
         turned_out = Unauthenticated("unauthenticated", "no longer allowed: the task goes on")
         with stream:
             # Alone, since a first write that is broken off would have this sent a second time, which ends the call.
@@ -251,8 +264,8 @@ class GrpcCalls:
             raise NotFound("unknown_agent", "no agent is published for you; name one in the field `tenant`")
         params = row.reader.params(message)
         off = row.operation.pushes and self._services.pushes is None
-        decode = unread if off else row.operation.decode(V1.requests)
-        return self._admission.call(admitted, row.operation, V1, decode, params)
+        decode = unread if off else row.operation.decode(row.dialect.requests)
+        return self._admission.call(admitted, row.operation, row.dialect, decode, params)
 
     def _scope(self, context: Any) -> Scope:
         """The call as if it had come over HTTP: metadata are headers, and what is said twice is a list."""
@@ -297,7 +310,8 @@ class GrpcCalls:
         self._admission.meter.refused(TRANSPORT, error.code if isinstance(error, Refusal) else "internal")
         # Trailers that were set already stay.
         trailers = (*(context.trailing_metadata() or ()), (DETAILS, status_of(error)))
-        await context.abort(grpc.StatusCode[error_code_of(error).grpc], message_of(error), trailers)
+        said = message_of(error) if row.dialect is V1 else f"{name_v03(error)}: {message_of(error)}"
+        await context.abort(grpc.StatusCode[error_code_of(error).grpc], said, trailers)
         raise AssertionError("ending a call raises")
 
 
@@ -323,7 +337,8 @@ class GrpcServer:
 
     async def start(self, calls: GrpcCalls) -> None:
         self._calls = calls
-        self._server.add_registered_method_handlers(SERVICE.full_name, calls.methods())
+        for service, dialect in SERVICES:
+            self._server.add_registered_method_handlers(service.full_name, calls.methods(service, dialect))
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:

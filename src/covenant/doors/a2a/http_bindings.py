@@ -1,4 +1,4 @@
-"""A2A over HTTP, under one prefix: JSON-RPC at `…/{agent}`, and 1.0 as plain HTTP below it.
+"""A2A over HTTP, under one prefix: JSON-RPC at `…/{agent}`, 1.0 as plain HTTP below it, and 0.3 below `…/{agent}/v1`.
 
 JSON-RPC speaks both dialects, told apart by the method's name. The order of checks is authentication, limits, JSON,
 envelope, method, version, agent, params. What is refused before there is a call to answer has an HTTP status, too; what
@@ -47,7 +47,7 @@ from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Invalid, NotFound, OverLimit, Refusal, Unauthenticated
 from covenant.wire import jsonrpc
-from covenant.wire.a2a.dialects import REQUESTS_V1, V03, V1
+from covenant.wire.a2a.dialects import PROTO_V03, REQUESTS_PROTO_V03, REQUESTS_V1, V03, V1, Dialect
 from covenant.wire.a2a.error_codes import Version, rest_error
 from covenant.wire.sse import KEEP_ALIVE, SseFormat
 
@@ -99,6 +99,11 @@ class RestCall:
         """The ids as a JSON object."""
         return msgspec.json.encode({"taskId": self.task_id, "id": self.config_id})
 
+    @property
+    def path_v03(self) -> bytes:
+        """The ids as 0.3 names what they are of."""
+        return msgspec.json.encode({"name": f"tasks/{self.task_id}/pushNotificationConfigs/{self.config_id}"})
+
 
 class RestRoute(NamedTuple):
     operation: A2AOperation
@@ -114,7 +119,7 @@ _SUBSCRIBE: Final = _row("SubscribeToTask", lambda at: _READ.decode_subscribe(at
 _PUSHES: Final = "tasks/{}/pushNotificationConfigs"
 
 # What follows the agent's address, with the ids left out.
-ROUTES: Final[dict[str, dict[str, RestRoute]]] = {
+ROUTES_V1: Final[dict[str, dict[str, RestRoute]]] = {
     "message:send": {"POST": _row("SendMessage", lambda at: _READ.decode_send(at.body))},
     "message:stream": {"POST": _row("SendStreamingMessage", lambda at: _READ.decode_send(at.body))},
     "tasks": {"GET": _row("ListTasks", lambda at: _READ.query_list_tasks(at.query))},
@@ -132,9 +137,40 @@ ROUTES: Final[dict[str, dict[str, RestRoute]]] = {
     "extendedAgentCard": {"GET": _row("GetExtendedAgentCard", lambda at: _READ.decode_nothing(at.body))},
 }
 
+_READ_V03: Final = REQUESTS_PROTO_V03
+_SUBSCRIBE_V03: Final = _row("SubscribeToTask", lambda at: _READ_V03.decode_subscribe(at.body, at.task_id))
+ROUTES_V03: Final[dict[str, dict[str, RestRoute]]] = {
+    "message:send": {"POST": _row("SendMessage", lambda at: _READ_V03.decode_send(at.body))},
+    "message:stream": {"POST": _row("SendStreamingMessage", lambda at: _READ_V03.decode_send(at.body))},
+    "tasks/{}": {"GET": _row("GetTask", lambda at: _READ_V03.query_get_task(at.task_id, at.query))},
+    "tasks/{}:cancel": {"POST": _row("CancelTask", lambda at: _READ_V03.decode_cancel(at.body, at.task_id))},
+    "tasks/{}:subscribe": {"GET": _SUBSCRIBE_V03, "POST": _SUBSCRIBE_V03},
+    _PUSHES: {
+        "GET": _row("ListTaskPushNotificationConfigs", lambda at: _READ_V03.decode_list_push(b"{}", at.task_id)),
+        "POST": _row("CreateTaskPushNotificationConfig", lambda at: _READ_V03.decode_create_push(at.body, at.task_id)),
+    },
+    f"{_PUSHES}/{{}}": {
+        "GET": _row("GetTaskPushNotificationConfig", lambda at: _READ_V03.decode_get_push(at.path_v03)),
+        "DELETE": _row("DeleteTaskPushNotificationConfig", lambda at: _READ_V03.decode_delete_push(at.path_v03)),
+    },
+    "card": {"GET": _row("GetExtendedAgentCard", lambda at: _READ_V03.decode_nothing(at.body))},
+}
+
+
+class RestDialect(NamedTuple):
+    """One version of A2A as plain HTTP: where it is below the agent's address, and its routes."""
+
+    prefix: str
+    dialect: Dialect
+    routes: dict[str, dict[str, RestRoute]]
+
+
+REST_V1: Final = RestDialect("", V1, ROUTES_V1)
+REST_V03: Final = RestDialect("v1/", PROTO_V03, ROUTES_V03)
+
 
 class A2AObject(msgspec.Struct, frozen=True):
-    """An object of A2A 1.0 as ProtoJSON. The protocol's specification has its fields."""
+    """An object of A2A as ProtoJSON. The protocol's specification has its fields."""
 
 
 def _described() -> Iterator[Described]:
@@ -142,26 +178,28 @@ def _described() -> Iterator[Described]:
     agent = f"{PREFIX}{{agent_id}}"
     rpc = "Call an operation of an agent by JSON-RPC, in the words of 1.0 or of 0.3; streams are server-sent events"
     yield Described("POST", agent, "a2a_json_rpc", rpc, jsonrpc.JsonRpcResponse, request=jsonrpc.JsonRpcRequest)
-    for place, by_method in ROUTES.items():
-        path = place.replace("{}", "{task_id}", 1).replace("{}", "{config_id}")
-        for method, (operation, _) in by_method.items():
-            yield Described(
-                method,
-                f"{agent}/{path}",
-                f"a2a_{operation.name}_{method.lower()}",
-                f"{operation.name} of A2A 1.0",
-                A2AObject,
-                request=A2AObject if method == "POST" else None,
-                body_required=operation.works,
-                streams=operation.open_stream is not None,
-            )
+    for prefix, dialect, routes in (REST_V1, REST_V03):
+        marked = "" if dialect is V1 else "_v03"
+        for place, by_method in routes.items():
+            path = prefix + place.replace("{}", "{task_id}", 1).replace("{}", "{config_id}")
+            for method, (operation, _) in by_method.items():
+                yield Described(
+                    method,
+                    f"{agent}/{path}",
+                    f"a2a_{operation.name}_{method.lower()}{marked}",
+                    f"{operation.name} of A2A {dialect.version.value}",
+                    A2AObject,
+                    request=A2AObject if method == "POST" else None,
+                    body_required=operation.works,
+                    streams=operation.open_stream is not None,
+                )
 
 
 DESCRIBED: Final = tuple(_described())
 
 
 def split_path(path: str) -> tuple[str, str, str]:
-    """The key of `ROUTES` for what follows the agent's address, and the ids in it."""
+    """The key of a table of routes for what follows the agent's address, and the ids in it."""
     parts = path.strip("/").split("/")
     if parts[0] != "tasks" or len(parts) == 1:
         return path.strip("/"), "", ""
@@ -212,30 +250,34 @@ class _Binding:
 class RestBinding(_Binding):
     async def answer(self, agent_id: str, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers, started_s = Headers(scope), perf_counter()
-        kind = JSON if (headers.get(b"content-type") or "").startswith("application/json") else A2A_JSON
+        spoken = REST_V03 if path.startswith(REST_V03.prefix) else REST_V1
+        said = headers.get(b"content-type") or ""
+        kind = JSON if spoken is REST_V03 or said.startswith("application/json") else A2A_JSON
         error_kind = A2A_JSON if "application/a2a+json" in (headers.get(b"accept") or "") else JSON
         name = "unknown"
         try:
             admitted = await self._admission.enter(scope, headers, agent_id)
-            place, task_id, config_id = split_path(path)
-            by_method = ROUTES.get(place)
+            place, task_id, config_id = split_path(path.removeprefix(spoken.prefix))
+            by_method = spoken.routes.get(place)
             if by_method is None:
                 raise NotFound("unknown_method", "there is no operation at this path")
             found = by_method.get(scope["method"])
             if found is None:
-                await _not_allowed(send, error_kind, tuple(by_method))
+                await _not_allowed(send, error_kind, tuple(by_method), spoken.dialect)
                 return
             name = found.operation.name
             with self._admission.tenants.limiter.connected(admitted.caller):
                 body = await self._body(admitted, receive, send)
                 at = RestCall(task_id, config_id, scope["query_string"], body)
                 off = found.operation.pushes and self._services.pushes is None
-                call = self._admission.call(admitted, found.operation, V1, unread if off else found.decode, at)
+                call = self._admission.call(
+                    admitted, found.operation, spoken.dialect, unread if off else found.decode, at
+                )
                 await self._run(found.operation, call, receive, send, kind=kind)
         except CallerGoneError:
             return
         except Exception as error:  # noqa: BLE001  the last stand before the client: a fault of ours tells it nothing
-            await self._refuse(send, content_refusal(error, headers), error_kind, name)
+            await self._refuse(send, content_refusal(error, headers), error_kind, name, spoken.dialect)
         finally:
             self._admission.meter.timer(TRANSPORT, name).observe(perf_counter() - started_s)
 
@@ -252,18 +294,18 @@ class RestBinding(_Binding):
                 raise Invalid("invalid_json", f"the request is not UTF-8: {wrong.reason}") from None
         return body if body.strip() else b"{}"
 
-    async def _refuse(self, send: Send, error: Exception, kind: Header, name: str) -> None:
+    async def _refuse(self, send: Send, error: Exception, kind: Header, name: str, dialect: Dialect) -> None:
         if not isinstance(error, Refusal):
             log.error("a2a.failed", extra={"operation": name}, exc_info=error)
         self._admission.meter.refused(TRANSPORT, error.code if isinstance(error, Refusal) else "internal")
-        status, body = rest_error(error)
+        status, body = rest_error(error, dialect.version)
         headers = refusal_headers(error) if isinstance(error, Refusal) else ()
         await reply(send, status, body, headers, kind=kind)
 
 
-async def _not_allowed(send: Send, kind: Header, methods: tuple[str, ...]) -> None:
+async def _not_allowed(send: Send, kind: Header, methods: tuple[str, ...], dialect: Dialect) -> None:
     allowed = ", ".join(methods)
-    status, body = rest_error(Invalid("method_not_allowed", f"this path takes {allowed}"))
+    status, body = rest_error(Invalid("method_not_allowed", f"this path takes {allowed}"), dialect.version)
     await reply(send, status, body, [(b"allow", allowed.encode())], kind=kind)
 
 

@@ -20,6 +20,7 @@ from covenant.model.task_view import TaskView
 from covenant.wire.a2a.dialects import V03, V1, Dialect
 from covenant.wire.a2a.error_codes import agent_error
 from covenant.wire.a2a.request_decoder import Params, RequestDecoder
+from covenant.wire.a2a.response_encoder import ResponseEncoder
 
 CACHED_TASKS_MAX: Final = 256
 
@@ -28,12 +29,12 @@ class TaskCache:
     """The last few finished tasks in JSON: a finished task is the same object as long as it is kept."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str], tuple[TaskView, bytes]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, ResponseEncoder], tuple[TaskView, bytes]] = OrderedDict()
 
     def encode(self, dialect: Dialect, view: TaskView, history_length: int | None) -> bytes:
         if history_length is not None or not view.state.terminal:
             return dialect.responses.encode_task(view, history_length)
-        key = (view.task.id, dialect.version)
+        key = (view.task.id, dialect.responses)
         kept = self._kept.get(key)
         # The same object, not an equal one: comparing would cost as much as encoding.
         if kept is not None and kept[0] is view:
@@ -137,7 +138,7 @@ def _stream(services: A2AServices, call: A2ACall) -> Awaitable[TaskStream]:
 
 def _subscribe(services: A2AServices, call: A2ACall) -> Awaitable[TaskStream]:
     # A client of 0.3 follows a task from its beginning, also one that has ended; one of 1.0 from where it is.
-    old, request = call.dialect is V03, msgspec.structs.replace(call.request, after=call.cursor)
+    old, request = call.dialect is not V1, msgspec.structs.replace(call.request, after=call.cursor)
     return services.conversations.subscribe(call.ask, request, from_start=old, finished=old)
 
 

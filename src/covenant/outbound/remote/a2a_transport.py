@@ -20,7 +20,7 @@ from covenant.outbound.call_errors import CallFailed, RemoteRefused, refused_by_
 from covenant.outbound.http_fetcher import Fetcher, Streamed
 from covenant.outbound.remote.remote_registry import Credentials
 from covenant.wire import jsonrpc
-from covenant.wire.a2a.dialects import BY_VERSION, V1
+from covenant.wire.a2a.dialects import PROTO_V03, V1, dialect_of
 from covenant.wire.sse import EventReader, EventTooLarge
 
 EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -48,7 +48,7 @@ class A2ATransport(ABC):
 
     def __init__(self, way: RemoteInterface) -> None:
         self.way = way
-        self._codec = BY_VERSION[way.version].client
+        self._codec = dialect_of(way.version, way.binding).client
 
     async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> RemoteEvent:
         request = Request(self._codec.send, self._codec.encode_send(ask, self.way.tenant))
@@ -82,16 +82,21 @@ class A2ATransport(ABC):
 
 
 _REST: Final = {
-    V1.client.send: ("POST", "message:send"),
-    V1.client.stream: ("POST", "message:stream"),
-    V1.client.get: ("GET", "tasks/{}"),
-    V1.client.cancel: ("POST", "tasks/{}:cancel"),
-    V1.client.subscribe: ("GET", "tasks/{}:subscribe"),
+    (dialect.version.value, operation): (method, prefix + path)
+    for prefix, dialect in (("", V1), ("v1/", PROTO_V03))
+    for operation, method, path in (
+        (dialect.client.send, "POST", "message:send"),
+        (dialect.client.stream, "POST", "message:stream"),
+        (dialect.client.get, "GET", "tasks/{}"),
+        (dialect.client.cancel, "POST", "tasks/{}:cancel"),
+        (dialect.client.subscribe, "GET", "tasks/{}:subscribe"),
+    )
 }
+"""By version and operation: the method, and the path below the agent's address."""
 
 
 class HttpTransport(A2ATransport):
-    """JSON-RPC in either dialect, or HTTP+JSON."""
+    """JSON-RPC or HTTP+JSON, of either version."""
 
     def __init__(
         self, way: RemoteInterface, fetcher: Fetcher, credentials: Credentials, card: RemoteCard | None
@@ -106,7 +111,7 @@ class HttpTransport(A2ATransport):
         """Method, URL and body."""
         if not self._rest:
             return "POST", self.way.url, jsonrpc.encode_request(1, request.operation, request.params)
-        method, path = _REST[request.operation]
+        method, path = _REST[self.way.version, request.operation]
         if request.task_id is None:
             return method, self._place(path), request.params
         place = self._place(path.format(quote(request.task_id, safe="")))

@@ -145,14 +145,21 @@ async def _keys(fetcher: Fetcher, url: str) -> dict[str, Any]:
     return {"keys": [key for key in listed if isinstance(key, dict)] if isinstance(listed, list) else []}
 
 
-RANK: Final = {(JSONRPC, "1.0"): 0, (HTTP_JSON, "1.0"): 1, (JSONRPC, "0.3"): 2, (GRPC, "1.0"): 3}
+RANK: Final = {
+    (JSONRPC, "1.0"): 0,
+    (HTTP_JSON, "1.0"): 1,
+    (JSONRPC, "0.3"): 2,
+    (HTTP_JSON, "0.3"): 3,
+    (GRPC, "1.0"): 4,
+    (GRPC, "0.3"): 5,
+}
 _OTHER: Final = {"1.0": "0.3", "0.3": "1.0"}
 
 
 def choose_interfaces(card: RemoteCard | None, url: str, at_home: Callable[[str], bool]) -> tuple[RemoteInterface, ...]:
     """The interfaces to try, the best first. `url` is what the caller named: the address, where no card has another.
 
-    JSON-RPC 1.0 comes first, then HTTP+JSON 1.0, JSON-RPC 0.3 and gRPC; those at the caller's origin before others.
+    `RANK` has the order of bindings and versions; those at the caller's origin before others.
     Servers do not always speak what their card says, so a JSON-RPC address is also tried in the other dialect.
     `at_home` says whether a URL is at the origin that the caller named. Raises NoCard.
     """

@@ -1,4 +1,4 @@
-"""The transport over gRPC (A2A 1.0), for agents that offer nothing else. Needs the extra `grpc`.
+"""The transport over gRPC (A2A 1.0 and 0.3), for agents that offer nothing else. Needs the extra `grpc`.
 
 The guard looks the name up, and the channel is made to an address from that answer: no second look-up, no proxy, no
 service configuration from DNS. Each call has a channel of its own. Messages are ProtoJSON on our side, as in the other
@@ -15,6 +15,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import grpc  # type: ignore[import-untyped]
+from a2a.compat.v0_3 import a2a_v0_3_pb2
 from a2a.types import a2a_pb2
 from google.protobuf.json_format import MessageToJson, Parse
 from google.protobuf.message import Message
@@ -34,7 +35,10 @@ from covenant.outbound.remote.a2a_transport import (
 from covenant.outbound.remote.remote_registry import Credentials
 from covenant.wire.jsonrpc import one_line
 
-SERVICE: Final = a2a_pb2.DESCRIPTOR.services_by_name["A2AService"]
+SERVICES: Final = {
+    "1.0": a2a_pb2.DESCRIPTOR.services_by_name["A2AService"],
+    "0.3": a2a_v0_3_pb2.DESCRIPTOR.services_by_name["A2AService"],
+}
 CALL_S: Final = 30.0
 CONNECT_S: Final = 5.0
 KEEPALIVE_MS: Final = 60_000
@@ -49,9 +53,12 @@ _REFUSED: Final[dict[str, RefusalCode]] = {
     "PERMISSION_DENIED": "forbidden",
     "RESOURCE_EXHAUSTED": "over_limit",
 }
-_METHODS: Final[dict[str, tuple[type[Message], type[Message]]]] = {
-    method.name: (GetMessageClass(method.input_type), GetMessageClass(method.output_type)) for method in SERVICE.methods
+_METHODS: Final[dict[tuple[str, str], tuple[type[Message], type[Message]]]] = {
+    (version, method.name): (GetMessageClass(method.input_type), GetMessageClass(method.output_type))
+    for version, service in SERVICES.items()
+    for method in service.methods
 }
+"""By version and name: what is asked, and what is told."""
 
 
 def place_of(url: str) -> str:
@@ -75,11 +82,13 @@ class GrpcTransport(A2ATransport):
         self._secrets = credentials.headers(self._place, card)
 
     async def _ask(self, request: Request, headers: Mapping[str, str], within_ms: int | None = None) -> bytes:
-        asked, told = _METHODS[request.operation]
+        asked, told = _METHODS[self.way.version, request.operation]
         within_s = CALL_S if within_ms is None else within_ms / 1000
         async with self._channel() as channel:
             call = channel.unary_unary(
-                _path(request.operation), request_serializer=_written(asked), response_deserializer=told.FromString
+                _path(self.way.version, request.operation),
+                request_serializer=_written(asked),
+                response_deserializer=told.FromString,
             )
             try:
                 return _json(await call(request.params, metadata=self._metadata(headers), timeout=within_s))
@@ -92,9 +101,11 @@ class GrpcTransport(A2ATransport):
             yield self._frames(channel, request, headers)
 
     async def _frames(self, channel: Any, request: Request, headers: Mapping[str, str]) -> AsyncIterator[Numbered]:
-        asked, told = _METHODS[request.operation]
+        asked, told = _METHODS[self.way.version, request.operation]
         call = channel.unary_stream(
-            _path(request.operation), request_serializer=_written(asked), response_deserializer=told.FromString
+            _path(self.way.version, request.operation),
+            request_serializer=_written(asked),
+            response_deserializer=told.FromString,
         )
         seen = 0
         try:
@@ -107,7 +118,8 @@ class GrpcTransport(A2ATransport):
             raise _trouble(error) from error
 
     def _metadata(self, headers: Mapping[str, str]) -> list[tuple[str, str]]:
-        return [("a2a-version", "1.0"), *headers.items(), *self._secrets.items()]
+        version = [("a2a-version", self._codec.version)] if self._codec.version is not None else []
+        return [*version, *headers.items(), *self._secrets.items()]
 
     @asynccontextmanager
     async def _channel(self) -> AsyncIterator[Any]:
@@ -148,8 +160,8 @@ def _channel_to(target: CheckedTarget) -> Any:
     return grpc.aio.insecure_channel(where, options=options)
 
 
-def _path(method: str) -> str:
-    return f"/{SERVICE.full_name}/{method}"
+def _path(version: str, method: str) -> str:
+    return f"/{SERVICES[version].full_name}/{method}"
 
 
 def _written(kind: type[Message]) -> Any:

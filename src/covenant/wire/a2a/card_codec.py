@@ -2,7 +2,7 @@
 
 Ours have two forms: that of A2A 1.0, and the combined form, which has the fields of 0.3 beside those of 1.0. Without
 what 1.0 does not know, the combined form is the 1.0 form again, so its signatures hold. For clients of 0.3 it names
-their JSON-RPC dialect alone.
+the interfaces that speak 0.3.
 
 A remote card of 1.0, of 0.3 or of both needs a name and a version. Every other field is left out where it does not fit.
 """
@@ -64,6 +64,37 @@ def encode_card(card: AgentCard, *, combined: bool = False) -> bytes:
     return msgspec.json.encode(combined_card(card) if combined else card)
 
 
+def encode_proto_card_v03(card: AgentCard) -> bytes:
+    """In the form that 0.3 has over HTTP+JSON and gRPC, unsigned: signatures are over the form of 1.0."""
+    combined = combined_card(card)
+    fields: dict[str, Any] = msgspec.to_builtins(combined)
+    said: dict[str, Any] = {name: fields[name] for name in _PROTO_V03 if name in fields}
+    said["capabilities"] = {
+        name: fields["capabilities"][name] for name in _ABILITIES_V03 if name in fields["capabilities"]
+    }
+    said["securitySchemes"] = msgspec.to_builtins(card.security_schemes)
+    said["security"] = msgspec.to_builtins(card.security_requirements)
+    return msgspec.json.encode(said)
+
+
+_PROTO_V03: Final = (
+    "protocolVersion",
+    "name",
+    "description",
+    "url",
+    "preferredTransport",
+    "additionalInterfaces",
+    "provider",
+    "version",
+    "documentationUrl",
+    "defaultInputModes",
+    "defaultOutputModes",
+    "skills",
+    "supportsAuthenticatedExtendedCard",
+)
+_ABILITIES_V03: Final = ("streaming", "pushNotifications", "extensions")
+
+
 def card_fields(card: AgentCard) -> dict[str, Any]:
     """The form of A2A 1.0 as plain values: what is signed, and what stands inside other answers."""
     fields: dict[str, Any] = msgspec.json.decode(encode_card(card))
@@ -73,12 +104,13 @@ def card_fields(card: AgentCard) -> dict[str, Any]:
 def combined_card(card: AgentCard) -> CombinedCard:
     interfaces = card.supported_interfaces
     preferred = next((each for each in interfaces if each.protocol_binding == JSONRPC), interfaces[0])
+    old = [each for each in interfaces if each.protocol_version == "0.3"] or [preferred]
     return CombinedCard(
         **{name: getattr(card, name) for name in _SAME},
         protocol_version=PROTOCOL_VERSION,
         url=preferred.url,
         preferred_transport=preferred.protocol_binding,
-        additional_interfaces=(Transport(preferred.url, preferred.protocol_binding),),
+        additional_interfaces=tuple(Transport(each.url, each.protocol_binding) for each in old),
         security=tuple(
             {name: scopes.list for name, scopes in requirement.schemes.items()}
             for requirement in card.security_requirements

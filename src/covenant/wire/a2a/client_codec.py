@@ -24,11 +24,12 @@ from covenant.model.task_view import (
     RemoteTask,
     TaskState,
 )
-from covenant.wire.a2a import parts_v03, parts_v1
+from covenant.wire.a2a import parts_proto_v03, parts_v03, parts_v1
+from covenant.wire.a2a.parts_proto_v03 import MessageProtoV03, PartProtoV03
 from covenant.wire.a2a.parts_v03 import MessageV03, PartV03
 from covenant.wire.a2a.parts_v1 import MessageV1, PartV1
 from covenant.wire.a2a.protojson import ParamsReader
-from covenant.wire.a2a.request_decoder import STATES_V03, STATES_V1
+from covenant.wire.a2a.request_decoder import STATES_PROTO_V03, STATES_V03, STATES_V1
 from covenant.wire.jsonrpc import BadResponse
 
 
@@ -62,6 +63,15 @@ class _ArtifactV03(_Artifact, frozen=True):
     parts: list[PartV03] | None = None
 
 
+class _StatusProtoV03(_Answer, frozen=True):
+    state: str | int | None = None
+    message: MessageProtoV03 | None = None
+
+
+class _ArtifactProtoV03(_Artifact, frozen=True):
+    parts: list[PartProtoV03] | None = None
+
+
 class _TaskV1(_Answer, frozen=True):
     id: str | None = None
     context_id: str | None = None
@@ -91,6 +101,38 @@ class _ReplyV1(_Answer, frozen=True):
     message: MessageV1 | None = None
     status_update: _StatusUpdateV1 | None = None
     artifact_update: _ArtifactUpdateV1 | None = None
+
+
+class _TaskProtoV03(_Answer, frozen=True):
+    id: str | None = None
+    context_id: str | None = None
+    status: _StatusProtoV03 | None = None
+    artifacts: list[_ArtifactProtoV03] | None = None
+    history: list[MessageProtoV03] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class _StatusUpdateProtoV03(_Answer, frozen=True):
+    task_id: str | None = None
+    context_id: str | None = None
+    status: _StatusProtoV03 | None = None
+    final: bool | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class _ArtifactUpdateProtoV03(_Answer, frozen=True):
+    task_id: str | None = None
+    context_id: str | None = None
+    artifact: _ArtifactProtoV03 | None = None
+    append: bool | None = None
+    last_chunk: bool | None = None
+
+
+class _ReplyProtoV03(_Answer, frozen=True):
+    task: _TaskProtoV03 | None = None
+    message: MessageProtoV03 | None = None
+    status_update: _StatusUpdateProtoV03 | None = None
+    artifact_update: _ArtifactUpdateProtoV03 | None = None
 
 
 class _ReplyV03(_Answer, frozen=True):
@@ -141,6 +183,8 @@ class ClientCodec:
     """From parts, or None, and their place."""
     blocking: Callable[[bool], dict[str, Any]]
     """How a configuration says whether to wait for the end."""
+    about: Callable[[str], dict[str, Any]]
+    """How a request names its task."""
     reply: ParamsReader
     task: ParamsReader
     kind_of: Callable[[Any], tuple[str | None, Any]]
@@ -158,7 +202,7 @@ class ClientCodec:
 
     def encode_task_request(self, task_id: str, tenant: str | None = None, history_length: int | None = None) -> bytes:
         """To get, cancel or subscribe to a task."""
-        return self._params(tenant, id=task_id, historyLength=history_length)
+        return self._params(tenant, **self.about(task_id), historyLength=history_length)
 
     def _params(self, tenant: str | None, **fields: Any) -> bytes:
         """Only 1.0 has tenants."""
@@ -191,7 +235,7 @@ class ClientCodec:
         """The answer where a task was got or canceled."""
         return self._task(self.task.read(data))
 
-    def _task(self, said: _TaskV1 | _ReplyV03) -> RemoteTask:
+    def _task(self, said: _TaskV1 | _TaskProtoV03 | _ReplyV03) -> RemoteTask:
         if not said.id:
             raise BadResponse("the answer is a task without an id")
         history: Sequence[Any] = said.history or ()
@@ -204,13 +248,13 @@ class ClientCodec:
             metadata=said.metadata,
         )
 
-    def _status(self, status: _StatusV1 | _StatusV03 | None) -> dict[str, Any]:
+    def _status(self, status: _StatusV1 | _StatusProtoV03 | _StatusV03 | None) -> dict[str, Any]:
         if status is None:
             return {"state": TaskState.WORKING}
         message = self._message(status.message, "status.message") if status.message is not None else None
         return {"state": self.states.get(status.state or 0) or TaskState.WORKING, "message": message}
 
-    def _message(self, said: MessageV1 | MessageV03 | _ReplyV03, where: str) -> MessageUpdate:
+    def _message(self, said: MessageV1 | MessageV03 | MessageProtoV03 | _ReplyV03, where: str) -> MessageUpdate:
         return MessageUpdate(
             role=self.roles.get(said.role or 0) or "agent",
             parts=self.contents_of(said.parts, f"{where}.parts"),
@@ -220,7 +264,7 @@ class ClientCodec:
             reference_task_ids=said.reference_task_ids or (),
         )
 
-    def _artifact(self, said: _ArtifactV1 | _ArtifactV03) -> Artifact:
+    def _artifact(self, said: _ArtifactV1 | _ArtifactV03 | _ArtifactProtoV03) -> Artifact:
         return Artifact(
             artifact_id=said.artifact_id or "",
             parts=self.contents_of(said.parts, "artifact.parts"),
@@ -231,8 +275,8 @@ class ClientCodec:
         )
 
 
-def _kind_v1(reply: _ReplyV1) -> tuple[str | None, Any]:
-    kinds = {
+def _kind_by_member(reply: _ReplyV1 | _ReplyProtoV03) -> tuple[str | None, Any]:
+    kinds: dict[str, Any] = {
         "task": reply.task,
         "message": reply.message,
         "status-update": reply.status_update,
@@ -253,9 +297,10 @@ CLIENT_V1: Final = ClientCodec(
     message_of=parts_v1.message_of,
     contents_of=lambda parts, where: parts_v1.contents_of(parts or (), where),
     blocking=lambda blocking: {"returnImmediately": not blocking or None},
+    about=lambda task_id: {"id": task_id},
     reply=ParamsReader(_ReplyV1),
     task=ParamsReader(_TaskV1),
-    kind_of=_kind_v1,
+    kind_of=_kind_by_member,
 )
 
 
@@ -294,7 +339,25 @@ CLIENT_V03: Final = ClientCodec(
     message_of=parts_v03.message_of,
     contents_of=_contents_v03,
     blocking=lambda blocking: {"blocking": blocking},
+    about=lambda task_id: {"id": task_id},
     reply=_REPLY_V03,
     task=_REPLY_V03,
     kind_of=_kind_v03,
+)
+CLIENT_PROTO_V03: Final = ClientCodec(
+    version=None,
+    send="SendMessage",
+    stream="SendStreamingMessage",
+    get="GetTask",
+    cancel="CancelTask",
+    subscribe="TaskSubscription",
+    states=STATES_PROTO_V03,
+    roles=parts_v1.ROLES,
+    message_of=parts_proto_v03.message_of,
+    contents_of=lambda parts, where: parts_proto_v03.contents_of(parts or (), where),
+    blocking=lambda blocking: {"blocking": blocking},
+    about=lambda task_id: {"name": f"tasks/{task_id}"},
+    reply=ParamsReader(_ReplyProtoV03),
+    task=ParamsReader(_TaskProtoV03),
+    kind_of=_kind_by_member,
 )

@@ -1,14 +1,23 @@
-"""The two dialects of A2A that are spoken here: 1.0, and 0.3 (the slash methods)."""
+"""The dialects of A2A that are spoken here: 1.0; 0.3 in JSON-RPC (the slash methods); 0.3 as protocol buffers.
+
+0.3 has two forms of the same objects: one in JSON-RPC, another over HTTP+JSON and gRPC.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-from covenant.wire.a2a.client_codec import CLIENT_V03, CLIENT_V1, ClientCodec
+from covenant.model.agent_card import JSONRPC
+from covenant.wire.a2a.client_codec import CLIENT_PROTO_V03, CLIENT_V03, CLIENT_V1, ClientCodec
 from covenant.wire.a2a.error_codes import Version
-from covenant.wire.a2a.request_decoder import RequestDecoder, RequestDecoderV03, RequestDecoderV1
-from covenant.wire.a2a.response_encoder import RESPONSES_V03, RESPONSES_V1, ResponseEncoder
+from covenant.wire.a2a.request_decoder import (
+    RequestDecoder,
+    RequestDecoderProtoV03,
+    RequestDecoderV03,
+    RequestDecoderV1,
+)
+from covenant.wire.a2a.response_encoder import RESPONSES_PROTO_V03, RESPONSES_V03, RESPONSES_V1, ResponseEncoder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,4 +36,11 @@ REQUESTS_V1: Final = RequestDecoderV1()
 """By its own name, since it also reads query strings."""
 V1: Final = Dialect(Version.V1, REQUESTS_V1, RESPONSES_V1, CLIENT_V1, named_events=False)
 V03: Final = Dialect(Version.V03, RequestDecoderV03(), RESPONSES_V03, CLIENT_V03, named_events=True)
+REQUESTS_PROTO_V03: Final = RequestDecoderProtoV03()
+PROTO_V03: Final = Dialect(Version.V03, REQUESTS_PROTO_V03, RESPONSES_PROTO_V03, CLIENT_PROTO_V03, named_events=False)
 BY_VERSION: Final[dict[str, Dialect]] = {dialect.version.value: dialect for dialect in (V1, V03)}
+
+
+def dialect_of(version: str, binding: str) -> Dialect:
+    """What an interface of a card speaks."""
+    return PROTO_V03 if version == PROTO_V03.version and binding != JSONRPC else BY_VERSION[version]

@@ -146,8 +146,31 @@ def details(error: BaseException) -> list[dict[str, Any]]:
 _encode = msgspec.json.Encoder().encode
 
 
-def rest_error(error: BaseException) -> tuple[int, bytes]:
-    """The HTTP status, and the body: `google.rpc.Status` as JSON."""
+def rest_error(error: BaseException, version: Version = Version.V1) -> tuple[int, bytes]:
+    """The HTTP status, and the body: `google.rpc.Status` as JSON. Clients of 0.3 read a name and a text beside it."""
     fault = error_code_of(error)
     status = {"code": fault.http, "status": fault.grpc, "message": message_of(error), "details": details(error)}
-    return fault.http, _encode({"error": status})
+    older = {} if version is Version.V1 else {"type": name_v03(error), "message": message_of(error)}
+    return fault.http, _encode({"error": status, **older})
+
+
+_NAMES_V03: Final = {
+    -32001: "TaskNotFoundError",
+    -32002: "TaskNotCancelableError",
+    -32003: "PushNotificationNotSupportedError",
+    -32004: "UnsupportedOperationError",
+    -32005: "ContentTypeNotSupportedError",
+    -32006: "InvalidAgentResponseError",
+    -32007: "ExtendedAgentCardNotConfiguredError",
+    -32008: "ExtensionSupportRequiredError",
+    -32009: "VersionNotSupportedError",
+    -32600: "InvalidRequestError",
+    -32601: "MethodNotFoundError",
+    -32602: "InvalidParamsError",
+    PARSE_ERROR: "JSONParseError",
+}
+
+
+def name_v03(error: BaseException) -> str:
+    """What 0.3 calls an error over HTTP+JSON and gRPC, where it has no codes."""
+    return _NAMES_V03.get(error_code_of(error).v1, "InternalError")

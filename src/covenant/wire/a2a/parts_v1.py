@@ -22,7 +22,7 @@ ROLES: Final[dict[str | int, str | None]] = {
     1: "user",
     2: "agent",
 }
-_ROLE_NAMES: Final = {"user": "ROLE_USER", "agent": "ROLE_AGENT"}
+ROLE_NAMES: Final = {"user": "ROLE_USER", "agent": "ROLE_AGENT"}
 
 
 class PartV1(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
@@ -120,7 +120,7 @@ def message_of(said: MessageUpdate | Message, task_id: str | None, context_id: s
         message_id=said.message_id or unnamed,
         context_id=context_id,
         task_id=task_id,
-        role=_ROLE_NAMES.get(said.role, "ROLE_AGENT"),
+        role=ROLE_NAMES.get(said.role, "ROLE_AGENT"),
         parts=parts_of(said.parts),
         metadata=said.metadata,
         extensions=said.extensions or None,

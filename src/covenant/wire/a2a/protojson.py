@@ -39,18 +39,19 @@ def _may_be_snake(data: bytes) -> bool:
 class ParamsReader:
     """How one kind of params is read: fast where it is spelled as we would, else by spelling it so first."""
 
-    __slots__ = ("_decode", "_decoder", "_kind", "_snake")
+    __slots__ = ("_decode", "_decoder", "_kind", "_renamed", "_snake")
 
-    def __init__(self, kind: type[msgspec.Struct], *, snake: bool = True) -> None:
-        """`snake`: names may be in snake_case."""
+    def __init__(self, kind: type[msgspec.Struct], *, snake: bool = True, renamed: bool = False) -> None:
+        """`snake`: names may be in snake_case. `renamed`: a field's own name is not its name in JSON in snake_case."""
         self._kind = kind
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
         self._decode = self._decoder.decode
         self._snake = snake
+        self._renamed = renamed
 
     def read(self, params: bytes | msgspec.Raw) -> Any:
         data = bytes(params) or b"{}"
-        plain = not (self._snake and _may_be_snake(data))
+        plain = not (self._renamed or (self._snake and _may_be_snake(data)))
         # Every level takes two brackets: so few cannot be nested too deeply.
         if plain and (len(data) <= 2 * TOLD_NESTING_MAX or data.count(b"{") + data.count(b"[") <= TOLD_NESTING_MAX):
             try:

@@ -7,7 +7,9 @@ bodies use; `task_id` is the id in an address, which goes before the one in the 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -20,6 +22,7 @@ from covenant.model.task_view import TaskState
 from covenant.wire import timestamps
 from covenant.wire.a2a import parts_v03, parts_v1
 from covenant.wire.a2a.error_codes import Version
+from covenant.wire.a2a.parts_proto_v03 import MessageProtoV03
 from covenant.wire.a2a.parts_v03 import MessageV03
 from covenant.wire.a2a.parts_v1 import MessageV1
 from covenant.wire.a2a.protojson import Number, ParamsReader, enum_value, int_value, required
@@ -44,6 +47,9 @@ STATES_V1: Final[dict[str | int, TaskState | None]] = {
     "TASK_STATE_UNSPECIFIED": None,
     0: None,
 }
+CANCELLED_V03: Final = "TASK_STATE_CANCELLED"
+"""How the protocol buffers of 0.3 spell it."""
+STATES_PROTO_V03: Final = STATES_V1 | {CANCELLED_V03: TaskState.CANCELED}
 STATES_V03: Final[dict[str | int, TaskState | None]] = {state.value: state for state in TaskState}
 _MS_MAX: Final = 2**53
 _BOOLEANS: Final = {"true": True, "false": False}
@@ -112,6 +118,26 @@ class _SendV03(_Params, frozen=True):
     metadata: dict[str, Any] | None = None
 
 
+class _ConfigurationProtoV03(_Configuration, frozen=True):
+    push_notification: _PushV03 | None = None
+    blocking: bool | None = None
+
+    @property
+    def push_notification_config(self) -> _PushV03 | None:
+        return self.push_notification
+
+
+class _SendProtoV03(_Params, frozen=True):
+    request: MessageProtoV03 | None = msgspec.field(default=None, name="message")
+    """Protocol buffers have two names for it, and official clients send this one."""
+    configuration: _ConfigurationProtoV03 | None = None
+    metadata: dict[str, Any] | None = None
+
+    @property
+    def message(self) -> MessageProtoV03 | None:
+        return self.request
+
+
 class _Task(_Params, frozen=True):
     id: str | None = None
     history_length: Number | None = None
@@ -148,28 +174,63 @@ class _PushOfV03(_Params, frozen=True):
     push_notification_config_id: str | None = None
 
 
+class _NamedProtoV03(_Params, frozen=True):
+    """A task, or a push configuration of one, by a path: `tasks/…/pushNotificationConfigs/…`."""
+
+    name: str | None = None
+    parent: str | None = None
+    history_length: Number | None = None
+    metadata: dict[str, Any] | None = None
+
+    @property
+    def id(self) -> str | None:
+        found = _task_name(self.name or self.parent or "")
+        return found[1] if found is not None else None
+
+    @property
+    def push_notification_config_id(self) -> str | None:
+        found = _task_name(self.name or "")
+        return found[2] if found is not None else None
+
+
+_task_name = re.compile(r"tasks/([^/]+)(?:/pushNotificationConfigs(?:/([^/]+))?)?").fullmatch
+
+
+class _ConfigProtoV03(_Params, frozen=True):
+    push_notification_config: _PushV03 | None = None
+
+
+class _SetPushProtoV03(_ConfigProtoV03, frozen=True):
+    """By gRPC with the task's name. Over HTTP the body is the configuration, or the same message as by gRPC."""
+
+    parent: str | None = None
+    config_id: str | None = None
+    config: _ConfigProtoV03 | None = None
+
+
 class RequestDecoder(ABC):
     """What both dialects read alike."""
 
     def __init__(
         self,
-        send: type[_SendV1 | _SendV03],
+        send: type[_SendV1 | _SendV03 | _SendProtoV03],
         listing: type[_ListV1 | _ListV03],
         *,
+        task: type[_Task | _NamedProtoV03] = _Task,
         roles: dict[str | int, str | None],
         states: dict[str | int, TaskState | None],
         snake: bool,
     ) -> None:
-        self._send = ParamsReader(send, snake=snake).read
+        self._send = ParamsReader(send, snake=snake, renamed=send is _SendProtoV03).read
         self._list = ParamsReader(listing, snake=snake).read
-        self._task = ParamsReader(_Task, snake=snake).read
+        self._task = ParamsReader(task, snake=snake).read
         self._nothing = ParamsReader(_Params, snake=snake).read
         self._roles = roles
         self._states = states
 
     def decode_send(self, params: Params) -> a2a_requests.SendMessage:
         """Of a message that is sent, whether its answer is streamed or not."""
-        given: _SendV1 | _SendV03 = self._send(params)
+        given: _SendV1 | _SendV03 | _SendProtoV03 = self._send(params)
         if given.message is None:
             raise InvalidParams("message", "is required")
         message = self._message(given.message)
@@ -186,7 +247,7 @@ class RequestDecoder(ABC):
             metadata=given.metadata,
         )
 
-    def _message(self, given: MessageV1 | MessageV03) -> a2a_requests.Message:
+    def _message(self, given: MessageV1 | MessageV03 | MessageProtoV03) -> a2a_requests.Message:
         role = enum_value(given.role, self._roles, "message.role")
         if role is None:
             raise InvalidParams("message.role", "is required")
@@ -204,16 +265,16 @@ class RequestDecoder(ABC):
         )
 
     def decode_get_task(self, params: Params, task_id: str | None = None) -> a2a_requests.GetTask:
-        given: _Task = self._task(params)
+        given: _Task | _NamedProtoV03 = self._task(params)
         length = int_value(given.history_length, "historyLength")
         return a2a_requests.GetTask(task_id=task_id or required(given.id, "id"), history_length=length)
 
     def decode_cancel(self, params: Params, task_id: str | None = None) -> a2a_requests.CancelTask:
-        given: _Task = self._task(params)
+        given: _Task | _NamedProtoV03 = self._task(params)
         return a2a_requests.CancelTask(task_id=task_id or required(given.id, "id"), metadata=given.metadata)
 
     def decode_subscribe(self, params: Params, task_id: str | None = None) -> a2a_requests.Subscribe:
-        given: _Task = self._task(params)
+        given: _Task | _NamedProtoV03 = self._task(params)
         return a2a_requests.Subscribe(task_id=task_id or required(given.id, "id"))
 
     def decode_list_tasks(self, params: Params) -> a2a_requests.ListTasks:
@@ -315,22 +376,23 @@ class RequestDecoderV1(RequestDecoder):
         return a2a_requests.DeletePush(task_id=required(given.task_id, "taskId"), id=required(given.id, "id"))
 
     def query_get_task(self, task_id: str, query: bytes) -> a2a_requests.GetTask:
-        return self.decode_get_task(_query_params(query), task_id)
+        return self.decode_get_task(query_params(query), task_id)
 
     def query_list_tasks(self, query: bytes) -> a2a_requests.ListTasks:
-        return self.decode_list_tasks(_query_params(query))
+        return self.decode_list_tasks(query_params(query))
 
     def query_list_push(self, task_id: str, query: bytes) -> a2a_requests.ListPush:
-        return self.decode_list_push(_query_params(query), task_id)
+        return self.decode_list_push(query_params(query), task_id)
 
 
-class RequestDecoderV03(RequestDecoder):
-    def __init__(self) -> None:
-        super().__init__(_SendV03, _ListV03, roles=parts_v03.ROLES, states=STATES_V03, snake=False)
-        self._set_push = ParamsReader(_SetPushV03, snake=False).read
-        self._push_of = ParamsReader(_PushOfV03, snake=False).read
+class _RequestDecoder03(RequestDecoder):
+    """What 0.3 reads alike over all bindings."""
 
-    def _configured(self, given: _ConfigurationV03) -> tuple[bool, a2a_requests.PushConfig | None]:
+    _push_of: Callable[[Params], _PushOfV03 | _NamedProtoV03]
+
+    def _configured(
+        self, given: _ConfigurationV03 | _ConfigurationProtoV03
+    ) -> tuple[bool, a2a_requests.PushConfig | None]:
         push = given.push_notification_config
         config = self._config(push, "configuration.pushNotificationConfig.") if push is not None else None
         return given.blocking is not False, config
@@ -344,28 +406,70 @@ class RequestDecoderV03(RequestDecoder):
         return _push_config(given, where, authentication, Version.V03)
 
     def decode_create_push(self, params: Params, task_id: str | None = None) -> a2a_requests.CreatePush:
-        given: _SetPushV03 = self._set_push(params)
-        task_id = task_id or required(given.task_id, "taskId")
-        if given.push_notification_config is None:
+        named, push = self._created_push(params)
+        task_id = task_id or required(named, "taskId")
+        if push is None:
             raise InvalidParams("pushNotificationConfig", "is required")
-        config = self._config(given.push_notification_config, "pushNotificationConfig.")
-        return a2a_requests.CreatePush(task_id=task_id, config=config)
+        return a2a_requests.CreatePush(task_id=task_id, config=self._config(push, "pushNotificationConfig."))
+
+    @abstractmethod
+    def _created_push(self, params: Params) -> tuple[str | None, _PushV03 | None]:
+        """The task's id and the configuration."""
 
     def decode_get_push(self, params: Params) -> a2a_requests.GetPush:
-        given: _PushOfV03 = self._push_of(params)
+        given = self._push_of(params)
         return a2a_requests.GetPush(task_id=required(given.id, "id"), id=given.push_notification_config_id or None)
 
     def decode_list_push(self, params: Params, task_id: str | None = None) -> a2a_requests.ListPush:
-        given: _PushOfV03 = self._push_of(params)
+        given = self._push_of(params)
         return a2a_requests.ListPush(task_id=task_id or required(given.id, "id"), page_size=PAGE_SIZE_MAX)
 
     def decode_delete_push(self, params: Params) -> a2a_requests.DeletePush:
-        given: _PushOfV03 = self._push_of(params)
+        given = self._push_of(params)
         config_id = required(given.push_notification_config_id, "pushNotificationConfigId")
         return a2a_requests.DeletePush(task_id=required(given.id, "id"), id=config_id)
 
 
-def _query_params(query: bytes) -> bytes:
+class RequestDecoderV03(_RequestDecoder03):
+    def __init__(self) -> None:
+        super().__init__(_SendV03, _ListV03, roles=parts_v03.ROLES, states=STATES_V03, snake=False)
+        self._set_push = ParamsReader(_SetPushV03, snake=False).read
+        self._push_of = ParamsReader(_PushOfV03, snake=False).read
+
+    def _created_push(self, params: Params) -> tuple[str | None, _PushV03 | None]:
+        given: _SetPushV03 = self._set_push(params)
+        return given.task_id, given.push_notification_config
+
+
+class RequestDecoderProtoV03(_RequestDecoder03):
+    """0.3 over HTTP+JSON and gRPC. Over HTTP the ids are in the address."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            _SendProtoV03, _ListV03, task=_NamedProtoV03, roles=parts_v1.ROLES, states=STATES_PROTO_V03, snake=True
+        )
+        self._set_push = ParamsReader(_SetPushProtoV03).read
+        self._push_of = ParamsReader(_NamedProtoV03).read
+
+    def _configured(
+        self, given: _ConfigurationV03 | _ConfigurationProtoV03
+    ) -> tuple[bool, a2a_requests.PushConfig | None]:
+        # What a protocol buffer leaves out is false.
+        return bool(given.blocking), super()._configured(given)[1]
+
+    def _created_push(self, params: Params) -> tuple[str | None, _PushV03 | None]:
+        given: _SetPushProtoV03 = self._set_push(params)
+        push = (given.config or given).push_notification_config
+        if push is not None and push.id is None and given.config_id:
+            push = msgspec.structs.replace(push, id=given.config_id)
+        found = _task_name(given.parent or "")
+        return found[1] if found is not None else None, push
+
+    def query_get_task(self, task_id: str, query: bytes) -> a2a_requests.GetTask:
+        return self.decode_get_task(query_params(query), task_id)
+
+
+def query_params(query: bytes) -> bytes:
     """The JSON object that says the same as a query; of a field given twice, the last one counts."""
     try:
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX)

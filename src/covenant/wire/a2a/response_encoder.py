@@ -28,10 +28,11 @@ from covenant.model.task_event import (
 )
 from covenant.model.task_view import Artifact, TaskState, TaskView, final_message, fold, status_message
 from covenant.model.usage import usage_in
-from covenant.wire.a2a import parts_v03, parts_v1
+from covenant.wire.a2a import parts_proto_v03, parts_v03, parts_v1
+from covenant.wire.a2a.parts_proto_v03 import MessageProtoV03, PartProtoV03
 from covenant.wire.a2a.parts_v03 import MessageV03, PartV03
 from covenant.wire.a2a.parts_v1 import MessageV1, PartV1
-from covenant.wire.a2a.request_decoder import STATE_NAMES_V1
+from covenant.wire.a2a.request_decoder import CANCELLED_V03, STATE_NAMES_V1
 from covenant.wire.timestamps import format_ms
 
 USAGE: Final = "covenant.usage"
@@ -40,10 +41,10 @@ AWAITING_REPAIR: Final = "worker lost, awaiting repair"
 _FOREIGN_NOTES: Final = ("agent_id", "input_tokens", "output_tokens", "stop_reason", "error")
 
 _encode = msgspec.json.Encoder().encode
-WireMessage = MessageV1 | MessageV03
+WireMessage = MessageV1 | MessageV03 | MessageProtoV03
 Kind = str | msgspec.UnsetType
 Flag = bool | msgspec.UnsetType
-_Parts = Sequence[PartV1 | PartV03]
+_Parts = Sequence[PartV1 | PartV03 | PartProtoV03]
 
 
 def agent_of(task: Task) -> str:
@@ -217,6 +218,8 @@ class ResponseEncoder:
     """The answer where a push configuration was deleted."""
     kinds: bool
     """Whether everything says its `kind` and all its flags, instead of standing in a field of that name."""
+    finals: bool
+    """Whether a change of status says whether a stream ends with it."""
 
     def encode_task(self, view: TaskView, history_length: int | None = None) -> bytes:
         return _encode(self._task(view, history_length))
@@ -311,11 +314,11 @@ class ResponseEncoder:
         if change.message is not None:
             message = self.message_of(change.message, task.id, context_id, f"{task.id}-s{step.generation}")
         status = _Status(self.states[change.state], message, format_ms(step.ts_ms))
-        kind: Kind = msgspec.UNSET
+        kind: Kind = "status-update" if self.kinds else msgspec.UNSET
         final: Flag = msgspec.UNSET
-        if self.kinds:
+        if self.finals:
             # In this dialect a stream is one interaction: it also ends where the agent waits for its client.
-            kind, final = "status-update", change.state.terminal or change.state.waits
+            final = change.state.terminal or change.state.waits
         return _StatusUpdate(kind, task.id, context_id, status, final, self.change_notes(task, change))
 
 
@@ -389,6 +392,7 @@ RESPONSES_V1: Final = ResponseEncoder(
     pushes=_PushesV1,
     deleted=b"{}",
     kinds=False,
+    finals=False,
 )
 
 
@@ -438,4 +442,34 @@ RESPONSES_V03: Final = ResponseEncoder(
     pushes=lambda pushes, _: pushes,
     deleted=b"null",
     kinds=True,
+    finals=True,
+)
+
+
+class _PushProtoV03(_Written, frozen=True):
+    name: str
+    push_notification_config: _ConfigV03
+
+
+class _PushesProtoV03(_Written, frozen=True):
+    configs: list[_PushProtoV03]
+    next_page_token: str = ""
+
+
+def _push_proto_v03(task_id: str, config: PushConfig) -> _PushProtoV03:
+    push = _push_v03(task_id, config).push_notification_config
+    return _PushProtoV03(f"tasks/{task_id}/pushNotificationConfigs/{config.id}", push)
+
+
+RESPONSES_PROTO_V03: Final = ResponseEncoder(
+    states=STATE_NAMES_V1 | {TaskState.CANCELED: CANCELLED_V03},
+    parts_of=parts_proto_v03.parts_of,
+    message_of=parts_proto_v03.message_of,
+    task_notes=_task_notes_v03,
+    change_notes=_change_notes_v03,
+    push=_push_proto_v03,
+    pushes=_PushesProtoV03,
+    deleted=b"{}",
+    kinds=False,
+    finals=True,
 )
