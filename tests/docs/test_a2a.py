@@ -18,7 +18,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 FORMAT = ROOT / "docs" / "formats" / "a2a.md"
 HERE = "http://localhost:8421"
 
-PATHS, START, VARIABLES, CARD, REST, RPC, STREAM, ASKING, KEY, SDK, LONG, REPAIR = re.findall(
+PATHS, START, VARIABLES, CARD, REST, RPC, OLD, STREAM, ASKING, KEY, SDK, LONG, REPAIR = re.findall(
     r"```sh\n(.*?)```", TEXT, re.DOTALL
 )
 AGENTS, CLIENT = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -66,6 +66,7 @@ def test_the_first_exchange_over_a2a_works_as_it_is_written(short_path: Path) ->
         said = terminal.type(RPC)
         assert "GOOD DAY" in said
         assert "GOOD EVENING" in said
+        assert "GOOD NIGHT" in terminal.type(OLD)
         streamed = terminal.type(STREAM)
         numbers = [int(number) for number in re.findall(r"^id: (\d+)$", streamed, re.MULTILINE)]
         assert numbers == [*range(1, 9), *range(4, 9)]
