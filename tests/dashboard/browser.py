@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import Any
 
 import httpx2
 
+from covenant.agents.api import Agent
+from covenant.model.task_event import StatusUpdate
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.waits import BOUND_S
 
@@ -26,9 +29,13 @@ class Browser:
     async def get(self, path: str, **headers: str) -> httpx2.Response:
         return await self.http.get(path, headers={"sec-fetch-site": "none", "accept": "text/html", **headers})
 
-    async def send(self, path: str, headers: dict[str, str] | None = None, **fields: str) -> httpx2.Response:
-        """Send a form of our own page, unless other headers say otherwise."""
-        return await self.http.post(path, data=fields, headers=OUR_PAGE if headers is None else headers)
+    async def send(self, path: str, **fields: str) -> httpx2.Response:
+        """Send a form of our own page."""
+        return await self.send_from(OUR_PAGE, path, **fields)
+
+    async def send_from(self, headers: dict[str, str], path: str, **fields: str) -> httpx2.Response:
+        """Send a form from a page that the browser says this of."""
+        return await self.http.post(path, data=fields, headers=headers)
 
     async def api(self, method: str, path: str, body: Any = None) -> httpx2.Response:
         """As a script of our own page asks."""
@@ -93,3 +100,44 @@ class ParsedPage(HTMLParser):
             for name, attributes in self.elements
             if name == "input" and attributes.get("type") in ("hidden", "text")
         }
+
+
+async def send_task(daemon: DaemonUnderTest, text: str, *, token: str | None = None, agent: str = "teller") -> Any:
+    """Send a message to an agent over A2A. Returns the task, as it is when it has ended or waits for its sender."""
+    message = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": text}]}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+    headers = {"A2A-Version": "1.0"}
+    answer = await daemon.ask("POST", f"/v1/a2a/agents/{agent}", token=token, json=body, headers=headers)
+    return answer.json()["result"]["task"]
+
+
+def asking_agent(agent_id: str = "teller") -> Agent:
+    """Asks what colour before it does anything."""
+    agent = Agent(agent_id)
+
+    @agent
+    async def answer(turn: Any) -> Any:
+        if turn.text.startswith("paint"):
+            return StatusUpdate("which <b>colour</b>?", state="input-required")
+        return f"done in {turn.text}"
+
+    return agent
+
+
+@dataclass(slots=True)
+class StuckTask:
+    task_id: str
+    lease_id: str
+    worker: str
+    """The token of whoever holds the lease."""
+
+
+async def leave_stuck(daemon: DaemonUnderTest, intent: str = "do it") -> StuckTask:
+    """A task that a worker has taken and does not go on with."""
+    worker = await daemon.identities.enroll(daemon.operator, f"worker{len(intent)}@test")
+    display = worker.identity.agent.display
+    await daemon.identities.grant(daemon.operator, f"a2a.send.{display}", to=daemon.operator.agent.display)
+    task = {"id": str(uuid.uuid4()), "recipient": {"display": display}, "intent_text": intent}
+    await daemon.ask("POST", "/a2a/tasks", json=task)
+    taken = (await daemon.ask("GET", "/a2a/tasks/next", token=worker.token)).json()
+    return StuckTask(taken["task"]["id"], taken["lease"]["lease_id"], worker.token)

@@ -86,9 +86,9 @@ async def test_what_changes_something_must_come_from_our_own_page(
     headers = {name: value.replace("OURS", daemon.url) for name, value in headers.items()}
     asked = await operator.http.post("/ui/api/login-codes", headers=headers)
     assert (asked.status_code, asked.json()["code"]) == (403, "cross_site")
-    out = await operator.send("/ui/logout", headers)
+    out = await operator.send_from(headers, "/ui/logout")
     assert out.status_code == 403
-    entered = await operator.send("/ui/login", headers, token=daemon.token)
+    entered = await operator.send_from(headers, "/ui/login", token=daemon.token)
     assert (entered.status_code, "set-cookie" in entered.headers) == (403, False)
     await operator.read("session")
 

@@ -13,6 +13,8 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from covenant.dashboard.act_pages import Act, ActPages
+from covenant.dashboard.admin_acts import DelegationAct, GrantAct, RevokeAct, TenantAct, TrustAct
 from covenant.dashboard.form_page import FormPage
 from covenant.dashboard.login_pages import CodePage, LoginPage, LogoutPage
 from covenant.dashboard.page_endpoint import HOME, ROOT, redirect, reply_page
@@ -20,6 +22,7 @@ from covenant.dashboard.same_origin import check_same_origin, read_cookie, secur
 from covenant.dashboard.session_operations import SESSION, allowed, operation_router
 from covenant.dashboard.sessions import Role, Sessions, UiSession
 from covenant.dashboard.static_files import StaticFiles, reply_file
+from covenant.dashboard.task_acts import AnswerAct, CancelAct, PushAct, RepairAct
 from covenant.doors.http.endpoint import Endpoint
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.responses import MAILBOX, reply, reply_not_allowed, reply_refused
@@ -29,6 +32,20 @@ from covenant.model.errors import Refusal
 
 FIRST_PAGE: Final = "attention"
 SAFE: Final = ("GET", "HEAD")
+
+
+ACTS: Final[dict[str, Act]] = {
+    "repair": RepairAct(),
+    "cancel": CancelAct(),
+    "answer": AnswerAct(),
+    "push": PushAct(),
+    "trust": TrustAct(),
+    "revoke": RevokeAct(),
+    "grant": GrantAct(),
+    "tenant": TenantAct(),
+    "delegation": DelegationAct(),
+}
+"""The verbs that have a form, each by its name in the path."""
 
 
 class Dashboard:
@@ -44,6 +61,7 @@ class Dashboard:
             "login": LoginPage("ui_login", api, sessions, base_url),
             "code": CodePage("ui_code", api, sessions, base_url),
             "logout": LogoutPage("ui_logout", api, sessions, base_url),
+            "act": ActPages(ACTS, api, sessions, base_url),
         }
 
     def routes(self) -> Sequence[BaseRoute]:
@@ -58,7 +76,7 @@ class Dashboard:
             return
         first, _, rest = path.removeprefix(HOME).partition("/")
         if first == "api":
-            await self._serve_operation({**scope, "path": f"/{rest}"}, receive, send)
+            await self._serve_operation({**scope, "path": f"/{rest}", "path_params": {}}, receive, send)
         elif first in self._pages:
             await self._pages[first](scope, receive, send)
         elif scope["method"] in SAFE:
@@ -93,21 +111,9 @@ class SessionShown(msgspec.Struct, frozen=True, kw_only=True, tag="ui_session", 
     node: str
     version: str
     can: tuple[str, ...]
+    """The verbs that have a form for this role."""
     peers: bool
     expires_in_ms: int
-
-
-CAN: Final = {
-    "repair": "repair_a2a_task",
-    "cancel": "cancel_a2a_task",
-    "trust": "trust_peer",
-    "revoke": "revoke_identity",
-    "grant": "grant_capability",
-    "tenant": "change_tenant",
-    "push": "retry_a2a_push",
-    "delegation": "cancel_delegation",
-}
-"""What a page offers, and the operation that does it."""
 
 
 class SessionInfo(Endpoint):
@@ -125,7 +131,7 @@ class SessionInfo(Endpoint):
             tenant=session.tenant,
             node=self._node,
             version=self._api.version,
-            can=tuple(word for word, kind in CAN.items() if allowed(session.role, kind)),
+            can=tuple(verb for verb, act in ACTS.items() if allowed(session.role, act.kind)),
             peers=self._api.services.peers is not None and session.role is not Role.TENANT,
             expires_in_ms=self._sessions.expires_in_ms(session),
         )

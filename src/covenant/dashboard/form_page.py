@@ -71,12 +71,14 @@ def select(label: str, name: str, options: Sequence[tuple[str, str]], chosen: st
     return tag("label", label, tag("select", *made, name=name))
 
 
-def choices(legend: str, name: str, options: Sequence[tuple[str, str]], chosen: str = "") -> Markup:
-    """Radio buttons; none is chosen unless that was said, and one must be."""
+def choices(
+    legend: str, name: str, options: Sequence[tuple[str, str]], chosen: str = "", *, required: bool = True
+) -> Markup:
+    """Radio buttons; none is chosen unless that was said."""
     made = [
         tag(
             "label",
-            tag("input", type="radio", name=name, value=value, checked=value == chosen, required=True),
+            tag("input", type="radio", name=name, value=value, checked=value == chosen, required=required),
             " ",
             words,
             class_="choice",

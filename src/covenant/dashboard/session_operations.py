@@ -42,7 +42,7 @@ VIEWED: Final = frozenset(
 )
 """What a viewer may ask: it changes nothing and takes nothing. Not every GET is so: receiving is one."""
 
-OWN: Final = frozenset({"show_a2a_task", "a2a_tree", "cancel_a2a_task"})
+OWN: Final = frozenset({"show_a2a_task", "a2a_tree", "cancel_a2a_task", "answer_a2a_task"})
 """What a tenant may ask of a task of its own, by `task_id`."""
 
 

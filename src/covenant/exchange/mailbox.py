@@ -23,6 +23,7 @@ from covenant.ledger.machine.commands import (
     Access,
     Cancel,
     Canceled,
+    Continue,
     Drain,
     Drained,
     GiveBack,
@@ -43,8 +44,9 @@ from covenant.ledger.machine.commands import (
 from covenant.ledger.machine.decisions.acceptance import unknown_recipient
 from covenant.ledger.machine.decisions.repairs import scan_row
 from covenant.ledger.machine.identity_commands import WriteAuditRow
-from covenant.ledger.machine.states import LIVE_NAMES
-from covenant.model.errors import Forbidden, Invalid, NotFound, Refusal, TooLarge, Unavailable
+from covenant.ledger.machine.states import LIVE_NAMES, PARKED
+from covenant.model.content import Text
+from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, Refusal, TooLarge, Unavailable
 from covenant.model.grant import (
     COMPACT_ACTION,
     FORCE_ERROR_ACTION,
@@ -65,8 +67,9 @@ from covenant.model.retry_policy import (
 )
 from covenant.model.settings import DEPTH_MAX
 from covenant.model.task import DELEGATION, Lease, Result, Task, check_chain, fingerprint
-from covenant.model.task_event import Update
+from covenant.model.task_event import MessageUpdate, Update
 from covenant.model.tracing import DUPLICATE, OFF, Tracer, traced
+from covenant.seal.keys import nonce
 
 REASON_LENGTH_MAX: Final = 2_000
 NAME_LENGTH_MAX: Final = 1_000
@@ -240,6 +243,22 @@ class MailboxExchange:
     async def cancel(self, principal: Principal, task_id: TaskId, reason: str) -> Canceled:
         return await self._ledger.commit(
             Cancel(task_id=task_id, viewer=principal.viewer, by=principal.agent, reason=check_reason(reason, "cancel"))
+        )
+
+    async def answer(self, principal: Principal, task_id: TaskId, text: str) -> None:
+        """The next message to a task that waits for its sender; from its sender, or from the operator."""
+        if not text.strip():
+            raise Invalid("invalid_answer", "the answer must not be empty")
+        message = MessageUpdate(role="user", parts=(Text(text),), message_id=nonce())
+        check_size(_encode(message), self.limits.update_bytes_max, "answer")
+        entry = await self._ledger.entry(task_id)
+        if entry is None or principal.viewer not in (None, entry.task.sender.pubkey):
+            raise NotFound("unknown_task", f"no task {task_id} of yours is live here")
+        if entry.state is not PARKED:
+            raise Conflict("not_waiting", f"task {task_id} does not wait for its sender: it is {entry.state.wire_name}")
+        assert message.message_id is not None
+        await self._ledger.commit(
+            Continue(task_id=task_id, viewer=principal.viewer, message=message, message_id=message.message_id)
         )
 
     async def settle(self, principal: Principal, result: Result, lease_id: LeaseId | None) -> Settled:

@@ -264,6 +264,12 @@ class CancelTaskRequest(TaskRequest, frozen=True, kw_only=True):
     reason: str
 
 
+class AnswerRequest(TaskRequest, frozen=True, kw_only=True):
+    """What the sender of a task says to it, as text."""
+
+    text: str
+
+
 class RequeueCommand(msgspec.Struct, frozen=True, gc=False, tag_field="action", tag="requeue"):
     duplicate_risk: Literal["idempotent", "operator_accepted", "operator-accepted"]
     lease_id: str | None = None

@@ -24,6 +24,7 @@ from covenant.model.peers.delegation import (
 )
 from covenant.model.peers.delegation_messages import Profile
 from covenant.model.peers.instance import InstanceId, Trust
+from covenant.seal.identity import fingerprint_of
 from covenant.wire.mailbox import EmptyRequest, Request, StrictRequest
 from covenant.wire.peers import DelegateRequest, Named
 
@@ -132,6 +133,8 @@ class PeerShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     name: str
     url: str | None
     public_key: str | None
+    fingerprint: str
+    """Of its key, for people to compare; it follows from the id."""
     trust_level: Trust
     denied: bool
     source: str
@@ -150,6 +153,7 @@ def peer_shown(peer: Peer, waiting: PendingMessages, now_ms: int) -> PeerShown:
         PeerShown,
         peer,
         public_key=peer.keys.identity_key if peer.keys is not None else None,
+        fingerprint=fingerprint_of(peer.id),
         trust_level=peer.trust,
         status=_presence(peer, waiting, now_ms),
         last_seen=peer.heard_at_ms or None,

@@ -28,6 +28,7 @@ from covenant.model.push import Push
 from covenant.model.retry_policy import RepairOutcome, RetryReport
 from covenant.model.task import Result, Task
 from covenant.wire.mailbox import (
+    AnswerRequest,
     EmptyRequest,
     QueueRequest,
     RecentRequest,
@@ -92,6 +93,10 @@ class Repaired(ApiAnswer, frozen=True, kw_only=True, tag="a2a_repaired"):
     outcome: RepairOutcome
 
 
+class AnsweredTask(ApiAnswer, frozen=True, kw_only=True, tag="a2a_answered"):
+    task_id: TaskId
+
+
 class AutoRetried(ApiAnswer, frozen=True, kw_only=True, tag="a2a_auto_retried"):
     report: RetryReport
 
@@ -140,6 +145,12 @@ async def show_a2a_task(services: Services, caller: Principal, request: TaskRequ
 
 async def a2a_tree(services: Services, caller: Principal, request: TaskRequest) -> TreeShown:
     return TreeShown(tree=await services.exchange.tree(caller, request.parsed_task_id()))
+
+
+async def answer_a2a_task(services: Services, caller: Principal, request: AnswerRequest) -> AnsweredTask:
+    task_id = request.parsed_task_id()
+    await services.exchange.answer(caller, task_id, request.text)
+    return AnsweredTask(task_id=task_id)
 
 
 async def repair_a2a_task(services: Services, caller: Principal, request: RepairTask) -> Repaired:
@@ -230,6 +241,7 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("GET", "/a2a/queue", a2a_queue, "Leases, queued tasks and undrained results; the most worrying first"),
     ApiOperation("GET", "/a2a/tasks/{task_id}/show", show_a2a_task, "Everything known of one task"),
     ApiOperation("GET", "/a2a/tasks/{task_id}/tree", a2a_tree, "The tasks under a root, by parent"),
+    ApiOperation("POST", "/a2a/tasks/{task_id}/answer", answer_a2a_task, "Answer a task that waits for its sender"),
     ApiOperation(
         "POST", "/a2a/repair", repair_a2a_task, "Requeue a leased task, or settle it with an error", frame=WrappedRepair
     ),

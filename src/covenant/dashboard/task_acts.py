@@ -1,0 +1,140 @@
+"""Acts on tasks: repair, cancel, answer, and another try of a push notification."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from covenant.dashboard.act_pages import Act, ActContext, ActDone, ActForm
+from covenant.dashboard.form_page import Markup, choices, facts, field, joined, long_field
+from covenant.doors.operator_api.tasks import TaskShown
+from covenant.model.grant import FORCE_ERROR_ACTION, REQUEUE_ACTION
+
+COMMANDS: Final = (
+    ("requeue", "Requeue: the lease ends, and the task goes back into its queue"),
+    ("force_error", "Force an error: the task ends as failed, with the message below"),
+)
+RISKS: Final = (
+    ("idempotent", "The work may run twice without harm: it is idempotent"),
+    ("operator_accepted", "I accept that it may run twice"),
+)
+
+
+def task_page(task_id: str) -> str:
+    return f"/ui/task/{task_id}" if task_id.replace("-", "").isalnum() else "/ui/tasks"
+
+
+async def task_facts(context: ActContext) -> tuple[Markup, TaskShown]:
+    """The task as it is seen now."""
+    shown: TaskShown = await context.run("show_a2a_task", task_id=context.text("task"))
+    live = live_lease(shown)
+    rows: list[tuple[str, Any]] = [
+        ("Task", shown.task.id),
+        ("State", shown.state + (", its holder is lost" if shown.holder_lost else "")),
+        ("Agent", shown.task.recipient.display),
+        ("Sender", shown.task.sender.display),
+        ("Attempt", shown.attempt),
+        ("Lease", context.text("lease") or live),
+        ("Intent", shown.task.intent_text[:400]),
+    ]
+    return facts(rows), shown
+
+
+def live_lease(shown: TaskShown) -> str:
+    return next((lease.lease_id for lease in reversed(shown.leases) if lease.outcome is None), "")
+
+
+class RepairAct(Act):
+    kind = "repair_a2a_task"
+
+    async def form(self, context: ActContext) -> ActForm:
+        seen, shown = await task_facts(context)
+        command = context.text("command")
+        fields = joined(
+            (
+                seen,
+                choices("What to do", "command", COMMANDS, command),
+                choices("If it is requeued", "risk", RISKS, context.text("risk"), required=False),
+                field("Message of the error, if one is forced", "message", context.text("message")),
+                long_field("Reason (for the audit)", "reason", context.text("reason"), required=True),
+            )
+        )
+        lead = (
+            "The lease that you see here ends. If the task is under another lease by then, nothing happens. "
+            "A requeued task is given to the next worker that asks. If the old holder still works on it, the work runs "
+            "twice, and the old holder's late result is not taken."
+        )
+        lease = context.text("lease") or live_lease(shown)
+        kept = {"task": context.text("task"), "lease": lease}
+        return ActForm("Repair a task", lead, fields, "Repair", kept, task_page(shown.task.id), danger=True)
+
+    async def act(self, context: ActContext) -> ActDone:
+        lease_id = context.text("lease") or None
+        if context.text("command") == "force_error":
+            command = {"action": "force_error", "message": context.text("message") or context.text("reason")}
+        else:
+            command = {"action": context.text("command"), "duplicate_risk": context.text("risk")}
+        if lease_id is not None:
+            command["lease_id"] = lease_id
+        task_id = context.text("task")
+        await context.run("repair_a2a_task", task_id=task_id, command=command, reason=context.text("reason"))
+        return ActDone(context.next(task_page(task_id)))
+
+    def missing_action(self, context: ActContext) -> str | None:
+        return FORCE_ERROR_ACTION if context.text("command") == "force_error" else REQUEUE_ACTION
+
+
+class CancelAct(Act):
+    kind = "cancel_a2a_task"
+
+    async def form(self, context: ActContext) -> ActForm:
+        seen, shown = await task_facts(context)
+        fields = joined((seen, long_field("Reason (for the audit)", "reason", context.text("reason"), required=True)))
+        lead = (
+            "The task ends as canceled, with all that was delegated for it. Whoever works on it is told to stop. "
+            "What is already done stays done."
+        )
+        back = task_page(shown.task.id)
+        return ActForm("Cancel a task", lead, fields, "Cancel the task", {"task": shown.task.id}, back, danger=True)
+
+    async def act(self, context: ActContext) -> ActDone:
+        task_id = context.text("task")
+        await context.run("cancel_a2a_task", task_id=task_id, reason=context.text("reason"))
+        return ActDone(context.next(task_page(task_id)))
+
+
+class AnswerAct(Act):
+    kind = "answer_a2a_task"
+
+    async def form(self, context: ActContext) -> ActForm:
+        seen, shown = await task_facts(context)
+        asked = next((each for each in reversed(shown.updates) if each.kind == "parked"), None)
+        question = facts([("It asks", _said(asked.body) if asked is not None else "")])
+        fields = joined((seen, question, long_field("Answer", "text", context.text("text"), required=True)))
+        lead = "The task waits for its sender. Your answer is its next message, and the task goes back into its queue."
+        back = task_page(shown.task.id)
+        return ActForm("Answer a task", lead, fields, "Send the answer", {"task": shown.task.id}, back)
+
+    async def act(self, context: ActContext) -> ActDone:
+        task_id = context.text("task")
+        await context.run("answer_a2a_task", task_id=task_id, text=context.text("text"))
+        return ActDone(context.next(task_page(task_id)))
+
+
+def _said(body: Any) -> str:
+    """The text of a status, in the ledger's own form."""
+    parts = body.get("parts") or ({"text": body.get("text")},)
+    return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+
+
+class PushAct(Act):
+    kind = "retry_a2a_push"
+
+    async def form(self, context: ActContext) -> ActForm:
+        kept = {"task": context.text("task"), "push": context.text("push")}
+        fields = facts([("Task", kept["task"]), ("Push configuration", kept["push"])])
+        lead = "Its receiver is called again at once, from the step on that it has not taken."
+        return ActForm("Try a push notification again", lead, fields, "Try again", kept, "/ui/push")
+
+    async def act(self, context: ActContext) -> ActDone:
+        await context.run("retry_a2a_push", task_id=context.text("task"), push_id=context.text("push"))
+        return ActDone(context.next("/ui/push"))

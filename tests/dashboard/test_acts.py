@@ -1,0 +1,223 @@
+"""The forms: what each does, for whom, and that what stands in them is text."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.dashboard.dashboard import ACTS
+from covenant.doors.operator_api import OPERATIONS
+from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
+from tests.dashboard.browser import (
+    Browser,
+    ParsedPage,
+    asking_agent,
+    leave_stuck,
+    new_viewer,
+    open_browser,
+    send_task,
+)
+
+
+async def test_a_stuck_task_is_requeued_with_a_reason(daemon: DaemonUnderTest, operator: Browser) -> None:
+    stuck = await leave_stuck(daemon)
+    await daemon.identities.grant(daemon.operator, "a2a.repair.requeue", to=daemon.operator.agent.display)
+    page = ParsedPage((await operator.get(f"/ui/act/repair?task={stuck.task_id}")).text)
+    assert page.fields()["lease"] == stuck.lease_id, "the lease as it is seen is the guard"
+    form = {"task": stuck.task_id, "lease": stuck.lease_id, "command": "requeue", "risk": "idempotent"}
+    unsaid = await operator.send("/ui/act/repair", **form, reason="")
+    assert (unsaid.status_code, "reason" in unsaid.text) == (400, True)
+    done = await operator.send("/ui/act/repair", **form, reason="the worker is gone")
+    assert (done.status_code, done.headers["location"]) == (303, f"/ui/task/{stuck.task_id}")
+    assert (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["state"] == "queued"
+    rows = (await operator.read("audit/recent?limit=50"))["events"]
+    (repaired,) = [row for row in rows if row["kind"]["type"] == "a2a_repair_applied"]
+    assert (repaired["issuer"]["display"], repaired["kind"]["reason"]) == ("operator@local", "the worker is gone")
+
+
+async def test_a_repair_of_another_lease_than_was_seen_changes_nothing(
+    daemon: DaemonUnderTest, operator: Browser
+) -> None:
+    stuck = await leave_stuck(daemon)
+    await daemon.identities.grant(daemon.operator, "a2a.repair.requeue", to=daemon.operator.agent.display)
+    form = {"task": stuck.task_id, "command": "requeue", "risk": "idempotent", "reason": "gone"}
+    assert (await operator.send("/ui/act/repair", **form, lease=stuck.lease_id)).status_code == 303
+    await daemon.ask("GET", "/a2a/tasks/next", token=stuck.worker)
+    late = await operator.send("/ui/act/repair", **form, lease=stuck.lease_id)
+    assert (late.status_code, "another lease" in late.text) == (409, True)
+    assert (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["state"] == "in_flight"
+
+
+async def test_a_missing_grant_is_said_and_offered(daemon: DaemonUnderTest, operator: Browser) -> None:
+    stuck = await leave_stuck(daemon)
+    form = {"task": stuck.task_id, "lease": stuck.lease_id, "command": "force_error", "reason": "r", "message": "m"}
+    refused = await operator.send("/ui/act/repair", **form)
+    assert refused.status_code == 403
+    (offer,) = [
+        str(attributes["href"])
+        for name, attributes in ParsedPage(refused.text).elements
+        if name == "a" and "act/grant" in str(attributes.get("href"))
+    ]
+    given = ParsedPage((await operator.get(offer)).text).fields()
+    assert given["action"] == "a2a.repair.force_error"
+    assert (await operator.send("/ui/act/grant", **given)).status_code == 303
+    assert (await operator.send("/ui/act/repair", **form)).status_code == 303
+    assert (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["result"]["error_message"] == "m"
+
+
+async def test_a_task_that_waits_is_answered_and_goes_on(short_path: Path) -> None:
+    async with (
+        open_daemon_under_test(short_path / "home", asking_agent()) as daemon,
+        open_browser(daemon, daemon.token) as browser,
+    ):
+        task = await send_task(daemon, "paint it")
+        page = ParsedPage((await browser.get(f"/ui/act/answer?task={task['id']}")).text)
+        assert "which <b>colour</b>?" in page.text
+        with daemon.daemon.base.storage.ledger.watch(task["id"]) as watch:
+            done = await browser.send("/ui/act/answer", task=task["id"], text="red")
+            assert (done.status_code, done.headers["location"]) == (303, f"/ui/task/{task['id']}")
+            while (await browser.read(f"a2a/tasks/{task['id']}/show"))["result"] is None:
+                await watch.next(60)
+        again = await browser.send("/ui/act/answer", task=task["id"], text="blue")
+        assert again.status_code in {404, 409}
+
+
+async def test_a_task_is_canceled_with_a_reason(daemon: DaemonUnderTest, operator: Browser) -> None:
+    stuck = await leave_stuck(daemon)
+    assert (await operator.send("/ui/act/cancel", task=stuck.task_id, reason="")).status_code == 400
+    assert (await operator.send("/ui/act/cancel", task=stuck.task_id, reason="not needed")).status_code == 303
+    assert (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["a2a_state"] == "canceled"
+
+
+async def test_tenants_are_rotated_disabled_and_enabled(daemon: DaemonUnderTest, operator: Browser) -> None:
+    old = await daemon.add_tenant("acme")
+    shown = await operator.send("/ui/act/tenant", name="acme", do="rotate")
+    assert (shown.status_code, shown.headers["cache-control"]) == (200, "no-store")
+    (token,) = re.findall(r"atr_[0-9a-f]{64}", ParsedPage(shown.text).text)
+    assert daemon.tenants.recognise(old) is None
+    assert daemon.tenants.recognise(token) is not None
+    assert (await operator.send("/ui/act/tenant", name="acme", do="disable")).status_code == 303
+    assert daemon.tenants.recognise(token) is None
+    assert (await operator.send("/ui/act/tenant", name="acme", do="enable")).status_code == 303
+    assert daemon.tenants.recognise(token) is not None
+    assert (await operator.send("/ui/act/tenant", name="acme", do="sell")).status_code == 400
+
+
+async def test_an_identity_and_a_grant_are_revoked(daemon: DaemonUnderTest, operator: Browser) -> None:
+    token = await new_viewer(daemon)
+    (grant,) = [each for each in await daemon.identities.grants(daemon.operator, 10) if each.action == "ui.view"]
+    assert (await operator.send("/ui/act/revoke", grant=grant.signature_b58)).status_code == 303
+    assert (await daemon.ask("POST", "/login-codes", token=token)).status_code == 403
+    assert (await operator.send("/ui/act/revoke", identity="eve@test")).status_code == 303
+    assert (await daemon.ask("POST", "/login-codes", token=token)).status_code == 401
+    assert (await operator.send("/ui/act/revoke")).status_code == 400
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "</textarea></form><form action=//evil>",
+    "\u202egnp.exe",
+    "x" * 1_000_000,
+]
+
+
+@pytest.mark.parametrize("words", HOSTILE, ids=["script", "attribute", "form", "bidi", "megabyte"])
+async def test_what_others_wrote_is_text_in_a_form(daemon: DaemonUnderTest, operator: Browser, words: str) -> None:
+    stuck = await leave_stuck(daemon, words)
+    for path in (f"/ui/act/repair?task={stuck.task_id}", f"/ui/act/cancel?task={stuck.task_id}"):
+        plain = ParsedPage((await operator.get(path)).text)
+        names = {name for name, _ in plain.elements}
+        assert names <= {
+            *("html", "head", "meta", "title", "link", "script", "body", "header", "a", "span", "form", "button"),
+            *("main", "h1", "p", "dl", "dt", "dd", "fieldset", "legend", "label", "input", "textarea", "div"),
+        }
+        assert [attributes.get("src") for name, attributes in plain.elements if name == "script"] == [
+            "/ui/static/form.js"
+        ]
+        assert all(not key.startswith("on") for _, attributes in plain.elements for key in attributes)
+        assert words[:300] in plain.text
+    refused = await operator.send("/ui/act/cancel", task=stuck.task_id, reason="", next=words[:1_000])
+    assert "<script>alert" not in refused.text
+    assert len(refused.text) < 60_000
+
+
+async def test_a_form_without_a_session_leads_to_the_login_and_back(daemon: DaemonUnderTest) -> None:
+    async with open_browser(daemon) as browser:
+        asked = "/ui/act/cancel?task=11111111-1111-4111-8111-111111111111"
+        led = await browser.get(asked)
+        assert led.status_code == 303
+        login = await browser.get(led.headers["location"])
+        assert ParsedPage(login.text).fields()["next"] == asked
+        assert (await browser.send("/ui/act/cancel", task="x", reason="r")).status_code == 401
+
+
+ROLES = ("operator", "viewer", "tenant")
+TENANTS_ACTS = {"cancel", "answer"}
+TENANTS_OPERATIONS = {"show_a2a_task", "a2a_tree", "cancel_a2a_task", "answer_a2a_task"}
+
+
+async def token_of(daemon: DaemonUnderTest, role: str) -> str:
+    if role == "operator":
+        return daemon.token
+    return await new_viewer(daemon) if role == "viewer" else await daemon.add_tenant("acme")
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_each_role_has_the_forms_it_may_use_and_no_others(daemon: DaemonUnderTest, role: str) -> None:
+    async with open_browser(daemon, await token_of(daemon, role)) as browser:
+        allowed = {"operator": set(ACTS), "viewer": set(), "tenant": TENANTS_ACTS}[role]
+        assert set((await browser.read("session"))["can"]) == allowed
+        for verb in ACTS:
+            for answer in (await browser.get(f"/ui/act/{verb}"), await browser.send(f"/ui/act/{verb}")):
+                assert (answer.status_code == 403) == (verb not in allowed), (verb, answer.text)
+
+
+def changes(kind: str) -> bool:
+    """Whether an operation changes something, or takes something."""
+    return not kind.startswith(("show_", "list_", "recent_", "find_", "count_")) and kind not in READING
+
+
+READING = {
+    *("a2a_queue", "a2a_tree", "a2a_pushes", "verify_audit_integrity", "peer_capabilities", "peer_config"),
+    *("delegation_tree", "delegation_proof"),
+}
+
+
+@pytest.mark.parametrize("role", ["viewer", "tenant"])
+async def test_each_role_has_the_operations_it_may_use_and_no_others(daemon: DaemonUnderTest, role: str) -> None:
+    async with open_browser(daemon, await token_of(daemon, role)) as browser:
+        for operation in OPERATIONS:
+            path = operation.path
+            for name in ("task_id", "peer_id", "delegation_id", "name", "tenant", "agent_id"):
+                path = path.replace(f"{{{name}}}", "default" if name in {"name", "tenant"} else "x")
+            answer = await browser.api(operation.method, path.removeprefix("/"), {} if operation.in_body else None)
+            refused = answer.status_code == 403 and answer.json()["code"] == "role_forbidden"
+            expected = changes(operation.kind) if role == "viewer" else operation.kind not in TENANTS_OPERATIONS
+            assert refused == expected, (operation.kind, answer.text)
+
+
+async def test_a_tenant_sees_cancels_and_answers_its_own_tasks_and_detects_no_others(short_path: Path) -> None:
+    async with open_daemon_under_test(short_path / "home", asking_agent()) as daemon:
+        token = await daemon.add_tenant("acme", asking_agent())
+        own, other = await send_task(daemon, "paint", token=token), await send_task(daemon, "paint")
+        async with open_browser(daemon, token) as browser:
+            shown = await browser.read(f"a2a/tasks/{own['id']}/show")
+            assert shown["task"]["id"] == own["id"]
+            absent = "11111111-1111-4111-8111-111111111111"
+            refusals: list[Any] = []
+            for task_id in (other["id"], absent):
+                answers = [
+                    await browser.api("GET", f"a2a/tasks/{task_id}/show"),
+                    await browser.api("GET", f"a2a/tasks/{task_id}/tree"),
+                    await browser.api("POST", f"a2a/tasks/{task_id}/cancel", {"reason": "r"}),
+                    await browser.api("POST", f"a2a/tasks/{task_id}/answer", {"text": "t"}),
+                    await browser.send("/ui/act/cancel", task=task_id, reason="r"),
+                ]
+                refusals += [(answer.status_code, answer.text.replace(task_id, "ID")) for answer in answers]
+            assert refusals[:5] == refusals[5:], "another's task and none at all look the same"
+            assert {status for status, _ in refusals} == {404}
+            assert (await browser.send("/ui/act/answer", task=own["id"], text="red")).status_code == 303
+        async with open_browser(daemon, daemon.token) as browser:
+            assert (await browser.read(f"a2a/tasks/{other['id']}/show"))["state"] == "parked"
