@@ -155,7 +155,7 @@ async def test_a_form_without_a_session_leads_to_the_login_and_back(daemon: Daem
 
 ROLES = ("operator", "viewer", "tenant")
 TENANTS_ACTS = {"cancel", "answer"}
-TENANTS_OPERATIONS = {"show_a2a_task", "a2a_tree", "cancel_a2a_task", "answer_a2a_task"}
+TENANTS_OPERATIONS = {"show_a2a_task", "a2a_tree", "cancel_a2a_task", "answer_a2a_task", "find_a2a_tasks"}
 
 
 async def token_of(daemon: DaemonUnderTest, role: str) -> str:
@@ -203,6 +203,8 @@ async def test_a_tenant_sees_cancels_and_answers_its_own_tasks_and_detects_no_ot
         token = await daemon.add_tenant("acme", asking_agent())
         own, other = await send_task(daemon, "paint", token=token), await send_task(daemon, "paint")
         async with open_browser(daemon, token) as browser:
+            for asked in ("a2a/tasks", "a2a/tasks?tenant=default"):
+                assert [each["task_id"] for each in (await browser.read(asked))["tasks"]] == [own["id"]]
             shown = await browser.read(f"a2a/tasks/{own['id']}/show")
             assert shown["task"]["id"] == own["id"]
             absent = "11111111-1111-4111-8111-111111111111"

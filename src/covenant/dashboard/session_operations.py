@@ -22,8 +22,9 @@ from covenant.doors.operator_api import OPERATIONS
 from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, ApiContext, Services
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.tasks.reader import unknown_task
-from covenant.model.errors import Forbidden, NotFound
+from covenant.model.errors import Forbidden, Invalid, NotFound
 from covenant.model.ids import parse_task_id
+from covenant.wire.json_input import shorten
 from covenant.wire.mailbox import Request
 
 SESSION: Final = "covenant.ui_session"
@@ -33,7 +34,7 @@ R = TypeVar("R", bound=Request)
 
 VIEWED: Final = frozenset(
     """
-    recent_a2a_tasks recent_a2a_results a2a_queue show_a2a_task a2a_tree a2a_pushes
+    find_a2a_tasks recent_a2a_tasks recent_a2a_results a2a_queue show_a2a_task a2a_tree a2a_pushes
     list_identities recent_capabilities recent_audit verify_audit_integrity
     list_tenants list_agents show_agent
     list_peers show_peer peer_capabilities list_peer_messages peer_config
@@ -45,30 +46,37 @@ VIEWED: Final = frozenset(
 OWN: Final = frozenset({"show_a2a_task", "a2a_tree", "cancel_a2a_task", "answer_a2a_task"})
 """What a tenant may ask of a task of its own, by `task_id`."""
 
+WITHIN: Final = frozenset({"find_a2a_tasks"})
+"""What a tenant may ask of its own tasks alone, by `tenant`."""
+
 
 def allowed(role: Role, kind: str) -> bool:
     """Whether a role may use the operation of this kind at all."""
     if role is Role.OPERATOR:
         return True
-    return kind in (VIEWED if role is Role.VIEWER else OWN)
+    return kind in (VIEWED if role is Role.VIEWER else OWN | WITHIN)
 
 
-async def principal_for(
-    session: UiSession, operation: AnyApiOperation, request: Request, services: Services
-) -> Principal:
-    """As whom the operation runs, once it is known that this session may have it run on what it names."""
+async def scoped(session: UiSession, operation: AnyApiOperation, request: R, services: Services) -> tuple[Principal, R]:
+    """As whom the operation runs, on what: once it is known that this session may have it run on that."""
     if not allowed(session.role, operation.kind):
         raise role_forbidden(session.role, operation.kind)
-    principal = session.principal
     if session.role is Role.OPERATOR:
-        return principal
+        return session.principal, request
     if session.role is Role.TENANT:
-        given = str(getattr(request, "task_id", ""))
-        parties = await services.ledger.parties(parse_task_id(given))
-        if parties is None or parties.tenant != session.tenant:
-            raise unknown_task(given)
-    # It is in the table above, or about a task of one's own: it may be seen as the operator sees it.
-    return msgspec.structs.replace(principal, operator=True)
+        if operation.kind in WITHIN:
+            request = msgspec.structs.replace(request, tenant=session.tenant)
+        else:
+            await _check_own(session, request, services)
+    # It is in a table above, and about one's own: so much may be seen as the operator sees it.
+    return msgspec.structs.replace(session.principal, operator=True), request
+
+
+async def _check_own(session: UiSession, request: Request, services: Services) -> None:
+    given = str(getattr(request, "task_id", ""))
+    parties = await services.ledger.parties(parse_task_id(given))
+    if parties is None or parties.tenant != session.tenant:
+        raise unknown_task(given)
 
 
 def role_forbidden(role: Role, what: str) -> Forbidden:
@@ -86,8 +94,7 @@ class SessionEndpoint(OperationEndpoint[R]):
         if self._in_body:
             found = body_at_hand(send, self._body_bytes_max)
             body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
-        request = self._request(scope, body)
-        caller = await principal_for(session, self._operation, request, self._services)
+        caller, request = await scoped(session, self._operation, self._request(scope, body), self._services)
         if self._operation.wait is not None and getattr(request, "wait_ms", None):
             answer = await self._wait(caller, request, scope, receive, send)
         else:
@@ -117,6 +124,9 @@ async def run_for(
     session: UiSession, operation: AnyApiOperation, services: Services, fields: Mapping[str, Any]
 ) -> ApiAnswer:
     """Run an operation for a form: the same checks, and the same operation."""
-    request = msgspec.convert(fields, operation.request)
-    caller = await principal_for(session, operation, request, services)
+    try:
+        request = msgspec.convert(fields, operation.request)
+    except msgspec.ValidationError as wrong:
+        raise Invalid("invalid_request", shorten(str(wrong))) from None
+    caller, request = await scoped(session, operation, request, services)
     return await operation.run(services, caller, request)

@@ -21,6 +21,7 @@ from covenant.doors.operator_api.identities import (
     IdentityList,
     IdentityRevokedAnswer,
     IdentityShown,
+    LoginCodeAnswer,
     TokenRotated,
 )
 from covenant.doors.operator_api.mailbox import (
@@ -49,6 +50,7 @@ from covenant.doors.operator_api.operation import (
     error_of,
 )
 from covenant.doors.operator_api.tasks import (
+    AnsweredTask,
     AutoRetried,
     CompactedAnswer,
     PushList,
@@ -433,6 +435,11 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
         AuditIntegrity(report=AuditReport(events=1, anchors=1, valid=True, root_hash_hex="00")),
         '{"kind":"audit_integrity","report":{"events":1,"anchors":1,"valid":true,"root_hash_hex":"00","failures":[]}}',
     ),
+    (
+        LoginCodeAnswer(code="c", url="http://h/ui/code#c", lasts_ms=60_000),
+        '{"kind":"login_code","code":"c","url":"http://h/ui/code#c","lasts_ms":60000}',
+    ),
+    (AnsweredTask(task_id=TaskId("t")), '{"kind":"a2a_answered","task_id":"t"}'),
     (AuditPurgedAnswer(before_ms=1, purged=2), '{"kind":"audit_purged","before_ms":1,"purged":2}'),
     (
         ProtocolInfo(info=ProtocolVersions(), server="covenant/1"),

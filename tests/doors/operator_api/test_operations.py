@@ -366,6 +366,27 @@ async def test_a_long_chain_of_tasks_is_still_a_tree_that_can_be_told(under_test
         assert (await speaker.ask(alice, "a2a_tree", task_id=root))["tree"]["children"]
 
 
+async def test_a_task_that_waits_is_answered_by_its_sender_alone(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
+    task, lease = await leased_task(speaker, alice, bob)
+    waits = {"type": "status", "state": "input-required", "text": "which colour?"}
+    early = await speaker.tell(alice, "answer_a2a_task", task_id=task["id"], text="red")
+    assert early.answer["code"] == "not_waiting"
+    await speaker.ask(bob, "update_a2a_task", task_id=task["id"], lease_id=lease["lease_id"], update=waits)
+    theirs = await speaker.tell(bob, "answer_a2a_task", task_id=task["id"], text="red")
+    assert theirs.answer["code"] == "unknown_task"
+    empty = await speaker.tell(alice, "answer_a2a_task", task_id=task["id"], text=" ")
+    assert empty.answer["code"] == "invalid_answer"
+    answered = await speaker.ask(alice, "answer_a2a_task", task_id=task["id"], text="red")
+    assert answered == {"kind": "a2a_answered", "task_id": task["id"]}
+    taken = (await speaker.ask(bob, "try_recv_a2a_task"))["tasks"][0]
+    assert (taken["turn"], taken["messages"][0]["parts"]) == (2, [{"type": "text", "text": "red"}])
+
+
+async def test_without_a_dashboard_nobody_has_a_code_for_it(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    assert (await speaker.tell(under_test.operator, "make_login_code")).answer["code"] == "ui_off"
+
+
 async def test_the_operator_repairs_a_lease(under_test: DoorsUnderTest, speaker: Speaker) -> None:
     alice, bob = await under_test.pair()
     for action in ("a2a.repair.requeue", "a2a.repair.force_error"):
