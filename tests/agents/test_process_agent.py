@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from covenant.agents.process_agent import ProcessAgent
+from covenant.agents.process_agent import COMPLAINTS_MAX, ProcessAgent
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.model.content import Json, Resource, ResourceLink, Text
 from covenant.model.task_view import TaskState
@@ -173,8 +173,8 @@ async def test_what_a_program_complains_of_is_for_the_log_alone(
 ) -> None:
     caplog.set_level("INFO")
     pool.serve(
-        program("""
-            for number in range(1000):
+        program(f"""
+            for number in range({COMPLAINTS_MAX + 1_000}):
                 print("complaint", number, file=sys.stderr)
             say("result", text="ok")
         """)
@@ -182,7 +182,7 @@ async def test_what_a_program_complains_of_is_for_the_log_alone(
     view = await pool.ask()
     await pool.idle()
     noted = [record.said for record in caplog.records if record.message == "process.said"]  # type: ignore[attr-defined]
-    assert 0 < len(noted) <= 200
+    assert 0 < len(noted) <= COMPLAINTS_MAX
     assert "complaint" not in str(await pool.steps(view.task.id))
 
 

@@ -153,6 +153,8 @@ RUNS: dict[str, list[Words]] = {
     ],
     "a2a show": [lambda d: [settled(d)]],
     "a2a tree": [lambda d: [send(d)], lambda _: [str(uuid4())]],
+    "logs": [lambda d: [settled(d)]],
+    "completion": [lambda _: ["bash"], lambda _: ["fish"]],
     "capabilities recent": [lambda d: after(grant(d), "-n", "5")],
     "capabilities grant": [
         lambda _: ["a2a.repair.requeue", "--to", "bob@host", "--scope", '{"max_uses": 1}', "--expires-at", "9" * 13],

@@ -29,6 +29,7 @@ from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
+from covenant.exchange.task_logs import TaskLogs
 from covenant.ledger.clock import Uuids
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.engine import EmbeddedLedger
@@ -106,7 +107,9 @@ class DoorsUnderTest:
 
     @property
     def office(self) -> Services:
-        return Services(self.exchange, self.registry, self.ledger, self.tenancy, self.catalogue)
+        return Services(
+            self.exchange, self.registry, self.ledger, self.tenancy, self.catalogue, TaskLogs(self.ledger.now_ms)
+        )
 
     async def tenant(self, name: str, **limits: int) -> Http:
         """A new tenant, asking over HTTP."""
@@ -184,6 +187,7 @@ async def _open_doors(ledger: EmbeddedLedger, folder: Path, options: dict[str, A
             ledger,
             tenancy,
             catalogue,
+            TaskLogs(ledger.now_ms),
             options.pop("peers", None),
             backups=options.pop("backups", StagedBackups(folder / "home", ledger, Uuids())),
         ),

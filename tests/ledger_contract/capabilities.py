@@ -284,6 +284,14 @@ class CapabilitySuite(Suite):
         assert (report.valid, report.events) == (True, 20)
         assert [row["kind"]["text"] for row in await driver.audit_rows()] == [f"row {number}" for number in range(20)]
 
+    async def test_whoever_waits_for_the_audit_is_woken_by_the_next_row(self, driver: LedgerDriver) -> None:
+        await driver.note("before")
+        assert not await driver.ledger.audited(1)
+        waiting = asyncio.create_task(driver.ledger.audited(60_000))
+        await asyncio.sleep(0)
+        await driver.note("after")
+        assert await waiting
+
     async def test_a_limit_on_audit_rows_applies_after_their_issuer_is_chosen(self, driver: LedgerDriver) -> None:
         with refused("capability_missing", 403):
             await driver.send(make_task(), access=sending(make_task()))

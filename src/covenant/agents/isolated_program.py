@@ -2,18 +2,21 @@
 
     python -m covenant.agents.isolated_program FILE AGENT
 
-Standard input is the turn, then answers to calls; standard output is lines to the daemon. What the function prints, and
-the traceback of what it raises, go to standard error, and so to the daemon's log. The program ends with the daemon.
+Standard input is the turn, then answers to calls; standard output is lines to the daemon. What the function prints and
+logs are such lines, too; the traceback of what it raises goes to standard error. All of it is in the task's log. The
+program ends with the daemon.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -24,6 +27,7 @@ from covenant.agents.agent_loader import CannotLoad, find_agent
 from covenant.agents.api import Agent
 from covenant.agents.function_agent import FunctionAgent
 from covenant.agents.isolated_agent import IsolatedTurn, ProgramCall, ProgramCallAnswer, raised
+from covenant.agents.process_agent import LOGGED_LENGTH_MAX
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling
 from covenant.agents.runtime.function_threads import AgentThreads
 from covenant.agents.runtime.job import FAILED
@@ -44,14 +48,48 @@ _encode = msgspec.json.Encoder().encode
 class _Output:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._one_line = threading.Lock()
 
     def write(self, **event: Any) -> None:
         self.write_line(_encode(event))
 
     def write_line(self, line: bytes) -> None:
         left = memoryview(line + b"\n")
-        while left:
-            left = left[os.write(self._descriptor, left) :]
+        with self._one_line:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+
+
+class _LogHandler(logging.Handler):
+    """What the function logs, as lines to the daemon."""
+
+    def __init__(self, output: _Output) -> None:
+        super().__init__(logging.INFO)
+        self._output = output
+        self.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._output.write(type="log", level=record.levelname.lower(), text=self.format(record)[:LOGGED_LENGTH_MAX])
+
+
+class _Printed(io.TextIOBase):
+    """What the function prints, as lines to the daemon."""
+
+    def __init__(self, output: _Output) -> None:
+        self._output = output
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        if len(self._rest) > LOGGED_LENGTH_MAX:
+            lines, self._rest = [*lines, self._rest], ""
+        for line in lines:
+            self._output.write(type="log", stream="stdout", text=line[:LOGGED_LENGTH_MAX])
+        return len(text)
+
+    def close_line(self) -> None:
+        if self._rest:
+            self.write("\n")
 
 
 class _Calls:
@@ -107,7 +145,7 @@ def _asked(call: Calling) -> Call:
 class _Turn:
     """A job and its output for a function: what is said becomes lines to the daemon."""
 
-    def __init__(self, leased: LeasedTask, output: _Output, calls: _Calls) -> None:
+    def __init__(self, leased: LeasedTask, output: _Output, calls: _Calls, before_end: Callable[[], None]) -> None:
         self.leased: Final = leased
         self.task: Final[Task] = leased.task
         self.holder: Final[AgentId] = leased.lease.leased_to
@@ -116,6 +154,7 @@ class _Turn:
         self.full = False
         self.ended = False
         self._output = output
+        self._before_end = before_end
         self._said: list[str] = []
         self._whole = ""
 
@@ -176,6 +215,7 @@ class _Turn:
     def _end(self, **event: Any) -> None:
         if not self.ended:
             self.ended = True
+            self._before_end()
             self._output.write(**event)
 
 
@@ -187,9 +227,9 @@ def _listen(calls: _Calls, loop: asyncio.AbstractEventLoop) -> None:
     os._exit(GONE)  # the daemon is gone, or has ended this turn: nobody hears what the function still says
 
 
-async def _perform(agent: Agent, given: IsolatedTurn, output: _Output) -> None:
+async def _perform(agent: Agent, given: IsolatedTurn, output: _Output, printed: _Printed) -> None:
     calls = _Calls(output)
-    turn = _Turn(given.leased, output, calls)
+    turn = _Turn(given.leased, output, calls, printed.close_line)
     loop = asyncio.get_running_loop()
     threading.Thread(target=_listen, args=(calls, loop), daemon=True).start()
     try:
@@ -204,6 +244,9 @@ def main() -> NoReturn:
     # Standard output is the line to the daemon. Whatever the function prints must not end up in it.
     output = _Output(os.dup(1))
     os.dup2(2, 1)
+    printed = _Printed(output)
+    sys.stdout = printed
+    logging.basicConfig(level=logging.INFO, handlers=[_LogHandler(output)])
     given = msgspec.json.decode(sys.stdin.buffer.readline(), type=IsolatedTurn)
     try:
         agent = find_agent(Path(path), name)
@@ -211,7 +254,7 @@ def main() -> NoReturn:
         sys.stderr.write(f"{wrong}\n")
         output.write(type="error", message=FAILED)
     else:
-        asyncio.run(_perform(agent, given, output))
+        asyncio.run(_perform(agent, given, output, printed))
     sys.stderr.flush()
     os._exit(0)  # at once: the turn is over, whatever threads the function has left behind
 

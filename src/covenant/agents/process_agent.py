@@ -7,6 +7,7 @@ Standard input is one JSON object: `type` "turn", `task_id`, `context_id`, `mess
     assistant          a message, streamed: `text`, or `content`, or `message.content`, as a string or as blocks of text
     artifact           `name`, and one of `text`, `data` (base64), `url`, `value`; perhaps `media_type`; or `part`
     status             `text`: a word on progress
+    log                `text`, perhaps `level` (info, warning, error): a line for the log of the task
     usage              `usage`: what was used since the last one, by name
     result             the turn is done: perhaps `text`, `usage`, `status` "ok" or "partial"; "error" fails it
     reply              `parts`: the turn is done, and the answer is a bare message
@@ -125,9 +126,7 @@ class ProcessAgent:
             return
         assert process.stdin is not None
         calls = self.calls(job, process.stdin)
-        complaints = asyncio.create_task(
-            log_stderr(process, lambda said: log.info("process.said", extra=job.fields(said=said)))
-        )
+        complaints = asyncio.create_task(log_stderr(process, lambda said: log_line(job, said, stream="stderr")))
         beside = [
             complaints,
             asyncio.create_task(_tell(process.stdin, given, close=calls is None)),
@@ -246,6 +245,7 @@ class ProgramOutput:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             event = None
         if not isinstance(event, dict):
+            log_line(self._job, line[:COMPLAINT_LENGTH_MAX].decode(errors="replace").rstrip(), stream="stdout")
             self._job.fail("the agent wrote a line that is not a JSON object")
             return
         kind = event.get("type")
@@ -263,6 +263,9 @@ class ProgramOutput:
                 output.give(_content(event))
             case "status":
                 output.status(StatusUpdate(_words(event)))
+            case "log":
+                level = LEVELS.get(str(event.get("level", "info")).lower(), logging.INFO)
+                log_line(job, _words(event)[:LOGGED_LENGTH_MAX], level, stream=_stream(event))
             case "usage":
                 job.spend(read_usage(event.get("usage")))
             case "call" if self._calls is not None:
@@ -356,7 +359,21 @@ def _content(event: dict[str, Any]) -> Content:
             raise ValueError("it needs text, data, url or value")
 
 
-COMPLAINTS_MAX: Final = 200
+LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+LOGGED_LENGTH_MAX: Final = 20_000
+
+
+def log_line(job: Job, said: str, level: int = logging.INFO, *, stream: str = "log") -> None:
+    """A line of the agent's own, for its task's log."""
+    log.log(level, "process.said", extra=job.fields(said=said, stream=stream))
+
+
+def _stream(event: dict[str, Any]) -> str:
+    return "stdout" if event.get("stream") == "stdout" else "log"
+
+
+COMPLAINTS_MAX: Final = 10_000
+"""Lines of one turn. The log of the task keeps the newest of them, and the daemon's own log has bounds, too."""
 COMPLAINT_LENGTH_MAX: Final = 1_000
 
 

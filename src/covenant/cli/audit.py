@@ -6,10 +6,20 @@ from typing import Any, Final
 
 import click
 
-from covenant.cli.options import CommandGroup, Invocation, daemon_command, limit_option, purge_command
-from covenant.cli.terminal import ExitCode, ago, brief, print_table, put, say
+from covenant.cli.options import (
+    CommandGroup,
+    Invocation,
+    daemon_command,
+    ended_by_ctrl_c,
+    follow_option,
+    limit_option,
+    purge_command,
+)
+from covenant.cli.terminal import ExitCode, ago, brief, clock_time, print_table, put, say
 
 VERIFY_S: Final = 3_600.0
+FOLLOW_MS: Final = 10_000
+ROWS_MAX: Final = 1_000
 
 audit: Final = CommandGroup(
     "audit", help="The audit: who was let in, who was not, and what was repaired.", no_args_is_help=True
@@ -19,15 +29,34 @@ audit: Final = CommandGroup(
 @daemon_command(audit, "recent", "audit_recent", "limit", "since_ms", "events")
 @limit_option(50)
 @click.option("--since-ms", type=click.IntRange(min=0), help="Only rows from this epoch millisecond on.")
-def recent(call: Invocation, *, limit: int, since_ms: int | None) -> None:
-    """List audit rows that the caller's doings left; to the operator, all."""
+@follow_option("Go on with the rows that are written from now on.")
+def recent(call: Invocation, *, limit: int, since_ms: int | None, follow: bool) -> None:
+    """List audit rows that the caller's doings left; to the operator, all.
+
+    With --json and --follow: one object for each time that rows were written.
+    """
     events = call.ask("recent_audit", limit=limit, since_ms=since_ms)["events"]
-    if call.answer({"limit": limit, "since_ms": since_ms, "events": events}):
-        return
-    if not events:
-        say("no audit rows")
-        return
-    print_table(("when", "who", "what", "details"), map(_row, events))
+    if not call.answer({"limit": limit, "since_ms": since_ms, "events": events}):
+        if events:
+            print_table(("when", "who", "what", "details"), map(_row, events))
+        else:
+            say("no audit rows")
+    if follow:
+        with ended_by_ctrl_c():
+            _follow(call, events, since_ms)
+
+
+def _follow(call: Invocation, events: list[dict[str, Any]], since_ms: int | None) -> None:
+    after = None
+    while True:
+        if events:
+            since_ms, after = events[-1]["timestamp_ms"], events[-1]["id"]
+        events = call.ask_on("recent_audit", FOLLOW_MS, limit=ROWS_MAX, since_ms=since_ms, after=after)["events"]
+        if not events or call.answer({"limit": ROWS_MAX, "since_ms": since_ms, "events": events}):
+            continue
+        for event in events:
+            _, _, *told = _row(event)
+            put(" ".join((clock_time(event["timestamp_ms"]), *told)))
 
 
 @daemon_command(audit, "verify", "audit_integrity", "report")

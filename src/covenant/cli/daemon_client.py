@@ -39,6 +39,10 @@ class DaemonClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The next request opens a connection again."""
         if self._socket is not None:
             self._socket.close()
         self._socket = None

@@ -19,6 +19,7 @@ PLACES: Final = {
     "serve": "serve.serve",
     "ui": "serve.ui",
     "a2a": "tasks.a2a",
+    "logs": "task_queries.logs_command",
     "capabilities": "capability_grants.capabilities",
     "audit": "audit.audit",
     "identities": "identities.identities",
@@ -35,6 +36,7 @@ PLACES: Final = {
     "prove": "prove.prove",
     "backup": "backup.backup",
     "restore": "backup.restore",
+    "completion": "completion.completion",
     "version": "main.version",
 }
 """Where each command is defined: the module in this package, and its name there. Help lists them in this order."""

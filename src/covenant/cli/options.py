@@ -7,7 +7,9 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +17,7 @@ from typing import Any, Final
 import click
 
 from covenant.cli.daemon_client import ANSWER_S, Answer, DaemonClient, read_token
-from covenant.cli.terminal import UNITS_MS, Failure, json_shape, put, put_json, say
+from covenant.cli.terminal import UNITS_MS, Failure, Unreachable, json_shape, put, put_json, say
 from covenant.daemon.environment import environment, find_home
 
 Function = Callable[..., None]
@@ -25,6 +27,8 @@ ID_LENGTH: Final = 36
 PREFIX_ROWS: Final = 1_000
 """Tasks that are looked at for an id that begins so: as many as one answer has."""
 
+AWAY_S: Final = (0.1, 2.0)
+"""The shortest and the longest pause of a command that follows something while its daemon is away."""
 _PREFIX: Final = re.compile(r"[0-9A-Fa-f-]+")
 _DURATION: Final = re.compile(r"(\d{1,12})(ms|s|m|h|d)")
 
@@ -72,7 +76,8 @@ class Invocation:
         self._kind = kind
         self._caller = (("--home", home), ("--token-file", token_file))
         self.json = as_json
-        self.ask = client.ask
+        self._client = client
+        self._answered = False
 
     @property
     def again(self) -> str:
@@ -80,9 +85,39 @@ class Invocation:
         given = (f"{name} {shlex.quote(value)}" for name, value in self._caller if value is not None)
         return " ".join([program(), *given])
 
+    def ask(self, kind: str, *, within_s: float = ANSWER_S, **fields: Any) -> Answer:
+        answer = self._client.ask(kind, within_s=within_s, **fields)
+        self._answered = True
+        return answer
+
     def ask_waiting(self, kind: str, wait_ms: int | None, **fields: Any) -> Answer:
         """Send a request that the daemon may take `wait_ms` to answer."""
         return self.ask(kind, within_s=ANSWER_S + (wait_ms or 0) / 1000, wait_ms=wait_ms, **fields)
+
+    def ask_on(self, kind: str, wait_ms: int, **fields: Any) -> Answer:
+        """The same for a command that goes on after this: it waits while the daemon is stopped or away, and asks again.
+
+        A daemon that is away at the first request is a failure.
+        """
+        from covenant.model.rate_limits import Backoff
+
+        failures, between = 0, Backoff(*AWAY_S)
+        while True:
+            try:
+                answer = self.ask_waiting(kind, wait_ms, **fields)
+            except Failure as failure:
+                gone = isinstance(failure, Unreachable) or failure.code in ("stopping", "outcome_unknown")
+                if not gone or not (self._answered or failures):
+                    raise
+                failures += 1
+                if failures == 1:
+                    say("covenant: the daemon is away; waiting for it")
+                self._client.close()
+                time.sleep(between.pause(failures))
+                continue
+            if failures:
+                say("covenant: the daemon is back")
+            return answer
 
     def task_id(self, given: str) -> str:
         """The id of the task that begins so. What has ended and was drained needs its whole id."""
@@ -155,6 +190,19 @@ def json_option(meaning: str = "Answer with one JSON object.") -> Callable[[Func
 def limit_option(default: int, most: int | None = None) -> Callable[[Function], Function]:
     count = click.IntRange(1, most)
     return click.option("--limit", "-n", type=count, default=default, show_default=True, help="Most rows.")
+
+
+def follow_option(meaning: str) -> Callable[[Function], Function]:
+    return click.option(
+        "--follow", "-f", is_flag=True, help=f"{meaning} Ctrl-C ends it; a restart of the daemon does not."
+    )
+
+
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Around what a person watches: that they have seen enough is no failure."""
+    with suppress(KeyboardInterrupt):
+        yield
 
 
 def given_before(name: str, value: str | None) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from covenant.cli.terminal import age, ago, brief, clean, content_text, distance, narrow, table
+from covenant.cli.terminal import age, ago, brief, clean, clock_time, content_text, distance, narrow, table
 from covenant.daemon.environment import now_ms
 from covenant.ledger.machine.states import FOLLOWING, LEASED, PARKED, QUEUED, SETTLED
 
@@ -177,6 +177,19 @@ def update_table(updates: list[dict[str, Any]]) -> RenderableType:
         said = brief(_body_text(update.get("body")))
         rows.add_row(str(update["generation"]), ago(update["ts_ms"]), update["kind"], said)
     return rows
+
+
+def update_line(update: dict[str, Any]) -> str:
+    return f"{clock_time(update['ts_ms'])} {update['kind']} {brief(_body_text(update.get('body')))}".rstrip()
+
+
+def log_text(line: dict[str, Any]) -> str:
+    """A line of a task's log: when, how important, from where, what."""
+    source = line.get("logger") or (line["stream"] if line["writer"] == "agent" else "covenant")
+    words = [clock_time(line["ts_ms"]), f"{line['level']:<7}", f"[{source}]", line["text"]]
+    words += [f"{name}={value}" for name, value in line.get("fields", {}).items() if name != "agent"]
+    said = " ".join(words)
+    return f"{said}\n{line['traceback']}" if line.get("traceback") else said
 
 
 def _body_text(body: Any) -> str:

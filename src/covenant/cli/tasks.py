@@ -1,47 +1,20 @@
-"""`covenant a2a`: tasks, their leases and their results."""
+"""`covenant a2a`: tasks, their leases and their results. The mailbox's own verbs are here."""
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 from uuid import uuid4
 
 import click
 
+from covenant.cli import task_queries, task_repair
+from covenant.cli.completion import complete_identities, task_argument
 from covenant.cli.daemon_client import Answer
-from covenant.cli.options import CommandGroup, Duration, Function, Invocation, daemon_command, limit_option, read_text
-from covenant.cli.task_tables import (
-    PUSH_COLUMNS,
-    facts_table,
-    lease_table,
-    push_row,
-    queue_tables,
-    summary,
-    tree_of,
-    update_table,
-)
-from covenant.cli.terminal import (
-    ExitCode,
-    Failure,
-    age,
-    brief,
-    console,
-    content_text,
-    json_shape,
-    print_table,
-    put,
-    say,
-)
+from covenant.cli.options import CommandGroup, Duration, Invocation, daemon_command, read_text
+from covenant.cli.task_tables import summary
+from covenant.cli.terminal import ExitCode, Failure, brief, content_text, json_shape, print_table, put, say
 from covenant.daemon.environment import monotonic_ms, now_ms
-from covenant.ledger.machine.states import LEASED, LIVE_NAMES
 
-STATES: Final = (*LIVE_NAMES, LEASED.wire_name.replace("_", "-"))
-STATUS_FIELDS: Final = "limit min_lease_age_ms deadline_within_ms state_filter tasks results counts? warnings?".split()
-SHOWN_FIELDS: Final = (
-    "task state a2a_state attempt turn generation created_at_ms updated_at_ms leases updates result cause holder_lost "
-    "truncated?"
-).split()
-COMPACT_S: Final = 3_600.0
 WAIT_MS: Final = 10_000
 
 a2a: Final = CommandGroup(
@@ -50,161 +23,26 @@ a2a: Final = CommandGroup(
 
     The mailbox is the daemon's own way from agent to agent: `send` queues a task for an identity, `next` leases it,
     `respond` settles it, `results` drains the result. The protocol A2A is at each agent's URL; `covenant call` speaks
-    it. Both make the same tasks, so `status`, `show`, `requeue` and the others serve tasks of either kind.
+    it. Both make the same tasks, so `status`, `list`, `show`, `requeue` and the others serve tasks of either kind.
+
+    A task is named by its id, or by the beginning of its id if only one task begins so.
     """,
     short_help="Tasks, their leases and their results.",
     no_args_is_help=True,
 )
-push: Final = CommandGroup(
-    "push", help="Push notifications: what is owed to webhooks, and what was given up.", no_args_is_help=True
-)
-
-
-def queue_options(function: Function) -> Function:
-    """The options that choose what of the queue is shown. Filters apply before the limit."""
-    for option in (
-        click.option("--state", "state_filter", type=click.Choice(STATES), help="Only tasks in this state."),
-        click.option(
-            "--deadline-within-ms",
-            type=click.IntRange(min=0),
-            help="Only tasks whose deadline has passed or comes within this time.",
-        ),
-        click.option(
-            "--min-lease-age-ms",
-            type=click.IntRange(min=0),
-            help="Leave out leases younger than this. Queued tasks stay.",
-        ),
-        click.option("--counts", is_flag=True, help="With --json: add how much there is of everything."),
-        limit_option(10),
-    ):
-        function = option(function)
-    return function
-
-
-lease_option: Final = click.option(
-    "--lease-id", help="Only if this is still the lease: what you saw is what you repair."
-)
-reason_option: Final = click.option("--reason", required=True, help="Why, for the audit.")
-
-
-@daemon_command(a2a, "status", "a2a_status", *STATUS_FIELDS)
-@queue_options
-def status(call: Invocation, **given: Any) -> None:
-    """Show queued tasks, leases and results that wait to be drained.
-
-    Leases whose holder is lost come first, then the longest held, then queued tasks, oldest first.
-    """
-    told, answer = _queue(call, **given)
-    if not call.answer(told):
-        console().print(queue_tables(answer))
-
-
-@daemon_command(a2a, "requeue", "a2a_repaired", "outcome")
-@click.argument("task_id")
-@reason_option
-@click.option(
-    "--duplicate-risk",
-    required=True,
-    type=click.Choice(("idempotent", "operator-accepted", "operator_accepted")),
-    help="What makes it right to run the work again: it is idempotent, or you accept that it may happen twice.",
-)
-@lease_option
-def requeue(call: Invocation, *, task_id: str, reason: str, duplicate_risk: str, lease_id: str | None) -> None:
-    """Give a leased task back to the queue: its holder will not come back.
-
-    Needs the capability a2a.repair.requeue, of the operator too: `covenant capabilities grant a2a.repair.requeue`.
-    """
-    risk = duplicate_risk.replace("-", "_")
-    _repair(call, task_id, reason, {"action": "requeue", "lease_id": lease_id, "duplicate_risk": risk})
-
-
-@daemon_command(a2a, "force-error", "a2a_repaired", "outcome")
-@click.argument("task_id")
-@reason_option
-@click.option("--message", required=True, help="The error that the sender of the task is told.")
-@lease_option
-def force_error(call: Invocation, *, task_id: str, reason: str, message: str, lease_id: str | None) -> None:
-    """End a leased task with an error result for its sender.
-
-    Needs the capability a2a.repair.force_error, of the operator too:
-    `covenant capabilities grant a2a.repair.force_error`.
-    """
-    _repair(call, task_id, reason, {"action": "force_error", "lease_id": lease_id, "message": message})
-
-
-@daemon_command(a2a, "cancel", "a2a_task_canceled", "task_id", "canceled", "ending", "result")
-@click.argument("task_id")
-@reason_option
-def cancel(call: Invocation, *, task_id: str, reason: str) -> None:
-    """End a task, whether it is queued, waits or is worked on. What has ended stays as it ended."""
-    answer = call.ask("cancel_a2a_task", task_id=call.task_id(task_id), reason=reason)
-    said = [] if answer["canceled"] else [f"it had ended before: {answer['ending']}"]
-    call.show(answer, f"{'canceled' if answer['canceled'] else 'unchanged'} {answer['task_id']}", *said)
-
-
-@daemon_command(a2a, "release", "a2a_lease_released", "task_id")
-@click.argument("task_id")
-@click.option("--lease-id", required=True, help="The lease that is given back.")
-@reason_option
-def release(call: Invocation, *, task_id: str, lease_id: str, reason: str) -> None:
-    """Give back a task that the caller has leased and not begun."""
-    answer = call.ask("release_a2a_lease", task_id=call.task_id(task_id), lease_id=lease_id, reason=reason)
-    call.show(answer, f"released {answer['task_id']}")
-
-
-@daemon_command(a2a, "renew", "a2a_lease_renewed", "task_id", "lease")
-@click.argument("task_id")
-@click.option("--lease-id", required=True, help="The lease whose holder is still at work.")
-def renew(call: Invocation, *, task_id: str, lease_id: str) -> None:
-    """Say that the caller is still at work on a task that it has leased."""
-    answer = call.ask("renew_a2a_lease", task_id=call.task_id(task_id), lease_id=lease_id)
-    call.show(answer, f"renewed {answer['task_id']}", f"attempt {answer['lease']['attempt']}")
-
-
-@daemon_command(a2a, "retry-stale", "a2a_auto_retry", "report")
-@click.option("--enable", "enabled", is_flag=True, help="Do it. Without this, only say what would be done.")
-@click.option("--min-lease-age-ms", type=click.IntRange(min=0), default=300_000, show_default=True, help="Stale from.")
-@click.option("--max-attempts", type=click.IntRange(min=0), default=3, show_default=True, help="Leave older tasks be.")
-@click.option("--max-requeues", type=click.IntRange(min=0), default=1, show_default=True, help="Most tasks requeued.")
-@click.option("--scan-limit", type=click.IntRange(min=0), default=100, show_default=True, help="Most leases looked at.")
-def retry_stale(call: Invocation, **policy: Any) -> None:
-    """Requeue stale leases of work that its sender declared idempotent under a key.
-
-    With --enable it needs the capability a2a.repair.requeue.
-    """
-    report = call.ask("retry_a2a_stale", policy=policy)["report"]
-    if call.answer({"report": report}):
-        return
-    verb, chosen = ("requeued", report["requeued"]) if policy["enabled"] else ("would requeue", report["would_requeue"])
-    counted = f"considered {report['considered']} task(s), requeued {len(report['requeued'])}"
-    put(f"{counted}, skipped {len(report['skipped'])}")
-    if chosen or report["skipped"]:
-        rows = [
-            ("", task["task_id"], str(task["attempt"]), "", verb, f"key {task['idempotency_key']!r}") for task in chosen
-        ]
-        for task in report["skipped"]:
-            if task["reason"] != "disabled":
-                held = age(task["lease_age_ms"]) if "lease_age_ms" in task else ""
-                why = task["reason"].replace("_", " ")
-                rows.append(("", task["task_id"], str(task["attempt"]), held, "skipped", why))
-        print_table(("task", "try", "lease age", "what", "why"), rows)
-    if not policy["enabled"]:
-        say("nothing was changed; add --enable to do it")
-
-
-@daemon_command(a2a, "compact", "a2a_compacted", "dropped")
-def compact(call: Invocation) -> None:
-    """Merge the journal's sealed history into a snapshot.
-
-    Drops nothing that is queued, leased, following or not yet drained. Needs the capability a2a.compact.
-    """
-    dropped = call.ask("compact_a2a", within_s=COMPACT_S)["dropped"]
-    call.show({"dropped": dropped}, f"dropped {dropped} a2a event(s)")
+a2a.commands.update(task_queries.commands.commands)
 
 
 @daemon_command(a2a, "send", "a2a_task_queued", "task_id", "duplicate?", "replayed?", "following?", "result?")
 @click.argument("text")
-@click.option("--to", "recipient", required=True, metavar="NAME@HOST", help="Who is to do it.")
+@click.option(
+    "--to",
+    "recipient",
+    required=True,
+    metavar="NAME@HOST",
+    shell_complete=complete_identities,
+    help="Who is to do it.",
+)
 @click.option("--id", "task_id", help="The task's UUID. Sending it again with the same content is harmless.")
 @click.option("--kind", "task_kind", help="What kind of work it is.")
 @click.option("--parent", help="The UUID of the task that this one is a part of.")
@@ -257,7 +95,7 @@ def next_task(call: Invocation, **given: Any) -> None:
 
 
 @daemon_command(a2a, "respond", "a2a_result_posted", "task_id", "duplicate?")
-@click.argument("task_id")
+@task_argument
 @click.argument("text", required=False)
 @click.option("--lease-id", help="The lease that this answers. Needed once the task was leased more than once.")
 @click.option("--error", "error", metavar="MESSAGE", help="It failed, and why.")
@@ -320,112 +158,6 @@ def results(call: Invocation, *, drain: bool, recent: bool, limit: int | None, *
         for each in answer["results"]
     )
     print_table(("status", "task", "says"), rows, "results waiting to be drained")
-
-
-@daemon_command(a2a, "show", "a2a_task", *SHOWN_FIELDS)
-@click.argument("task_id")
-def show(call: Invocation, *, task_id: str) -> None:
-    """Show everything about one task: its state, its leases, its updates, its result."""
-    answer = call.ask("show_a2a_task", task_id=call.task_id(task_id))
-    if call.answer(answer):
-        return
-    screen = console()
-    screen.print(facts_table(answer))
-    if answer["leases"]:
-        screen.print(lease_table(answer["leases"]))
-    if answer["updates"]:
-        screen.print(update_table(answer["updates"]))
-
-
-@daemon_command(a2a, "tree", "a2a_tree", "tree")
-@click.argument("task_id")
-def tree(call: Invocation, *, task_id: str) -> None:
-    """Draw a task and all that were sent as its parts.
-
-    Each with its state, its agent, the attempt if it is not the first, how long it took or has taken so far, and its
-    tokens with those of everything below it. ⇄ marks what is done elsewhere, and where that is.
-    """
-    answer = call.ask("a2a_tree", task_id=call.task_id(task_id))
-    if not call.answer(answer):
-        console().print(tree_of(answer["tree"]))
-
-
-@daemon_command(a2a, "watch", "a2a_status", *STATUS_FIELDS)
-@queue_options
-@click.option("--every", "every_ms", type=Duration(), default="1s", show_default=True, help="Pause between two looks.")
-@click.option("--once", is_flag=True, help="Look once, and end.")
-def watch(call: Invocation, *, every_ms: int, once: bool, **given: Any) -> None:
-    """Watch the queue: a table that keeps itself up to date. Ctrl-C ends it.
-
-    With --json it looks once.
-    """
-    told, answer = _queue(call, **given)
-    if call.answer(told):
-        return
-    screen = console()
-    if once:
-        screen.print(queue_tables(answer))
-        return
-    from rich.live import Live
-
-    with Live(queue_tables(answer), console=screen, auto_refresh=False, screen=screen.is_terminal) as live:
-        try:
-            while True:
-                time.sleep(max(every_ms, 100) / 1000)
-                live.update(queue_tables(_queue(call, **given)[1]), refresh=True)
-        except KeyboardInterrupt:
-            return
-
-
-a2a.add_command(push)
-
-
-@daemon_command(push, "list", "a2a_pushes", "count", "dead", "pushes")
-@click.option("--dead", is_flag=True, help="Only those that were given up.")
-@click.option("--limit", type=int, help="Most of them to show (default: 20).")
-def list_pushes(call: Invocation, *, dead: bool, limit: int | None) -> None:
-    """List push configurations and how their deliveries stand, those given up first.
-
-    Only the host of a webhook is shown: its path, its token and its credentials are its owner's.
-    """
-    answer = call.ask("a2a_pushes", dead=dead or None, limit=limit)
-    if call.answer(answer):
-        return
-    title = f"{answer['count']} push configurations, {answer['dead']} given up"
-    print_table(PUSH_COLUMNS, map(push_row, answer["pushes"]), title)
-
-
-@daemon_command(push, "retry", "a2a_push_retried", "push")
-@click.argument("task_id")
-@click.argument("push_id")
-def retry_push(call: Invocation, *, task_id: str, push_id: str) -> None:
-    """Try a push configuration again, at once: from the step it was given up at, and in order."""
-    answer = call.ask("retry_a2a_push", task_id=task_id, push_id=push_id)
-    if not call.answer(answer):
-        found = answer["push"]
-        say(f"{found['push_id']} is tried again, from generation {found['delivered'] + 1} on")
-
-
-def _queue(call: Invocation, *, counts: bool, state_filter: str | None, **given: Any) -> tuple[Answer, Answer]:
-    """The queue as --json tells it, with what was asked for; and the daemon's whole answer."""
-    query: dict[str, Any] = {
-        "limit": given["limit"],
-        "min_lease_age_ms": given["min_lease_age_ms"],
-        "deadline_within_ms": given["deadline_within_ms"],
-        "state_filter": state_filter.replace("-", "_") if state_filter else None,
-    }
-    answer = call.ask("a2a_queue", **query)
-    told: Answer = {**query, **{name: answer[name] for name in ("tasks", "results", "warnings") if name in answer}}
-    return {**told, "counts": answer.get("counts")} if counts else told, answer
-
-
-def _repair(call: Invocation, task_id: str, reason: str, command: dict[str, Any]) -> None:
-    task_id = call.task_id(task_id)
-    given = {name: value for name, value in command.items() if value is not None}
-    answer = call.ask("repair_a2a_task", request={"task_id": task_id, "command": given, "reason": reason})
-    outcome = answer["outcome"]
-    said = f"it is {outcome['state'].replace('_', ' ')} now, after {outcome['attempt']} attempt(s)"
-    call.show(answer, f"{outcome['action']} {outcome['task_id']}", said)
 
 
 def _receive(
@@ -497,3 +229,6 @@ def _drain(call: Invocation, given: dict[str, Any]) -> None:
     for result in answer["results"] or [answer["result"]]:
         say(f"{result['status']} {result['task_id']}")
         put(summary(result))
+
+
+a2a.commands.update(task_repair.commands.commands)

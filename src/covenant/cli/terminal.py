@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import json
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -104,6 +105,11 @@ def age(ms: int) -> str:
 
 def ago(at_ms: int | None) -> str:
     return f"{age(now_ms() - at_ms)} ago" if at_ms else "never"
+
+
+def clock_time(at_ms: int) -> str:
+    """The time of day here."""
+    return f"{time.strftime('%H:%M:%S', time.localtime(at_ms / 1000))}.{at_ms % 1000:03d}"
 
 
 def distance(at_ms: int) -> str:

@@ -34,6 +34,7 @@ from covenant.daemon.demo import demo_agents, open_demo
 from covenant.daemon.environment import environment
 from covenant.daemon.home import SOCKET_NAME, left_in
 from covenant.daemon.listeners import http_bounds
+from covenant.daemon.log_capture import capture_streams
 from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import Settings
 from covenant.daemon.settings_loader import Loaded
@@ -199,6 +200,7 @@ async def _live(
         if demo:
             await open_demo(daemon)
         with ExitStack() as left:
+            left.enter_context(capture_streams(daemon.base.telemetry.task_logs))
             async with serving(daemon, found, hurried=stops.hurried):
                 # Not before: whoever finds the address calls at once. It is there until the doors are closed.
                 left.enter_context(left_in(settings.home, url))

@@ -258,13 +258,18 @@ class DaemonSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """What the daemon says on stderr."""
+    """What the daemon says on stderr, and what it keeps for each task."""
 
     format: LogFormat = setting(  # noqa: RUF009  (makes a dataclass field)
         "text", choice("text", "json"), "Lines for people, or one JSON object a line."
     )
     level: LogLevel = setting(  # noqa: RUF009  (makes a dataclass field)
         "info", choice("debug", "info", "warning", "error"), "The least important lines to write."
+    )
+    task_bytes_max: int = setting(
+        16 * MIB,
+        whole(MIB, 1024 * MIB),
+        "Bytes of task logs (`covenant logs`) that are kept in memory, and as many in the home; the oldest go first.",
     )
 
 

@@ -23,6 +23,7 @@ from typing import Any, Final, TextIO
 import covenant
 from covenant.daemon.settings import LogFormat, LogLevel, TelemetrySettings
 from covenant.doors.metrics import Meter
+from covenant.exchange.task_logs import TURN, TaskLogs
 from covenant.model.extras import install_command
 from covenant.model.tracing import OFF, Span, SpanKind, Trace, Tracer, Value
 
@@ -79,7 +80,7 @@ class _Lines(logging.Formatter):
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         stamp = f"{seconds}.{int(record.msecs):03d}Z"
         words = [stamp, record.levelname.lower(), record.getMessage()]
-        words += [f"{name}={_word(value)}" for name, value in _fields(record).items()]
+        words += [f"{name}={_word(value)}" for name, value in fields_of(record).items()]
         line = " ".join(words)
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -90,14 +91,14 @@ class _Objects(logging.Formatter):
             "ts_ms": int(record.created * 1000),
             "level": record.levelname.lower(),
             "event": record.getMessage(),
-            **_fields(record),
+            **fields_of(record),
         }
         if record.exc_info:
             row["traceback"] = self.formatException(record.exc_info)
         return json.dumps(row, ensure_ascii=False, default=str)
 
 
-def _fields(record: logging.LogRecord) -> dict[str, object]:
+def fields_of(record: logging.LogRecord) -> dict[str, object]:
     extra = {name: value for name, value in record.__dict__.items() if name not in _OWN}
     return extra | getattr(record, "fields", {})
 
@@ -110,14 +111,32 @@ def _word(value: object) -> str:
 
 
 def start_logging(kind: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
-    """Send everything to stderr; of other libraries only warnings."""
+    """Send everything to stderr; of other libraries and of agents only warnings. Task logs have what they inform of."""
     lines = logging.StreamHandler(stream or sys.stderr)
-    lines.addFilter(Throttle())
+    lowest = logging.getLevelNamesMapping()[level.upper()]
+    for condition in (_Shown(lowest), Throttle()):
+        lines.addFilter(condition)
     lines.setFormatter(_Objects() if kind == "json" else _Lines())
     root = logging.getLogger()
     root.handlers[:] = [lines]
-    root.setLevel(logging.WARNING)
-    logging.getLogger(ROOT).setLevel(level.upper())
+    root.setLevel(logging.INFO)
+    logging.getLogger(ROOT).setLevel(min(lowest, logging.INFO))
+
+
+class _Shown(logging.Filter):
+    """Which lines go to stderr. What an agent logs within a turn gets the id of its task."""
+
+    def __init__(self, lowest: int) -> None:
+        super().__init__()
+        self._lowest = lowest
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.partition(".")[0] == ROOT:
+            return record.levelno >= self._lowest
+        turn = TURN.get()
+        if turn is not None and not hasattr(record, "task_id"):
+            record.task_id = turn.task.id
+        return record.levelno >= logging.WARNING
 
 
 ASKING: Final = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -131,6 +150,7 @@ INSTALL: Final = install_command("otel")
 @dataclass(frozen=True, slots=True)
 class Telemetry:
     log: Log
+    task_logs: TaskLogs
     tracer: Tracer = OFF
     meter: Meter = field(default_factory=Meter)
 

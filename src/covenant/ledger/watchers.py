@@ -27,6 +27,7 @@ from covenant.ledger.machine.events import (
     AgentPut,
     AgentRemoved,
     AnyEvent,
+    Audited,
     IdentityEnrolled,
     IdentityRevoked,
     MessageKept,
@@ -348,10 +349,11 @@ class _Signal(enum.Enum):
     LOST = enum.auto()
     PEER = enum.auto()
     PUSH = enum.auto()
+    AUDIT = enum.auto()
 
 
 # Read through their class, which has a hook for that, these would take fifty times as long.
-_LOST, _PEER, _PUSH = _Signal
+_LOST, _PEER, _PUSH, _AUDIT = _Signal
 
 
 class TaskWatchers:
@@ -365,6 +367,7 @@ class TaskWatchers:
         """A list is for those who watch the task, a step by itself for the one who pushes."""
         self._lost: Callable[[TaskId], None] | None = None
         self._push: Callable[[TaskId, Step | None], None] | None = None
+        self._audited: Callable[[], None] | None = None
         self._peer: list[Callable[[InstanceId], None]] = []
         self._registers: list[Callable[[RegisterChange], None]] = []
 
@@ -391,6 +394,9 @@ class TaskWatchers:
 
     def on_registers(self, callback: Callable[[RegisterChange], None]) -> None:
         self._registers.append(callback)
+
+    def on_audit(self, callback: Callable[[], None]) -> None:
+        self._audited = callback
 
     def note(self, events: Sequence[AnyEvent], ts_ms: int, seq: int, pushed: Collection[TaskId]) -> None:
         """A record was decided. What it says of a task is given to whoever watches it at once.
@@ -429,6 +435,9 @@ class TaskWatchers:
         elif isinstance(event, PeerEvent):
             if (peer := peer_of(event)) is not None:
                 self._waiting.append((seq, peer, _Signal.PEER))
+        elif type(event) is Audited:
+            if self._audited is not None:
+                self._waiting.append((seq, "", _AUDIT))
         elif (changed := _REGISTERS.get(type(event))) is not None:
             self._waiting.append((seq, "", changed(event)))
 
@@ -446,6 +455,9 @@ class TaskWatchers:
             elif news is _PEER:
                 for tell in self._peer:
                     tell(InstanceId(whose))
+            elif news is _AUDIT:
+                assert self._audited is not None
+                self._audited()
             elif isinstance(news, RegisterChange):
                 for listen in self._registers:
                     listen(news)

@@ -24,6 +24,7 @@ from covenant.doors.operator_api.identities import (
     LoginCodeAnswer,
     TokenRotated,
 )
+from covenant.doors.operator_api.log_lines import TaskLogShown
 from covenant.doors.operator_api.mailbox import (
     LeasedShown,
     LeaseReleasedAnswer,
@@ -75,6 +76,7 @@ from covenant.doors.operator_api.tenants import (
     TenantRotated,
     TenantShown,
 )
+from covenant.exchange.task_logs import LogLine
 from covenant.ledger.contract.task_query import FoundTask
 from covenant.ledger.contract.tasks import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
 from covenant.model.agent_definition import Advisor, AgentDefinition, CatalogueAgent
@@ -266,6 +268,35 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
             '"leased_to":{"display":"bob@x","pubkey":"B"},"leased_at_ms":5,"turn":1,"attempt":1,"ended_at_ms":null,'
             '"outcome":null,"reason":null}],"updates":[{"generation":1,"kind":"submitted","ts_ms":3,"body":null}],'
             '"result":null,"cause":null,"holder_lost":false}'
+        ),
+    ),
+    (
+        TaskLogShown(
+            task_id=T,
+            lines=(
+                LogLine(no=7, ts_ms=3, writer="agent", stream="stdout", level="info", text="hi"),
+                LogLine(
+                    no=8,
+                    ts_ms=3,
+                    writer="daemon",
+                    stream="log",
+                    level="warning",
+                    text="agent.failed",
+                    attempt=1,
+                    logger="l",
+                    fields={"a": "b"},
+                    traceback="t",
+                ),
+            ),
+            next=8,
+            ended=True,
+            left_out=2,
+        ),
+        (
+            '{"kind":"a2a_task_log","task_id":"t-1","lines":[{"no":7,"ts_ms":3,"writer":"agent","stream":"stdout",'
+            '"level":"info","text":"hi"},{"no":8,"ts_ms":3,"writer":"daemon","stream":"log","level":"warning",'
+            '"text":"agent.failed","attempt":1,"logger":"l","fields":{"a":"b"},"traceback":"t"}],"next":8,"ended":true,'
+            '"left_out":2}'
         ),
     ),
     (

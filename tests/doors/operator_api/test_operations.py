@@ -543,6 +543,56 @@ async def test_the_audit_is_read_verified_and_purged(under_test: DoorsUnderTest,
     assert (await speaker.ask(under_test.operator, "verify_audit_integrity"))["report"]["valid"] is True
 
 
+async def test_the_log_of_a_task_is_read_and_waited_for(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
+    task, lease = await leased_task(speaker, alice, bob)
+    operator, logs = under_test.operator, under_test.ipc.api.services.task_logs
+    empty = await speaker.ask(operator, "a2a_task_log", task_id=task["id"])
+    assert (empty["lines"], empty["ended"]) == ([], False)
+    waiting = asyncio.create_task(speaker.ask(operator, "a2a_task_log", task_id=task["id"], after=0, wait_ms=LONG_MS))
+    await under_test.waits.until(1)
+    await asyncio.to_thread(logs.add, task["id"], "from a thread", writer="agent")
+    first = await waiting
+    assert [line["text"] for line in first["lines"]] == ["from a thread"]
+    waiting = asyncio.create_task(
+        speaker.ask(operator, "a2a_task_log", task_id=task["id"], after=first["next"], wait_ms=LONG_MS)
+    )
+    await under_test.waits.until(1)
+    result = result_of(task, lease_id=lease["lease_id"])
+    await speaker.ask(bob, "post_a2a_result", result=result)
+    last = await waiting
+    assert (last["lines"], last["ended"], last["next"]) == ([], True, first["next"])
+    for who in (alice, bob):  # a task without a tenant has a log for the operator alone
+        assert (await speaker.tell(who, "a2a_task_log", task_id=task["id"])).answer["code"] == "unknown_task"
+
+
+async def test_a_task_is_shown_again_when_something_happened_to_it(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
+    task, _ = await leased_task(speaker, alice, bob)
+    shown = await speaker.ask(alice, "show_a2a_task", task_id=task["id"])
+    later = {"task_id": task["id"], "after": shown["generation"]}
+    assert (await speaker.ask(alice, "show_a2a_task", **later, wait_ms=5))["generation"] == shown["generation"]
+    waiting = asyncio.create_task(speaker.ask(alice, "show_a2a_task", **later, wait_ms=LONG_MS))
+    await under_test.waits.until(1)
+    await speaker.ask(bob, "post_a2a_result", result=result_of(task))
+    assert (await waiting)["result"]["status"] == "ok"
+
+
+async def test_audit_rows_are_waited_for_and_told_once(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    await under_test.pair()
+    operator = under_test.operator
+    *_, last = (await speaker.ask(operator, "recent_audit"))["events"]
+    later = {"since_ms": last["timestamp_ms"], "after": last["id"]}
+    assert (await speaker.ask(operator, "recent_audit", **later, wait_ms=5))["events"] == []
+    waiting = asyncio.create_task(speaker.ask(operator, "recent_audit", **later, wait_ms=LONG_MS))
+    await under_test.waits.until(1)
+    await under_test.enroll("dora@test")
+    (row,) = (await waiting)["events"]
+    assert "dora@test" in str(row)
+
+
 @pytest.mark.parametrize("kind", [operation.kind for operation in OPERATIONS])
 def test_every_operation_is_asked_for_on_this_page_or_on_that_of_peers(kind: str) -> None:
     pages = (Path(__file__), Path(__file__).with_name("test_peers.py"))

@@ -22,6 +22,7 @@ from covenant.agents.runtime.function_threads import AgentThreads, TurnStopped
 from covenant.agents.runtime.turn_limits import Spending, TurnSlot, recall_usage
 from covenant.exchange.delegation import Delegations
 from covenant.exchange.native import earlier_messages, kept_files
+from covenant.exchange.task_logs import TURN
 from covenant.exchange.tasks.reader import PAGE, TaskReader
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Advance, Advanced, Interrupt, LeasedTask, Release, Renew
@@ -281,7 +282,8 @@ class Job:
         return self.leased.messages or (first_message(self.task),)
 
     async def run(self, agent: RunnableAgent) -> None:
-        """Everything from the first word to the last record. Raises nothing."""
+        """Everything from the first word to the last record. Raises nothing. Runs in a context of its own."""
+        TURN.set(self.leased)
         try:
             try:
                 if self.leased.turn > 1:
@@ -292,9 +294,7 @@ class Job:
                     # Nobody asked it to stop: it waited for something of its own that was canceled.
                     log.warning("agent.failed", exc_info=True, extra=self.fields())
                     self.fail(FAILED)
-            except (
-                BaseException
-            ):  # agents raise what they like, `KeyboardInterrupt` too: it fails the task, and no more
+            except BaseException:  # agents raise what they like: it fails the task, and no more
                 if self.stopping is None:
                     log.warning("agent.failed", exc_info=True, extra=self.fields())
                 self.fail(FAILED)

@@ -15,6 +15,7 @@ import msgspec
 from covenant.daemon.environment import environment
 from covenant.daemon.home import save_token
 from covenant.daemon.listeners import Listeners, open_listeners
+from covenant.daemon.log_capture import open_task_logs
 from covenant.daemon.schedulers import RetryScheduler, Scheduler
 from covenant.daemon.settings import Settings
 from covenant.daemon.telemetry import Log, Telemetry, open_tracer
@@ -82,8 +83,9 @@ async def open_base(
         open_tracer(settings.telemetry, environment(), log) as tracer,
         open_listeners(settings, log) as listeners,
         open_outbound(settings.outbound) as outbound,
+        open_task_logs(settings.home, bytes_max=settings.log.task_bytes_max) as task_logs,
     ):
-        telemetry = Telemetry(log, tracer)
+        telemetry = Telemetry(log, task_logs, tracer)
         yield Base(
             settings=settings,
             telemetry=telemetry,

@@ -162,6 +162,7 @@ def _make_services(base: Base, peers: Peers | None) -> Services:
         ledger,
         access.gate.tenancy,
         access.catalogue,
+        base.telemetry.task_logs,
         peers=peers.admin if peers is not None else None,
         login_codes=codes,
         backups=base.storage.backups,

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from covenant.doors.operator_api import backups, delegation, found_tasks, identities, mailbox, peers, tasks, tenants
+from covenant.doors.operator_api import (
+    backups,
+    delegation,
+    found_tasks,
+    identities,
+    log_lines,
+    mailbox,
+    peers,
+    tasks,
+    tenants,
+)
 from covenant.doors.operator_api.operation import AnyApiOperation
 from covenant.wire.ipc_frames import canonical_kind
 
@@ -12,6 +22,7 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     *mailbox.OPERATIONS,
     *tasks.OPERATIONS,
     *found_tasks.OPERATIONS,
+    *log_lines.OPERATIONS,
     *identities.OPERATIONS,
     *tenants.OPERATIONS,
     *peers.OPERATIONS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final, Literal
 
 import msgspec
@@ -15,6 +16,7 @@ from covenant.doors.operator_api.operation import (
     fit,
     page_limit,
 )
+from covenant.doors.waits import Pause
 from covenant.exchange.access.principals import Principal
 from covenant.model.errors import Conflict
 from covenant.model.grant import AuditReport, Grant, Identity
@@ -69,8 +71,12 @@ class RevokeCapabilityRequest(StrictRequest, frozen=True, kw_only=True):
 
 
 class RecentAuditRequest(Request, frozen=True, kw_only=True):
+    """`after`: the id of the newest row that the caller has; rows up to it are left out."""
+
     limit: Whole | None = None
     since_ms: Whole | None = None
+    after: str | None = None
+    wait_ms: Whole | None = None
 
 
 class GrantedAction(msgspec.Struct, frozen=True, gc=False):
@@ -307,12 +313,42 @@ async def purge_capabilities(services: Services, caller: Principal, request: Pur
 
 async def recent_audit(services: Services, caller: Principal, request: RecentAuditRequest) -> AuditRecent:
     limit = page_limit(request.limit, AUDIT_LIMIT)
-    found = [
-        msgspec.Raw(record.row.encode())
-        for record in await services.registry.audit_recent(caller, limit, request.since_ms)
-    ]
+    rows = [record.row for record in await services.registry.audit_recent(caller, limit, request.since_ms)]
+    if request.after is not None:
+        seen = [number for number, row in enumerate(rows) if _row_id(row).id == request.after]
+        rows = rows[seen[-1] + 1 :] if seen else rows
+    found = [msgspec.Raw(row.encode()) for row in rows]
     events = fit(found)
     return AuditRecent(limit=limit, since_ms=request.since_ms, events=events, truncated=len(events) < len(found))
+
+
+async def audit_waiting(
+    services: Services, caller: Principal, request: RecentAuditRequest, pause: Pause
+) -> AuditRecent:
+    """Until there is a row to tell."""
+    clock, give_up_ms = services.ledger.clock, services.give_up_ms(request.wait_ms)
+    while True:
+        left_ms = max(0, give_up_ms - clock.monotonic_ms())
+        written = asyncio.ensure_future(services.ledger.audited(left_ms))
+        try:
+            await asyncio.sleep(0)  # it waits before the look, so that a row between the two is not missed
+            answer = await recent_audit(services, caller, request)
+            if answer.events or not left_ms:
+                return answer
+            await pause.until(_awaited(written))
+        finally:
+            written.cancel()
+
+
+async def _awaited(written: asyncio.Future[bool]) -> bool:
+    return await written
+
+
+class _RowId(msgspec.Struct, frozen=True, gc=False):
+    id: str
+
+
+_row_id: Final = msgspec.json.Decoder(_RowId).decode
 
 
 async def verify_audit_integrity(services: Services, caller: Principal, _: EmptyRequest) -> AuditIntegrity:
@@ -341,7 +377,11 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("POST", "/capabilities/revoke", revoke_capability, "Revoke a grant by its signature"),
     ApiOperation("POST", "/capabilities/purge", purge_capabilities, "Forget grants revoked before a time"),
     ApiOperation(
-        "GET", "/audit/recent", recent_audit, "The newest audit rows that you caused; all of them, to the operator"
+        "GET",
+        "/audit/recent",
+        recent_audit,
+        "The newest audit rows that you caused; all of them, to the operator",
+        wait=audit_waiting,
     ),
     ApiOperation("GET", "/audit/verify", verify_audit_integrity, "Verify the whole hash chain"),
     ApiOperation("POST", "/audit/purge", purge_audit, "Drop audit rows from before a time, leaving a marker"),

@@ -20,6 +20,7 @@ from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
+from covenant.exchange.task_logs import TaskLogs
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.errors import Invalid, Refusal
 from covenant.wire.ipc_frames import FRAME_BYTES_MAX
@@ -133,6 +134,7 @@ class Services:
     ledger: Ledger
     tenancy: TenantAccess
     catalogue: Catalogue
+    task_logs: TaskLogs
     peers: PeerOperations | None = None
     """None: this daemon has none."""
     login_codes: LoginCodes | None = None

@@ -20,6 +20,7 @@ from covenant.doors.operator_api.operation import (
     page_limit,
     size_of,
 )
+from covenant.doors.waits import Pause
 from covenant.exchange import push as pushes
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.contract.tasks import QueueEntry, QueueQuery, TaskDetail, TreeNode
@@ -77,6 +78,13 @@ class QueueShown(ApiAnswer, frozen=True, kw_only=True, tag="a2a_queue"):
     counts: CountsShown | None = None
     warnings: tuple[str, ...] = ()
     """What wants an operator, and is no task."""
+
+
+class ShowTaskRequest(TaskRequest, frozen=True, kw_only=True):
+    """`after`: the generation that the caller has seen; with `wait_ms`, the answer comes when there is a later one."""
+
+    after: Whole | None = None
+    wait_ms: Whole | None = None
 
 
 class TaskShown(ApiAnswer, TaskDetail, frozen=True, kw_only=True, tag="a2a_task", omit_defaults=True):
@@ -137,10 +145,22 @@ async def a2a_queue(services: Services, caller: Principal, request: QueueRequest
     return msgspec.structs.replace(answer, counts=shown, warnings=(warning,) if warning else ())
 
 
-async def show_a2a_task(services: Services, caller: Principal, request: TaskRequest) -> TaskShown:
+async def show_a2a_task(services: Services, caller: Principal, request: ShowTaskRequest) -> TaskShown:
     shown = await services.exchange.show(caller, request.parsed_task_id())
     updates = fit(shown.updates, PAGE_BYTES_MAX - size_of((shown.task, shown.leases, shown.result)))
     return fill(TaskShown, shown, updates=updates, truncated=len(updates) < len(shown.updates))
+
+
+async def show_waiting(services: Services, caller: Principal, request: ShowTaskRequest, pause: Pause) -> TaskShown:
+    """Until something happened to the task after the generation that the caller has seen, or it has ended."""
+    clock, give_up_ms = services.ledger.clock, services.give_up_ms(request.wait_ms)
+    with services.ledger.watch(request.parsed_task_id()) as watch:
+        while True:
+            shown = await show_a2a_task(services, caller, request)
+            left_ms = give_up_ms - clock.monotonic_ms()
+            if shown.generation > (request.after or 0) or shown.result is not None or left_ms <= 0 or watch.cut:
+                return shown
+            await pause.until(watch.next(left_ms / 1000))
 
 
 async def a2a_tree(services: Services, caller: Principal, request: TaskRequest) -> TreeShown:
@@ -239,7 +259,7 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("GET", "/a2a/tasks/recent", recent_a2a_tasks, "Look at queued tasks without taking them"),
     ApiOperation("GET", "/a2a/results/recent", recent_a2a_results, "Look at undrained results without taking them"),
     ApiOperation("GET", "/a2a/queue", a2a_queue, "Leases, queued tasks and undrained results; the most worrying first"),
-    ApiOperation("GET", "/a2a/tasks/{task_id}/show", show_a2a_task, "Everything known of one task"),
+    ApiOperation("GET", "/a2a/tasks/{task_id}/show", show_a2a_task, "Everything known of one task", wait=show_waiting),
     ApiOperation("GET", "/a2a/tasks/{task_id}/tree", a2a_tree, "The tasks under a root, by parent"),
     ApiOperation("POST", "/a2a/tasks/{task_id}/answer", answer_a2a_task, "Answer a task that waits for its sender"),
     ApiOperation(

@@ -84,6 +84,9 @@ class AuditLedger(Commits, Protocol):
     async def audit_recent(
         self, issuer: PublicKey | None, limit: int, since_ms: int | None
     ) -> Sequence[AuditRecord]: ...
+    async def audited(self, timeout_ms: int) -> bool:
+        """Wait until a row is written to the audit, by whomever, from the first await on. For a look before it."""
+
     async def audit_before(self, before_ms: int) -> Sequence[AuditMark]:
         """What a purge would drop, chain by chain."""
 

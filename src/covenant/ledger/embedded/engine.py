@@ -87,6 +87,7 @@ class EmbeddedLedger(Reads):
         self.task_waiter = self._task_waiters.waiter
         self.result_waiter = self._result_waiters.waiter
         self.watch = self._watching.watch
+        self._watching.on_audit(lambda: self._bell.ring(("audit",)))
         self._compacting = asyncio.Lock()
         state.watch_holders(self.alive)
         self._evict(self._archive.archived_seq)
@@ -257,6 +258,9 @@ class EmbeddedLedger(Reads):
         if entry is None or entry.finished:
             return True
         return await self._bell.wait(("task", task_id), timeout_ms)
+
+    async def audited(self, timeout_ms: int) -> bool:
+        return await self._bell.wait(("audit",), timeout_ms)
 
     async def orphaned(self, timeout_ms: int) -> bool:
         return bool(self._state.orphaned) or await self._bell.wait(("orphans",), timeout_ms)

@@ -227,6 +227,8 @@ class PostgresLedger:
             self._bell.ring(("task", task_id))
         if topics.ended and self._counters.get("delegated"):
             self._bell.ring(("orphans",))
+        if topics.audited:
+            self._bell.ring(("audit",))
 
     def _registers_changed(self, changes: Iterable[RegisterChange]) -> None:
         self._signals.told(registers=changes)
@@ -321,6 +323,9 @@ class PostgresLedger:
 
     async def audit_recent(self, issuer: PublicKey | None, limit: int, since_ms: int | None) -> Sequence[AuditRecord]:
         return await self._audit.recent(issuer, limit, since_ms)
+
+    async def audited(self, timeout_ms: int) -> bool:
+        return await self._bell.wait(("audit",), timeout_ms)
 
     async def audit_before(self, before_ms: int) -> Sequence[AuditMark]:
         return await self._audit.before(before_ms)

@@ -13,6 +13,7 @@ import msgspec
 
 from covenant.ledger.machine.events import (
     AnyEvent,
+    Audited,
     PeerEvent,
     PushDropped,
     PushPut,
@@ -55,6 +56,7 @@ class Topics(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     peers: tuple[str, ...] = ()
     heard: tuple[tuple[str, int], ...] = ()
     pushed: tuple[TaskId, ...] = ()
+    audited: bool = False
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -76,6 +78,7 @@ def topics_of(work: WorkingSet, records: Iterable[tuple[Sequence[AnyEvent], int]
     lost: list[LostLease] = []
     peers: dict[str, None] = {}
     pushed: dict[TaskId, None] = {}
+    audited = False
     for events, ts_ms in records:
         for event in events:
             if isinstance(event, PeerEvent):
@@ -84,6 +87,8 @@ def topics_of(work: WorkingSet, records: Iterable[tuple[Sequence[AnyEvent], int]
                     peers[peer] = None
             elif isinstance(event, (PushPut, PushDropped)):
                 pushed[event.task_id] = None
+            elif isinstance(event, Audited):
+                audited = True
             if not isinstance(event, TaskEvent):
                 continue
             task_id = event.task_id
@@ -109,4 +114,5 @@ def topics_of(work: WorkingSet, records: Iterable[tuple[Sequence[AnyEvent], int]
         peers=tuple(peers),
         heard=tuple((peer, at_ms) for peer, at_ms in work.heard.items()),
         pushed=tuple(pushed),
+        audited=audited,
     )

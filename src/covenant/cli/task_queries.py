@@ -1,0 +1,207 @@
+"""Looking at tasks: `covenant a2a status`, `list`, `export`, `show`, `tree`, `watch`, and `covenant logs`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from covenant.cli.completion import task_argument
+from covenant.cli.daemon_client import Answer
+from covenant.cli.options import (
+    CommandGroup,
+    Duration,
+    Function,
+    Invocation,
+    daemon_command,
+    ended_by_ctrl_c,
+    follow_option,
+    limit_option,
+)
+from covenant.cli.task_tables import (
+    facts_table,
+    lease_table,
+    log_text,
+    queue_tables,
+    summary,
+    tree_of,
+    update_line,
+    update_table,
+)
+from covenant.cli.terminal import console, put, say
+from covenant.ledger.machine.states import LEASED, LIVE_NAMES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STATES: Final = (*LIVE_NAMES, LEASED.wire_name.replace("_", "-"))
+STATUS_FIELDS: Final = "limit min_lease_age_ms deadline_within_ms state_filter tasks results counts? warnings?".split()
+SHOWN_FIELDS: Final = (
+    "task state a2a_state attempt turn generation created_at_ms updated_at_ms leases updates result cause holder_lost "
+    "truncated?"
+).split()
+
+FOLLOW_MS: Final = 10_000
+"""How long the daemon waits for something new before it answers that there is nothing."""
+
+commands: Final = CommandGroup("a2a")
+top: Final = CommandGroup("covenant")
+
+
+def queue_options(function: Function) -> Function:
+    """The options that choose what of the queue is shown. Filters apply before the limit."""
+    for option in (
+        click.option("--state", "state_filter", type=click.Choice(STATES), help="Only tasks in this state."),
+        click.option(
+            "--deadline-within-ms",
+            type=click.IntRange(min=0),
+            help="Only tasks whose deadline has passed or comes within this time.",
+        ),
+        click.option(
+            "--min-lease-age-ms",
+            type=click.IntRange(min=0),
+            help="Leave out leases younger than this. Queued tasks stay.",
+        ),
+        click.option("--counts", is_flag=True, help="With --json: add how much there is of everything."),
+        limit_option(10),
+    ):
+        function = option(function)
+    return function
+
+
+@daemon_command(commands, "status", "a2a_status", *STATUS_FIELDS)
+@queue_options
+def status(call: Invocation, **given: Any) -> None:
+    """Show queued tasks, leases and results that wait to be drained.
+
+    Leases whose holder is lost come first, then the longest held, then queued tasks, oldest first.
+    """
+    told, answer = _queue(call, **given)
+    if not call.answer(told):
+        console().print(queue_tables(answer))
+
+
+@daemon_command(commands, "show", "a2a_task", *SHOWN_FIELDS)
+@task_argument
+@follow_option("Go on with what happens to it, until it has ended.")
+def show(call: Invocation, *, task_id: str, follow: bool) -> None:
+    """Show everything about one task: its state, its leases, its updates, its result."""
+    task_id = call.task_id(task_id)
+    answer = call.ask("show_a2a_task", task_id=task_id)
+    if not call.answer(answer):
+        screen = console()
+        screen.print(facts_table(answer))
+        if answer["leases"]:
+            screen.print(lease_table(answer["leases"]))
+        if answer["updates"]:
+            screen.print(update_table(answer["updates"]))
+    if follow:
+        with ended_by_ctrl_c():
+            _follow_task(call, task_id, answer)
+
+
+def _follow_task(call: Invocation, task_id: str, answer: Answer) -> None:
+    """With --json, one object for each time that something happened."""
+    while answer["result"] is None:
+        seen = answer["generation"]
+        answer = call.ask_on("show_a2a_task", FOLLOW_MS, task_id=task_id, after=seen)
+        if answer["generation"] > seen and not call.answer(answer):
+            for update in answer["updates"]:
+                if update["generation"] > seen:
+                    put(update_line(update))
+            if answer["result"] is not None:
+                put(f"{answer['result']['status']}: {summary(answer['result'])}")
+
+
+@daemon_command(commands, "tree", "a2a_tree", "tree")
+@task_argument
+def tree(call: Invocation, *, task_id: str) -> None:
+    """Draw a task and all that were sent as its parts.
+
+    Each with its state, its agent, the attempt if it is not the first, how long it took or has taken so far, and its
+    tokens with those of everything below it. ⇄ marks what is done elsewhere, and where that is.
+    """
+    answer = call.ask("a2a_tree", task_id=call.task_id(task_id))
+    if not call.answer(answer):
+        console().print(tree_of(answer["tree"]))
+
+
+@daemon_command(commands, "watch", "a2a_status", *STATUS_FIELDS)
+@queue_options
+@click.option("--every", "every_ms", type=Duration(), default="1s", show_default=True, help="Pause between two looks.")
+@click.option("--once", is_flag=True, help="Look once, and end.")
+def watch(call: Invocation, *, every_ms: int, once: bool, **given: Any) -> None:
+    """Watch the queue: a table that keeps itself up to date. Ctrl-C ends it.
+
+    A restart of the daemon does not end it. With --json it looks once.
+    """
+    told, answer = _queue(call, **given)
+    if call.answer(told):
+        return
+    screen = console()
+    if once or not screen.is_terminal:
+        screen.print(queue_tables(answer))
+    if not once:
+        with ended_by_ctrl_c():
+            _keep_up(call, screen, answer, max(every_ms, 100) / 1000, given)
+
+
+def _keep_up(call: Invocation, screen: Console, answer: Answer, every_s: float, given: dict[str, Any]) -> None:
+    """On a terminal, one table that changes. In a pipe, a table whenever there is another one."""
+    from rich.live import Live
+
+    if screen.is_terminal:
+        with Live(queue_tables(answer), console=screen, auto_refresh=False, screen=True) as live:
+            while True:
+                time.sleep(every_s)
+                live.update(queue_tables(_queue(call, **given)[1]), refresh=True)
+    while True:
+        time.sleep(every_s)
+        told, (_, answer) = answer, _queue(call, **given)
+        if answer != told:
+            screen.print(queue_tables(answer))
+
+
+def _queue(call: Invocation, *, counts: bool, state_filter: str | None, **given: Any) -> tuple[Answer, Answer]:
+    """The queue as --json tells it, with what was asked for; and the daemon's whole answer."""
+    query: dict[str, Any] = {
+        "limit": given["limit"],
+        "min_lease_age_ms": given["min_lease_age_ms"],
+        "deadline_within_ms": given["deadline_within_ms"],
+        "state_filter": state_filter.replace("-", "_") if state_filter else None,
+    }
+    answer = call.ask_on("a2a_queue", 0, **query)
+    told: Answer = {**query, **{name: answer[name] for name in ("tasks", "results", "warnings") if name in answer}}
+    return {**told, "counts": answer.get("counts")} if counts else told, answer
+
+
+@daemon_command(top, "logs", "a2a_task_log", "task_id", "lines", "next", "ended", "left_out?")
+@task_argument
+@follow_option("Go on with what is logged, until the task has ended.")
+@limit_option(200, 1_000)
+def logs(call: Invocation, *, task_id: str, follow: bool, limit: int) -> None:
+    """Show what was logged for a task: what its agent wrote to stdout, stderr and logging, and the daemon's own lines.
+
+    Of agents that run in this daemon: functions, processes and models. A worker elsewhere has its own log. The newest
+    lines are kept, in memory and in the home, within bounds. With --json and --follow: one object for each answer.
+    """
+    task_id = call.task_id(task_id)
+    answer = call.ask("a2a_task_log", task_id=task_id, limit=limit)
+    if answer.get("left_out") and not call.json:
+        say(f"{answer['left_out']} older line(s) are not kept")
+    with ended_by_ctrl_c():
+        while True:
+            if not call.answer(answer):
+                for line in answer["lines"]:
+                    put(log_text(line))
+            if not follow or answer["ended"]:
+                break
+            answer = call.ask_on("a2a_task_log", FOLLOW_MS, task_id=task_id, after=answer["next"], limit=1_000)
+            while call.json and not answer["lines"] and not answer["ended"]:
+                answer = call.ask_on("a2a_task_log", FOLLOW_MS, task_id=task_id, after=answer["next"], limit=1_000)
+    if not follow and not answer["lines"] and not call.json:
+        say("nothing was logged for this task")
+
+
+logs_command: Final = top.commands["logs"]

@@ -1,0 +1,121 @@
+"""Commands that go on with what happens: `show --follow`, `audit recent --follow`, `watch`; through a killed daemon."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.cli.daemons import COVENANT, Daemon, environment, said_until
+from tests.waits import BOUND_S
+
+Running = subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def restarted(short_path: Path) -> Iterator[Daemon]:
+    """A daemon of the test's own, which it may kill and start again."""
+    daemon = Daemon(short_path / uuid4().hex[:8])
+    daemon.json("identities", "enroll", "bob@host")
+    daemon.json("capabilities", "grant", "a2a.send.bob@host")
+    yield daemon
+    if daemon.process.poll() is None:
+        daemon.stop(signal.SIGKILL)
+
+
+@contextmanager
+def running(daemon: Daemon, *words: str) -> Iterator[Running]:
+    command = (str(COVENANT), "--home", str(daemon.home), *words)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(COLUMNS="80"))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def killed_and_started(daemon: Daemon) -> Daemon:
+    daemon.stop(signal.SIGKILL)
+    return Daemon(daemon.home)
+
+
+def test_a_task_is_followed_to_its_end_through_a_kill_of_the_daemon(restarted: Daemon) -> None:
+    task_id = restarted.run("a2a", "send", "--to", "bob@host", "dig").out.strip()
+    with running(restarted, "a2a", "show", task_id[:8], "--follow") as following:
+        said_until(following, b"submitted")
+        daemon = killed_and_started(restarted)
+        try:
+            daemon.json("a2a", "next", "--all")
+            said_until(following, b" working")
+            daemon.json("a2a", "cancel", task_id, "--reason", "enough")
+            out, err = following.communicate(timeout=BOUND_S)
+        finally:
+            daemon.stop()
+        assert following.returncode == 0
+        assert out.decode().splitlines()[-1].startswith("error: ")
+        assert b"the daemon is back" in err
+
+
+def test_a_followed_task_is_one_object_a_line_in_json(restarted: Daemon) -> None:
+    task_id = restarted.run("a2a", "send", "--to", "bob@host", "dig").out.strip()
+    with running(restarted, "a2a", "show", task_id, "--follow", "--json") as following:
+        first = json.loads(said_until(following, b"\n"))
+        restarted.json("a2a", "cancel", task_id, "--reason", "enough")
+        out, _ = following.communicate(timeout=BOUND_S)
+        last = json.loads(out.splitlines()[-1])
+        assert (first["task"]["id"], first["result"]) == (task_id, None)
+        assert last["generation"] > first["generation"]
+        assert last["result"]["status"] == "error"
+
+
+def test_audit_rows_are_told_as_they_are_written_each_once_through_a_kill(restarted: Daemon) -> None:
+    with running(restarted, "audit", "recent", "--limit", "1", "--follow") as following:
+        said_until(following, b"capability")
+        restarted.json("identities", "enroll", "carol@host")
+        said = said_until(following, b"carol@host")
+        daemon = killed_and_started(restarted)
+        try:
+            daemon.json("identities", "enroll", "dave@host")
+            said += said_until(following, b"dave@host")
+        finally:
+            daemon.stop()
+        assert said.count("carol@host") == 1
+        following.send_signal(signal.SIGINT)
+        _, err = following.communicate(timeout=BOUND_S)
+        assert following.returncode == 0
+        assert b"the daemon is away" in err
+
+
+def test_a_watched_queue_survives_a_kill_of_the_daemon(restarted: Daemon) -> None:
+    with running(restarted, "a2a", "watch", "--every", "100ms") as watching:
+        said_until(watching, b"nothing is queued")
+        daemon = killed_and_started(restarted)
+        try:
+            daemon.json("a2a", "send", "--to", "bob@host", "dig")
+            said_until(watching, b"1 queued")
+        finally:
+            daemon.stop()
+
+
+def test_a_daemon_that_is_not_there_at_first_is_a_failure(short_path: Path) -> None:
+    home = short_path / "nobody"
+    home.mkdir(mode=0o700)
+    (home / "operator.token").write_text("x")
+    with running_at(home, "audit", "recent", "--follow") as following:
+        following.communicate(timeout=BOUND_S)
+        assert following.returncode == 3
+
+
+@contextmanager
+def running_at(home: Path, *words: str) -> Iterator[Running]:
+    process = subprocess.Popen(
+        (str(COVENANT), "--home", str(home), *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
