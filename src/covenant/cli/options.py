@@ -99,9 +99,7 @@ class Invocation:
 
         A daemon that is away at the first request is a failure.
         """
-        from covenant.model.rate_limits import Backoff
-
-        failures, between = 0, Backoff(*AWAY_S)
+        failures = 0
         while True:
             try:
                 answer = self.ask_waiting(kind, wait_ms, **fields)
@@ -113,7 +111,7 @@ class Invocation:
                 if failures == 1:
                     say("covenant: the daemon is away; waiting for it")
                 self._client.close()
-                time.sleep(between.pause(failures))
+                _pause_while_away(failures)
                 continue
             if failures:
                 say("covenant: the daemon is back")
@@ -145,6 +143,12 @@ class Invocation:
         put(data)
         for line in talk:
             say(line)
+
+
+def _pause_while_away(failures: int) -> None:
+    from covenant.model.rate_limits import Backoff
+
+    time.sleep(Backoff(*AWAY_S).pause(failures))
 
 
 def daemon_command(group: click.Group, name: str, kind: str, *fields: str, epilog: str = "") -> Callable[..., Function]:
