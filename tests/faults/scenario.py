@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.retention import EraseTasks
 from covenant.ledger.embedded.open import CompactionFailed, open_ledger
 from covenant.ledger.machine.commands import DropPush, LeasedTask, MovePushes, PutPush
 from covenant.ledger.machine.identity_commands import Enroll
@@ -211,6 +212,16 @@ class Scenario:
             else:
                 self.tell("acknowledged", verb, tasks, letter=number)
 
+    async def erase(self, driver: LedgerDriver) -> None:
+        """What there is to erase are the tasks of a tenant that has none: all that is told stays."""
+        self.tell("tried", "erased")
+        try:
+            await driver.ledger.erase_tasks(EraseTasks(tenant="nobody", before_ms=self.clock()))
+        except Unavailable as refusal:
+            self.tell("refused", "erased", unknown=False, code=refusal.code)
+        else:
+            self.tell("acknowledged", "erased")
+
     async def denied(self, driver: LedgerDriver) -> None:
         """A refusal is told only when its audit row is durable."""
         task = make_task(99, sender=CAROL)
@@ -253,6 +264,7 @@ async def first_half(scenario: Scenario, driver: LedgerDriver) -> None:
     await scenario.act("canceled", (n(5),), driver.cancel(n(5)))
     await scenario.act("forced", (n(6),), driver.force_error(n(6)))
     await scenario.drain(driver, 2, "d1")
+    await scenario.erase(driver)
     await scenario.write(driver, FIRST)
     await scenario.act("noted", (), driver.note("before compaction"), lambda _: {"text": "before compaction"})
 
@@ -267,6 +279,7 @@ async def second_half(scenario: Scenario, driver: LedgerDriver) -> None:
         await scenario.settle(driver, number, ok(n(number)))
     await scenario.drain(driver, 3, "d2")
     await scenario.drain(driver, 1, None)
+    await scenario.erase(driver)
     await scenario.write(driver, SECOND)
     await scenario.act("compacted", (), driver.ledger.compact())
     await scenario.act("noted", (), driver.note("after compaction"), lambda _: {"text": "after compaction"})

@@ -17,6 +17,7 @@ from tests.ledger_contract.capabilities import CapabilitySuite
 from tests.ledger_contract.compaction import CompactionSuite
 from tests.ledger_contract.delegations import DelegationDurabilitySuite, DelegationSuite
 from tests.ledger_contract.durability import DurabilitySuite
+from tests.ledger_contract.erasing import ErasingDurabilitySuite, ErasingSuite
 from tests.ledger_contract.expiry import ExpirySuite
 from tests.ledger_contract.idempotency import IdempotencySuite
 from tests.ledger_contract.leases import LeaseSuite
@@ -48,6 +49,7 @@ class LedgerContract(
     PushSuite,
     DelegationSuite,
     WithdrawalSuite,
+    ErasingSuite,
 ):
     """What every engine promises, in memory too."""
 
@@ -60,6 +62,7 @@ class DurableLedgerContract(
     PushDurabilitySuite,
     DelegationDurabilitySuite,
     WithdrawalDurabilitySuite,
+    ErasingDurabilitySuite,
     LedgerContract,
 ):
     """What an engine promises besides when its facts outlive the process."""

@@ -103,6 +103,10 @@ class Recording:
         assert task_id in self.tasks, f"reads task {task_id} in the archive"
         return self._state.archived(task_id)
 
+    def is_erased(self, task_id: TaskId) -> bool:
+        assert task_id in self.tasks, f"reads task {task_id} in the archive"
+        return self._state.is_erased(task_id)
+
     def queued(self, recipient: PublicKey | None, count: int) -> Sequence[Entry]:
         self._need(("queue", recipient) if recipient else ("queue",), ("queue",))
         return list(self._found(self._state.queued(recipient, count)))

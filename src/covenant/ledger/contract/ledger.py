@@ -9,6 +9,7 @@ import msgspec
 
 from covenant.ledger.contract import Commits
 from covenant.ledger.contract.identities import AuditLedger, IdentityLedger
+from covenant.ledger.contract.retention import Erased, EraseTasks
 from covenant.ledger.contract.tasks import PushLedger, TaskLedger
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import (
@@ -100,6 +101,9 @@ class Ledger(DelegationLedger, PushLedger, IdentityLedger, AuditLedger, Protocol
 
     async def maintain(self) -> int | None:
         """Compact if that is worth it; what it dropped, or None if there was nothing to do."""
+
+    async def erase_tasks(self, which: EraseTasks) -> Erased:
+        """A batch of finished tasks; they are unknown from then on, but for their ids."""
 
     async def counts(self) -> Counts: ...
     async def close(self) -> None: ...

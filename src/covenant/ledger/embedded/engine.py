@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract.identities import RegisterChange
 from covenant.ledger.contract.ledger import Counts
+from covenant.ledger.contract.retention import Erased, EraseTasks
 from covenant.ledger.embedded.journal.recovery import TornTail
 from covenant.ledger.embedded.queues import BodyNeeded, ReadBodies
 from covenant.ledger.embedded.reads import CATCH_UP_S, Reads, Storage
@@ -223,13 +224,17 @@ class EmbeddedLedger(Reads):
             task_id for task_id in _named_tasks(command, self._state) if task_id not in entries and seen.maybe(task_id)
         ]
 
-    async def _recall(self, command: Command[Any]) -> dict[TaskId, Archived]:
+    async def _recall(self, command: Command[Any]) -> dict[TaskId, Archived | None]:
+        """What the archive knows of the tasks; None of one that was erased."""
         found: dict[TaskId, Archived | None] = {}
+        unknown: set[TaskId] = set()
         # Asked anew after each look: while the archive was read, more of what the command names may have left memory.
         while wanted := [task_id for task_id in self._forgotten(command) if task_id not in found]:
             for task_id in wanted:
-                found[task_id] = await self._lookup(command, task_id)
-        return {task_id: archived for task_id, archived in found.items() if archived is not None}
+                found[task_id] = archived = await self._lookup(command, task_id)
+                if archived is None and not (_begins_work(command) and await self._history.aged_out(task_id)):
+                    unknown.add(task_id)
+        return {task_id: archived for task_id, archived in found.items() if task_id not in unknown}
 
     async def _lookup(self, command: Command[Any], task_id: TaskId) -> Archived | None:
         if isinstance(command, (Withdraw, GiveBack)):
@@ -281,6 +286,9 @@ class EmbeddedLedger(Reads):
 
     def on_registers(self, callback: Callable[[RegisterChange], None]) -> None:
         self._watching.on_registers(callback)
+
+    async def erase_tasks(self, which: EraseTasks) -> Erased:
+        return await self._archive.erase(which)
 
     async def compact(self) -> int:
         async with self._compacting:

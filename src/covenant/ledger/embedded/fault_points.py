@@ -39,6 +39,9 @@ POINTS: Final = (
     "snapshot.sync_dir",
     "archive.apply",
     "archive.commit",
+    "archive.erase",  # a batch of finished tasks is about to be erased
+    "archive.erase_commit",
+    "archive.pack_commit",
     "compaction.drop",
     "compaction.drop_snapshot",
 )

@@ -21,10 +21,11 @@ import msgspec
 
 from covenant.ledger.clock import PAUSE_MS, Clock, Uuids
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME, Archive, ArchiveWriter, copy_database
+from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME, Archive, copy_database
 from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.seen_filter import SeenIds, save
 from covenant.ledger.embedded.archive.writer_process import WriterProcess
+from covenant.ledger.embedded.archive.writer_roles import ArchiveWriter
 from covenant.ledger.embedded.disk import make_private_folder, unusable, unusable_by
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal import snapshot

@@ -76,7 +76,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         """The delegated tasks that have not ended, by their parent."""
         self.orphaned: dict[TaskId, None] = {}
         """Those whose parent may have ended."""
-        self.recalled: dict[TaskId, Archived] = {}
+        self.recalled: dict[TaskId, Archived | None] = {}
         """Finished tasks fetched from the archive for the command that is about to be decided."""
         self.bodies_read = ReadBodies()
         """Large bodies that were read for the command that is about to be decided."""
@@ -343,6 +343,9 @@ class LedgerState(Registries, PushIndex, PeerIndex):
 
     def archived(self, task_id: TaskId) -> Archived | None:
         return self.recalled.get(task_id)
+
+    def is_erased(self, task_id: TaskId) -> bool:
+        return task_id in self.recalled and self.recalled[task_id] is None
 
     def task(self, entry: Entry) -> Task | None:
         return self.bodies_read.get(entry.task.id) if entry.body_on_disk else entry.task

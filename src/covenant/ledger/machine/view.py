@@ -73,6 +73,8 @@ class View(Protocol):
         """The task of an entry with its body, which may be on disk; None if it cannot be read."""
 
     def archived(self, task_id: TaskId) -> Archived | None: ...
+    def is_erased(self, task_id: TaskId) -> bool:
+        """Whether a finished task had this id, and only the id is left. Asked for tasks that are sent."""
 
     def queued(self, recipient: PublicKey | None, count: int) -> Sequence[Entry]:
         """The oldest queued tasks of a recipient; of all recipients in turn, if none is named."""

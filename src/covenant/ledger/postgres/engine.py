@@ -16,6 +16,7 @@ import msgspec
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract.identities import AuditMark, AuditRecord, RegisterChange
 from covenant.ledger.contract.ledger import Counts
+from covenant.ledger.contract.retention import Erased, EraseTasks
 from covenant.ledger.contract.task_query import FoundPage, TaskQuery
 from covenant.ledger.contract.tasks import (
     ANY,
@@ -384,6 +385,9 @@ class PostgresLedger:
 
     async def maintain(self) -> int | None:
         return None
+
+    async def erase_tasks(self, which: EraseTasks) -> Erased:
+        return await self._history.erase(which)
 
     async def counts(self) -> Counts:
         get = self._counters.get

@@ -10,6 +10,7 @@ from typing import Any, Final
 import asyncpg
 import msgspec
 
+from covenant.ledger.contract.retention import Erased, EraseTasks
 from covenant.ledger.contract.tasks import (
     ANY,
     LeaseRecord,
@@ -54,7 +55,7 @@ from covenant.ledger.postgres.stored_task import (
     decode_task,
 )
 from covenant.ledger.watchers import step_of
-from covenant.model.errors import InvalidParams
+from covenant.model.errors import Invalid, InvalidParams
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.task import DELEGATION, Result, Task
 from covenant.model.task_event import Ended, StatusUpdate, Step
@@ -88,6 +89,17 @@ class History:
     async def value(self, name: str, **values: Any) -> Any:
         found = await self.rows(name, **values)
         return next(iter(found[0].values())) if found else None
+
+    async def erase(self, which: EraseTasks) -> Erased:
+        """One statement. The ids stay; sizes are not counted by tenant here."""
+        if which.bytes_max:
+            raise Invalid("no_sizes", "this ledger does not count what a tenant's tasks take; give an age alone")
+        whose = "tenant = :tenant" if which.tenant else "tenant IS NULL AND :tenant = ''"
+        asked = Statement(statements("history")["erase"].format(whose=whose))
+        values = {"tenant": which.tenant, "after": which.after_no, "before_ms": which.before_ms, "count": which.limit}
+        (found,) = await self._connections.fetch(asked, values)
+        more = found["looked"] == which.limit and found["last_ms"] < which.before_ms
+        return Erased(tasks=found["tasks"], bytes=found["bytes"], after_no=found["last_no"] if more else 0, more=more)
 
     async def entry(self, task_id: TaskId) -> Entry | None:
         found = await self.rows("entry", task_id=task_id)

@@ -47,7 +47,7 @@ from covenant.model.push import Push
 from covenant.model.task import CacheKey
 
 MOVES_MAX: Final = 3
-"""How often a task may have moved between the two looks for it before something is wrong."""
+"""How often a task may have moved between the two looks for it. After that, it is in neither table: it is erased."""
 
 _cached: Final = msgspec.json.Decoder(Cached).decode
 _cache_key: Final = msgspec.json.Decoder(CacheKey).decode
@@ -99,7 +99,8 @@ class Loader:
             left &= known  # it came back to `live` between the two looks
             if not left:
                 return
-        raise AssertionError(f"{left} are in neither table")
+        for task_id in left:
+            into.load_erased(task_id)
 
     def _entry(self, into: WorkingSet, row: Row) -> TaskId:
         task_id = TaskId(row["task_id"])

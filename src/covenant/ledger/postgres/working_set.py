@@ -127,6 +127,7 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
         self.entries: dict[TaskId, Entry | None] = {}
         self.slots: dict[TaskId, Slot] = {}
         self._archived: dict[TaskId, Archived | None] = {}
+        self._erased: set[TaskId] = set()
         self._bodies: dict[TaskId, Task] = {}
         self._queues: dict[PublicKey, QueueHead] = {}
         self._recipients: dict[str, int] | None = None
@@ -193,6 +194,11 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
     def load_due(self, task_ids: list[TaskId]) -> None:
         self._due = task_ids
 
+    def load_erased(self, task_id: TaskId) -> None:
+        """Nothing is left of the task but its id."""
+        self.load_archived(task_id, None, None)
+        self._erased.add(task_id)
+
     def load_orphans(self, task_ids: list[TaskId]) -> None:
         self._orphans = task_ids
 
@@ -210,6 +216,9 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
         if task_id not in self.entries:
             raise Missing(WantTask(task_id))
         return self._archived.get(task_id)
+
+    def is_erased(self, task_id: TaskId) -> bool:
+        return task_id in self._erased
 
     def task(self, entry: Entry) -> Task | None:
         if not entry.body_on_disk:

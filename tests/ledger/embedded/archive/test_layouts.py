@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from covenant.ledger.embedded.archive import erasure
 from covenant.ledger.embedded.archive.apply_batch import apply_lines
 from covenant.ledger.embedded.archive.archive import SCHEMA_VERSION, archived_seq_of, archived_through, open_writer
 from covenant.ledger.embedded.archive.history import History
@@ -94,7 +95,7 @@ def write_old(path: Path, number: int, today: Path) -> None:
         for table in ("ids_new", "ids_recent", "ids_old", "shelves", "task_counts") if number > 3 else ():
             old.execute(f"DELETE FROM main.{table}")
             old.execute(f"INSERT INTO main.{table} SELECT * FROM today.{table}")
-        if number > 3:  # they had no names of contexts of the mailbox's tasks
+        if 3 < number < 6:  # they had no names of contexts of the mailbox's tasks
             old.execute("UPDATE main.a2a_tasks SET context_no = NULL WHERE tenant_id = ''")
             for table in ("ids_new", "ids_recent", "ids_old"):
                 old.execute(
@@ -111,7 +112,7 @@ def write_old(path: Path, number: int, today: Path) -> None:
             old.execute("UPDATE main.shelves SET held = (SELECT count(*) FROM main.ids_recent) WHERE shelf = 'recent'")
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6])
 async def test_an_archive_of_an_earlier_layout_keeps_its_rows_and_goes_on(tmp_path: Path, number: int) -> None:
     recorded = course()
     with closing(open_writer(tmp_path / "today.db", lasting=True)) as today:
@@ -136,6 +137,30 @@ async def test_an_archive_of_an_earlier_layout_keeps_its_rows_and_goes_on(tmp_pa
         assert shown[0] == shown[1]
         assert None not in shown[0]
         assert trees[0] == trees[1]
+
+
+async def test_finished_tasks_of_an_earlier_layout_are_packed_a_few_at_a_time_and_read_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasure, "PACKED_AT_ONCE_MAX", 2)
+    path, finished = tmp_path / "archive.db", [task_id(number) for number in range(3, 40, 4)]
+    with closing(open_writer(path, lasting=True)) as db:
+        take_in(db, course())
+        history = History(path, node=NODE, boot=BOOT)
+        before = [await history.show(name, None, 10) for name in finished]
+        after_no: int | None = 0
+        batches = 0
+        while after_no is not None:
+            after_no = erasure.pack_batch(db, after_no)
+            batches += 1
+        assert batches == len(finished) // 2 + 1
+        assert db.execute("SELECT count(*) FROM packs").fetchone() == (len(finished),)
+        held = "SELECT count(*) FROM requests JOIN a2a_tasks USING (task_no) WHERE ledger_state = 'resolved'"
+        assert db.execute(held).fetchone() == (0,)
+        assert db.execute("SELECT sum(tasks) FROM stored_sizes").fetchone() == (len(finished),)
+        assert [await history.show(name, None, 10) for name in finished] == before
+        assert None not in before
+        await history.close()
 
 
 def test_an_archive_that_cannot_be_brought_up_to_date_stays_as_it_was(tmp_path: Path) -> None:
@@ -163,7 +188,7 @@ def test_a_layout_of_the_future_is_refused(tmp_path: Path) -> None:
         archived_through(path)
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, SCHEMA_VERSION])
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, SCHEMA_VERSION])
 def test_whoever_only_asks_where_an_archive_stands_leaves_its_layout_alone(tmp_path: Path, number: int) -> None:
     recorded, path = course(), tmp_path / "archive.db"
     with closing(open_writer(path, lasting=True)) as today:

@@ -38,7 +38,7 @@ from covenant.ledger.embedded.archive.row_updates import (
     text_of,
 )
 from covenant.ledger.embedded.archive.sql import Row, ask_rows, statement, write_rows
-from covenant.ledger.embedded.archive.task_packs import delete_parts, pack_finished, read_parts, unpack_task
+from covenant.ledger.embedded.archive.task_packs import ROW_BYTES, delete_parts, pack_finished, read_parts, unpack_task
 from covenant.ledger.embedded.journal.record import encode_line, seq_of
 from covenant.ledger.embedded.journal.segments import Lines
 from covenant.model.errors import CovenantError
@@ -285,6 +285,16 @@ def _unpacked(db: sqlite3.Connection, known: Known) -> Known:
     return known
 
 
+def _sizes(rows: Rows, packs: Mapping[int, bytes]) -> list[Row]:
+    """How many packs more there are of each tenant, and what they take."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for row in rows.tasks.values() if packs else ():
+        if row.task_no in packs:
+            tasks, size = sizes.get(row.tenant_id, (0, 0))
+            sizes[row.tenant_id] = (tasks + 1, size + ROW_BYTES + len(packs[row.task_no]))
+    return [(tenant, *size) for tenant, size in sizes.items()]
+
+
 def _pack(db: sqlite3.Connection, rows: Rows) -> None:
     """Pack the tasks that are done with now."""
     earlier = [
@@ -293,6 +303,7 @@ def _pack(db: sqlite3.Connection, rows: Rows) -> None:
     stored = read_parts(db, earlier)
     packs, now_packed = pack_finished(rows, {number: stored.get(number) for number in earlier})
     write_rows(db, "write_packs", packs)
+    write_rows(db, "write_sizes", _sizes(rows, dict(packs)))
     delete_parts(db, now_packed)
 
 

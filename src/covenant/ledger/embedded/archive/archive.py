@@ -31,28 +31,32 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Final, Protocol
+from typing import Final, TypeVar
 
+from covenant.ledger.contract.retention import Erased, EraseTasks
 from covenant.ledger.embedded.archive.apply_batch import PLACES_IN_RECORD, Live, apply_or_reject, count_rejects
+from covenant.ledger.embedded.archive.erasure import erase_batch, pack_batch
 from covenant.ledger.embedded.archive.sql import statement
 from covenant.ledger.embedded.archive.task_packs import define_functions
+from covenant.ledger.embedded.archive.writer_roles import ArchiveSource, ArchiveWriter
 from covenant.ledger.embedded.disk import sync_dir, unusable
-from covenant.ledger.embedded.journal.segments import Cursor, Lines
+from covenant.ledger.embedded.journal.segments import Cursor
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 
 ARCHIVE_NAME: Final = "archive.db"
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 _INDEXES: Final = ("tasks_indexes", "listing_indexes", "counts_schema", "search_indexes")
-_FROM_3: Final = ("packs_schema", "from_before_rows", "from_layout_5_rows", *_INDEXES)
+_FROM_3: Final = ("packs_schema", "erasure_schema", "from_before_rows", "from_layout_5_rows", *_INDEXES)
 _FROM_2: Final = ("ids_schema", "from_layout_2_ids", *_FROM_3)
-_FROM_5: Final = ("from_layout_5", "from_layout_5_rows", "listing_indexes", "search_indexes")
+_FROM_5: Final = ("erasure_schema", "from_layout_5", "from_layout_5_rows", "listing_indexes", "search_indexes")
 LAYOUTS: Final[dict[int, tuple[str, ...]]] = {
-    0: ("schema", "tasks_schema", "ids_schema", "packs_schema", *_INDEXES),
+    0: ("schema", "tasks_schema", "ids_schema", "packs_schema", "erasure_schema", *_INDEXES),
     1: ("from_before", "tasks_schema", *_FROM_2),
     2: ("from_before", "tasks_schema", *_FROM_2),
     3: ("from_before", "tasks_schema", *_FROM_3),
     4: ("packs_schema", *_FROM_5),
     5: _FROM_5,
+    6: ("erasure_schema", "from_layout_6"),
     SCHEMA_VERSION: (),
 }
 """What brings an archive of each layout up to this one; 0 is a new file. Rows stay: the journal may not have them."""
@@ -83,32 +87,9 @@ GATHER_S: Final = 0.1
 RETRY_S_MIN: Final = 0.1
 RETRY_S_MAX: Final = 5.0
 CLOSE_S_MAX: Final = 10.0
+PACK_PAUSE_S: Final = 0.02
 
-
-class ArchiveSource(Protocol):
-    """Where durable records come from. For one thread other than the loop's; `Journal` is one."""
-
-    def cursor(self, after_seq: int) -> Cursor: ...
-    def read(self, cursor: Cursor, max_bytes: int) -> Lines: ...
-    def trim(self, seq: int) -> None: ...
-    def release(self) -> None:
-        """Nothing more is read for now."""
-
-
-class ArchiveWriter(Protocol):
-    """Whoever has the archive open for writing. For one thread; after an exception there is only `close`."""
-
-    archived_seq: int
-    rejected: int
-    """How many records are set aside."""
-
-    def apply_next(self) -> int:
-        """Apply the next batch of durable records; the seq that the archive has come to."""
-
-    def checkpoint(self) -> bool:
-        """Sync everything applied so far; False if somebody is in the way."""
-
-    def close(self) -> None: ...
+T = TypeVar("T")
 
 
 class LocalWriter:
@@ -141,6 +122,12 @@ class LocalWriter:
             sync_dir(self._folder)
         return not busy
 
+    def erase(self, which: EraseTasks) -> Erased:
+        return erase_batch(self._db, which)
+
+    def pack_older(self, after_no: int) -> int | None:
+        return pack_batch(self._db, after_no)
+
     def close(self) -> None:
         self._db.close()
         self._source.release()
@@ -171,6 +158,9 @@ class Archive:
         self._stopping = threading.Event()
         self._stop_at_s = 0.0
         self._checkpoints: deque[asyncio.Future[int]] = deque()
+        self._erasures: deque[tuple[EraseTasks, asyncio.Future[Erased]]] = deque()
+        self._packed_through: int | None = 0
+        """Up to which task those of earlier layouts are packed; None: all are."""
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._tickets = itertools.count()
         self._thread: threading.Thread | None = None
@@ -236,6 +226,16 @@ class Archive:
         self._wake.set()
         return await future
 
+    async def erase(self, which: EraseTasks) -> Erased:
+        """One batch, after what is applied already. Unavailable while the archive cannot be written."""
+        if self._thread is None or self._stopping.is_set():
+            raise _closed()
+        future: asyncio.Future[Erased] = self._loop.create_future()
+        self._erasures.append((which, future))
+        self._hurry.set()
+        self._wake.set()
+        return await future
+
     async def close(self) -> None:
         """Apply what was notified, if that works and is soon done, and stop. Does not raise."""
         if self._thread is not None:
@@ -255,9 +255,11 @@ class Archive:
         """Nobody waits for a thread that has ended."""
         for _, _, future in self._waiting:
             if not future.done():
-                future.set_exception(Unavailable("history_lagging", "the archive is closed"))
+                future.set_exception(_closed())
         while self._checkpoints:
             _answer(self._checkpoints.popleft(), self._durable_seq)
+        while self._erasures:
+            _answer(self._erasures.popleft()[1], _closed())
 
     def _landed(self, seq: int) -> None:
         """On the loop, after a batch."""
@@ -272,12 +274,14 @@ class Archive:
     def _run(self) -> None:
         with suppress(RuntimeError):  # the loop was closed without closing the archive, and nobody listens
             while True:
-                self._wake.wait()
+                self._wake.wait(None if self._packed_through is None else PACK_PAUSE_S)
                 self._hurry.wait(GATHER_S)
                 self._hurry.clear()
                 self._wake.clear()
                 self._follow()
                 self._serve_checkpoints()
+                self._serve_erasures()
+                self._pack_older()
                 if self._stopping.is_set():
                     self._follow()  # what was notified meanwhile
                     break
@@ -337,15 +341,45 @@ class Archive:
                 self._let_go()
             self._loop.call_soon_threadsafe(_answer, future, self._durable_seq)
 
+    def _serve_erasures(self) -> None:
+        while self._erasures and not self._stopping.is_set():
+            which, future = self._erasures.popleft()
+            answer: Erased | Unavailable
+            try:
+                answer = self._opened().erase(which)
+            except Exception as error:  # noqa: BLE001  nothing is erased, and whoever asked is told why
+                self._let_go()
+                answer = Unavailable("archive_unwritable", f"the archive cannot be written: {error}")
+            self._loop.call_soon_threadsafe(_answer, future, answer)
+
+    def _pack_older(self) -> None:
+        """A batch after each of records, and one after the other while there are none."""
+        if self._packed_through is None or self._stopping.is_set():
+            return
+        try:
+            self._packed_through = self._opened().pack_older(self._packed_through)
+        except Exception as error:  # noqa: BLE001  they stay as they are, and the next start goes on
+            self.failure = str(error) or repr(error)
+            self._let_go()
+            self._packed_through = None
+
     def _checkpoint(self) -> None:
         writer = self._opened()
         if writer.checkpoint():
             self._durable_seq = writer.archived_seq
 
 
-def _answer(future: asyncio.Future[int], seq: int) -> None:
-    if not future.done():
-        future.set_result(seq)
+def _answer(future: asyncio.Future[T], answer: T | Unavailable) -> None:
+    if future.done():
+        return
+    if isinstance(answer, Unavailable):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+
+
+def _closed() -> Unavailable:
+    return Unavailable("history_lagging", "the archive is closed")
 
 
 def _within(folder: Path | None) -> Path:

@@ -148,6 +148,7 @@ PARTIES: Final = statement("parties")
 STEPS: Final = statement("steps")
 TREE: Final = statement("tree")
 FINISHED: Final = statement("finished")
+AGED_OUT: Final = statement("aged_out")
 AUDIT_BEFORE: Final = statement("audit_before")
 AUDIT_PAGE: Final = statement("audit_page")
 AUDIT_MARKS: Final = statement("audit_marks")
@@ -207,6 +208,10 @@ class History:
     async def task(self, task_id: TaskId) -> Task | None:
         """The task as it was sent."""
         return await self._find(_task, TASK, task_id=task_id)
+
+    async def aged_out(self, task_id: TaskId) -> bool:
+        """Whether a task had this id, and is erased."""
+        return await self._find(_decode(bool), AGED_OUT, task_id=task_id) is not None
 
     async def parties(self, task_id: TaskId) -> Parties | None:
         return await self._find(_parties, PARTIES, task_id=task_id)

@@ -22,10 +22,13 @@ import msgspec
 from msgspec import Raw
 
 from covenant.ledger.embedded.archive.row_updates import DRAINED, Rows
-from covenant.ledger.embedded.archive.sql import Row, ask_rows, write_rows
+from covenant.ledger.embedded.archive.sql import ask_rows, write_rows
 
 PACK_BYTES_MAX: Final = 256 << 10
 """A larger task stays unpacked: a page of its steps must not cost all of them."""
+
+ROW_BYTES: Final = 900
+"""What a finished task takes beside its pack, about: its row, its id, and its places in the indexes."""
 
 LEVEL: Final = 3
 SMALL_BYTES: Final = 6 << 10
@@ -189,7 +192,7 @@ def define_functions(db: sqlite3.Connection) -> None:
     db.create_function("packed_steps", 5, reader.steps, deterministic=True)
 
 
-def pack_finished(rows: Rows, stored: Mapping[int, TaskParts | None]) -> tuple[list[Row], list[int]]:
+def pack_finished(rows: Rows, stored: Mapping[int, TaskParts | None]) -> tuple[list[tuple[int, bytes]], list[int]]:
     """Pack the tasks of a batch that are done with, and take what is in the packs out of `rows`.
 
     `stored` is what the archive has already of those that began earlier; None of one that is too large. Returns the
@@ -235,10 +238,13 @@ def error_of(result: str) -> str | None:
 
 
 def unpack_task(db: sqlite3.Connection, task_no: int) -> None:
-    found = db.execute("SELECT pack FROM packs WHERE task_no = ?", (task_no,)).fetchone()
+    found = db.execute(
+        "SELECT p.pack, t.tenant_id FROM packs AS p JOIN a2a_tasks AS t USING (task_no) WHERE task_no = ?", (task_no,)
+    ).fetchone()
     if found is None:
         return
     parts = unpack(task_no, found[0])
+    write_rows(db, "write_sizes", [(found[1], -1, -ROW_BYTES - len(found[0]))])
     db.execute("DELETE FROM packs WHERE task_no = ?", (task_no,))
     db.execute("UPDATE a2a_tasks SET result = ? WHERE task_no = ?", (parts.result, task_no))
     write_rows(db, "write_requests", [(task_no, parts.task)])

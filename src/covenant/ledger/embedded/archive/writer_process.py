@@ -21,7 +21,9 @@ from typing import BinaryIO, Final, Protocol
 
 import msgspec
 
-from covenant.ledger.embedded.archive.archive import CLOSE_S_MAX, ArchiveSource, LocalWriter
+from covenant.ledger.contract.retention import Erased, EraseTasks
+from covenant.ledger.embedded.archive.archive import CLOSE_S_MAX, LocalWriter
+from covenant.ledger.embedded.archive.writer_roles import ArchiveSource
 from covenant.ledger.embedded.journal.segments import Cursor, Lines, SegmentReader, cursor_after
 from covenant.model.errors import CovenantError
 
@@ -49,17 +51,26 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     pass
 
 
+class PackOlder(msgspec.Struct, frozen=True, tag="pack"):
+    after_no: int
+
+
+WriterQuestion = ApplyNext | Checkpoint | EraseTasks | PackOlder
+
+
 class WriterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the archive is. `error` is why it is no further, and the last word."""
 
     seq: int
     done: bool = True
     rejected: int = 0
+    erased: Erased | None = None
+    after_no: int | None = None
     error: str | None = None
 
 
 _encode: Final = msgspec.json.Encoder().encode
-_question: Final = msgspec.json.Decoder(ApplyNext | Checkpoint).decode
+_question: Final = msgspec.json.Decoder(WriterQuestion).decode
 _answer: Final = msgspec.json.Decoder(WriterAnswer).decode
 
 
@@ -85,6 +96,14 @@ class WriterProcess:
     def checkpoint(self) -> bool:
         return self._ask(Checkpoint()).done
 
+    def erase(self, which: EraseTasks) -> Erased:
+        erased = self._ask(which).erased
+        assert erased is not None
+        return erased
+
+    def pack_older(self, after_no: int) -> int | None:
+        return self._ask(PackOlder(after_no)).after_no
+
     def close(self) -> None:
         process = self._process
         assert process.stdin is not None
@@ -98,7 +117,7 @@ class WriterProcess:
             process.wait()
         process.stdout.close()
 
-    def _ask(self, question: ApplyNext | Checkpoint) -> WriterAnswer:
+    def _ask(self, question: WriterQuestion) -> WriterAnswer:
         assert self._process.stdin is not None
         self._process.stdin.write(_encode(question) + b"\n")
         self._process.stdin.flush()
@@ -150,13 +169,19 @@ def serve_writer(path: Path, folder: Path, questions: BinaryIO, answers: BinaryI
         seq = writer.archived_seq
         say(WriterAnswer(seq, rejected=writer.rejected))
         for line in questions:
-            asked: ApplyNext | Checkpoint = _question(line)
-            if isinstance(asked, ApplyNext):
-                segments.end = asked.end
-                seq = writer.apply_next()
-                say(WriterAnswer(seq, rejected=writer.rejected))
-            else:
-                say(WriterAnswer(seq, done=writer.checkpoint(), rejected=writer.rejected))
+            asked: WriterQuestion = _question(line)
+            match asked:
+                case ApplyNext():
+                    segments.end = asked.end
+                    seq = writer.apply_next()
+                    say(WriterAnswer(seq, rejected=writer.rejected))
+                case Checkpoint():
+                    say(WriterAnswer(seq, done=writer.checkpoint(), rejected=writer.rejected))
+                case EraseTasks():
+                    say(WriterAnswer(seq, rejected=writer.rejected, erased=writer.erase(asked)))
+                case PackOlder():
+                    after_no = writer.pack_older(asked.after_no)
+                    say(WriterAnswer(seq, rejected=writer.rejected, after_no=after_no))
         writer.close()
     except BrokenPipeError:
         return  # nobody listens any more

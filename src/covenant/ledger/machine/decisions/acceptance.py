@@ -92,6 +92,13 @@ def accept(decide: DecisionContext, command: Accept) -> Accepted:
                 f"task {task.id} is known with other content; send new work under a new id",
             )
         )
+    if view.is_erased(task.id):
+        raise decide.refuse(
+            Conflict(
+                "duplicate_task_id",
+                f"task {task.id} has ended, and is no longer kept; send new work under a new id",
+            )
+        )
     if task.origin == DELEGATION:
         _check_parent(decide, task)
     key = cache_key(task) if task.idempotency is not None else None

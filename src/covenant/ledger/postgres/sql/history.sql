@@ -272,3 +272,32 @@ SELECT EXISTS (SELECT FROM envelopes WHERE sender = :sender AND jti = :jti AND u
 
 -- :messages
 SELECT body FROM messages ORDER BY place DESC LIMIT :count
+
+-- :erase
+WITH looked AS (
+    SELECT no, created_at_ms, updated_at_ms FROM tasks
+    WHERE {whose} AND no > :after
+    ORDER BY no
+    LIMIT :count
+),
+gone AS (
+    DELETE FROM tasks
+    WHERE no IN (SELECT no FROM looked WHERE updated_at_ms < :before_ms)
+    RETURNING no, tenant, recipient, a2a_state
+),
+told AS (
+    DELETE FROM events WHERE no IN (SELECT no FROM gone)
+    RETURNING octet_length(body) AS size
+),
+counted AS (
+    INSERT INTO lane_counts AS c (kind, lane, writer, n)
+    SELECT 'listed', recipient || ' ' || a2a_state, 0, -count(*) FROM gone WHERE tenant IS NOT NULL GROUP BY 2
+    ON CONFLICT (kind, lane, writer) DO UPDATE SET n = c.n + excluded.n
+    RETURNING 1
+)
+SELECT
+    (SELECT count(*) FROM gone) AS tasks,
+    (SELECT coalesce(sum(size), 0)::bigint FROM told) AS bytes,
+    (SELECT count(*) FROM looked) AS looked,
+    (SELECT coalesce(max(no), 0) FROM looked) AS last_no,
+    (SELECT coalesce(max(created_at_ms), 0) FROM looked) AS last_ms

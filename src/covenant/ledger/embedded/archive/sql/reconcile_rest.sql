@@ -17,6 +17,13 @@ DELETE FROM task_counts;
 INSERT INTO task_counts
 SELECT recipient_pubkey, state, count(*) FROM a2a_tasks WHERE tenant_id <> '' GROUP BY 1, 2;
 
+DELETE FROM stored_sizes;
+
+INSERT INTO stored_sizes
+SELECT t.tenant_id, count(*), sum(900 + length(p.pack))
+FROM packs AS p CROSS JOIN a2a_tasks AS t ON t.task_no = p.task_no
+GROUP BY t.tenant_id;
+
 -- The whole chain is verified again.
 UPDATE meta SET value = (
     SELECT m.value FROM meta AS m WHERE m.key = replace(meta.key, 'verified', 'anchor')

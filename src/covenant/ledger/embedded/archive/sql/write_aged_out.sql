@@ -1,0 +1,1 @@
+INSERT OR REPLACE INTO aged_out VALUES {rows}
