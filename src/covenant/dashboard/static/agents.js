@@ -1,10 +1,10 @@
 // The catalogue, and one agent: its card, whether its signature holds, and what it does.
 
 import { get, rest, session } from "./api.js";
-import { attempt, begin } from "./app.js";
+import { attempt, begin, stayHere } from "./app.js";
 import { linkOut } from "./conversation.js";
 import { copy, el, fill, find, icon, list } from "./dom.js";
-import { clipped, number, plural, shortId, when } from "./format.js";
+import { clipped, number, plural, pretty, shortId, when } from "./format.js";
 import { chip, stateOf } from "./states.js";
 
 const SIGNATURES = {
@@ -16,7 +16,7 @@ const SIGNATURES = {
 
 async function load() {
   const [tenant, id] = rest();
-  const { agents } = await get("agents");
+  const agents = await readAgents();
   find("#none").hidden = agents.length > 0;
   list(find("#rows"), agents, (agent) => `${agent.tenant}/${agent.id}`, () => copy("agent"), (row, agent) => {
     const here = agent.tenant === tenant && agent.id === id;
@@ -25,14 +25,27 @@ async function load() {
       where: agent.url ? [linkOut(agent.url)] : agent.remote ? [icon("network", "elsewhere")] : null,
       source: `${agent.kind} · ${agent.source}`,
       tenant: agent.tenant,
-      queued: number(agent.queued),
-      leased: agent.concurrency ? `${number(agent.in_flight)} of ${number(agent.concurrency)}` : number(agent.in_flight),
-      failed: { text: number(agent.failed), "data-tone": agent.failed ? "bad" : null },
-      done: number(agent.done),
+      queued: number(agent.queued ?? 0),
+      leased: agent.concurrency ? `${number(agent.in_flight ?? 0)} of ${number(agent.concurrency)}` : number(agent.in_flight ?? 0),
+      failed: { text: number(agent.failed ?? 0), "data-tone": agent.failed ? "bad" : null },
+      done: number(agent.done ?? 0),
     });
   });
   find("#one").hidden = !id;
   if (id) await one(tenant, id, agents.find((agent) => agent.tenant === tenant && agent.id === id));
+}
+
+/** The agents of every tenant, with how many tasks each has. */
+async function readAgents() {
+  const [{ tenants }, { by_agent: counted }] = await Promise.all([get("v1/admin/tenants"), get("a2a/tasks/counts")]);
+  const lists = await Promise.all(tenants.map(({ name }) => get(`v1/admin/tenants/${encodeURIComponent(name)}/agents`)));
+  return lists.flatMap(({ tenant, agents }) =>
+    agents.map((agent) => {
+      const of = counted.find((each) => each.agent === `${agent.id}@${tenant}`) ?? {};
+      const { url, concurrency } = agent.agent_def;
+      return { ...agent, tenant, url, concurrency, remote: ["remote", "peer"].includes(agent.kind), ...(of.lanes ?? of), agent: undefined };
+    }),
+  );
 }
 
 async function one(tenant, id, agent) {
@@ -56,7 +69,7 @@ async function one(tenant, id, agent) {
     raw: clipped(pretty(found.raw)),
     inspect: known.may("inspect") ? { href: `/ui/inspector?${new URLSearchParams(agent?.url ? { url: agent.url } : { tenant, agent: id })}` } : null,
     every: { href: `/ui/tasks?${new URLSearchParams({ agent: display })}` },
-    busy: agent ? `${plural(agent.queued, "task")} in the queue, ${number(agent.in_flight)} leased, ${number(agent.failed)} failed` : "",
+    busy: agent ? `${plural(agent.queued ?? 0, "task")} in the queue, ${number(agent.in_flight ?? 0)} leased, ${number(agent.failed ?? 0)} failed` : "",
   });
   list(find("#recent"), tasks, (task) => task.task_id, () => copy("recent-task"), (row, task) => {
     fill(row, { state: [chip(stateOf(task))], words: { text: task.intent || shortId(task.task_id), href: `/ui/task/${task.task_id}` }, at: [when(task.updated_at_ms)] });
@@ -68,20 +81,6 @@ function interfaces(card) {
   return known.filter((each) => each.url).map((each) => el("div", { class: "small" }, el("span", { class: "tag" }, [each.protocolBinding ?? each.transport, each.protocolVersion].filter(Boolean).join(" ")), " ", el("span", { class: "mono" }, each.url)));
 }
 
-function pretty(raw) {
-  try {
-    return JSON.stringify(JSON.parse(raw), null, 2);
-  } catch {
-    return raw;
-  }
-}
-
-find("#rows").addEventListener("click", (event) => {
-  const link = event.target.closest("a.row");
-  if (!link || event.metaKey || event.ctrlKey) return;
-  event.preventDefault();
-  history.pushState(null, "", link.href);
-  attempt(load).then(() => find("#one").scrollIntoView({ block: "nearest" }));
-});
+stayHere(find("#rows"), "a.row", () => attempt(load).then(() => find("#one").scrollIntoView({ block: "nearest" })));
 addEventListener("popstate", () => attempt(load));
 begin(load, ["counts"], 3_000);

@@ -60,7 +60,7 @@ async function frame() {
   const status = el("p", { class: "live", role: "status", "data-state": "connecting" }, icon("queued"), el("span", {}, WORDS.connecting));
   const links = el("nav", { class: "nav", "aria-label": "Pages" });
   const who = el("div", { class: "who" }, status);
-  document.body.prepend(el("div", { class: "side" }, el("a", { class: "brand", href: "/ui/" }, icon("covenant"), "Covenant"), links, who));
+  document.body.prepend(el("header", { class: "side" }, el("a", { class: "brand", href: "/ui/" }, icon("covenant"), "Covenant"), links, who));
   document.body.prepend(el("a", { class: "skip", href: "#main" }, "Skip to the content"));
   on("state", (state) => tellConnection(status, state));
   const known = await session().catch(() => null);
@@ -128,4 +128,15 @@ export function tabs(root) {
     });
   }
   show(all[0]);
+}
+
+/** Links inside `root` change the address and what is shown, and load no page. Those for another tab are left alone. */
+export function stayHere(root, selector, arrive) {
+  root.addEventListener("click", (event) => {
+    const link = event.target.closest(selector);
+    if (!link || event.metaKey || event.ctrlKey || event.shiftKey) return;
+    event.preventDefault();
+    history.pushState(null, "", link.href);
+    arrive();
+  });
 }

@@ -62,15 +62,17 @@ async function run(dry_run) {
   const filters = work.ids ? work.ids.map((id) => ({ id })) : [work.filter];
   const outcomes = [];
   let matched = 0;
+  let more = false;
   tell("…");
   for (const filter of filters) {
     const found = await post("a2a/repair/bulk", { ...request(dry_run), filter, limit: work.ids ? 1 : AT_ONCE });
     outcomes.push(...found.outcomes);
     matched += found.matched;
+    more ||= found.more;
   }
   show(outcomes);
   const hit = outcomes.filter((each) => each.outcome !== "refused").length;
-  tell(dry_run ? `${plural(matched, "task")} match; ${hit} would be changed.` : `${hit} of ${plural(matched, "task")} changed.`, dry_run ? "" : "done");
+  tell(dry_run ? `${plural(matched, "task")} match${more ? `, and more: ${matched} are done at once` : ""}; ${hit} would be changed.` : `${hit} of ${plural(matched, "task")} changed.`, dry_run ? "" : "done");
   find("#bulk-apply").disabled = !dry_run || hit === 0;
   if (!dry_run) await work.after();
 }

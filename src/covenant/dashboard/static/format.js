@@ -65,3 +65,12 @@ export const plural = (count, word, words = `${word}s`) => `${number(count)} ${c
 export function clipped(text, most = 100_000) {
   return text.length <= most ? text : `${text.slice(0, most)}\n… ${bytes(text.length - most)} more are not shown`;
 }
+
+/** JSON with its lines, and whatever else as it is. */
+export function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}

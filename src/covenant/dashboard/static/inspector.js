@@ -4,7 +4,7 @@ import { get, post, session } from "./api.js";
 import { attempt, begin } from "./app.js";
 import { drawTurn } from "./conversation.js";
 import { el, find, icon } from "./dom.js";
-import { clipped, duration, plural } from "./format.js";
+import { clipped, duration, plural, pretty } from "./format.js";
 
 const form = find("#ask");
 const said = [];
@@ -66,14 +66,6 @@ function frame(each, index) {
   );
 }
 
-function pretty(text) {
-  try {
-    return JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return text;
-  }
-}
-
 function changed() {
   const elsewhere = !form.elements.target.value;
   find("#by-url").hidden = !elsewhere;
@@ -83,11 +75,14 @@ function changed() {
 async function load() {
   if (form.elements.target.options.length > 1) return;
   await session();
-  const { agents } = await get("agents");
+  const { tenants } = await get("v1/admin/tenants");
+  const lists = await Promise.all(tenants.map(({ name }) => get(`v1/admin/tenants/${encodeURIComponent(name)}/agents`)));
   const asked = new URLSearchParams(location.search);
-  for (const agent of agents) {
-    const value = `${agent.tenant}/${agent.id}`;
-    form.elements.target.append(el("option", { value, selected: asked.get("agent") === agent.id && asked.get("tenant") === agent.tenant }, `${agent.name || agent.id} (${agent.tenant})`));
+  for (const { tenant, agents } of lists) {
+    for (const agent of agents) {
+      const selected = asked.get("agent") === agent.id && asked.get("tenant") === tenant;
+      form.elements.target.append(el("option", { value: `${tenant}/${agent.id}`, selected }, `${agent.name || agent.id} (${tenant})`));
+    }
   }
   form.elements.url.value = asked.get("url") ?? "";
   changed();

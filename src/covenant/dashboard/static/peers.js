@@ -1,7 +1,7 @@
 // Other instances: how far each is trusted, the fingerprint to compare, what waits for it, and what was delegated.
 
 import { get, post, rest, session } from "./api.js";
-import { attempt, begin } from "./app.js";
+import { attempt, begin, stayHere } from "./app.js";
 import { linkOut } from "./conversation.js";
 import { copy, download, el, fill, find, icon, list } from "./dom.js";
 import { number, plural, shortId, when } from "./format.js";
@@ -107,13 +107,7 @@ async function discover() {
 }
 
 find("#discover").addEventListener("click", () => attempt(discover));
-find("#rows").addEventListener("click", (event) => {
-  const link = event.target.closest("a.row");
-  if (!link || event.metaKey || event.ctrlKey) return;
-  event.preventDefault();
-  history.pushState(null, "", link.href);
-  attempt(load);
-});
+stayHere(find("#rows"), "a.row", () => attempt(load));
 addEventListener("popstate", () => attempt(load));
 session().then((known) => (find("#discover").hidden = known.role !== "operator"));
 begin(load, ["peers"], 1_000);

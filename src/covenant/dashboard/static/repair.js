@@ -27,7 +27,7 @@ export function openRepair(task, command, who, then) {
     id: shortId(task.task.id),
     agent: shortName(task.task.recipient.display),
     state: task.holder_lost ? "leased; its holder is lost" : task.state,
-    holder: lease ? [shortName(lease.leased_to.display), ", since ", when(lease.leased_at_ms)].map(asNode) : null,
+    holder: lease ? [shortName(lease.leased_to.display), ", since ", when(lease.leased_at_ms)] : null,
     lease: lease ? shortId(lease.lease_id) : null,
     who,
   });
@@ -35,8 +35,6 @@ export function openRepair(task, command, who, then) {
   changed();
   dialog.showModal();
 }
-
-const asNode = (part) => (typeof part === "string" ? document.createTextNode(part) : part);
 
 export const leaseOf = (task) => (task.state === "in_flight" ? (task.leases.findLast((lease) => !lease.ended_at_ms) ?? null) : null);
 

@@ -9,8 +9,8 @@ export const LANES = [
   { id: "parked", label: "Waiting", hint: "waits for its sender", tone: "waits", sign: "waits", query: { state: "parked" } },
   { id: "following", label: "Elsewhere", hint: "the same work is under way in another task", tone: "elsewhere", sign: "elsewhere", query: { state: "following" } },
   { id: "result_pending", label: "Undrained", hint: "ended; its sender has not taken the result", tone: "undrained", sign: "undrained", query: { state: "result_pending" } },
-  { id: "failed", label: "Failed", hint: "ended with an error", tone: "bad", sign: "failed", query: { outcome: "failed" } },
-  { id: "done", label: "Done", hint: "ended", tone: "good", sign: "good", query: { state: "done" } },
+  { id: "failed", label: "Failed", hint: "ended with an error", tone: "bad", sign: "failed", query: { state: "done", outcome: "failed" } },
+  { id: "done", label: "Done", hint: "ended", tone: "good", sign: "good", query: { state: "done", outcome: "completed,canceled,rejected" } },
 ];
 
 const OTHERS = {

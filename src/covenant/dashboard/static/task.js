@@ -8,6 +8,7 @@ import { on } from "./feed.js";
 import { clipped, duration, exact, number, shortId, shortName, when } from "./format.js";
 import { leaseOf, openRepair } from "./repair.js";
 import { chip, isOver, stateOf } from "./states.js";
+import { readTimeline } from "./timeline.js";
 import { drawWaterfall } from "./waterfall.js";
 
 const [id] = rest();
@@ -17,10 +18,10 @@ let known = null;
 
 async function load() {
   known ??= await session();
-  const [detail, timeline] = await Promise.all([get(`${path}/show`), get(`${path}/timeline`)]);
+  const [detail, calls] = await Promise.all([get(`${path}/show`), get("a2a/tasks", { parent: id, limit: 100, ascending: true })]);
   shown = detail;
   header();
-  drawWaterfall(find("#fall"), timeline);
+  drawWaterfall(find("#fall"), readTimeline(shown, calls.tasks));
   talk();
   steps();
   attempts();
@@ -46,9 +47,9 @@ function header() {
     took: duration((over ? shown.updated_at_ms : Date.now()) - shown.created_at_ms),
     deadline: task.deadline_ms ? [when(task.deadline_ms)] : null,
     tokens: usage ? number(usage) : null,
-    holder: leaseOf(shown) ? [shortName(leaseOf(shown).leased_to.display), shown.holder_lost ? el("b", {}, " (lost)") : ""].map(asNode) : null,
+    holder: leaseOf(shown) ? [shortName(leaseOf(shown).leased_to.display), shown.holder_lost ? el("b", {}, " (lost)") : ""] : null,
     cause: over && shown.cause && shown.cause !== "result" ? shown.cause : null,
-    chain: task.parent ? [el("a", { href: `/ui/task/${task.parent}` }, `called by ${shortId(task.parent)}`), task.depth ? ` · ${task.depth} deep` : ""].map(asNode) : null,
+    chain: task.parent ? [el("a", { href: `/ui/task/${task.parent}` }, `called by ${shortId(task.parent)}`), task.depth ? ` · ${task.depth} deep` : ""] : null,
     error: shown.result?.error_message ?? null,
     tree: { href: `/ui/tree/${id}` },
     repair: leaseOf(shown) && known.may("repair") ? {} : null,
@@ -57,8 +58,6 @@ function header() {
   const waits = shown.state === "parked" && known.may("answer");
   find("#answer").hidden = !waits;
 }
-
-const asNode = (part) => (typeof part === "string" ? document.createTextNode(part) : part);
 
 function talk() {
   const { said, artifacts } = readConversation(shown);

@@ -1,7 +1,7 @@
 // The tasks: lanes with their counts, filters that are the address, and what can be done to many at once.
 
 import { get, session } from "./api.js";
-import { attempt, begin } from "./app.js";
+import { attempt, begin, stayHere } from "./app.js";
 import { openBulk } from "./bulk.js";
 import { copy, el, fill, find, findAll, icon, list } from "./dom.js";
 import { on } from "./feed.js";
@@ -11,6 +11,7 @@ import { LANES, chip, stateOf } from "./states.js";
 const NAMES = ["state", "outcome", "text", "agent", "sender", "tenant", "kind", "origin", "parent", "context", "key", "id", "attempt_min", "cause", "order"];
 const SPANS_MS = { "1h": 3_600_000, "1d": 86_400_000, "7d": 604_800_000 };
 const PAGE = 40;
+const EMPTY_MAX = 20;
 
 let shown = [];
 let next = null;
@@ -26,6 +27,12 @@ function filter() {
   return span ? { ...asked, since_ms: Date.now() - span } : asked;
 }
 
+/** The same without an order, and with numbers as numbers. */
+function bulkFilter() {
+  const { order, attempt_min, ...asked } = filter();
+  return attempt_min ? { ...asked, attempt_min: Number(attempt_min) } : asked;
+}
+
 function go(changes) {
   const asked = address();
   for (const [name, value] of Object.entries(changes)) value ? asked.set(name, value) : asked.delete(name);
@@ -37,7 +44,7 @@ function arrive() {
   selected.clear();
   shown = [];
   fillFilters();
-  attempt(load);
+  attempt(loadAll);
 }
 
 function fillFilters() {
@@ -45,8 +52,17 @@ function fillFilters() {
   for (const field of find("#filters").elements) if (field.name) field.value = asked.get(field.name) ?? "";
 }
 
+/** A page from `after` on. One answer looks at a bounded number of tasks: an empty one may have more behind it. */
+async function page(after = null) {
+  for (let tries = 0; ; tries++) {
+    const found = await get("a2a/tasks", { ...filter(), limit: PAGE, after });
+    if (found.tasks.length || !found.next || tries === EMPTY_MAX) return found;
+    after = found.next;
+  }
+}
+
 async function load() {
-  const found = await get("a2a/tasks", { ...filter(), limit: PAGE });
+  const found = await page();
   const fresh = new Set(found.tasks.map((task) => task.task_id));
   const onward = next !== null && shown.length > PAGE;
   shown = onward && shown[0] ? [...found.tasks, ...shown.slice(PAGE).filter((task) => !fresh.has(task.task_id))] : found.tasks;
@@ -55,7 +71,7 @@ async function load() {
 }
 
 async function loadMore() {
-  const found = await get("a2a/tasks", { ...filter(), limit: PAGE, after: next });
+  const found = await page(next);
   const known = new Set(shown.map((task) => task.task_id));
   shown = [...shown, ...found.tasks.filter((task) => !known.has(task.task_id))];
   next = found.next;
@@ -153,16 +169,7 @@ function listen() {
   find("#filters").addEventListener("change", (event) => event.target.form.requestSubmit());
   find("#clear").addEventListener("click", () => go(Object.fromEntries([...address().keys()].map((name) => [name, ""]))));
   addEventListener("popstate", arrive);
-  for (const part of ["#lanes", "#agents"]) {
-    find(part).addEventListener("click", (event) => {
-      const link = event.target.closest("a");
-      if (!link || event.metaKey || event.ctrlKey || event.shiftKey) return;
-      event.preventDefault();
-      history.pushState(null, "", link.href);
-      attempt(count);
-      arrive();
-    });
-  }
+  for (const part of ["#lanes", "#agents"]) stayHere(find(part), "a", arrive);
   find("#rows").addEventListener("change", ({ target }) => {
     target.checked ? selected.add(target.value) : selected.delete(target.value);
     bulkBar();
@@ -181,15 +188,17 @@ function listen() {
       rows();
     } else if (command) openBulk({ command, ids: [...selected] }, again);
   });
-  find("#all-match").addEventListener("click", () => openBulk({ command: "requeue", filter: filter() }, again));
+  find("#all-match").addEventListener("click", () => openBulk({ command: "requeue", filter: bulkFilter() }, again));
+}
+
+async function loadAll() {
+  await load();
+  await count();
 }
 
 function again() {
   selected.clear();
-  return attempt(async () => {
-    await load();
-    await count();
-  });
+  return attempt(loadAll);
 }
 
 on("counts", (found) => lanes(found.lanes));
@@ -200,7 +209,4 @@ session().then((known) => {
   for (const part of ["#pick-all", "#all-match"]) find(part).hidden = !selectable;
   rows();
 });
-begin(async () => {
-  await load();
-  await count();
-}, ["tasks"], 1_500);
+begin(loadAll, ["tasks"], 1_500);

@@ -54,7 +54,7 @@ function draw() {
     const state = stateOf(node);
     const bar = el("div", { class: isOver(node.state) ? "bar" : "bar open", "data-tone": state.tone, title: `${exact(node.created_at_ms ?? begins)}, ${duration(ended(node) - (node.created_at_ms ?? begins))}` });
     fill(row, {
-      twist: node.children.length || root.truncated ? { "aria-expanded": String(open), "aria-label": `${open ? "Close" : "Open"} ${shortId(node.task_id)}`, value: node.task_id } : { hidden: false, disabled: true, nodes: [] },
+      twist: node.children.length || root.truncated ? { disabled: false, "aria-expanded": String(open), "aria-label": `${open ? "Close" : "Open"} ${shortId(node.task_id)}`, value: node.task_id } : { disabled: true },
       name: { href: `/ui/task/${node.task_id}`, text: node.task ? shortName(node.task.recipient.display) : shortId(node.task_id), title: node.task?.intent_text ?? "" },
       words: node.task?.intent_text ?? "",
       net: node.remote ? network(node) : null,

@@ -55,7 +55,7 @@ export function setSpan(element, x, w) {
   return element;
 }
 
-/** Draw the answer of `a2a/tasks/{id}/timeline` into `root`. */
+/** Draw what `readTimeline` gives into `root`. */
 export function drawWaterfall(root, timeline) {
   const begins = timeline.begins_ms;
   const ends = Math.max(timeline.ends_ms ?? timeline.now_ms, begins + 1);
@@ -75,7 +75,7 @@ function axis(scale, begins, ends) {
   let last = -1;
   for (const at of scale.folds.length ? [begins, ...scale.folds.flatMap((fold) => [fold.from, fold.to]), ends] : times) {
     const x = scale.place(at);
-    if (x - last < 0.1 && at !== ends) continue;
+    if ((x - last < 0.12 || 1 - x < 0.16) && at !== ends && at !== begins) continue;
     last = x;
     line.append(setSpan(el("span", { title: exact(at) }, at === begins ? "0" : `+${duration(at - begins)}`), x, 0));
   }
