@@ -1,25 +1,32 @@
-"""What "Backup and restore" of the operating guide says to type is typed here, as it stands."""
+"""What the operating guide says to type, in some of its parts, is typed here as it stands."""
 
+import asyncio
+import json
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from covenant.ledger.embedded.journal.shipped_segments import read_status
 from tests.cli.daemons import COVENANT, Daemon, environment
 from tests.waits import BOUND_S, until
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
-SECTION = GUIDE.partition("\n## Backup and restore\n")[2].partition("\n## ")[0]
+BACKUP, FINDING, REPAIRING = (
+    GUIDE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    for title in ("Backup and restore", "Finding tasks", "Repairing many")
+)
 MOUNTED = "/mnt/segments"
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", SECTION, re.DOTALL)
+def blocks(language: str, section: str = BACKUP) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
 
-def typed(text: str, folder: Path, home: Path) -> str:
-    env = environment(COVENANT_HOME=str(home))
+def typed(text: str, folder: Path, home: Path, **more: str) -> str:
+    env = environment(COVENANT_HOME=str(home), **more)
     env["PATH"] = f"{COVENANT.parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["/bin/sh", "-e", "-c", text], cwd=folder, env=env, capture_output=True, text=True, timeout=BOUND_S, check=False
@@ -54,3 +61,46 @@ def test_the_backup_guide_does_what_it_says(short_path: Path) -> None:
         again = Daemon(short_path / name)
         assert ("helper" in str(again.json("agents", "list"))) is (name != "restored")
         again.stop()
+
+
+def test_tasks_are_found_counted_and_repaired_as_the_guide_says_also_after_a_kill(short_path: Path) -> None:
+    home = short_path / "home"
+    daemon = Daemon(home)
+    try:
+        daemon.json("agents", "add", "helper", "--kind", "worker")
+        daemon.json("capabilities", "grant", "a2a.send.helper@default")
+        for text in ("look it up", "look again"):
+            daemon.json("a2a", "send", "--to", "helper@default", text)
+        before = found(typed(blocks("sh", FINDING)[0], short_path, home, url=daemon.url))
+    finally:
+        daemon.stop(signal.SIGKILL)
+    daemon = Daemon(home)
+    try:
+        (queries,), (repair,) = blocks("sh", FINDING), blocks("sh", REPAIRING)
+        after = found(typed(queries, short_path, home, url=daemon.url))
+        assert [answer["kind"] for answer in after] == ["a2a_found", "a2a_found", "a2a_counts"]
+        assert (after[0]["total"], after[1]["tasks"], after[2]["lanes"]["queued"]) == (2, [], 2)
+        assert [answer.get("tasks") for answer in after] == [answer.get("tasks") for answer in before]
+        repaired = typed(f"{queries.splitlines()[0]}\n{repair}", short_path, home, url=daemon.url)
+        (report,) = found(repaired)
+        assert (report["dry_run"], [each["outcome"] for each in report["outcomes"]]) == (True, ["would_apply"] * 2)
+        earnest = repair.replace('{"filter"', '{"dry_run": false, "filter"')
+        typed(f"{queries.splitlines()[0]}\n{earnest}", short_path, home, url=daemon.url)
+        (snippet,) = blocks("python", FINDING)
+        names: dict[str, Any] = {}
+        exec(snippet, names)
+        token = (home / "operator.token").read_text().strip()
+        assert asyncio.run(names["failures"](daemon.url, token)) == []
+        assert found(typed(queries, short_path, home, url=daemon.url))[0]["total"] == 0
+    finally:
+        daemon.stop()
+
+
+def found(said: str) -> list[dict[str, Any]]:
+    """One answer after the other, as they were written."""
+    answers, decoder = [], json.JSONDecoder()
+    while said.strip():
+        answer, end = decoder.raw_decode(said.strip())
+        answers.append(answer)
+        said = said.strip()[end:]
+    return answers

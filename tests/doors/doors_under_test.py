@@ -195,6 +195,7 @@ async def _open_doors(ledger: EmbeddedLedger, folder: Path, options: dict[str, A
         waits=waits,
         meter=meter,
         version=VERSION,
+        limiter=limiter,
         legacy_kinds=options.pop("legacy_kinds", False),
     )
     of_ipc = {

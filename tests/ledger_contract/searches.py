@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.ledger.contract.task_query import FoundTask, TaskQuery
+from covenant.ledger.contract.task_query import AgentLanes, FoundTask, LaneCounts, QueueDepth, TaskQuery
 from covenant.ledger.machine.states import DRAINED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED
 from covenant.model.task import Ending, Target
 from tests.ledger_contract.driver import LedgerDriver, refused
@@ -15,6 +15,7 @@ from tests.ledger_contract.samples import (
     BOB,
     CAROL,
     DAVE,
+    OPERATOR,
     failed,
     make_task,
     ok,
@@ -144,13 +145,16 @@ class SearchSuite(Suite):
         self, driver: LedgerDriver
     ) -> None:
         await course(driver)
-        assert await found(driver, viewer=DAVE) == [10, 9, 4]
-        assert await found(driver, viewer=CAROL) == [9, 4]
-        assert await found(driver, viewer=CAROL, states=(QUEUED,)) == [9]
-        assert await found(driver, viewer=CAROL, agent=BOB.display) == []
-        assert await found(driver, viewer=CAROL, id=task_id(5)) == []
-        other = msgspec.structs.replace(DAVE, pubkey=CAROL.pubkey)
-        assert await found(driver, viewer=other) == []
+        carol: dict[str, Any] = {"viewer": CAROL.pubkey, "viewer_names": (CAROL.display,)}
+        assert await found(driver, viewer=DAVE.pubkey, viewer_names=(DAVE.display, "dave@before")) == [10, 9, 4]
+        assert await found(driver, **carol) == [9, 4]
+        assert await found(driver, **carol, states=(QUEUED,)) == [9]
+        assert await found(driver, **carol, agent=BOB.display) == []
+        assert await found(driver, **carol, id=task_id(5)) == []
+        assert await found(driver, viewer=OPERATOR.pubkey, viewer_names=(DAVE.display,)) == []
+        renamed = msgspec.structs.replace(CAROL, display="carol@elsewhere")
+        await driver.send(make_task(11, recipient=renamed))
+        assert await found(driver, viewer=CAROL.pubkey, viewer_names=(renamed.display, CAROL.display)) == [11, 9, 4]
 
     async def test_the_last_move_is_an_order_too(self, driver: LedgerDriver) -> None:
         await course(driver)
@@ -191,6 +195,39 @@ class SearchSuite(Suite):
         assert (by_number[9].remote, by_number[10].remote) == (True, False)
         assert by_number[10].deadline_ms == start_ms + 10_000_000
         assert (by_number[6].a2a_state, by_number[6].created_at_ms) == ("input-required", start_ms + 5 * STEP_MS)
+
+    async def test_tasks_are_counted_by_lane_and_agent_as_they_move(self, driver: LedgerDriver) -> None:
+        await course(driver)
+        counts = await driver.ledger.count_lanes(TaskQuery())
+        assert counts.lanes == LaneCounts(
+            queued=3, in_flight=1, parked=1, following=1, result_pending=2, failed=1, done=1
+        )
+        assert [(each.agent, each.tenant) for each in counts.by_agent] == [
+            (BOB.display, None),
+            (DAVE.display, None),
+            (BOB.display, "acme"),
+            (CAROL.display, "acme"),
+        ]
+        assert counts.by_agent[0] == AgentLanes(
+            agent=BOB.display, tenant=None, queued=1, in_flight=1, parked=1, following=1, result_pending=1, failed=1
+        )
+        assert (await driver.ledger.count_lanes(TaskQuery(within="acme"))).lanes == LaneCounts(result_pending=1, done=1)
+        assert (await driver.ledger.count_lanes(TaskQuery(viewer=DAVE.pubkey))).lanes == LaneCounts(queued=2)
+        await driver.drain()
+        await driver.drain(DAVE)
+        counts = await driver.ledger.count_lanes(TaskQuery())
+        assert (counts.lanes.result_pending, counts.lanes.failed, counts.lanes.done) == (0, 2, 2)
+        assert sum(msgspec.structs.astuple(counts.lanes)) == 10
+
+    async def test_the_longest_queues_are_told_with_the_age_of_their_oldest(self, driver: LedgerDriver) -> None:
+        assert list(await driver.ledger.queue_depths(5)) == []
+        start_ms = await course(driver)
+        expected = [
+            QueueDepth(agent=DAVE.display, depth=2, oldest_at_ms=start_ms + 8 * STEP_MS),
+            QueueDepth(agent=BOB.display, depth=1, oldest_at_ms=start_ms + 6 * STEP_MS),
+        ]
+        assert list(await driver.ledger.queue_depths(5)) == expected
+        assert list(await driver.ledger.queue_depths(1)) == expected[:1]
 
     async def test_an_excerpt_is_short_however_long_the_text(self, driver: LedgerDriver) -> None:
         await driver.finish(

@@ -1,4 +1,5 @@
-"""What the doors count and time, and the ledger in numbers, for Prometheus. No label names an agent or a task.
+"""What the doors count and time, and the ledger in numbers, for Prometheus. No label names a task; agents are named
+only to those who show a token, and a bounded number of them.
 
 The numbers are copied on the loop (`Meter.read`, some microseconds) and made into text elsewhere (`Numbers.text`).
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -54,6 +55,8 @@ class Numbers(NamedTuple):
     loop_holds: int
     loop_held_s: float
     gauges: Mapping[str, tuple[str, float]]
+    queues: Sequence[tuple[str, int, float]]
+    """Recipients, how many tasks wait for each, and the age of the oldest in seconds."""
     standard: CollectorRegistry
 
     def text(self) -> bytes:
@@ -82,6 +85,13 @@ class Numbers(NamedTuple):
         yield from _one("covenant_loop_held_seconds_total", "How long, in all.", self.loop_held_s)
         for name, (text, value) in self.gauges.items():
             yield from _one(name, text, value)
+        if self.queues:
+            yield _head("covenant_recipient_queue_depth", "gauge", "Tasks waiting, of the longest queues by recipient.")
+            for agent, depth, _ in self.queues:
+                yield _sample("covenant_recipient_queue_depth", depth, {"agent": agent})
+            yield _head("covenant_recipient_oldest_queued_age_seconds", "gauge", "Age of the oldest of them.")
+            for agent, _, age_s in self.queues:
+                yield _sample("covenant_recipient_oldest_queued_age_seconds", age_s, {"agent": agent})
 
 
 class Meter:
@@ -118,7 +128,7 @@ class Meter:
         """A number that is read when somebody asks."""
         self._gauges[name] = (text, read)
 
-    def read(self, counts: Counts) -> Numbers:
+    def read(self, counts: Counts, queues: Sequence[tuple[str, int, float]] = ()) -> Numbers:
         """On the loop, where they change."""
         timed = ((names, timer.read()) for names, timer in self._timers.items())
         return Numbers(
@@ -130,6 +140,7 @@ class Meter:
             loop_holds=self._loop_holds,
             loop_held_s=self._loop_held_s,
             gauges={name: (text, read()) for name, (text, read) in self._gauges.items()},
+            queues=queues,
             standard=self._standard,
         )
 
@@ -183,7 +194,7 @@ def _sample(name: str, value: float, labels: Mapping[str, str] | None = None) ->
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    # Labels are our own words: doors, operations, codes, states. None of them has a character to be escaped.
+    # Labels are our own words (doors, operations, codes, states) and displays. None has a character to be escaped.
     return ",".join(f'{label}="{word}"' for label, word in labels.items())
 
 

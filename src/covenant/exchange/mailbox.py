@@ -240,9 +240,10 @@ class MailboxExchange:
             )
         )
 
-    async def cancel(self, principal: Principal, task_id: TaskId, reason: str) -> Canceled:
+    async def cancel(self, principal: Principal, task_id: TaskId, reason: str, *, audited: bool = False) -> Canceled:
+        check_reason(reason, "cancel")
         return await self._ledger.commit(
-            Cancel(task_id=task_id, viewer=principal.viewer, by=principal.agent, reason=check_reason(reason, "cancel"))
+            Cancel(task_id=task_id, viewer=principal.viewer, by=principal.agent, reason=reason, audited=audited)
         )
 
     async def answer(self, principal: Principal, task_id: TaskId, text: str) -> None:

@@ -1,7 +1,7 @@
 """Finding tasks: what may be asked, and whose tasks whoever asks is told of.
 
-The operator sees every task, an identity those that it sent or is to do. A task that the caller may not see is not
-counted either.
+The operator sees every task, a tenant its own, an identity those that it sent or is to do. A task that the caller may
+not see is not counted either.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Final, TypeVar, get_type_hints
 import msgspec
 
 from covenant.exchange.access.principals import Principal
-from covenant.ledger.contract.task_query import PAGE_MAX, STATES, FoundPage, TaskQuery, place_after
-from covenant.ledger.contract.tasks import TaskLedger
+from covenant.ledger.contract.identities import IdentityLedger
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.task_query import PAGE_MAX, STATES, FoundPage, TaskCounts, TaskQuery, place_after
 from covenant.ledger.machine.states import DRAINED
 from covenant.model.errors import Invalid, did_you_mean
 from covenant.model.task import Ending
@@ -32,6 +33,8 @@ _OUTCOMES: Final = {ending.value: ending for ending in Ending}
 
 NAME_CHARS_MAX: Final = 1_000
 TEXT_CHARS_MAX: Final = 200
+NAMES_MAX: Final = 8
+"""Under so many displays of one key tasks are looked for: the present one, and the newest before it."""
 _NAMES: Final = ("agent", "sender", "tenant", "task_kind", "origin", "parent", "context", "key", "cause")
 
 
@@ -63,12 +66,24 @@ def _words(name: str, given: str | None, known: Mapping[str, W]) -> tuple[W, ...
     return tuple(dict.fromkeys(known[word] for word in words))
 
 
-async def find(ledger: TaskLedger, principal: Principal, request: FindRequest) -> FoundPage:
-    return await ledger.find(scoped(principal, query_of(request)))
+async def find(ledger: Ledger, principal: Principal, request: FindRequest) -> FoundPage:
+    return await ledger.find(await scoped(ledger, principal, query_of(request)))
 
 
-def scoped(principal: Principal, query: TaskQuery) -> TaskQuery:
-    return msgspec.structs.replace(query, viewer=None if principal.operator else principal.agent)
+async def count(ledger: Ledger, principal: Principal) -> TaskCounts:
+    return await ledger.count_lanes(await scoped(ledger, principal, TaskQuery()))
+
+
+async def scoped(ledger: IdentityLedger, principal: Principal, query: TaskQuery) -> TaskQuery:
+    """The query of this caller: what it may not see is not looked for."""
+    if principal.operator:
+        return query
+    if principal.tenant is not None:
+        return msgspec.structs.replace(query, within=principal.tenant)
+    me = principal.agent
+    others = [each.agent.display for each in await ledger.identities() if each.agent.pubkey == me.pubkey]
+    names = dict.fromkeys((me.display, *reversed(others)))
+    return msgspec.structs.replace(query, viewer=me.pubkey, viewer_names=tuple(names)[:NAMES_MAX])
 
 
 def check_query(query: TaskQuery) -> TaskQuery:

@@ -294,6 +294,18 @@ class RepairTask(TaskRequest, frozen=True, kw_only=True):
         return ForceError(command.message, lease_id)
 
 
+class RepairTasks(StrictRequest, frozen=True, kw_only=True):
+    """What is done to every task that the filter leaves. `duplicate_risk` is for a requeue, `message` for an error."""
+
+    filter: TaskFilter
+    command: Literal["requeue", "force_error", "force-error", "cancel"]
+    reason: str
+    duplicate_risk: Literal["idempotent", "operator_accepted", "operator-accepted"] | None = None
+    message: str | None = None
+    dry_run: bool | None = None
+    limit: Whole | None = None
+
+
 class RetryStaleRequest(Request, frozen=True, kw_only=True):
     strict: ClassVar[bool] = True
     enabled: bool | None = None

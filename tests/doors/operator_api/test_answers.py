@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from covenant.doors.operator_api.backups import BackupBegun, BackupEnded
-from covenant.doors.operator_api.found_tasks import Found
+from covenant.doors.operator_api.found_tasks import Counted, Found, RepairedTasks
 from covenant.doors.operator_api.identities import (
     AuditIntegrity,
     AuditPurgedAnswer,
@@ -76,8 +76,9 @@ from covenant.doors.operator_api.tenants import (
     TenantRotated,
     TenantShown,
 )
+from covenant.exchange.bulk_repair import BulkOutcome
 from covenant.exchange.task_logs import LogLine
-from covenant.ledger.contract.task_query import FoundTask
+from covenant.ledger.contract.task_query import AgentLanes, FoundTask, LaneCounts
 from covenant.ledger.contract.tasks import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
 from covenant.model.agent_definition import Advisor, AgentDefinition, CatalogueAgent
 from covenant.model.content import Json, Text
@@ -207,11 +208,12 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
     (
         QueueShown(
             tasks=(
-                QueueEntry(state="queued", task=TASK, attempt=0),
+                QueueEntry(state="queued", task=TASK, attempt=0, created_at_ms=3),
                 QueueEntry(
                     state="in_flight",
                     task=TASK,
                     attempt=2,
+                    created_at_ms=4,
                     lease_id=L,
                     leased_to=BOB,
                     leased_at_ms=5,
@@ -222,8 +224,8 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
             results=(OK,),
         ),
         (
-            f'{{"kind":"a2a_queue","tasks":[{{"state":"queued","task":{TASK_JSON},"attempt":0}},'
-            f'{{"state":"in_flight","task":{TASK_JSON},"attempt":2,"lease_id":"l-1",'
+            f'{{"kind":"a2a_queue","tasks":[{{"state":"queued","task":{TASK_JSON},"attempt":0,"created_at_ms":3}},'
+            f'{{"state":"in_flight","task":{TASK_JSON},"attempt":2,"created_at_ms":4,"lease_id":"l-1",'
             '"leased_to":{"display":"bob@x","pubkey":"B"},"leased_at_ms":5,"renewed_at_ms":6,"holder_lost":true}],'
             f'"results":[{OK_JSON}]}}'
         ),
@@ -350,6 +352,31 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
             '"a2a_state":"submitted","attempt":0,"created_at_ms":3,"updated_at_ms":4,"deadline_ms":null,'
             '"outcome":null,"cause":null,"lease_id":null,"leased_to":null,"leased_at_ms":null,"holder_lost":false,'
             '"intent":"do it","error_message":null,"remote":false}],"next":"c3-1","total":100000,"at_least":true}'
+        ),
+    ),
+    (
+        Counted(lanes=LaneCounts(queued=2), by_agent=(AgentLanes(agent="bob@x", tenant=None, queued=2),)),
+        (
+            '{"kind":"a2a_counts","lanes":{"queued":2,"in_flight":0,"parked":0,"following":0,"result_pending":0,'
+            '"failed":0,"done":0},"by_agent":[{"queued":2,"in_flight":0,"parked":0,"following":0,'
+            '"result_pending":0,"failed":0,"done":0,"agent":"bob@x","tenant":null}],"holders_lost":0}'
+        ),
+    ),
+    (
+        RepairedTasks(
+            dry_run=False,
+            matched=2,
+            applied=1,
+            outcomes=(
+                BulkOutcome(task_id=T, state="in_flight", outcome="applied"),
+                BulkOutcome(task_id=T, state="queued", outcome="refused", code="not_leased", reason="it is queued"),
+            ),
+            more=True,
+        ),
+        (
+            '{"kind":"a2a_bulk","dry_run":false,"matched":2,"applied":1,"outcomes":[{"task_id":"t-1",'
+            '"state":"in_flight","outcome":"applied"},{"task_id":"t-1","state":"queued","outcome":"refused",'
+            '"code":"not_leased","reason":"it is queued"}],"more":true}'
         ),
     ),
     (

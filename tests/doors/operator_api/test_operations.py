@@ -216,6 +216,125 @@ async def test_tasks_are_found_live_and_finished_by_what_is_known_of_them(
     assert (await speaker.ask(stranger, "find_a2a_tasks", count=True))["total"] == 0
 
 
+async def test_tasks_are_counted_by_lane_and_by_agent(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, bob = await under_test.pair()
+    done, lease = await leased_task(speaker, alice, bob)
+    await speaker.ask(bob, "post_a2a_result", result=result_of(done, lease_id=lease["lease_id"]))
+    await speaker.ask(alice, "try_recv_a2a_result")
+    await leased_task(speaker, alice, bob)
+    await speaker.ask(alice, "send_a2a_task", task=new_task(bob))
+    lanes = {"queued": 1, "in_flight": 1, "parked": 0, "following": 0, "result_pending": 0, "failed": 0, "done": 1}
+    counts = await speaker.ask(under_test.operator, "count_a2a_tasks")
+    assert (counts["kind"], counts["lanes"], counts["holders_lost"]) == ("a2a_counts", lanes, 0)
+    assert counts["by_agent"] == [{"agent": "bob@test", "tenant": None, **lanes}]
+    assert (await speaker.ask(bob, "count_a2a_tasks"))["lanes"] == lanes
+    stranger = await under_test.enroll("carol@test")
+    empty = await speaker.ask(stranger, "count_a2a_tasks")
+    assert (set(empty["lanes"].values()), empty["by_agent"]) == ({0}, [])
+
+
+async def test_tasks_are_repaired_in_bulk_after_a_dry_run_and_the_audit_tells_of_each(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
+    operator = under_test.operator
+    await under_test.grant("a2a.repair.requeue", operator)
+    held = [(await leased_task(speaker, alice, bob))[0]["id"] for _ in range(3)]
+    await speaker.ask(alice, "send_a2a_task", task=(waiting := new_task(bob)))
+    request = {
+        "filter": {"agent": "bob@test", "state": "queued,in_flight"},
+        "command": "requeue",
+        "duplicate_risk": "operator_accepted",
+        "reason": "the host of bob is gone",
+    }
+    dry = await speaker.ask(operator, "repair_a2a_tasks", **request)
+    assert (dry["kind"], dry["dry_run"], dry["matched"], dry["applied"]) == ("a2a_bulk", True, 4, 0)
+    expected = [(task_id, "would_apply") for task_id in held] + [(waiting["id"], "refused")]
+    assert [(each["task_id"], each["outcome"]) for each in dry["outcomes"]] == expected
+    assert dry["outcomes"][3]["code"] == "not_leased"
+    lanes = (await speaker.ask(operator, "count_a2a_tasks"))["lanes"]
+    assert (lanes["queued"], lanes["in_flight"]) == (1, 3)
+
+    first = await speaker.ask(operator, "repair_a2a_tasks", **request, dry_run=False, limit=1)
+    assert (first["matched"], first["applied"], first["more"]) == (1, 1, True)
+    rest = await speaker.ask(operator, "repair_a2a_tasks", **request, dry_run=False)
+    assert (rest["matched"], rest["applied"], rest.get("more")) == (4, 2, None)
+    canceled = await speaker.ask(
+        operator, "repair_a2a_tasks", filter={"agent": "bob@test"}, command="cancel", reason="over", dry_run=False
+    )
+    assert (canceled["matched"], canceled["applied"]) == (4, 4)
+    rows = [row["kind"] for row in (await speaker.ask(operator, "recent_audit", limit=100))["events"]]
+    applied = [(row["action"], row["task_id"]) for row in rows if row["type"] == "a2a_repair_applied"]
+    assert sorted(applied) == sorted(
+        [("requeue", each) for each in held] + [("cancel", each) for each in (*held, waiting["id"])]
+    )
+    passes = [row for row in rows if row["type"] == "a2a_bulk_repair"]
+    assert [(row["action"], row["matched"], row["applied"], row["refused"]) for row in passes] == [
+        ("requeue", 1, 1, 0),
+        ("requeue", 4, 2, 2),
+        ("cancel", 4, 4, 0),
+    ]
+    assert passes[0]["filter"] == request["filter"]
+
+
+async def test_a_repair_in_bulk_does_no_more_than_its_caller_may_and_needs_a_filter_a_reason_and_a_posture(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
+    task, _ = await leased_task(speaker, alice, bob)
+    stranger = await under_test.enroll("carol@test")
+    request: dict[str, Any] = {
+        "filter": {"agent": "bob@test"},
+        "command": "force_error",
+        "reason": "gone",
+        "dry_run": False,
+    }
+    nothing = await speaker.ask(stranger, "repair_a2a_tasks", **request)
+    assert (nothing["matched"], nothing["outcomes"]) == (0, [])
+    refused = await speaker.ask(alice, "repair_a2a_tasks", **request)
+    assert [(each["task_id"], each["outcome"], each["code"]) for each in refused["outcomes"]] == [
+        (task["id"], "refused", "capability_missing")
+    ]
+    for wrong, code in (
+        ({"filter": {}}, "invalid_filter"),
+        ({"filter": {"agnet": "bob@test"}}, "unknown_field"),
+        ({"filter": {"state": "failed"}}, "invalid_filter"),
+        ({"reason": " "}, "invalid_reason"),
+        ({"command": "requeue"}, "invalid_repair"),
+        ({"command": "purge"}, "invalid_request"),
+        ({"message": " "}, "invalid_repair"),
+        ({"limit": 1_001}, "invalid_limit"),
+        ({"limit": 0}, "invalid_limit"),
+        ({"dry_run": "no"}, "invalid_request"),
+    ):
+        told = await speaker.tell(under_test.operator, "repair_a2a_tasks", **{**request, **wrong})
+        assert (wrong, told.answer["code"]) == (wrong, code)
+
+
+async def test_a_query_that_asks_for_what_cannot_be_is_refused(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    alice, _ = await under_test.pair()
+    for wrong, code in (
+        ({"state": "failed"}, "invalid_filter"),
+        ({"state": ""}, "invalid_filter"),
+        ({"outcome": "won"}, "invalid_filter"),
+        ({"agnet": "bob@test"}, "unknown_field"),
+        ({"limit": 0}, "invalid_limit"),
+        ({"limit": 201}, "invalid_limit"),
+        ({"limit": "many"}, "invalid_request"),
+        ({"text": "x" * 201}, "invalid_filter"),
+        ({"text": ""}, "invalid_filter"),
+        ({"agent": "x" * 1_001}, "invalid_filter"),
+        ({"id": "zz"}, "invalid_filter"),
+        ({"order": "name"}, "invalid_request"),
+        ({"since_ms": -1}, "invalid_request"),
+        ({"attempt_min": 2**64}, "invalid_request"),
+        ({"after": "elsewhere"}, "invalid_cursor"),
+        ({"after": "m1-1"}, "invalid_cursor"),
+    ):
+        told = await speaker.tell(alice, "find_a2a_tasks", **wrong)
+        assert (wrong, told.answer["code"]) == (wrong, code)
+
+
 async def test_the_queue_can_be_asked_for_what_is_parked_and_what_follows(
     under_test: DoorsUnderTest, speaker: Speaker
 ) -> None:

@@ -129,6 +129,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
         waits=waits,
         meter=meter,
         version=covenant.__version__,
+        limiter=access.gate.limiter,
         legacy_kinds=settings.doors.legacy_kinds,
     )
     a2a = A2ADoor(admission, services, pages.agent_page(), body_bytes_max=settings.http.body_bytes_max)

@@ -17,7 +17,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.doors.http.bearer_auth import TenantGate, credential_of, principal_of, turned_away
+from covenant.doors.http.bearer_auth import TenantGate, bearer_of, credential_of, principal_of, turned_away
 from covenant.doors.http.openapi import Described, routes_of
 from covenant.doors.http.request_body import BODY_TOO_LARGE, body_at_hand, read_body
 from covenant.doors.http.responses import (
@@ -118,6 +118,7 @@ class OperationEndpoint(Endpoint, Generic[R]):
         self._services = api.services
         self._identity_auth = api.identity_auth
         self._waits = api.waits
+        self._limiter = api.limiter
         self._encode = api.encode
         self._body_bytes_max = body_bytes_max
         self._decoder = msgspec.json.Decoder(operation.request)
@@ -129,6 +130,8 @@ class OperationEndpoint(Endpoint, Generic[R]):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         credential = credential_of(scope)
         caller = principal_of(self._identity_auth, credential)
+        if caller is None and self._operation.for_tenants:
+            caller = self._tenant(credential)
         if caller is None:
             raise await turned_away(self._identity_auth, scope, credential)
         body = b""
@@ -141,6 +144,16 @@ class OperationEndpoint(Endpoint, Generic[R]):
         else:
             answer = await self._run(self._services, caller, request)
         await reply(send, self._operation.status, self._encode(answer))
+
+    def _tenant(self, credential: bytes | None) -> Principal | None:
+        """The tenant that has this credential, with one request of its rate spent."""
+        token = bearer_of(credential) if credential is not None else None
+        found = self._services.tenancy.recognise(token) if token is not None else None
+        if found is None or self._limiter is None:
+            return None
+        self._limiter.admit(found)
+        client = self._services.catalogue.client(found.tenant.name)
+        return Principal(client, operator=False, token_sha256=found.token_sha256, tenant=found.tenant.name)
 
     def _request(self, scope: Scope, body: bytes) -> R:
         if self._in_body:

@@ -1,12 +1,14 @@
 """Health, readiness, metrics and the protocol's version. None of it needs a token, unless a setting asks for one.
 
-None of it names an agent or a task. The metrics are made at most once a second, however many ask for them.
+None of it names a task, nor an agent to those who show no token. The metrics are made at most once a second, however
+many ask for them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +20,7 @@ from covenant.doors.http.bearer_auth import bearer
 from covenant.doors.http.responses import TRANSPORT, Problem
 from covenant.doors.operator_api.operation import ApiContext, encode
 from covenant.ledger.contract.ledger import Counts
+from covenant.model.errors import Refusal
 
 # A disk that hangs keeps every reader of the ledger waiting; whoever asks for health must not hang with it.
 COUNTS_TIMEOUT_S: Final = 2.0
@@ -25,6 +28,8 @@ ARCHIVE_LAG_MAX: Final = 100_000
 METRICS_KEPT_S: Final = 1.0
 """How old the numbers may be that are told again."""
 _CHALLENGE: Final = {"www-authenticate": "Bearer", "cache-control": "no-store"}
+QUEUES_TOLD_MAX: Final = 50
+"""How many recipients have a label of their own."""
 ALIVE_PATHS: Final = ("/healthz", "/health")
 """Answered however many connections there are."""
 
@@ -89,8 +94,18 @@ class Health:
         counts = await self._counts()
         if counts is None:
             return None
+        queues = await self._queues() if self._metrics_token else ()
         # Text for a few thousand lines takes milliseconds, in which nobody else would be served.
-        return await asyncio.to_thread(self._meter.read(counts).text)
+        return await asyncio.to_thread(self._meter.read(counts, queues).text)
+
+    async def _queues(self) -> Sequence[tuple[str, int, float]]:
+        """The longest queues: for those who showed the token, since it names agents."""
+        now_ms = self._ledger.now_ms()
+        try:
+            found = await asyncio.wait_for(self._ledger.queue_depths(QUEUES_TOLD_MAX), COUNTS_TIMEOUT_S)
+        except (TimeoutError, OSError, Refusal):
+            return ()
+        return [(each.agent, each.depth, max(0, now_ms - each.oldest_at_ms) / 1000) for each in found]
 
     async def version(self, _: Request) -> Response:
         return Response(self._info, media_type="application/json")

@@ -17,7 +17,7 @@ from covenant.doors.waits import Pause, Waits
 from covenant.exchange.access.identities import IdentityAdmin
 from covenant.exchange.access.login_codes import LoginCodes
 from covenant.exchange.access.principals import IdentityAuth, Principal
-from covenant.exchange.access.tenants import TenantAccess
+from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.task_logs import TaskLogs
@@ -159,6 +159,8 @@ class ApiContext:
     waits: Waits
     meter: Meter
     version: str
+    limiter: TenantLimiter | None = None
+    """Of tenants, where operations are for those too."""
     legacy_kinds: bool = False
 
     @property
@@ -181,17 +183,19 @@ class ApiOperation(Generic[R]):
         summary: str,
         *,
         status: int = 200,
+        for_tenants: bool = False,
         frame: type[Wrapped] | None = None,
         wait: Callable[[Services, Principal, R, Pause], Awaitable[ApiAnswer]] | None = None,
     ) -> None:
         """`frame`: what wraps the request on the local socket; without it, a frame has the request's fields.
 
+        `for_tenants`: over HTTP, also for the token of a tenant, within its limits.
         `wait`: how to run it when the caller is ready to wait (`wait_ms`). Pauses end early, commits never do.
         """
         self.kind: Final = run.__name__
         """Of its frames on the local socket."""
         self.method, self.path, self.run, self.summary = method, path, run, summary
-        self.status, self.frame, self.wait = status, frame, wait
+        self.status, self.for_tenants, self.frame, self.wait = status, for_tenants, frame, wait
         self.request: type[R]
         self.answer: type[ApiAnswer]
         _services, _caller, self.request, self.answer = get_type_hints(run).values()

@@ -64,6 +64,8 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
     agent: AgentId
     operator: bool
     token_sha256: str
+    tenant: str | None = None
+    """Of a tenant's token, where an operation is for those too."""
 
     @property
     def viewer(self) -> PublicKey | None:

@@ -19,11 +19,12 @@ import msgspec
 from covenant.ledger.machine.entry import Alive, Entry
 from covenant.ledger.machine.states import DRAINED, LEASED, State
 from covenant.model.errors import Invalid
-from covenant.model.ids import AgentId, LeaseId, TaskId
-from covenant.model.task import Ending
+from covenant.model.ids import LeaseId, PublicKey, TaskId
+from covenant.model.task import Ending, Task
 
 PAGE_MAX: Final = 200
 EXCERPT_CHARS: Final = 200
+AGENTS_COUNTED_MAX: Final = 200
 DONE: Final = "done"
 """What a query calls a task whose result is drained, or never to be drained."""
 STATES: Final[dict[str, State]] = {DONE if state is DRAINED else state.wire_name: state for state in State}
@@ -36,9 +37,13 @@ Order = Literal["created", "moved"]
 
 
 class TaskQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """`viewer` and `within` are who asks: an identity sees what it sent or is to do, a tenant its own, None all."""
+    """`viewer` and `within` are who asks: an identity sees what it sent or is to do, a tenant its own, None all.
 
-    viewer: AgentId | None = None
+    An identity is its key. `viewer_names` are the displays that the key has had here: tasks are looked for under those.
+    """
+
+    viewer: PublicKey | None = None
+    viewer_names: tuple[str, ...] = ()
     within: str | None = None
     states: tuple[State, ...] = ()
     outcomes: tuple[Ending, ...] = ()
@@ -101,6 +106,39 @@ class FoundPage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     next: str | None
     total: int | None = None
     at_least: bool = False
+
+
+class LaneCounts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """How many tasks are in each lane. `failed` and `done` are of those that are done with: every task is in one."""
+
+    queued: int = 0
+    in_flight: int = 0
+    parked: int = 0
+    following: int = 0
+    result_pending: int = 0
+    failed: int = 0
+    done: int = 0
+
+
+class AgentLanes(LaneCounts, frozen=True, kw_only=True):
+    agent: str
+    tenant: str | None
+
+
+class TaskCounts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Of all tasks that whoever asks may see; an identity those that are for it. Agents with most open work first."""
+
+    lanes: LaneCounts
+    by_agent: tuple[AgentLanes, ...]
+    holders_lost: int = 0
+
+
+class QueueDepth(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """How much waits for one recipient, and since when the oldest of it."""
+
+    agent: str
+    depth: int
+    oldest_at_ms: int
 
 
 class Place(msgspec.Struct, frozen=True, gc=False, order=True):
@@ -170,12 +208,16 @@ def found_task(entry: Entry, alive: Alive) -> FoundTask:
     )
 
 
+def may_see(query: TaskQuery, task: Task) -> bool:
+    """Whether whoever asks may be told of a task."""
+    ours = query.viewer is None or query.viewer in (task.sender.pubkey, task.recipient.pubkey)
+    return ours and query.within in (None, task.tenant)
+
+
 def passes(query: TaskQuery, entry: Entry) -> bool:
     """Whether an entry is what the query asks for, and whoever asks may see it."""
     task = entry.task
-    if query.viewer is not None and query.viewer not in (task.sender, task.recipient):
-        return False
-    if query.within is not None and query.within != task.tenant:
+    if not may_see(query, task):
         return False
     wanted = (
         (query.agent, task.recipient.display),

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol, Self
 import msgspec
 
 from covenant.ledger.contract import Commits
-from covenant.ledger.contract.task_query import FoundPage, TaskQuery
+from covenant.ledger.contract.task_query import FoundPage, QueueDepth, TaskCounts, TaskQuery
 from covenant.ledger.machine.entry import Entry
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.push import Push
@@ -22,6 +22,7 @@ class QueueEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
     state: str
     task: Task
     attempt: int
+    created_at_ms: int
     lease_id: LeaseId | None = None
     leased_to: AgentId | None = None
     leased_at_ms: int | None = None
@@ -326,6 +327,12 @@ class TaskLedger(Commits, Protocol):
 
     async def find(self, query: TaskQuery) -> FoundPage:
         """A page of the tasks that a query leaves, live and finished."""
+
+    async def count_lanes(self, scope: TaskQuery) -> TaskCounts:
+        """How many tasks there are, by running totals. Of the query only `viewer` and `within` count."""
+
+    async def queue_depths(self, count: int) -> Sequence[QueueDepth]:
+        """The recipients for whom the most tasks wait."""
 
     def on_lost(
         self, callback: Callable[[TaskId], None], used: Callable[[TaskId], dict[str, Any] | None] | None = None

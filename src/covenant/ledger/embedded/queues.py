@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import nlargest
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -73,6 +74,11 @@ class FifoQueues:
             found += [task_id for task_id, _ in of_round]
             lanes = [lane for _, lane in of_round]
         return found[:count]
+
+    def deepest(self, count: int) -> list[tuple[int, TaskId]]:
+        """The owners with the longest lanes: how long, and what is first in it. Costs a look at each owner."""
+        longest = nlargest(count, self._lanes.values(), len)
+        return [(len(lane), next(iter(lane))) for lane in longest]
 
     def count(self, owner: str) -> int:
         return len(self._lanes.get(owner, ()))

@@ -17,7 +17,17 @@ from typing import Final, Protocol
 import msgspec
 
 from covenant.ledger.contract.identities import AuditMark, AuditRecord
-from covenant.ledger.contract.task_query import FoundPage, Place, TaskQuery, found_task, passes, place_after
+from covenant.ledger.contract.task_query import (
+    FoundPage,
+    Place,
+    QueueDepth,
+    TaskCounts,
+    TaskQuery,
+    found_task,
+    may_see,
+    passes,
+    place_after,
+)
 from covenant.ledger.contract.tasks import (
     ANY,
     LeaseRecord,
@@ -167,6 +177,21 @@ class Reads:
             return live_page(self._state, query, self.alive)
         await self._archived()
         return await self._history.find(query)
+
+    async def count_lanes(self, scope: TaskQuery) -> TaskCounts:
+        await self._archived()
+        counts = await self._history.count_lanes(scope)
+        lost = sum(may_see(scope, self._state.entries[task_id].task) for task_id in self._state.lost_leases())
+        return msgspec.structs.replace(counts, holders_lost=lost)
+
+    async def queue_depths(self, count: int) -> Sequence[QueueDepth]:
+        await self.durable()
+        state = self._state
+        found = [(depth, state.entries[first]) for depth, first in state.queue.deepest(count)]
+        return tuple(
+            QueueDepth(agent=entry.task.recipient.display, depth=depth, oldest_at_ms=entry.accepted_at_ms)
+            for depth, entry in found
+        )
 
     async def _live(self) -> bool:
         """Whether the archive can tell of what is live, too."""
@@ -408,7 +433,9 @@ def _passes(entry: Entry, query: QueueQuery, now_ms: int) -> bool:
 
 
 def _line(entry: Entry, alive: Alive) -> QueueEntry:
-    line = QueueEntry(state=entry.state.wire_name, task=entry.task, attempt=entry.attempt)
+    line = QueueEntry(
+        state=entry.state.wire_name, task=entry.task, attempt=entry.attempt, created_at_ms=entry.accepted_at_ms
+    )
     lease = entry.lease
     if entry.state is not LEASED or lease is None:
         return line

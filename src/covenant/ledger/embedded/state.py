@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -450,6 +450,9 @@ class LedgerState(Registries, PushIndex, PeerIndex):
             self._lost_leases.add(entry.task.id)
         elif self._lost_leases:
             self._lost_leases.discard(entry.task.id)
+
+    def lost_leases(self) -> Iterable[TaskId]:
+        return self._lost_leases
 
     def holders_lost(self) -> int:
         """Leases whose holder cannot come back: an earlier run of this node, or one that was stopped in mid-work."""

@@ -267,6 +267,12 @@ class Canceled(msgspec.Struct, frozen=True, gc=False):
 class Cancel(TaskCommand[Canceled], frozen=True, gc=False, kw_only=True):
     by: AgentId
     reason: str
+    audited: bool = False
+    """Whether it is a repair, of which the audit tells."""
+
+    def keys(self) -> tuple[Key, ...]:
+        keys = (("task", self.task_id), *_access_keys(self.access))
+        return (*keys, AUDIT) if self.audited else keys
 
 
 class Repair(TaskCommand[RepairOutcome], frozen=True, gc=False, kw_only=True):

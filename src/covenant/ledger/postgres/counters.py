@@ -9,10 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.states import DRAINED
+from covenant.model.task import Ending
+
 Count = tuple[str, str, int]
 """Kind, lane, and how many more or fewer."""
 
 ALL: Final = ""
+LANE: Final = "lane"
+"""The kind of the counts of all tasks, ended ones too, by tenant, recipient and lane (see `lane_of`)."""
+
+
+def lane_of(entry: Entry) -> str:
+    """No part of it has a space."""
+    task, lane = entry.task, entry.state.wire_name
+    if entry.state is DRAINED:
+        lane = "failed" if entry.ending is Ending.FAILED else "done"
+    return f"{task.tenant or ALL} {task.recipient.display} {task.recipient.pubkey} {lane}"
 
 
 class Counters:

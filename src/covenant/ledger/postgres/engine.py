@@ -17,7 +17,7 @@ from covenant.ledger.clock import Clock
 from covenant.ledger.contract.identities import AuditMark, AuditRecord, RegisterChange
 from covenant.ledger.contract.ledger import Counts
 from covenant.ledger.contract.retention import Erased, EraseTasks
-from covenant.ledger.contract.task_query import FoundPage, TaskQuery
+from covenant.ledger.contract.task_query import FoundPage, QueueDepth, TaskCounts, TaskQuery, may_see
 from covenant.ledger.contract.tasks import (
     ANY,
     Listing,
@@ -38,13 +38,13 @@ from covenant.ledger.postgres.batch_items import Committed
 from covenant.ledger.postgres.batch_writer import BatchWriter
 from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.counters import Counters
-from covenant.ledger.postgres.found_rows import find_tasks
+from covenant.ledger.postgres.found_rows import count_lanes, find_tasks
 from covenant.ledger.postgres.history import History
 from covenant.ledger.postgres.news import Topics
 from covenant.ledger.postgres.nodes import Membership
 from covenant.ledger.postgres.registers import Registers
 from covenant.ledger.postgres.step_follower import StepFollower
-from covenant.ledger.postgres.stored_task import column, decode_rest
+from covenant.ledger.postgres.stored_task import column, decode_head, decode_rest
 from covenant.ledger.watchers import KeyedWakeups, QueueWaiter, QueueWaiters, TaskWatch, TaskWatchers, step_of
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.grant import AuditReport, Grant, Identity
@@ -290,6 +290,22 @@ class PostgresLedger:
 
     async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:
         return await self._history.of_tenant(tenant, limit, simple=simple)
+
+    async def count_lanes(self, scope: TaskQuery) -> TaskCounts:
+        totals = [(row["lane"], row["n"]) for row in await self._history.rows("lanes")]
+        counts = count_lanes(totals, scope)
+        lost = await self._history.rows("lost_heads")
+        seen = sum(may_see(scope, decode_head(row["head"])) for row in lost)
+        return msgspec.structs.replace(counts, holders_lost=seen)
+
+    async def queue_depths(self, count: int) -> Sequence[QueueDepth]:
+        rows = await self._history.rows("queue_depths", count=count)
+        return tuple(
+            QueueDepth(
+                agent=decode_head(row["head"]).recipient.display, depth=row["depth"], oldest_at_ms=row["oldest_at_ms"]
+            )
+            for row in rows
+        )
 
     async def find(self, query: TaskQuery) -> FoundPage:
         return await find_tasks(self._connections, query)

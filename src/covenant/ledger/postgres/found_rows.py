@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 
-from covenant.ledger.contract.task_query import FoundPage, FoundTask, Place, TaskQuery, found_task, passes, place_after
+from covenant.ledger.contract.task_query import (
+    AGENTS_COUNTED_MAX,
+    AgentLanes,
+    FoundPage,
+    FoundTask,
+    LaneCounts,
+    Place,
+    TaskCounts,
+    TaskQuery,
+    found_task,
+    passes,
+    place_after,
+)
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import State
 from covenant.ledger.postgres.connections import Connections
@@ -29,7 +42,7 @@ _CONDITIONS: Final = {
     "moved_since_ms": "updated_at_ms >= :moved_since_ms",
     "id": "starts_with(task_id, :id)",
     "agent": "agent_id = :agent_id",
-    "viewer": ":viewer_key IN (sender, recipient)",
+    "viewer": ":viewer IN (sender, recipient)",
 }
 
 
@@ -74,8 +87,6 @@ async def _total(connections: Connections, query: TaskQuery) -> tuple[int, bool]
 
 async def _part(connections: Connections, query: TaskQuery, at: Place | None) -> list[Row]:
     values: dict[str, Any] = msgspec.structs.asdict(query) | {"count": PART}
-    if query.viewer is not None:
-        values["viewer_key"] = query.viewer.pubkey
     if query.agent is not None:
         values["agent_id"] = query.agent.partition("@")[0]
     if query.context is not None:
@@ -103,6 +114,30 @@ async def _part(connections: Connections, query: TaskQuery, at: Place | None) ->
         way="ASC" if query.ascending else "DESC",
     )
     return list(await connections.fetch(Statement(text), values))
+
+
+def count_lanes(totals: Iterable[tuple[str, int]], scope: TaskQuery) -> TaskCounts:
+    """From the running totals: lanes (see `lane_of`), and how many tasks are in each."""
+    agents: dict[tuple[str, str | None], dict[str, int]] = {}
+    for lane, count in totals:
+        tenant, display, pubkey, word = lane.split(" ")
+        if scope.within not in (None, tenant) or scope.viewer not in (None, pubkey):
+            continue
+        lanes = agents.setdefault((display, tenant or None), {})
+        lanes[word] = lanes.get(word, 0) + count
+    every = [AgentLanes(agent=agent, tenant=tenant, **lanes) for (agent, tenant), lanes in agents.items()]
+    every.sort(key=_by_work)
+    sums = {name: sum(getattr(each, name) for each in every) for name in LaneCounts.__struct_fields__}
+    return TaskCounts(lanes=LaneCounts(**sums), by_agent=tuple(every[:AGENTS_COUNTED_MAX]))
+
+
+def _by_work(lanes: AgentLanes) -> tuple[int, int, str, str]:
+    return (
+        -(lanes.queued + lanes.in_flight + lanes.parked + lanes.following),
+        -(lanes.failed + lanes.done + lanes.result_pending),
+        lanes.agent,
+        lanes.tenant or "",
+    )
 
 
 def _entry(row: Row) -> Entry:

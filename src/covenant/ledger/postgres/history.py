@@ -281,7 +281,12 @@ def _place(token: str) -> tuple[int, int]:
 
 def _line(row: Row) -> QueueEntry:
     state, lease = State(row["state"]), decode_rest(row["rest"]).lease
-    line = QueueEntry(state=state.wire_name, task=decode_task(row["task_body"]), attempt=row["attempt"])
+    line = QueueEntry(
+        state=state.wire_name,
+        task=decode_task(row["task_body"]),
+        attempt=row["attempt"],
+        created_at_ms=row["created_at_ms"],
+    )
     if state is not State.LEASED or lease is None:
         return line
     return msgspec.structs.replace(

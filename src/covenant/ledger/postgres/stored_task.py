@@ -192,6 +192,11 @@ def decode_archived(row: Row) -> Archived:
     )
 
 
+def decode_head(text: str) -> Task:
+    """The task of a row of `live`, without its body."""
+    return _head(text)
+
+
 def decode_rest(text: str) -> StoredEntry:
     return _rest(text)
 

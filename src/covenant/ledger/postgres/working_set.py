@@ -33,7 +33,7 @@ from covenant.ledger.machine.events import (
 from covenant.ledger.machine.states import DRAINED, LEASED, QUEUED, SETTLED
 from covenant.ledger.machine.view import Account, Archived, Remembered
 from covenant.ledger.postgres.cache_rows import SharedRows
-from covenant.ledger.postgres.counters import ALL, Count, Counters
+from covenant.ledger.postgres.counters import ALL, LANE, Count, Counters, lane_of
 from covenant.ledger.postgres.peer_rows import PeerRows
 from covenant.ledger.postgres.push_rows import PushRows
 from covenant.ledger.postgres.queue_head import QueueHead
@@ -470,6 +470,8 @@ def contributions(entry: Entry, *, listed: bool) -> list[Count]:
         counts += (("settled", sender, 1), ("undrained", sender, entry.result_bytes))
     if listed and task.tenant is not None:
         counts.append(("listed", f"{task.recipient.pubkey} {entry.a2a_state}", 1))
+    if listed:
+        counts.append((LANE, lane_of(entry), 1))
     return counts
 
 

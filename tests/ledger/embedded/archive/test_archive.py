@@ -205,7 +205,9 @@ def in_memory() -> sqlite3.Connection:
 
 def dump(db: sqlite3.Connection) -> dict[str, list[tuple[Any, ...]]]:
     found = {table: db.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in TABLES}
-    return found | {"task_counts": db.execute("SELECT * FROM task_counts WHERE tasks <> 0 ORDER BY 1, 2").fetchall()}
+    return found | {
+        "task_counts": db.execute("SELECT * FROM task_counts WHERE tasks <> 0 ORDER BY 1, 2, 3, 4, 5").fetchall()
+    }
 
 
 def apply_in_steps(db: sqlite3.Connection, recorded: Recorded, ends: list[int], live: Live | None = None) -> None:
@@ -348,7 +350,10 @@ def test_what_tasks_refer_to_has_numbers_of_its_own(recorded: Recorded) -> None:
                     {"text": text, "prefix": prefix},
                 ).fetchall()
                 assert [task_no for (task_no,) in found] == sorted(n for other, _, n in pairs if other == text)
-        counted = "SELECT recipient_pubkey, state, count(*) FROM a2a_tasks WHERE tenant_id <> '' GROUP BY 1, 2"
+        counted = (
+            "SELECT recipient_pubkey, recipient_display, tenant_id, ledger_state, state, count(*) FROM a2a_tasks"
+            " GROUP BY 1, 2, 3, 4, 5"
+        )
         assert dump(db)["task_counts"] == db.execute(counted).fetchall()
 
 

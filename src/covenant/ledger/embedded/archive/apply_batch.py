@@ -27,6 +27,7 @@ from covenant.ledger.embedded.archive.row_updates import (
     AuditedRow,
     AuditPurgedRow,
     Begins,
+    CountedBy,
     OfTask,
     RememberedRequest,
     ResultReturnedRow,
@@ -105,7 +106,7 @@ class Batch:
 
     def rows(self, known: Known) -> Rows:
         rows = Rows()
-        before = {task_id: row.state for task_id, row in known.tasks.items()}
+        before = {task_id: (row.ledger_state, row.state) for task_id, row in known.tasks.items()}
         for line in self._lines:
             rows.place = line.seq * PLACES_IN_RECORD + self._offset
             rows.ts_ms = line.ts_ms
@@ -124,8 +125,7 @@ class Batch:
                 rows.place += 1
         for row in rows.tasks.values():
             row.state = row.in_words_of_a2a()
-            if row.tenant_id:
-                _count(rows.counts, row, before.get(row.task_id))
+            _count(rows.counts, row, before.get(row.task_id))
         return rows
 
     def _moving(self, event: OfTask, rows: Rows, known: Known) -> TaskRowUpdate:
@@ -182,13 +182,13 @@ def _reference(rows: Rows, known: Mapping[str, int], named: Callable[[str], byte
     return known.get(text) or 2 * rows.names.setdefault(named(text), rows.place) + 1
 
 
-def _count(counts: dict[tuple[str, str], int], row: TaskRowUpdate, before: str | None) -> None:
-    if row.state != before:
-        key = (row.recipient_pubkey, row.state)
-        counts[key] = counts.get(key, 0) + 1
+def _count(counts: dict[CountedBy, int], row: TaskRowUpdate, before: tuple[str, str] | None) -> None:
+    now = (row.ledger_state, row.state)
+    if now != before:
+        whose = (row.recipient_pubkey, row.recipient_display, row.tenant_id)
+        counts[*whose, *now] = counts.get((*whose, *now), 0) + 1
         if before is not None:
-            key = (row.recipient_pubkey, before)
-            counts[key] = counts.get(key, 0) - 1
+            counts[*whose, *before] = counts.get((*whose, *before), 0) - 1
 
 
 LIVE_MAX: Final = 4_096

@@ -44,11 +44,13 @@ from covenant.ledger.embedded.journal.segments import Cursor
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 
 ARCHIVE_NAME: Final = "archive.db"
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 _INDEXES: Final = ("tasks_indexes", "listing_indexes", "counts_schema", "search_indexes")
-_FROM_3: Final = ("packs_schema", "erasure_schema", "from_before_rows", "from_layout_5_rows", *_INDEXES)
+_ROWS_5: Final = ("from_layout_5_rows",)
+_FROM_3: Final = ("packs_schema", "erasure_schema", "from_before_rows", *_ROWS_5, *_INDEXES)
 _FROM_2: Final = ("ids_schema", "from_layout_2_ids", *_FROM_3)
-_FROM_5: Final = ("erasure_schema", "from_layout_5", "from_layout_5_rows", "listing_indexes", "search_indexes")
+_FROM_7: Final = ("from_layout_7", "counts_schema")
+_FROM_5: Final = ("erasure_schema", "from_layout_5", *_ROWS_5, "listing_indexes", "search_indexes", *_FROM_7)
 LAYOUTS: Final[dict[int, tuple[str, ...]]] = {
     0: ("schema", "tasks_schema", "ids_schema", "packs_schema", "erasure_schema", *_INDEXES),
     1: ("from_before", "tasks_schema", *_FROM_2),
@@ -56,7 +58,8 @@ LAYOUTS: Final[dict[int, tuple[str, ...]]] = {
     3: ("from_before", "tasks_schema", *_FROM_3),
     4: ("packs_schema", *_FROM_5),
     5: _FROM_5,
-    6: ("erasure_schema", "from_layout_6"),
+    6: ("erasure_schema", "from_layout_6", *_FROM_7),
+    7: _FROM_7,
     SCHEMA_VERSION: (),
 }
 """What brings an archive of each layout up to this one; 0 is a new file. Rows stay: the journal may not have them."""

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from covenant.ledger.contract.retention import Erased, EraseTasks
 from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.archive.apply_batch import context_name, parent_name
+from covenant.ledger.embedded.archive.row_updates import CountedBy
 from covenant.ledger.embedded.archive.sql import statement, write_rows
 from covenant.ledger.embedded.archive.task_packs import ROW_BYTES, delete_parts, error_of, pack, read_parts
 
@@ -37,6 +38,7 @@ class _Found(NamedTuple):
     settled_place: int | None
     state: str
     recipient_pubkey: str
+    recipient_display: str
     context_id: str
     context_no: int | None
     parent: str | None
@@ -101,12 +103,11 @@ def _delete(db: sqlite3.Connection, tenant: str, chosen: list[_Found]) -> int:
     delete_parts(db, numbers)
     db.executemany("DELETE FROM a2a_tasks WHERE task_no = ?", [(number,) for number in numbers])
     write_rows(db, "write_aged_out", [(found.settled_place, found.task_id) for found in chosen])
-    if tenant:
-        counts: dict[tuple[str, str], int] = {}
-        for found in chosen:
-            key = (found.recipient_pubkey, found.state)
-            counts[key] = counts.get(key, 0) - 1
-        write_rows(db, "write_counts", [(*key, count) for key, count in counts.items()])
+    counts: dict[CountedBy, int] = {}
+    for found in chosen:
+        key = (found.recipient_pubkey, found.recipient_display, tenant, found.ledger_state, found.state)
+        counts[key] = counts.get(key, 0) - 1
+    write_rows(db, "write_counts", [(*key, count) for key, count in counts.items()])
     _delete_names(db, chosen)
     packed = [ROW_BYTES + found.bytes for found in chosen if found.bytes is not None]
     if packed:

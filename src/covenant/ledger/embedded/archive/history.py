@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from covenant.ledger.contract.identities import AuditRecord
-from covenant.ledger.contract.task_query import FoundPage, TaskQuery
+from covenant.ledger.contract.task_query import AGENTS_COUNTED_MAX, FoundPage, TaskCounts, TaskQuery
 from covenant.ledger.contract.tasks import (
     ANY,
     Listing,
@@ -89,6 +89,7 @@ _rows: Final = _decode(tuple[TaskRow, ...])
 _shown: Final = _decode(TaskDetail)
 _archived: Final = _decode(Archived)
 _parties: Final = _decode(Parties)
+_lane_counts: Final = _decode(TaskCounts)
 _tree_rows: Final = _decode(tuple[TreeRow, ...])
 _finished: Final = _decode(tuple[tuple[TaskId, ...], int])
 _audit: Final = _decode(tuple[AuditRecord, ...])
@@ -147,6 +148,7 @@ LOOKUP_WHOLE: Final = statement("lookup_whole")
 PARTIES: Final = statement("parties")
 STEPS: Final = statement("steps")
 TREE: Final = statement("tree")
+LANE_COUNTS: Final = statement("lane_counts")
 FINISHED: Final = statement("finished")
 AGED_OUT: Final = statement("aged_out")
 AUDIT_BEFORE: Final = statement("audit_before")
@@ -233,6 +235,15 @@ class History:
 
     async def of_tenant(self, tenant: str, limit: int, *, simple: bool) -> Sequence[TaskRow]:
         return await self._ask(_rows, OF_TENANT[simple], tenant=tenant, limit=limit)
+
+    async def count_lanes(self, scope: TaskQuery) -> TaskCounts:
+        return await self._ask(
+            _lane_counts,
+            LANE_COUNTS,
+            within=scope.within,
+            viewer=scope.viewer,
+            limit=AGENTS_COUNTED_MAX,
+        )
 
     async def find(self, query: TaskQuery) -> FoundPage:
         return await self._run(lambda db: find_tasks(db, query, self._here))

@@ -19,6 +19,10 @@ from covenant.ledger.machine.states import State
 QUEUED, LEASED, PARKED, FOLLOWING, SETTLED, DRAINED = (state.wire_name for state in State)
 
 
+CountedBy = tuple[str, str, str, str, str]
+"""The key and the display of the recipient, the tenant, and both states."""
+
+
 class TaskRowUpdate(msgspec.Struct, gc=False, array_like=True):
     """A row of `a2a_tasks`, in the order of its columns."""
 
@@ -96,8 +100,8 @@ class Rows:
         self.requests: list[tuple[int, str]] = []
         self.updates: list[tuple[int, int, str, int, str | None]] = []
         self.handovers: list[tuple[int, int, str, int, str | None, str | None]] = []
-        self.counts: dict[tuple[str, str], int] = {}
-        """By recipient and state: how many tasks more, or fewer."""
+        self.counts: dict[CountedBy, int] = {}
+        """How many tasks more, or fewer."""
         self.audit: list[Row] = []
         self.purged: list[tuple[int, str]] = []
         """Each with the hash that the chain is anchored at from there on."""

@@ -4,7 +4,7 @@ A filter that has an index is probed first: one that leaves few tasks is read wh
 order are a matter of those few. If every one leaves many, an index that is in the wanted order is walked, and what the
 other filters leave out is passed over, up to a bounded number of tasks; then the page ends there, with a cursor.
 
-An identity's tasks are those that it sent and those that are for it: two walks, merged.
+An identity's tasks are those that it sent and those that are for it: two walks for each of its names, merged.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ _ROWS: Final = statement("found_rows")
 _PAGE: Final = statement("found_page")
 _PROBE: Final = statement("found_probe")
 _COUNT: Final = statement("found_count")
+_RUNNING: Final = statement("found_running")
 _NUMBERS: Final = statement("found_numbers")
 _DETAILS: Final = statement("found_tasks")
 _found = msgspec.json.Decoder(tuple[FoundTask, ...]).decode
@@ -86,7 +87,7 @@ def find_tasks(db: sqlite3.Connection, query: TaskQuery, here: Mapping[str, str]
         branches = list(_branches(db, query, values))
         places, end = _merged(query, [_walk(db, query, filters, values, after) for filters in branches])
         tasks = _details(db, places, here)
-        total, at_least = _total(db, branches, values) if query.count else (None, False)
+        total, at_least = _total(db, query, branches, values) if query.count else (None, False)
     finally:
         db.execute("COMMIT")
     cursor = end.cursor(query.order) if end is not None else None
@@ -101,18 +102,19 @@ def _branches(db: sqlite3.Connection, query: TaskQuery, values: dict[str, Any]) 
     if query.viewer is None:
         yield filters
         return
-    values["viewer_display"], values["viewer_pubkey"] = query.viewer.display, query.viewer.pubkey
-    yield [
-        *filters,
-        Filter("recipient_display = :viewer_display", ("recipient_display",), "found_by_agent"),
-        Filter("recipient_pubkey = :viewer_pubkey", ("recipient_pubkey",)),
-    ]
-    yield [
-        *filters,
-        Filter("sender_display = :viewer_display", ("sender_display",), "found_by_sender"),
-        Filter("sender_pubkey = :viewer_pubkey", ("sender_pubkey",)),
-        Filter("recipient_pubkey <> :viewer_pubkey", ("recipient_pubkey",)),
-    ]
+    for number, name in enumerate(query.viewer_names):
+        values[f"name_{number}"] = name
+        yield [
+            *filters,
+            Filter(f"recipient_display = :name_{number}", ("recipient_display",), "found_by_agent"),
+            Filter("recipient_pubkey = :viewer", ("recipient_pubkey",)),
+        ]
+        yield [
+            *filters,
+            Filter(f"sender_display = :name_{number}", ("sender_display",), "found_by_sender"),
+            Filter("sender_pubkey = :viewer", ("sender_pubkey",)),
+            Filter("recipient_pubkey <> :viewer", ("recipient_pubkey",)),
+        ]
 
 
 _NONE: Final = Filter("false", ())
@@ -280,18 +282,43 @@ def _details(db: sqlite3.Connection, numbers: Sequence[int], here: Mapping[str, 
     return _found(found)
 
 
-def _total(db: sqlite3.Connection, branches: Sequence[Sequence[Filter]], values: dict[str, Any]) -> tuple[int, bool]:
+def _total(
+    db: sqlite3.Connection, query: TaskQuery, branches: Sequence[Sequence[Filter]], values: dict[str, Any]
+) -> tuple[int, bool]:
     """How many tasks there are, and whether there may be more than were looked at."""
+    if all(getattr(query, name) == getattr(_NO_FILTER, name) for name in _UNCOUNTED):
+        (running,) = db.execute(_RUNNING.format(conditions=_all(_counted(query))), values).fetchone()
+        return running, False
     total, at_least = 0, False
     for filters in branches:
         by, _ = _fewest(db, filters, values)
+        by = by or next((each for each in filters if each.index_name is not None), _EVERY)
         rest = [each for each in filters if each is not by]
-        shape = (
-            {"source": by.source, "bounds": by.bounds}
-            if by is not None
-            else {"source": "a2a_tasks AS t", "bounds": "true"}
-        )
-        count = _COUNT.format(rest=_all(rest), columns=_columns(rest, "t.task_no"), **shape)
+        columns = _columns(rest, "t.task_no")
+        count = _COUNT.format(rest=_all(rest), columns=columns, source=by.source, bounds=by.bounds)
         passed, seen = db.execute(count, {**values, "most": COUNT_MAX + 1}).fetchone()
         total, at_least = total + passed, at_least or seen > COUNT_MAX
     return total, at_least
+
+
+_EVERY: Final = Filter("true", ())
+_NO_FILTER: Final = TaskQuery()
+_COUNTED_BY: Final = frozenset({"agent", "tenant", "within", "states", "outcomes"})
+_UNCOUNTED: Final = (
+    frozenset(TaskQuery.__struct_fields__) - _COUNTED_BY - {"order", "ascending", "limit", "after", "count"}
+)
+
+
+def _counted(query: TaskQuery) -> Iterator[Filter]:
+    """The conditions on running totals, which know the recipient, the tenant and both states."""
+    if query.agent is not None:
+        yield Filter("recipient_display = :agent", ())
+    for name in ("tenant", "within"):
+        if getattr(query, name) is not None:
+            yield Filter(f"{_OF_TENANT}:{name}", ())
+    if query.states:
+        listed = ", ".join(f"'{state.wire_name}'" for state in query.states)
+        yield Filter(f"ledger_state IN ({listed})", ())
+    if query.outcomes:
+        listed = ", ".join(f"'{outcome.value}'" for outcome in query.outcomes)
+        yield Filter(f"ledger_state IN ('result_pending', 'resolved') AND state IN ({listed})", ())

@@ -268,6 +268,9 @@ def cancel(decide: DecisionContext, command: Cancel) -> Canceled:
         return Canceled(task_id, entry.ending, entry.result, entry.ending is Ending.CANCELED, before=True)
     result = error_result(task_id, f"canceled: {command.reason}")
     result = end(decide, entry, result, ending=Ending.CANCELED, cause=Cause.CANCEL, reason=command.reason)
+    if command.audited:
+        row = {"type": "a2a_repair_applied", "task_id": task_id, "action": "cancel", "reason": command.reason}
+        decide.audit(command.by, row)
     return Canceled(task_id, Ending.CANCELED, result, True)
 
 

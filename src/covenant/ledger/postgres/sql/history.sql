@@ -232,6 +232,33 @@ WHERE
         )
     )
 
+-- :lost_heads
+SELECT l.head FROM live AS l
+WHERE
+    l.state = 'leased' AND (
+        l.interrupted OR (
+            l.boot IS NOT NULL AND l.node IS NOT NULL
+            AND NOT EXISTS (
+                SELECT FROM nodes AS o WHERE o.node = l.node AND o.boot = l.boot AND o.lost_at_ms IS NULL
+            )
+        )
+    )
+LIMIT 10000
+
+-- :lanes
+SELECT lane, sum(n)::bigint AS n FROM lane_counts WHERE kind = 'lane' GROUP BY lane HAVING sum(n) <> 0
+
+-- :queue_depths
+SELECT x.depth, x.oldest_at_ms, l.head
+FROM (
+    SELECT recipient, count(*) AS depth, min(created_at_ms) AS oldest_at_ms, min(no) AS no FROM live
+    WHERE state = 'queued'
+    GROUP BY recipient
+    ORDER BY depth DESC, recipient
+    LIMIT :count
+) AS x JOIN live AS l ON l.no = x.no
+ORDER BY x.depth DESC, x.recipient
+
 -- :grants
 SELECT r.body, coalesce(u.used, 0) AS used FROM register_rows AS r LEFT JOIN grant_uses AS u ON u.signature = r.name
 WHERE r.kind = 'grant' AND r.body IS NOT NULL
@@ -291,7 +318,17 @@ told AS (
 ),
 counted AS (
     INSERT INTO lane_counts AS c (kind, lane, writer, n)
-    SELECT 'listed', recipient || ' ' || a2a_state, 0, -count(*) FROM gone WHERE tenant IS NOT NULL GROUP BY 2
+    SELECT x.kind, x.lane, 0, -count(*)
+    FROM (
+        SELECT 'listed' AS kind, recipient || ' ' || a2a_state AS lane FROM gone WHERE tenant IS NOT NULL
+        UNION ALL
+        SELECT
+            'lane',
+            coalesce(g.tenant, '') || ' ' || (f.body::json -> 'task' -> 'recipient' ->> 'display') || ' ' || g.recipient
+            || CASE g.a2a_state WHEN 'failed' THEN ' failed' ELSE ' done' END
+        FROM gone AS g JOIN events AS f ON f.no = g.no AND f.n = 1
+    ) AS x
+    GROUP BY x.kind, x.lane
     ON CONFLICT (kind, lane, writer) DO UPDATE SET n = c.n + excluded.n
     RETURNING 1
 )

@@ -12,6 +12,7 @@ tasks AS (
                 'state', t.ledger_state,
                 'task', json(r.task),
                 'attempt', t.attempt,
+                'created_at_ms', t.created_at,
                 'lease_id', iif(c.rank < 2, t.lease_id, NULL),
                 'leased_to', json(
                     iif(

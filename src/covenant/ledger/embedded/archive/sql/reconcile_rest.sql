@@ -15,7 +15,8 @@ DELETE FROM audit WHERE idx > (SELECT audit_index FROM bounds);
 DELETE FROM task_counts;
 
 INSERT INTO task_counts
-SELECT recipient_pubkey, state, count(*) FROM a2a_tasks WHERE tenant_id <> '' GROUP BY 1, 2;
+SELECT recipient_pubkey, recipient_display, tenant_id, ledger_state, state, count(*) FROM a2a_tasks
+GROUP BY 1, 2, 3, 4, 5;
 
 DELETE FROM stored_sizes;
 

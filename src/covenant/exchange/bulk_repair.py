@@ -1,0 +1,173 @@
+"""Repair in bulk: the verbs for one task, done to every task that a filter leaves, as the same caller.
+
+A pass is a dry run unless it says otherwise. It does nothing that the caller could not do task by task: each task is
+judged when it is its turn, under the lease that it was found with, and is told of in the audit by itself. The pass has
+a row of its own in the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import msgspec
+
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.mailbox import MailboxExchange, check_reason, check_repair
+from covenant.exchange.task_search import query_of, scoped
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.task_query import PAGE_MAX, STATES, FoundTask, TaskQuery
+from covenant.ledger.machine.identity_commands import WriteAuditRow
+from covenant.ledger.machine.states import FINISHED, LEASED, State
+from covenant.model.errors import Conflict, Invalid, Refusal
+from covenant.model.ids import TaskId
+from covenant.model.retry_policy import ForceError, Posture, Requeue
+from covenant.wire.mailbox import RepairTasks
+
+LIMIT: Final = 100
+LIMIT_MAX: Final = 1_000
+AT_ONCE: Final = 50
+"""So many are under way together, and share the syncs of the journal."""
+CANCEL: Final = "cancel"
+
+
+class BulkOutcome(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """What came of one task: `outcome` is would_apply, applied or refused. `state` is that before."""
+
+    task_id: TaskId
+    state: str
+    outcome: str
+    code: str | None = None
+    reason: str | None = None
+
+
+class BulkReport(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`more`: the filter leaves more tasks than the limit."""
+
+    dry_run: bool
+    matched: int
+    applied: int
+    outcomes: tuple[BulkOutcome, ...]
+    more: bool = False
+
+
+async def repair_tasks(
+    ledger: Ledger, exchange: MailboxExchange, principal: Principal, request: RepairTasks
+) -> BulkReport:
+    dry_run = request.dry_run is not False
+    found, more = await _found(ledger, principal, _query(request), _limit(request))
+    repair = _Repair(exchange, principal, request)
+    if dry_run:
+        judged = tuple([repair.judge(task) for task in found])
+        return BulkReport(dry_run=True, matched=len(found), applied=0, outcomes=judged, more=more)
+    outcomes: list[BulkOutcome] = []
+    try:
+        for begin in range(0, len(found), AT_ONCE):
+            outcomes += await asyncio.gather(*(repair.apply(task) for task in found[begin : begin + AT_ONCE]))
+    finally:
+        row = _pass_row(request, len(found), outcomes)
+        await ledger.commit(WriteAuditRow(by=principal.agent, row=row))
+    applied = sum(each.outcome == "applied" for each in outcomes)
+    return BulkReport(dry_run=False, matched=len(found), applied=applied, outcomes=tuple(outcomes), more=more)
+
+
+class _Repair:
+    def __init__(self, exchange: MailboxExchange, principal: Principal, request: RepairTasks) -> None:
+        self._exchange, self._principal, self._reason = exchange, principal, request.reason
+        self._action = request.command.replace("-", "_")
+        self._command = _command(request, self._action)
+
+    def judge(self, task: FoundTask) -> BulkOutcome:
+        """What would come of it, as far as the task alone tells."""
+        refusal = self._refusal(task)
+        return _outcome(task, "would_apply") if refusal is None else _refused(task, refusal)
+
+    def _refusal(self, task: FoundTask) -> Refusal | None:
+        state = STATES[task.state]
+        if self._command is None and state in FINISHED:
+            return Conflict("already_over", f"task {task.task_id} has ended: {task.outcome}")
+        if self._command is not None and state is not LEASED:
+            return Conflict("not_leased", f"task {task.task_id} is not currently leased; it is {task.state}")
+        return None
+
+    async def apply(self, task: FoundTask) -> BulkOutcome:
+        try:
+            if self._command is None:
+                await self._cancel(task)
+            else:
+                command = msgspec.structs.replace(self._command, lease_id=task.lease_id)
+                await self._exchange.repair(self._principal, task.task_id, command, self._reason)
+        except Refusal as refusal:
+            return _refused(task, refusal)
+        return _outcome(task, "applied")
+
+    async def _cancel(self, task: FoundTask) -> None:
+        canceled = await self._exchange.cancel(self._principal, task.task_id, self._reason, audited=True)
+        if canceled.before:
+            raise Conflict("already_over", f"task {task.task_id} has ended: {canceled.ending}")
+
+
+def _outcome(task: FoundTask, outcome: str) -> BulkOutcome:
+    return BulkOutcome(task_id=task.task_id, state=task.state, outcome=outcome)
+
+
+def _refused(task: FoundTask, refusal: Refusal) -> BulkOutcome:
+    return msgspec.structs.replace(_outcome(task, "refused"), code=refusal.code, reason=refusal.message)
+
+
+def _command(request: RepairTasks, action: str) -> Requeue | ForceError | None:
+    """None: a cancel."""
+    check_reason(request.reason, "repair")
+    if action == CANCEL:
+        return None
+    if action == "force_error":
+        command = ForceError(request.message if request.message is not None else request.reason)
+        check_repair(command, request.reason)
+        return command
+    if request.duplicate_risk is None:
+        raise Invalid("invalid_repair", "a requeue says its duplicate_risk: idempotent or operator_accepted")
+    return Requeue(Posture(request.duplicate_risk.replace("-", "_")))
+
+
+def _limit(request: RepairTasks) -> int:
+    limit = LIMIT if request.limit is None else request.limit
+    if not 1 <= limit <= LIMIT_MAX:
+        raise Invalid("invalid_limit", f"limit must be between 1 and {LIMIT_MAX}")
+    return limit
+
+
+def _query(request: RepairTasks) -> TaskQuery:
+    """The oldest tasks first. Unless the filter names states, those that the command can be for."""
+    query = query_of(request.filter)
+    if query == TaskQuery():
+        raise Invalid("invalid_filter", "a repair in bulk needs a filter: say which tasks it is for")
+    open_states = tuple(state for state in State if state not in FINISHED)
+    states = query.states or (open_states if request.command == CANCEL else (LEASED,))
+    return msgspec.structs.replace(query, states=states, ascending=True)
+
+
+async def _found(ledger: Ledger, principal: Principal, query: TaskQuery, limit: int) -> tuple[list[FoundTask], bool]:
+    found: list[FoundTask] = []
+    query = await scoped(ledger, principal, query)
+    while len(found) < limit:
+        size = min(PAGE_MAX, limit - len(found))
+        page = await ledger.find(msgspec.structs.replace(query, limit=size))
+        found += page.tasks
+        if page.next is None:
+            return found, False
+        query = msgspec.structs.replace(query, after=page.next)
+    return found, True
+
+
+def _pass_row(request: RepairTasks, matched: int, outcomes: list[BulkOutcome]) -> dict[str, object]:
+    filters = {name: value for name, value in msgspec.structs.asdict(request.filter).items() if value is not None}
+    applied = sum(each.outcome == "applied" for each in outcomes)
+    return {
+        "type": "a2a_bulk_repair",
+        "action": request.command.replace("-", "_"),
+        "reason": request.reason,
+        "filter": filters,
+        "matched": matched,
+        "applied": applied,
+        "refused": len(outcomes) - applied,
+    }

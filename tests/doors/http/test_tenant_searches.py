@@ -1,0 +1,68 @@
+"""A tenant that asks for tasks by its own token: it is told of its own, and cannot even count those of another."""
+
+from pathlib import Path
+from typing import Any
+
+from covenant.ledger.machine.commands import Accept
+from covenant.model.settings import TenantSettings
+from covenant.model.task import fingerprint
+from tests.doors.clients import Http
+from tests.doors.doors_under_test import DoorsUnderTest, open_doors
+from tests.doors.speakers import HttpSpeaker
+from tests.ledger_contract.samples import make_task, task_id
+
+
+async def tenants_with_tasks(under_test: DoorsUnderTest) -> dict[str, Http]:
+    """Two tenants with two tasks each, beside one of the mailbox."""
+    tenants = {}
+    for number, name in enumerate(("acme", "beta")):
+        tenants[name] = await under_test.tenant(name)
+        for each in (1, 2):
+            task = make_task(10 * number + each, tenant=name, context_id=f"talk-{number}", task_kind="secret")
+            await under_test.ledger.commit(Accept(task=task, digest=fingerprint(task)[0]))
+    task = make_task(30)
+    await under_test.ledger.commit(Accept(task=task, digest=fingerprint(task)[0]))
+    return tenants
+
+
+async def asked(tenant: Http, target: str) -> tuple[int, dict[str, Any]]:
+    reply = await tenant.ask("GET", target)
+    return reply.status, reply.json
+
+
+async def test_a_tenants_token_finds_and_counts_its_own_tasks_alone(under_test: DoorsUnderTest) -> None:
+    tenants = await tenants_with_tasks(under_test)
+    status, found = await asked(tenants["acme"], "/a2a/tasks?count=true")
+    assert (status, found["total"], [task["task_id"] for task in found["tasks"]]) == (200, 2, [task_id(2), task_id(1)])
+    for target in (
+        "/a2a/tasks?tenant=beta&count=true",
+        f"/a2a/tasks?id={task_id(11)}&count=true",
+        "/a2a/tasks?context=talk-1&count=true",
+        f"/a2a/tasks?parent={task_id(11)}&count=true",
+        "/a2a/tasks?origin=native&text=work&count=true",
+    ):
+        _, found = await asked(tenants["acme"], target)
+        assert (target, found["tasks"], found["total"], found["next"]) == (target, [], 0, None)
+    _, found = await asked(tenants["acme"], "/a2a/tasks?task_kind=secret&limit=1")
+    # A cursor is a place, not a key: with another tenant's the caller still finds its own.
+    _, other = await asked(tenants["beta"], f"/a2a/tasks?limit=50&after={found['next']}")
+    assert {task["tenant"] for task in other["tasks"]} <= {"beta"}
+    _, counts = await asked(tenants["beta"], "/a2a/tasks/counts")
+    assert (counts["lanes"]["queued"], [each["tenant"] for each in counts["by_agent"]]) == (2, ["beta"])
+
+
+async def test_a_tenants_token_is_for_nothing_else_of_the_operators(under_test: DoorsUnderTest) -> None:
+    tenants = await tenants_with_tasks(under_test)
+    for target in ("/a2a/queue", "/a2a/tasks/recent", f"/a2a/tasks/{task_id(1)}/show"):
+        status, told = await asked(tenants["acme"], target)
+        assert (target, status, told["code"]) == (target, 401, "unknown_token")
+    await HttpSpeaker().ask(under_test.operator, "change_tenant", name="acme", disabled=True)
+    status, _ = await asked(tenants["acme"], "/a2a/tasks")
+    assert status == 401
+
+
+async def test_a_tenants_queries_count_against_its_rate(short_path: Path) -> None:
+    async with open_doors(short_path, tenant_limits=TenantSettings(rate_per_min=2, burst=2)) as under_test:
+        tenants = await tenants_with_tasks(under_test)
+        statuses = [(await asked(tenants["acme"], "/a2a/tasks"))[0] for _ in range(3)]
+        assert statuses == [200, 200, 429]
