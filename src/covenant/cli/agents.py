@@ -13,7 +13,7 @@ from covenant.cli.options import CommandGroup, Invocation, daemon_command
 from covenant.cli.terminal import Failure, ago, brief, print_table, put
 from covenant.model.kinds import STORED_KINDS
 
-agents: Final = CommandGroup("agents", help="Agents: what each tenant's catalogue has.", no_args_is_help=True)
+agents: Final = CommandGroup("agents", help="Agents: the catalogue of each tenant.", no_args_is_help=True)
 
 tenant_option: Final = click.option(
     "--tenant", metavar="NAME", default="default", show_default=True, help="Whose catalogue."
@@ -23,13 +23,17 @@ tenant_option: Final = click.option(
 @daemon_command(agents, "add", "agent_added", "tenant", "agent")
 @click.argument("agent_id", metavar="[ID]", required=False)
 @tenant_option
-@click.option("--file", metavar="FILE", help="Its definition, in JSON or TOML. The options below change what it says.")
-@click.option("--kind", type=click.Choice(STORED_KINDS), help="Who does its work. Default, without a file: worker.")
-@click.option("--name", metavar="TEXT", help="Its name for people.")
+@click.option("--file", metavar="FILE", help="The agent's definition, in JSON or TOML. The options below override it.")
+@click.option(
+    "--kind",
+    type=click.Choice(STORED_KINDS),
+    help="The kind: who does the agent's work. Default, without a file: worker.",
+)
+@click.option("--name", metavar="TEXT", help="The agent's name, for people.")
 @click.option("--description", metavar="TEXT", help="What it does.")
-@click.option("--skill", "skills", multiple=True, metavar="ID", help="What its card says it can do. May be repeated.")
+@click.option("--skill", "skills", multiple=True, metavar="ID", help="A skill on the agent's card. May be repeated.")
 @click.option("--command", "program", metavar="WORDS", help="The program of a process agent, as in a shell.")
-@click.option("--replace", is_flag=True, help="In place of the stored agent with this id.")
+@click.option("--replace", is_flag=True, help="Replace the stored agent with this id.")
 def add(call: Invocation, *, agent_id: str | None, tenant: str, file: str | None, replace: bool, **given: Any) -> None:
     """Store an agent for a tenant: from a file, or by a few options.
 
@@ -66,7 +70,7 @@ def list_agents(call: Invocation, *, tenant: str) -> None:
 @click.argument("agent_id", metavar="ID")
 @tenant_option
 def show(call: Invocation, *, agent_id: str, tenant: str) -> None:
-    """Show an agent: who it is in the ledger, where it is kept, and its whole definition."""
+    """Show an agent: its identity in the ledger, its source, and its whole definition."""
     answer = call.ask("show_agent", tenant=tenant, agent_id=agent_id)
     if call.answer(answer):
         return

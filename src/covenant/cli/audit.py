@@ -31,7 +31,7 @@ audit: Final = CommandGroup(
 @click.option("--since-ms", type=click.IntRange(min=0), help="Only rows from this epoch millisecond on.")
 @follow_option("Go on with the rows that are written from now on.")
 def recent(call: Invocation, *, limit: int, since_ms: int | None, follow: bool) -> None:
-    """List audit rows that the caller's doings left; to the operator, all.
+    """List the audit rows of the caller. The operator sees all rows.
 
     With --json and --follow: one object for each time that rows were written.
     """

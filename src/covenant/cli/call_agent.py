@@ -37,7 +37,7 @@ A = TypeVar("A")
 AGENTS_PATH: Final = "/v1/a2a/agents/"
 _AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}").fullmatch
 
-card: Final = CommandGroup("card", help="Agent cards, of whomever.", no_args_is_help=True)
+card: Final = CommandGroup("card", help="Agent cards, of any agent.", no_args_is_help=True)
 
 
 def remote_command(function: Function) -> Function:
@@ -45,7 +45,9 @@ def remote_command(function: Function) -> Function:
 
     @click.option("--token-env", metavar="NAME", help="The variable of the environment that has the agent's token.")
     @click.option("--token-file", metavar="FILE", help="The file that has it.")
-    @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="Sent along, to this host alone.")
+    @click.option(
+        "--header", "headers", multiple=True, metavar="NAME:VALUE", help="A header to send, to this host alone."
+    )
     @home_option("Where a2a_agents.json is.")
     @json_option()
     @wraps(function)
@@ -89,8 +91,8 @@ def remote_command(function: Function) -> Function:
 @click.option(
     "--timeout", "timeout_ms", type=Duration(), metavar="5m", help="Longest wait. Default: 5m, or the entry's."
 )
-@click.option("--task", "task_id", metavar="ID", help="Answer what this task of the agent asks.")
-@click.option("--context", "context_id", metavar="ID", help="The context that it belongs to.")
+@click.option("--task", "task_id", metavar="ID", help="Answer the question of this task of the agent.")
+@click.option("--context", "context_id", metavar="ID", help="The context that the message belongs to.")
 @click.option("--key", "idempotency_key", help="Idempotency key: names the work, so that it may be sent again.")
 @remote_command
 def call(

@@ -23,7 +23,7 @@ capabilities: Final = CommandGroup("capabilities", help="Capabilities: who may d
 @daemon_command(capabilities, "recent", "capability_list", "limit", "capabilities")
 @limit_option(10)
 def recent(call: Invocation, *, limit: int) -> None:
-    """List the newest grants that concern the caller; to the operator, all."""
+    """List the newest grants of the caller. The operator sees all grants."""
     grants = call.ask("recent_capabilities", limit=limit)["capabilities"]
     if call.answer({"limit": limit, "capabilities": grants}):
         return
@@ -52,9 +52,9 @@ def recent(call: Invocation, *, limit: int) -> None:
     capabilities, "grant", "capability_granted", "subject_display", "action", "signature_b58", "scope", "expires_at"
 )
 @click.argument("action")
-@click.option("--to", metavar="NAME@HOST", help="Whose capability it is. Default: the operator's own.")
-@click.option("--scope", metavar="JSON", help='What it is pinned to, such as {"task_id": "…", "max_uses": 1}.')
-@click.option("--expires-at", type=click.IntRange(min=1), metavar="MS", help="Epoch millisecond when it ends.")
+@click.option("--to", metavar="NAME@HOST", help="The identity that gets the capability. Default: the operator.")
+@click.option("--scope", metavar="JSON", help='What the grant is limited to, such as {"task_id": "…", "max_uses": 1}.')
+@click.option("--expires-at", type=click.IntRange(min=1), metavar="MS", help="Epoch millisecond when the grant ends.")
 def grant(call: Invocation, *, action: str, to: str | None, scope: str | None, expires_at: int | None) -> None:
     """Grant ACTION, such as a2a.send.bob@host, a2a.respond.alice@host, a2a.repair.requeue or a2a.compact.
 
@@ -72,7 +72,7 @@ def grant(call: Invocation, *, action: str, to: str | None, scope: str | None, e
 def revoke(call: Invocation, *, signature: str) -> None:
     """Revoke the grant with this SIGNATURE, as `covenant capabilities recent` shows it.
 
-    One that is gone already is no error.
+    A grant that is gone already is no error.
     """
     answer = call.ask("revoke_capability", signature_b58=signature)
     call.show(answer, f"revoked {signature}" if answer["removed"] else f"there is no live grant {signature}")

@@ -14,8 +14,14 @@ identities: Final = CommandGroup("identities", help="Identities: who holds a tok
 
 @daemon_command(identities, "enroll", "identity_enrolled", "display", "pubkey_b58", "token_b58", "granted")
 @click.argument("display", metavar="NAME@HOST")
-@click.option("--grant", "actions", multiple=True, metavar="ACTION", help="Grant this to it as well. May be repeated.")
-@click.option("--pubkey", metavar="B58", help="Its Ed25519 public key. Default: a new one.")
+@click.option(
+    "--grant",
+    "actions",
+    multiple=True,
+    metavar="ACTION",
+    help="Grant this action to the identity as well. May be repeated.",
+)
+@click.option("--pubkey", metavar="B58", help="The identity's Ed25519 public key. Default: a new key.")
 def enroll(call: Invocation, *, display: str, actions: tuple[str, ...], pubkey: str | None) -> None:
     """Enrol an identity and print its token. The token is told once, and stored nowhere.
 
@@ -46,9 +52,9 @@ def enroll(call: Invocation, *, display: str, actions: tuple[str, ...], pubkey: 
     "truncated",
 )
 @limit_option(20)
-@click.option("--prefix", metavar="TEXT", help="Only those whose name, pubkey or token starts so.")
-@click.option("--live-only", is_flag=True, help="Only those that may call.")
-@click.option("--revoked-only", is_flag=True, help="Only those that may not any more.")
+@click.option("--prefix", metavar="TEXT", help="Only identities whose name, pubkey or token starts so.")
+@click.option("--live-only", is_flag=True, help="Only identities that may call.")
+@click.option("--revoked-only", is_flag=True, help="Only identities that were revoked.")
 def list_identities(call: Invocation, *, limit: int, prefix: str | None, live_only: bool, revoked_only: bool) -> None:
     """List identities, newest first."""
     if live_only and revoked_only:
@@ -76,7 +82,7 @@ def list_identities(call: Invocation, *, limit: int, prefix: str | None, live_on
 
 @daemon_command(identities, "revoke", "identity_revoked", "display", "pubkey_b58", "token_prefix", "revoked_at")
 @click.argument("which")
-@click.option("--force", is_flag=True, help="Also if it is the operator's own token. The next start makes a new one.")
+@click.option("--force", is_flag=True, help="Revoke the operator's own token, too. The next start makes a new one.")
 def revoke(call: Invocation, *, which: str, force: bool) -> None:
     """Revoke the token of WHICH: name@host, a pubkey, or the start of a token. Ends its open connections."""
     answer = call.ask("revoke_identity", identity=which, force=force)

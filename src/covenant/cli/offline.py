@@ -60,7 +60,7 @@ def init(*, file: Path, home: str | None, as_json: bool) -> None:
 @home_option("The home whose settings.toml is read.", fallback=False)
 @json_option()
 def show_settings(*, home: str | None, as_json: bool) -> None:
-    """Show every setting: its value, where that came from, and what it means.
+    """Show every setting: its value, the source of the value, and its meaning.
 
     A value that is not allowed is an error here, as it is for `covenant serve`.
     """
@@ -85,7 +85,7 @@ def show_settings(*, home: str | None, as_json: bool) -> None:
 @home_option("The home to look at.")
 @click.option("--accept-loss", is_flag=True, help="Mend a damaged ledger by giving up the records that are lost.")
 @click.option("--rebuild-archive", is_flag=True, help="Make the archive agree with the journal again. Loses nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask before giving them up.")
+@click.option("--yes", is_flag=True, help="Do not ask before records are given up.")
 @json_option()
 def doctor(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: bool, as_json: bool) -> None:
     """Check a home for everything that a start would stumble over. Changes nothing.
@@ -183,7 +183,7 @@ def _show_losses(salvage: Salvage) -> None:
 @click.command("passphrase", epilog=json_shape("passphrase", "home", "change", "prekeys_kept"))
 @home_option("The home with the keys.")
 @click.option(
-    NEW_FILE, metavar="FILE", help="Where the new one is, for its owner alone. Default: you are asked for it."
+    NEW_FILE, metavar="FILE", help="A file with the new passphrase, for its owner alone. Default: you are asked for it."
 )
 @click.option("--remove", is_flag=True, help="Keep the keys without a passphrase from now on.")
 @json_option()

@@ -246,8 +246,8 @@ def purge_command(group: click.Group, ask: str, kind: str, what: str, meaning: s
     """Add a command `purge` that removes what is older than a moment or an age."""
 
     @daemon_command(group, "purge", kind, "before_ms", "purged")
-    @click.option("--before-ms", type=click.IntRange(min=0), help="What is older than this epoch millisecond.")
-    @click.option("--older-than-ms", type=click.IntRange(min=0), help="What is older than this many milliseconds.")
+    @click.option("--before-ms", type=click.IntRange(min=0), help="Drop what is older than this epoch millisecond.")
+    @click.option("--older-than-ms", type=click.IntRange(min=0), help="Drop what is older than this many milliseconds.")
     def purge(call: Invocation, *, before_ms: int | None, older_than_ms: int | None) -> None:
         from covenant.daemon.environment import now_ms
 

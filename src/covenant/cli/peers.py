@@ -36,10 +36,10 @@ delegation_argument: Final = click.argument("delegation")
 
 
 @daemon_command(peers, "list", "peers", "peers", "total", "id", "name")
-@click.option("--trust", type=click.Choice(["peer", "verified", "trusted"]), help="Only those trusted so far.")
+@click.option("--trust", type=click.Choice(["peer", "verified", "trusted"]), help="Only peers with this trust.")
 @limit_option(100, 100)
 def list_peers(call: Invocation, *, trust: str | None, limit: int) -> None:
-    """List the instances that this one knows, and how it is known itself."""
+    """List the peers of this instance, and its own id and name."""
     answer = call.ask("list_peers", trustLevel=trust, limit=limit)
     if call.answer(answer):
         return
@@ -52,8 +52,10 @@ def list_peers(call: Invocation, *, trust: str | None, limit: int) -> None:
 
 @daemon_command(peers, "add", "peer", "peer", "note?")
 @click.argument("url", required=False)
-@click.option("--name", metavar="NAME", help="What to call it here. Default: what it calls itself.")
-@click.option("--id", "peer_id", metavar="ID", help="Its id, if you were told: what answers at the URL must prove it.")
+@click.option("--name", metavar="NAME", help="The peer's name here. Default: the name that it gives itself.")
+@click.option(
+    "--id", "peer_id", metavar="ID", help="The peer's id, if you know it: whoever answers at the URL must prove it."
+)
 def add(call: Invocation, *, url: str | None, name: str | None, peer_id: str | None) -> None:
     """Add another instance as a peer, by its URL; or by --id and --name, if it cannot be called and fetches.
 
@@ -85,7 +87,7 @@ def show(call: Invocation, *, peer: str) -> None:
 @daemon_command(peers, "remove", "peer_removed", "id", "name")
 @peer_argument
 def remove(call: Invocation, *, peer: str) -> None:
-    """Remove a peer. Nothing is taken from it any more, and nothing that waits is sent to it."""
+    """Remove a peer. Its messages are refused from then on, and waiting messages to it are dropped."""
     answer = call.ask("remove_peer", peerId=peer)
     call.show(answer, f"removed {answer['name']}, {answer['id']}")
 
@@ -96,8 +98,8 @@ def remove(call: Invocation, *, peer: str) -> None:
 def trust(call: Invocation, *, peer: str, level: str) -> None:
     """Say how far a peer is trusted.
 
-    A mere `peer` may ask what there is; one that is `verified` (it proved its key) may delegate within limits; one that
-    is `trusted` may do so ten times as often. Only an operator says `trusted`.
+    A `peer` may ask what there is. A `verified` peer has proved its key, and may delegate within limits. A `trusted`
+    peer may do so ten times as often. Only an operator makes a peer `trusted`.
     """
     _show_peer(call, call.ask("trust_peer", peerId=peer, trustLevel=level))
 
@@ -111,10 +113,10 @@ def _add_peer_command(name: str, ask: str, meaning: str, **change: bool) -> None
     peers.commands[name].help = meaning
 
 
-_add_peer_command("verify", "verify_peer", "Challenge a peer to prove its key. It is `verified` when it has.")
 _add_peer_command(
-    "deny", "change_peer", "Take nothing from a peer any more, and keep what is known of it.", denied=True
+    "verify", "verify_peer", "Challenge a peer to prove its key. A peer that has proved it is `verified`."
 )
+_add_peer_command("deny", "change_peer", "Refuse everything from a peer, and keep what is known of it.", denied=True)
 _add_peer_command("allow", "change_peer", "Take messages from a peer that was denied.", denied=False)
 
 
@@ -133,7 +135,7 @@ def accept_identity(call: Invocation, *, peer: str, new_id: str) -> None:
 @daemon_command(peers, "revoke-tokens", "peer_tokens_revoked", "id", "revoked")
 @peer_argument
 def revoke_tokens(call: Invocation, *, peer: str) -> None:
-    """Revoke every token that a peer was given. What it has under way goes on."""
+    """Revoke every token that a peer was given. Its running delegations go on."""
     answer = call.ask("revoke_peer_tokens", peerId=peer)
     call.show(answer, f"revoked {answer['revoked']} tokens of {answer['id']}")
 
@@ -158,7 +160,7 @@ def discover(call: Invocation, *, wait_ms: int) -> None:
 
 @daemon_command(peers, "capabilities", "peer_capabilities", "peer", "capabilities")
 @click.argument("peer", required=False)
-@click.option("--fresh", is_flag=True, help="Ask it now, whatever is known already.")
+@click.option("--fresh", is_flag=True, help="Ask the peer now, whatever is known already.")
 def capabilities(call: Invocation, *, peer: str | None, fresh: bool) -> None:
     """Show what a peer offers and how busy it is; without a peer, what this instance offers."""
     answer = call.ask("peer_capabilities", peerId=peer, fresh=fresh or None)
@@ -178,11 +180,13 @@ def capabilities(call: Invocation, *, peer: str | None, fresh: bool) -> None:
 @daemon_command(peers, "delegate", "delegation", "delegation", "result?", "error?")
 @click.argument("profile")
 @click.argument("task")
-@click.option("--peer", metavar="PEER", help="Which peer does it. Default: here if there is such an agent, else any.")
-@click.option("--context", metavar="TEXT", help="What it needs to know besides.")
-@click.option("--budget", type=click.IntRange(1, 500_000), metavar="TOKENS", help="Most tokens it may use.")
-@click.option("--timeout-ms", type=click.IntRange(1, 600_000), help="Longest work on it.")
-@click.option("--no-wait", is_flag=True, help="Answer as soon as it is on its way.")
+@click.option(
+    "--peer", metavar="PEER", help="The peer that does the task. Default: an agent here if there is one, else any peer."
+)
+@click.option("--context", metavar="TEXT", help="Further text that the agent needs to know.")
+@click.option("--budget", type=click.IntRange(1, 500_000), metavar="TOKENS", help="Most tokens that the task may use.")
+@click.option("--timeout-ms", type=click.IntRange(1, 600_000), help="Longest time for the work.")
+@click.option("--no-wait", is_flag=True, help="Answer as soon as the task is on its way.")
 def delegate(
     call: Invocation,
     *,
@@ -194,7 +198,7 @@ def delegate(
     timeout_ms: int | None,
     no_wait: bool,
 ) -> None:
-    """Delegate a task to an agent of a peer, by the agent's name, and wait for what comes of it.
+    """Delegate a task to an agent of a peer, by the agent's name, and wait for its result.
 
     With --no-wait, and where an agent here does it, --json answers with the kind `delegated` and the task's id.
 
@@ -222,9 +226,13 @@ def delegate(
 
 @daemon_command(peers, "delegations", "delegations", "delegations", "total")
 @click.argument("delegation", required=False)
-@click.option("--peer", metavar="PEER", help="Only those with this peer.")
-@click.option("--status", type=click.Choice(STATUSES), help="Only those that stand so.")
-@click.option("--role", type=click.Choice(["requester", "provider"]), help="Only those that we asked for, or work on.")
+@click.option("--peer", metavar="PEER", help="Only delegations with this peer.")
+@click.option("--status", type=click.Choice(STATUSES), help="Only delegations with this status.")
+@click.option(
+    "--role",
+    type=click.Choice(["requester", "provider"]),
+    help="Only delegations that this instance asked for, or works on.",
+)
 @limit_option(20, 100)
 def delegations(
     call: Invocation, *, delegation: str | None, peer: str | None, status: str | None, role: str | None, limit: int
@@ -244,7 +252,7 @@ def delegations(
 
 @daemon_command(peers, "cancel", "delegation", "delegation")
 @delegation_argument
-@click.option("--reason", default="", help="What its provider is told.")
+@click.option("--reason", default="", help="The reason that the provider is told.")
 def cancel(call: Invocation, *, delegation: str, reason: str) -> None:
     """Cancel a delegation. Its provider is told as soon as it can be, and stops."""
     answer = call.ask("cancel_delegation", delegationId=delegation, reason=reason)
@@ -261,9 +269,9 @@ def offer_again(call: Invocation, *, delegation: str) -> None:
 
 @daemon_command(peers, "force-error", "delegation", "delegation")
 @delegation_argument
-@click.option("--reason", required=True, help="Why; it stays in the audit.")
+@click.option("--reason", required=True, help="The reason, for the audit.")
 def force_error(call: Invocation, *, delegation: str, reason: str) -> None:
-    """Give a lost delegation up: its task fails with `provider_lost`. What its provider may still do is not used."""
+    """Give up a lost delegation: its task fails with `provider_lost`. A later result of the provider is not used."""
     answer = call.ask("force_delegation", delegationId=delegation, reason=reason)
     call.show(answer, _delegation_line(answer["delegation"]))
 
@@ -272,7 +280,7 @@ def force_error(call: Invocation, *, delegation: str, reason: str) -> None:
 @delegation_argument
 @click.option("--line", type=click.IntRange(1), metavar="N", help="Show only this line of the conversation.")
 def proof(call: Invocation, *, delegation: str, line: int | None) -> None:
-    """Write all that proves a delegation's result, for `covenant peers verify-proof` or for somebody else.
+    """Write everything that proves a delegation's result, for `covenant peers verify-proof` or for somebody else.
 
     \b
         covenant peers proof ID > proof.json
@@ -290,9 +298,9 @@ def proof(call: Invocation, *, delegation: str, line: int | None) -> None:
 
 @peers.command("verify-proof", epilog=json_shape("proof_verified", "holds", "checks", "unchecked"))
 @click.argument("file", type=click.File("rb"))
-@click.option("--provider", metavar="ID", help="Who must have made it.")
-@click.option("--requester", metavar="ID", help="For whom it must have been made.")
-@click.option("--budget", type=click.IntRange(1), metavar="TOKENS", help="The most that it may have used.")
+@click.option("--provider", metavar="ID", help="The instance that must have made the result.")
+@click.option("--requester", metavar="ID", help="The instance for which it must have been made.")
+@click.option("--budget", type=click.IntRange(1), metavar="TOKENS", help="The most tokens that it may have used.")
 @json_option()
 def verify_proof(*, file: IO[bytes], as_json: bool, **expected: Any) -> None:
     """Check, offline, what a peer's result proves. FILE is what `covenant peers proof` wrote; - reads it from stdin.
@@ -328,11 +336,11 @@ def verify_proof(*, file: IO[bytes], as_json: bool, **expected: Any) -> None:
 
 
 @daemon_command(peers, "messages", "peer_messages", "messages", "total")
-@click.option("--peer", metavar="PEER", help="Only those to and from this peer.")
-@click.option("--type", "typ", metavar="TYPE", help="Only those of this type, such as delegation_offer.")
+@click.option("--peer", metavar="PEER", help="Only messages to and from this peer.")
+@click.option("--type", "typ", metavar="TYPE", help="Only messages of this type, such as delegation_offer.")
 @limit_option(20, 100)
 def messages(call: Invocation, *, peer: str | None, typ: str | None, limit: int) -> None:
-    """List what went to and fro lately, the newest first. What it said is sealed, and not here."""
+    """List the latest messages to and from peers, the newest first. Their contents are sealed, and not shown."""
     answer = call.ask("list_peer_messages", peerId=peer, type=typ, limit=limit)
     if call.answer(answer):
         return

@@ -154,7 +154,7 @@ ui: Final = _ALONE.commands["ui"]
 @click.command("mcp")
 @home_option()
 @token_option
-@click.option("--url", metavar="URL", help="Where the daemon listens for HTTP. Default: as it left it in its home.")
+@click.option("--url", metavar="URL", help="The daemon's HTTP address. Default: the address in its home.")
 def mcp(*, home: str | None, token_file: str | None, url: str | None) -> None:
     """Serve a running daemon's tools to an MCP client over stdio.
 

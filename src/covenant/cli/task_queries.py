@@ -63,7 +63,7 @@ def queue_options(function: Function) -> Function:
             type=click.IntRange(min=0),
             help="Leave out leases younger than this. Queued tasks stay.",
         ),
-        click.option("--counts", is_flag=True, help="With --json: add how much there is of everything."),
+        click.option("--counts", is_flag=True, help="With --json: add the counts of tasks and results."),
         limit_option(10),
     ):
         function = option(function)
@@ -84,7 +84,7 @@ def status(call: Invocation, **given: Any) -> None:
 
 @daemon_command(commands, "show", "a2a_task", *SHOWN_FIELDS)
 @task_argument
-@follow_option("Go on with what happens to it, until it has ended.")
+@follow_option("Go on with each change of the task, until it has ended.")
 def show(call: Invocation, *, task_id: str, follow: bool) -> None:
     """Show everything about one task: its state, its leases, its updates, its result."""
     task_id = call.task_id(task_id)
@@ -117,10 +117,10 @@ def _follow_task(call: Invocation, task_id: str, answer: Answer) -> None:
 @daemon_command(commands, "tree", "a2a_tree", "tree")
 @task_argument
 def tree(call: Invocation, *, task_id: str) -> None:
-    """Draw a task and all that were sent as its parts.
+    """Draw a task and all its subtasks.
 
-    Each with its state, its agent, the attempt if it is not the first, how long it took or has taken so far, and its
-    tokens with those of everything below it. ⇄ marks what is done elsewhere, and where that is.
+    Each line has the state, the agent, the attempt if it is not the first, the time taken so far, and the tokens with
+    those of everything below. ⇄ marks work that is done elsewhere, and where.
     """
     answer = call.ask("a2a_tree", task_id=call.task_id(task_id))
     if not call.answer(answer):
@@ -181,7 +181,7 @@ def _queue(call: Invocation, *, counts: bool, state_filter: str | None, **given:
 @follow_option("Go on with what is logged, until the task has ended.")
 @limit_option(200, 1_000)
 def logs(call: Invocation, *, task_id: str, follow: bool, limit: int) -> None:
-    """Show what was logged for a task: what its agent wrote to stdout, stderr and logging, and the daemon's own lines.
+    """Show the log of a task: its agent's stdout, stderr and logging, and the daemon's own lines.
 
     Of agents that run in this daemon: functions, processes and models. A worker elsewhere has its own log. The newest
     lines are kept, in memory and in the home, within bounds. With --json and --follow: one object for each answer.

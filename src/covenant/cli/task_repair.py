@@ -18,9 +18,7 @@ push: Final = CommandGroup(
     "push", help="Push notifications: what is owed to webhooks, and what was given up.", no_args_is_help=True
 )
 
-lease_option: Final = click.option(
-    "--lease-id", help="Only if this is still the lease: what you saw is what you repair."
-)
+lease_option: Final = click.option("--lease-id", help="Repair only if this is still the lease that you saw.")
 reason_option: Final = click.option("--reason", required=True, help="Why, for the audit.")
 
 
@@ -31,7 +29,7 @@ reason_option: Final = click.option("--reason", required=True, help="Why, for th
     "--duplicate-risk",
     required=True,
     type=click.Choice(("idempotent", "operator-accepted", "operator_accepted")),
-    help="What makes it right to run the work again: it is idempotent, or you accept that it may happen twice.",
+    help="Why the work may run again: it is idempotent, or you accept that it may happen twice.",
 )
 @lease_option
 def requeue(call: Invocation, *, task_id: str, reason: str, duplicate_risk: str, lease_id: str | None) -> None:
@@ -61,7 +59,7 @@ def force_error(call: Invocation, *, task_id: str, reason: str, message: str, le
 @task_argument
 @reason_option
 def cancel(call: Invocation, *, task_id: str, reason: str) -> None:
-    """End a task, whether it is queued, waits or is worked on. What has ended stays as it ended."""
+    """End a task that is queued, waits or is worked on. An ended task stays as it is."""
     answer = call.ask("cancel_a2a_task", task_id=call.task_id(task_id), reason=reason)
     said = [] if answer["canceled"] else [f"it had ended before: {answer['ending']}"]
     call.show(answer, f"{'canceled' if answer['canceled'] else 'unchanged'} {answer['task_id']}", *said)
@@ -69,7 +67,7 @@ def cancel(call: Invocation, *, task_id: str, reason: str) -> None:
 
 @daemon_command(commands, "release", "a2a_lease_released", "task_id")
 @task_argument
-@click.option("--lease-id", required=True, help="The lease that is given back.")
+@click.option("--lease-id", required=True, help="The lease to give back.")
 @reason_option
 def release(call: Invocation, *, task_id: str, lease_id: str, reason: str) -> None:
     """Give back a task that the caller has leased and not begun."""
@@ -88,8 +86,20 @@ def renew(call: Invocation, *, task_id: str, lease_id: str) -> None:
 
 @daemon_command(commands, "retry-stale", "a2a_auto_retry", "report")
 @click.option("--enable", "enabled", is_flag=True, help="Do it. Without this, only say what would be done.")
-@click.option("--min-lease-age-ms", type=click.IntRange(min=0), default=300_000, show_default=True, help="Stale from.")
-@click.option("--max-attempts", type=click.IntRange(min=0), default=3, show_default=True, help="Leave older tasks be.")
+@click.option(
+    "--min-lease-age-ms",
+    type=click.IntRange(min=0),
+    default=300_000,
+    show_default=True,
+    help="Age from which a lease is stale.",
+)
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="Leave tasks alone that had this many attempts.",
+)
 @click.option("--max-requeues", type=click.IntRange(min=0), default=1, show_default=True, help="Most tasks requeued.")
 @click.option("--scan-limit", type=click.IntRange(min=0), default=100, show_default=True, help="Most leases looked at.")
 def retry_stale(call: Invocation, **policy: Any) -> None:
@@ -128,8 +138,8 @@ def compact(call: Invocation) -> None:
 
 
 @daemon_command(push, "list", "a2a_pushes", "count", "dead", "pushes")
-@click.option("--dead", is_flag=True, help="Only those that were given up.")
-@click.option("--limit", type=int, help="Most of them to show (default: 20).")
+@click.option("--dead", is_flag=True, help="Only configurations that were given up.")
+@click.option("--limit", type=int, help="Most rows (default: 20).")
 def list_pushes(call: Invocation, *, dead: bool, limit: int | None) -> None:
     """List push configurations and how their deliveries stand, those given up first.
 

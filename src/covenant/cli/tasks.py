@@ -41,15 +41,15 @@ a2a.commands.update(task_queries.commands.commands)
     required=True,
     metavar="NAME@HOST",
     shell_complete=complete_identities,
-    help="Who is to do it.",
+    help="The recipient: who does the task.",
 )
 @click.option("--id", "task_id", help="The task's UUID. Sending it again with the same content is harmless.")
-@click.option("--kind", "task_kind", help="What kind of work it is.")
-@click.option("--parent", help="The UUID of the task that this one is a part of.")
+@click.option("--kind", "task_kind", help="The kind of work, a free word.")
+@click.option("--parent", help="The UUID of the parent task.")
 @click.option("--deadline-ms", type=click.IntRange(min=1), help="Deadline in epoch milliseconds.")
 @click.option("--deadline-in", type=Duration(), metavar="5m", help="Deadline from now.")
 @click.option("--key", help="Idempotency key: names the work, across tasks.")
-@click.option("--idempotent", is_flag=True, help="Running it twice is safe. Needs --key.")
+@click.option("--idempotent", is_flag=True, help="Running the task twice is safe. Needs --key.")
 @click.option("--wait", is_flag=True, help="Wait for the result, drain it, and print what it says.")
 @click.option(
     "--timeout", "timeout_ms", type=Duration(), default="1m", show_default=True, help="How long --wait waits."
@@ -71,8 +71,11 @@ def send(call: Invocation, *, text: str, wait: bool, timeout_ms: int, **given: A
 @daemon_command(a2a, "next", "a2a_task_opt", "task", "lease", "tasks")
 @click.option("--wait-ms", type=click.IntRange(min=0), help="Wait this long for a task.")
 @click.option("--max", "count", type=click.IntRange(min=1), help="Lease up to this many.")
-@click.option("--all", "everyone", is_flag=True, help="Of all recipients, in turn (operator only).")
-@click.option("--request-id", help="Repeat with the same one if the answer was lost: it gives the same leases again.")
+@click.option("--all", "everyone", is_flag=True, help="Lease tasks of all recipients, in turn (operator only).")
+@click.option(
+    "--request-id",
+    help="If the answer was lost, repeat the command with the same request id: it gives the same leases again.",
+)
 def next_task(call: Invocation, **given: Any) -> None:
     """Lease the next task that is queued for the caller.
 
@@ -98,8 +101,8 @@ def next_task(call: Invocation, **given: Any) -> None:
 @task_argument
 @click.argument("text", required=False)
 @click.option("--lease-id", help="The lease that this answers. Needed once the task was leased more than once.")
-@click.option("--error", "error", metavar="MESSAGE", help="It failed, and why.")
-@click.option("--partial", is_flag=True, help="Only a part was done.")
+@click.option("--error", "error", metavar="MESSAGE", help="The task failed, for this reason.")
+@click.option("--partial", is_flag=True, help="Only a part of the task was done.")
 def respond(
     call: Invocation, *, task_id: str, text: str | None, lease_id: str | None, error: str | None, partial: bool
 ) -> None:
@@ -129,12 +132,14 @@ def respond(
     "truncated?",
     epilog="\n\n" + json_shape("a2a_result_opt", "result", "results").replace("With", "With --next and"),
 )
-@click.option("--next", "drain", is_flag=True, help="Drain the oldest: it is told once.")
+@click.option("--next", "drain", is_flag=True, help="Drain the oldest result. Each result is given out once.")
 @click.option("--recent", is_flag=True, help="Only look (the default).")
-@click.option("--wait-ms", type=click.IntRange(min=0), help="With --next: wait this long for one.")
+@click.option("--wait-ms", type=click.IntRange(min=0), help="With --next: wait this long for a result.")
 @click.option("--max", "count", type=click.IntRange(min=1), help="With --next: drain up to this many.")
-@click.option("--all", "everyone", is_flag=True, help="With --next: the oldest of all senders (operator only).")
-@click.option("--request-id", help="With --next: repeat with the same one if the answer was lost.")
+@click.option(
+    "--all", "everyone", is_flag=True, help="With --next: drain the oldest result of all senders (operator only)."
+)
+@click.option("--request-id", help="With --next: if the answer was lost, repeat the command with the same request id.")
 @click.option("--limit", "-n", type=click.IntRange(min=1), help="With --recent: most rows. [default: 10]")
 def results(call: Invocation, *, drain: bool, recent: bool, limit: int | None, **given: Any) -> None:
     """Look at the results that wait for the caller, or drain them."""

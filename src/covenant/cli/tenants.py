@@ -11,17 +11,19 @@ from covenant.cli.terminal import ago, print_table
 from covenant.model.tenants import TenantLimits
 
 LIMITS: Final = {
-    "concurrency": ("Turns worked on at once.", "at once"),
-    "rate_per_min": ("Requests a minute.", "a minute"),
-    "burst": ("Requests that may come at once.", "in a burst"),
-    "connections": ("Requests answered at once.", "connections"),
-    "streams": ("Open streams.", "streams"),
-    "live_tasks": ("Tasks that have not ended.", "live tasks"),
-    "queued_bytes": ("Size of these tasks.", "bytes queued"),
+    "concurrency": ("Most turns worked on at once.", "at once"),
+    "rate_per_min": ("Most requests a minute.", "a minute"),
+    "burst": ("Most requests at once.", "in a burst"),
+    "connections": ("Most requests under way.", "connections"),
+    "streams": ("Most open streams.", "streams"),
+    "live_tasks": ("Most live tasks.", "live tasks"),
+    "queued_bytes": ("Most bytes of live tasks.", "bytes queued"),
 }
 """Each limit: what it means, and its unit in a list."""
 
-tenants: Final = CommandGroup("tenants", help="Tenants: whose agents and tasks are whose.", no_args_is_help=True)
+tenants: Final = CommandGroup(
+    "tenants", help="Tenants: separate callers, each with its agents and tasks.", no_args_is_help=True
+)
 
 
 def limit_options(function: Function) -> Function:
@@ -61,7 +63,7 @@ def list_tenants(call: Invocation) -> None:
 @click.argument("name")
 @limit_options
 def limit(call: Invocation, *, name: str, **limits: int) -> None:
-    """Change how much a tenant may ask for, all limits at once: what is not given is the daemon's default again."""
+    """Change all limits of a tenant at once. A limit that is not given is the daemon's default again."""
     answer = call.ask("change_tenant", name=name, limits=limits)
     call.show(answer, f"{answer['tenant']['name']}: {_limits(answer['tenant'])}")
 
@@ -69,7 +71,7 @@ def limit(call: Invocation, *, name: str, **limits: int) -> None:
 @daemon_command(tenants, "disable", "tenant_changed", "tenant")
 @click.argument("name")
 def disable(call: Invocation, *, name: str) -> None:
-    """Let nobody speak for a tenant any more. Ends its open streams at once; its tasks go on."""
+    """Refuse a tenant's token from now on. Ends its open streams at once; its tasks go on."""
     answer = call.ask("change_tenant", name=name, disabled=True)
     call.show(answer, f"disabled {answer['tenant']['name']}")
 
@@ -77,7 +79,7 @@ def disable(call: Invocation, *, name: str) -> None:
 @daemon_command(tenants, "enable", "tenant_changed", "tenant")
 @click.argument("name")
 def enable(call: Invocation, *, name: str) -> None:
-    """Let a disabled tenant call again, with the token it had."""
+    """Accept a disabled tenant's token again."""
     answer = call.ask("change_tenant", name=name, disabled=False)
     call.show(answer, f"enabled {answer['tenant']['name']}")
 

@@ -60,12 +60,13 @@ class HttpSettings:
     connections_max: int = setting(
         4_096,
         whole(1, 1_000_000),
-        "Open HTTP connections at once; for another one, the longest silent one is closed, or else it gets 503.",
+        "Most open HTTP connections. Above it the connection that was silent longest is closed; if none "
+        "is silent, the new one gets 503.",
     )
     connections_per_address_max: int = setting(
         1_024,
         whole(1, 1_000_000),
-        "Those of one address (IPv6: of one /64); `trusted_proxies` have no such bound.",
+        "Most open HTTP connections of one address (IPv6: of one /64). `trusted_proxies` have no such limit.",
     )
     head_ms: int = setting(10_000, whole(10, HOUR_MS), "Longest time for the head of a request (408 after it).")
     body_idle_ms: int = setting(30_000, whole(10, HOUR_MS), "Longest pause within a request's body (408 after it).")
@@ -77,22 +78,23 @@ class HttpSettings:
     stranger_bytes_max: int = setting(
         64 * MIB,
         whole(48 * MIB, 1024 * 1024 * MIB),
-        "Bytes that all who have shown no token may make the daemon hold at once, over HTTP and gRPC (503 above it).",
+        "Most bytes that callers without a token may make the daemon hold, all together, over HTTP and "
+        "gRPC (503 above it).",
     )
     stranger_body_ms: int = setting(
-        20_000, whole(100, 600_000), "How long somebody who has shown no token has for sending one message."
+        20_000, whole(100, 600_000), "Longest time in which a caller without a token may send one message."
     )
     origins: tuple[str, ...] = setting((), origins, "Web origins whose pages may call the HTTP routes (CORS).")
     allowed_hosts: tuple[str, ...] = setting(
         ("localhost", "127.0.0.1", "[::1]"),
         hosts,
-        "Names that a request's Host header may have, besides the address that HTTP listens on and the host of "
+        "Names that a request's Host header may have, in addition to the address that HTTP listens on and the host of "
         "http.public_base_url.",
     )
     public_base_url: str = setting(
         "",
         base_url,
-        "Where callers reach this daemon, as cards tell it; empty: http:// and the request's Host.",
+        "The URL under which callers reach this daemon, for cards; empty: http:// and the request's Host.",
         also="COVENANT_PUBLIC_BASE_URL",
         flag="--public-base-url",
     )
@@ -114,25 +116,27 @@ class UiSettings:
         "auto", auto_switch, "Whether HTTP serves the dashboard; auto: if HTTP listens on a loopback address."
     )
     sessions_max: int = setting(
-        256, whole(1, 100_000), "Browsers that are logged in at once; for another one, the longest idle is logged out."
+        256,
+        whole(1, 100_000),
+        "Most browsers that are logged in. Above it the session that was idle longest is logged out.",
     )
     idle_ms: int = setting(HOUR_MS, whole(60_000, 24 * HOUR_MS), "How long a session lasts without a request.")
     session_ms: int = setting(12 * HOUR_MS, whole(60_000, 7 * 24 * HOUR_MS), "How long a session lasts at most.")
-    feeds_max: int = setting(64, whole(1, 10_000), "Browsers that follow the feed of changes at once.")
+    feeds_max: int = setting(64, whole(1, 10_000), "Most browsers that follow the feed of changes at once.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcSettings:
     """A2A over gRPC, on a port of its own. Needs the extra `grpc`."""
 
-    enabled: bool = setting(False, switch, "Whether agents can be called over gRPC; their cards then say so.")
+    enabled: bool = setting(False, switch, "Whether agents can be called over gRPC. Their cards then say so.")
     bind_addr: str = setting("127.0.0.1", address, "Address that gRPC listens on.")
     port: int = setting(8422, whole(0, 65_535), "Port that gRPC listens on; 0 lets the system choose one.")
     message_bytes_max: int = setting(8 * MIB, whole(1024, 1024 * MIB), "Largest request (RESOURCE_EXHAUSTED above it).")
     calls_max: int = setting(
         4_096,
         whole(1, 1_000_000),
-        "Calls under way at once, streams among them (RESOURCE_EXHAUSTED above); connections too.",
+        "Most calls under way, streams among them (RESOURCE_EXHAUSTED above it), and most connections.",
     )
 
 
@@ -141,7 +145,7 @@ class IpcSettings:
     """The socket in the home."""
 
     frame_bytes_max: int = setting(8 * MIB, whole(65_536, 64 * MIB), "Largest frame, in both directions.")
-    connections_max: int = setting(1_024, whole(1, 100_000), "Open connections on the socket at once.")
+    connections_max: int = setting(1_024, whole(1, 100_000), "Most open connections on the socket.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,17 +173,17 @@ class BackupSettings:
     command: str = setting(
         "",
         command_line,
-        "Run for each sealed segment before it is dropped, without a shell; {path}, {name} and {incarnation} are "
-        "filled in. Empty: segments are not shipped.",
+        "A command that is run for each sealed segment before the segment is dropped, without a shell. {path}, {name} "
+        "and {incarnation} are filled in. Empty: segments are not shipped.",
     )
-    command_ms: int = setting(60_000, whole(100, HOUR_MS), "How long the command may take; then it is killed.")
+    command_ms: int = setting(60_000, whole(100, HOUR_MS), "Longest time for the command; then it is killed.")
     seal_ms: int = setting(
         300_000, whole(1_000, 24 * HOUR_MS), "How long records wait in a segment that is not full until it is shipped."
     )
     kept_bytes_max: int = setting(
         4096 * MIB,
         whole(0),
-        "Segments that are kept for a command that fails; above it the oldest are dropped unshipped.",
+        "Most bytes of segments that are kept while the command fails. Above it the oldest are dropped unshipped.",
     )
 
 
@@ -188,8 +192,8 @@ class RetrySettings:
     """The retry scheduler: requeues stale leases of idempotent work. Off unless switched on."""
 
     scheduler: bool = setting(False, switch, "Whether the daemon runs the retry gate by itself.")
-    interval_ms: int = setting(60_000, whole(1), "Pause before each pass.")
-    min_lease_age_ms: int = setting(300_000, whole(0), "Age from which a lease counts as stale.")
+    interval_ms: int = setting(60_000, whole(1), "Pause before each pass of the retry gate.")
+    min_lease_age_ms: int = setting(300_000, whole(0), "Age from which a lease is stale.")
     max_attempts: int = setting(3, whole(0), "Attempts after which a task is left to the operator.")
     max_requeues: int = setting(1, whole(0), "Most tasks requeued in one pass.")
     scan_limit: int = setting(100, whole(0, 10_000), "Most leases looked at in one pass.")
@@ -209,24 +213,28 @@ class ModelSettings:
     """Agents that a language model plays. Providers read their keys from the environment, as their libraries do."""
 
     name: str = setting(
-        "", model_name, "The model that plays agents, as provider:name; empty: none, and `index` goes by words alone."
+        "",
+        model_name,
+        "The model that plays agents, as provider:name; empty: no model, and `index` chooses by words alone.",
     )
     others: tuple[str, ...] = setting(
-        (), model_names, "Models that an agent definition may name instead. Any other one that it names is not used."
+        (), model_names, "Other models that an agent definition may name. A model that is not listed is not used."
     )
     base_url: str = setting(
         "",
         url,
-        "Where an OpenAI-compatible server is, for the provider that `model.name` names; empty: where its own is.",
+        "The URL of an OpenAI-compatible server, for the provider in `model.name`; empty: the provider's own.",
     )
-    api_key_env: str = setting("", variable, "The variable that has the key of that server; empty: it needs none.")
+    api_key_env: str = setting(
+        "", variable, "The environment variable with that server's key; empty: the server needs no key."
+    )
     search: str = setting(
         "",
         search_place,
         "How agents search the web: a URL with `{query}` in it, or a tool as mcp:server.tool; empty: not at all.",
     )
     task_tokens_max: int = setting(
-        200_000, whole(0), "Tokens that one task may use, with what it delegates; 0: no limit."
+        200_000, whole(0), "Most tokens that one task may use, with all that it delegates; 0: no limit."
     )
     request_ms: int = setting(
         120_000, whole(1, HOUR_MS), "Longest that one answer of a model may take, from the question on, with retries."
@@ -252,7 +260,7 @@ class DaemonSettings:
     clock_pause_ms: int = setting(
         60_000,
         whole(1_000, 24 * HOUR_MS),
-        "How long the wall clock must be steady after a step before anything is expired, timed out or retried again.",
+        "How long the wall clock must be steady after a step before tasks expire, time out or are retried again.",
     )
 
 
@@ -280,10 +288,11 @@ class TelemetrySettings:
     traces: Traces = setting(  # noqa: RUF009  (makes a dataclass field)
         "auto",
         choice("auto", "off"),
-        "Whether there are spans: if a variable of OpenTelemetry asks for them and its SDK is installed, or never.",
+        "Whether the daemon makes spans: when a variable of OpenTelemetry asks for them and its SDK is "
+        "installed, or never.",
     )
     content: bool = setting(
-        False, switch, "Whether spans hold what was said. Off: only who, when, how often and how it ended."
+        False, switch, "Whether spans hold the text of messages. Off: only who, when, how often and how the task ended."
     )
 
 

@@ -30,20 +30,22 @@ class Limits:
     page_max: int = setting(1_000, whole(1, 100_000), "Most rows in one answer.")
     wait_ms_max: int = setting(60_000, whole(0, HOUR_MS), "Longest wait that a receive or drain may ask for.")
     waits_max: int = setting(10_000, whole(1), "Most receives and drains that wait at once.")
-    waits_per_caller_max: int = setting(1_000, whole(1), "Most of one identity that wait at once.")
+    waits_per_caller_max: int = setting(1_000, whole(1), "Most receives and drains of one identity that wait at once.")
     body_bytes_on_disk: int = setting(
         64 * 1024,
         whole(1024, 1024 * MIB),
-        "A task that has not ended and whose body is at least this large keeps it on disk, and not in memory.",
+        "A live task with a body of at least this size keeps the body on disk and not in memory.",
     )
     batch_max: int = setting(100, whole(1, 10_000), "Most tasks or results taken at once.")
     batch_bytes_max: int = setting(
-        3 * MIB, whole(1024, 1024 * MIB), "Size of what is taken at once, unless a single task or result is larger."
+        3 * MIB, whole(1024, 1024 * MIB), "Most bytes of tasks or results taken at once, unless a single one is larger."
     )
     queued_per_recipient_max: int = setting(100_000, whole(1), "Most tasks queued for one recipient.")
     undrained_per_sender_max: int = setting(100_000, whole(1), "Most results that wait for one sender.")
     undrained_bytes_per_sender_max: int = setting(
-        256 * MIB, whole(1024), "Size of the results that wait for one sender; above it the sender sends nothing new."
+        256 * MIB,
+        whole(1024),
+        "Most bytes of results that wait for one sender. Above it the sender may send nothing new.",
     )
     followers_max: int = setting(100, whole(1), "Most tasks that wait for the same work under one idempotency key.")
     artifacts_per_attempt_max: int = setting(1_000, whole(1), "Most artifacts that one attempt may write.")
@@ -52,13 +54,15 @@ class Limits:
     agents_per_tenant_max: int = setting(1_000, whole(0), "Most agents stored for one tenant.")
     peers_max: int = setting(100, whole(0, 10_000), "Most peers.")
     delegations_kept_max: int = setting(
-        10_000, whole(1), "Most delegations that are listed after they have ended; their tasks stay in history."
+        10_000, whole(1), "Most ended delegations that are listed; their tasks stay in history."
     )
     parcels_per_peer_max: int = setting(
-        10_000, whole(1), "Most messages that wait for one peer; above it nothing new is begun with it (429)."
+        10_000, whole(1), "Most messages that wait for one peer. Above it no new delegation with the peer begins (429)."
     )
     envelopes_per_peer_max: int = setting(
-        100_000, whole(100), "Most messages of one peer remembered at once, so that none is taken twice (429 above)."
+        100_000,
+        whole(100),
+        "Most messages of one peer that are remembered, so that none is taken twice (429 above it).",
     )
     pushes_per_task_max: int = setting(10, whole(0), "Most push configurations of one task.")
     pushes_max: int = setting(
@@ -67,8 +71,10 @@ class Limits:
         "Most push configurations whose last delivery is still to come; one tenant has at most half of them.",
     )
     cache_entries_max: int = setting(100_000, whole(0), "Most results kept to answer the same idempotent work again.")
-    cache_bytes_max: int = setting(256 * MIB, whole(0), "Size of these results together; the oldest go first.")
-    cache_age_ms_max: int = setting(7 * 24 * HOUR_MS, whole(0), "How long such a result is kept.")
+    cache_bytes_max: int = setting(
+        256 * MIB, whole(0), "Most bytes of the results that are kept for idempotent work; the oldest go first."
+    )
+    cache_age_ms_max: int = setting(7 * 24 * HOUR_MS, whole(0), "How long a result is kept for idempotent work.")
     requests_remembered_max: int = setting(65_536, whole(1), "Most receives and drains remembered by request id.")
     retention_ms: int = setting(30 * 24 * HOUR_MS, whole(1_000), "How long a result waits for a sender to drain it.")
     live_tasks_max: int = 100_000
@@ -90,20 +96,26 @@ class A2aSettings:
         "proxy everybody seems to be on this machine: so not with http.public_base_url or http.trusted_proxies.",
     )
     provider_org: str = setting(
-        "", line, "Who provides the agents, as cards tell it; empty: the host of provider_url.", also="A2A_PROVIDER_ORG"
+        "",
+        line,
+        "The organisation that provides the agents, for cards; empty: the host of provider_url.",
+        also="A2A_PROVIDER_ORG",
     )
     provider_url: str = setting(
-        "", url, "Its web address; empty, with a provider_org: this daemon's.", also="A2A_PROVIDER_URL"
+        "",
+        url,
+        "The web address of that organisation, for cards; empty, with a provider_org: this daemon's.",
+        also="A2A_PROVIDER_URL",
     )
-    docs_url: str = setting("", url, "Where the agents are documented.", also="A2A_DOCS_URL")
+    docs_url: str = setting("", url, "The URL of the agents' documentation, for cards.", also="A2A_DOCS_URL")
     push_notifications: bool = setting(
-        False, switch, "Whether clients may have the steps of their tasks posted to a webhook."
+        False, switch, "Whether clients may register webhooks for the steps of their tasks."
     )
     message_bytes_max: int = setting(
         MESSAGE_BYTES_MAX, whole(1024, 64 * MIB), "Largest message to an agent, as it is kept."
     )
     blocking_ms_max: int = setting(
-        10 * 60_000, whole(1, 24 * HOUR_MS), "After this long a blocking send answers with the task as it is."
+        10 * 60_000, whole(1, 24 * HOUR_MS), "Longest wait of a blocking send; then it answers with the task as it is."
     )
     inbound_rate_per_min: int = setting(
         5,
@@ -111,9 +123,11 @@ class A2aSettings:
         "Tasks that one token may send by the simple door in any minute (429 above); 0: no limit.",
         also="A2A_INBOUND_RATE_LIMIT_PER_MIN",
     )
-    agent_concurrency: int = setting(64, whole(1, 100_000), "Turns at once of an agent that does not say how many.")
-    turn_updates_max: int = setting(100_000, whole(1, 10_000_000), "Updates that an agent may make in one turn.")
-    turn_bytes_max: int = setting(16 * MIB, whole(1024, 1024 * MIB), "How much an agent may say in one turn.")
+    agent_concurrency: int = setting(
+        64, whole(1, 100_000), "Most turns at once of an agent that names no number of its own."
+    )
+    turn_updates_max: int = setting(100_000, whole(1, 10_000_000), "Most updates of an agent in one turn.")
+    turn_bytes_max: int = setting(16 * MIB, whole(1024, 1024 * MIB), "Most bytes of an agent's output in one turn.")
     context_history: bool = setting(
         True,
         switch,
@@ -140,17 +154,20 @@ class DelegationSettings:
     depth_max: int = setting(
         DEPTH_MAX,
         whole(0, 64),
-        "How deep a chain of calls from agent to agent may be; a call that is deeper is refused where it arrives.",
+        "Deepest chain of calls from agent to agent. A deeper call is refused where it arrives.",
         also="MAX_A2A_DEPTH",
     )
     calls_max: int = setting(
         10,
         whole(0, 1_000),
-        "Calls to agents elsewhere that one task may make.",
+        "Most calls of one task to agents elsewhere.",
         also="MAX_REMOTE_INVOCATIONS_PER_SESSION",
     )
     agents_max: int = setting(
-        3, whole(0, 1_000), "Different agents elsewhere that one task may call.", also="MAX_UNIQUE_AGENTS_PER_SESSION"
+        3,
+        whole(0, 1_000),
+        "Most different agents elsewhere that one task may call.",
+        also="MAX_UNIQUE_AGENTS_PER_SESSION",
     )
     cooldown_ms: int = setting(
         5_000,
@@ -158,8 +175,10 @@ class DelegationSettings:
         "Pause between two calls of one task to agents elsewhere; calls made at once count as one. 0: none.",
         also="A2A_INVOCATION_COOLDOWN_MS",
     )
-    children_max: int = setting(100, whole(0, 10_000), "Calls that one task may make, of either kind.")
-    remote_concurrency: int = setting(256, whole(1, 100_000), "Calls to addresses elsewhere at once, of one tenant.")
+    children_max: int = setting(100, whole(0, 10_000), "Most calls of one task, to agents here and elsewhere.")
+    remote_concurrency: int = setting(
+        256, whole(1, 100_000), "Most calls of one tenant to addresses elsewhere at once."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,25 +186,29 @@ class TenantSettings:
     """Limits of tenants that have none of their own. 0: no limit."""
 
     concurrency: int = setting(
-        256, whole(0, 1_000_000), "Turns of a tenant that the daemon's own agents work on at once; more of them wait."
+        256,
+        whole(0, 1_000_000),
+        "Most turns of a tenant that the daemon's own agents work on at once; further turns wait.",
     )
-    rate_per_min: int = setting(0, whole(0, 1_000_000), "Requests that a tenant may make a minute (429 above).")
-    burst: int = setting(0, whole(0, 1_000_000), "Requests that may come at once; 0: as many as a minute's.")
+    rate_per_min: int = setting(0, whole(0, 1_000_000), "Most requests of a tenant in a minute (429 above it).")
+    burst: int = setting(0, whole(0, 1_000_000), "Most requests of a tenant at once; 0: a minute's worth.")
     connections: int = setting(
         1_024,
         whole(0, 1_000_000),
-        "Requests of a tenant that are answered at once, streams and long waits among them (429 above).",
+        "Most requests of a tenant under way, streams and long waits among them (429 above it).",
     )
-    streams: int = setting(512, whole(0, 1_000_000), "Open streams of a tenant, subscriptions among them (429 above).")
+    streams: int = setting(
+        512, whole(0, 1_000_000), "Most open streams of a tenant, subscriptions among them (429 above it)."
+    )
     live_tasks: int = setting(
         100_000,
         whole(0, 1_000_000),
-        "Tasks of a tenant that have not ended, or of a mailbox identity outside of a tenant's work (429 above).",
+        "Most live tasks of a tenant, or of a mailbox identity outside of a tenant's work (429 above it).",
     )
     queued_bytes: int = setting(
         256 * MIB,
         whole(0, 1024 * 1024 * MIB),
-        "Size of these tasks, and of the messages that wait for them (429 above).",
+        "Most bytes of live tasks and of the messages that wait for them (429 above it).",
     )
 
 
@@ -193,10 +216,10 @@ class TenantSettings:
 class PushSettings:
     """Push notifications: how long and how hard a delivery is tried. Where it may go is a matter of `outbound`."""
 
-    attempts_max: int = setting(8, whole(1, 100), "Tries of one delivery before its configuration is given up.")
+    attempts_max: int = setting(8, whole(1, 100), "Most attempts at one delivery; then its configuration is given up.")
     pause_ms: int = setting(
-        3_000, whole(1, HOUR_MS), "Pause after the first failure; three times as long after each that follows."
+        3_000, whole(1, HOUR_MS), "Pause after the first failure; three times as long after each further one."
     )
     pause_ms_max: int = setting(HOUR_MS, whole(1, 24 * HOUR_MS), "Longest pause, also where a receiver asks for more.")
-    at_once_max: int = setting(32, whole(1, 1_000), "Deliveries at once; no tenant has more than half of them.")
-    at_once_per_host_max: int = setting(4, whole(1, 1_000), "Deliveries at once of one tenant to one host.")
+    at_once_max: int = setting(32, whole(1, 1_000), "Most deliveries at once; no tenant has more than half of them.")
+    at_once_per_host_max: int = setting(4, whole(1, 1_000), "Most deliveries at once of one tenant to one host.")

@@ -27,15 +27,15 @@ class OutboundSettings:
     allow: tuple[str, ...] = setting(
         (),
         callees,
-        "What may be called besides: by name (private and loopback addresses only), by address, by network; with a "
-        "port for one that is closed otherwise.",
+        "Further addresses that may be called: names (private and loopback addresses only), addresses or networks, "
+        "with a port to open a closed port.",
     )
     name_servers: tuple[str, ...] = setting(
-        (), name_servers, "Whom to ask for addresses; none named: the system, with its hosts file."
+        (), name_servers, "Name servers to ask for addresses; none: the system's resolver, with its hosts file."
     )
     body_bytes_max: int = setting(4 * MIB, whole(1024, 1024 * MIB), "Largest answer, also after decompression.")
     total_ms: int = setting(30_000, whole(1, HOUR_MS), "Longest call, redirects included.")
     connect_ms: int = setting(5_000, whole(1, HOUR_MS), "Longest look-up and connection.")
     idle_ms: int = setting(15_000, whole(1, HOUR_MS), "Longest pause of the other side.")
     redirects_max: int = setting(3, whole(0, 20), "Most redirects followed in one call, each judged as the first URL.")
-    connections_max: int = setting(1_000, whole(1, 10_000), "Calls at once; more of them wait.")
+    connections_max: int = setting(1_000, whole(1, 10_000), "Most calls at once; further calls wait.")

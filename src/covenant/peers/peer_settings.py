@@ -44,71 +44,90 @@ Transcripts = Literal["full", "root"]
 class PeerSettings:
     """Other instances: who they are, what they may have of us and we of them, how messages travel."""
 
-    enabled: bool = setting(False, switch, "Whether other instances can talk to this one, and this one to them.")
-    name: str = setting("", line, "What others call this instance, unless they choose; empty: the end of its id.")
+    enabled: bool = setting(False, switch, "Whether this instance and other instances can delegate to each other.")
+    name: str = setting("", line, "The name that this instance gives itself to others; empty: the end of its id.")
     static: tuple[str, ...] = setting(
         (), peer_places, "Instances that are peers: https://host, frd1_…@https://host or name=https://host."
     )
-    mdns: bool = setting(False, switch, "Whether it is announced on the local network, and hears who else is there.")
+    mdns: bool = setting(
+        False,
+        switch,
+        "Whether this instance announces itself on the local network and hears the announcements of others.",
+    )
     mdns_interfaces: tuple[str, ...] = setting(
-        (), interfaces, "Names or addresses of the network interfaces for that; none: all but the loopback."
+        (), interfaces, "Names or addresses of the network interfaces for mDNS; none: all but the loopback."
     )
     dns_domains: tuple[str, ...] = setting((), domains, "Domains whose DNS lists instances under _friday-a2a._tcp.")
     dns_servers: tuple[str, ...] = setting(
-        (), name_servers, "Whom to ask for them, as address or address:port; none: the system's."
+        (), name_servers, "Name servers for these domains, as address or address:port; none: the system's."
     )
     allow: tuple[str, ...] = setting(
         (), words, "Ids or names of the peers that may delegate to this instance; none: all that are trusted enough."
     )
-    deny: tuple[str, ...] = setting((), words, "Ids or names of peers that may not.")
+    deny: tuple[str, ...] = setting((), words, "Ids or names of peers that may not delegate to this instance.")
     require_token: bool = setting(True, switch, "Whether an offer must carry a token that this instance gave.")
     profiles: tuple[str, ...] = setting(
         (), words, "The agents that peers may delegate to; none: all that work here, but `index`."
     )
-    slots: int = setting(5, whole(0, 10_000), "Delegations from peers at work at once.")
-    slots_per_peer: int = setting(5, whole(0, 10_000), "The same, from one peer.")
+    slots: int = setting(5, whole(0, 10_000), "Most delegations from peers at work at once.")
+    slots_per_peer: int = setting(5, whole(0, 10_000), "Most delegations from one peer at work at once.")
     offers_per_min: int = setting(
-        60, whole(1, 1_000_000), "Offers from one peer a minute; ten times as many if trusted."
+        60, whole(1, 1_000_000), "Most offers from one peer in a minute; ten times as many from a trusted peer."
     )
     messages_per_min: int = setting(
-        1_200, whole(10, 1_000_000), "Messages from one peer a minute (429 above); ten times as many if trusted."
+        1_200,
+        whole(10, 1_000_000),
+        "Most messages from one peer in a minute (429 above it); ten times as many from a trusted peer.",
     )
-    budget_default: int = setting(50_000, whole(1, 500_000), "Tokens of a delegation where nobody says how many.")
+    budget_default: int = setting(50_000, whole(1, 500_000), "Tokens of a delegation that names no number.")
     budget_max: int = setting(200_000, whole(1, 500_000), "Most tokens of one delegation.")
     budget_min: int = setting(1, whole(1, 500_000), "An offer of fewer tokens is rejected.")
-    depth_max: int = setting(3, whole(0, 10), "How often what a peer delegated may be delegated further.")
+    depth_max: int = setting(3, whole(0, 10), "How often a peer's delegation may be delegated further.")
     timeout_ms_max: int = setting(600_000, whole(1_000, 600_000), "Longest work on a delegation from a peer.")
-    status_interval_ms: int = setting(5_000, whole(100, 600_000), "How often a peer hears how its delegation stands.")
+    status_interval_ms: int = setting(
+        5_000, whole(100, 600_000), "Pause between two status messages to a peer about its delegation."
+    )
     token_life_ms: int = setting(
         24 * HOUR_MS,
         whole(1_000, 30 * 24 * HOUR_MS),
-        "How long a token that was given is good for; an offer that waits longer for this instance is rejected.",
+        "How long a token that this instance issues is valid. An offer that waits longer for this "
+        "instance is rejected.",
     )
     capabilities_life_ms: int = setting(
-        300_000, whole(1_000, 24 * HOUR_MS), "How long others may believe what was said of load and agents."
+        300_000,
+        whole(1_000, 24 * HOUR_MS),
+        "How long peers may rely on this instance's answer about its load and agents.",
     )
-    timeout_ms: int = setting(300_000, whole(1_000, 600_000), "Longest wait for a delegation that does not say.")
-    silence_ms: int = setting(60_000, whole(100, 24 * HOUR_MS), "A provider that is silent for this long is lost.")
+    timeout_ms: int = setting(300_000, whole(1_000, 600_000), "Longest wait for a delegation that names no time.")
+    silence_ms: int = setting(60_000, whole(100, 24 * HOUR_MS), "Silence after which a provider counts as lost.")
     force_lost: bool = setting(
-        False, switch, "Whether what a lost provider had is given up by itself (`provider_lost`), not by the operator."
+        False,
+        switch,
+        "Whether the daemon gives up the delegations of a lost provider by itself (`provider_lost`); "
+        "otherwise the operator does.",
     )
-    lost_after_ms: int = setting(600_000, whole(100, 24 * HOUR_MS), "How long that waits for the provider to be back.")
+    lost_after_ms: int = setting(
+        600_000,
+        whole(100, 24 * HOUR_MS),
+        "How long the daemon waits for a lost provider before it gives up its delegations.",
+    )
     poll: tuple[str, ...] = setting(
         (), words, "Ids or names of peers to fetch messages from, because they cannot call here; `*`: all."
     )
-    poll_wait_ms: int = setting(25_000, whole(0, 30_000), "How long such a call waits for something to fetch.")
+    poll_wait_ms: int = setting(25_000, whole(0, 30_000), "How long a fetch waits for a message.")
     deliveries_per_peer: int = setting(4, whole(1, 64), "Delegations whose messages go to one peer at once.")
     retry_first_ms: int = setting(
-        500, whole(10, HOUR_MS), "Pause after a delivery that failed; twice as long each time."
+        500, whole(10, HOUR_MS), "Pause after a failed delivery to a peer; twice as long after each further one."
     )
-    retry_max_ms: int = setting(60_000, whole(10, HOUR_MS), "Longest such pause.")
+    retry_max_ms: int = setting(60_000, whole(10, HOUR_MS), "Longest pause after a failed delivery.")
     redaction: Redaction = setting(  # noqa: RUF009  (makes a dataclass field)
         "redact",
         choice("redact", "block", "warn", "off"),
-        "What becomes of secrets in what leaves for a peer: taken out, nothing is sent, only reported, or neither.",
+        "What the daemon does with secrets in a message to a peer: takes them out, sends nothing, only "
+        "reports them, or does not search.",
     )
     transcripts: Transcripts = setting(  # noqa: RUF009  (makes a dataclass field)
-        "full", choice("full", "root"), "Whether a result carries what was said, or only the root that proves it."
+        "full", choice("full", "root"), "Whether a result carries the conversation, or only the root that proves it."
     )
 
 
