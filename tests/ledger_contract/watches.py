@@ -107,6 +107,27 @@ class WatchSuite(Suite):
             newer = [step for step in await seen(watch) if step.generation > past[-1].generation]
         assert [step.generation for step in (*past, *newer)] == [1, 2, 3, 4, 5]
 
+    async def test_whoever_asks_is_told_once_which_tasks_changed_and_how_they_are(self, driver: LedgerDriver) -> None:
+        changes = driver.ledger.changes
+        await driver.send(make_task(3))
+        changes.begin()
+        before = changes.take().position
+        await driver.send(make_task(1))
+        await driver.finish(await driver.take_one(), ok(task_id(3)))
+        await driver.send(make_task(2))
+        told = changes.take()
+        assert [(each, change.state) for each, change in told.tasks.items()] == [
+            (task_id(1), State.QUEUED),
+            (task_id(3), State.SETTLED),
+            (task_id(2), State.QUEUED),
+        ]
+        assert told.tasks[task_id(1)].agent == BOB.display
+        assert (told.position > before, told.complete) == (True, True)
+        assert not changes.take()
+        changes.end()
+        await driver.send(make_task(4))
+        assert not changes.take()
+
     async def test_a_watch_of_another_task_sees_nothing_of_this_one(self, driver: LedgerDriver) -> None:
         with driver.ledger.watch(task_id(2)) as watch:
             await driver.finish(await driver.taken(make_task(1)), ok(task_id(1)))

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.dashboard.act_pages import Act, ActPages
 from covenant.dashboard.admin_acts import DelegationAct, GrantAct, RevokeAct, TenantAct, TrustAct
+from covenant.dashboard.feed import FeedEndpoint
 from covenant.dashboard.form_page import FormPage
 from covenant.dashboard.login_pages import CodePage, LoginPage, LogoutPage
 from covenant.dashboard.page_endpoint import HOME, ROOT, redirect, reply_page
@@ -31,6 +32,7 @@ from covenant.doors.operator_api.operation import ApiContext, encode
 from covenant.model.errors import Refusal
 
 FIRST_PAGE: Final = "attention"
+FEED: Final = "/ui/feed"
 SAFE: Final = ("GET", "HEAD")
 
 
@@ -50,13 +52,21 @@ ACTS: Final[dict[str, Act]] = {
 
 class Dashboard:
     def __init__(
-        self, api: ApiContext, sessions: Sessions, base_url: BaseUrl, *, node: str, body_bytes_max: int
+        self,
+        api: ApiContext,
+        sessions: Sessions,
+        base_url: BaseUrl,
+        *,
+        node: str,
+        body_bytes_max: int,
+        feeds_max: int,
     ) -> None:
         self._base_url = base_url
         self.sessions: Final = sessions
         self._files = StaticFiles()
         info = SessionInfo(api, sessions, node)
         self._operations = operation_router(api, body_bytes_max=body_bytes_max, more={"/session": info})
+        self.feed: Final = FeedEndpoint(api, sessions, base_url, node=node, followers_max=feeds_max)
         self._pages: dict[str, ASGIApp] = {
             "login": LoginPage("ui_login", api, sessions, base_url),
             "code": CodePage("ui_code", api, sessions, base_url),
@@ -77,6 +87,8 @@ class Dashboard:
         first, _, rest = path.removeprefix(HOME).partition("/")
         if first == "api":
             await self._serve_operation({**scope, "path": f"/{rest}", "path_params": {}}, receive, send)
+        elif path == FEED:
+            await self.feed(scope, receive, send)
         elif first in self._pages:
             await self._pages[first](scope, receive, send)
         elif scope["method"] in SAFE:

@@ -145,6 +145,12 @@ class Sessions:
         session.used_ms = self._now_ms()
         return session
 
+    def check(self, session: UiSession) -> None:
+        """Whether it is still good, without using it."""
+        if session.ended or self._is_over(session):
+            self.end(session)
+            raise no_session()
+
     def end(self, session: UiSession) -> None:
         session.ended = True
         self.open.pop(session.secret_sha256, None)

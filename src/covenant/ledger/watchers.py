@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
+from covenant.ledger.change_log import ChangeLog
 from covenant.ledger.clock import LONG_S, LongWaits
 from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.machine.events import (
@@ -357,9 +358,10 @@ _LOST, _PEER, _PUSH, _AUDIT = _Signal
 
 
 class TaskWatchers:
-    """All watches of a ledger, on its loop."""
+    """All watches of a ledger, on its loop. `position`: of its last durable record."""
 
-    def __init__(self) -> None:
+    def __init__(self, position: int) -> None:
+        self.changes: Final = ChangeLog(position)
         self.loop: Final = asyncio.get_running_loop()
         self.long_waits: Final = LongWaits(self.loop)
         self._watches: dict[str, list[TaskWatch]] = {}
@@ -403,6 +405,8 @@ class TaskWatchers:
 
         `pushed`: the tasks that have push configurations.
         """
+        if self.changes.on:
+            self.changes.note(events, ts_ms, seq)
         watches, waiting, told = self._watches, self._waiting, _TOLD
         watched: TaskId | None = None
         steps: list[Step] = []
@@ -443,6 +447,7 @@ class TaskWatchers:
 
     def landed(self, durable_seq: int) -> None:
         """Records through this one are durable."""
+        self.changes.landed(durable_seq)
         watches, waiting = self._watches, self._waiting
         while waiting and waiting[0][0] <= durable_seq:
             _, whose, news = waiting.popleft()
@@ -490,4 +495,5 @@ class TaskWatchers:
 
     def forget(self) -> None:
         """The disk failed: what was not durable never happened."""
+        self.changes.forget()
         self._waiting.clear()

@@ -150,7 +150,9 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
         ),
         dashboard=dashboard,
         grpc=_make_grpc(settings, admission, services, base.listeners) if base.listeners.grpc is not None else None,
-        schedulers=(mcp, sender) if sender is not None else (mcp,),
+        schedulers=tuple(
+            each for each in (mcp, sender, dashboard.feed.clock if dashboard else None) if each is not None
+        ),
     )
 
 
@@ -267,7 +269,12 @@ def _make_dashboard(base: Base, api: ApiContext, codes: LoginCodes, base_url: Ba
         base.storage.ledger, access.identity_auth, access.gate.tenancy, access.catalogue, codes=codes, limits=limits
     )
     return Dashboard(
-        api, sessions, base_url, node=base.storage.ledger.node, body_bytes_max=base.settings.http.body_bytes_max
+        api,
+        sessions,
+        base_url,
+        node=base.storage.ledger.node,
+        body_bytes_max=base.settings.http.body_bytes_max,
+        feeds_max=ui.feeds_max,
     )
 
 

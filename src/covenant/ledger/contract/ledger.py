@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from covenant.ledger.change_log import ChangeLog
 from covenant.ledger.contract import Commits
 from covenant.ledger.contract.identities import AuditLedger, IdentityLedger
 from covenant.ledger.contract.retention import Erased, EraseTasks
@@ -96,6 +97,10 @@ class Counts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Ledger(DelegationLedger, PushLedger, IdentityLedger, AuditLedger, Protocol):
+    @property
+    def changes(self) -> ChangeLog:
+        """What has changed lately, whoever changed it. For one taker."""
+
     async def compact(self) -> int:
         """Merge sealed history into a snapshot; how many events of resolved tasks that dropped."""
 

@@ -84,7 +84,8 @@ class EmbeddedLedger(Reads):
         self._bell = KeyedWakeups()
         self._task_waiters = QueueWaiters(lambda recipient: bool(self._state.queue.first(recipient, 1)))
         self._result_waiters = QueueWaiters(lambda sender: bool(self._state.results.first(sender, 1)))
-        self._watching = TaskWatchers()
+        self._watching = TaskWatchers(self._journal.durable_seq)
+        self.changes = self._watching.changes
         self.task_waiter = self._task_waiters.waiter
         self.result_waiter = self._result_waiters.waiter
         self.watch = self._watching.watch

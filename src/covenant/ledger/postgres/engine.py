@@ -106,7 +106,8 @@ class PostgresLedger:
         self._bell = KeyedWakeups()
         self._task_waiters = QueueWaiters(lambda recipient: self._waits("queued", recipient))
         self._result_waiters = QueueWaiters(lambda sender: self._waits("settled", sender))
-        self._signals = TaskWatchers()
+        self._signals = TaskWatchers(self.clock.now_ms())
+        self.changes = self._signals.changes
         self._steps = StepFollower(self._history.steps, self._generation)
         self.on_push = self._signals.on_push
         self.on_peer = self._signals.on_peer
@@ -217,6 +218,8 @@ class PostgresLedger:
             lost=[each.task_id for each in topics.lost if (each.node, each.boot) == (self.node, self.boot)],
             peers=[InstanceId(peer) for peer in topics.peers],
         )
+        if self.changes.on:
+            self.changes.hear(dict.fromkeys([each.task_id for each in topics.steps]), topics.peers, self.now_ms())
         self._ring(topics)
 
     def _ring(self, topics: Topics) -> None:

@@ -1,0 +1,175 @@
+"""The feed: what it tells, to whom, how a reader goes on where it was, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.dashboard.feed import PER_SESSION_MAX, RING_TASKS_MAX, TASKS_PER_ROUND, FeedRing
+from covenant.ledger.change_log import Changes, TaskChange
+from covenant.ledger.machine.states import QUEUED
+from covenant.model.ids import TaskId
+from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
+from tests.dashboard.browser import OUR_PAGE, Browser, asking_agent, leave_stuck, new_viewer, open_browser, send_task
+
+
+class Feed:
+    """Reads events as a browser does."""
+
+    def __init__(self, lines: AsyncIterator[str]) -> None:
+        self._lines = lines
+        self.seen = ""
+
+    async def next(self, kind: str | None = None) -> tuple[str, Any]:
+        """The next event, or the next of a kind."""
+        event, data = "", ""
+        async for line in self._lines:
+            name, _, value = line.partition(": ")
+            if name == "event":
+                event = value
+            elif name == "data":
+                data = value
+            elif name == "id":
+                self.seen = value
+            elif not line and event:
+                if kind in (None, event):
+                    return event, json.loads(data)
+                event = ""
+        raise EOFError
+
+
+@asynccontextmanager
+async def follow(browser: Browser, seen: str | None = None) -> AsyncIterator[Feed]:
+    headers = {**OUR_PAGE, **({"last-event-id": seen} if seen is not None else {})}
+    async with browser.http.stream("GET", "/ui/feed", headers=headers) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        assert answer.headers["content-type"] == "text/event-stream"
+        feed = Feed(answer.aiter_lines())
+        assert (await feed.next())[0] == "hello"
+        yield feed
+
+
+async def until_told(feed: Feed, task_id: str, state: str) -> dict[str, Any]:
+    while True:
+        _, told = await feed.next("tasks")
+        for task in told["tasks"]:
+            if (task["task_id"], task["state"]) == (task_id, state):
+                found: dict[str, Any] = task
+                return found
+
+
+async def test_a_change_of_a_task_is_told_with_its_state_and_the_counts(
+    daemon: DaemonUnderTest, operator: Browser
+) -> None:
+    async with follow(operator) as feed:
+        stuck = await leave_stuck(daemon)
+        told = await until_told(feed, stuck.task_id, "in_flight")
+        assert told["agent"].startswith("worker")
+        await daemon.ask("POST", f"/a2a/tasks/{stuck.task_id}/cancel", json={"reason": "r"})
+        await until_told(feed, stuck.task_id, "result_pending")
+    async with follow(operator) as feed:
+        _, counts = await feed.next("counts")
+        assert counts["lanes"]["in_flight"] in {0, 1}
+
+
+async def test_a_reader_goes_on_where_it_was(daemon: DaemonUnderTest, operator: Browser) -> None:
+    async with follow(operator) as feed:
+        first = await leave_stuck(daemon, "one")
+        await until_told(feed, first.task_id, "in_flight")
+        seen = feed.seen
+    second = await leave_stuck(daemon, "second")
+    async with follow(operator, seen) as feed:
+        told = await until_told(feed, second.task_id, "in_flight")
+        assert told["task_id"] == second.task_id
+
+
+@pytest.mark.parametrize("seen", ["0", "999999999999", "nonsense"])
+async def test_a_reader_whose_place_is_not_known_reads_everything_anew(operator: Browser, seen: str) -> None:
+    async with follow(operator, seen) as feed:
+        assert (await feed.next())[0] == "resync"
+
+
+async def test_after_a_restart_a_reader_reads_everything_anew(short_path: Path) -> None:
+    async with (
+        open_daemon_under_test(short_path / "home") as daemon,
+        open_browser(daemon, daemon.token) as browser,
+        follow(browser) as feed,
+    ):
+        stuck = await leave_stuck(daemon)
+        await until_told(feed, stuck.task_id, "in_flight")
+        seen = feed.seen
+    async with open_daemon_under_test(short_path / "home") as daemon, open_browser(daemon, daemon.token) as browser:
+        await leave_stuck(daemon, "another")
+        async with follow(browser, seen) as feed:
+            assert (await feed.next())[0] == "resync"
+
+
+async def test_a_tenant_is_told_of_its_own_tasks_alone(short_path: Path) -> None:
+    async with open_daemon_under_test(short_path / "home", asking_agent()) as daemon:
+        token = await daemon.add_tenant("acme", asking_agent())
+        async with open_browser(daemon, token) as browser, follow(browser) as feed:
+            other = await send_task(daemon, "paint")
+            own = await send_task(daemon, "paint", token=token)
+            told: list[Any] = []
+            while not any(task["task_id"] == own["id"] for event in told for task in event[1].get("tasks", ())):
+                told.append(await feed.next())
+            assert {event for event, _ in told} == {"tasks"}
+            assert other["id"] not in str(told)
+
+
+async def test_audit_rows_are_told(daemon: DaemonUnderTest, operator: Browser) -> None:
+    async with follow(operator) as feed:
+        await new_viewer(daemon)
+        assert (await feed.next("audit"))[1]["count"] > 0
+
+
+async def test_the_feed_ends_with_its_session(daemon: DaemonUnderTest, operator: Browser) -> None:
+    async with follow(operator) as feed:
+        await daemon.identities.rotate(daemon.operator, None)
+        assert await feed.next("end") == ("end", {"why": "logged_out"})
+        with pytest.raises(EOFError):
+            await feed.next()
+
+
+async def test_the_feed_needs_a_session_and_its_readers_are_bounded(short_path: Path) -> None:
+    async with open_daemon_under_test(short_path / "home", ui={"feeds_max": 1}) as daemon:
+        async with open_browser(daemon) as browser:
+            assert (await browser.http.get("/ui/feed", headers=OUR_PAGE)).status_code == 401
+        async with open_browser(daemon, daemon.token) as one, open_browser(daemon, daemon.token) as two:
+            cross = await one.http.get("/ui/feed", headers={"sec-fetch-site": "cross-site"})
+            assert cross.status_code == 403
+            async with follow(one):
+                assert (await two.http.get("/ui/feed", headers=OUR_PAGE)).status_code == 429
+    assert PER_SESSION_MAX > 0
+
+
+def changes(position: int, *ids: str) -> Changes:
+    return Changes(position=position, tasks={TaskId(each): TaskChange(QUEUED, 0) for each in ids})
+
+
+def test_the_ring_tells_what_came_after_a_position_the_newest_first() -> None:
+    ring = FeedRing(10)
+    for position in (12, 15, 20):
+        ring.add(changes(position, f"t{position}"))
+    assert [each.position for each in ring.since(12) or ()] == [20, 15]
+    assert ring.since(20) == []
+    assert ring.since(9) is None
+    assert ring.since(21) is None
+
+
+def test_the_ring_is_bounded_and_knows_from_where_on_it_is_whole() -> None:
+    ring = FeedRing(0)
+    many = [f"t{number}" for number in range(RING_TASKS_MAX // 2)]
+    for position in (1, 2, 3):
+        ring.add(changes(position, *many))
+    assert ring.since(0) is None
+    assert [each.position for each in ring.since(1) or ()] == [3, 2]
+    ring.add(Changes(position=9, tasks={}, complete=False))
+    assert ring.since(3) is None
+    assert ring.since(9) == []
+    assert TASKS_PER_ROUND * 4 <= 20
