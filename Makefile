@@ -14,6 +14,9 @@ RUNTIME_STAMP := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/.installed
+PROVE_VENV := .venv-prove
+PROVE_STAMP := $(PROVE_VENV)/.installed
+PROVE_NODE := examples/prove/node_modules
 PIP_FLAGS := --quiet --disable-pip-version-check
 # Python compiles what it imports; compiling all that is there would take longer than the rest.
 PIP_TELLS := --no-compile --progress-bar off --disable-pip-version-check
@@ -27,7 +30,7 @@ install = (status=0; $(BIN)/python -u -m pip install $(1) || status=$$?; echo $$
 CHECKED := $(wildcard src tests bench examples scripts)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-matrix test-all test-pythons check lint types fmt docs bench clean
+.PHONY: help setup run test test-matrix test-all test-pythons check lint types fmt docs bench prove clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +58,14 @@ $(BENCH_STAMP): requirements/bench.lock
 	@echo "preparing $(BENCH_VENV)"
 	@$(PYTHON) -m venv $(BENCH_VENV)
 	@$(BENCH_VENV)/bin/python -m pip install $(PIP_FLAGS) --require-hashes -r requirements/bench.lock
+	@touch $@
+
+# The servers of others that the kit kills, in Python and in JavaScript. Without npm the latter are left out.
+$(PROVE_STAMP): requirements/prove.lock examples/prove/package-lock.json
+	@echo "preparing $(PROVE_VENV)"
+	@$(PYTHON) -m venv $(PROVE_VENV)
+	@$(PROVE_VENV)/bin/python -m pip install $(PIP_FLAGS) --require-hashes -r requirements/prove.lock
+	@if command -v npm >/dev/null; then echo "preparing $(PROVE_NODE)"; npm ci --silent --prefix examples/prove; fi
 	@touch $@
 
 run: $(RUNTIME_STAMP) ## start the daemon with a sample agent, and say what to try next
@@ -102,5 +113,8 @@ docs: setup ## write the generated documents again
 bench: setup $(BENCH_STAMP) ## measure, next to other queues in .venv-bench
 	@$(BIN)/python -m bench $(ARGS)
 
+prove: setup $(PROVE_STAMP) ## kill each server of examples/prove, and write docs/durability
+	@$(BIN)/python scripts/prove_servers.py $(ARGS)
+
 clean: ## remove the environments and caches
-	rm -rf $(VENV) .venv-[0-9]* $(BENCH_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-[0-9]* $(BENCH_VENV) $(PROVE_VENV) $(PROVE_NODE) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

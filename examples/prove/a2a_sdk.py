@@ -1,8 +1,10 @@
-"""The scenario agent of `covenant prove`, for the official Python SDK: `a2a_sdk.py PORT memory|DATABASE [TABLE]`."""
+"""The scenario agent of `covenant prove`, for the official Python SDK: `a2a_sdk.py PORT memory|DATABASE [HOME]`."""
 
 import asyncio
+import hashlib
 import os
 import sys
+from contextlib import asynccontextmanager
 
 import httpx
 import uvicorn
@@ -61,12 +63,13 @@ def stores(where: str, table: str):
     from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
 
     engine = create_async_engine(where)
+    table = "t" + hashlib.sha256(table.encode()).hexdigest()[:16]  # one for each home
     return DatabaseTaskStore(engine, table_name=f"{table}_tasks"), DatabasePushNotificationConfigStore(
         engine, table_name=f"{table}_push"
     )
 
 
-def main(port: str, where: str, table: str = "prove") -> None:
+def main(port: str, where: str, home: str = "") -> None:
     url = f"http://127.0.0.1:{port}"
     card = AgentCard(
         name="prove",
@@ -81,7 +84,7 @@ def main(port: str, where: str, table: str = "prove") -> None:
             AgentInterface(url=url, protocol_binding="HTTP+JSON", protocol_version="1.0"),
         ],
     )
-    tasks, configs = stores(where, table)
+    tasks, configs = stores(where, home)
     sender = BasePushNotificationSender(httpx_client=httpx.AsyncClient(), config_store=configs)
     handler = DefaultRequestHandler(
         agent_executor=Scenario(), task_store=tasks, agent_card=card, push_config_store=configs, push_sender=sender
@@ -91,7 +94,14 @@ def main(port: str, where: str, table: str = "prove") -> None:
         *create_jsonrpc_routes(handler, "/rpc", enable_v0_3_compat=True),
         *create_rest_routes(handler),
     ]
-    uvicorn.run(Starlette(routes=routes), host="127.0.0.1", port=int(port), log_level="warning")
+
+    @asynccontextmanager
+    async def lifespan(_):
+        for store in (tasks, configs) if where != "memory" else ():
+            await store.initialize()
+        yield
+
+    uvicorn.run(Starlette(routes=routes, lifespan=lifespan), host="127.0.0.1", port=int(port), log_level="warning")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,14 @@ import os
 
 from covenant import Agent, Turn
 
-agent = Agent("prove", description="Does what the durability kit asks", concurrency=4, on_lost="fail")
+on_lost = os.environ.get("PROVE_ON_LOST", "fail")
+agent = Agent(
+    "prove",
+    description="Does what the durability kit asks",
+    concurrency=4,
+    on_lost=on_lost,
+    idempotent=on_lost == "requeue",
+)
 
 
 @agent

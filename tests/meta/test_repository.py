@@ -23,7 +23,7 @@ from tests.meta.tidiness import (
 )
 
 ROOT = Path(__file__).parents[2]
-TARGETS = {"help", "setup", "run", "test", "test-all", "test-pythons", "check", "fmt", "docs", "bench"}
+TARGETS = {"help", "setup", "run", "test", "test-all", "test-pythons", "check", "fmt", "docs", "bench", "prove"}
 
 
 def write(root: Path, name: str, text: str) -> Path:
@@ -79,6 +79,7 @@ def test_every_lock_entry_is_an_exact_pin_with_hashes() -> None:
         "extras.lock",
         "dev.lock",
         "bench.lock",
+        "prove.lock",
     }
     assert list(loose_pins(ROOT)) == []
 
@@ -120,7 +121,7 @@ def test_the_environments_are_installed_by_hash() -> None:
         for line in made.splitlines()
         if ("pip install" in line or "call install" in line) and "LOCK" in line.upper()
     ]
-    assert len(installs) == 3
+    assert len(installs) == 4
     assert all("--require-hashes" in line for line in installs)
 
 

@@ -34,7 +34,7 @@ HOMES: Final = tuple(f"/{place}/" for place in ("home", "Users", "root", "work",
 MACHINE_PATH: Final = re.compile(rf"(?:^|[\s\"'`(=:])(?:{'|'.join(HOMES)})[\w.-]+", re.MULTILINE)
 INDEX_OPTION: Final = re.compile("--(?:extra-)?" + "index-url|--find" + "-links", re.IGNORECASE)
 
-UNTRACKED: Final = frozenset({"__pycache__", "build", "dist", "results"})
+UNTRACKED: Final = frozenset({"__pycache__", "build", "dist", "node_modules", "results"})
 PIN: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*==[0-9][a-z0-9.]*")
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 

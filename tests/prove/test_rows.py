@@ -1,16 +1,10 @@
 """Each row of the kit sees its promise kept by a server that keeps it, and broken by one that breaks it."""
 
-import json
-import sys
-from pathlib import Path
-
 import pytest
 
-from covenant.prove.command import main
 from covenant.prove.runner import ROWS
-from tests.waits import BOUND_S
+from tests.prove.conftest import TINY, Prove, rows
 
-SERVER = Path(__file__).with_name("tiny_server.py")
 FLAWS = {
     "acknowledged": "writes-late",
     "interrupted": "works-for-ever",
@@ -30,30 +24,20 @@ FLAWS = {
     "version-skew": "splits-versions",
     "many-sends": "writes-late",
 }
-
-
-def tried(capsys: pytest.CaptureFixture[str], row: str, flaw: str, bound_s: float, *more: str) -> dict[str, object]:
-    """The kit's finding on one row."""
-    command = f"{sys.executable} {SERVER} {{port}} {{home}} {flaw}"
-    arguments = ["--command", command, "--card", "http://127.0.0.1:{port}/card", "--row", row, "--json"]
-    arguments += [
-        "--bound",
-        str(bound_s),
-        "--start-bound",
-        str(BOUND_S),
-        "--sends",
-        "60",
-        "--senders",
-        "4",
-        "--kills",
-        "2",
-    ]
-    code = main([*arguments, *more])
-    report = json.loads(capsys.readouterr().out)
-    (finding,) = report["findings"]
-    assert code == (1 if finding["verdict"] == "broken" else 0), finding
-    assert isinstance(finding, dict)
-    return finding
+# What the small server can be told not to have, and the rows that then have nothing to try.
+LACKS = {
+    "lacks-cancel": ["canceled"],
+    "lacks-list": ["list-pages"],
+    "lacks-stream": ["stream-resumed", "slow-reader"],
+    "lacks-push": ["push", "push-signed"],
+    "lacks-old-version": ["version-skew"],
+    "lacks-repeats": ["duplicate"],
+    "lacks-queue": ["queued"],
+    "lacks-questions": ["input-required"],
+    "lacks-signatures": ["push-signed"],
+}
+BROKEN_WITHIN_S = 5.0
+"""How long the kit waits for what never comes."""
 
 
 def test_every_row_has_a_server_that_breaks_it() -> None:
@@ -61,18 +45,42 @@ def test_every_row_has_a_server_that_breaks_it() -> None:
 
 
 @pytest.mark.parametrize("row", FLAWS)
-def test_a_promise_that_is_kept_is_seen_as_kept(capsys: pytest.CaptureFixture[str], row: str) -> None:
-    finding = tried(capsys, row, "", BOUND_S)
+def test_a_promise_that_is_kept_is_seen_as_kept(prove: Prove, row: str) -> None:
+    finding = prove(TINY, *rows(row))[row]
     assert finding["verdict"] == "kept", finding
+    assert finding["evidence"]
 
 
 @pytest.mark.parametrize("row", FLAWS)
-def test_a_promise_that_is_broken_is_seen_as_broken(capsys: pytest.CaptureFixture[str], row: str) -> None:
-    finding = tried(capsys, row, FLAWS[row], 5.0)
+def test_a_promise_that_is_broken_is_seen_as_broken(prove: Prove, row: str) -> None:
+    finding = prove(f"{TINY} {FLAWS[row]}", *rows(row), bound_s=BROKEN_WITHIN_S)[row]
     assert finding["verdict"] == "broken", finding
     assert finding["why"]
 
 
-def test_work_that_is_declared_as_safe_to_repeat_may_run_again(capsys: pytest.CaptureFixture[str]) -> None:
-    finding = tried(capsys, "executed-once", "runs-again", BOUND_S, "--at-least-once")
-    assert finding["verdict"] == "not offered", finding
+@pytest.mark.parametrize("lack", LACKS)
+def test_what_a_server_does_not_have_is_not_called_broken(prove: Prove, lack: str) -> None:
+    findings = prove(f"{TINY} {lack}", *rows(*LACKS[lack]))
+    assert {finding["verdict"] for finding in findings.values()} == {"not offered"}, findings
+    assert all(finding["why"] for finding in findings.values())
+
+
+def test_a_mechanism_for_repeats_that_is_named_and_does_nothing_is_broken(prove: Prove) -> None:
+    found = prove(f"{TINY} lacks-repeats", *rows("duplicate"), "--idempotency-header", "Idempotency-Key")
+    assert found["duplicate"]["verdict"] == "broken"
+
+
+def test_work_that_is_declared_as_safe_to_repeat_may_run_again(prove: Prove) -> None:
+    found = prove(f"{TINY} runs-again", *rows("executed-once"), "--at-least-once")
+    assert found["executed-once"]["verdict"] == "not offered"
+
+
+def test_a_server_that_does_not_start_again_has_broken_its_promise(prove: Prove) -> None:
+    found = prove(f"{TINY} starts-once", *rows("acknowledged"), bound_s=BROKEN_WITHIN_S)
+    assert found["acknowledged"]["verdict"] == "broken"
+    assert "did not start" in found["acknowledged"]["why"]
+
+
+def test_a_server_that_never_starts_is_not_judged(prove: Prove) -> None:
+    found = prove("false", *rows("acknowledged", "terminal"))
+    assert {finding["verdict"] for finding in found.values()} == {"not checked"}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 PORT, HOME, FLAW = int(sys.argv[1]), Path(sys.argv[2]), (sys.argv[3] if len(sys.argv) > 3 else "")
-CONCURRENCY = 4
+CONCURRENCY = 100 if FLAW == "lacks-queue" else 4
 ENDED = ("completed", "failed", "canceled")
 URL = f"http://127.0.0.1:{PORT}"
 
@@ -143,7 +143,7 @@ class Server:
                 for number in range(count):
                     self.record(task, chunk=f"{number} ".ljust(size))
                     await asyncio.sleep(pause_ms / 1000)
-            elif verb == "ask":
+            elif verb == "ask" and FLAW != "lacks-questions":
                 self.record(task, state="input-required")
                 return
             elif verb == "fail":
@@ -180,6 +180,8 @@ class Server:
             f"POST /hook HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\nwebhook-id: {name}\r\n"
             f"webhook-timestamp: {stamp}\r\nwebhook-signature: v1a,{signature}\r\nconnection: close\r\n\r\n"
         )
+        if FLAW == "lacks-signatures":
+            head = head.replace("webhook-signature", "x-nothing")
         with suppress(OSError, asyncio.IncompleteReadError):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(head.encode() + body)
@@ -193,6 +195,8 @@ class Server:
     async def send(self, params: dict[str, Any], version: str, mark: str) -> Task:
         message, configuration = params["message"], params.get("configuration", {})
         text = message["parts"][0]["text"]
+        if FLAW == "lacks-repeats":
+            mark = str(uuid.uuid4())
         if mark in self.marks:
             return await self.settled(self.tasks[self.marks[mark]])
         if FLAW == "repeats-at-once":
@@ -223,7 +227,7 @@ class Server:
         return task
 
     def cancel(self, task: Task) -> Task:
-        if task.state in ENDED:
+        if task.state in ENDED or FLAW == "lacks-cancel":
             raise Refusal(-32002, "the task has ended")
         self.record(task, state="canceled")
         if task.id in self.at_work:
@@ -310,6 +314,11 @@ CARD = {
         {"url": URL, "protocolBinding": "JSONRPC", "protocolVersion": version} for version in ("1.0", "0.3")
     ],
 }
+LACKING = {"lacks-stream": {"SendStreamingMessage", "SubscribeToTask"}, "lacks-old-version": {"message/send"}}.get(
+    FLAW, set()
+)
+if FLAW == "lacks-push":
+    CARD["capabilities"] = {"streaming": True}
 AGAIN = FLAW == "repeats-events"
 RESTARTED = (HOME / "events.jsonl").exists()
 
@@ -335,6 +344,8 @@ async def call(server: Server, request: dict[str, Any], headers: dict[str, str],
         async with server.lock:
             pass
     try:
+        if method in LACKING:
+            raise Refusal(-32601, "no such method")
         if method in {"SendMessage", "message/send", "SendStreamingMessage"}:
             streams = method == "SendStreamingMessage"
             if streams:
@@ -349,7 +360,7 @@ async def call(server: Server, request: dict[str, Any], headers: dict[str, str],
             last = headers.get("last-event-id")
             after = 0 if FLAW == "repeats-events" else None if last is None else int(last)
             return await server.stream(task, after, version, number, writer)
-        elif method == "ListTasks":
+        elif method == "ListTasks" and FLAW != "lacks-list":
             result = server.page(params)
         elif method == "CancelTask":
             result = show_task(server.cancel(server.find(params, version)), version)
@@ -372,6 +383,8 @@ def write_json(writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
 
 
 async def main() -> None:
+    if FLAW == "starts-once" and RESTARTED:
+        sys.exit("once is enough")
     server = Server()
     server.load()
     if FLAW == "writes-late":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,4 +77,15 @@ def _prove(chosen: dict[str, Any], rows: list[Any]) -> Report:
         place.flush()
 
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return asyncio.run(prove(target, rows, extent, began=began, row_s=chosen["row_bound"], said=say))
+    trying = prove(target, rows, extent, began=began, row_s=chosen["row_bound"], said=say)
+    try:
+        return asyncio.run(_until_stopped(trying))
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
+
+
+async def _until_stopped(trying: Coroutine[Any, Any, Report]) -> Report:
+    """Whoever is told to stop ends the server that it has started; SIGINT does so by itself."""
+    task = asyncio.ensure_future(trying)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task

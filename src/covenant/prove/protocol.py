@@ -66,6 +66,10 @@ class TaskSeen(msgspec.Struct, frozen=True):
     def ended(self) -> bool:
         return self.state in TERMINAL
 
+    def says(self, text: str) -> bool:
+        """Whether the task has this text anywhere: some servers keep answers in the history alone."""
+        return text in msgspec.json.encode(self.raw).decode()
+
 
 class EventSeen(msgspec.Struct, frozen=True):
     kind: Literal["task", "message", "status", "artifact", "error"]

