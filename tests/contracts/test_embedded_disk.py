@@ -11,12 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from covenant.ledger.contract.task_query import TaskQuery
 from covenant.ledger.contract.tasks import QueueQuery, TaskDetail
 from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded import open as homes
 from covenant.ledger.embedded.journal import snapshot
 from covenant.ledger.embedded.journal.segments import list_segments
 from covenant.ledger.embedded.open import open_ledger
+from covenant.ledger.machine.states import FOLLOWING, LEASED, PARKED, QUEUED
 from covenant.model.errors import Damaged, HomeLocked, HomeUnusable, Unavailable
 from covenant.model.ids import LeaseId, TaskId
 from tests.ledger_contract.driver import LedgerDriver, refused
@@ -103,11 +105,21 @@ QUERIES = (
 )
 
 
+LIVE = (QUEUED, LEASED, PARKED, FOLLOWING)
+SEARCHES = (
+    TaskQuery(states=LIVE, limit=200, count=True),
+    TaskQuery(states=(QUEUED,), limit=200, agent=BOB.display),
+    TaskQuery(states=LIVE, limit=200, ascending=True, attempt_min=1),
+    TaskQuery(states=LIVE, limit=200, viewer=ALICE.pubkey, viewer_names=(ALICE.display,)),
+)
+
+
 async def live_reads(driver: LedgerDriver) -> list[object]:
     """Everything that is told of what is live."""
     ledger = driver.ledger
     return [
         *[await ledger.queue(query) for query in QUERIES],
+        *[await ledger.find(query) for query in SEARCHES],
         *[await ledger.recent_tasks(viewer, 3) for viewer in (None, BOB.pubkey, ALICE.pubkey)],
         *[await ledger.recent_results(viewer, 3) for viewer in (None, BOB.pubkey, ALICE.pubkey)],
         *[await ledger.entry(task_id(number)) for number in range(1, 22)],
@@ -135,6 +147,8 @@ async def test_what_is_live_is_told_while_the_archive_cannot_be_written(
         during = await live_reads(driver)
         shown = [without_past(await driver.ledger.show(task_id(n), None, 100)) for n in range(1, 31)]
         assert len(await driver.ledger.steps(task_id(30), 0, 10)) == 1, "it has not moved since it was archived"
+        with refused("history_lagging", 503):
+            await driver.ledger.find(TaskQuery())
         with refused("history_lagging", 503):
             await driver.ledger.steps(task_id(1), 0, 10)
     await driver.ledger.of_tenant("acme", 1)  # waits until the archive has everything

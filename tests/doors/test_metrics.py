@@ -97,3 +97,20 @@ def test_the_loop_copies_numbers_and_makes_no_text() -> None:
     assert calls_of(lambda: meter.read(COUNTS)) < CALLS_MAX
     numbers = meter.read(COUNTS)
     assert calls_of(numbers.text) > CALLS_MAX
+
+
+def test_the_longest_queues_have_labels_of_their_own_where_they_are_told() -> None:
+    text = Meter().read(COUNTS, [("bob@test", 3, 1.5), ("carol@test", 1, 0.25)]).text().decode()
+    found = {
+        (sample.name, sample.labels.get("agent")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("covenant_recipient")
+    }
+    assert found == {
+        ("covenant_recipient_queue_depth", "bob@test"): 3,
+        ("covenant_recipient_queue_depth", "carol@test"): 1,
+        ("covenant_recipient_oldest_queued_age_seconds", "bob@test"): 1.5,
+        ("covenant_recipient_oldest_queued_age_seconds", "carol@test"): 0.25,
+    }
+    assert "covenant_recipient" not in Meter().read(COUNTS).text().decode()

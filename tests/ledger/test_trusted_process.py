@@ -154,3 +154,43 @@ def test_everything_that_is_exported_is_there() -> None:
     assert issubclass(covenant.NotFoundError, covenant.NotFound)
     assert issubclass(covenant.NotFound, covenant.Refusal)
     assert {kind.__name__ for kind in covenant.model.errors.REFUSALS} <= set(covenant.__all__)
+
+
+async def test_tasks_are_found_live_and_finished(mailbox: Mailbox) -> None:
+    await mailbox.recv_task()
+    await mailbox.send_result(RESULT)
+    await mailbox.recv_result()
+    await mailbox.send_task(Mailbox.new_task(ALICE, BOB, "Multiply them", parent=TASK.id))
+    page = await mailbox.find(count=True)
+    assert (page.total, page.next, [task.intent for task in page.tasks]) == (
+        2,
+        None,
+        ["Multiply them", "add two numbers"],
+    )
+    assert isinstance(page, covenant.FoundPage)
+    assert [task.task_id for task in (await mailbox.find(state="done", agent=BOB.display, text=None)).tasks] == [
+        TASK.id
+    ]
+    assert [task.parent for task in (await mailbox.find(text="multiply", order="moved")).tasks] == [TASK.id]
+
+
+@pytest.mark.parametrize(
+    ("filters", "error", "says"),
+    [
+        ({"limit": "many"}, covenant.WrongType, "limit"),
+        ({"count": 1}, covenant.WrongType, "count"),
+        ({"agent": b"bob"}, covenant.WrongType, "agent"),
+        ({"since_ms": 1.5}, covenant.WrongType, "since_ms"),
+        ({"order": "name"}, covenant.WrongType, "order"),
+        ({"text": "\ud800"}, covenant.WrongType, "text"),
+        ({"agnet": "bob@host"}, TypeError, "agent"),
+        ({"since_ms": -1}, Invalid, "since_ms"),
+        ({"limit": 201}, Invalid, "limit"),
+        ({"state": "failed"}, Invalid, "state"),
+    ],
+)
+async def test_a_query_is_checked_as_a_door_would(
+    mailbox: Mailbox, filters: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        await mailbox.find(**filters)

@@ -54,7 +54,7 @@ def _task_table(tasks: list[dict[str, Any]]) -> RenderableType:
 
     if narrow():
         return _narrow_task_table(tasks)
-    rows = table("tasks", "state", "task", "lease", "to", "try", "held", "deadline", "intent")
+    rows = table("tasks", "state", "task", "lease", "to", "age", "try", "held", "deadline", "intent")
     for entry in tasks:
         task = entry["task"]
         deadline = task.get("deadline_ms")
@@ -63,6 +63,7 @@ def _task_table(tasks: list[dict[str, Any]]) -> RenderableType:
             task["id"],
             entry.get("lease_id") or "",
             task["recipient"]["display"],
+            age(now_ms() - entry["created_at_ms"]),
             str(entry["attempt"]),
             _held(entry),
             Text(distance(deadline), "red" if deadline < now_ms() else "") if deadline else "",
@@ -72,17 +73,18 @@ def _task_table(tasks: list[dict[str, Any]]) -> RenderableType:
 
 
 def _narrow_task_table(tasks: list[dict[str, Any]]) -> RenderableType:
-    """One line a task in 80 columns. The beginning of an id is enough for every command."""
+    """One line a task in 80 columns: for how long it is held or, if nobody holds it, there. The beginning of an id is
+    enough for every command."""
     from rich.text import Text
 
-    rows = table("tasks", "state", "task", "lease", "held", "try", "to", "intent")
+    rows = table("tasks", "state", "task", "lease", "for", "try", "to", "intent")
     for entry in tasks:
         task = entry["task"]
         rows.add_row(
             _queue_state(entry),
             task["id"][:SHORT_ID],
             (entry.get("lease_id") or "")[:SHORT_ID],
-            _held_for(entry),
+            _held_for(entry) or age(now_ms() - entry["created_at_ms"]),
             str(entry["attempt"]),
             Text(brief(task["recipient"]["display"], 16)),
             Text(brief(task["intent_text"], 15)),

@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from covenant.doors.operator_api.backups import BackupBegun, BackupEnded
-from covenant.doors.operator_api.found_tasks import Counted, Found, RepairedTasks
 from covenant.doors.operator_api.identities import (
     AuditIntegrity,
     AuditPurgedAnswer,
@@ -54,11 +53,14 @@ from covenant.doors.operator_api.tasks import (
     AnsweredTask,
     AutoRetried,
     CompactedAnswer,
+    Counted,
+    Found,
     PushList,
     PushRetried,
     PushShown,
     QueueShown,
     Repaired,
+    RepairedTasks,
     Results,
     Tasks,
     TaskShown,

@@ -7,7 +7,6 @@ from typing import Final
 from covenant.doors.operator_api import (
     backups,
     delegation,
-    found_tasks,
     identities,
     log_lines,
     mailbox,
@@ -21,7 +20,6 @@ from covenant.wire.ipc_frames import canonical_kind
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     *mailbox.OPERATIONS,
     *tasks.OPERATIONS,
-    *found_tasks.OPERATIONS,
     *log_lines.OPERATIONS,
     *identities.OPERATIONS,
     *tenants.OPERATIONS,

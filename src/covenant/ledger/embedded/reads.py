@@ -332,7 +332,7 @@ def live_queue(state: LedgerState, query: QueueQuery, now_ms: int, alive: Alive)
 
 
 def live_page(state: LedgerState, query: TaskQuery, alive: Alive) -> FoundPage:
-    """In one order with the archive's pages, but for tasks of the same millisecond: those begin or end a page together.
+    """In one order with the archive's pages. Tasks of the same millisecond are on one page.
 
     A cursor of the archive is understood, and the archive understands these.
     """
@@ -341,7 +341,8 @@ def live_page(state: LedgerState, query: TaskQuery, alive: Alive) -> FoundPage:
     def moment(entry: Entry) -> int:
         return entry.accepted_at_ms if by_creation else entry.updated_at_ms
 
-    found = [entry for entry in state.entries.values() if passes(query, entry)]
+    in_order = state.entries.values() if query.ascending else reversed(state.entries.values())
+    found = [entry for entry in in_order if passes(query, entry)]
     total = len(found) if query.count else None
     if after is not None:
         # A cursor of the archive may stand between tasks of the same millisecond: those are told again.

@@ -172,8 +172,8 @@ def _referring(column: str, numbers: tuple[int | None, int | None], index: str) 
 def _of_state(query: TaskQuery) -> Iterator[Filter]:
     """Partial indexes have those that few tasks are: what is open, did not succeed, or took a second attempt."""
     if query.attempt_min is not None and query.attempt_min > 1:
-        yield Filter("attempt > 1 AND attempt >= :attempt_min", ("attempt",), "found_retried")
-    elif query.attempt_min is not None:
+        yield Filter("attempt > 1", (), "found_retried")  # by itself, so that the index tells without the rows
+    if query.attempt_min is not None and query.attempt_min != 2:
         yield Filter("attempt >= :attempt_min", ("attempt",))
     if query.cause is not None and query.cause != "result":
         yield Filter("cause <> 'result' AND cause = :cause", ("cause",), "found_by_cause")
