@@ -176,7 +176,7 @@ def test_we_read_what_an_old_client_of_the_official_sdk_sends() -> None:
     # Its text parts have no place for a media type.
     assert ask.message.parts == (Text("hi"), *new.message.parts[1:])
     assert new.push is not None
-    push = msgspec.structs.replace(new.push, version="0.3")
+    push = msgspec.structs.replace(new.push, id="default", version="0.3")
     assert msgspec.structs.replace(ask, message=new.message) == msgspec.structs.replace(new, push=push)
 
 

@@ -152,8 +152,8 @@ def test_push_configurations_have_a_list_of_schemes() -> None:
     assert V03.responses.deleted == b"null"
     told["pushNotificationConfig"] = {"url": "https://example.com", "authentication": {"schemes": []}}
     assert V03.requests.decode_create_push(json(told)).config == asking.PushConfig(
-        url="https://example.com", version="0.3"
-    )
+        url="https://example.com", id="default", version="0.3"
+    ), "a client that has one configuration names none"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_every_request_is_read() -> None:
         blocking=False,
         history_length=3,
         output_modes=("text/plain",),
-        push=asking.PushConfig(url="https://x", version="0.3"),
+        push=asking.PushConfig(url="https://x", id="default", version="0.3"),
         metadata={"k": 1},
     )
     assert V03.requests.decode_get_task(json({"id": "t", "historyLength": 2})) == asking.GetTask(

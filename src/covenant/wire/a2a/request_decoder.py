@@ -51,6 +51,8 @@ CANCELLED_V03: Final = "TASK_STATE_CANCELLED"
 """How the protocol buffers of 0.3 spell it."""
 STATES_PROTO_V03: Final = STATES_V1 | {CANCELLED_V03: TaskState.CANCELED}
 STATES_V03: Final[dict[str | int, TaskState | None]] = {state.value: state for state in TaskState}
+ONLY_PUSH_V03: Final = "default"
+"""The configuration of a client that names none: in 0.3 an id is for clients that have several."""
 _MS_MAX: Final = 2**53
 _BOOLEANS: Final = {"true": True, "false": False}
 _encode = msgspec.json.Encoder().encode
@@ -403,7 +405,8 @@ class _RequestDecoder03(RequestDecoder):
         if said is not None and (said.schemes or said.credentials):
             scheme = required(next(iter(said.schemes or ()), None), f"{where}authentication.schemes")
             authentication = a2a_requests.PushAuthentication(scheme=scheme, credentials=said.credentials or None)
-        return _push_config(given, where, authentication, Version.V03)
+        config = _push_config(given, where, authentication, Version.V03)
+        return config if config.id is not None else msgspec.structs.replace(config, id=ONLY_PUSH_V03)
 
     def decode_create_push(self, params: Params, task_id: str | None = None) -> a2a_requests.CreatePush:
         named, push = self._created_push(params)
