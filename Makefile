@@ -12,6 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME_STAMP := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
+# There while tests marked browser can run: chromium is the system's, what drives it is in a lock of its own.
+BROWSER_STAMP := $(VENV)/.browser
 BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/.installed
 PROVE_VENV := .venv-prove
@@ -30,7 +32,7 @@ install = (status=0; $(BIN)/python -u -m pip install $(1) || status=$$?; echo $$
 CHECKED := $(wildcard src tests bench examples scripts)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-matrix test-all test-pythons check lint types fmt docs bench prove clean
+.PHONY: help setup run browser test test-matrix test-all test-pythons check lint types fmt docs bench prove clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,14 +76,21 @@ run: $(RUNTIME_STAMP) ## start the daemon with a sample agent, and say what to t
 test: setup ## run the tests that need neither root nor patience
 	@$(BIN)/python -m pytest $(PYTEST) $(ARGS)
 
-test-matrix: setup ## run those and the matrices, as CI does
-	@$(BIN)/python -m pytest $(PYTEST) -m "not slow and not root" $(ARGS)
+# Where there is no chromium, or nothing to drive it with, tests marked browser are left out by name of their mark.
+browser: setup
+	@rm -f $(BROWSER_STAMP); command -v chromium >/dev/null \
+	  && $(BIN)/python -m pip install $(PIP_FLAGS) --no-compile --require-hashes -r requirements/browser.lock \
+	  && touch $(BROWSER_STAMP) || echo "no chromium, or nothing to drive it with: leaving out the tests marked browser"
+
+test-matrix: browser ## run those, the matrices and what needs a browser, as CI does
+	@$(BIN)/python -m pytest $(PYTEST) \
+	  -m "not slow and not root$$(test -e $(BROWSER_STAMP) || echo ' and not browser')" $(ARGS)
 
 # Tests that need root are left out loudly, by name of their mark, rather than skipped one by one.
-test-all: setup ## run every test: the long matrices and, for root, what needs root
+test-all: browser ## run every test: the long matrices and, for root, what needs root
 	@test "$$(id -u)" = 0 || echo "not root: leaving out the tests marked root"
 	@$(BIN)/python -m pytest $(PYTEST) --hypothesis-profile=thorough --timeout 1800 \
-	  -m "$$(test "$$(id -u)" = 0 || echo 'not root')" $(ARGS)
+	  -m "(slow or not slow)$$(test "$$(id -u)" = 0 || echo ' and not root')$$(test -e $(BROWSER_STAMP) || echo ' and not browser')" $(ARGS)
 
 # Each in an environment of its own, .venv-3.12 and so on. An interpreter that is not here is left out, by name.
 PYTHONS ?= 3.11 3.12 3.13

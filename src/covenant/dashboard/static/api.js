@@ -33,7 +33,10 @@ async function call(method, path, body) {
   }
   const answer = await response.json().catch(() => ({}));
   if (response.ok) return answer;
-  if (response.status === 401) logIn();
+  if (response.status === 401) {
+    logIn();
+    return new Promise(() => {}); // The page is left: nobody waits for this any more.
+  }
   throw new Refused(response.status, answer.code ?? "error", answer.message ?? answer.error ?? `status ${response.status}`);
 }
 

@@ -32,7 +32,7 @@ export async function begin(load, kinds = [], pause_ms = 1_000) {
   const again = throttled(() => attempt(load), pause_ms);
   on("resync", again);
   for (const kind of kinds) on(kind, again);
-  connect();
+  session().then(connect);
   await attempt(load);
   return again;
 }

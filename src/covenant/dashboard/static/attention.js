@@ -1,6 +1,6 @@
 // What needs a person, and how much there is of everything.
 
-import { get } from "./api.js";
+import { get, session } from "./api.js";
 import { begin } from "./app.js";
 import { copy, el, fill, find, icon, list, svg } from "./dom.js";
 import { number, when } from "./format.js";
@@ -13,11 +13,11 @@ const SIGNS = {
 const SHOWN = ["queued", "in_flight", "parked", "following", "result_pending", "failed"];
 
 begin(async () => {
-  const found = await get("a2a/attention");
+  const [found, known] = await Promise.all([get("a2a/attention"), session()]);
   numbers(found.numbers);
   spark(find("#settled"), found.sparks.settled);
   spark(find("#broken"), found.sparks.failed);
-  needs(found.items);
+  needs(found.items, known.role === "operator");
 }, ["counts", "pushes", "peers", "audit"], 1_000);
 
 function numbers(counts) {
@@ -40,7 +40,7 @@ function spark(figure, values) {
   fill(figure, { sum: number(sum), most: `at most ${number(most === 1 && sum === 0 ? 0 : most)} a minute` });
 }
 
-function needs(items) {
+function needs(items, acts) {
   find("#calm").hidden = items.length > 0;
   find("#needs").hidden = items.length === 0;
   const key = (item) => [item.what, item.task_id, item.peer, item.push_id, item.title].join(" ");
@@ -51,7 +51,7 @@ function needs(items) {
       title: [typeof link === "string" ? el("span", {}, link) : link],
       detail: item.detail,
       since: [when(item.since_ms)],
-      act: item.act ? { href: item.act.href, text: item.act.verb } : null,
+      act: item.act && acts ? { href: item.act.href, text: item.act.verb } : null,
     });
   });
 }

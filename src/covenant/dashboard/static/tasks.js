@@ -205,7 +205,7 @@ on("counts", (found) => lanes(found.lanes));
 listen();
 fillFilters();
 session().then((known) => {
-  selectable = known.may("bulk");
+  selectable = known.may("repair");
   for (const part of ["#pick-all", "#all-match"]) find(part).hidden = !selectable;
   rows();
 });

@@ -1,0 +1,62 @@
+"""The feed: one connection for all tabs, told when it is lost, and resumed after a restart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.visitor import open_visitor, wait_for_state
+from tests.e2e.linked_daemons import LinkedDaemons
+from tests.waits import until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.browser
+
+
+def test_a_page_that_is_open_says_that_the_daemon_was_killed_and_goes_on_after_its_restart(
+    chromium: Browser, daemons: LinkedDaemons
+) -> None:
+    one = daemons.start("a")
+    task = one.send("gated", "it", wait=False)
+    daemons.begun("a gated it")
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.log_in(one.token, f"/ui/task/{task['id']}")
+        wait_for_state(page, "Leased")
+        page.wait_for_selector(".live[data-state=live]")
+        one.kill()
+        page.wait_for_selector(".banner >> text=Connection lost, trying again")
+        wait_for_state(page, "Leased")
+        one.again()
+        # The session ended with the process that had it.
+        page.wait_for_url("**/ui/login**")
+        page.fill("input[name=token]", one.token)
+        page.click("main button[type=submit]")
+        page.wait_for_url(f"**/ui/task/{task['id']}")
+        page.wait_for_selector(".live[data-state=live]")
+        daemons.open()
+        wait_for_state(page, "Completed")
+        assert page.locator(".banner").count() == 0
+
+
+def test_all_tabs_share_one_connection_and_the_next_takes_over(chromium: Browser, daemons: LinkedDaemons) -> None:
+    one = daemons.start("a")
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        first = visitor.log_in(one.token, "/ui/tasks")
+        first.wait_for_selector(".live[data-state=live]")
+        others = [visitor.go("/ui/tasks") for _ in range(3)]
+        for page in others:
+            page.wait_for_selector(".live[data-state=live]")
+        feeds = [url for url in visitor.asked if url.endswith("/ui/feed")]
+        assert len(feeds) == 1
+        task = one.send("asker", "told to every tab")
+        for page in (first, *others):
+            page.bring_to_front()
+            page.wait_for_selector(f"#rows tr[data-key='{task['id']}']")
+        first.close()
+        until(lambda: others[0].evaluate("1") and len([url for url in visitor.asked if url.endswith("/ui/feed")]) == 2)
+        later = one.send("asker", "told by the next")
+        others[0].bring_to_front()
+        others[0].wait_for_selector(f"#rows tr[data-key='{later['id']}']")
