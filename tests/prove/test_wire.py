@@ -36,7 +36,7 @@ def test_each_way_to_speak_names_the_operation_in_its_own_words() -> None:
 def test_an_operation_that_a_version_lacks_is_not_offered() -> None:
     with pytest.raises(Refused) as refused:
         build_request(OLD, "list", {"pageSize": 5}, {}, 1)
-    assert refused.value.unsupported
+    assert refused.value.code == -32601
     assert build_request(REST, "list", {"pageSize": 5}, {}, 1).query == {"pageSize": "5"}
 
 

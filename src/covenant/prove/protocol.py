@@ -90,11 +90,6 @@ class Refused(Exception):
         super().__init__(f"{code} {said}"[:300])
         self.code = code
 
-    @property
-    def unsupported(self) -> bool:
-        """The server has no such operation, or says that it does not offer it."""
-        return self.code in {-32601, -32003, -32004, -32005, 404, 405, 501}
-
 
 class Outgoing(NamedTuple):
     verb: str

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from covenant.prove.ed25519 import holds
-from covenant.prove.protocol import EventSeen, Refused, TaskSeen
+from covenant.prove.protocol import TERMINAL, EventSeen, Refused, TaskSeen
 from covenant.prove.trial import LOOK_S, Assembly, Broken, NotOffered, Row, Trial, gap_or_repeat
 from covenant.prove.webhook import Notification, Webhook, read_key_set
 
@@ -60,7 +60,7 @@ async def _killed_between(trial: Trial, webhook: Webhook) -> None:
 
 
 def _end_was_told(webhook: Webhook, task: TaskSeen) -> bool:
-    return any(event.state in {"completed", "failed", "canceled"} for event in webhook.accepted(task.id))
+    return any(event.state in TERMINAL for event in webhook.accepted(task.id))
 
 
 def _out_of_order(told: list[EventSeen]) -> str | None:

@@ -17,11 +17,12 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from covenant.prove.client import Client, Unreachable
-from covenant.prove.protocol import EventSeen, Refused, TaskSeen
+from covenant.prove.protocol import TERMINAL, EventSeen, Refused, TaskSeen
 from covenant.prove.server import ServerUnderTest
 
 LOOK_S: Final = 0.1
 QUIET_S: Final = 0.4
+NOT_FOUND: Final = frozenset({-32001, 404})
 Outcome = Literal["kept", "broken", "not offered", "not checked"]
 
 
@@ -93,12 +94,15 @@ class Trial:
         await self.server.start()
         self.note(f"started again, start {self.server.starts}")
 
-    async def find(self, task: TaskSeen, after: str = "after kill -9") -> TaskSeen:
-        """The task as the server has it. Raises `Broken` for a task that it has acknowledged and no longer knows."""
+    async def find(self, task: TaskSeen) -> TaskSeen:
+        """The task as the server has it. Raises `Broken` for a task that it has acknowledged and no longer tells of."""
         try:
             return await self.client.get(task.id)
         except Refused as refused:
-            raise Broken(f"task {task.id} was acknowledged and is not found {after}: {refused}") from None
+            if self.server.starts < 2:
+                raise NotChecked(f"GetTask is refused before any kill: {refused}") from None
+            what = "is not found" if refused.code in NOT_FOUND else "cannot be read"
+            raise Broken(f"task {task.id} was acknowledged and {what} after the restart: {refused}") from None
 
     async def until(self, task: TaskSeen, met: Callable[[TaskSeen], bool]) -> TaskSeen:
         """The task when it is so, or as it is when the bound has passed."""
@@ -184,7 +188,6 @@ class Assembly:
         self.state = ""
         self.task_id = ""
         self.last_number = ""
-        self.numbers: list[int] = []
 
     def add(self, event: EventSeen) -> None:
         self.task_id = event.task_id or self.task_id
@@ -202,7 +205,7 @@ class Assembly:
 
     @property
     def ended(self) -> bool:
-        return self.state in {"completed", "failed", "canceled", "rejected"}
+        return self.state in TERMINAL
 
 
 def counted(text: str) -> list[int]:
