@@ -12,14 +12,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from covenant.prove.report import finding_lines, summary
+from covenant.prove.runner import Report
 
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "docs" / "durability"
@@ -29,6 +36,8 @@ OTHERS: Final = ".venv-prove/bin/python"
 CARD: Final = "http://127.0.0.1:{port}/.well-known/agent-card.json"
 LANGGRAPH: Final = "b64f8f1d-4baa-5eb0-a1cb-698f74330612"
 """The id that LangGraph's server makes of the graph's name `prove`."""
+ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?::[0-9a-f-]+)?")
+WHY_MAX: Final = 180
 MARKS: Final = {"kept": "kept", "broken": "**broken**", "not offered": "–", "not checked": "?"}
 
 
@@ -120,14 +129,19 @@ def prove(server: Server, command: str, more: list[str]) -> None:
     words = ["--command", command, "--card", server.card, "--name", server.name, *server.more, "--evidence", "--json"]
     print(f"covenant prove {shlex.join([*words, *more])}", flush=True)
     run = [sys.executable, "-m", "covenant.prove", *words, *more]
-    with (RESULTS / f"{server.name}.txt").open("w", encoding="utf-8") as talk:
-        done = subprocess.run(run, cwd=ROOT, stdout=subprocess.PIPE, stderr=talk, text=True, check=False)
+    done = subprocess.run(run, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     report = json.loads(done.stdout)
     # What is kept says nothing about this machine.
     report |= {"command": server.command, "package": version(server)}
     written = json.dumps(report, indent=1, ensure_ascii=False).replace(str(Path(tempfile.gettempdir())), "TMP")
+    RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{server.name}.json").write_text(written + "\n", encoding="utf-8")
-    print((RESULTS / f"{server.name}.txt").read_text(encoding="utf-8"))
+
+
+def readable(report: Report) -> str:
+    """What the kit prints for people."""
+    rows = [finding_lines(finding, colour=False, evidence=True) for finding in report.findings]
+    return "\n".join([*rows, "", summary(report)]) + "\n"
 
 
 def table() -> str:
@@ -152,15 +166,25 @@ def table() -> str:
         raw = f"[json](durability/{name}.json), [text](durability/{name}.txt)"
         told = (name, report["package"], report["speaks"], report["began"][:16], f"{report['seconds']:.0f} s", raw)
         lines.append(f"| {' | '.join(told)} |")
-    lines += ["", "What broke, in the kit's words (the first line of evidence; the rest is in the raw output):", ""]
+    lines += ["", "What broke, in the kit's words; the raw output has the ids and the moments:", ""]
     for report in reports:
+        said: dict[str, list[str]] = {}
         for each in report["findings"]:
             if each["verdict"] == "broken":
-                lines.append(f"- **{report['server']}**, `{each['row']}`: {each['why']}")
+                said.setdefault(brief(each["why"]), []).append(f"`{each['row']}`")
+        lines += [f"- **{report['server']}**, {', '.join(broken)}: {why}" for why, broken in said.items()]
     return "\n".join(lines)
 
 
+def brief(why: str) -> str:
+    """Without ids, so that the same reason reads the same; and cut."""
+    return textwrap.shorten(ID.sub("T", why).replace("|", "/"), WHY_MAX, placeholder=" …")
+
+
 def write_page() -> None:
+    for file in RESULTS.glob("*.json"):
+        report = msgspec.json.decode(file.read_bytes(), type=Report)
+        file.with_suffix(".txt").write_text(readable(report), encoding="utf-8")
     text = PAGE.read_text(encoding="utf-8")
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     PAGE.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}", encoding="utf-8")
