@@ -90,6 +90,19 @@ async def test_a_task_is_canceled_with_a_reason(daemon: DaemonUnderTest, operato
     assert (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["a2a_state"] == "canceled"
 
 
+async def test_many_tasks_are_repaired_after_a_dry_run(daemon: DaemonUnderTest, operator: Browser) -> None:
+    stuck = await leave_stuck(daemon)
+    await daemon.identities.grant(daemon.operator, "a2a.repair.requeue", to=daemon.operator.agent.display)
+    form = {"state": "in_flight", "command": "requeue", "risk": "idempotent", "reason": "they are gone"}
+    dry = await operator.send("/ui/act/bulk", **form)
+    page = ParsedPage(dry.text)
+    assert (dry.status_code, stuck.task_id in page.text) == (200, True)
+    assert (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["state"] == "in_flight"
+    done = await operator.send("/ui/act/bulk", **page.fields())
+    assert "1 of 1 done" in ParsedPage(done.text).text
+    assert (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["state"] == "queued"
+
+
 async def test_tenants_are_rotated_disabled_and_enabled(daemon: DaemonUnderTest, operator: Browser) -> None:
     old = await daemon.add_tenant("acme")
     shown = await operator.send("/ui/act/tenant", name="acme", do="rotate")
@@ -155,7 +168,14 @@ async def test_a_form_without_a_session_leads_to_the_login_and_back(daemon: Daem
 
 ROLES = ("operator", "viewer", "tenant")
 TENANTS_ACTS = {"cancel", "answer"}
-TENANTS_OPERATIONS = {"show_a2a_task", "a2a_tree", "cancel_a2a_task", "answer_a2a_task", "find_a2a_tasks"}
+TENANTS_OPERATIONS = {
+    "show_a2a_task",
+    "a2a_tree",
+    "cancel_a2a_task",
+    "answer_a2a_task",
+    "find_a2a_tasks",
+    "count_a2a_tasks",
+}
 
 
 async def token_of(daemon: DaemonUnderTest, role: str) -> str:
@@ -203,8 +223,9 @@ async def test_a_tenant_sees_cancels_and_answers_its_own_tasks_and_detects_no_ot
         token = await daemon.add_tenant("acme", asking_agent())
         own, other = await send_task(daemon, "paint", token=token), await send_task(daemon, "paint")
         async with open_browser(daemon, token) as browser:
-            for asked in ("a2a/tasks", "a2a/tasks?tenant=default"):
-                assert [each["task_id"] for each in (await browser.read(asked))["tasks"]] == [own["id"]]
+            assert [each["task_id"] for each in (await browser.read("a2a/tasks"))["tasks"]] == [own["id"]]
+            assert (await browser.read("a2a/tasks?tenant=default"))["tasks"] == []
+            assert (await browser.read("a2a/tasks/counts"))["lanes"]["parked"] == 1
             shown = await browser.read(f"a2a/tasks/{own['id']}/show")
             assert shown["task"]["id"] == own["id"]
             absent = "11111111-1111-4111-8111-111111111111"

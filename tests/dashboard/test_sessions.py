@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from covenant.dashboard.sessions import UiSession
-from covenant.exchange.access.login_codes import CODE_MS, CODES_MAX
+from covenant.exchange.access.principals import CODE_MS, CODES_MAX
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.dashboard.browser import OUR_PAGE, Browser, new_viewer, open_browser
 from tests.ledger_contract.fake_clock import FakeClock

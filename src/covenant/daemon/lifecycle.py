@@ -194,7 +194,7 @@ async def _live(
     """Until it has stopped. Returns the agents that go on regardless."""
     settings = loaded.settings
     stops = StopSignals(settings.daemon.grace_ms / 1000, log)
-    async with open_daemon(settings, log, served=found) as daemon:
+    async with open_daemon(settings, log, served=found, sources=loaded.sources) as daemon:
         url = daemon.base.listeners.url
         listening = Listening(url, settings.home / SOCKET_NAME, tuple(agent.definition.id for agent in found))
         if demo:

@@ -218,9 +218,15 @@ class Row(NamedTuple):
 
 
 def rows(loaded: Loaded) -> Iterator[Row]:
-    yield Row("home", str(loaded.settings.home), loaded.sources["home"], HOME_VARIABLE, HOME_MEANING)
+    yield Row("home", str(loaded.settings.home), loaded.sources.get("home", "default"), HOME_VARIABLE, HOME_MEANING)
     for entry in entries():
         value = getattr(getattr(loaded.settings, entry.section), entry.key)
         if isinstance(value, str):
             value = _PASSWORD.sub(r"\1***@", value)
-        yield Row(entry.name, value, loaded.sources[entry.name], entry.variable, entry.setting.meaning)
+        yield Row(
+            entry.name,
+            value,
+            loaded.sources.get(entry.name, "default"),
+            entry.variable,
+            entry.setting.meaning,
+        )

@@ -15,20 +15,23 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.dashboard.act_pages import Act, ActPages
 from covenant.dashboard.admin_acts import DelegationAct, GrantAct, RevokeAct, TenantAct, TrustAct
-from covenant.dashboard.feed import FeedEndpoint
+from covenant.dashboard.attention import AttentionEndpoint, RateSampler
+from covenant.dashboard.feed import FeedClock, FeedEndpoint
 from covenant.dashboard.form_page import FormPage
+from covenant.dashboard.instance_pages import SettingShown, settings_endpoint
 from covenant.dashboard.login_pages import CodePage, LoginPage, LogoutPage
 from covenant.dashboard.page_endpoint import HOME, ROOT, redirect, reply_page
 from covenant.dashboard.same_origin import check_same_origin, read_cookie, security_headers
 from covenant.dashboard.session_operations import SESSION, allowed, operation_router
 from covenant.dashboard.sessions import Role, Sessions, UiSession
 from covenant.dashboard.static_files import StaticFiles, reply_file
-from covenant.dashboard.task_acts import AnswerAct, CancelAct, PushAct, RepairAct
+from covenant.dashboard.task_acts import AnswerAct, BulkAct, CancelAct, PushAct, RepairAct
 from covenant.doors.http.endpoint import Endpoint
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.responses import MAILBOX, reply, reply_not_allowed, reply_refused
 from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.operator_api.operation import ApiContext, encode
+from covenant.exchange.access.principals import Principal
 from covenant.model.errors import Refusal
 
 FIRST_PAGE: Final = "attention"
@@ -41,6 +44,7 @@ ACTS: Final[dict[str, Act]] = {
     "cancel": CancelAct(),
     "answer": AnswerAct(),
     "push": PushAct(),
+    "bulk": BulkAct(),
     "trust": TrustAct(),
     "revoke": RevokeAct(),
     "grant": GrantAct(),
@@ -58,14 +62,21 @@ class Dashboard:
         base_url: BaseUrl,
         *,
         node: str,
+        operator: Principal,
+        settings: Sequence[SettingShown],
         body_bytes_max: int,
         feeds_max: int,
     ) -> None:
         self._base_url = base_url
         self.sessions: Final = sessions
         self._files = StaticFiles()
-        info = SessionInfo(api, sessions, node)
-        self._operations = operation_router(api, body_bytes_max=body_bytes_max, more={"/session": info})
+        self.sampler: Final = RateSampler(api.services, operator)
+        more: dict[str, ASGIApp] = {
+            "/session": SessionInfo(api, sessions, node),
+            "/a2a/attention": AttentionEndpoint(api, self.sampler),
+            "/settings": settings_endpoint(api, settings),
+        }
+        self._operations = operation_router(api, body_bytes_max=body_bytes_max, more=more)
         self.feed: Final = FeedEndpoint(api, sessions, base_url, node=node, followers_max=feeds_max)
         self._pages: dict[str, ASGIApp] = {
             "login": LoginPage("ui_login", api, sessions, base_url),
@@ -73,6 +84,10 @@ class Dashboard:
             "logout": LogoutPage("ui_logout", api, sessions, base_url),
             "act": ActPages(ACTS, api, sessions, base_url),
         }
+
+    @property
+    def schedulers(self) -> tuple[FeedClock, RateSampler]:
+        return self.feed.clock, self.sampler
 
     def routes(self) -> Sequence[BaseRoute]:
         return [Route(path, self, name=path) for path in (ROOT, ROOT + "/{rest:path}")]

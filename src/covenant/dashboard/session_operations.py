@@ -34,7 +34,7 @@ R = TypeVar("R", bound=Request)
 
 VIEWED: Final = frozenset(
     """
-    find_a2a_tasks recent_a2a_tasks recent_a2a_results a2a_queue show_a2a_task a2a_tree a2a_pushes
+    find_a2a_tasks count_a2a_tasks recent_a2a_tasks recent_a2a_results a2a_queue show_a2a_task a2a_tree a2a_pushes
     list_identities recent_capabilities recent_audit verify_audit_integrity
     list_tenants list_agents show_agent
     list_peers show_peer peer_capabilities list_peer_messages peer_config
@@ -46,28 +46,25 @@ VIEWED: Final = frozenset(
 OWN: Final = frozenset({"show_a2a_task", "a2a_tree", "cancel_a2a_task", "answer_a2a_task"})
 """What a tenant may ask of a task of its own, by `task_id`."""
 
-WITHIN: Final = frozenset({"find_a2a_tasks"})
-"""What a tenant may ask of its own tasks alone, by `tenant`."""
+FOR_TENANTS: Final = frozenset(operation.kind for operation in OPERATIONS if operation.for_tenants)
+"""What a tenant may ask as it does with its token: these know what is its own."""
 
 
 def allowed(role: Role, kind: str) -> bool:
     """Whether a role may use the operation of this kind at all."""
     if role is Role.OPERATOR:
         return True
-    return kind in (VIEWED if role is Role.VIEWER else OWN | WITHIN)
+    return kind in (VIEWED if role is Role.VIEWER else OWN | FOR_TENANTS)
 
 
 async def scoped(session: UiSession, operation: AnyApiOperation, request: R, services: Services) -> tuple[Principal, R]:
     """As whom the operation runs, on what: once it is known that this session may have it run on that."""
     if not allowed(session.role, operation.kind):
         raise role_forbidden(session.role, operation.kind)
-    if session.role is Role.OPERATOR:
+    if session.role is Role.OPERATOR or (session.role is Role.TENANT and operation.for_tenants):
         return session.principal, request
     if session.role is Role.TENANT:
-        if operation.kind in WITHIN:
-            request = msgspec.structs.replace(request, tenant=session.tenant)
-        else:
-            await _check_own(session, request, services)
+        await _check_own(session, request, services)
     # It is in a table above, and about one's own: so much may be seen as the operator sees it.
     return msgspec.structs.replace(session.principal, operator=True), request
 

@@ -13,8 +13,7 @@ from typing import Final
 
 import msgspec
 
-from covenant.exchange.access.login_codes import LoginCodes, may_view, require_view
-from covenant.exchange.access.principals import IdentityAuth, Principal
+from covenant.exchange.access.principals import IdentityAuth, LoginCodes, Principal, may_view, require_view
 from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.contract.identities import IdentityLedger
@@ -99,7 +98,9 @@ class Sessions:
         caller = self._tenancy.recognise(token)
         if caller is None:
             raise await self._turned_away("unknown or revoked token", address)
-        client = Principal(self._catalogue.client(caller.tenant.name), operator=False, token_sha256=caller.token_sha256)
+        tenant = caller.tenant.name
+        agent = self._catalogue.client(tenant)
+        client = Principal(agent, operator=False, token_sha256=caller.token_sha256, tenant=tenant)
         return self._begin(Role.TENANT, client, caller)
 
     async def trade(self, code: str, address: str) -> tuple[UiSession, str]:

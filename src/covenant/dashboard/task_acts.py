@@ -1,18 +1,34 @@
-"""Acts on tasks: repair, cancel, answer, and another try of a push notification."""
+"""Acts on tasks: repair of one or many, cancel, answer, and another try of a push notification."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
 from covenant.dashboard.act_pages import Act, ActContext, ActDone, ActForm
-from covenant.dashboard.form_page import Markup, choices, facts, field, joined, long_field
+from covenant.dashboard.form_page import (
+    FormPage,
+    Markup,
+    buttons,
+    choices,
+    facts,
+    field,
+    hidden,
+    joined,
+    long_field,
+    table,
+    tag,
+)
 from covenant.doors.operator_api.tasks import TaskShown
 from covenant.model.grant import FORCE_ERROR_ACTION, REQUEUE_ACTION
+from covenant.wire.mailbox import TaskFilter
 
 COMMANDS: Final = (
     ("requeue", "Requeue: the lease ends, and the task goes back into its queue"),
     ("force_error", "Force an error: the task ends as failed, with the message below"),
 )
+SHOWN_ROWS: Final = 200
 RISKS: Final = (
     ("idempotent", "The work may run twice without harm: it is idempotent"),
     ("operator_accepted", "I accept that it may run twice"),
@@ -138,3 +154,65 @@ class PushAct(Act):
     async def act(self, context: ActContext) -> ActDone:
         await context.run("retry_a2a_push", task_id=context.text("task"), push_id=context.text("push"))
         return ActDone(context.next("/ui/push"))
+
+
+FILTERS: Final = tuple(each.name for each in msgspec.structs.fields(TaskFilter))
+BULK_COMMANDS: Final = (*COMMANDS, ("cancel", "Cancel: the tasks end as canceled"))
+NUMBERS: Final = frozenset({"attempt_min", "since_ms", "until_ms", "moved_since_ms"})
+
+
+class BulkAct(Act):
+    """First without changing anything: which tasks, and what would become of each. Then the same for real."""
+
+    kind = "repair_a2a_tasks"
+
+    async def form(self, context: ActContext) -> ActForm:
+        kept = {name: context.text(name) for name in FILTERS if context.text(name)}
+        fields = joined(
+            (
+                facts(list(kept.items()) or [("Filter", "none: every task")]),
+                choices("What to do", "command", BULK_COMMANDS, context.text("command")),
+                choices("If they are requeued", "risk", RISKS, context.text("risk"), required=False),
+                field("Message of the error, if one is forced", "message", context.text("message")),
+                long_field("Reason (for the audit)", "reason", context.text("reason"), required=True),
+            )
+        )
+        lead = "The tasks that the filter leaves are listed first, with what would become of each. Nothing changes yet."
+        return ActForm("Repair many tasks", lead, fields, "Try without changing anything", kept, "/ui/tasks")
+
+    async def act(self, context: ActContext) -> ActDone:
+        real = context.text("step") == "apply"
+        report = await context.run(
+            "repair_a2a_tasks",
+            filter={name: _filter(name, context.text(name)) for name in FILTERS if context.text(name)},
+            command=context.text("command"),
+            reason=context.text("reason"),
+            duplicate_risk=context.text("risk") or None,
+            message=context.text("message") or None,
+            dry_run=not real,
+        )
+        rows = [(each.task_id, each.state, each.outcome, each.reason or "") for each in report.outcomes]
+        shown = table(("Task", "State", "Outcome", "Why"), rows[:SHOWN_ROWS])
+        if real:
+            body = joined((shown, tag("p", tag("a", "Back to the tasks", href="/ui/tasks", class_="button"))))
+            return ActDone(
+                page=FormPage("Repair many tasks", body=body, done=f"{report.applied} of {report.matched} done")
+            )
+        would = sum(each.outcome == "would_apply" for each in report.outcomes)
+        again = {name: value for name, value in context.given.items() if name != "step"}
+        form = tag(
+            "form",
+            hidden({**again, "step": "apply"}),
+            buttons(f"Apply to {would} tasks", back="/ui/tasks", danger=True),
+            method="post",
+            class_="act",
+        )
+        done = f"{report.matched} tasks match, and {would} of them would change. Nothing has changed yet."
+        return ActDone(page=FormPage("Repair many tasks", body=joined((shown, form)), done=done))
+
+    def missing_action(self, context: ActContext) -> str | None:
+        return FORCE_ERROR_ACTION if context.text("command") == "force_error" else REQUEUE_ACTION
+
+
+def _filter(name: str, given: str) -> str | int:
+    return int(given) if name in NUMBERS and given.isdigit() else given

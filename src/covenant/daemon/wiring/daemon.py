@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,6 +12,7 @@ from covenant.agents.agent_loader import LoadedAgent
 from covenant.agents.runtime.worker_pool import RunningJobs
 from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import Settings
+from covenant.daemon.settings_loader import Source
 from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.agents import Agents, open_agents
 from covenant.daemon.wiring.core import Base, open_base
@@ -56,8 +57,11 @@ async def open_daemon(
     served: Sequence[LoadedAgent] = (),
     clocks: Clocks = SYSTEM_CLOCKS,
     archive_apart: bool = True,
+    sources: Mapping[str, Source] | None = None,
 ) -> AsyncIterator[Daemon]:
-    """`served`: agents from Python files. `archive_apart`: a process of its own writes the archive.
+    """`served`: agents from Python files. `sources`: where each setting came from.
+
+    `archive_apart`: a process of its own writes the archive.
 
     Raises HomeLocked, Damaged, UnsafeHome, CannotListen or SettingsError, each with what to do about it.
     """
@@ -69,7 +73,7 @@ async def open_daemon(
         open_agents(base, services.requester if services is not None else None, jobs, served) as agents,
     ):
         peers = _make_peers(base, services, agents) if services is not None else None
-        yield Daemon(base=base, agents=agents, peers=peers, doors=make_doors(base, agents, peers))
+        yield Daemon(base=base, agents=agents, peers=peers, doors=make_doors(base, agents, peers, sources or {}))
 
 
 def _check_extras(settings: Settings) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
@@ -16,9 +16,11 @@ from covenant.daemon.home import SOCKET_NAME, read_token_file
 from covenant.daemon.listeners import Listeners, make_server
 from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import HttpSettings, Settings
+from covenant.daemon.settings_loader import Loaded, Source, entries, rows
 from covenant.daemon.wiring.agents import Agents, check_push
 from covenant.daemon.wiring.core import Base
 from covenant.dashboard.dashboard import Dashboard
+from covenant.dashboard.instance_pages import SettingShown
 from covenant.dashboard.page_endpoint import HOME
 from covenant.dashboard.sessions import SessionLimits, Sessions
 from covenant.doors import native, simple
@@ -45,7 +47,7 @@ from covenant.doors.operator_api.operation import ApiContext, Services
 from covenant.doors.peer_envelopes import DESCRIBED as PEERS_DESCRIBED
 from covenant.doors.waits import Waits
 from covenant.exchange.a2a_service import A2AExchange
-from covenant.exchange.access.login_codes import LoginCodes
+from covenant.exchange.access.principals import LoginCodes
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.native import Conversations, NativeRuns
@@ -85,7 +87,8 @@ class Doors:
     schedulers: tuple[Scheduler, ...]
 
 
-def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
+def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping[str, Source]) -> Doors:
+    """`sources`: where each setting came from."""
     settings, storage, access = base.settings, base.storage, base.access
     ledger, telemetry = storage.ledger, base.telemetry
     meter = telemetry.meter
@@ -134,7 +137,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
     )
     a2a = A2ADoor(admission, services, pages.agent_page(), body_bytes_max=settings.http.body_bytes_max)
     codes = api.services.login_codes
-    dashboard = _make_dashboard(base, api, codes, base_url) if codes is not None else None
+    dashboard = _make_dashboard(base, api, codes, base_url, sources) if codes is not None else None
     if dashboard is not None:
         routes += dashboard.routes()
     door = _make_http(settings.http, api, routes, a2a, dashboard=HOME if dashboard is not None else "")
@@ -262,7 +265,9 @@ def _local_url(base: Base) -> str:
     return f"http://{anywhere}:{url.port}" if anywhere else base.listeners.url
 
 
-def _make_dashboard(base: Base, api: ApiContext, codes: LoginCodes, base_url: BaseUrl) -> Dashboard:
+def _make_dashboard(
+    base: Base, api: ApiContext, codes: LoginCodes, base_url: BaseUrl, sources: Mapping[str, Source]
+) -> Dashboard:
     ui, access = base.settings.ui, base.access
     limits = SessionLimits(sessions_max=ui.sessions_max, idle_ms=ui.idle_ms, session_ms=ui.session_ms)
     sessions = Sessions(
@@ -273,9 +278,29 @@ def _make_dashboard(base: Base, api: ApiContext, codes: LoginCodes, base_url: Ba
         sessions,
         base_url,
         node=base.storage.ledger.node,
+        operator=base.storage.operator,
+        settings=_settings_shown(Loaded(base.settings, sources)),
         body_bytes_max=base.settings.http.body_bytes_max,
         feeds_max=ui.feeds_max,
     )
+
+
+def _settings_shown(loaded: Loaded) -> list[SettingShown]:
+    defaults = {entry.name: _as_text(entry.default) for entry in entries()}
+    return [
+        SettingShown(
+            name=row.name,
+            value=_as_text(row.value),
+            default=defaults.get(row.name, ""),
+            origin=row.source,
+            meaning=row.meaning,
+        )
+        for row in rows(loaded)
+    ]
+
+
+def _as_text(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _make_http(

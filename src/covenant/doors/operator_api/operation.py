@@ -15,8 +15,7 @@ import msgspec
 from covenant.doors.metrics import Meter
 from covenant.doors.waits import Pause, Waits
 from covenant.exchange.access.identities import IdentityAdmin
-from covenant.exchange.access.login_codes import LoginCodes
-from covenant.exchange.access.principals import IdentityAuth, Principal
+from covenant.exchange.access.principals import IdentityAuth, LoginCodes, Principal
 from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
