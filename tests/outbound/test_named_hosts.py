@@ -34,7 +34,7 @@ METADATA = """
 """.split()
 
 
-NO_URL = "redirected to what is no URL to call"
+NO_URL = "redirected to a URL that cannot be called"
 
 
 @pytest.fixture

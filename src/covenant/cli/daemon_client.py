@@ -65,7 +65,7 @@ class DaemonClient:
                 reason = answer.get("reason") or answer.get("message") or "the token was not accepted"
                 raise Failure(
                     "unknown_token",
-                    f"{reason}; name a token with --token-file or COVENANT_TOKEN, or neither to be the operator",
+                    f"{reason}; name a token with --token-file or COVENANT_TOKEN, or name none to be the operator",
                 )
         except BaseException:
             opened.close()
@@ -106,11 +106,12 @@ def _exchange(opened: socket.socket, request: Mapping[str, Any], within_s: float
             opened.sendall(encode_frame(body))
         length = frame_length(_read(opened, HEADER_BYTES))
         if length > ANSWER_BYTES_MAX:
-            raise Unreachable("daemon_unreachable", "the answer is too large to be an answer")
+            raise Unreachable("daemon_unreachable", "the answer is larger than any answer of a daemon")
         answer = json.loads(_read(opened, length))
     except TimeoutError:
         raise Unreachable(
-            "daemon_unreachable", f"no answer within {within_s:.0f} s; it may still happen. Look, then repeat"
+            "daemon_unreachable",
+            f"no answer within {within_s:.0f} s; the request may still be carried out. Look before you repeat it",
         ) from None
     except (OSError, ValueError) as error:
         raise Unreachable(

@@ -119,7 +119,9 @@ class Catalogue:
         if agent_id not in RESERVED and agent is None:
             return None
         if agent is None or not agent.definition.kind_rules.enrolled:
-            raise Conflict("display_reserved", f"{display} is held by this daemon; only a worker agent can be enrolled")
+            raise Conflict(
+                "display_reserved", f"{display} is an agent of this daemon; only a worker agent can be enrolled"
+            )
         return ReservedIdentity(self.identity(tenant, agent_id).pubkey, respond_actions(self.client(tenant))[:1])
 
     def add_resident(

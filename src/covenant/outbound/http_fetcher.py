@@ -167,7 +167,9 @@ class Fetcher:
             call, response = await self._follow(call, idle_ms=idle_ms or self._limits.idle_ms, bytes_max=bytes_max)
         async with aclosing(response):
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise CallFailed("bad_response", "a stream came compressed, unasked", transient=False)
+                raise CallFailed(
+                    "bad_response", "the stream is compressed, and compression was not asked for", transient=False
+                )
             async with aclosing(_bounded(response, bytes_max)) as pieces:
                 yield Streamed(
                     status=response.status_code, headers=_plain(response), pieces=pieces, url=call.location.url
@@ -263,7 +265,7 @@ def _redirected(call: _Call, place: str) -> _Call:
             raise InvalidUrl("it has spaces, control characters or backslashes")
         location = read_url(urljoin(call.location.url, place))
     except ValueError as error:
-        raise CallFailed("bad_redirect", "redirected to what is no URL to call", transient=False) from error
+        raise CallFailed("bad_redirect", "redirected to a URL that cannot be called", transient=False) from error
     if call.location.scheme == "https" and location.scheme == "http":
         raise CallFailed("bad_redirect", "redirected from https to http", transient=False)
     if location.origin == call.location.origin:

@@ -111,7 +111,7 @@ def redact(message: D, mode: Redaction) -> Redacted[D]:
 
 def _with_texts(message: D, clean: dict[str, Any], limits: dict[str, int]) -> D:
     if isinstance(message, DelegationOffer) and any(len(clean[name] or "") > most for name, most in limits.items()):
-        raise TooLarge("offer_too_large", "without the secrets that were found in it, it is too long to be offered")
+        raise TooLarge("offer_too_large", "the offer is too long after its secrets were replaced")
     return replace(message, **{name: clean[name] and clean[name][:most] for name, most in limits.items()})
 
 

@@ -429,7 +429,9 @@ class PeerAdmin(PeerService):
                     signed = msgspec.convert(proof["proof"], Proof) if proof.get("proof") else None
                     return DelegationEvidence(proof.get("offer"), proof.get("result"), proof.get("transcript"), signed)
             steps = await self._ledger.steps(task_id, steps[-1].generation, STEPS_MAX)
-        raise NotFound("no_proof", "nothing is proven here: it has not ended, was done here, or came without a proof")
+        raise NotFound(
+            "no_proof", "there is no proof: the delegation has not ended, was done here, or came without one"
+        )
 
     async def tree(self, named: str) -> TreeNode:
         tree = await read_tree(self._ledger, await self._task_id(named), None)

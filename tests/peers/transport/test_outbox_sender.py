@@ -535,6 +535,6 @@ async def test_what_somebody_on_the_way_says_was_taken_is_sent_again(
         await alice.offers(peer, 1)
         await alice.until_parcels(peer, lambda parcels: parcels[0].attempts)
         (trouble,) = alice.outbox.troubles()
-        assert trouble.failure == "bad_receipt: somebody else says that the peer has taken it"
+        assert trouble.failure == "bad_receipt: the receipt is not signed by the peer; the message is sent again"
     async with http_server(taking(), port=served.port), delivering(alice):
         await alice.delivered()

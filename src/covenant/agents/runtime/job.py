@@ -197,7 +197,7 @@ class Job:
         if self._calls is None:
             delegations = self._services.delegations
             if delegations is None:
-                raise Unavailable("no_delegation", "nobody can be called from here")
+                raise Unavailable("no_delegation", "this agent cannot call other agents")
             self._calls = AgentCalls(self, delegations)
         return self._calls
 

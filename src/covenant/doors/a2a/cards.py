@@ -207,7 +207,7 @@ class CardPages:
             return
         else:
             where = f"{self._base_url.of(scope)}{AGENTS_PATH}/{{id}}"
-            told = Conflict("unsupported_operation", f"nobody is called at this URL; an agent is called at {where}")
+            told = Conflict("unsupported_operation", f"no agent is at this URL; an agent is called at {where}")
         self._meter.refused(TRANSPORT, told.code)
         await reply(send, 200, jsonrpc.encode_refusal(call_id, told, Version.V1))
 

@@ -196,7 +196,7 @@ def text_of(parts: Iterable[Content]) -> str:
 def check_message(message: Message, agent: CatalogueAgent, extensions: Iterable[str]) -> None:
     """Refuse a message that is not well formed, or that this agent does not take."""
     if message.role != "user":
-        raise InvalidParams("message.role", "a client speaks as the user")
+        raise InvalidParams("message.role", "a client sends as the user")
     if not message.parts or len(message.parts) > PARTS_MAX:
         raise InvalidParams("message.parts", f"1 to {PARTS_MAX} parts")
     _check_id("contextId", message.context_id)

@@ -198,7 +198,11 @@ class BatchWriter:
             else:
                 return
         for item in batch:
-            item.fail(Unavailable("busy", "too many others change the same; repeat the request", retry_after_ms=1_000))
+            item.fail(
+                Unavailable(
+                    "busy", "too many other requests change the same data; repeat the request", retry_after_ms=1_000
+                )
+            )
 
     async def _drop_connection(self) -> None:
         if self._connection is not None:

@@ -279,7 +279,7 @@ class RemoteStream:
     def reply(self) -> Reply:
         """What was answered, when the stream is over; until then, what is known."""
         if not self._follower.known.known:
-            raise Invalid("not_answered", "nothing was heard yet: read the stream first")
+            raise Invalid("not_answered", "there is no answer yet: read the stream first")
         return reply_of(self._follower.known, self._remote)
 
     async def call_off(self) -> None:

@@ -202,9 +202,11 @@ class Handshake(PeerService):
             now_ms=now_ms,
         )
         if not holds:
-            raise Invalid("unproven", "the answer is not signed by the peer, not for us, or over")
+            raise Invalid("unproven", "the answer is not signed by the peer, is not for this instance, or has expired")
         if negotiate(response.versions) is None:
-            raise Conflict("version", f"{peer.name} speaks none of our versions of the protocol; one must be renewed")
+            raise Conflict(
+                "version", f"{peer.name} speaks none of our versions of the protocol; upgrade one of the two"
+            )
         changed = await self._ledger.commit(
             LearnPeer(
                 id=peer.id,
@@ -241,7 +243,7 @@ class Handshake(PeerService):
                 await answered.wait()
         except TimeoutError:
             raise Unavailable(
-                "not_fetched", f"{peer.name} has no address, and has not come to fetch our question; try again"
+                "not_fetched", f"{peer.name} has no address, and has not fetched our question yet; try again"
             ) from None
         finally:
             del self._answered[peer.id]

@@ -249,7 +249,9 @@ class PeerDirectory(PeerService):
         except PeerCallFailed as failed:
             raise Conflict("not_verified", f"{peer.name} could not be challenged: {failed.message}") from failed
         if peer.verified_at_ms is None:
-            raise Conflict("not_verified", f"{peer.name} has not answered our challenge yet; it does when it fetches")
+            raise Conflict(
+                "not_verified", f"{peer.name} has not answered our challenge yet; it answers when it next fetches"
+            )
         return peer
 
     # Their keys
@@ -306,7 +308,9 @@ class PeerDirectory(PeerService):
         if known.url is None:
             if prekey is not None:
                 return prekey
-            raise Unavailable("no_keys", f"{known.name} has not shown its keys lately; it does when it fetches")
+            raise Unavailable(
+                "no_keys", f"{known.name} has not shown its keys lately; it shows them when it next fetches"
+            )
         known = await self.refresh(known)
         if known.id != peer.id:
             raise Conflict(IDENTITY_CHANGED, f"{known.name} goes by the id {known.id} now; look it up again")
@@ -350,7 +354,7 @@ class PeerDirectory(PeerService):
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
         asker = self._ledger.peer(peer.id) or peer
         if asker.denied:
-            raise Forbidden("denied", "nothing is taken from this peer")
+            raise Forbidden("denied", "this peer is denied here")
         now_ms = self._now_ms()
         prekey = None
         if query.keys is not None:

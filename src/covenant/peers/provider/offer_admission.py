@@ -134,22 +134,25 @@ def _check_standing(offer: DelegationOffer, peer: Peer, facts: OfferFacts, setti
         raise OfferRejected("untrusted", "you are not verified here yet: answer our challenge, and offer again")
     key = PublicKey(peer.keys.identity_key)
     if not offer_holds(offer, requester=peer.id, key=key, provider=facts.us):
-        raise OfferRejected("invalid", "the offer does not bear your signature over it, for this instance")
+        raise OfferRejected("invalid", "the offer has no valid signature of yours for this instance")
 
 
 def _check_place_and_time(offer: DelegationOffer, facts: OfferFacts, settings: PeerSettings) -> None:
     if facts.us in offer.via:
-        raise OfferRejected("depth_exceeded", "this is being done for this very instance: it went in a circle")
+        raise OfferRejected(
+            "depth_exceeded", "the offer is made on behalf of this instance itself: it went in a circle"
+        )
     if len(offer.via) > settings.depth_max:
         raise OfferRejected("depth_exceeded", f"work comes here through at most {settings.depth_max} instances")
     if offer.deadline_ms is not None and offer.deadline_ms <= facts.now_ms and not facts.ages.paused:
-        raise OfferRejected("expired", "its deadline has passed, by our clock")
+        raise OfferRejected("expired", "the deadline of the offer has passed by the provider's clock")
 
 
 def _check_budget(budget: int, settings: PeerSettings) -> None:
     if budget < max(1, settings.budget_min):
         raise OfferRejected(
-            "budget_too_low", f"{budget} tokens could be had, and {max(1, settings.budget_min)} are the least"
+            "budget_too_low",
+            f"{budget} tokens are left for this offer, and at least {max(1, settings.budget_min)} are needed",
         )
 
 
@@ -159,7 +162,9 @@ def _allowed(
     """What the token leaves. It bounds what is agreed, so it need only allow the least that can be."""
     if offer.token is None:
         if settings.require_token:
-            raise OfferRejected("denied", "the offer has no token; ask for our capabilities again, which bring one")
+            raise OfferRejected(
+                "denied", "the offer has no token; ask for our capabilities again: the answer brings one"
+            )
         return Narrowing()
     use = Use(
         sender=peer.id, profile=offer.profile, budget=max(1, settings.budget_min), depth=0, offer_id=offer.offer_id
@@ -169,7 +174,8 @@ def _allowed(
         return authorize(offer.token, facts.our_key, use, now_ms=expiry_ms, revoked=revoked)
     except Refusal as refused:
         raise OfferRejected(
-            "denied", f"{refused.message} ({refused.code}); ask for our capabilities again, which bring a new one"
+            "denied",
+            f"{refused.message} ({refused.code}); ask for our capabilities again: the answer brings a new token",
         ) from None
 
 
@@ -179,9 +185,9 @@ def _check_room(peer: Peer, facts: OfferFacts, settings: PeerSettings, rate: Cal
         raise OfferRejected("rate_limited", "too many offers; slow down", wait_ms)
     own = peer.limits.concurrent
     if facts.active_of_peer >= (own if own is not None else settings.slots_per_peer):
-        raise OfferRejected("busy", "as many of your delegations are at work as may be", BUSY_RETRY_MS)
+        raise OfferRejected("busy", "your delegations have reached their limit here; offer again later", BUSY_RETRY_MS)
     if facts.active >= settings.slots:
-        raise OfferRejected("busy", "as many delegations are at work as may be", BUSY_RETRY_MS)
+        raise OfferRejected("busy", "all places for delegations are taken; offer again later", BUSY_RETRY_MS)
 
 
 def _least(value: int, bound: int | None) -> int:

@@ -157,7 +157,7 @@ class Provider(PeerService):
                 raise
             return await self._reject(incoming, offer, OfferRejected(code, refusal.message, refusal.retry_after_ms))
         if heard.known:
-            over = OfferRejected("expired", "this offer was taken once, and what came of it is not kept any more")
+            over = OfferRejected("expired", "this offer was accepted before, and its result is no longer kept")
             reject = await redact_aside(_rejecting(offer, over), self._settings.redaction, key)
             await self._ledger.commit(
                 SendToPeer(

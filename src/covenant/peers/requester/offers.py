@@ -170,9 +170,9 @@ class OfferBuilder(PeerService):
         via = list(dict.fromkeys((*via, self._keyring.id)))
         timeout = min(each for each in times if each is not None)
         if timeout <= 0:
-            raise Conflict("deadline_exceeded", "there is no time left for it")
+            raise Conflict("deadline_exceeded", "the task has no time left for a delegation")
         if left < 0 or len(via) > DEPTH_MAX:
-            raise Invalid("depth_exceeded", f"at most {self._context.depth_max} calls may follow from one another")
+            raise Invalid("depth_exceeded", f"a chain of calls has at most {self._context.depth_max} calls")
         return DelegationOffer(
             offer_id=task.id,
             profile=profile,

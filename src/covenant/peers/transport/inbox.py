@@ -230,13 +230,13 @@ class Inbox(PeerService):
         peer, envelope, message = incoming
         if isinstance(message, CapabilityQuery | CapabilityResponse):
             if envelope.seq is not None:
-                raise Invalid("invalid_seq", "this belongs to no delegation, and has no number")
+                raise Invalid("invalid_seq", "a message that belongs to no delegation has no number")
             if isinstance(message, CapabilityQuery):
                 return await self._directory.hear_query(peer, envelope, message), ReceivedFromPeer()
             await self._directory.hear_response(peer, envelope, message)
             return None, ReceivedFromPeer()
         if envelope.seq is None:
-            raise Invalid("invalid_seq", "what is said of a delegation is numbered, from 1")
+            raise Invalid("invalid_seq", "a message about a delegation needs a number, from 1")
         ours = DelegationRole.PROVIDER if envelope.typ in wire.REQUESTER_SENDS else DelegationRole.REQUESTER
         key = DelegationKey(ours, peer.id, message.offer_id)
         await self._check_trust(incoming, key)
@@ -255,7 +255,7 @@ class Inbox(PeerService):
             return
         if await self._ledger.delegation(key) is None:
             raise Forbidden(
-                "untrusted", "a peer that is not verified here can only ask what there is; see `covenant peers`"
+                "untrusted", "a peer that is not verified may only ask for capabilities; see `covenant peers verify`"
             )
 
 

@@ -276,7 +276,9 @@ class OutboxSender(PeerService):
         # It was sealed to them, so they are known.
         keys = (self._ledger.peer(peer.id) or peer).keys
         if keys is None or not receipt_holds(PublicKey(keys.identity_key), answer.envelope, received.receipt):
-            return DeliveryFailure("bad_receipt", "somebody else says that the peer has taken it", whole=True)
+            return DeliveryFailure(
+                "bad_receipt", "the receipt is not signed by the peer; the message is sent again", whole=True
+            )
         return None
 
     def _fail(self, round_: _Round, parcel: OutboxMessage, failed: DeliveryFailure, began: float) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def address(peer: Peer) -> str:
     if peer.url is None:
-        raise PeerConflict("no_address", f"{peer.name} has no address; it fetches what there is for it")
+        raise PeerConflict("no_address", f"{peer.name} has no address: it fetches its messages")
     return peer.url
 
 

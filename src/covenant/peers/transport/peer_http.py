@@ -194,7 +194,7 @@ def _plain(response: httpcore2.Response) -> Mapping[str, str]:
 
 async def _read(response: httpcore2.Response, bytes_max: int) -> bytes:
     if _plain(response).get("content-encoding", "identity") != "identity":
-        raise PeerConflict("bad_response", "the answer came compressed, unasked")
+        raise PeerConflict("bad_response", "the answer is compressed, and compression was not asked for")
     pieces: list[bytes] = []
     size = 0
     async with aclosing(response.aiter_stream()) as stream:
