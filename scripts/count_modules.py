@@ -83,7 +83,7 @@ def count(everything: list[Module]) -> list[Row]:
     found = [module for module in everything if not module.name.startswith(APART)]
     named = [module for module in found if module.path.stem != "__init__"]
     return [
-        Row("modules", len(found), 320),
+        Row("modules", len(found), 330),
         Row("lines", sum(module.lines for module in found), 68_000),
         _repeated("module names in several packages", ((module.stem, module.name) for module in named), 12),
         _repeated(

@@ -32,9 +32,9 @@ from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.task_logs import TaskLogs
 from covenant.ledger.clock import Uuids
 from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.embedded.backup_file import StagedBackups
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import open_ledger
-from covenant.ledger.embedded.staged_backups import StagedBackups
 from covenant.model.ids import AgentId
 from covenant.model.settings import Limits
 from covenant.model.tenants import TenantLimits

@@ -18,9 +18,9 @@ import httpx2
 import pytest
 
 from covenant.daemon.environment import now_ms
+from covenant.ledger.embedded.backup_file import STAGED_NAME
 from covenant.ledger.embedded.journal.shipped_segments import read_status
 from covenant.ledger.embedded.open import open_ledger
-from covenant.ledger.embedded.staged_backups import STAGED_NAME
 from covenant.model.ids import TaskId
 from tests.cli.daemons import COVENANT, Daemon, covenant, environment
 from tests.doors.clients import Ipc

@@ -21,8 +21,7 @@ from covenant.model.errors import CovenantError, HomeLocked
 
 if TYPE_CHECKING:
     from covenant.daemon.restored_home import Restored, Until
-    from covenant.ledger.embedded.backup_file import Manifest
-    from covenant.ledger.embedded.staged_backups import StagedBackup
+    from covenant.ledger.embedded.backup_file import Manifest, StagedBackup
 
 COPY_S: Final = 3_600.0
 """How long a daemon may take to copy its ledger."""
@@ -74,8 +73,8 @@ def _staged(home: Path, token_file: str | None) -> Iterator[StagedBackup]:
         return
     with asyncio.Runner() as runner:
         from covenant.ledger.clock import Uuids
+        from covenant.ledger.embedded.backup_file import StagedBackups
         from covenant.ledger.embedded.open import open_ledger
-        from covenant.ledger.embedded.staged_backups import StagedBackups
 
         ledger = runner.run(open_ledger(home, clock=now_ms))
         try:
@@ -91,7 +90,7 @@ def _staged(home: Path, token_file: str | None) -> Iterator[StagedBackup]:
 
 @contextmanager
 def _staged_by_daemon(home: Path, token_file: str | None) -> Iterator[StagedBackup]:
-    from covenant.ledger.embedded.staged_backups import StagedBackup
+    from covenant.ledger.embedded.backup_file import StagedBackup
 
     with DaemonClient(home, read_token(home, token_file, environment())) as client:
         answer = client.ask("begin_backup", within_s=COPY_S)

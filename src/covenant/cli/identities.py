@@ -6,7 +6,14 @@ from typing import Any, Final
 
 import click
 
-from covenant.cli.options import CommandGroup, Invocation, daemon_command, limit_option, purge_command
+from covenant.cli.options import (
+    CommandGroup,
+    Invocation,
+    certificate_option,
+    daemon_command,
+    limit_option,
+    purge_command,
+)
 from covenant.cli.terminal import ago, print_table, say
 
 identities: Final = CommandGroup("identities", help="Identities: who holds a token.", no_args_is_help=True)
@@ -22,7 +29,10 @@ identities: Final = CommandGroup("identities", help="Identities: who holds a tok
     help="Grant this action to the identity as well. May be repeated.",
 )
 @click.option("--pubkey", metavar="B58", help="The identity's Ed25519 public key. Default: a new key.")
-def enroll(call: Invocation, *, display: str, actions: tuple[str, ...], pubkey: str | None) -> None:
+@certificate_option("the identity")
+def enroll(
+    call: Invocation, *, display: str, actions: tuple[str, ...], pubkey: str | None, certificate: str | None
+) -> None:
     """Enrol an identity and print its token. The token is told once, and stored nowhere.
 
     Put it where the agent finds it, for its owner alone:
@@ -30,11 +40,11 @@ def enroll(call: Invocation, *, display: str, actions: tuple[str, ...], pubkey: 
     \b
         (umask 077; covenant identities enroll bob@host --grant a2a.respond.alice@host > bob.token)
     """
-    answer = call.ask("enroll_identity", display=display, actions=list(actions), pubkey=pubkey)
+    answer = call.ask("enroll_identity", display=display, actions=list(actions), pubkey=pubkey, certificate=certificate)
     granted = [grant["action"] if isinstance(grant, dict) else grant for grant in answer["granted"]]
     call.show(
         answer,
-        answer["token_b58"],
+        answer["token_b58"] or f"x509 {certificate}",
         f"enrolled {answer['display']} with pubkey {answer['pubkey_b58']}",
         *(f"granted {action}" for action in granted),
     )

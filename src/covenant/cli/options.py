@@ -187,6 +187,23 @@ token_option: Final = click.option(
 )
 
 
+def certificate_option(whom: str) -> Callable[[Function], Function]:
+    meaning = f"A client certificate that stands for {whom}, instead of a token: its file, or one of its names."
+    return click.option("--certificate", metavar="FILE|NAME", help=meaning, callback=_read_certificate)
+
+
+def _read_certificate(_ctx: click.Context, _param: click.Parameter, given: str | None) -> str | None:
+    """The name by which a certificate is known: sha256:…, dns:…, uri:… or email:…."""
+    if given is None or not Path(given).is_file():
+        return given
+    from covenant.seal.certificates import certificate_names_of_pem
+
+    try:
+        return certificate_names_of_pem(Path(given).read_bytes())[0]
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{given} holds no certificate in PEM: {error}") from error
+
+
 def json_option(meaning: str = "Answer with one JSON object.") -> Callable[[Function], Function]:
     return click.option("--json", "as_json", is_flag=True, help=meaning)
 

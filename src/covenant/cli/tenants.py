@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from covenant.cli.options import CommandGroup, Function, Invocation, daemon_command
+from covenant.cli.options import CommandGroup, Function, Invocation, certificate_option, daemon_command
 from covenant.cli.terminal import ago, print_table
 from covenant.model.tenants import TenantLimits
 
@@ -38,16 +38,19 @@ def limit_options(function: Function) -> Function:
 
 @daemon_command(tenants, "add", "tenant_added", "tenant", "token")
 @click.argument("name")
+@certificate_option("the tenant")
 @limit_options
-def add(call: Invocation, *, name: str, **limits: int) -> None:
+def add(call: Invocation, *, name: str, certificate: str | None, **limits: int) -> None:
     """Add a tenant and print its token. The token is told once, and stored nowhere.
 
     \b
         (umask 077; covenant tenants add acme > acme.token)
     """
-    answer = call.ask("add_tenant", name=name, limits=limits)
+    answer = call.ask("add_tenant", name=name, limits=limits, certificate=certificate)
     added = answer["tenant"]["name"]
-    call.show(answer, answer["token"], f"added the tenant {added}; its callers are client@{added}")
+    call.show(
+        answer, answer["token"] or f"x509 {certificate}", f"added the tenant {added}; its callers are client@{added}"
+    )
 
 
 @daemon_command(tenants, "list", "tenant_list", "tenants")
@@ -86,11 +89,13 @@ def enable(call: Invocation, *, name: str) -> None:
 
 @daemon_command(tenants, "rotate", "tenant_rotated", "tenant", "token")
 @click.argument("name")
-def rotate(call: Invocation, *, name: str) -> None:
+@certificate_option("the tenant")
+def rotate(call: Invocation, *, name: str, certificate: str | None) -> None:
     """Give a tenant a new token and print it. The old one is refused from then on, and its open streams end."""
-    answer = call.ask("rotate_tenant", name=name)
-    said = f"this is the token of {answer['tenant']['name']} now; the old one is refused from here on"
-    call.show(answer, answer["token"], said)
+    answer = call.ask("rotate_tenant", name=name, certificate=certificate)
+    what = "token" if certificate is None else "certificate"
+    said = f"this is the {what} of {answer['tenant']['name']} now; the old one is refused from here on"
+    call.show(answer, answer["token"] or f"x509 {certificate}", said)
 
 
 def _row(tenant: dict[str, Any]) -> tuple[str, ...]:

@@ -197,6 +197,6 @@ def url_in(home: Path) -> str | None:
     """None if no daemon has left its address here."""
     with suppress(OSError, UnicodeDecodeError):
         url = (home / URL_NAME).read_text(encoding="ascii").strip()
-        if url.startswith("http://") and len(url) <= LENGTH_MAX:
+        if url.startswith(("http://", "https://")) and len(url) <= LENGTH_MAX:
             return url
     return None

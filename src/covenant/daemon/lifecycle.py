@@ -131,7 +131,7 @@ def fit_open_files(settings: Settings, log: Log) -> Settings:
     """Raise the limit of open files, or lower that of connections: the journal needs a descriptor for each segment."""
     calls_max = settings.grpc.calls_max if settings.grpc.enabled else 0
     besides = http_bounds(settings.http).connections_reserved_max + settings.ipc.connections_max + calls_max
-    besides += FILES_BESIDES
+    besides += FILES_BESIDES + (http_bounds(settings.http).handshakes_max if settings.http.tls_cert else 0)
     wanted = settings.http.connections_max
     granted = _allow_files(wanted + besides)
     room = max(CONNECTIONS_MIN, granted - besides)

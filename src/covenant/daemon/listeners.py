@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING
 from covenant.daemon.environment import now_ms
 from covenant.daemon.settings import GrpcSettings, HttpSettings, Settings
 from covenant.daemon.telemetry import Log
+from covenant.daemon.tls_files import TlsFiles, key_is_exposed, open_tls
 from covenant.doors.http.health import ALIVE_PATHS
 from covenant.doors.http.server.bounds import HttpBounds
 from covenant.doors.http.server.http_exchange import Door
 from covenant.doors.http.server.http_refusals import RefusalForm, plain_form
 from covenant.doors.http.server.http_server import HttpServer
+from covenant.doors.http.server.tls_handshakes import ServerTls
 from covenant.model.errors import CovenantError
 from covenant.model.extras import not_installed
 
@@ -48,6 +51,8 @@ class Listeners:
     http: socket.socket
     grpc: GrpcServer | None
     """None: switched off."""
+    tls: TlsFiles | None
+    """None: both speak in the clear."""
 
     @property
     def http_at(self) -> tuple[str, int]:
@@ -56,26 +61,29 @@ class Listeners:
 
     @property
     def url(self) -> str:
-        return url_of(self.http)
+        return url_of(self.http, "http" if self.tls is None else "https")
 
 
 @asynccontextmanager
 async def open_listeners(settings: Settings, log: Log) -> AsyncIterator[Listeners]:
     """Bind the addresses of HTTP and gRPC. Raises CannotListen, and SettingsError if gRPC is not installed."""
+    tls = await asyncio.to_thread(open_tls, settings.http, now_ms)
+    if tls is not None and key_is_exposed(settings.http.tls_key):
+        log.warning("tls.key_exposed", file=settings.http.tls_key, why="others can read it", do="chmod 600")
     with bound(settings.http) as http:
-        grpc = _bind_grpc(settings.grpc) if settings.grpc.enabled else None
-        if not ipaddress.ip_address(settings.http.bind_addr).is_loopback:
+        grpc = _bind_grpc(settings.grpc, tls) if settings.grpc.enabled else None
+        if tls is None and not ipaddress.ip_address(settings.http.bind_addr).is_loopback:
             log.warning("http.exposed", bind_addr=settings.http.bind_addr, why="tokens travel in the clear")
-        if grpc is not None and not ipaddress.ip_address(settings.grpc.bind_addr).is_loopback:
+        if tls is None and grpc is not None and not ipaddress.ip_address(settings.grpc.bind_addr).is_loopback:
             log.warning("grpc.exposed", bind_addr=settings.grpc.bind_addr, why="tokens travel in the clear")
         try:
-            yield Listeners(http, grpc)
+            yield Listeners(http, grpc, tls)
         finally:
             if grpc is not None:
                 await grpc.stop(0)
 
 
-def _bind_grpc(settings: GrpcSettings) -> GrpcServer:
+def _bind_grpc(settings: GrpcSettings, tls: TlsFiles | None) -> GrpcServer:
     try:
         from covenant.doors.a2a.grpc import GrpcServer  # noqa: PLC0415  an extra
     except ModuleNotFoundError as missing:
@@ -86,6 +94,7 @@ def _bind_grpc(settings: GrpcSettings) -> GrpcServer:
             port=settings.port,
             message_bytes_max=settings.message_bytes_max,
             calls_max=settings.calls_max,
+            tls=tls,
         )
     except OSError as error:
         raise CannotListen(
@@ -94,9 +103,9 @@ def _bind_grpc(settings: GrpcSettings) -> GrpcServer:
         ) from error
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def http_bounds(settings: HttpSettings) -> HttpBounds:
@@ -112,7 +121,9 @@ def http_bounds(settings: HttpSettings) -> HttpBounds:
     )
 
 
-def make_server(door: Door, settings: HttpSettings, refusal_form: RefusalForm = plain_form) -> HttpServer:
+def make_server(
+    door: Door, settings: HttpSettings, refusal_form: RefusalForm = plain_form, tls: ServerTls | None = None
+) -> HttpServer:
     return HttpServer(
         door,
         http_bounds(settings),
@@ -120,4 +131,5 @@ def make_server(door: Door, settings: HttpSettings, refusal_form: RefusalForm = 
         refusal_form=refusal_form,
         always=ALIVE_PATHS,
         proxies=settings.trusted_proxies,
+        tls=tls,
     )

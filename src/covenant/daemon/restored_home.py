@@ -17,14 +17,13 @@ from uuid import uuid4
 import msgspec
 
 from covenant.ledger.contract.ledger import Counts
-from covenant.ledger.embedded.backup_file import Manifest, unpack_backup
+from covenant.ledger.embedded.backup_file import INCARNATION_NAME, Incarnation, Manifest, unpack_backup
 from covenant.ledger.embedded.disk import make_private_folder, open_private, replace_private, sync_dir
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal.record import BadLine, decode_line
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments, segment_path
 from covenant.ledger.embedded.open import RESTORING_NAME, open_ledger
-from covenant.ledger.embedded.staged_backups import INCARNATION_NAME, Incarnation
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.mailbox import local_agent
 from covenant.model.errors import CovenantError

@@ -43,6 +43,7 @@ from covenant.model.settings_field import (
 from covenant.outbound.outbound_settings import OutboundSettings
 from covenant.peers.peer_settings import PeerSettings
 
+ClientAuth = Literal["optional", "required"]
 Durability = Literal["fsync", "os"]
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -94,9 +95,27 @@ class HttpSettings:
     public_base_url: str = setting(
         "",
         base_url,
-        "The URL under which callers reach this daemon, for cards; empty: http:// and the request's Host.",
+        "The URL under which callers reach this daemon, for cards; empty: http:// (https:// with TLS) and the "
+        "request's Host.",
         also="COVENANT_PUBLIC_BASE_URL",
         flag="--public-base-url",
+    )
+    tls_cert: str = setting(
+        "",
+        line,
+        "File with the certificate that HTTP and gRPC show, and those that lead to its authority, in PEM; empty: no "
+        "TLS. It is read again when it changes.",
+    )
+    tls_key: str = setting("", line, "File with the key of that certificate, in PEM, for its owner alone.")
+    tls_client_ca: str = setting(
+        "",
+        line,
+        "File with the authorities whose client certificates are taken, in PEM; empty: clients are not asked for one.",
+    )
+    tls_client_auth: ClientAuth = setting(  # noqa: RUF009  (makes a dataclass field)
+        "optional",
+        choice("optional", "required"),
+        "Whether a client without a certificate is let in. Over gRPC a client is asked for one only if it is required.",
     )
     metrics_token_file: str = setting(
         "",

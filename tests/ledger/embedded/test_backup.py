@@ -14,18 +14,20 @@ import pytest
 from covenant import Mailbox
 from covenant.daemon.restored_home import CannotRestore, Restored, Until, parse_until, restore
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.backup_file import MANIFEST_NAME, BadBackup, write_backup
+from covenant.ledger.embedded.backup_file import (
+    MANIFEST_NAME,
+    ORIGINAL,
+    STAGED_MAX,
+    BadBackup,
+    StagedBackups,
+    read_incarnation,
+    write_backup,
+)
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.fault_points import Plan
 from covenant.ledger.embedded.journal.segments import list_segments
 from covenant.ledger.embedded.journal.shipped_segments import ShippedSegments, read_status, sealed_segments
 from covenant.ledger.embedded.open import RESTORING_NAME, open_ledger
-from covenant.ledger.embedded.staged_backups import (
-    ORIGINAL,
-    STAGED_MAX,
-    StagedBackups,
-    read_incarnation,
-)
 from covenant.model.errors import HomeLocked, HomeUnusable, Unavailable
 from tests.ledger.embedded.recorded import task, task_id
 from tests.ledger_contract.fake_clock import FakeClock

@@ -16,7 +16,7 @@ from typing import Final
 from covenant.daemon.agent_files import look, read_agent
 from covenant.daemon.doctor.ledger_check import check_ledger
 from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup, wrong
-from covenant.daemon.environment import PASSPHRASE_VARIABLE
+from covenant.daemon.environment import PASSPHRASE_VARIABLE, now_ms
 from covenant.daemon.home import (
     KEY_NAME,
     OTHERS,
@@ -31,6 +31,7 @@ from covenant.daemon.home import (
 from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.settings import Settings, ledger_limits
 from covenant.daemon.settings_loader import load
+from covenant.daemon.tls_files import key_is_exposed, open_tls
 from covenant.daemon.wiring.core import mcp_servers
 from covenant.ledger.embedded.disk import MIB, free_bytes
 from covenant.ledger.embedded.journal.recovery import lock_home
@@ -43,6 +44,7 @@ from covenant.outbound.remote.remote_registry import RemoteRegistry
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 """What Linux allows; other systems allow a few less, and their refusal says so."""
+TLS_DAYS_FEW: Final = 14
 ROOM_BYTES_MIN: Final = 16 * MIB
 """A start writes the journal's last segment anew, and this much should be left beside it."""
 ROOM_BYTES_FEW: Final = 256 * MIB
@@ -63,6 +65,7 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
         lambda: _address(home),
         lambda: _room(home),
         lambda: _backup(home),
+        lambda: _tls(settings),
     ):
         findings += _guarded(home, part)
     try:
@@ -253,6 +256,22 @@ def _backup(home: Path) -> Iterator[CheckFinding]:
         yield wrong(what, way_out)
     elif status.shipped_seq:
         yield CheckFinding(f"segments through record {status.shipped_seq} were shipped")
+
+
+def _tls(settings: Settings | None) -> Iterator[CheckFinding]:
+    if settings is None:
+        return
+    try:
+        files = open_tls(settings.http, now_ms)
+    except SettingsError as error:
+        yield _told(error)
+        return
+    if files is None:
+        return
+    if key_is_exposed(settings.http.tls_key):
+        yield wrong(f"others can read {settings.http.tls_key}", f"chmod 600 {settings.http.tls_key}")
+    told = f"the certificate in {settings.http.tls_cert} is good for {files.days_left} days"
+    yield CheckFinding(told, way_out="renew it soon" if files.days_left < TLS_DAYS_FEW else "")
 
 
 def _port(settings: Settings | None) -> Iterator[CheckFinding]:

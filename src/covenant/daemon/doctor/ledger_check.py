@@ -214,6 +214,9 @@ def _open(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError:
         db.close()
         db = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    except BaseException:
+        db.close()
+        raise
     return db
 
 

@@ -13,10 +13,11 @@ from starlette.routing import BaseRoute
 
 import covenant
 from covenant.daemon.home import SOCKET_NAME, read_token_file
-from covenant.daemon.listeners import Listeners, make_server
+from covenant.daemon.listeners import make_server
 from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import HttpSettings, Settings
 from covenant.daemon.settings_loader import Loaded, Source, entries, rows
+from covenant.daemon.tls_files import TlsReloader
 from covenant.daemon.wiring.agents import Agents, check_push
 from covenant.daemon.wiring.core import Base
 from covenant.dashboard.dashboard import Dashboard
@@ -32,11 +33,12 @@ from covenant.doors.a2a.http_bindings import PREFIX, A2ADoor
 from covenant.doors.a2a.operations import A2AServices
 from covenant.doors.http import endpoint
 from covenant.doors.http.app import HttpDoor, TracedDoor, build_http
-from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.bearer_auth import TenantGate, certificate_credential
 from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, as_host
 from covenant.doors.http.openapi import routes_of
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.http.server.http_server import HttpServer
+from covenant.doors.http.server.tls_handshakes import ServerTls
 from covenant.doors.ipc_server import IpcServer
 from covenant.doors.mcp.remote_tools import RemoteTools
 from covenant.doors.mcp.streamable_http import DESCRIBED as MCP_DESCRIBED
@@ -60,6 +62,7 @@ from covenant.model.mcp_servers import Tool
 from covenant.model.settings import A2aSettings
 from covenant.outbound.push_sender import PushSender, WebhookClient
 from covenant.seal.cards import CardSigner
+from covenant.seal.certificates import certificate_names
 from covenant.seal.keys import WebhookSigner
 
 if TYPE_CHECKING:
@@ -94,7 +97,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
     meter = telemetry.meter
     if storage.shipper is not None:
         storage.shipper.count(meter)
-    waits = Waits(access.identity_auth, settings.limits)
+    waits, tls = Waits(access.identity_auth, settings.limits), _server_tls(base)
     pool = _anonymous_pool(settings.http)
     cards, published = Cards(agents.features.now, CardSigner(storage.key)), _published(settings)
     base_url = BaseUrl(settings.http.public_base_url, settings.http.trusted_proxies)
@@ -144,7 +147,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
     traced = TracedDoor(door, telemetry.tracer) if telemetry.tracer.on else door
     return Doors(
         waits=waits,
-        http=make_server(traced, settings.http, door.refusal_form),
+        http=make_server(traced, settings.http, door.refusal_form, tls),
         ipc=IpcServer(
             settings.home / SOCKET_NAME,
             api,
@@ -152,9 +155,10 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
             connections_max=settings.ipc.connections_max,
         ),
         dashboard=dashboard,
-        grpc=_make_grpc(settings, admission, services, base.listeners) if base.listeners.grpc is not None else None,
-        schedulers=tuple(
-            each for each in (mcp, sender, dashboard.feed.clock if dashboard else None) if each is not None
+        grpc=_make_grpc(base, admission, services, tls),
+        schedulers=(
+            *(each for each in (mcp, sender, dashboard.feed.clock if dashboard else None) if each is not None),
+            *_tls_reloaders(base),
         ),
     )
 
@@ -173,6 +177,23 @@ def _make_services(base: Base, peers: Peers | None) -> Services:
         login_codes=codes,
         backups=base.storage.backups,
     )
+
+
+def _tls_reloaders(base: Base) -> tuple[Scheduler, ...]:
+    files = base.listeners.tls
+    return (TlsReloader(files, base.telemetry.log),) if files is not None else ()
+
+
+def _server_tls(base: Base) -> ServerTls | None:
+    """None: the doors speak in the clear."""
+    files, access = base.listeners.tls, base.access
+
+    def credential_of(names: Sequence[str]) -> bytes | None:
+        """None for a certificate that stands for nobody: then its client is as one without."""
+        known = access.gate.tenancy.recognise_certificate(names) or access.identity_auth.recognise_certificate(names)
+        return certificate_credential(names) if known is not None else None
+
+    return ServerTls(files.context, certificate_names, credential_of) if files is not None else None
 
 
 def _published(settings: Settings) -> PublishedAgent:
@@ -262,7 +283,7 @@ def _local_url(base: Base) -> str:
     if public:
         return public.rstrip("/")
     anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(url.hostname or "")  # noqa: S104  (not bound by this)
-    return f"http://{anywhere}:{url.port}" if anywhere else base.listeners.url
+    return f"{url.scheme}://{anywhere}:{url.port}" if anywhere else base.listeners.url
 
 
 def _make_dashboard(
@@ -324,7 +345,11 @@ def _allowed_hosts(http: HttpSettings) -> tuple[str, ...]:
     return (*http.allowed_hosts, as_host(http.bind_addr), *((as_host(public),) if public else ()))
 
 
-def _make_grpc(settings: Settings, admission: Admission, services: A2AServices, listeners: Listeners) -> GrpcCalls:
+def _make_grpc(base: Base, admission: Admission, services: A2AServices, tls: ServerTls | None) -> GrpcCalls | None:
+    """None: switched off."""
+    settings, listeners = base.settings, base.listeners
+    if listeners.grpc is None:
+        return None
     from covenant.doors.a2a.grpc import GrpcCalls, GrpcTenants  # noqa: PLC0415  an extra
 
     # Who is on this machine is a matter of where this port listens, not of where HTTP does.
@@ -338,4 +363,5 @@ def _make_grpc(settings: Settings, admission: Admission, services: A2AServices, 
         message_bytes_max=settings.grpc.message_bytes_max,
         published=settings.a2a.publish,
         http_at=listeners.http_at,
+        tls=tls,
     )

@@ -26,11 +26,11 @@ from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.clock import Uuids
 from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.embedded.backup_file import StagedBackups, read_incarnation
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.shipped_segments import ShippedSegments
 from covenant.ledger.embedded.open import open_ledger
-from covenant.ledger.embedded.staged_backups import StagedBackups, read_incarnation
 from covenant.model.errors import SettingsError, Unavailable
 from covenant.model.extras import install_command
 from covenant.model.ids import PublicKey

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 from urllib.parse import unquote
 
 import grpc  # type: ignore[import-untyped]
@@ -35,6 +36,7 @@ from covenant.doors.a2a.protobuf_json import RequestReader, ResponseWriter
 from covenant.doors.http.bearer_auth import TenantGate, address, bearer
 from covenant.doors.http.host_names import as_host
 from covenant.doors.http.request_body import AnonymousPool
+from covenant.doors.http.server.tls_handshakes import ServerTls
 from covenant.doors.metrics import Timer
 from covenant.doors.waits import CancelScope
 from covenant.exchange.access.tenants import Caller
@@ -154,8 +156,10 @@ class GrpcCalls:
         message_bytes_max: int,
         published: str = "",
         http_at: tuple[str, int] | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         """`pool`: what callers without a token may make us hold. `http_at`: where HTTP listens, for cards."""
+        self._tls = tls
         self._http_at = http_at
         self._admission = admission
         self._services = services
@@ -274,13 +278,24 @@ class GrpcCalls:
             if not name.endswith("-bin"):
                 said = value if isinstance(value, bytes) else value.encode()
                 headers[name] = b"%b, %b" % (headers[name], said) if name in headers else said
+        if self._tls is not None and "authorization" not in headers:
+            self._name_caller(self._tls, context, headers)
         return {
             "type": "http",
+            "scheme": "http" if self._tls is None else "https",
             "headers": [(name.encode(), value) for name, value in headers.items()],
             "query_string": b"",
             "client": peer_of(context.peer()),
             "server": self._http_at,
         }
+
+    def _name_caller(self, tls: ServerTls, context: Any, headers: dict[str, bytes]) -> None:
+        """Who has shown a certificate, and no token, is whom the operator has made it stand for."""
+        shown = context.auth_context().get("x509_pem_cert", ())
+        names = tls.names_of(ssl.PEM_cert_to_DER_cert(shown[0].decode())) if shown else ()
+        credential = tls.credential_of(names) if names else None
+        if credential is not None:
+            headers["authorization"] = credential
 
     async def _unbroken(self, work: Awaitable[T]) -> T:
         """A caller may leave at any moment: what it asked for is still not broken off while it is made durable."""
@@ -318,7 +333,9 @@ class GrpcCalls:
 class GrpcServer:
     """Bound when it is made, on the running loop; serves from `start` on. `calls_max` bounds connections too."""
 
-    def __init__(self, *, bind_addr: str, port: int, message_bytes_max: int, calls_max: int) -> None:
+    def __init__(
+        self, *, bind_addr: str, port: int, message_bytes_max: int, calls_max: int, tls: GrpcTls | None = None
+    ) -> None:
         """Raises OSError if the address cannot be listened on."""
         self._calls: GrpcCalls | None = None
         self._server = grpc.aio.server(
@@ -331,7 +348,11 @@ class GrpcServer:
             maximum_concurrent_rpcs=calls_max,
         )
         try:
-            self.port: int = self._server.add_insecure_port(f"{as_host(bind_addr)}:{port}")
+            where = f"{as_host(bind_addr)}:{port}"
+            if tls is None:
+                self.port: int = self._server.add_insecure_port(where)
+            else:
+                self.port = self._server.add_secure_port(where, _credentials(tls))
         except RuntimeError as error:
             raise OSError(str(error)) from None
 
@@ -348,6 +369,43 @@ class GrpcServer:
         await self._server.stop(grace_s)
         if self._calls is not None:
             await self._calls.settled()
+
+
+class GrpcTls(Protocol):
+    """What the port is greeted with: another pair when its files have changed."""
+
+    @property
+    def pair(self) -> TlsPairLike: ...
+    @property
+    def client_required(self) -> bool: ...
+
+
+class TlsPairLike(Protocol):
+    @property
+    def certificate(self) -> bytes: ...
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def client_ca(self) -> bytes: ...
+
+
+def _credentials(tls: GrpcTls) -> Any:
+    """gRPC asks for the pair before each handshake, in a thread of its own."""
+    required = bool(tls.pair.client_ca) and tls.client_required
+    given = tls.pair
+
+    def configuration(pair: TlsPairLike) -> Any:
+        authorities = pair.client_ca if required else None
+        return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], authorities)
+
+    def newer() -> Any:
+        nonlocal given
+        if tls.pair is given:
+            return None
+        given = tls.pair
+        return configuration(given)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(given), newer, require_client_authentication=required)
 
 
 def peer_of(peer: str) -> tuple[str, int] | None:

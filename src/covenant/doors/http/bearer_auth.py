@@ -7,6 +7,7 @@ revoked or of a disabled tenant gets one and the same 401, and is audited before
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.types import Scope
@@ -15,6 +16,7 @@ from covenant.doors.http.responses import TRANSPORT
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import Caller, TenantAccess, TenantLimiter
 from covenant.model.errors import Refusal
+from covenant.seal.keys import new_token
 
 RECOGNISED_MAX: Final = 256
 """How many credentials are remembered: of those who were let in, so that nobody else can fill it."""
@@ -24,8 +26,13 @@ RECOGNISED_S: Final = 60.0
 
 def principal_of(identity_auth: IdentityAuth, credential: bytes | None) -> Principal | None:
     """The identity that has the value of this `Authorization` header."""
-    token = bearer_of(credential) if credential is not None else None
-    return identity_auth.recognise(token) if token is not None else None
+    if credential is None:
+        return None
+    token = bearer_of(credential)
+    if token is not None:
+        return identity_auth.recognise(token)
+    names = certificate_in(credential)
+    return identity_auth.recognise_certificate(names) if names else None
 
 
 async def turned_away(identity_auth: IdentityAuth, scope: Scope, credential: bytes | None) -> Refusal:
@@ -71,7 +78,11 @@ class TenantGate:
         if caller is not None and self.tenancy.still(caller):
             return caller
         token = bearer_of(credential)
-        caller = None if token is None else self.tenancy.recognise(token)
+        if token is not None:
+            caller = self.tenancy.recognise(token)
+        else:
+            names = certificate_in(credential)
+            caller = self.tenancy.recognise_certificate(names) if names else None
         if caller is None:
             self._recognised.pop(credential, None)
             return None
@@ -81,6 +92,22 @@ class TenantGate:
             asyncio.get_running_loop().call_later(RECOGNISED_S, self._recognised.clear)
         self._recognised[credential] = caller
         return caller
+
+
+_CERTIFICATE: Final = f"certificate {new_token()} ".encode()
+"""How the credential of a certificate begins, in this process alone: nobody can say it over the wire."""
+
+
+def certificate_credential(names: Sequence[str]) -> bytes:
+    """What stands for `Authorization` of a caller whose certificate has these names."""
+    return _CERTIFICATE + " ".join(names).encode()
+
+
+def certificate_in(credential: bytes) -> tuple[str, ...]:
+    """The names of the certificate that this credential stands for; none if it stands for no certificate."""
+    if not credential.startswith(_CERTIFICATE):
+        return ()
+    return tuple(credential.removeprefix(_CERTIFICATE).decode().split(" "))
 
 
 def bearer(scope: Scope) -> str | None:

@@ -126,7 +126,7 @@ class BaseUrl:
         if self._public:
             return self._public
         said: dict[bytes, bytes] = dict(scope["headers"])
-        scheme, host = "http", said.get(b"host", b"").decode("latin-1").strip()
+        scheme, host = scope.get("scheme", "http"), said.get(b"host", b"").decode("latin-1").strip()
         if self._trusted and self._trusts(scope):
             scheme = _nearest(said.get(b"x-forwarded-proto"), scheme).lower()
             host = _nearest(said.get(b"x-forwarded-host"), host)

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, ApiOperation, Services, fill
 from covenant.exchange.access.principals import Principal, require_operator
-from covenant.ledger.embedded.staged_backups import StagedBackup
+from covenant.ledger.embedded.backup_file import StagedBackup
 from covenant.model.errors import NotFound, Unavailable
 from covenant.wire.mailbox import EmptyRequest, StrictRequest
 

@@ -25,11 +25,15 @@ from covenant.wire.mailbox import EmptyRequest, RecentRequest, Request, StrictRe
 
 
 class EnrollIdentityRequest(StrictRequest, frozen=True, kw_only=True):
-    """`pubkey` is minted if left out; `actions` are granted, unscoped, in the same step."""
+    """`pubkey` is minted if left out; `actions` are granted, unscoped, in the same step.
+
+    `certificate`: the name of one that stands for the identity, instead of a token.
+    """
 
     display: str
     pubkey: str | None = None
     actions: tuple[str, ...] | None = None
+    certificate: str | None = None
 
 
 class ListIdentitiesRequest(Request, frozen=True, kw_only=True):
@@ -204,7 +208,11 @@ async def enroll_identity(
     services: Services, caller: Principal, request: EnrollIdentityRequest
 ) -> IdentityEnrolledAnswer:
     enrolled = await services.registry.enroll(
-        caller, request.display, pubkey=request.pubkey, actions=request.actions or ()
+        caller,
+        request.display,
+        pubkey=request.pubkey,
+        actions=request.actions or (),
+        certificate=request.certificate,
     )
     agent = enrolled.identity.agent
     return IdentityEnrolledAnswer(

@@ -16,12 +16,21 @@ from covenant.wire.mailbox import EmptyRequest, Request, StrictRequest
 
 
 class AddTenantRequest(StrictRequest, frozen=True, kw_only=True):
+    """`certificate`: the name of one that stands for the tenant, instead of a token."""
+
     name: str
     limits: TenantLimits | None = None
+    certificate: str | None = None
 
 
 class TenantRequest(StrictRequest, frozen=True, kw_only=True):
     name: str = ""
+
+
+class RotateTenantRequest(TenantRequest, frozen=True, kw_only=True):
+    """`certificate`: as when a tenant is added."""
+
+    certificate: str | None = None
 
 
 class ChangeTenantRequest(TenantRequest, frozen=True, kw_only=True):
@@ -61,7 +70,7 @@ class TenantShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class TenantAdded(ApiAnswer, frozen=True, kw_only=True, tag="tenant_added"):
-    """`token` is told here and never again."""
+    """`token` is told here and never again; it is empty where a certificate stands for the tenant."""
 
     tenant: TenantShown
     token: str
@@ -135,7 +144,7 @@ def _shown(services: Services, tenant: Tenant) -> TenantShown:
 
 
 async def add_tenant(services: Services, caller: Principal, request: AddTenantRequest) -> TenantAdded:
-    minted = await services.tenancy.add(caller, request.name, request.limits)
+    minted = await services.tenancy.add(caller, request.name, request.limits, certificate=request.certificate)
     return TenantAdded(tenant=_shown(services, minted.tenant), token=minted.token)
 
 
@@ -151,8 +160,8 @@ async def change_tenant(services: Services, caller: Principal, request: ChangeTe
     return TenantChanged(tenant=_shown(services, changed))
 
 
-async def rotate_tenant(services: Services, caller: Principal, request: TenantRequest) -> TenantRotated:
-    minted = await services.tenancy.rotate(caller, request.name)
+async def rotate_tenant(services: Services, caller: Principal, request: RotateTenantRequest) -> TenantRotated:
+    minted = await services.tenancy.rotate(caller, request.name, certificate=request.certificate)
     return TenantRotated(tenant=_shown(services, minted.tenant), token=minted.token)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.exchange.access.principals import IdentityAuth, Principal, require_operator
+from covenant.exchange.access.tenants import CERTIFICATE_PREFIX_LENGTH, check_certificate_free
 from covenant.ledger.contract.identities import AuditRecord
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.identity_commands import (
@@ -24,6 +25,7 @@ from covenant.ledger.machine.identity_commands import (
 from covenant.model.errors import Conflict, Invalid, NotFound
 from covenant.model.grant import AuditReport, Grant, Identity, check_action, read_scope
 from covenant.model.ids import AgentId, PublicKey, check_display, check_pubkey
+from covenant.seal.certificates import certificate_key
 from covenant.seal.keys import (
     TOKEN_PREFIX_LENGTH,
     new_private_key,
@@ -85,7 +87,9 @@ class IdentityAdmin:
         *,
         pubkey: str | None = None,
         actions: Sequence[str] = (),
+        certificate: str | None = None,
     ) -> EnrolledIdentity:
+        """`certificate`: the name of one that stands for the identity, instead of a token."""
         await require_operator(self._ledger, principal, "enrolling an identity")
         check_display(display)
         if len(actions) > GRANTS_PER_ENROLMENT_MAX:
@@ -95,11 +99,13 @@ class IdentityAdmin:
         taken = self._ledger.enrolled(agent)
         if taken is not None and taken.pubkey == key:
             raise Conflict("pubkey_taken", f"this key is enrolled already, as {taken.display}")
-        token = new_token()
+        token, shown = ("", certificate_key(certificate)) if certificate is not None else (new_token(), "")
+        if certificate is not None:
+            check_certificate_free(self._ledger, shown)
         identity = Identity(
             agent=agent,
-            token_sha256=token_hash(token),
-            token_prefix=token[:TOKEN_PREFIX_LENGTH],
+            token_sha256=shown or token_hash(token),
+            token_prefix=shown[:CERTIFICATE_PREFIX_LENGTH] or token[:TOKEN_PREFIX_LENGTH],
             registered_at_ms=self._ledger.now_ms(),
         )
         grants = tuple(self._sign(agent, action, {}, None) for action in actions)

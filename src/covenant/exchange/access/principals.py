@@ -9,7 +9,7 @@ storage. It is good once, for a minute, and kept as a hash in memory alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -20,6 +20,7 @@ from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.model.errors import Forbidden, OverLimit, Unauthenticated
 from covenant.model.grant import VIEW_ACTION
 from covenant.model.ids import AgentId, PublicKey
+from covenant.seal.certificates import KEY_PREFIX
 from covenant.seal.keys import new_token, token_hash
 
 WINDOW_MS: Final = 60_000
@@ -92,7 +93,14 @@ class IdentityAuth:
         """The hot path: one hash, one look-up."""
         if len(token) > TOKEN_LENGTH_MAX:
             return None
-        identity = self._ledger.identity(token_hash(token))
+        return self._principal(token_hash(token))
+
+    def recognise_certificate(self, names: Sequence[str]) -> Principal | None:
+        """Whom a certificate with these names stands for; the first name that an operator has mapped counts."""
+        return next((found for name in names if (found := self._principal(KEY_PREFIX + name)) is not None), None)
+
+    def _principal(self, token_sha256: str) -> Principal | None:
+        identity = self._ledger.identity(token_sha256)
         if identity is None or identity.revoked_at_ms is not None:
             return None
         return Principal(identity.agent, identity.operator, identity.token_sha256)

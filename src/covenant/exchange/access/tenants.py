@@ -17,13 +17,15 @@ from covenant.ledger.contract.identities import IdentityLedger, Register, Regist
 from covenant.ledger.machine.decisions.acceptance import LIVE_TASKS, QUEUED_BYTES
 from covenant.ledger.machine.decisions.identities import unknown_tenant
 from covenant.ledger.machine.identity_commands import AddTenant, ChangeTenant, RotateTenant
-from covenant.model.errors import Invalid, OverLimit, Unauthenticated
+from covenant.model.errors import Conflict, Invalid, OverLimit, Unauthenticated
 from covenant.model.ids import AgentId
 from covenant.model.rate_limits import TokenBuckets
 from covenant.model.settings import TenantSettings
 from covenant.model.tenants import DEFAULT, Tenant, TenantLimits, check_tenant_name
+from covenant.seal.certificates import KEY_PREFIX, certificate_key
 from covenant.seal.keys import TENANT_TOKEN_PREFIX_LENGTH, new_tenant_token, token_hash
 
+CERTIFICATE_PREFIX_LENGTH: Final = 24
 RECOGNISED_MAX: Final = 1_024
 """How many tokens' meanings are remembered: of those who were let in, so that nobody else can fill it."""
 
@@ -86,7 +88,13 @@ class TenantAccess:
         """The hot path: one hash, one look-up."""
         if len(token) > TOKEN_LENGTH_MAX:
             return None
-        token_sha256 = token_hash(token)
+        return self._recognise(token_hash(token))
+
+    def recognise_certificate(self, names: Sequence[str]) -> Caller | None:
+        """Whom a certificate with these names stands for; the first name that an operator has mapped counts."""
+        return next((caller for name in names if (caller := self._recognise(KEY_PREFIX + name)) is not None), None)
+
+    def _recognise(self, token_sha256: str) -> Caller | None:
         caller = self._recognised.get(token_sha256) or self._caller(token_sha256)
         if caller is not None:
             if len(self._recognised) >= RECOGNISED_MAX:
@@ -171,14 +179,22 @@ class TenantAccess:
             raise unknown_tenant(name)
         return Caller(tenant, principal.token_sha256, operator=True, name=principal.agent.display)
 
-    async def add(self, principal: Principal, name: str, limits: TenantLimits | None = None) -> MintedToken:
+    async def add(
+        self,
+        principal: Principal,
+        name: str,
+        limits: TenantLimits | None = None,
+        *,
+        certificate: str | None = None,
+    ) -> MintedToken:
+        """`certificate`: the name of one that stands for the tenant, instead of a token."""
         await require_operator(self._ledger, principal, "adding a tenant")
         check_tenant_name(name)
-        token = new_tenant_token()
+        token, token_sha256, token_prefix = self._credential(certificate)
         tenant = Tenant(
             name=name,
-            token_sha256=token_hash(token),
-            token_prefix=token[:TENANT_TOKEN_PREFIX_LENGTH],
+            token_sha256=token_sha256,
+            token_prefix=token_prefix,
             limits=check_limits(limits or TenantLimits()),
         )
         return MintedToken(await self._ledger.commit(AddTenant(by=principal.agent, tenant=tenant)), token)
@@ -204,19 +220,30 @@ class TenantAccess:
         command = ChangeTenant(by=principal.agent, name=name, disabled=disabled, limits=checked)
         return await self._ledger.commit(command)
 
-    async def rotate(self, principal: Principal, name: str) -> MintedToken:
-        """A new token; the old one ends at once."""
+    async def rotate(self, principal: Principal, name: str, *, certificate: str | None = None) -> MintedToken:
+        """A new token, or a certificate that stands for the tenant; the old one ends at once."""
         await require_operator(self._ledger, principal, "rotating a tenant's token")
-        token = new_tenant_token()
-        tenant = await self._ledger.commit(
-            RotateTenant(
-                by=principal.agent,
-                name=name,
-                token_sha256=token_hash(token),
-                token_prefix=token[:TENANT_TOKEN_PREFIX_LENGTH],
-            )
-        )
-        return MintedToken(tenant, token)
+        token, token_sha256, token_prefix = self._credential(certificate)
+        command = RotateTenant(by=principal.agent, name=name, token_sha256=token_sha256, token_prefix=token_prefix)
+        return MintedToken(await self._ledger.commit(command), token)
+
+    def _credential(self, certificate: str | None) -> tuple[str, str, str]:
+        """A token, its hash and its prefix; for a certificate no token, and its name in their place."""
+        if certificate is None:
+            token = new_tenant_token()
+            return token, token_hash(token), token[:TENANT_TOKEN_PREFIX_LENGTH]
+        key = certificate_key(certificate)
+        check_certificate_free(self._ledger, key)
+        return "", key, key[:CERTIFICATE_PREFIX_LENGTH]
+
+
+def check_certificate_free(ledger: IdentityLedger, key: str) -> None:
+    """One certificate stands for one caller. Raises Conflict."""
+    tenant, identity = ledger.tenant_of(key), ledger.identity(key)
+    if tenant is not None:
+        raise Conflict("certificate_taken", f"this certificate stands for the tenant {tenant.name} already")
+    if identity is not None and identity.revoked_at_ms is None:
+        raise Conflict("certificate_taken", f"this certificate stands for {identity.agent.display} already")
 
 
 def unauthenticated() -> Unauthenticated:

@@ -27,6 +27,8 @@ TOLD = {
     "connections_max": ("connections", "4,096"),
     "connections_per_address_max": ("connections of one address", "1,024"),
     "connections_reserved_max": ("connections above these bounds", "64"),
+    "handshakes_max": ("TLS handshakes under way", "1,024"),
+    "handshakes_per_address_max": ("TLS handshakes under way", "256"),
     "response_bytes_max": ("answer that its client has not read", "64 KiB"),
     "unsent_bytes_max": ("unread answers of all", "256 MiB"),
     "unsent_bytes_per_address_max": ("unread answers of one address", "64 MiB"),

@@ -45,6 +45,10 @@ class HttpBounds:
     """Connections of one IPv4 address, or of one IPv6 network of 64 bits."""
     connections_reserved_max: int = 64
     """Connections above the two bounds before. They are answered 503, except where health is asked for."""
+    handshakes_max: int = 1_024
+    """Connections whose TLS handshake is under way: of more, the oldest is cut off. It takes as long as a head may."""
+    handshakes_per_address_max: int = 256
+    """The same of one address."""
     response_bytes_max: int = 64 * KIB
     """Written and not sent yet: above this, a stream waits, and so does the next answer."""
     unsent_bytes_max: int = 256 * MIB

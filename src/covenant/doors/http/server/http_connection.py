@@ -18,6 +18,7 @@ from covenant.model.errors import Refusal
 
 if TYPE_CHECKING:
     from covenant.doors.http.server.http_server import HttpServer
+    from covenant.doors.http.server.tls_handshakes import ServerTls
 
 _HEAD_END: Final = b"\r\n\r\n"
 """Ends each head. A piece of bytes completes at most as many heads as it has of these, and one more."""
@@ -48,14 +49,17 @@ class HttpConnection(asyncio.Protocol):
         "_writes",
         "address",
         "bounds",
+        "certificate_names",
         "client",
         "deadline_s",
         "heads",
         "loop",
         "reserved",
+        "scheme",
         "server",
         "silent_since_s",
         "tasks",
+        "tls",
         "transport",
         "unsent_bytes",
         "unsent_since_s",
@@ -65,7 +69,11 @@ class HttpConnection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, http: HttpServer) -> None:
+    def __init__(self, http: HttpServer, tls: ServerTls | None = None) -> None:
+        self.tls = tls
+        self.scheme = "http" if tls is None else "https"
+        self.certificate_names: tuple[str, ...] = ()
+        """Of the certificate that its client has shown, and that an authority of ours has signed."""
         self.client: tuple[str, int] | None = None
         self.server: tuple[str, int] | None = None
         self.address = ""
@@ -117,6 +125,9 @@ class HttpConnection(asyncio.Protocol):
         self.transport.set_write_buffer_limits(self.bounds.response_bytes_max)
         self.client = _host_and_port(self.transport.get_extra_info("peername"))
         self.server = _host_and_port(self.transport.get_extra_info("sockname"))
+        if self.tls is not None:
+            shown: bytes | None = self.transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            self.certificate_names = self.tls.names_of(shown) if shown else ()
         self._reader = HttpRequestReader(self)
         self.silent_since_s = self.loop.time()
         self.deadline_s = self.silent_since_s + self.bounds.head_s_max

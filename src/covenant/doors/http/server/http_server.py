@@ -23,6 +23,7 @@ from covenant.doors.http.server.http_connection import HttpConnection
 from covenant.doors.http.server.http_exchange import Door, ResponseHeadCache
 from covenant.doors.http.server.http_refusals import RefusalForm, plain_form
 from covenant.doors.http.server.request_reader import Urls
+from covenant.doors.http.server.tls_handshakes import ServerTls, TlsHandshakes, counted_as
 
 LOOK_S: Final = 0.5
 """How often deadlines are looked at, unless a bound is so short that it needs more."""
@@ -46,6 +47,7 @@ class HttpServer:
         refusal_form: RefusalForm = plain_form,
         always: Collection[str] = (),
         proxies: Sequence[str] = (),
+        tls: ServerTls | None = None,
     ) -> None:
         """`always` are paths that are answered also where there is no place; `proxies` are networks of peers that bring
         many callers, and so have no bound for each address."""
@@ -73,13 +75,15 @@ class HttpServer:
         self._listening: asyncio.Server | None = None
         self._look: asyncio.TimerHandle | None = None
         self._look_s = min(LOOK_S, _shortest_s(bounds) / 4)
+        self._handshakes = TlsHandshakes(self, tls) if tls is not None else None
 
     async def start(self, listener: socket.socket) -> None:
         """Listen on a socket that is bound."""
         self._look_at_deadlines()
-        self._listening = await self.loop.create_server(
-            lambda: HttpConnection(self), sock=listener, backlog=self.bounds.backlog
-        )
+        self._listening = await self.loop.create_server(self._protocol, sock=listener, backlog=self.bounds.backlog)
+
+    def _protocol(self) -> asyncio.Protocol:
+        return HttpConnection(self) if self._handshakes is None else self._handshakes.protocol()
 
     def adopt(self, accepted: socket.socket) -> asyncio.Task[None]:
         """Serve a connection that somebody else has accepted from the listening socket. Called on the loop."""
@@ -94,13 +98,15 @@ class HttpServer:
             accepted.close()
             return
         with suppress(OSError):  # its client has left
-            await self.loop.connect_accepted_socket(lambda: HttpConnection(self), accepted)
+            await self.loop.connect_accepted_socket(self._protocol, accepted)
 
     async def stop(self, grace_s: float) -> None:
         """Stop listening, and give requests under way so much time. Those that are still there then are told 503."""
         self.stopping = True
         if self._listening is not None:
             self._listening.close()
+        if self._handshakes is not None:
+            self._handshakes.abort_all()
         for connection in tuple(self._connections):
             connection.stop()
         await self._until_empty(grace_s)
@@ -131,10 +137,10 @@ class HttpServer:
         """Count a new connection, and make room for it, or keep it only to be refused."""
         bounds = self.bounds
         host = connection.client[0] if connection.client is not None else ""
-        connection.address = address = _counted_as(host)
+        connection.address = address = counted_as(host)
         of_address = self._of_address[address] = self._of_address.get(address, 0) + 1
         self._connections[connection] = None
-        if of_address > bounds.connections_per_address_max and not self._is_proxy(host):
+        if of_address > bounds.connections_per_address_max and not self.is_proxy(host):
             room = self._make_room(connection, bounds.connections_per_address_max, address)
         else:
             taken = len(self._connections) - len(self._reserved)
@@ -174,7 +180,7 @@ class HttpServer:
             count = len(self._connections)
             log.warning("http.crowded", extra={"connections": count, "closed": closed, "look": "http.connections_max"})
 
-    def _is_proxy(self, host: str) -> bool:
+    def is_proxy(self, host: str) -> bool:
         if not self._proxies:
             return False
         address = ip_address(host)
@@ -212,7 +218,7 @@ class HttpServer:
             return
         self._unsent[connection] = None
         host = connection.client[0] if connection.client is not None else ""
-        if of_address > self.bounds.unsent_bytes_per_address_max and not self._is_proxy(host):
+        if of_address > self.bounds.unsent_bytes_per_address_max and not self.is_proxy(host):
             neighbours = [each for each in self._unsent if each.address == address]
             if len(neighbours) > 1:  # one large answer alone may go out
                 self._cut_off_unread(neighbours)
@@ -242,13 +248,3 @@ def _shortest_s(bounds: HttpBounds) -> float:
     return min(
         bounds.head_s_max, bounds.body_idle_s_max, bounds.keep_alive_s_max, bounds.unread_s_max, bounds.linger_s_max
     )
-
-
-def _counted_as(host: str) -> str:
-    """An IPv4 address is itself. Of an IPv6 address, one caller has a whole network of 64 bits."""
-    if ":" not in host:
-        return host
-    address = IPv6Address(host.partition("%")[0])
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(IPv6Network((int(address) >> 64 << 64, 64)))

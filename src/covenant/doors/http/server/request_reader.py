@@ -190,13 +190,15 @@ class HttpRequestReader:
         self._trailer_bytes = self._pending_bytes = 0
         self._progress = True  # this piece holds the head too
         path, raw_path, query = connection.urls.read(self._url)
+        if connection.certificate_names and b"authorization" not in by_name:
+            _name_caller(connection, headers, by_name)
         scope: Scope = {
             "type": "http",
             "asgi": _ASGI,
             "http_version": version,
             "server": connection.server,
             "client": connection.client,
-            "scheme": "http",
+            "scheme": connection.scheme,
             "root_path": "",
             "headers": headers,
             HEADERS_BY_NAME: by_name,
@@ -234,6 +236,15 @@ class HttpRequestReader:
         self.open, self.in_head = False, True
         if exchange is not None:
             exchange.end_body()
+
+
+def _name_caller(connection: HttpConnection, headers: list[Header], by_name: dict[bytes, bytes]) -> None:
+    """Who has shown a certificate, and no token, is whom the operator has made it stand for."""
+    assert connection.tls is not None
+    credential = connection.tls.credential_of(connection.certificate_names)
+    if credential is not None:
+        headers.append((b"authorization", credential))
+        by_name[b"authorization"] = credential
 
 
 def _look_at(headers: list[Header]) -> None:
