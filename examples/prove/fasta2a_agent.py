@@ -38,7 +38,7 @@ class Scenario(Worker):
 
     async def cancel_task(self, params):
         task = await self.storage.load_task(params["id"])
-        if task["status"]["state"] in {"submitted", "working", "input-required"}:
+        if task is not None and task["status"]["state"] in {"submitted", "working", "input-required"}:
             await self.storage.update_task(params["id"], state="canceled")
 
     def build_message_history(self, history):

@@ -9,7 +9,7 @@ from covenant.prove.runner import ROWS, Report
 from scripts.prove_servers import BEGIN, END, PAGE, RESULTS, SERVERS, readable, table
 
 REPORTS = {path.stem: path for path in sorted(RESULTS.glob("*.json"))}
-MAKERS = {"covenant-a2a", "a2a-sdk", "@a2a-js/sdk"}
+MAKERS = {"covenant-a2a", "a2a-sdk", "fasta2a", "pydantic-ai-slim", "@a2a-js/sdk"}
 
 
 def test_the_page_has_what_was_found() -> None:
