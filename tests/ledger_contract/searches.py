@@ -156,6 +156,17 @@ class SearchSuite(Suite):
         await driver.send(make_task(11, recipient=renamed))
         assert await found(driver, viewer=CAROL.pubkey, viewer_names=(renamed.display, CAROL.display)) == [11, 9, 4]
 
+    async def test_what_is_asked_for_may_hold_any_character(self, driver: LedgerDriver) -> None:
+        odd = "a\x00b'\"\\%_!é"
+        await driver.send(make_task(1, intent_text=f"say {odd} twice", task_kind=odd, idempotency=unsafe(odd)))
+        await driver.send(make_task(2, context_id=odd))
+        assert await found(driver, task_kind=odd) == [1]
+        assert await found(driver, key=odd) == [1]
+        assert await found(driver, context=odd) == [2]
+        assert await found(driver, text="'\"\\%_!é TWICE") in ([1], [])  # a NUL may end what the archive looks into
+        for name in ("agent", "sender", "tenant", "origin", "cause", "parent"):
+            assert (name, await found(driver, **{name: odd})) == (name, [])
+
     async def test_the_last_move_is_an_order_too(self, driver: LedgerDriver) -> None:
         await course(driver)
         assert (await found(driver, order="moved"))[:2] == [10, 9]

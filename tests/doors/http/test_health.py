@@ -1,12 +1,13 @@
 """What operators see without a token: alive, ready, numbers, and which protocol; never a name."""
 
 import errno
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from covenant.ledger.embedded.fault_points import Plan, armed, fail
 from tests.doors.clients import Http
-from tests.doors.doors_under_test import DoorsUnderTest, new_task
+from tests.doors.doors_under_test import DoorsUnderTest, new_task, open_doors
 from tests.doors.test_ipc_session import INFO
 
 
@@ -104,3 +105,20 @@ async def test_a_daemon_whose_disk_failed_is_not_ready_and_says_why(under_test: 
     assert samples(metrics.body.decode())["covenant_writer_failed", ()] == 1
     queue = await alice.http.get("/a2a/queue")
     assert [entry["task"]["id"] for entry in queue["tasks"]] == [task["id"]]
+
+
+async def test_agents_are_named_only_where_the_numbers_need_a_token(
+    under_test: DoorsUnderTest, short_path: Path
+) -> None:
+    alice, bob = await under_test.pair()
+    await alice.http.post("/a2a/tasks", new_task(bob))
+    assert "bob@test" not in (await Http(under_test.port).ask("GET", "/metrics")).body.decode()
+    (short_path / "other").mkdir()
+    async with open_doors(short_path / "other", metrics_token="shown") as guarded:
+        alice, bob = await guarded.pair()
+        for _ in range(2):
+            await alice.http.post("/a2a/tasks", new_task(bob))
+        assert (await Http(guarded.port).ask("GET", "/metrics")).status == 401
+        seen = samples((await Http(guarded.port, "shown").ask("GET", "/metrics")).body.decode())
+        assert seen["covenant_recipient_queue_depth", ("bob@test",)] == 2
+        assert seen["covenant_recipient_oldest_queued_age_seconds", ("bob@test",)] >= 0

@@ -295,8 +295,7 @@ class PostgresLedger:
         return await self._history.of_tenant(tenant, limit, simple=simple)
 
     async def count_lanes(self, scope: TaskQuery) -> TaskCounts:
-        totals = [(row["lane"], row["n"]) for row in await self._history.rows("lanes")]
-        counts = count_lanes(totals, scope)
+        counts = count_lanes(await self._lanes(), scope)
         lost = await self._history.rows("lost_heads")
         seen = sum(may_see(scope, decode_head(row["head"])) for row in lost)
         return msgspec.structs.replace(counts, holders_lost=seen)
@@ -311,7 +310,10 @@ class PostgresLedger:
         )
 
     async def find(self, query: TaskQuery) -> FoundPage:
-        return await find_tasks(self._connections, query)
+        return await find_tasks(self._connections, query, self._lanes)
+
+    async def _lanes(self) -> Sequence[tuple[str, int]]:
+        return [(row["lane"], row["n"]) for row in await self._history.rows("lanes")]
 
     async def queue(self, query: QueueQuery) -> Queue:
         return await self._history.queue(query, self.now_ms())

@@ -1,8 +1,9 @@
-"""Finding tasks: what has a column is asked of the database, the rest is looked at here, up to a bounded number."""
+"""Finding tasks: walked in the database, a part at a time and up to a bounded number, and looked at once more here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +17,7 @@ from covenant.ledger.contract.task_query import (
     Place,
     TaskCounts,
     TaskQuery,
+    fold,
     found_task,
     passes,
     place_after,
@@ -28,7 +30,8 @@ from covenant.ledger.postgres.stored_task import Row, column, decode_rest, decod
 
 PART: Final = 500
 SCAN_MAX: Final = 20_000
-COUNT_MAX: Final = 100_000
+COUNT_MAX: Final = 20_000
+"""How many tasks are counted one by one, where no running total tells."""
 
 _CONDITIONS: Final = {
     "within": "tenant = :within",
@@ -46,11 +49,45 @@ _CONDITIONS: Final = {
 }
 
 
-async def find_tasks(connections: Connections, query: TaskQuery) -> FoundPage:
+_HITS: Final = {
+    "agent": "f.body::json #>> '{task,recipient,display}' = :agent",
+    "sender": "f.body::json #>> '{task,sender,display}' = :sender",
+    "task_kind": "f.body::json #>> '{task,task_kind}' = :task_kind",
+    "key": "f.body::json #>> '{task,idempotency,key}' = :key",
+    "text": "strpos(translate(f.body::json #>> '{task,intent_text}', :upper, :lower), :folded) > 0",
+}
+
+
+async def find_tasks(connections: Connections, query: TaskQuery, totals: Totals) -> FoundPage:
+    """`totals`: how many tasks are in each lane (see `lane_of`)."""
     tasks, end = await _page(connections, query)
-    total, at_least = await _total(connections, query) if query.count else (None, False)
+    total, at_least = None, False
+    if query.count and all(getattr(query, name) == getattr(_NO_FILTER, name) for name in _UNCOUNTED):
+        total = running_total(await totals(), query)
+    elif query.count:
+        total, at_least = await _total(connections, query)
     cursor = end.cursor(query.order) if end is not None else None
     return FoundPage(tasks=tuple(tasks), next=cursor, total=total, at_least=at_least)
+
+
+Totals = Callable[[], Awaitable[Sequence[tuple[str, int]]]]
+_NO_FILTER: Final = TaskQuery()
+_PAGED_BY: Final = frozenset({"order", "ascending", "limit", "after", "count"})
+_UNCOUNTED: Final = frozenset(TaskQuery.__struct_fields__) - {"agent", "tenant", "within", "states"} - _PAGED_BY
+
+
+def running_total(totals: Iterable[tuple[str, int]], query: TaskQuery) -> int:
+    words = {word for state in query.states or State for word in _LANES.get(state, (state.wire_name,))}
+    total = 0
+    for lane, count in totals:
+        tenant, display, _, word = lane.split(" ")
+        asked = ((query.tenant, tenant), (query.within, tenant), (query.agent, display))
+        if word in words and all(wanted in (None, given) for wanted, given in asked):
+            total += count
+    return total
+
+
+_LANES: Final = {State.DRAINED: ("failed", "done")}
 
 
 async def _page(connections: Connections, query: TaskQuery) -> tuple[list[FoundTask], Place | None]:
@@ -60,8 +97,8 @@ async def _page(connections: Connections, query: TaskQuery) -> tuple[list[FoundT
         rows = await _part(connections, query, at)
         for row in rows:
             at = Place(row["moment"], row["no"])
-            entry = _entry(row)
-            if not passes(query, entry):
+            entry = _entry(row) if row["task_body"] is not None else None
+            if entry is None or not passes(query, entry):
                 continue
             if len(found) == query.limit:
                 return [task for task, _ in found], found[-1][1]
@@ -77,7 +114,7 @@ async def _total(connections: Connections, query: TaskQuery) -> tuple[int, bool]
     at, seen, total = None, 0, 0
     while seen < COUNT_MAX:
         rows = await _part(connections, query, at)
-        total += sum(passes(query, _entry(row)) for row in rows)
+        total += sum(row["task_body"] is not None and passes(query, _entry(row)) for row in rows)
         seen += len(rows)
         if len(rows) < PART:
             return total, False
@@ -91,7 +128,7 @@ async def _part(connections: Connections, query: TaskQuery, at: Place | None) ->
         values["agent_id"] = query.agent.partition("@")[0]
     if query.context is not None:
         values["context"] = column(query.context)
-    conditions = ["true", *(sql for name, sql in _CONDITIONS.items() if getattr(query, name) is not None)]
+    conditions = ["true", *_asked(query, _CONDITIONS)]
     ended = list(conditions)
     if query.states:
         values["states"] = [state.value for state in query.states]
@@ -102,11 +139,14 @@ async def _part(connections: Connections, query: TaskQuery, at: Place | None) ->
         values["outcomes"] = [outcome.value for outcome in query.outcomes]
         for each in (conditions, ended):
             each.append("a2a_state = ANY(:outcomes::text[])")
+    if query.text is not None:
+        values |= {"upper": ascii_uppercase, "lower": ascii_lowercase, "folded": fold(query.text)}
     moment = "created_at_ms" if query.order == "created" else "updated_at_ms"
     sign = ">" if query.ascending else "<"
     if at is not None:
         values["at_ms"], values["at_no"] = at.ms, at.no
     text = statements("found")["walk"].format(
+        hit=" AND ".join(["true", *_asked(query, _HITS)]),
         moment=moment,
         conditions=" AND ".join(conditions),
         ended_conditions=" AND ".join(ended),
@@ -138,6 +178,14 @@ def _by_work(lanes: AgentLanes) -> tuple[int, int, str, str]:
         lanes.agent,
         lanes.tenant or "",
     )
+
+
+def _asked(query: TaskQuery, known: Mapping[str, str]) -> Iterator[str]:
+    """The conditions of a query. No column holds a NUL, but for contexts, where it is escaped."""
+    for name, sql in known.items():
+        value = getattr(query, name)
+        if value is not None:
+            yield "false" if isinstance(value, str) and "\x00" in value and name != "context" else sql
 
 
 def _entry(row: Row) -> Entry:
