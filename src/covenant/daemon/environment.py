@@ -6,6 +6,7 @@ Nothing else asks for these. Standard library only: every command of the CLI imp
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,13 +46,13 @@ def now_ms() -> int:
 
 
 # On Linux, counts while the machine sleeps too: waking up is no step of the wall clock.
-_STEADY: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_STEADY: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 def monotonic_ms() -> int:
     """A clock that nobody sets."""
-    return time.clock_gettime_ns(_STEADY) // 1_000_000
+    return (time.clock_gettime_ns(_STEADY) if _STEADY is not None else time.monotonic_ns()) // 1_000_000
 
 
 def machine_name() -> str:
-    return os.uname().nodename or "unnamed"
+    return platform.node() or "unnamed"

@@ -9,6 +9,7 @@ be zeros, where room was reserved.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 from itertools import pairwise
@@ -21,8 +22,17 @@ from covenant.ledger.embedded.journal.record import seq_of
 
 _NAME: Final = re.compile(r"\d{20}\.jsonl")
 
-# macOS has no fdatasync; there fsync is what Python offers.
-datasync: Final = getattr(os, "fdatasync", os.fsync)
+FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
+"""On macOS `fsync` leaves the bytes in the disk's own cache; this has them written. Other systems have no such call."""
+
+
+def datasync(fd: int) -> None:
+    """Bring the bytes of a file to the disk, and its length."""
+    if FULL_SYNC is not None:
+        fcntl.fcntl(fd, FULL_SYNC)
+    else:
+        os.fdatasync(fd)
+
 
 # A file that grows with every batch has each sync wait for the file system's own journal, too. So has one whose room is
 # only allocated: the first write to it must be noted there. Zeros that were written before spare both: syncing 84 KB
@@ -187,6 +197,8 @@ class SegmentWriter:
             return self.end
         fault_points.point("journal.seal", self._fd, kept=self._synced_size)
         self.give_back()
+        if FULL_SYNC is not None:
+            datasync(self._fd)
         os.fsync(self._fd)  # not only the bytes: that the rest was cut off, too
         self.synced_seq = seq
         old, self._fd = self._fd, create_segment(self._folder, seq + 1)
