@@ -153,6 +153,8 @@ RUNS: dict[str, list[Words]] = {
     ],
     "a2a show": [lambda d: [settled(d)]],
     "a2a tree": [lambda d: [send(d)], lambda _: [str(uuid4())]],
+    "a2a list": [lambda _: ["--limit", "3"], lambda _: ["--count"]],
+    "a2a export": [lambda d: [str(d.home / "tasks.jsonl")]],
     "logs": [lambda d: [settled(d)]],
     "completion": [lambda _: ["bash"], lambda _: ["fish"]],
     "capabilities recent": [lambda d: after(grant(d), "-n", "5")],

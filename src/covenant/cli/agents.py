@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from covenant.cli.completion import complete_agents
 from covenant.cli.options import CommandGroup, Invocation, daemon_command
 from covenant.cli.terminal import Failure, ago, brief, print_table, put
 from covenant.model.kinds import STORED_KINDS
@@ -67,7 +68,7 @@ def list_agents(call: Invocation, *, tenant: str) -> None:
 
 
 @daemon_command(agents, "show", "agent", "tenant", "agent", "identity")
-@click.argument("agent_id", metavar="ID")
+@click.argument("agent_id", metavar="ID", shell_complete=complete_agents)
 @tenant_option
 def show(call: Invocation, *, agent_id: str, tenant: str) -> None:
     """Show an agent: its identity in the ledger, its source, and its whole definition."""
@@ -82,7 +83,7 @@ def show(call: Invocation, *, agent_id: str, tenant: str) -> None:
 
 
 @daemon_command(agents, "remove", "agent_removed", "tenant", "agent_id")
-@click.argument("agent_id", metavar="ID")
+@click.argument("agent_id", metavar="ID", shell_complete=complete_agents)
 @tenant_option
 def remove(call: Invocation, *, agent_id: str, tenant: str) -> None:
     """Remove a stored agent. Tasks for it stay in the ledger."""

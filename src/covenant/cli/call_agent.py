@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from covenant.cli.completion import complete_agents
 from covenant.cli.daemon_client import read_token, read_token_file
 from covenant.cli.options import (
     CommandGroup,
@@ -84,7 +85,7 @@ def remote_command(function: Function) -> Function:
 @click.command(
     "call", epilog=json_shape("remote_reply", "state", "text", "task_id", "context_id", "artifacts", "usage", "way")
 )
-@click.argument("target", metavar="NAME|URL")
+@click.argument("target", metavar="NAME|URL", shell_complete=complete_agents)
 @click.argument("message")
 @click.option("--stream", "as_it_comes", is_flag=True, help="Write the answer as it comes.")
 @click.option("--poll", is_flag=True, help="Ask again and again, even if the agent has streams.")
@@ -128,7 +129,7 @@ def call(
 
 
 @card.command("get", epilog=json_shape("remote_card", "url", "card", "ways", "signed_by"))
-@click.argument("target", metavar="NAME|URL")
+@click.argument("target", metavar="NAME|URL", shell_complete=complete_agents)
 @click.option("--verify", is_flag=True, help="Demand a signature by a key from the card's own host, and check it.")
 @remote_command
 def get(options: Options, *, target: str, as_json: bool, verify: bool) -> None:

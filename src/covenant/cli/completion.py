@@ -54,9 +54,9 @@ def _completes(kind: str, items: Callable[[Answer], Iterable[tuple[str, str]]], 
     def complete(context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
         try:
             answer = _ask(context, kind, **{name: given(context, begun) for name, given in asked.items()})
+            found = [(value, word) for value, word in items(answer) if value.startswith(begun)]
         except Exception:  # noqa: BLE001  (whatever it is, the person is typing: nothing is proposed)
             return []
-        found = [(value, word) for value, word in items(answer) if value.startswith(begun)]
         return [CompletionItem(value, help=brief(word)) for value, word in found[:PROPOSED_MAX]]
 
     return complete
@@ -87,7 +87,7 @@ def _agents(answer: Answer) -> Iterator[tuple[str, str]]:
 
 def _identities(answer: Answer) -> Iterator[tuple[str, str]]:
     for identity in answer["identities"]:
-        yield identity["display"], ""
+        yield identity["agent_id"]["display"], ""
 
 
 complete_tasks: Final = _completes(

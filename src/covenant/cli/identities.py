@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import click
 
+from covenant.cli.completion import complete_identities
 from covenant.cli.options import (
     CommandGroup,
     Invocation,
@@ -91,7 +92,7 @@ def list_identities(call: Invocation, *, limit: int, prefix: str | None, live_on
 
 
 @daemon_command(identities, "revoke", "identity_revoked", "display", "pubkey_b58", "token_prefix", "revoked_at")
-@click.argument("which")
+@click.argument("which", shell_complete=complete_identities)
 @click.option("--force", is_flag=True, help="Revoke the operator's own token, too. The next start makes a new one.")
 def revoke(call: Invocation, *, which: str, force: bool) -> None:
     """Revoke the token of WHICH: name@host, a pubkey, or the start of a token. Ends its open connections."""
@@ -100,7 +101,7 @@ def revoke(call: Invocation, *, which: str, force: bool) -> None:
 
 
 @daemon_command(identities, "rotate", "identity_token_rotated", "display", "token_b58")
-@click.argument("which", required=False)
+@click.argument("which", required=False, shell_complete=complete_identities)
 def rotate(call: Invocation, *, which: str | None) -> None:
     """Give WHICH a new token, and end the old one. Default: the operator's own, which is saved in the home."""
     answer = call.ask("rotate_token", identity=which)

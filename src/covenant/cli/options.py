@@ -24,8 +24,8 @@ Function = Callable[..., None]
 
 ID_LENGTH: Final = 36
 """Of a UUID. What is shorter is the beginning of one."""
-PREFIX_ROWS: Final = 1_000
-"""Tasks that are looked at for an id that begins so: as many as one answer has."""
+CANDIDATES_MAX: Final = 10
+"""Tasks that are named where the beginning of an id is that of several."""
 
 AWAY_S: Final = (0.1, 2.0)
 """The shortest and the longest pause of a command that follows something while its daemon is away."""
@@ -118,17 +118,26 @@ class Invocation:
             return answer
 
     def task_id(self, given: str) -> str:
-        """The id of the task that begins so. What has ended and was drained needs its whole id."""
+        """The id of the one task that begins so, live or finished."""
         if len(given) >= ID_LENGTH or _PREFIX.fullmatch(given) is None:
             return given
-        answer = self.ask("a2a_queue", limit=PREFIX_ROWS)
-        known = {entry["task"]["id"] for entry in answer["tasks"]} | {each["task_id"] for each in answer["results"]}
-        found: list[str] = sorted(task_id for task_id in known if task_id.startswith(given.lower()))
+        found: list[Answer] = []
+        after = None
+        while len(found) <= CANDIDATES_MAX:
+            answer = self.ask("find_a2a_tasks", id=given.lower(), limit=CANDIDATES_MAX + 1, after=after)
+            found += answer["tasks"]
+            after = answer["next"]
+            if after is None:
+                break
         if len(found) == 1:
-            return found[0]
+            return str(found[0]["task_id"])
         if not found:
-            raise Failure("unknown_task", f"no task that is live or undrained begins with {given!r}; give its whole id")
-        raise Failure("ambiguous_id", f"{len(found)} tasks begin with {given!r}: {', '.join(found[:5])}")
+            raise Failure("unknown_task", f"no task begins with {given!r}")
+        listed = [f"  {task['task_id']}  {task['outcome'] or task['state']}  {task['agent']}" for task in found]
+        more = ["  …"] if len(found) > CANDIDATES_MAX else []
+        raise Failure(
+            "ambiguous_id", "\n".join([f"several tasks begin with {given!r}:", *listed[:CANDIDATES_MAX], *more])
+        )
 
     def answer(self, value: Mapping[str, Any], *, kind: str | None = None) -> bool:
         """Write the JSON object if one was asked for; False if people are to be answered instead."""

@@ -94,6 +94,36 @@ def _narrow_task_table(tasks: list[dict[str, Any]]) -> RenderableType:
     return rows
 
 
+def found_table(tasks: list[dict[str, Any]]) -> RenderableType:
+    """One line a task. Where there is no room for whole ids, their beginnings: these are enough for every command."""
+    from rich.text import Text
+
+    slim = narrow()
+    rows = table("", "state", "task", *(() if slim else ("from",)), "to", "try", "age", "what")
+    for task in tasks:
+        state = _found_state(task)
+        said = task["error_message"] or task["intent"]
+        rows.add_row(
+            Text(state, STATE_STYLES.get(state, "yellow" if task["outcome"] is None else "")),
+            task["task_id"][:SHORT_ID] if slim else task["task_id"],
+            *(() if slim else (Text(brief(task["sender"], 24)),)),
+            Text(brief(task["agent"], 20 if slim else 40)),
+            str(task["attempt"]),
+            age(now_ms() - task["created_at_ms"]),
+            Text(brief(said, 24 if slim else 60)),
+        )
+    for column in rows.columns:
+        column.no_wrap = True
+    return rows
+
+
+def _found_state(task: dict[str, Any]) -> str:
+    """How it ended, if it has; else where it is."""
+    if task["holder_lost"]:
+        return "holder lost"
+    return str(task["outcome"] or task["state"]).replace("_", " ")
+
+
 def _queue_state(entry: dict[str, Any]) -> RenderableType:
     from rich.text import Text
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import click
 
-from covenant.cli import task_queries, task_repair
+from covenant.cli import task_list, task_queries, task_repair
 from covenant.cli.completion import complete_identities, task_argument
 from covenant.cli.daemon_client import Answer
 from covenant.cli.options import CommandGroup, Duration, Invocation, daemon_command, read_text
@@ -31,6 +31,7 @@ a2a: Final = CommandGroup(
     no_args_is_help=True,
 )
 a2a.commands.update(task_queries.commands.commands)
+a2a.commands.update(task_list.commands.commands)
 
 
 @daemon_command(a2a, "send", "a2a_task_queued", "task_id", "duplicate?", "replayed?", "following?", "result?")

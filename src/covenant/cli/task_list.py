@@ -1,0 +1,233 @@
+"""Tasks by filters: `covenant a2a list` and `export`, and the filters that repair takes too."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from covenant.cli.completion import complete_agents, complete_identities
+from covenant.cli.daemon_client import Answer
+from covenant.cli.options import CommandGroup, Duration, Function, Invocation, daemon_command
+from covenant.cli.task_tables import found_table
+from covenant.cli.terminal import Failure, console, put, say
+from covenant.daemon.environment import now_ms
+from covenant.ledger.machine.states import DRAINED, LIVE_NAMES, SETTLED
+
+PAGE_MAX: Final = 200
+STATES: Final = {
+    **{name: name for name in (*LIVE_NAMES, SETTLED.wire_name)},
+    DRAINED.wire_name: "done",
+    "drained": "done",
+}
+"""Words for `--state`, and what the query calls them."""
+OUTCOMES: Final = {
+    "completed": "completed",
+    "done": "completed",
+    "failed": "failed",
+    "canceled": "canceled",
+    "cancelled": "canceled",
+    "rejected": "rejected",
+}
+"""Words for how a task ended. `--state` takes them as well."""
+FIELDS: Final = (
+    "task_id parent context_id tenant agent sender task_kind key origin state a2a_state attempt created_at_ms "
+    "updated_at_ms deadline_ms outcome cause lease_id leased_to leased_at_ms holder_lost intent error_message remote"
+).split()
+
+commands: Final = CommandGroup("a2a")
+
+
+class Words(click.ParamType[tuple[str, ...]]):
+    """One word or several, with commas between."""
+
+    name = "words"
+
+    def __init__(self, *known: str) -> None:
+        self._known = known
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        words = tuple(word.strip().replace("-", "_") for word in str(value).split(","))
+        for word in words:
+            if word not in self._known:
+                from covenant.model.errors import did_you_mean
+
+                listed = ", ".join(self._known)
+                self.fail(f"{word!r} is none of {listed}{did_you_mean(word, self._known)}", param, ctx)
+        return words
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002  (click's signature)
+        param: click.Parameter,  # noqa: ARG002  (as above)
+        incomplete: str,
+    ) -> list[click.shell_completion.CompletionItem]:
+        return [click.shell_completion.CompletionItem(word) for word in self._known if word.startswith(incomplete)]
+
+
+def filter_options(function: Function) -> Function:
+    """The options that choose tasks: all that are given must hold. `filters` makes a query of them."""
+    ago = Duration()
+    for option in reversed(
+        (
+            click.option(
+                "--state",
+                "states",
+                type=Words(*STATES, *OUTCOMES),
+                metavar="WORD,…",
+                help=f"{', '.join(STATES)}; or how it ended: {', '.join(OUTCOMES)}.",
+            ),
+            click.option("--outcome", "outcomes", type=Words(*OUTCOMES), metavar="WORD,…", help="How it ended."),
+            click.option(
+                "--agent",
+                metavar="NAME[@HOST]",
+                shell_complete=complete_agents,
+                help="Who is to do it. Without a host: an agent of the tenant, else of `default`.",
+            ),
+            click.option("--sender", metavar="NAME@HOST", shell_complete=complete_identities, help="Who sent it."),
+            click.option("--tenant", metavar="NAME", help="Whose it is."),
+            click.option("--kind", "task_kind", metavar="TEXT", help="What kind of work it is."),
+            click.option("--origin", metavar="WORD", help="Through which door it came: mailbox, a2a, native, …"),
+            click.option("--parent", metavar="ID", help="The parts of this task."),
+            click.option("--context", metavar="ID", help="The tasks of this context."),
+            click.option("--key", metavar="TEXT", help="The idempotency key."),
+            click.option("--cause", metavar="WORD", help="What ended it, as `show` says."),
+            click.option("--attempt-min", type=click.IntRange(min=0), help="Begun at least so often."),
+            click.option("--since", type=ago, metavar="2h", help="Sent at most so long ago."),
+            click.option("--until", type=ago, metavar="1h", help="Sent at least so long ago."),
+            click.option("--moved-since", type=ago, metavar="5m", help="Something happened to it since then."),
+            click.option("--text", metavar="TEXT", help="A piece of what is to be done, in either case."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+FILTERS: Final = frozenset(
+    "states outcomes agent sender tenant task_kind origin parent context key cause attempt_min since until moved_since "
+    "text".split()
+)
+
+
+def filters(call: Invocation, given: dict[str, Any]) -> dict[str, Any]:
+    """The query that the options ask for; without those that were not given."""
+    states, outcomes = given["states"] or (), given["outcomes"] or ()
+    ended = tuple(OUTCOMES[word] for word in (*outcomes, *(word for word in states if word in OUTCOMES)))
+    live = tuple(STATES[word] for word in states if word in STATES)
+    if ended and live and states and not outcomes:
+        raise click.UsageError("--state takes states or ways to end, not both: nothing is in both at once")
+    agent, now = given["agent"], now_ms()
+    query = {
+        "state": ",".join(live) or None,
+        "outcome": ",".join(dict.fromkeys(ended)) or None,
+        "agent": agent if agent is None or "@" in agent else f"{agent}@{given['tenant'] or 'default'}",
+        "parent": call.task_id(given["parent"]) if given["parent"] is not None else None,
+        "since_ms": now - given["since"] if given["since"] is not None else None,
+        "until_ms": now - given["until"] if given["until"] is not None else None,
+        "moved_since_ms": now - given["moved_since"] if given["moved_since"] is not None else None,
+        **{name: given[name] for name in "sender tenant task_kind origin context key cause attempt_min text".split()},
+    }
+    return {name: value for name, value in query.items() if value is not None}
+
+
+def pages(call: Invocation, query: dict[str, Any], most: int | None) -> Iterator[Answer]:
+    """Page after page, until there are no more, or so many tasks were told."""
+    after, told = query.pop("after", None), 0
+    while most is None or told < most:
+        limit = PAGE_MAX if most is None else min(PAGE_MAX, most - told)
+        answer = call.ask("find_a2a_tasks", limit=limit, after=after, **query)
+        yield answer
+        told, after = told + len(answer["tasks"]), answer["next"]
+        if after is None:
+            return
+
+
+@daemon_command(commands, "list", "a2a_found", "tasks", "next", "total", "at_least?")
+@filter_options
+@click.option("--order", type=click.Choice(("created", "moved")), default="created", show_default=True, help="By what.")
+@click.option("--oldest-first", "ascending", is_flag=True, help="Instead of the newest first.")
+@click.option("--limit", "-n", type=click.IntRange(min=1), default=50, show_default=True, help="Most rows.")
+@click.option("--after", metavar="CURSOR", help="Go on where another list ended: its `next`.")
+@click.option("--count", "only_count", is_flag=True, help="Only say how many there are.")
+@click.option("--csv", "as_csv", is_flag=True, help="As comma-separated values, with the names of the columns first.")
+def list_tasks(
+    call: Invocation,
+    *,
+    limit: int,
+    after: str | None,
+    only_count: bool,
+    as_csv: bool,
+    order: str,
+    ascending: bool,
+    **given: Any,
+) -> None:
+    """List tasks, live and finished, the newest first.
+
+    \b
+        covenant a2a list --state failed --agent clerk --since 2h
+        covenant a2a list --state queued --count
+    """
+    if as_csv and call.json:
+        raise click.UsageError("--csv and --json exclude each other")
+    query = filters(call, given) | {"order": order, "ascending": ascending or None}
+    if only_count:
+        answer = call.ask("find_a2a_tasks", limit=1, count=True, **query)
+        total = {"tasks": [], "next": None, "total": answer["total"], "at_least": answer.get("at_least", False)}
+        call.show(total, f"{'at least ' if answer.get('at_least') else ''}{answer['total']}")
+        return
+    found = list(pages(call, {**query, "after": after}, limit))
+    tasks, more = [task for page in found for task in page["tasks"]], found[-1]["next"]
+    if call.answer({"tasks": tasks, "next": more, "total": None}):
+        return
+    if as_csv:
+        write_csv(tasks)
+    elif tasks:
+        console().print(found_table(tasks))
+    else:
+        say("no task is so")
+    if more is not None:
+        say(f"there may be more: --after {more}")
+
+
+def write_csv(tasks: list[dict[str, Any]]) -> None:
+    writer = csv.writer(sys.stdout)
+    writer.writerow(FIELDS)
+    for task in tasks:
+        writer.writerow(["" if task[name] is None else _cell(task[name]) for name in FIELDS])
+
+
+def _cell(value: Any) -> Any:
+    # A spreadsheet takes such a text for a formula, and it may be anybody's.
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
+@daemon_command(commands, "export", "a2a_exported", "file", "count")
+@click.argument("file", required=False, metavar="[FILE]", type=click.Path(dir_okay=False, writable=True))
+@filter_options
+def export(call: Invocation, *, file: str | None, **given: Any) -> None:
+    """Write all tasks that the filters leave to FILE, else to standard output: one JSON object a line, oldest first."""
+    if file is None and call.json:
+        raise click.UsageError("--json says what was written: name a FILE")
+    query = filters(call, given) | {"ascending": True}
+    count = 0
+    try:
+        out = Path(file).open("w", encoding="utf-8") if file is not None else sys.stdout  # noqa: SIM115  (see below)
+    except OSError as error:
+        raise Failure("cannot_write", f"{file}: {error.strerror}") from error
+    try:
+        for page in pages(call, query, None):
+            for task in page["tasks"]:
+                out.write(json.dumps(task, ensure_ascii=False, separators=(",", ":")) + "\n")
+            count += len(page["tasks"])
+    finally:
+        if file is not None:
+            out.close()
+    if file is not None and not call.answer({"file": file, "count": count}):
+        put(f"wrote {count} task(s) to {file}")

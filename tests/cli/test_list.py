@@ -1,0 +1,209 @@
+"""Finding tasks at the command line: filters, pages, formats, ids by their beginnings, and completion."""
+
+import csv
+import io
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.cli.daemons import COVENANT, Daemon, environment
+from tests.places import short_folder
+from tests.waits import BOUND_S
+
+COUNT = 7
+BOBS = ("--agent", "bob@host")
+
+
+class Ledger:
+    """A daemon with some tasks: some are queued, one is leased, one failed, one canceled, one completed and drained."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        daemon.json("capabilities", "grant", "a2a.send.bob@host")
+        daemon.json("capabilities", "grant", "a2a.send.carol@host")
+        daemon.json("identities", "enroll", "carol@host")
+        token = daemon.json("identities", "enroll", "bob@host", "--grant", "a2a.respond.operator@local")["token_b58"]
+        self.bob = daemon.home / "bob.token"
+        self.bob.write_text(token)
+        ids = [self.send(f"Number {number}") for number in range(COUNT)]
+        self.failed, self.completed, self.leased, self.canceled, *self.queued = ids
+        for task_id, words in ((self.failed, ("--error", "no paint")), (self.completed, ("done",))):
+            assert daemon.json(*self.as_bob, "a2a", "next")["task"]["id"] == task_id
+            daemon.json(*self.as_bob, "a2a", "respond", task_id, *words)
+        daemon.json("a2a", "results", "--next", "--max", "2")
+        assert daemon.json(*self.as_bob, "a2a", "next")["task"]["id"] == self.leased
+        daemon.json("a2a", "cancel", self.canceled, "--reason", "not needed")
+
+    @property
+    def as_bob(self) -> tuple[str, str]:
+        return "--token-file", str(self.bob)
+
+    def send(self, text: str, *more: str, to: str = "bob@host") -> str:
+        task_id: str = self.daemon.json("a2a", "send", "--to", to, text, *more)["task_id"]
+        return task_id
+
+    def listed(self, *words: str) -> list[str]:
+        """Of bob's tasks, which no test adds to, unless they say otherwise."""
+        return [task["task_id"] for task in self.daemon.json("a2a", "list", *BOBS, *words)["tasks"]]
+
+
+@pytest.fixture(scope="module")
+def ledger() -> Iterator[Ledger]:
+    with short_folder() as folder:
+        daemon = Daemon(folder / "home")
+        yield Ledger(daemon)
+        daemon.stop()
+
+
+def test_tasks_are_listed_by_every_word_that_a_person_would_try(ledger: Ledger) -> None:
+    everything = ledger.listed()
+    assert len(everything) == COUNT
+    assert everything[-1] == ledger.failed  # the newest first
+    assert ledger.listed("--oldest-first")[0] == ledger.failed
+    for words, expected in {
+        ("--state", "failed"): [ledger.failed],
+        ("--outcome", "failed"): [ledger.failed],
+        ("--state", "done"): [ledger.completed],
+        ("--state", "completed"): [ledger.completed],
+        ("--state", "canceled"): [ledger.canceled],
+        ("--state", "cancelled"): [ledger.canceled],
+        ("--state", "in-flight"): [ledger.leased],
+        ("--state", "drained", "--outcome", "completed"): [ledger.completed],
+        ("--state", "failed,completed"): [ledger.completed, ledger.failed],
+        ("--state", "queued"): ledger.queued[::-1],
+        ("--text", "number 2"): [ledger.leased],
+        ("--attempt-min", "1", "--state", "in_flight"): [ledger.leased],
+        ("--agent", "clerk"): [],
+        ("--agent", "bob@host", "--state", "failed", "--since", "2h"): [ledger.failed],
+        ("--until", "1h"): [],
+        ("--sender", "operator@local", "--text", "Number 3"): [ledger.canceled],
+        ("--moved-since", "1h", "--order", "moved", "--limit", "1"): [ledger.canceled],
+        ("--tenant", "acme"): [],
+    }.items():
+        assert ledger.listed(*words) == expected, words
+
+
+def test_pages_follow_each_other_without_a_gap(ledger: Ledger) -> None:
+    first = ledger.daemon.json("a2a", "list", *BOBS, "--limit", "3")
+    rest = ledger.daemon.json("a2a", "list", *BOBS, "--limit", "500", "--after", first["next"])
+    ids = [task["task_id"] for task in (*first["tasks"], *rest["tasks"])]
+    assert ids == ledger.listed()
+    assert rest["next"] is None
+    said = ledger.daemon.run("a2a", "list", *BOBS, "--limit", "3")
+    assert f"--after {first['next']}" in said.err
+
+
+def test_a_list_is_counted_and_written_as_csv_and_as_lines(ledger: Ledger) -> None:
+    assert ledger.daemon.run("a2a", "list", *BOBS, "--state", "queued", "--count").out == f"{len(ledger.queued)}\n"
+    assert ledger.daemon.json("a2a", "list", *BOBS, "--count")["total"] == COUNT
+    ledger_csv = ledger.daemon.run("a2a", "list", *BOBS, "--csv").out
+    rows = list(csv.DictReader(io.StringIO(ledger_csv)))
+    assert [row["task_id"] for row in rows] == ledger.listed()
+    assert {row["error_message"] for row in rows if row["task_id"] == ledger.failed} == {"no paint"}
+    lines = [json.loads(line) for line in ledger.daemon.run("a2a", "export", *BOBS).out.splitlines()]
+    assert [task["task_id"] for task in lines] == ledger.listed("--oldest-first")
+
+
+def test_an_export_goes_over_all_pages(short_path: Path) -> None:
+    daemon = Daemon(short_path / "many")
+    try:
+        daemon.json("identities", "enroll", "bob@host")
+        daemon.json("capabilities", "grant", "a2a.send.bob@host")
+        sent = [daemon.json("a2a", "send", "--to", "bob@host", f"{n}")["task_id"] for n in range(203)]
+        file = short_path / "tasks.jsonl"
+        assert daemon.json("a2a", "export", str(file))["count"] == len(sent)
+        assert [json.loads(line)["task_id"] for line in file.read_text().splitlines()] == sent
+        assert len(daemon.json("a2a", "list", "--limit", "202")["tasks"]) == 202
+    finally:
+        daemon.stop()
+
+
+def test_a_cell_is_never_a_formula(ledger: Ledger) -> None:
+    task_id = ledger.send("=1+1", to="carol@host")
+    rows = csv.DictReader(io.StringIO(ledger.daemon.run("a2a", "list", "--csv", "--text", "=1+1").out))
+    assert [row["intent"] for row in rows] == ["'=1+1"]
+    ledger.daemon.json("a2a", "cancel", task_id, "--reason", "tried")
+
+
+def test_a_table_of_tasks_fits_80_columns_with_one_line_a_task(ledger: Ledger) -> None:
+    wide = "x" * 300
+    task_id = ledger.send(wide, to="carol@host")
+    said = ledger.daemon.run("a2a", "list", env={"COLUMNS": "80"})
+    lines = said.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len([line for line in lines if task_id[:8] in line]) == 1
+    assert "no paint" in next(line for line in lines if ledger.failed[:8] in line)
+    ledger.daemon.json("a2a", "cancel", task_id, "--reason", "tried")
+
+
+def test_a_wrong_word_names_the_right_one(ledger: Ledger) -> None:
+    ran = ledger.daemon.run("a2a", "list", "--state", "faild")
+    assert ran.code == 2
+    assert "did you mean failed?" in ran.err
+    assert ledger.daemon.run("a2a", "list", "--state", "queued,failed").code == 2
+
+
+def test_a_finished_task_is_found_by_the_beginning_of_its_id(ledger: Ledger) -> None:
+    assert ledger.daemon.json("a2a", "show", ledger.completed[:9].upper())["task"]["id"] == ledger.completed
+    assert ledger.daemon.json("a2a", "tree", ledger.failed[:9])["tree"]["task_id"] == ledger.failed
+    assert ledger.daemon.json("logs", ledger.failed[:9])["task_id"] == ledger.failed
+    unknown = ledger.daemon.json("a2a", "show", "ffffffff-ffff", code=1)
+    assert unknown["code"] == "unknown_task"
+
+
+def test_an_id_that_several_tasks_begin_with_lists_them(ledger: Ledger) -> None:
+    both = [f"abcdef00-0000-4000-8000-{number:012d}" for number in range(2)]
+    for task_id in both:
+        ledger.send("twin", "--id", task_id, to="carol@host")
+    told = ledger.daemon.json("a2a", "show", "abcdef", code=1)
+    assert told["code"] == "ambiguous_id"
+    assert all(task_id in told["message"] for task_id in both)
+    for task_id in both:
+        ledger.daemon.json("a2a", "cancel", task_id, "--reason", "tried")
+
+
+def completed(ledger: Ledger, shell: str, *words: str) -> str:
+    """What a shell is told for the last of these words."""
+    typed = ("covenant", "--home", str(ledger.daemon.home), *words)
+    asked = {
+        "_COVENANT_COMPLETE": f"{shell}_complete",
+        "COMP_WORDS": " ".join(typed),
+        "COMP_CWORD": words[-1] if shell == "fish" else str(len(typed) - 1),
+    }
+    ran = subprocess.run(
+        [str(COVENANT)], capture_output=True, text=True, env=environment(**asked), timeout=BOUND_S, check=True
+    )
+    return ran.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_ids_agents_and_identities(ledger: Ledger, shell: str) -> None:
+    assert "logs" in completed(ledger, shell, "lo")
+    assert "force-error" in completed(ledger, shell, "a2a", "force")
+    assert ledger.completed in completed(ledger, shell, "a2a", "show", ledger.completed[:4])
+    assert ledger.leased in completed(ledger, shell, "logs", ledger.leased[:4])
+    assert "bob@host" in completed(ledger, shell, "a2a", "send", "--to", "bo")
+    assert "index" in completed(ledger, shell, "agents", "show", "ind")
+    assert "failed" in completed(ledger, shell, "a2a", "list", "--state", "fai")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_calls_the_program_back(ledger: Ledger, shell: str) -> None:
+    script = ledger.daemon.run("completion", shell).out
+    assert f"_COVENANT_COMPLETE={shell}_complete" in script
+
+
+def test_without_a_daemon_nothing_is_proposed(short_path: Path) -> None:
+    asked = {
+        "_COVENANT_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"covenant --home {short_path / uuid4().hex} logs a",
+        "COMP_CWORD": "4",
+    }
+    ran = subprocess.run(
+        [str(COVENANT)], capture_output=True, text=True, env=environment(**asked), timeout=BOUND_S, check=True
+    )
+    assert (ran.stdout.strip(), ran.stderr) == ("", "")
