@@ -25,6 +25,7 @@ import msgspec
 from covenant.exchange.argument_checks import checks_arguments, checks_methods
 from covenant.exchange.task_search import find_request
 from covenant.ledger.contract.task_query import FoundPage
+from covenant.ledger.contract.tasks import TaskDetail, TreeNode
 from covenant.model.errors import REFUSALS, OverLimit, Refusal, Unavailable
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.rate_limits import Backoff
@@ -73,6 +74,10 @@ class _Tasks(msgspec.Struct, frozen=True):
 
 class _Results(msgspec.Struct, frozen=True):
     results: tuple[Result, ...]
+
+
+class _Tree(msgspec.Struct, frozen=True):
+    tree: TreeNode
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -149,6 +154,14 @@ class Client:
         given = {name: value for name, value in request.items() if value is not None}
         query = {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
         return self._read(await self._opened().get("/a2a/tasks", params=query, timeout=CALL_S), FoundPage)
+
+    async def show(self, task_id: TaskId) -> TaskDetail:
+        """Everything that is known of a task: its leases, its updates, its result."""
+        return self._read(await self._opened().get(f"/a2a/tasks/{task_id}/show", timeout=CALL_S), TaskDetail)
+
+    async def tree(self, root: TaskId) -> TreeNode:
+        """A task and all that have it for a parent, down to the last."""
+        return self._read(await self._opened().get(f"/a2a/tasks/{root}/tree", timeout=CALL_S), _Tree).tree
 
     async def results(self, count: int = 1, *, wait_ms: int = 0, request_id: str | None = None) -> tuple[Result, ...]:
         """Drain the next results of what you sent."""

@@ -130,11 +130,18 @@ RUNS: dict[str, list[Words]] = {
     "a2a watch": [lambda _: ["--once"]],
     "a2a requeue": [
         lambda d: [lease(d)[0], "--reason", "it is gone", "--duplicate-risk", "operator-accepted"],
+        lambda d: after(lease(d)[0], "--agent", "bob@host", "--reason", "gone", "--duplicate-risk", "idempotent"),
     ],
-    "a2a cancel": [lambda d: [lease(d)[0], "--reason", "not needed"]],
+    "a2a cancel": [
+        lambda d: [lease(d)[0], "--reason", "not needed"],
+        lambda d: after(lease(d)[0], "--state", "in-flight", "--reason", "not needed"),
+    ],
     "a2a release": [lambda d: [*_leased(d), "--reason", "not begun", *as_bob(d)]],
     "a2a renew": [lambda d: [*_leased(d), *as_bob(d)]],
-    "a2a force-error": [lambda d: [lease(d)[0], "--reason", "it is gone", "--message", "sorry"]],
+    "a2a force-error": [
+        lambda d: [lease(d)[0], "--reason", "it is gone", "--message", "sorry"],
+        lambda d: after(lease(d)[0], "--state", "in-flight", "--reason", "it is gone", "--message", "sorry"),
+    ],
     "a2a retry-stale": [lambda _: [], lambda _: ["--enable", "--min-lease-age-ms", "1", "--max-requeues", "0"]],
     "a2a compact": [lambda d: after(send(d))],
     "a2a send": [

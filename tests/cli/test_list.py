@@ -10,6 +10,9 @@ from uuid import uuid4
 
 import pytest
 
+from covenant import Client
+from covenant.model.errors import NotFound
+from covenant.model.ids import TaskId
 from tests.cli.daemons import COVENANT, Daemon, environment
 from tests.places import short_folder
 from tests.waits import BOUND_S
@@ -164,6 +167,92 @@ def test_an_id_that_several_tasks_begin_with_lists_them(ledger: Ledger) -> None:
     assert all(task_id in told["message"] for task_id in both)
     for task_id in both:
         ledger.daemon.json("a2a", "cancel", task_id, "--reason", "tried")
+
+
+@pytest.fixture
+def held(ledger: Ledger) -> Iterator[list[str]]:
+    """Two tasks of carol's that are leased, and one that is queued."""
+    ledger.daemon.json("capabilities", "grant", "a2a.repair.requeue")
+    ledger.daemon.json("capabilities", "grant", "a2a.repair.force_error")
+    token = ledger.daemon.json("identities", "rotate", "carol@host")["token_b58"]
+    carol = ledger.daemon.home / "carol.token"
+    carol.write_text(token)
+    ids = [ledger.send(f"carry {number}", to="carol@host") for number in range(3)]
+    ledger.daemon.json("--token-file", str(carol), "a2a", "next", "--max", "2")
+    yield ids
+    for task_id in ids:
+        ledger.daemon.run("a2a", "cancel", task_id, "--reason", "tried")
+
+
+def test_many_tasks_are_requeued_by_filters_after_a_dry_run(ledger: Ledger, held: list[str]) -> None:
+    first, second, queued = held
+    words = ("a2a", "requeue", "--agent", "carol@host", "--text", "carry", "--reason", "host went down")
+    risk = ("--duplicate-risk", "operator-accepted")
+    dry = ledger.daemon.run(*words, *risk)
+    assert dry.code == 0, dry
+    assert dry.out.splitlines()[-1].endswith("changed 0")
+    assert "add --apply" in dry.err
+    assert sorted(ledger.listed("--agent", "carol@host", "--state", "in-flight")) == sorted([first, second])
+    done = ledger.daemon.json(*words, *risk, "--state", "in-flight", "--apply")
+    assert (done["dry_run"], done["matched"], done["applied"]) == (False, 2, 2)
+    assert {each["task_id"] for each in done["outcomes"]} == {first, second}
+    assert set(ledger.listed("--agent", "carol@host", "--state", "queued", "--text", "carry")) == {
+        first,
+        second,
+        queued,
+    }
+    rows = [row["kind"] for row in ledger.daemon.json("audit", "recent", "--limit", "50")["events"]]
+    assert {first, second} <= {row.get("task_id") for row in rows if "host went down" in str(row)}
+
+
+def test_many_tasks_are_ended_or_canceled_by_filters(ledger: Ledger, held: list[str]) -> None:
+    chosen = ("--agent", "carol@host", "--text", "carry", "--reason", "enough", "--apply")
+    failed = ledger.daemon.json(
+        "a2a", "force-error", *chosen, "--message", "the worker was lost", "--state", "in-flight"
+    )
+    assert failed["applied"] == 2
+    canceled = ledger.daemon.run("a2a", "cancel", *chosen, "--state", "queued")
+    assert canceled.out.splitlines()[-1] == "matched 1 task(s), changed 1"
+    assert ledger.listed("--agent", "carol@host", "--outcome", "canceled", "--limit", "1") == held[2:]
+    shown = ledger.daemon.json("a2a", "show", held[0])
+    assert shown["result"]["error_message"] == "the worker was lost"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--apply",),
+        ("abcdef12", "--apply"),
+        ("abcdef12", "--agent", "bob@host"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_repaired_is_said_in_one_way(ledger: Ledger, words: tuple[str, ...]) -> None:
+    assert ledger.daemon.run("a2a", "cancel", *words, "--reason", "x").code == 2
+
+
+async def test_the_library_shows_a_task_and_its_tree(ledger: Ledger) -> None:
+    token = (ledger.daemon.home / "operator.token").read_text().strip()
+    async with Client(ledger.daemon.url, token) as client:
+        shown = await client.show(TaskId(ledger.failed))
+        assert (shown.task.id, shown.state) == (ledger.failed, "resolved")
+        assert shown.result is not None
+        assert shown.result.error_message == "no paint"
+        tree = await client.tree(TaskId(ledger.failed))
+        assert (tree.task_id, tree.children) == (ledger.failed, ())
+        with pytest.raises(NotFound):
+            await client.show(TaskId(str(uuid4())))
+
+
+def test_a_remote_agent_is_added_by_its_address(ledger: Ledger) -> None:
+    url = "https://weather.example/a2a"
+    ledger.daemon.json("agents", "add", "weather", "--kind", "remote", "--url", url)
+    agent = ledger.daemon.json("agents", "show", "weather")["agent"]
+    assert (agent["kind"], agent["agent_def"]["url"]) == ("remote", url)
+    assert ledger.daemon.json("agents", "add", "storms", "--url", url)["agent"]["kind"] == "remote"
+    refused = ledger.daemon.json("agents", "add", "calm", "--kind", "worker", "--url", url, code=1)
+    assert "url" in refused["message"]
 
 
 def completed(ledger: Ledger, shell: str, *words: str) -> str:

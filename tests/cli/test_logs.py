@@ -182,6 +182,19 @@ def test_to_others_than_the_operator_and_the_tenant_there_is_no_such_task(servin
     assert told["code"] == "unknown_task"
 
 
+def test_a_tenants_token_reads_the_logs_of_its_own_tasks(serving: Daemon) -> None:
+    task_id = run(serving, "plain", "of-default")
+    tokens = {"default": "rotate", "acme": "add"}
+    told = {}
+    for tenant, verb in tokens.items():
+        token = serving.json("tenants", verb, tenant)["token"]
+        answer = httpx2.get(
+            f"{serving.url}/a2a/tasks/{task_id}/log", headers={"authorization": f"Bearer {token}"}, timeout=60
+        )
+        told[tenant] = answer.status_code, "printed for of-default" in answer.text
+    assert told == {"default": (200, True), "acme": (404, False)}
+
+
 def test_the_newest_lines_of_a_flood_are_kept_and_long_ones_are_cut_up(serving: Daemon) -> None:
     told = serving.json("logs", run(serving, "flood"), "--limit", "1000")
     lines = [line["text"] for line in told["lines"]]

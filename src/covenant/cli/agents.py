@@ -34,6 +34,7 @@ tenant_option: Final = click.option(
 @click.option("--description", metavar="TEXT", help="What it does.")
 @click.option("--skill", "skills", multiple=True, metavar="ID", help="A skill on the agent's card. May be repeated.")
 @click.option("--command", "program", metavar="WORDS", help="The program of a process agent, as in a shell.")
+@click.option("--url", metavar="URL", help="Where a remote agent is: its URL, or that of its card.")
 @click.option("--replace", is_flag=True, help="Replace the stored agent with this id.")
 def add(call: Invocation, *, agent_id: str | None, tenant: str, file: str | None, replace: bool, **given: Any) -> None:
     """Store an agent for a tenant: from a file, or by a few options.
@@ -41,6 +42,7 @@ def add(call: Invocation, *, agent_id: str | None, tenant: str, file: str | None
     \b
         covenant agents add summarizer --tenant acme --description "Summarises a text"
         covenant identities enroll summarizer@acme        # the token of its worker
+        covenant agents add weather --kind remote --url https://weather.example/a2a
     """
     definition = _definition(agent_id, file, given)
     answer = call.ask("add_agent", tenant=tenant, agent_def=definition, replace=replace or None)
@@ -106,6 +108,9 @@ def _definition(agent_id: str | None, file: str | None, given: dict[str, Any]) -
     if given["program"] is not None:
         definition["command"] = shlex.split(given["program"])
         definition["kind"] = given["kind"] or "process"
+    if given["url"] is not None:
+        definition["url"] = given["url"]
+        definition["kind"] = given["kind"] or "remote"
     return definition
 
 

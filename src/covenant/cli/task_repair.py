@@ -6,12 +6,14 @@ from typing import Any, Final
 
 import click
 
-from covenant.cli.completion import task_argument
-from covenant.cli.options import CommandGroup, Invocation, daemon_command
+from covenant.cli.completion import complete_tasks, task_argument
+from covenant.cli.options import CommandGroup, Function, Invocation, daemon_command
+from covenant.cli.task_list import FILTERS, filter_options, filters
 from covenant.cli.task_tables import PUSH_COLUMNS, push_row
-from covenant.cli.terminal import age, print_table, put, say
+from covenant.cli.terminal import ExitCode, age, brief, json_shape, print_table, put, say
 
 COMPACT_S: Final = 3_600.0
+BULK_S: Final = 600.0
 
 commands: Final = CommandGroup("a2a")
 push: Final = CommandGroup(
@@ -22,8 +24,23 @@ lease_option: Final = click.option("--lease-id", help="Repair only if this is st
 reason_option: Final = click.option("--reason", required=True, help="Why, for the audit.")
 
 
-@daemon_command(commands, "requeue", "a2a_repaired", "outcome")
-@task_argument
+BULK: Final = "\n\n" + json_shape("a2a_bulk", "dry_run", "matched", "applied", "outcomes", "more?").replace(
+    "With", "Without TASK_ID, with"
+)
+optional_task: Final = click.argument("task_id", required=False, shell_complete=complete_tasks)
+
+
+def bulk_options(function: Function) -> Function:
+    """Without an id, the filters choose; then nothing is done before `--apply`."""
+    function = click.option("--apply", is_flag=True, help="Do it. Without this, only say what would be done.")(function)
+    function = click.option(
+        "--limit", "-n", type=click.IntRange(1, 1_000), default=100, show_default=True, help="Most tasks, by filters."
+    )(function)
+    return filter_options(function)
+
+
+@daemon_command(commands, "requeue", "a2a_repaired", "outcome", epilog=BULK)
+@optional_task
 @reason_option
 @click.option(
     "--duplicate-risk",
@@ -32,37 +49,90 @@ reason_option: Final = click.option("--reason", required=True, help="Why, for th
     help="Why the work may run again: it is idempotent, or you accept that it may happen twice.",
 )
 @lease_option
-def requeue(call: Invocation, *, task_id: str, reason: str, duplicate_risk: str, lease_id: str | None) -> None:
-    """Give a leased task back to the queue: its holder will not come back.
+@bulk_options
+def requeue(
+    call: Invocation, *, task_id: str | None, reason: str, duplicate_risk: str, lease_id: str | None, **given: Any
+) -> None:
+    """Give a leased task back to the queue: its holder will not come back. Without an id: all that the filters choose.
 
     Needs the capability a2a.repair.requeue, of the operator too: `covenant capabilities grant a2a.repair.requeue`.
     """
     risk = duplicate_risk.replace("-", "_")
-    _repair(call, task_id, reason, {"action": "requeue", "lease_id": lease_id, "duplicate_risk": risk})
+    if task_id is None:
+        _repair_all(call, given, lease_id, command="requeue", reason=reason, duplicate_risk=risk)
+    else:
+        _check_one(given)
+        _repair(call, task_id, reason, {"action": "requeue", "lease_id": lease_id, "duplicate_risk": risk})
 
 
-@daemon_command(commands, "force-error", "a2a_repaired", "outcome")
-@task_argument
+@daemon_command(commands, "force-error", "a2a_repaired", "outcome", epilog=BULK)
+@optional_task
 @reason_option
 @click.option("--message", required=True, help="The error that the sender of the task is told.")
 @lease_option
-def force_error(call: Invocation, *, task_id: str, reason: str, message: str, lease_id: str | None) -> None:
-    """End a leased task with an error result for its sender.
+@bulk_options
+def force_error(
+    call: Invocation, *, task_id: str | None, reason: str, message: str, lease_id: str | None, **given: Any
+) -> None:
+    """End a leased task with an error result for its sender. Without an id: all that the filters choose.
 
     Needs the capability a2a.repair.force_error, of the operator too:
     `covenant capabilities grant a2a.repair.force_error`.
     """
-    _repair(call, task_id, reason, {"action": "force_error", "lease_id": lease_id, "message": message})
+    if task_id is None:
+        _repair_all(call, given, lease_id, command="force_error", reason=reason, message=message)
+    else:
+        _check_one(given)
+        _repair(call, task_id, reason, {"action": "force_error", "lease_id": lease_id, "message": message})
 
 
-@daemon_command(commands, "cancel", "a2a_task_canceled", "task_id", "canceled", "ending", "result")
-@task_argument
+@daemon_command(commands, "cancel", "a2a_task_canceled", "task_id", "canceled", "ending", "result", epilog=BULK)
+@optional_task
 @reason_option
-def cancel(call: Invocation, *, task_id: str, reason: str) -> None:
-    """End a task that is queued, waits or is worked on. An ended task stays as it is."""
+@bulk_options
+def cancel(call: Invocation, *, task_id: str | None, reason: str, **given: Any) -> None:
+    """End a task that is queued, waits or is worked on. An ended task stays as it is.
+
+    Without an id: all that the filters choose.
+    """
+    if task_id is None:
+        _repair_all(call, given, None, command="cancel", reason=reason)
+        return
+    _check_one(given)
     answer = call.ask("cancel_a2a_task", task_id=call.task_id(task_id), reason=reason)
     said = [] if answer["canceled"] else [f"it had ended before: {answer['ending']}"]
     call.show(answer, f"{'canceled' if answer['canceled'] else 'unchanged'} {answer['task_id']}", *said)
+
+
+def _check_one(given: dict[str, Any]) -> None:
+    if given["apply"] or any(given[name] is not None for name in FILTERS):
+        raise click.UsageError("TASK_ID is one task; filters and --apply are for many: leave one of them out")
+
+
+def _repair_all(call: Invocation, given: dict[str, Any], lease_id: str | None, **command: Any) -> None:
+    if lease_id is not None:
+        raise click.UsageError("--lease-id is the lease of one task: name the task, too")
+    chosen = filters(call, given)
+    if not chosen:
+        raise click.UsageError("say which: a TASK_ID, or filters such as --agent and --state")
+    answer = call.ask(
+        "repair_a2a_tasks", filter=chosen, dry_run=not given["apply"], limit=given["limit"], within_s=BULK_S, **command
+    )
+    if not call.answer(answer):
+        rows = []
+        for each in answer["outcomes"]:
+            style = "red" if each["outcome"] == "refused" else ""
+            why = each.get("reason") or each.get("code") or ""
+            rows.append((style, each["task_id"], each["state"], each["outcome"].replace("_", " "), brief(why)))
+        if rows:
+            print_table(("task", "state", "what", "why"), rows)
+        put(f"matched {answer['matched']} task(s), changed {answer['applied']}")
+        if answer.get("more"):
+            say("the filters leave more tasks than the limit")
+        if answer["dry_run"]:
+            say("nothing was changed; add --apply to do it")
+    if any(each["outcome"] == "refused" for each in answer["outcomes"]) and not answer["dry_run"]:
+        raise click.exceptions.Exit(ExitCode.REFUSED)
 
 
 @daemon_command(commands, "release", "a2a_lease_released", "task_id")

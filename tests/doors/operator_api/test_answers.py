@@ -23,7 +23,6 @@ from covenant.doors.operator_api.identities import (
     LoginCodeAnswer,
     TokenRotated,
 )
-from covenant.doors.operator_api.log_lines import TaskLogShown
 from covenant.doors.operator_api.mailbox import (
     LeasedShown,
     LeaseReleasedAnswer,
@@ -62,6 +61,7 @@ from covenant.doors.operator_api.tasks import (
     Repaired,
     RepairedTasks,
     Results,
+    TaskLogShown,
     Tasks,
     TaskShown,
     TreeShown,

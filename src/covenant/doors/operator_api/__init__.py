@@ -8,7 +8,6 @@ from covenant.doors.operator_api import (
     backups,
     delegation,
     identities,
-    log_lines,
     mailbox,
     peers,
     tasks,
@@ -20,7 +19,6 @@ from covenant.wire.ipc_frames import canonical_kind
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     *mailbox.OPERATIONS,
     *tasks.OPERATIONS,
-    *log_lines.OPERATIONS,
     *identities.OPERATIONS,
     *tenants.OPERATIONS,
     *peers.OPERATIONS,
