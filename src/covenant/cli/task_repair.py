@@ -118,7 +118,7 @@ def _repair_all(call: Invocation, given: dict[str, Any], lease_id: str | None, *
     answer = call.ask(
         "repair_a2a_tasks", filter=chosen, dry_run=not given["apply"], limit=given["limit"], within_s=BULK_S, **command
     )
-    if not call.answer(answer):
+    if not call.answer(answer, kind="a2a_bulk"):
         rows = []
         for each in answer["outcomes"]:
             style = "red" if each["outcome"] == "refused" else ""

@@ -26,10 +26,10 @@ from covenant.exchange import push as pushes
 from covenant.exchange import task_search
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.bulk_repair import BulkReport, repair_tasks
-from covenant.ledger.contract.task_query import FoundTask, TaskCounts
 from covenant.exchange.delegation import tenant_of
 from covenant.exchange.task_logs import TASK_LINES_MAX, LogLine
 from covenant.exchange.tasks.reader import unknown_task
+from covenant.ledger.contract.task_query import FoundTask, TaskCounts
 from covenant.ledger.contract.tasks import QueueEntry, QueueQuery, TaskDetail, TreeNode
 from covenant.model.ids import TaskId, parse_task_id
 from covenant.model.push import Push
