@@ -14,7 +14,7 @@ from scripts.generate_docs import leaves
 from tests.cli.daemons import Daemon
 from tests.waits import BOUND_S
 
-SHAPE = re.compile(r'With (?:--next and )?--json: \{"kind": "([a-z0-9_]+)"((?:, [a-z0-9_]+\??)*)\}')
+SHAPE = re.compile(r'With (?:(?:--next|filters) and )?--json: \{"kind": "([a-z0-9_]+)"((?:, [a-z0-9_]+\??)*)\}')
 COMMANDS = {" ".join(path): command for path, command in leaves(root)}
 
 

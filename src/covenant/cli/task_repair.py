@@ -25,7 +25,7 @@ reason_option: Final = click.option("--reason", required=True, help="Why, for th
 
 
 BULK: Final = "\n\n" + json_shape("a2a_bulk", "dry_run", "matched", "applied", "outcomes", "more?").replace(
-    "With", "Without TASK_ID, with"
+    "With", "With filters and"
 )
 optional_task: Final = click.argument("task_id", required=False, shell_complete=complete_tasks)
 
