@@ -93,8 +93,7 @@ class Doors:
 def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping[str, Source]) -> Doors:
     """`sources`: where each setting came from."""
     settings, storage, access = base.settings, base.storage, base.access
-    ledger, telemetry = storage.ledger, base.telemetry
-    meter = telemetry.meter
+    ledger, telemetry, meter = storage.ledger, base.telemetry, base.telemetry.meter
     if storage.shipper is not None:
         storage.shipper.count(meter)
     waits, tls = Waits(access.identity_auth, settings.limits), _server_tls(base)
