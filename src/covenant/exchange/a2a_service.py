@@ -45,7 +45,7 @@ from covenant.model.errors import Conflict, Invalid, InvalidParams, Unauthentica
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.settings import DEPTH_MAX, A2aSettings
 from covenant.model.task import A2A, Hop, Task, check_hop
-from covenant.model.task_event import Began, Ended, Started, Step
+from covenant.model.task_event import Began, Ended, MessageUpdate, Started, Step
 from covenant.model.task_view import TaskView, TaskViewBuilder, fold
 from covenant.model.tracing import OFF, Tracer
 
@@ -279,9 +279,12 @@ class A2AExchange:
         if sent.push is not None and not view.state.terminal:
             # Before the message, so that its step is told too; once, since many clients say it with every message.
             await self._ledger.commit(PutPush(task_id=task_id, recipient=recipient, config=sent.push, once=True))
-        if key is not None and view.state.terminal and update in view.history:
+        if key is not None and view.state.terminal and any(_same_words(update, said) for said in view.history):
             return _Sent(through=view.generation)
-        # A message's id is derived from its idempotency key and a digest of its content.
+        # A message's id is derived from its idempotency key and a digest of its content. The id that the client gave it
+        # is no part of the content: clients make a new one when they try again.
+        if key is not None:
+            encoded = _encode(msgspec.structs.replace(update, message_id=None))
         prefix = None if key is None else f"{unkeyed_id(call.caller, call.agent.id, key.key)}."
         reported = await self._ledger.commit(
             Continue(
@@ -309,6 +312,10 @@ class A2AExchange:
                 break
             steps += more
         return steps
+
+
+def _same_words(one: MessageUpdate, other: MessageUpdate) -> bool:
+    return msgspec.structs.replace(one, message_id=other.message_id) == other
 
 
 _NEW: Final = _Sent(from_watch=True)

@@ -36,20 +36,30 @@ async def test_the_same_key_and_message_many_times_at_once_is_one_task(
     assert (await me.page(contextId=context)).total == 1
 
 
-@pytest.mark.parametrize("changed", ["text", "context", "message_id", "metadata"])
+@pytest.mark.parametrize("changed", ["text", "context", "metadata"])
 async def test_the_same_key_for_another_message_is_refused(me: Binding, changed: str) -> None:
     keyed = me.saying(idempotency_key=unique())
     first = await keyed.task(words("echo", context="c"))
     other: dict[str, Any] = {
         "text": words("echo!", context="c"),
         "context": words("echo", context="d"),
-        "message_id": words("echo", context="c", message_id="m-9"),
         "metadata": words("echo", context="c", metadata={"k": 1}),
     }
     for attempt in (keyed.send(other[changed]), keyed.streamed(other[changed])):
         with pytest.raises(Refused, match="IDEMPOTENCY_KEY_REUSED"):
             await attempt
     assert (await keyed.task(words("echo", context="c"))).id == first.id
+
+
+async def test_the_same_key_with_a_new_message_id_is_the_same_send(me: Binding) -> None:
+    """Official clients make a new id for each try."""
+    keyed, context = me.saying(idempotency_key=unique()), unique()
+    first = await keyed.task(words("echo", context=context, message_id="m-1"))
+    again = await keyed.task(words("echo", context=context, message_id="m-2"))
+    assert again == first
+    frames = await keyed.streamed(words("echo", context=context, message_id="m-3"))
+    assert frames[-1].task is not None or frames[-1].ends
+    assert (await me.page(contextId=context)).total == 1
 
 
 async def test_a_key_is_its_callers_and_its_agents_own(me: Binding, under_test: ServerUnderTest) -> None:
@@ -89,6 +99,7 @@ async def test_a_message_to_a_task_that_is_repeated_under_its_key_is_said_once(m
     keyed, message = me.saying(idempotency_key=unique()), words("French", task=parked.id, message_id="m-2")
     tasks = [await keyed.task(message) for _ in range(3)]
     assert [task == tasks[0] for task in tasks] == [True] * 3
+    assert await keyed.task(words("French", task=parked.id, message_id="m-3")) == tasks[0], "tried again by an SDK"
     assert [said.message_id for said in tasks[0].history or () if said.role == "user"] == ["m-1", "m-2"]
     with pytest.raises(Refused, match="UNSUPPORTED_OPERATION"):
         await me.task(message)

@@ -86,20 +86,23 @@ class TaskWriter:
 
         A task with a minted id has no digest: nobody knows the id yet, so nobody can send the task again.
         """
+        former = None
         if minted:
             digest, size = "", weigh(task)
         else:
             asked = task if task.traceparent is None and task.metadata is None else without_way(task)
-            digest, size = fingerprint(asked)
-            if push is not None:
-                # The same key with another webhook is another request, as with another message.
-                digest = hashlib.sha256(digest.encode() + _encode(push)).hexdigest()
+            digest, size = _digest(asked, push)
+            if asked.message_id is not None:
+                # Clients make a new id when they try again: the key says that it is the same message.
+                former, (digest, _) = digest, _digest(msgspec.structs.replace(asked, message_id=None), push)
         check_size(size, bytes_max)
         if task.origin == A2A:
             # After the digest: the same request has the same digest, whichever keys are reserved by now.
             task = without_reserved_keys(task)
         if task.deadline_ms is not None and task.origin != SIMPLE:
             task = within_deadline(task, self._ledger.clock.left_ms(task.deadline_ms))
+        if former is not None:
+            return self._accept_keyed(task, digest, former, push)
         if self._tracer.on:
             return self._accept_traced(task, digest, push, minted=minted, submitted=True)
         return self._accept(task, digest, push, minted=minted, submitted=True)
@@ -116,6 +119,15 @@ class TaskWriter:
         """`minted`: the task's id is new, and from here. `submitted`: if not, it was made of an idempotency key."""
         accept = self._accept_traced if self._tracer.on else self._accept
         return accept(task, digest, push, minted=minted, submitted=submitted)
+
+    async def _accept_keyed(self, task: Task, digest: str, former: str, push: PushConfig | None) -> Accepted:
+        """`former`: the digest with the message's id, which tasks have that were accepted before it was left out."""
+        try:
+            return await self.accept(task, digest, push, submitted=True)
+        except Conflict as refusal:
+            if refusal.code != key_reused().code:
+                raise
+        return await self.accept(task, former, push, submitted=True)
 
     async def _accept_traced(
         self, task: Task, digest: str, push: PushConfig | None, *, minted: bool, submitted: bool
@@ -176,6 +188,15 @@ class TaskWriter:
             slot.start(LeasedTask(task, lease))
         else:
             slot.give_back()
+
+
+def _digest(asked: Task, push: PushConfig | None) -> tuple[str, int]:
+    """Of what a client asks for, and the size of the task."""
+    digest, size = fingerprint(asked)
+    if push is not None:
+        # The same key with another webhook is another request, as with another message.
+        digest = hashlib.sha256(digest.encode() + _encode(push)).hexdigest()
+    return digest, size
 
 
 def refuse_ended(task_id: TaskId, canceled: Canceled) -> None:
