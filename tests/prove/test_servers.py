@@ -39,16 +39,8 @@ def test_every_way_to_speak_to_covenant_shows_the_same(prove: Prove, spoken: tup
     assert {row: finding["verdict"] for row, finding in found.items()} == dict.fromkeys(SOME, "kept"), found
 
 
-def test_the_official_sdk_in_memory_loses_tasks(prove: Prove) -> None:
-    found = prove(SDK, *rows("acknowledged", "input-required", "duplicate"))
+@pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
+def test_the_official_sdk_in_memory_loses_tasks(prove: Prove, binding: str) -> None:
+    found = prove(SDK, "--binding", binding, *rows("acknowledged", "input-required", "duplicate"))
     verdicts = {row: finding["verdict"] for row, finding in found.items()}
     assert verdicts == {"acknowledged": "broken", "input-required": "broken", "duplicate": "not offered"}, found
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
-def test_the_official_sdk_on_sqlite_finds_its_tasks(prove: Prove, binding: str) -> None:
-    kept = ("acknowledged", "input-required", "canceled", "terminal", "list-pages", "many-sends")
-    store = SDK.replace("memory", "sqlite+aiosqlite:///{home}/tasks.db")
-    found = prove(store, "--binding", binding, *rows(*kept))
-    assert {row: finding["verdict"] for row, finding in found.items()} == dict.fromkeys(kept, "kept"), found
