@@ -200,7 +200,15 @@ def changes(kind: str) -> bool:
 
 
 READING = {
-    *("a2a_queue", "a2a_tree", "a2a_pushes", "verify_audit_integrity", "peer_capabilities", "peer_config"),
+    *(
+        "a2a_queue",
+        "a2a_task_log",
+        "a2a_tree",
+        "a2a_pushes",
+        "verify_audit_integrity",
+        "peer_capabilities",
+        "peer_config",
+    ),
     *("delegation_tree", "delegation_proof"),
 }
 
