@@ -1,0 +1,79 @@
+"""The Helm chart. Helm itself is not run: its values are put in by hand, and what comes out is read as YAML.
+
+What the container runs is run with its environment, outside a container.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import yaml
+
+from covenant.daemon.settings import DaemonSettings
+from tests.cli.daemons import environment, said_until
+from tests.waits import BOUND_S
+
+CHART = Path(__file__).parents[2] / "deploy" / "helm"
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+PLACE = re.compile(r"\{\{ \.(Values|Release)\.(\w+) \}\}")
+
+
+def rendered(name: str) -> dict[str, Any]:
+    text = (CHART / "templates" / name).read_text(encoding="utf-8")
+
+    def value(found: re.Match[str]) -> str:
+        return str(VALUES[found[2]]) if found[1] == "Values" else "covenant"
+
+    made = PLACE.sub(value, text)
+    assert "{{" not in made, "a template uses what is not known here"
+    read = yaml.safe_load(made)
+    assert isinstance(read, dict)
+    return read
+
+
+POD = rendered("statefulset.yaml")["spec"]["template"]["spec"]
+(CONTAINER,) = POD["containers"]
+
+
+def test_the_chart_names_itself_and_every_value_is_used() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert (chart["apiVersion"], chart["name"]) == ("v2", "covenant")
+    used = {name for path in (CHART / "templates").iterdir() for _, name in PLACE.findall(path.read_text())}
+    assert used == {*VALUES, "Name"}
+
+
+def test_one_daemon_has_the_volume_no_root_and_time_to_stop() -> None:
+    spec = rendered("statefulset.yaml")["spec"]
+    assert spec["replicas"] == 1
+    assert POD["securityContext"]["runAsNonRoot"] is True
+    assert CONTAINER["securityContext"]["readOnlyRootFilesystem"] is True
+    assert CONTAINER["securityContext"]["capabilities"]["drop"] == ["ALL"]
+    assert POD["terminationGracePeriodSeconds"] > DaemonSettings().grace_ms / 1000
+    assert [each["metadata"]["name"] for each in spec["volumeClaimTemplates"]] == ["home"]
+    service = rendered("service.yaml")["spec"]
+    assert service["selector"].items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_what_the_container_runs_passes_its_own_probes(short_path: Path) -> None:
+    variables = {each["name"]: each["value"] for each in CONTAINER["env"]}
+    variables |= {"COVENANT_HOME": str(short_path / "home"), "COVENANT_HTTP_PORT": "0"}
+    program = Path(sys.executable).with_name("covenant")
+    daemon = subprocess.Popen(
+        [str(program), *CONTAINER["args"]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment(**variables),
+    )
+    try:
+        said = said_until(daemon, b"\n")
+        url = said.split()[3]
+        for probe in ("livenessProbe", "readinessProbe"):
+            with urlopen(url + CONTAINER[probe]["httpGet"]["path"], timeout=BOUND_S) as answer:
+                assert answer.status == 200
+    finally:
+        daemon.terminate()
+        daemon.communicate(timeout=BOUND_S)
+    assert daemon.returncode == 0
