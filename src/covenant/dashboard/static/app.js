@@ -89,7 +89,9 @@ function badges(links) {
   find('[data-page="attention"]', links)?.append(count);
   const look = throttled(async () => {
     const { items } = await get("a2a/attention").catch(() => ({ items: [] }));
-    const needs = items.reduce((sum, item) => sum + (item.count ?? 0), 0);
+    // The first of a kind says how many of it there are in all.
+    const kinds = new Map(items.toReversed().map((item) => [item.what, item.count ?? 1]));
+    const needs = [...kinds.values()].reduce((sum, each) => sum + each, 0);
     count.hidden = !needs;
     count.textContent = number(needs);
     count.title = `${needs} need you`;

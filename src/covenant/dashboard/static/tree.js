@@ -55,7 +55,7 @@ function draw() {
     const bar = el("div", { class: isOver(node.state) ? "bar" : "bar open", "data-tone": state.tone, title: `${exact(node.created_at_ms ?? begins)}, ${duration(ended(node) - (node.created_at_ms ?? begins))}` });
     fill(row, {
       twist: node.children.length || root.truncated ? { disabled: false, "aria-expanded": String(open), "aria-label": `${open ? "Close" : "Open"} ${shortId(node.task_id)}`, value: node.task_id } : { disabled: true },
-      name: { href: `/ui/task/${node.task_id}`, text: node.task ? shortName(node.task.recipient.display) : shortId(node.task_id), title: node.task?.intent_text ?? "" },
+      name: { href: `/ui/task/${node.task_id}`, text: nameOf(node), title: node.task?.intent_text ?? "" },
       words: node.task?.intent_text ?? "",
       net: node.remote ? network(node) : null,
       state: [chip(state)],
@@ -66,6 +66,13 @@ function draw() {
       when: [setSpan(bar, from, Math.max(share(ended(node)) - from, 0.004))],
     });
   });
+}
+
+/** Work that is done elsewhere is all for one recipient here: what it was called by tells more. */
+function nameOf(node) {
+  if (!node.task) return shortId(node.task_id);
+  const { target, recipient } = node.task;
+  return target?.name ?? target?.profile ?? (target?.url ? "an address" : shortName(recipient.display));
 }
 
 /** Done elsewhere: by whom, and where. */

@@ -75,7 +75,7 @@ function axis(scale, begins, ends) {
   let last = -1;
   for (const at of scale.folds.length ? [begins, ...scale.folds.flatMap((fold) => [fold.from, fold.to]), ends] : times) {
     const x = scale.place(at);
-    if ((x - last < 0.12 || 1 - x < 0.16) && at !== ends && at !== begins) continue;
+    if (at !== begins && (x - last < 0.14 || (at !== ends && 1 - x < 0.16))) continue;
     last = x;
     line.append(setSpan(el("span", { title: exact(at) }, at === begins ? "0" : `+${duration(at - begins)}`), x, 0));
   }
