@@ -198,6 +198,7 @@ RUNS: dict[str, list[Words]] = {
     "card get": [lambda d: [answering(d), "--token-file", str(d.home / "operator.token")]],
     "init": [lambda d: [str(d.home / "agents.py")]],
     "settings show": [lambda _: []],
+    "ui": [lambda _: ["--print"]],
     "version": [lambda _: []],
     "doctor": [lambda _: []],
     "backup": [lambda d: [str(d.home.parent / f"{uuid4()}.backup")]],
