@@ -43,7 +43,8 @@ def test_an_error_that_leaves_its_package_is_in_the_tree() -> None:
         for name, home in outside.items()
         if name not in in_tree
         for path, text in texts.items()
-        if path.parts[0] != home and re.search(rf"\b{name}\b", text)
+        # The dashboard is a door in a package of its own.
+        if path.parts[0] not in (home, "dashboard" if home == "doors" else home) and re.search(rf"\b{name}\b", text)
     ]
     assert leaks == []
 

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from covenant.prove import ed25519
 from covenant.prove.protocol import (
     Interface,
-    Refused,
+    ServerRefused,
     build_configuration,
     build_message,
     build_request,
@@ -34,7 +34,7 @@ def test_each_way_to_speak_names_the_operation_in_its_own_words() -> None:
 
 
 def test_an_operation_that_a_version_lacks_is_not_offered() -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ServerRefused) as refused:
         build_request(OLD, "list", {"pageSize": 5}, {}, 1)
     assert refused.value.code == -32601
     assert build_request(REST, "list", {"pageSize": 5}, {}, 1).query == {"pageSize": "5"}
@@ -78,7 +78,7 @@ def test_a_state_is_read_from_every_shape(result: dict[str, object]) -> None:
     ],
 )
 def test_an_error_is_read_from_every_shape(interface: Interface, status: int, body: bytes, code: int) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ServerRefused) as refused:
         read_answer(interface, status, body)
     assert refused.value.code == code
 

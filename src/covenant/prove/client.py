@@ -16,7 +16,7 @@ import msgspec
 from covenant.prove.protocol import (
     EventSeen,
     Interface,
-    Refused,
+    ServerRefused,
     TaskSeen,
     build_configuration,
     build_message,
@@ -29,7 +29,7 @@ from covenant.prove.protocol import (
 EVENT_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
-class Unreachable(Exception):
+class ServerUnreachable(Exception):
     """No answer: the connection was refused, broke, or nothing came in time."""
 
 
@@ -88,7 +88,7 @@ class Client:
         """Send, and take the answer for a task. A server that answers by a bare message acknowledges no task."""
         answer = await self.send(text, **more)
         if answer.task is None:
-            raise Refused(-32004, "the server answered by a bare message, and has no task to ask for")
+            raise ServerRefused(-32004, "the server answered by a bare message, and has no task to ask for")
         return answer.task
 
     async def get(self, task_id: str) -> TaskSeen:
@@ -137,7 +137,7 @@ class Client:
                     out.verb, out.url, content=out.body, headers=out.headers, params=out.query or None
                 )
         except (httpx2.HTTPError, TimeoutError) as error:
-            raise Unreachable(f"{name}: {type(error).__name__} {error}".strip()) from None
+            raise ServerUnreachable(f"{name}: {type(error).__name__} {error}".strip()) from None
         return read_answer(self.interface, answer.status_code, answer.content)
 
     @asynccontextmanager
@@ -151,10 +151,10 @@ class Client:
             ) as answer:
                 if "text/event-stream" not in answer.headers.get("content-type", ""):
                     read_answer(self.interface, answer.status_code, await answer.aread())
-                    raise Refused(answer.status_code, f"{name}: the answer is no stream")
+                    raise ServerRefused(answer.status_code, f"{name}: the answer is no stream")
                 yield self._read_events(answer)
         except httpx2.HTTPError as error:
-            raise Unreachable(f"{name}: {type(error).__name__} {error}".strip()) from None
+            raise ServerUnreachable(f"{name}: {type(error).__name__} {error}".strip()) from None
 
     async def _read_events(self, answer: httpx2.Response) -> AsyncIterator[EventSeen]:
         """Until the stream ends or breaks; the difference shows in the events themselves."""
@@ -163,7 +163,7 @@ class Client:
             async for line in answer.aiter_lines():
                 size += len(line)
                 if size > EVENT_BYTES_MAX:
-                    raise Refused(0, f"an event of more than {EVENT_BYTES_MAX} bytes")
+                    raise ServerRefused(0, f"an event of more than {EVENT_BYTES_MAX} bytes")
                 if line.startswith("id:"):
                     number = line[3:].strip()
                 elif line.startswith("data:"):
@@ -172,25 +172,25 @@ class Client:
                     yield self._read_event("\n".join(data).encode(), number)
                     data, size = [], 0
         except httpx2.HTTPError as error:
-            raise Unreachable(f"the stream broke: {type(error).__name__}") from None
+            raise ServerUnreachable(f"the stream broke: {type(error).__name__}") from None
 
     def _read_event(self, data: bytes, number: str) -> EventSeen:
         try:
             return read_event(read_answer(self.interface, 200, data), number)
-        except Refused as refused:
+        except ServerRefused as refused:
             return EventSeen("error", number, text=str(refused))
 
 
 async def fetch_card(url: str, headers: Mapping[str, str], wait_s: float) -> dict[str, Any]:
-    """Raises `Unreachable` while the server is not there, `Refused` when it has no card."""
+    """Raises `ServerUnreachable` while the server is not there, `ServerRefused` when it has no card."""
     try:
         async with httpx2.AsyncClient(timeout=wait_s, trust_env=False) as http:
             answer = await http.get(url, headers=dict(headers))
     except httpx2.HTTPError as error:
-        raise Unreachable(f"{type(error).__name__} {error}".strip()) from None
+        raise ServerUnreachable(f"{type(error).__name__} {error}".strip()) from None
     if answer.status_code != 200:
-        raise Refused(answer.status_code, answer.text[:200])
+        raise ServerRefused(answer.status_code, answer.text[:200])
     card = msgspec.json.decode(answer.content)
     if not isinstance(card, dict):
-        raise Refused(200, "the card is no object")
+        raise ServerRefused(200, "the card is no object")
     return card

@@ -83,7 +83,7 @@ class EventSeen(msgspec.Struct, frozen=True):
     task: TaskSeen | None = None
 
 
-class Refused(Exception):
+class ServerRefused(Exception):
     """The server answered with an error."""
 
     def __init__(self, code: int, said: str) -> None:
@@ -127,14 +127,14 @@ def build_configuration(version: Version, *, waits: bool, push: dict[str, str] |
 def build_request(
     interface: Interface, name: str, params: dict[str, Any], headers: Mapping[str, str], number: int
 ) -> Outgoing:
-    """`params`: with `id` for an operation on a task. Raises `Refused` for an operation that the version lacks."""
+    """`params`: with `id` for an operation on a task. Raises `ServerRefused` for an operation that the version lacks."""
     operation = OPERATIONS[name]
     sent = {"accept": "text/event-stream" if name in {"stream", "subscribe"} else "application/json", **headers}
     sent.setdefault("a2a-version", interface.version)
     if interface.binding == "JSONRPC":
         method = operation.rpc if interface.version == "1.0" else operation.rpc_03
         if method is None:
-            raise Refused(-32601, f"A2A 0.3 has no {operation.rpc} over JSON-RPC")
+            raise ServerRefused(-32601, f"A2A 0.3 has no {operation.rpc} over JSON-RPC")
         body = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
         sent["content-type"] = "application/json"
         return Outgoing("POST", interface.url, msgspec.json.encode(body), sent, {})
@@ -151,18 +151,18 @@ def build_request(
 
 
 def read_answer(interface: Interface, status: int, body: bytes) -> dict[str, Any]:
-    """The result of a call. Raises `Refused` for an error in any of its shapes."""
+    """The result of a call. Raises `ServerRefused` for an error in any of its shapes."""
     try:
         value = msgspec.json.decode(body) if body else {}
     except msgspec.DecodeError:
-        raise Refused(status, f"an answer that is no JSON: {body[:80]!r}") from None
+        raise ServerRefused(status, f"an answer that is no JSON: {body[:80]!r}") from None
     if not isinstance(value, dict):
-        raise Refused(status, f"an answer that is no object: {body[:80]!r}")
+        raise ServerRefused(status, f"an answer that is no object: {body[:80]!r}")
     error = value.get("error")
     if isinstance(error, dict):
-        raise Refused(int(error.get("code") or status), str(error.get("message") or error))
+        raise ServerRefused(int(error.get("code") or status), str(error.get("message") or error))
     if status >= 400:
-        raise Refused(status, str(value.get("message") or value.get("detail") or value))
+        raise ServerRefused(status, str(value.get("message") or value.get("detail") or value))
     if interface.binding == "JSONRPC":
         result = value.get("result")
         return result if isinstance(result, dict) else {}

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from covenant.prove.ed25519 import holds
-from covenant.prove.protocol import TERMINAL, EventSeen, Refused, TaskSeen
+from covenant.prove.protocol import TERMINAL, EventSeen, ServerRefused, TaskSeen
 from covenant.prove.trial import LOOK_S, Assembly, Broken, NotOffered, Row, Trial, gap_or_repeat
 from covenant.prove.webhook import Notification, Webhook, read_key_set
 
@@ -129,7 +129,7 @@ async def _begin(trial: Trial, webhook: Webhook, text: str) -> TaskSeen:
         raise NotOffered("the card does not offer push notifications")
     try:
         return await trial.client.begin(text, push={"url": webhook.url, "token": TOKEN})
-    except Refused as refused:
+    except ServerRefused as refused:
         raise NotOffered(f"a push configuration is refused: {refused}") from None
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.prove.client import Client, Unreachable
-from covenant.prove.protocol import Binding, Interface, Refused, Version, read_interfaces
+from covenant.prove.client import Client, ServerUnreachable
+from covenant.prove.protocol import Binding, Interface, ServerRefused, Version, read_interfaces
 from covenant.prove.push_rows import PUSH_ROWS
 from covenant.prove.sender_rows import SENDER_ROWS
 from covenant.prove.server import ServerUnderTest, StartFailed
@@ -117,9 +117,9 @@ async def _try(target: Target, row: Row, extent: Extent, folder: Path, row_s: fl
         verdict, why = "not offered", str(lacking)
     except StartFailed as failed:
         verdict, why = "not checked" if server.starts < 2 else "broken", f"the server did not start: {failed}"
-    except Unreachable as gone:
+    except ServerUnreachable as gone:
         verdict, why = "broken", f"the server, which nobody had killed, did not answer: {gone}"
-    except (NotChecked, Refused) as unclear:
+    except (NotChecked, ServerRefused) as unclear:
         why = str(unclear)
     except TimeoutError:
         why = f"the row took more than {row_s:g} s"

@@ -6,8 +6,8 @@ import asyncio
 import uuid
 from typing import Any, Final
 
-from covenant.prove.client import Client, Unreachable
-from covenant.prove.protocol import Interface, Refused, TaskSeen, Version, read_interfaces
+from covenant.prove.client import Client, ServerUnreachable
+from covenant.prove.protocol import Interface, ServerRefused, TaskSeen, Version, read_interfaces
 from covenant.prove.trial import Broken, NotChecked, NotOffered, Row, Trial
 
 AT_ONCE: Final = 8
@@ -52,7 +52,7 @@ async def _send_marked(trial: Trial, text: str, mark: str) -> str:
     headers = {header: mark} if header else {}
     try:
         answer = await trial.client.send(text, waits=True, message_id=mark, headers=headers)
-    except Refused as refused:
+    except ServerRefused as refused:
         trial.note(f"the repeat was refused: {refused}")
         return ""
     return answer.task.id if answer.task is not None else "a bare message"
@@ -92,7 +92,7 @@ async def many_sends(trial: Trial) -> None:
 async def _is_found(trial: Trial, task_id: str) -> bool:
     try:
         await trial.client.get(task_id)
-    except Refused:
+    except ServerRefused:
         return False
     return True
 
@@ -133,11 +133,11 @@ class _Load:
             key = self._trial.key()
             try:
                 task = await self._trial.client.begin(f"complete {key}")
-            except Unreachable:
+            except ServerUnreachable:
                 self.unanswered += 1
                 self._left += 1
                 continue
-            except Refused as refused:
+            except ServerRefused as refused:
                 async with self._more:
                     self.refused += 1
                     self._refusal = str(refused)
@@ -154,7 +154,7 @@ async def list_pages(trial: Trial) -> None:
     listed: list[TaskSeen] = []
     try:
         page, token = await trial.client.list_page(PAGE)
-    except Refused as refused:
+    except ServerRefused as refused:
         raise NotOffered(f"tasks cannot be listed: {refused}") from None
     listed += page
     trial.note(f"{LISTED} tasks; the first page has {len(page)}")
@@ -166,7 +166,7 @@ async def list_pages(trial: Trial) -> None:
             break
         try:
             page, token = await trial.client.list_page(PAGE, token)
-        except Refused as refused:
+        except ServerRefused as refused:
             raise Broken(f"the token of the next page is refused after kill -9: {refused}") from None
         listed += page
     ids = [task.id for task in listed]
@@ -182,7 +182,7 @@ async def version_skew(trial: Trial) -> None:
     async with trial.client.speaks(other) as stranger:
         try:
             theirs = await stranger.begin(f"complete {trial.key()}", waits=True)
-        except Refused as refused:
+        except ServerRefused as refused:
             raise NotOffered(f"a client of A2A {other.version} is refused: {refused}") from None
         await trial.quiet()
         theirs = await stranger.get(theirs.id)
@@ -197,7 +197,7 @@ async def version_skew(trial: Trial) -> None:
 async def _read_across(caller: Client, task: TaskSeen) -> None:
     try:
         seen = await caller.get(task.id)
-    except Refused as refused:
+    except ServerRefused as refused:
         raise Broken(f"{caller.interface} does not find task {task.id} after kill -9: {refused}") from None
     if (seen.state, seen.text) != (task.state, task.text):
         raise Broken(f"{caller.interface} reads {seen.state!r} {seen.text!r}; it was {task.state!r} {task.text!r}")

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from covenant.prove.client import Unreachable, fetch_card
-from covenant.prove.protocol import Refused
+from covenant.prove.client import ServerUnreachable, fetch_card
+from covenant.prove.protocol import ServerRefused
 
 POLL_S: Final = 0.05
 PORTS_TRIED: Final = 100
@@ -76,7 +76,7 @@ class ServerUnderTest:
                 break
             try:
                 return await fetch_card(self.card_url, self.headers(), self._start_s)
-            except (Unreachable, Refused) as failed:
+            except (ServerUnreachable, ServerRefused) as failed:
                 said = str(failed)
             await asyncio.sleep(POLL_S)
         ended = self._process.returncode

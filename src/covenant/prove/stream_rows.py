@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator
 from typing import Final
 
-from covenant.prove.client import Unreachable
-from covenant.prove.protocol import EventSeen, Refused, TaskSeen
+from covenant.prove.client import ServerUnreachable
+from covenant.prove.protocol import EventSeen, ServerRefused, TaskSeen
 from covenant.prove.trial import Assembly, Broken, NotOffered, Row, Trial, counted, gap_or_repeat
 
 CHUNKS: Final = 20
@@ -33,9 +33,9 @@ async def resumed(trial: Trial) -> None:
     try:
         async with trial.client.subscribe(told.task_id, told.last_number) as events:
             await _read(events, told, trial.extent.bound_s)
-    except Refused as refused:
+    except ServerRefused as refused:
         trial.note(f"the subscription is refused: {refused}")
-    except Unreachable as gone:
+    except ServerUnreachable as gone:
         trial.note(f"the subscription: {gone}")
     now = await trial.until(task, lambda seen: seen.ended)
     trial.note(f"told {len(before)} chunks before, {len(counted(told.text))} in all; the task is {now.state}")
@@ -58,14 +58,14 @@ async def _resumable(trial: Trial) -> None:
     try:
         async with trial.client.stream(f"stream {trial.key()} 10 {CHUNK_MS}") as events:
             await _read(events, told, trial.extent.bound_s, chunks=2)
-    except (Refused, Unreachable) as failed:
+    except (ServerRefused, ServerUnreachable) as failed:
         raise NotOffered(f"no stream: {failed}") from None
     if not told.task_id or told.ended:
         raise NotOffered("the stream names no task that could be subscribed to while it is at work")
     try:
         async with trial.client.subscribe(told.task_id, told.last_number) as events:
             await _read(events, told, trial.extent.bound_s)
-    except (Refused, Unreachable) as failed:
+    except (ServerRefused, ServerUnreachable) as failed:
         raise NotOffered(f"a stream cannot be taken up again, even by a server that lives: {failed}") from None
     trial.note(f"without a kill: taken up again, to {told.state!r}")
 
@@ -78,7 +78,7 @@ async def _cut_by_kill(trial: Trial) -> Assembly:
             await trial.server.end()
             trial.note(f"kill -9 after {TOLD_BEFORE} chunks of {CHUNKS}")
             await _read(events, told, trial.extent.bound_s)
-    except (Refused, Unreachable) as failed:
+    except (ServerRefused, ServerUnreachable) as failed:
         trial.note(f"the reader: {failed}")
     if not told.task_id:
         raise NotOffered("the stream names no task")
@@ -148,7 +148,7 @@ async def slow_reader(trial: Trial) -> None:
             if seen.state != "completed":
                 stands = f"has stood still at {chunks} chunks for {trial.extent.bound_s:g} s"
                 raise Broken(f"the task whose reader does not read is {seen.state!r}, and {stands}")
-    except Refused as refused:
+    except ServerRefused as refused:
         raise NotOffered(f"no stream: {refused}") from None
 
 

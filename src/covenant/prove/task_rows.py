@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from covenant.prove.protocol import TERMINAL, WAITING, Refused, TaskSeen
+from covenant.prove.protocol import TERMINAL, WAITING, ServerRefused, TaskSeen
 from covenant.prove.trial import Broken, NotOffered, Row, Trial
 
 RUN_MS: Final = 3_000
@@ -94,7 +94,7 @@ async def input_required(trial: Trial) -> None:
         raise Broken(f"the task waited for input, and is {found.state!r} after kill -9")
     try:
         told = await trial.client.begin(f"complete {answer}", task=task, waits=True)
-    except Refused as refused:
+    except ServerRefused as refused:
         raise Broken(f"the task says input-required, and refuses its sender's answer: {refused}") from None
     seen = await trial.until(task, lambda now: now.ended)
     trial.note(f"task {task.id}: {seen.state} after the answer; {seen.text!r}")
@@ -106,7 +106,7 @@ async def canceled(trial: Trial) -> None:
     key, task = await trial.begin_run(2 * RUN_MS)
     try:
         await trial.client.cancel(task.id)
-    except Refused as refused:
+    except ServerRefused as refused:
         raise NotOffered(f"a task at work cannot be canceled: {refused}") from None
     before = await trial.until(task, lambda now: now.ended)
     if before.state != "canceled":
@@ -155,12 +155,12 @@ async def _prod(trial: Trial, task: TaskSeen) -> None:
         answer = await trial.client.send(f"complete {trial.key()}", task=task, waits=True)
         other = answer.task is not None and answer.task.id != task.id
         said.append("a message began another task" if other else "a message was taken")
-    except Refused as refused:
+    except ServerRefused as refused:
         said.append(f"a message was refused ({refused.code})")
     try:
         await trial.client.cancel(task.id)
         said.append("a cancel was taken")
-    except Refused as refused:
+    except ServerRefused as refused:
         said.append(f"a cancel was refused ({refused.code})")
     trial.note(f"task {task.id} ({task.state}): {', '.join(said)}")
 

@@ -16,8 +16,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from covenant.prove.client import Client, Unreachable
-from covenant.prove.protocol import TERMINAL, EventSeen, Refused, TaskSeen
+from covenant.prove.client import Client, ServerUnreachable
+from covenant.prove.protocol import TERMINAL, EventSeen, ServerRefused, TaskSeen
 from covenant.prove.server import ServerUnderTest
 
 LOOK_S: Final = 0.1
@@ -98,7 +98,7 @@ class Trial:
         """The task as the server has it. Raises `Broken` for a task that it has acknowledged and no longer tells of."""
         try:
             return await self.client.get(task.id)
-        except Refused as refused:
+        except ServerRefused as refused:
             if self.server.starts < 2:
                 raise NotChecked(f"GetTask is refused before any kill: {refused}") from None
             what = "is not found" if refused.code in NOT_FOUND else "cannot be read"
@@ -162,7 +162,7 @@ class Trial:
             async for event in events:
                 if event.task_id:
                     return event.task or TaskSeen(event.task_id, "", event.state, "", {}, {})
-        except Refused as refused:
+        except ServerRefused as refused:
             raise NotOffered(f"no answer before the work is done, and no stream: {refused}") from None
         raise NotOffered("no answer before the work is done, and the stream names no task")
 
@@ -175,7 +175,7 @@ class Trial:
         """Forget every connection: the process at the other end is gone."""
         try:
             await self._streams.aclose()
-        except Unreachable:
+        except ServerUnreachable:
             self.note("the streams that named the tasks broke")
         await self.client.reset()
 
