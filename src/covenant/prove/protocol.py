@@ -127,7 +127,7 @@ def build_configuration(version: Version, *, waits: bool, push: dict[str, str] |
 def build_request(
     interface: Interface, name: str, params: dict[str, Any], headers: Mapping[str, str], number: int
 ) -> Outgoing:
-    """`params`: with `id` for an operation on a task. Raises `ServerRefused` for an operation that the version lacks."""
+    """`params`: with `id` for an operation on a task. Raises `ServerRefused` for one that the version lacks."""
     operation = OPERATIONS[name]
     sent = {"accept": "text/event-stream" if name in {"stream", "subscribe"} else "application/json", **headers}
     sent.setdefault("a2a-version", interface.version)
