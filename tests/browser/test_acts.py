@@ -106,3 +106,19 @@ def test_many_are_repaired_after_a_dry_run_that_says_what_becomes_of_each(
         page.reload()
         page.wait_for_selector("#rows tr >> nth=1")
         assert "the work was stopped" in page.inner_text("#rows")
+
+
+def test_the_first_page_lists_a_lost_holder_and_leads_to_its_repair(chromium: Browser, daemons: LinkedDaemons) -> None:
+    one = daemons.start("a")
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.log_in(one.token)
+        page.wait_for_selector("text=Nothing needs you")
+    task = one.send("held", "it", wait=False)
+    daemons.begun("a held it")
+    one.kill()
+    one.again()
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.log_in(one.token)
+        page.click("#needs li .button")
+        page.wait_for_url("**/ui/act/repair**")
+        assert task["id"] in page.inner_text("main")
