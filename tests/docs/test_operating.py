@@ -14,9 +14,9 @@ from tests.cli.daemons import COVENANT, Daemon, environment
 from tests.waits import BOUND_S, until
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
-BACKUP, FINDING, REPAIRING = (
+BACKUP, FINDING, REPAIRING, DEPLOYS, RETENTION = (
     GUIDE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    for title in ("Backup and restore", "Finding tasks", "Repairing many")
+    for title in ("Backup and restore", "Finding tasks", "Repairing many", "Deploys", "Retention")
 )
 MOUNTED = "/mnt/segments"
 
@@ -104,3 +104,17 @@ def found(said: str) -> list[dict[str, Any]]:
         answers.append(answer)
         said = said.strip()[end:]
     return answers
+
+
+def test_the_guides_of_retention_and_deploys_do_what_they_say(short_path: Path) -> None:
+    daemon = Daemon(short_path / "home")
+    try:
+        (limits,) = blocks("sh", RETENTION)
+        shown = typed(limits, short_path, daemon.home)
+        assert "720 hours kept" in shown
+        assert "retention.task_hours" in shown
+        (drain,) = blocks("sh", DEPLOYS)
+        assert typed(drain, short_path, daemon.home).startswith("drained and stopped")
+        assert daemon.process.wait(BOUND_S) == 0
+    finally:
+        daemon.stop()

@@ -30,6 +30,7 @@ from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.task_logs import TaskLogs
+from covenant.exchange.tasks.writer import Intake
 from covenant.ledger.clock import Uuids
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.backup_file import StagedBackups
@@ -108,7 +109,13 @@ class DoorsUnderTest:
     @property
     def office(self) -> Services:
         return Services(
-            self.exchange, self.registry, self.ledger, self.tenancy, self.catalogue, TaskLogs(self.ledger.now_ms)
+            self.exchange,
+            self.registry,
+            self.ledger,
+            self.tenancy,
+            self.catalogue,
+            TaskLogs(self.ledger.now_ms),
+            Intake(),
         )
 
     async def tenant(self, name: str, **limits: int) -> Http:
@@ -188,6 +195,7 @@ async def _open_doors(ledger: EmbeddedLedger, folder: Path, options: dict[str, A
             tenancy,
             catalogue,
             TaskLogs(ledger.now_ms),
+            Intake(),
             options.pop("peers", None),
             backups=options.pop("backups", StagedBackups(folder / "home", ledger, Uuids())),
         ),

@@ -8,24 +8,26 @@ import gc
 import json
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import Final, NoReturn
 
 import click
 
 import covenant
-from covenant.cli.daemon_client import read_token
+from covenant.cli.daemon_client import DaemonClient, read_token
 from covenant.cli.options import (
     CommandGroup,
     Invocation,
     daemon_command,
     given_before,
     home_option,
+    json_option,
     near,
     program,
     token_option,
 )
-from covenant.cli.terminal import Failure, Unreachable, put
+from covenant.cli.terminal import Failure, Unreachable, json_shape, put, put_json, say
 from covenant.daemon.environment import environment, find_home
 from covenant.daemon.home import UnsafeHome, url_in
 from covenant.daemon.settings_loader import SettingEntry, entries, load
@@ -207,3 +209,43 @@ def _reason(body: bytes) -> str:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         return "MCP is not installed"
+
+
+DRAIN_LOOK_S: Final = 0.5
+
+
+@click.command("drain", epilog=json_shape("drained", "handed_back", "leased", "queued", "parked", "results"))
+@click.option("--timeout-s", type=click.IntRange(0, 86_400), default=60, help="How long running turns have.")
+@home_option()
+@token_option
+@json_option()
+def drain(*, timeout_s: int, home: str | None, token_file: str | None, as_json: bool) -> None:
+    """Stop the daemon when what it runs has ended: for a deploy.
+
+    From now on it takes nothing new: doors answer new work with 503 (UNAVAILABLE by gRPC) and when to come again, while
+    reads, streams and results go on. What still runs after the time-out is handed back: idempotent work to the queue,
+    other work marked as interrupted. What is queued, parked or leased elsewhere is there after the next start.
+    """
+    variables = environment()
+    folder, _ = find_home(given_before("home", home), variables)
+    token = read_token(folder, given_before("token_file", token_file), variables)
+    with DaemonClient(folder, token) as client:
+        left = client.ask("begin_drain", timeout_ms=timeout_s * 1000)
+    said = ""
+    while True:
+        words = f"draining: {left['running']} turn(s) run, {left['left_ms'] // 1000} s left"
+        if not as_json and left["running"] and words != said:
+            say(said := words)
+        time.sleep(DRAIN_LOOK_S)
+        try:
+            with DaemonClient(folder, token) as client:
+                left = client.ask("drain_status")
+        except Unreachable:
+            break
+    handed_back = left["running"]
+    kept = {name: left[name] for name in ("leased", "queued", "parked", "results")}
+    if as_json:
+        put_json({"kind": "drained", "handed_back": handed_back, **kept})
+        return
+    put(f"drained and stopped; {handed_back} turn(s) were handed back" if handed_back else "drained and stopped")
+    put("left for the next start: " + ", ".join(f"{count} {name}" for name, count in kept.items()))

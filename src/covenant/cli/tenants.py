@@ -18,6 +18,8 @@ LIMITS: Final = {
     "streams": ("Most open streams.", "streams"),
     "live_tasks": ("Most live tasks.", "live tasks"),
     "queued_bytes": ("Most bytes of live tasks.", "bytes queued"),
+    "kept_hours": ("Most hours a finished task is kept.", "hours kept"),
+    "kept_bytes": ("Most bytes of finished tasks.", "bytes kept"),
 }
 """Each limit: what it means, and its unit in a list."""
 

@@ -207,12 +207,36 @@ async def _live(
                 _settle_memory()
                 announce(listening)
                 notify_service_manager("READY=1", log)
-                await stops.asked.wait()
+                await _asked_to_stop(daemon, stops.asked)
                 notify_service_manager("STOPPING=1", log)
                 log.info("daemon.stopping", grace_s=settings.daemon.grace_ms / 1000)
     log.info("daemon.stopped")
     stops.close()
     return daemon.agents.workers.abandoned
+
+
+async def _asked_to_stop(daemon: Daemon, asked: asyncio.Event) -> None:
+    """Until a signal, or until a drain is over: nothing runs any more, or its time is."""
+    signalled = asyncio.ensure_future(asked.wait())
+    draining = asyncio.ensure_future(drain(daemon))
+    await asyncio.wait((signalled, draining), return_when=asyncio.FIRST_COMPLETED)
+    for each in (signalled, draining):
+        each.cancel()
+    await asyncio.gather(signalled, draining, return_exceptions=True)
+
+
+async def drain(daemon: Daemon) -> None:
+    """Wait for an operator to ask for it, then for running turns: as long as they were given."""
+    intake, log = daemon.base.access.intake, daemon.base.telemetry.log
+    await intake.asked.wait()
+    log.info("daemon.draining", running=intake.running(), timeout_s=intake.left_ms / 1000)
+    finished = asyncio.ensure_future(daemon.agents.workers.drain())
+    try:
+        while not finished.done() and intake.left_ms:
+            await asyncio.wait((finished,), timeout=min(1.0, intake.left_ms / 1000))
+    finally:
+        finished.cancel()
+    log.info("daemon.drained", handed_back=intake.running())
 
 
 def notify_service_manager(state: str, log: Log) -> None:

@@ -1,4 +1,4 @@
-"""What the daemon does on a timer: sweep, retry, compact.
+"""What the daemon does on a timer: sweep, retry, compact, erase what is kept no longer.
 
 Each scheduler has a `step` for one round, and a `run` that repeats it until canceled. A step that is refused is logged,
 and tried again at its next time.
@@ -10,15 +10,22 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
+import msgspec
+
+from covenant.daemon.settings import RetentionSettings
 from covenant.daemon.telemetry import Log
+from covenant.exchange.access.identities import IdentityAdmin
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.retention import Erased, EraseTasks
 from covenant.ledger.machine.commands import Sweep, Swept
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.model.errors import CovenantError, Refusal
 from covenant.model.ids import AgentId
 from covenant.model.retry_policy import RetryPolicy, RetryReport
+from covenant.model.settings import HOUR_MS
+from covenant.model.tenants import TenantLimits
 
 SWEEPS_AT_ONCE_MAX: Final = 100
 
@@ -173,3 +180,75 @@ class Maintenance:
         while True:
             await asyncio.sleep(self._interval_ms / 1000)
             await self.step()
+
+
+BATCHES_IN_PASS_MAX: Final = 2_000
+"""What is left waits for the next pass."""
+BATCH_PAUSE_S: Final = 0.01
+"""Between two batches, so that records and reads come in between."""
+
+
+class Retention:
+    """Erases finished tasks and rows of the audit that are kept no longer, a batch at a time.
+
+    Each tenant's tasks are kept as its own limits say, else as the settings do; those of the mailbox as the settings
+    do. Nothing is done while the ledger's clock is paused after a step.
+    """
+
+    def __init__(
+        self, ledger: Ledger, admin: IdentityAdmin, operator: Principal, settings: RetentionSettings, log: Log
+    ) -> None:
+        self._ledger = ledger
+        self._admin = admin
+        self._operator = operator
+        self._settings = settings
+        self._log = log
+        self._refused: str | None = None
+
+    async def step(self) -> Erased:
+        """One pass; what it erased."""
+        tasks = size = 0
+        if not self._ledger.clock.is_paused():
+            batches = BATCHES_IN_PASS_MAX
+            for which in await self._rules():
+                erased = Erased(tasks=0, bytes=0, more=True)
+                while erased.more and batches:
+                    batches -= 1
+                    erased = await self._ledger.erase_tasks(
+                        msgspec.structs.replace(which, after_ms=erased.after_ms, after_no=erased.after_no)
+                    )
+                    tasks, size = tasks + erased.tasks, size + erased.bytes
+                    await asyncio.sleep(BATCH_PAUSE_S)
+            await self._purge_audit()
+        if tasks:
+            self._log.info("retention.erased", tasks=tasks, bytes=size)
+        return Erased(tasks=tasks, bytes=size)
+
+    async def _rules(self) -> list[EraseTasks]:
+        found = [("", TenantLimits()), *((each.name, each.limits) for each in await self._ledger.tenants())]
+        now_ms, rules = self._ledger.now_ms(), []
+        for tenant, limits in found:
+            hours = limits.kept_hours or self._settings.task_hours
+            bytes_max = limits.kept_bytes or self._settings.tenant_bytes
+            if hours or bytes_max:
+                before_ms = now_ms - hours * HOUR_MS if hours else 0
+                rules.append(EraseTasks(tenant=tenant, before_ms=before_ms, bytes_max=bytes_max))
+        return rules
+
+    async def _purge_audit(self) -> None:
+        hours = self._settings.audit_hours
+        if hours:
+            purged = await self._admin.audit_purge(self._operator, self._ledger.now_ms() - hours * HOUR_MS)
+            if purged:
+                self._log.info("retention.audit_purged", rows=purged)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.interval_ms / 1000)
+            try:
+                await self.step()
+                self._refused = None
+            except Refusal as refusal:
+                if refusal.code != self._refused:
+                    self._log.warning("retention.refused", code=refusal.code, reason=refusal.message)
+                self._refused = refusal.code

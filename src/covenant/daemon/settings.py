@@ -284,6 +284,23 @@ class DaemonSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionSettings:
+    """How long finished tasks and the audit are kept. A tenant's own limits go before these."""
+
+    task_hours: int = setting(
+        0, whole(0, 1_000_000), "Hours that a finished task is kept, with its artifacts; 0: for ever."
+    )
+    tenant_bytes: int = setting(
+        0,
+        whole(0, 1024 * 1024 * MIB),
+        "What the finished tasks of one tenant, or those of the mailbox, may take on disk, about; above it the oldest "
+        "go. 0: any size.",
+    )
+    audit_hours: int = setting(0, whole(0, 1_000_000), "Hours that rows of the audit are kept; 0: for ever.")
+    interval_ms: int = setting(60_000, whole(100, 24 * HOUR_MS), "Pause between two passes.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
     """What the daemon says on stderr, and what it keeps for each task."""
 
@@ -326,6 +343,7 @@ class Settings:
     backup: BackupSettings = field(default_factory=BackupSettings)
     limits: Limits = field(default_factory=Limits)
     retry: RetrySettings = field(default_factory=RetrySettings)
+    retention: RetentionSettings = field(default_factory=RetentionSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
     tenants: TenantSettings = field(default_factory=TenantSettings)
     a2a: A2aSettings = field(default_factory=A2aSettings)

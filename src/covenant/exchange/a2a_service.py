@@ -26,7 +26,7 @@ from covenant.exchange.tasks.builder import (
     unkeyed_id,
 )
 from covenant.exchange.tasks.reader import WATCH_S, TaskReader, TaskStream, handed_over, parse_known_id
-from covenant.exchange.tasks.writer import LocalWorkers, TaskWriter, refuse_ended
+from covenant.exchange.tasks.writer import Intake, LocalWorkers, TaskWriter, refuse_ended
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import ListQuery, TaskScope, Watch
 from covenant.ledger.machine.commands import Continue, PutPush
@@ -96,6 +96,7 @@ class A2AExchange:
         depth_max: int = DEPTH_MAX,
         check_push: Callable[[PushConfig], None] | None = None,
         tracer: Tracer = OFF,
+        intake: Intake | None = None,
     ) -> None:
         """`check_push` refuses a push configuration that is no good. None: there are no push notifications here."""
         self._ledger = ledger
@@ -103,7 +104,7 @@ class A2AExchange:
         self._new_id = new_id
         self._check_push = check_push
         self.reader = TaskReader(ledger)
-        self.writer = TaskWriter(ledger, workers, tracer)
+        self.writer = TaskWriter(ledger, workers, tracer, intake)
         self.ids = KeyedIds(ledger, catalogue)
         self.settings = settings
         self.depth_max = depth_max

@@ -14,7 +14,7 @@ import msgspec
 from covenant.exchange.access.principals import Principal, require_operator
 from covenant.exchange.tasks.builder import check_blocks, check_update
 from covenant.exchange.tasks.reader import read_tree
-from covenant.exchange.tasks.writer import accept_span, record_attempt
+from covenant.exchange.tasks.writer import Intake, accept_span, record_attempt
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import Queue, QueueQuery, TaskDetail, TreeNode
 from covenant.ledger.machine.commands import (
@@ -86,6 +86,7 @@ class MailboxExchange:
         *,
         recipient_admission: bool = False,
         depth_max: int = DEPTH_MAX,
+        intake: Intake | None = None,
     ) -> None:
         """`recipient_admission`: a recipient must have granted `a2a.recv.<sender>` before anyone may send to it."""
         self._ledger = ledger
@@ -94,11 +95,14 @@ class MailboxExchange:
         self._recipient_admission = recipient_admission
         self._depth_max = depth_max
         self._tracer = tracer
+        self._intake = intake or Intake()
         self.leasing = True
         """False while the daemon stops: no new work is handed out, everything else goes on."""
 
     async def accept(self, principal: Principal, task: Task) -> Accepted:
         digest = check_task(task, self.limits.task_bytes_max)
+        if self._intake.closed is not None and task.parent is None:
+            raise self._intake.closed
         if task.sender != principal.agent:
             await self._forged(principal, task)
         if principal.operator and not task.recipient.pubkey:
@@ -186,6 +190,8 @@ class MailboxExchange:
         """Lease the next tasks: one's own, or (the operator) those of all recipients in turn."""
         self._check_page(count, self.limits.batch_max, "max")
         check_request_id(request_id)
+        if self._intake.closed is not None:
+            raise self._intake.closed
         if not self.leasing:
             raise Unavailable("stopping", "the daemon is stopping; ask again", retry_after_ms=1_000)
         if everyone:
@@ -400,6 +406,10 @@ class MailboxExchange:
 
     async def note_backup(self, principal: Principal, backup_id: str, position: int) -> None:
         row: dict[str, object] = {"type": "backup_begun", "backup_id": backup_id, "position": position}
+        await self._ledger.commit(WriteAuditRow(by=principal.agent, row=row))
+
+    async def note_drain(self, principal: Principal, timeout_ms: int) -> None:
+        row: dict[str, object] = {"type": "drain_begun", "timeout_ms": timeout_ms}
         await self._ledger.commit(WriteAuditRow(by=principal.agent, row=row))
 
     def _check_page(self, value: int, most: int, name: str) -> None:

@@ -23,6 +23,7 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.task_lookup import TaskLookup
 from covenant.exchange.tasks.builder import build_task, check_message, read_idempotency
 from covenant.exchange.tasks.reader import TaskReader, TaskStream, parse_known_id
+from covenant.exchange.tasks.writer import Intake
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import ListQuery, TaskScope
 from covenant.ledger.machine.commands import Accept, Advance, Cancel, Starter
@@ -58,13 +59,18 @@ class Conversation(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Conversations:
-    def __init__(self, ledger: Ledger, catalogue: Catalogue, new_id: Callable[[], str]) -> None:
+    def __init__(
+        self, ledger: Ledger, catalogue: Catalogue, new_id: Callable[[], str], intake: Intake | None = None
+    ) -> None:
         self._ledger = ledger
         self._catalogue = catalogue
         self._new_id = new_id
+        self._intake = intake or Intake()
         self._reader = TaskReader(ledger)
 
     async def create(self, caller: Caller, agent: CatalogueAgent, title: str) -> Conversation:
+        if self._intake.closed is not None:
+            raise self._intake.closed
         tenant = caller.tenant.name
         keeper = self._catalogue.identity(tenant, KEEPER)
         task = build_task(

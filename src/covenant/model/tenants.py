@@ -35,10 +35,14 @@ class TenantLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     live_tasks: Limit = 0
     queued_bytes: Annotated[int, msgspec.Meta(ge=0, le=LIMIT_BYTES_MAX)] = 0
     """Size of these tasks and of the messages that wait for them."""
+    kept_hours: Limit = 0
+    """How long finished tasks are kept."""
+    kept_bytes: Annotated[int, msgspec.Meta(ge=0, le=LIMIT_BYTES_MAX)] = 0
+    """What finished tasks may take on disk."""
 
     @staticmethod
     def most(name: str) -> int:
-        return LIMIT_BYTES_MAX if name == "queued_bytes" else LIMIT_MAX
+        return LIMIT_BYTES_MAX if name.endswith("_bytes") else LIMIT_MAX
 
 
 class Tenant(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from covenant.doors.operator_api.backups import BackupBegun, BackupEnded
+from covenant.doors.operator_api.backups import BackupBegun, BackupEnded, DrainProgress
 from covenant.doors.operator_api.identities import (
     AuditIntegrity,
     AuditPurgedAnswer,
@@ -133,7 +133,7 @@ TENANT = TenantShown(
 TENANT_JSON = (
     '{"name":"acme","token_prefix":"atr_1","created_at_ms":1,"disabled":true,"disabled_at_ms":2,'
     '"limits":{"concurrency":0,"rate_per_min":3,"burst":0,"connections":0,"streams":0,"live_tasks":0,'
-    '"queued_bytes":0},"agents":1}'
+    '"queued_bytes":0,"kept_hours":0,"kept_bytes":0},"agents":1}'
 )
 AGENT = AgentShown.of(
     CatalogueAgent(
@@ -516,6 +516,13 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
         ),
     ),
     (BackupEnded(backup_id="b"), '{"kind":"backup_ended","backup_id":"b"}'),
+    (
+        DrainProgress(draining=True, running=1, left_ms=2, leased=3, queued=4, parked=5, results=6),
+        (
+            '{"kind":"drain_progress","draining":true,"running":1,"left_ms":2,"leased":3,"queued":4,"parked":5,'
+            '"results":6}'
+        ),
+    ),
     (
         TenantAdded(tenant=TENANT, token="atr_1"),
         f'{{"kind":"tenant_added","tenant":{TENANT_JSON},"token":"atr_1"}}',

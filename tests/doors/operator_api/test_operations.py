@@ -754,6 +754,8 @@ async def test_the_operator_keeps_tenants_and_their_agents(under_test: DoorsUnde
         "streams": 0,
         "live_tasks": 0,
         "queued_bytes": 0,
+        "kept_hours": 0,
+        "kept_bytes": 0,
     }
     listed = await speaker.ask(operator, "list_tenants")
     assert [tenant["name"] for tenant in listed["tenants"]] == ["default", "acme"]
@@ -818,6 +820,8 @@ async def test_what_is_wrong_about_a_tenant_or_agent_is_said(
         ("remove_agent", {"tenant": "default", "agent_id": "index"}),
         ("begin_backup", {}),
         ("end_backup", {"backup_id": "b"}),
+        ("begin_drain", {}),
+        ("drain_status", {}),
     ],
 )
 async def test_tenants_are_the_operators_alone(
@@ -841,6 +845,15 @@ async def test_the_operator_has_the_ledger_copied_and_the_copy_removed(
     assert not Path(begun["folder"]).exists()
     told = await speaker.tell(under_test.operator, "end_backup", backup_id=begun["id"])
     assert told.answer["code"] == "unknown_backup"
+
+
+async def test_an_operator_begins_a_drain_and_sees_what_is_left(speaker: Speaker, under_test: DoorsUnderTest) -> None:
+    begun = await speaker.ask(under_test.operator, "begin_drain", timeout_ms=60_000)
+    assert (begun["kind"], begun["draining"], begun["running"], begun["queued"]) == ("drain_progress", True, 0, 0)
+    assert await under_test.audit("drain_begun")
+    assert (await speaker.ask(under_test.operator, "drain_status"))["draining"] is True
+    told = await speaker.tell(under_test.operator, "begin_drain", timeout_ms=-1)
+    assert told.answer["code"] == "invalid_timeout"
 
 
 async def test_a_ledger_that_is_no_folder_of_files_says_who_makes_its_backups(short_path: Path) -> None:

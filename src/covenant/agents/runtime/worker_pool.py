@@ -121,6 +121,7 @@ class WorkerPool:
         self._waiting: set[PoolAgent] = set()
         self._running = False
         self._stopping = asyncio.Event()
+        self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._fewer = asyncio.Event()
@@ -309,6 +310,12 @@ class WorkerPool:
             await _finish_despite_cancel(self._stop_taking())
             await _finish_despite_cancel(self._stop_jobs())
 
+    async def drain(self) -> None:
+        """Take nothing from the queue any more, and wait for what runs. What running turns call begins at once."""
+        self._draining = True
+        await self._stop_taking()
+        await self._finished()
+
     def stop(self) -> None:
         """Take nothing new. `run` returns when what is under way here has ended."""
         self._running = False
@@ -338,7 +345,7 @@ class WorkerPool:
         pubkey = worker.identity.pubkey
         if worker.on_lost != "hold":
             await self._repair_lost(worker)
-        while self._running and self._registered.get(pubkey) is worker:
+        while self._running and not self._draining and self._registered.get(pubkey) is worker:
             try:
                 await self._take(worker)
             except Refusal as refusal:

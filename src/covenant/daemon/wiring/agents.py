@@ -263,6 +263,7 @@ async def open_agents(
                 depth_max=settings.delegation.depth_max,
                 check_push=check_push if settings.a2a.push_notifications else None,
                 tracer=base.telemetry.tracer,
+                intake=base.access.intake,
             ),
             features=Features(set_up, tools, services, models, remotes),
             schedulers=(OrphanCanceller(ledger), files, remote_cards, sync),

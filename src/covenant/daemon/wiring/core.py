@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from covenant.daemon.environment import environment
 from covenant.daemon.home import save_token
 from covenant.daemon.listeners import Listeners, open_listeners
 from covenant.daemon.log_capture import open_task_logs
-from covenant.daemon.schedulers import RetryScheduler, Scheduler
+from covenant.daemon.schedulers import Retention, RetryScheduler, Scheduler
 from covenant.daemon.settings import Settings
 from covenant.daemon.telemetry import Log, Telemetry, open_tracer
 from covenant.daemon.wiring.remote_agents import Outbound, open_outbound
@@ -28,6 +28,7 @@ from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.cards import CardFeatures
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
+from covenant.exchange.tasks.writer import Intake
 from covenant.model.agent_card import Provider
 from covenant.model.errors import Invalid, SettingsError
 from covenant.model.mcp_servers import McpServer, read_mcp_servers, tools_of
@@ -76,8 +77,14 @@ class Base:
 
 @asynccontextmanager
 async def open_base(
-    settings: Settings, log: Log, *, clocks: Clocks = SYSTEM_CLOCKS, archive_apart: bool = True
+    settings: Settings,
+    log: Log,
+    running: Callable[[], int],
+    *,
+    clocks: Clocks = SYSTEM_CLOCKS,
+    archive_apart: bool = True,
 ) -> AsyncIterator[Base]:
+    """`running` counts the turns of the daemon's own agents."""
     async with (
         open_storage(settings, log, clocks=clocks, archive_apart=archive_apart) as storage,
         open_tracer(settings.telemetry, environment(), log) as tracer,
@@ -92,7 +99,7 @@ async def open_base(
             storage=storage,
             listeners=listeners,
             outbound=outbound,
-            access=await open_access(settings, storage, telemetry),
+            access=await open_access(settings, storage, telemetry, running),
         )
 
 
@@ -103,36 +110,42 @@ class Access:
     gate: TenantGate
     catalogue: Catalogue
     mailbox: MailboxExchange
+    intake: Intake
     schedulers: tuple[Scheduler, ...]
 
 
-async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry) -> Access:
+async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry, running: Callable[[], int]) -> Access:
     ledger, operator = storage.ledger, storage.operator
     identity_auth, catalogue = IdentityAuth(ledger, operator.agent), Catalogue(ledger, storage.key)
     tenants = TenantAccess(ledger, operator.agent, identity_auth)
     await tenants.open()
+    intake = Intake(running, ledger.clock.monotonic_ms)
     mailbox = MailboxExchange(
         ledger,
         operator.agent,
         telemetry.tracer,
         recipient_admission=settings.access.recipient_admission,
         depth_max=settings.delegation.depth_max,
+        intake=intake,
     )
     retry = settings.retry
     policy = msgspec.convert({**asdict(retry), "enabled": True}, RetryPolicy)
     scheduler = RetryScheduler(mailbox, operator, policy, interval_ms=retry.interval_ms, log=telemetry.log)
+    identity_admin = IdentityAdmin(
+        ledger,
+        identity_auth,
+        operator.agent,
+        storage.key,
+        partial(save_token, settings.home),
+        seat=catalogue.seat,
+    )
+    retention = Retention(ledger, identity_admin, operator, settings.retention, telemetry.log)
     return Access(
         identity_auth=identity_auth,
-        identity_admin=IdentityAdmin(
-            ledger,
-            identity_auth,
-            operator.agent,
-            storage.key,
-            partial(save_token, settings.home),
-            seat=catalogue.seat,
-        ),
+        identity_admin=identity_admin,
         gate=TenantGate(tenants, TenantLimiter(ledger.clock.monotonic_ms, settings.tenants)),
         catalogue=catalogue,
         mailbox=mailbox,
-        schedulers=(scheduler,) if retry.scheduler else (),
+        intake=intake,
+        schedulers=(scheduler, retention) if retry.scheduler else (retention,),
     )

@@ -68,7 +68,7 @@ async def open_daemon(
     _check_extras(settings)
     jobs = RunningJobs()
     async with (
-        open_base(settings, log, clocks=clocks, archive_apart=archive_apart) as base,
+        open_base(settings, log, jobs.__len__, clocks=clocks, archive_apart=archive_apart) as base,
         _open_peer_services(base, jobs) as services,
         open_agents(base, services.requester if services is not None else None, jobs, served) as agents,
     ):

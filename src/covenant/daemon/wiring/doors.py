@@ -172,6 +172,7 @@ def _make_services(base: Base, peers: Peers | None) -> Services:
         access.gate.tenancy,
         access.catalogue,
         base.telemetry.task_logs,
+        access.intake,
         peers=peers.admin if peers is not None else None,
         login_codes=codes,
         backups=base.storage.backups,

@@ -173,6 +173,8 @@ async def _open_shared(settings: Settings, clocks: Clocks) -> Ledger:
     ):
         if is_on:
             raise SettingsError(f"{name} does not work with ledger.url yet; switch one of them off")
+    if settings.retention.tenant_bytes:
+        raise SettingsError("retention.tenant_bytes does not work with ledger.url yet; give retention.task_hours alone")
     try:
         postgres = await asyncio.to_thread(import_module, "covenant.ledger.postgres.open")
     except ImportError as error:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from covenant.doors.http.bearer_auth import bearer
 from covenant.doors.http.responses import TRANSPORT, Problem
 from covenant.doors.operator_api.operation import ApiContext, encode
+from covenant.exchange.tasks.writer import DRAINING
 from covenant.ledger.contract.ledger import Counts
 from covenant.model.errors import Refusal
 
@@ -43,6 +44,7 @@ class Health:
         self._numbers_at_s = 0.0
         self._ledger = api.services.ledger
         self._waits = api.waits
+        self._intake = api.services.intake
         self._meter = api.meter
         self._info = encode(api.info)
 
@@ -50,9 +52,11 @@ class Health:
         return json_response({"status": "ok"})
 
     async def ready(self, _: Request) -> Response:
-        """200 `ready`; 200 `degraded`: it takes work, and an operator should look; 503 `unready`: it takes none."""
+        """200 `ready`; 200 `degraded`: it takes work, and an operator should look; 503 `unready`, `draining`: none."""
         if self._waits.stopping:
             return _unready(["the daemon is stopping"])
+        if self._intake.closed is not None:
+            return _unready([f"the daemon is draining; {self._intake.running()} turn(s) run"], status=DRAINING)
         counts = await self._counts()
         if counts is None:
             return _unready([f"the ledger has not answered for {COUNTS_TIMEOUT_S:g} s, or cannot be read"])
@@ -117,8 +121,8 @@ class Health:
             return None
 
 
-def _unready(reasons: list[str]) -> Response:
-    return json_response({"status": "unready", "reasons": reasons}, 503)
+def _unready(reasons: list[str], *, status: str = "unready") -> Response:
+    return json_response({"status": status, "reasons": reasons}, 503)
 
 
 def _of_archive(counts: Counts) -> list[str]:

@@ -1,4 +1,4 @@
-"""The operator's operations on backups: a copy of the ledger is made for whoever can read the home's files."""
+"""The operator's operations on the daemon as a whole: a copy of its ledger for a backup, and a drain for a deploy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, Protocol
 from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, ApiOperation, Services, fill
 from covenant.exchange.access.principals import Principal, require_operator
 from covenant.ledger.embedded.backup_file import StagedBackup
-from covenant.model.errors import NotFound, Unavailable
+from covenant.model.errors import Invalid, NotFound, Unavailable
 from covenant.wire.mailbox import EmptyRequest, StrictRequest
 
 
@@ -60,8 +60,60 @@ async def end_backup(services: Services, caller: Principal, request: EndBackupRe
     return BackupEnded(backup_id=request.backup_id)
 
 
+TIMEOUT_MS: Final = 60_000
+TIMEOUT_MS_MAX: Final = 24 * 3_600_000
+
+
+class BeginDrainRequest(StrictRequest, frozen=True, kw_only=True):
+    timeout_ms: int = TIMEOUT_MS
+    """How long running turns have. What still runs then is handed back, as by a signal."""
+
+
+class DrainProgress(ApiAnswer, frozen=True, kw_only=True, tag="drain_progress"):
+    """`running`: turns of the daemon's own agents. The others stay for the next start: leases that workers elsewhere
+    hold, tasks that are queued or wait for their sender, and results that nobody has drained."""
+
+    draining: bool
+    running: int
+    left_ms: int
+    leased: int
+    queued: int
+    parked: int
+    results: int
+
+
+async def begin_drain(services: Services, caller: Principal, request: BeginDrainRequest) -> DrainProgress:
+    await require_operator(services.ledger, caller, "draining")
+    if not 0 <= request.timeout_ms <= TIMEOUT_MS_MAX:
+        raise Invalid("invalid_timeout", f"timeout_ms must be between 0 and {TIMEOUT_MS_MAX}")
+    await services.exchange.note_drain(caller, request.timeout_ms)
+    services.intake.close(request.timeout_ms)
+    return await _progress(services)
+
+
+async def drain_status(services: Services, caller: Principal, _: EmptyRequest) -> DrainProgress:
+    await require_operator(services.ledger, caller, "draining")
+    return await _progress(services)
+
+
+async def _progress(services: Services) -> DrainProgress:
+    counts, status = await services.ledger.counts(), services.intake.status()
+    return DrainProgress(
+        draining=status.draining,
+        running=status.running,
+        left_ms=status.left_ms,
+        leased=max(0, counts.leased - status.running),
+        queued=counts.queued,
+        parked=counts.parked,
+        results=counts.settled,
+    )
+
+
+DRAIN: Final = "/v1/admin/drain"
 BACKUPS: Final = "/v1/admin/backups"
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("POST", BACKUPS, begin_backup, "Copy the ledger as it is now into a folder of the home", status=201),
     ApiOperation("DELETE", f"{BACKUPS}/{{backup_id}}", end_backup, "Remove such a copy"),
+    ApiOperation("POST", DRAIN, begin_drain, "Take nothing new, finish what runs, then stop the daemon"),
+    ApiOperation("GET", DRAIN, drain_status, "Whether the daemon drains, and what is left"),
 )

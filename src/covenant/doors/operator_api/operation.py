@@ -20,6 +20,7 @@ from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.task_logs import TaskLogs
+from covenant.exchange.tasks.writer import Intake
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.errors import Invalid, Refusal
 from covenant.wire.ipc_frames import FRAME_BYTES_MAX
@@ -134,6 +135,7 @@ class Services:
     tenancy: TenantAccess
     catalogue: Catalogue
     task_logs: TaskLogs
+    intake: Intake
     peers: PeerOperations | None = None
     """None: this daemon has none."""
     login_codes: LoginCodes | None = None

@@ -36,6 +36,7 @@ class TaskReader:
     def __init__(self, ledger: TaskLedger) -> None:
         self._ledger = ledger
         self._kept: OrderedDict[TaskId, TaskView] = OrderedDict()
+        ledger.on_erased(self._kept.clear)
 
     async def get(self, task_id: TaskId, scope: TaskScope) -> TaskView:
         """The task as it stands. One outside the scope is refused as one that does not exist."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -22,7 +22,7 @@ from covenant.ledger.machine.decisions.context import key_reused
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import State
 from covenant.model.a2a_requests import PushConfig
-from covenant.model.errors import Conflict, Refusal
+from covenant.model.errors import Conflict, Refusal, Unavailable
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.settings import MESSAGE_BYTES_MAX
 from covenant.model.task import A2A, SIMPLE, Result, ResultStatus, Task, fingerprint, weigh
@@ -43,6 +43,45 @@ from covenant.model.tracing import (
     trace_of,
     traced,
 )
+
+DRAINING: Final = "draining"
+RETRY_MS: Final = 5_000
+"""When to send again: about when another daemon, or the next start of this one, is there."""
+
+
+class DrainStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`running`: turns of this daemon's own agents. What is leased to others, queued, parked or undrained stays."""
+
+    draining: bool
+    running: int
+    left_ms: int
+    """How long running turns still have."""
+
+
+class Intake:
+    """`running` counts the turns under way. Belongs to the loop."""
+
+    def __init__(self, running: Callable[[], int] = lambda: 0, monotonic_ms: Callable[[], int] = lambda: 0) -> None:
+        self.closed: Unavailable | None = None
+        """What new work is refused with."""
+        self.asked = asyncio.Event()
+        self.running = running
+        self._monotonic_ms = monotonic_ms
+        self._until_ms = 0
+
+    def close(self, timeout_ms: int) -> None:
+        """Take nothing new. A second call changes how long running turns have."""
+        self._until_ms = self._monotonic_ms() + timeout_ms
+        self.closed = Unavailable(DRAINING, "the daemon is draining and takes nothing new", retry_after_ms=RETRY_MS)
+        self.asked.set()
+
+    @property
+    def left_ms(self) -> int:
+        return max(0, self._until_ms - self._monotonic_ms()) if self.asked.is_set() else 0
+
+    def status(self) -> DrainStatus:
+        return DrainStatus(draining=self.asked.is_set(), running=self.running(), left_ms=self.left_ms)
+
 
 _encode = msgspec.json.Encoder().encode
 
@@ -68,7 +107,10 @@ class TaskWriter:
     """Accepts tasks, and cancels them, for every service. An accepted task is leased in the same record to whoever can
     start on it in this process."""
 
-    def __init__(self, ledger: TaskLedger, workers: LocalWorkers, tracer: Tracer = OFF) -> None:
+    def __init__(
+        self, ledger: TaskLedger, workers: LocalWorkers, tracer: Tracer = OFF, intake: Intake | None = None
+    ) -> None:
+        self._intake = intake or Intake()
         self._ledger = ledger
         self._workers = workers
         self._tracer = tracer
@@ -140,6 +182,8 @@ class TaskWriter:
     async def _accept(
         self, task: Task, digest: str, push: PushConfig | None, *, minted: bool, submitted: bool
     ) -> Accepted:
+        if self._intake.closed is not None:
+            raise self._intake.closed
         slot = self._workers.reserve(task.recipient.pubkey)
         starter, started = slot.starter if slot is not None else None, False
         try:

@@ -334,6 +334,9 @@ class TaskLedger(Commits, Protocol):
     async def queue_depths(self, count: int) -> Sequence[QueueDepth]:
         """The recipients for whom the most tasks wait."""
 
+    def on_erased(self, callback: Callable[[], None]) -> None:
+        """Called when finished tasks were erased by this process. For as many listeners as there are."""
+
     def on_lost(
         self, callback: Callable[[TaskId], None], used: Callable[[TaskId], dict[str, Any] | None] | None = None
     ) -> None:

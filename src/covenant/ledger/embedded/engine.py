@@ -289,7 +289,14 @@ class EmbeddedLedger(Reads):
         self._watching.on_registers(callback)
 
     async def erase_tasks(self, which: EraseTasks) -> Erased:
-        return await self._archive.erase(which)
+        erased = await self._archive.erase(which)
+        if erased.tasks:
+            for callback in self._archive.erased_callbacks:
+                callback()
+        return erased
+
+    def on_erased(self, callback: Callable[[], None]) -> None:
+        self._archive.erased_callbacks.append(callback)
 
     async def compact(self) -> int:
         async with self._compacting:

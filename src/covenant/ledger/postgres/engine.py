@@ -408,7 +408,14 @@ class PostgresLedger:
         return None
 
     async def erase_tasks(self, which: EraseTasks) -> Erased:
-        return await self._history.erase(which)
+        erased = await self._history.erase(which)
+        if erased.tasks:
+            for callback in self._history.erased_callbacks:
+                callback()
+        return erased
+
+    def on_erased(self, callback: Callable[[], None]) -> None:
+        self._history.erased_callbacks.append(callback)
 
     async def counts(self) -> Counts:
         get = self._counters.get

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import asyncpg
@@ -82,6 +82,7 @@ REMOTE: Final = "covenant.remote"
 class History:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
+        self.erased_callbacks: list[Callable[[], None]] = []
 
     async def rows(self, name: str, **values: Any) -> Sequence[Row]:
         return await self._connections.fetch(statement("history", name), values)

@@ -162,6 +162,7 @@ class Archive:
         self._stop_at_s = 0.0
         self._checkpoints: deque[asyncio.Future[int]] = deque()
         self._erasures: deque[tuple[EraseTasks, asyncio.Future[Erased]]] = deque()
+        self.erased_callbacks: list[Callable[[], None]] = []
         self._packed_through: int | None = 0
         """Up to which task those of earlier layouts are packed; None: all are."""
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -230,7 +231,7 @@ class Archive:
         return await future
 
     async def erase(self, which: EraseTasks) -> Erased:
-        """One batch, after what is applied already. Unavailable while the archive cannot be written."""
+        """One batch, after what is applied already."""
         if self._thread is None or self._stopping.is_set():
             raise _closed()
         future: asyncio.Future[Erased] = self._loop.create_future()
@@ -347,9 +348,8 @@ class Archive:
     def _serve_erasures(self) -> None:
         while self._erasures and not self._stopping.is_set():
             which, future = self._erasures.popleft()
-            answer: Erased | Unavailable
             try:
-                answer = self._opened().erase(which)
+                answer: Erased | Unavailable = self._opened().erase(which)
             except Exception as error:  # noqa: BLE001  nothing is erased, and whoever asked is told why
                 self._let_go()
                 answer = Unavailable("archive_unwritable", f"the archive cannot be written: {error}")

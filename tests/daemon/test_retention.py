@@ -1,0 +1,121 @@
+"""Retention: what is kept no longer is erased by a pass of its own, for each tenant as long as it is kept there."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from covenant.agents.api import Agent, Turn
+from covenant.daemon.schedulers import Retention
+from covenant.daemon.wiring.storage import SYSTEM_CLOCKS
+from covenant.model.errors import SettingsError
+from covenant.model.settings import HOUR_MS
+from tests.daemon_under_test import DaemonUnderTest, make_settings, open_daemon_under_test
+from tests.ledger_contract.fake_clock import FakeClock
+
+TASK_NOT_FOUND = -32001
+
+
+def echo() -> Agent:
+    agent = Agent("echo", description="Echoes.")
+
+    @agent
+    async def answer(turn: Turn) -> str:
+        return turn.text
+
+    return agent
+
+
+async def call(daemon: DaemonUnderTest, token: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    headers = {"a2a-version": "1.0"}
+    response = await daemon.ask("POST", "/v1/a2a/agents/echo", token=token, json=body, headers=headers)
+    answer: dict[str, Any] = msgspec.json.decode(response.content)
+    return answer
+
+
+async def send(daemon: DaemonUnderTest, token: str, text: str) -> str:
+    message = {"messageId": text, "role": "ROLE_USER", "parts": [{"text": text}]}
+    answer = await call(daemon, token, "SendMessage", {"message": message})
+    return str(answer["result"]["task"]["id"])
+
+
+async def knows(daemon: DaemonUnderTest, token: str, task_id: str) -> bool:
+    answer = await call(daemon, token, "GetTask", {"id": task_id})
+    assert "result" in answer or answer["error"]["code"] == TASK_NOT_FOUND, answer
+    return "result" in answer
+
+
+def retention(daemon: DaemonUnderTest) -> Retention:
+    (found,) = [each for each in daemon.daemon.schedulers if isinstance(each, Retention)]
+    return found
+
+
+async def test_each_tenants_finished_tasks_are_kept_as_long_as_it_says(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with open_daemon_under_test(tmp_path / "home", echo(), clock=clock, retention={"task_hours": 2}) as daemon:
+        tokens = {
+            "as the settings say": daemon.token,
+            "longer": await daemon.add_tenant("longer", echo(), kept_hours=10),
+            "shorter": await daemon.add_tenant("shorter", echo(), kept_hours=1),
+        }
+        tasks = {name: await send(daemon, token, "hello") for name, token in tokens.items()}
+        left: list[set[str]] = []
+        for _ in range(4):
+            await retention(daemon).step()
+            left.append({name for name, token in tokens.items() if await knows(daemon, token, tasks[name])})
+            clock.advance(HOUR_MS + 1)
+    assert left == [
+        {"as the settings say", "longer", "shorter"},
+        {"as the settings say", "longer"},
+        {"longer"},
+        {"longer"},
+    ]
+
+
+async def test_without_a_setting_everything_is_kept(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with open_daemon_under_test(tmp_path / "home", echo(), clock=clock) as daemon:
+        task_id = await send(daemon, daemon.token, "hello")
+        clock.advance(10_000 * HOUR_MS)
+        assert (await retention(daemon).step()).tasks == 0
+        assert await knows(daemon, daemon.token, task_id)
+
+
+async def test_a_tenants_finished_tasks_take_no_more_than_it_may(tmp_path: Path) -> None:
+    async with open_daemon_under_test(tmp_path / "home", echo(), clock=FakeClock()) as daemon:
+        small = await daemon.add_tenant("small", echo(), kept_bytes=5_000)
+        tasks = [await send(daemon, small, f"hello {number}") for number in range(10)]
+        others = await send(daemon, daemon.token, "hello")
+        assert await knows(daemon, small, tasks[-1])  # all is archived
+        erased = await retention(daemon).step()
+        left = [number for number, task_id in enumerate(tasks) if await knows(daemon, small, task_id)]
+        assert left == list(range(erased.tasks, 10))
+        assert 2 <= len(left) <= 5
+        assert await knows(daemon, daemon.token, others)
+        assert (await retention(daemon).step()).tasks == 0
+
+
+async def test_the_audit_ages_out_and_its_chain_stays_valid(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with open_daemon_under_test(tmp_path / "home", echo(), clock=clock, retention={"audit_hours": 1}) as daemon:
+        await daemon.add_tenant("acme")
+        clock.advance(2 * HOUR_MS)
+        await daemon.add_tenant("late")
+        await retention(daemon).step()
+        rows = [
+            msgspec.json.decode(row.row)["kind"]["type"] for row in await daemon.ledger.audit_recent(None, 50, None)
+        ]
+        assert rows == ["tenant_added", "audit_purged"]
+        report = await daemon.ledger.audit_verify()
+        assert report.valid, report.failures
+
+
+async def test_a_size_is_refused_where_nobody_counts_it(tmp_path: Path) -> None:
+    settings = make_settings(
+        tmp_path / "home", ledger={"url": "postgresql://localhost/none"}, retention={"tenant_bytes": 1_000_000}
+    )
+    with pytest.raises(SettingsError, match=r"retention\.tenant_bytes does not work with ledger\.url"):
+        async with open_daemon_under_test(tmp_path / "home", settings=settings, serve=False):
+            raise AssertionError(SYSTEM_CLOCKS)
