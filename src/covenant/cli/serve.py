@@ -242,7 +242,8 @@ def drain(*, timeout_s: int, home: str | None, token_file: str | None, as_json: 
                 left = client.ask("drain_status")
         except Unreachable:
             break
-    handed_back = left["running"]
+    # With time left it stopped because nothing ran any more, whatever ran at the last look.
+    handed_back = left["running"] if left["left_ms"] <= 2_000 * DRAIN_LOOK_S else 0
     kept = {name: left[name] for name in ("leased", "queued", "parked", "results")}
     if as_json:
         put_json({"kind": "drained", "handed_back": handed_back, **kept})

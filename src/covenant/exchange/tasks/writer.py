@@ -110,7 +110,7 @@ class TaskWriter:
     def __init__(
         self, ledger: TaskLedger, workers: LocalWorkers, tracer: Tracer = OFF, intake: Intake | None = None
     ) -> None:
-        self._intake = intake or Intake()
+        self.intake = intake or Intake()
         self._ledger = ledger
         self._workers = workers
         self._tracer = tracer
@@ -182,8 +182,8 @@ class TaskWriter:
     async def _accept(
         self, task: Task, digest: str, push: PushConfig | None, *, minted: bool, submitted: bool
     ) -> Accepted:
-        if self._intake.closed is not None:
-            raise self._intake.closed
+        if self.intake.closed is not None:
+            raise self.intake.closed
         slot = self._workers.reserve(task.recipient.pubkey)
         starter, started = slot.starter if slot is not None else None, False
         try:
