@@ -220,7 +220,9 @@ def tenant_routes(
     limits = SimpleLimits(rate_per_min=settings.inbound_rate_per_min)
     tasks = TaskLookup(ledger, catalogue)
     runs = native.RunDoor(
-        NativeRuns(catalogue, exchange, tasks, new_id), Conversations(ledger, catalogue, new_id, exchange.writer.intake), exchange
+        NativeRuns(catalogue, exchange, tasks, new_id),
+        Conversations(ledger, catalogue, new_id, exchange.writer.intake),
+        exchange,
     )
     texts = SimpleExchange(ledger, catalogue, exchange, new_id, tools=tools, limits=limits)
     return [
