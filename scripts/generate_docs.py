@@ -37,7 +37,8 @@ SETTINGS_INTRO: Final = f"""# Settings
 
 The strongest place that names a setting gives its value: a flag of `covenant serve` (`--http-port 9000`), then the
 environment, then `settings.toml` in the home, then the default. A value that is not allowed, or a key that does not
-exist, refuses to start and says so. `covenant settings show` prints what is in force, and where it came from.
+exist, refuses to start and says so. `covenant settings show` prints what is in
+force in the running daemon, and where it came from; `--files` prints what the next start would use.
 
 ```toml
 # ~/.covenant/settings.toml

@@ -5,6 +5,7 @@ import re
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -197,7 +198,7 @@ RUNS: dict[str, list[Words]] = {
     "call": [lambda d: [answering(d), "go", "--token-file", str(d.home / "operator.token")]],
     "card get": [lambda d: [answering(d), "--token-file", str(d.home / "operator.token")]],
     "init": [lambda d: [str(d.home / "agents.py")]],
-    "settings show": [lambda _: []],
+    "settings show": [lambda _: [], lambda _: ["--files"]],
     "ui": [lambda _: ["--print"]],
     "version": [lambda _: []],
     "doctor": [lambda _: []],
@@ -303,13 +304,36 @@ def test_a_rotated_operator_token_is_used_by_the_next_command(daemon: Daemon) ->
     assert daemon.json("a2a", "status")["kind"] == "a2a_status"
 
 
+def test_the_settings_are_those_of_the_running_daemon_and_those_of_the_files_without_one(short_path: Path) -> None:
+    daemon = Daemon(short_path / "settings", "--http-keep-alive-ms", "123000")
+    name, given = "http.keep_alive_ms", {"COVENANT_HTTP_PORT": "99"}
+
+    def shown(*words: str) -> tuple[Any, ...]:
+        answer = daemon.run("settings", "show", "--json", *words, env=given).json
+        rows = {row["name"]: row for row in answer["settings"]}
+        return answer["shown_from"], rows[name]["value"], rows[name]["source"], rows["http.port"]["value"]
+
+    try:
+        source, value, origin, port = shown()
+        assert (source, value, origin) == ("daemon", 123_000, "flag")
+        assert port != 99
+        assert shown("--files")[::3] == ("files", 99)
+        worker = daemon.json("identities", "enroll", "bob@host")["token_b58"]
+        refused = daemon.run("settings", "show", env={"COVENANT_TOKEN": worker})
+        assert (refused.code, "operator_required" in refused.err) == (1, True)
+    finally:
+        daemon.stop()
+    assert (*shown()[::3], shown()[2]) == ("files", 99, "default")
+
+
 def test_settings_tell_value_source_and_meaning(daemon: Daemon) -> None:
-    ran = daemon.run("settings", "show", "--json", env={"COVENANT_HTTP_PORT": "99"})
+    ran = daemon.run("settings", "show", "--files", "--json", env={"COVENANT_HTTP_PORT": "99"})
     rows = {row["name"]: row for row in ran.json["settings"]}
     assert (rows["http.port"]["value"], rows["http.port"]["source"]) == (99, "environment")
     assert rows["home"] | {"meaning": ""} == {
         "name": "home",
         "value": str(daemon.home),
+        "default": "",
         "source": "flag",
         "variable": "COVENANT_HOME",
         "meaning": "",

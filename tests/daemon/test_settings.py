@@ -210,6 +210,19 @@ def test_rows_tell_value_source_and_meaning_of_every_setting(tmp_path: Path) -> 
     assert all(row.meaning.endswith((".", "…")) for row in told.values())
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("postgresql://me:s3cret@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://host/db?password=s3cret&user=me", "postgresql://host/db?password=***&user=me"),
+    ],
+)
+def test_rows_leave_out_the_password_of_the_database(tmp_path: Path, given: str, shown: str) -> None:
+    loaded = load({}, {"COVENANT_LEDGER_URL": given}, home=str(tmp_path))
+    (row,) = (row for row in rows(loaded) if row.name == "ledger.url")
+    assert (loaded.settings.ledger.url, row.value) == (given, shown)
+
+
 @pytest.mark.parametrize("entry", [entry for entry in entries() if entry.setting.also], ids=lambda entry: entry.name)
 def test_a_second_name_in_the_environment_counts_where_the_first_is_not_set(
     tmp_path: Path, entry: SettingEntry

@@ -38,15 +38,15 @@ async def test_a_task_that_waits_for_long_is_told_with_the_form_that_answers_it(
 async def test_viewers_look_too_and_tenants_do_not(daemon: DaemonUnderTest) -> None:
     async with open_browser(daemon, await new_viewer(daemon)) as viewer:
         await viewer.read("a2a/attention")
-        await viewer.read("settings")
+        await viewer.read("v1/admin/settings")
     async with open_browser(daemon, await daemon.add_tenant("acme")) as tenant:
-        for path in ("a2a/attention", "settings"):
+        for path in ("a2a/attention", "v1/admin/settings"):
             assert (await tenant.api("GET", path)).status_code == 403
 
 
 async def test_settings_are_shown_with_their_origin_and_without_passwords(short_path: Path) -> None:
     async with open_daemon_under_test(short_path / "home") as daemon, open_browser(daemon, daemon.token) as browser:
-        shown = {each["name"]: each for each in (await browser.read("settings"))["settings"]}
+        shown = {each["name"]: each for each in (await browser.read("v1/admin/settings"))["settings"]}
         assert shown["http.bind_addr"]["value"] == "127.0.0.1"
-        assert shown["ui.idle_ms"]["default"] == "3600000"
-        assert shown["http.bind_addr"]["origin"] == "default"
+        assert shown["ui.idle_ms"]["default"] == 3_600_000
+        assert shown["http.bind_addr"]["source"] == "default"

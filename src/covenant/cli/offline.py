@@ -1,4 +1,4 @@
-"""Commands on a home that need no daemon: `covenant init`, `settings show`, `doctor` and `passphrase`."""
+"""Commands on a home that work without a daemon: `covenant init`, `settings show`, `doctor` and `passphrase`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from covenant.cli.options import CommandGroup, given_before, given_home, home_option, json_option, near, program
-from covenant.cli.terminal import ExitCode, Failure, json_shape, print_table, put, put_json, say
+from covenant.cli.daemon_client import DaemonClient, read_token
+from covenant.cli.options import (
+    CommandGroup,
+    given_before,
+    given_home,
+    home_option,
+    json_option,
+    near,
+    program,
+    token_option,
+)
+from covenant.cli.terminal import ExitCode, Failure, Unreachable, json_shape, print_table, put, put_json, say
 from covenant.daemon.environment import PASSPHRASE_FILE_VARIABLE, PASSPHRASE_VARIABLE, environment
 from covenant.model.errors import CovenantError
 
@@ -56,29 +66,56 @@ def init(*, file: Path, home: str | None, as_json: bool) -> None:
     say(f"then, in another terminal: {program()}{given} call hello world")
 
 
-@settings.command("show", epilog=json_shape("settings", "settings"))
-@home_option("The home whose settings.toml is read.", fallback=False)
+@settings.command("show", epilog=json_shape("settings", "shown_from", "settings"))
+@home_option("The home whose daemon is asked, or whose settings.toml is read.", fallback=False)
+@token_option
+@click.option("--files", is_flag=True, help="Show what a daemon that starts now would use, even if one runs.")
 @json_option()
-def show_settings(*, home: str | None, as_json: bool) -> None:
+def show_settings(*, home: str | None, token_file: str | None, files: bool, as_json: bool) -> None:
     """Show every setting: its value, the source of the value, and its meaning.
 
-    A value that is not allowed is an error here, as it is for `covenant serve`.
+    Shows what is in force in the running daemon. If none runs, shows what settings.toml and the environment say. A
+    value that is not allowed is an error there, as it is for `covenant serve`.
     """
+    home = given_before("home", home)
+    found = None if files else _settings_in_force(home, given_before("token_file", token_file))
+    shown_from = "files" if found is None else "daemon"
+    if found is None:
+        found = _settings_in_files(home)
+    if as_json:
+        put_json({"kind": "settings", "shown_from": shown_from, "settings": found})
+        return
+    made = []
+    for row in found:
+        value = ",".join(row["value"]) if isinstance(row["value"], (list, tuple)) else str(row["value"])
+        made.append(("" if row["source"] == "default" else "bold", row["name"], value, row["source"], row["meaning"]))
+    print_table(("setting", "value", "from", "meaning"), made)
+    if shown_from == "daemon":
+        say("these are in force in the running daemon; --files shows what the next start would use")
+    else:
+        say("these are of settings.toml and the environment" + ("" if files else ": no daemon answers in this home"))
+
+
+def _settings_in_force(home: str | None, token_file: str | None) -> list[dict[str, Any]] | None:
+    """None: no daemon answers."""
+    folder, variables = given_home(home), environment()
+    try:
+        with DaemonClient(folder, read_token(folder, token_file, variables)) as client:
+            found: list[dict[str, Any]] = client.ask("show_settings")["settings"]
+            return found
+    except Unreachable:
+        return None
+
+
+def _settings_in_files(home: str | None) -> list[dict[str, Any]]:
     from covenant.daemon.settings_loader import load, rows
     from covenant.model.errors import SettingsError
 
     try:
-        loaded = load({}, environment(), home=given_before("home", home))
+        loaded = load({}, environment(), home=home)
     except SettingsError as error:
         raise Failure("bad_setting", str(error)) from error
-    if as_json:
-        put_json({"kind": "settings", "settings": [row._asdict() for row in rows(loaded)]})
-        return
-    made = []
-    for row in rows(loaded):
-        value = ",".join(row.value) if isinstance(row.value, tuple) else str(row.value)
-        made.append(("" if row.source == "default" else "bold", row.name, value, row.source, row.meaning))
-    print_table(("setting", "value", "from", "meaning"), made)
+    return [row._asdict() for row in rows(loaded)]
 
 
 @click.command("doctor", epilog=json_shape("doctor", "home", "well", "findings", "losses", "set_aside"))

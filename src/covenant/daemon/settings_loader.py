@@ -205,27 +205,30 @@ def _unread(variables: Mapping[str, str]) -> Iterator[str]:
             yield f"{name}; did you mean {near[0]}?" if near else name
 
 
-_PASSWORD: Final = re.compile(r"(://[^:/@]*:)[^/]*@")
+_PASSWORD: Final = re.compile(r"(://[^:/@]*:)[^/]*(?=@)|([?&](?:ssl)?password=)[^&]*")
 """In a URL. It is in force, and is not shown."""
 
 
 class Row(NamedTuple):
     name: str
     value: Any
+    default: Any
     source: Source
     variable: str
     meaning: str
 
 
 def rows(loaded: Loaded) -> Iterator[Row]:
-    yield Row("home", str(loaded.settings.home), loaded.sources.get("home", "default"), HOME_VARIABLE, HOME_MEANING)
+    source = loaded.sources.get("home", "default")
+    yield Row("home", str(loaded.settings.home), "", source, HOME_VARIABLE, HOME_MEANING)
     for entry in entries():
         value = getattr(getattr(loaded.settings, entry.section), entry.key)
         if isinstance(value, str):
-            value = _PASSWORD.sub(r"\1***@", value)
+            value = _PASSWORD.sub(r"\1\2***", value)
         yield Row(
             entry.name,
             value,
+            entry.default,
             loaded.sources.get(entry.name, "default"),
             entry.variable,
             entry.setting.meaning,

@@ -18,7 +18,6 @@ from covenant.dashboard.admin_acts import DelegationAct, GrantAct, RevokeAct, Te
 from covenant.dashboard.attention import AttentionEndpoint, RateSampler
 from covenant.dashboard.feed import FeedClock, FeedEndpoint
 from covenant.dashboard.form_page import FormPage
-from covenant.dashboard.instance_pages import SettingShown, settings_endpoint
 from covenant.dashboard.login_pages import CodePage, LoginPage, LogoutPage
 from covenant.dashboard.page_endpoint import HOME, ROOT, redirect, reply_page
 from covenant.dashboard.same_origin import check_same_origin, read_cookie, security_headers
@@ -63,7 +62,6 @@ class Dashboard:
         *,
         node: str,
         operator: Principal,
-        settings: Sequence[SettingShown],
         body_bytes_max: int,
         feeds_max: int,
     ) -> None:
@@ -74,7 +72,6 @@ class Dashboard:
         more: dict[str, ASGIApp] = {
             "/session": SessionInfo(api, sessions, node),
             "/a2a/attention": AttentionEndpoint(api, self.sampler),
-            "/settings": settings_endpoint(api, settings),
         }
         self._operations = operation_router(api, body_bytes_max=body_bytes_max, more=more)
         self.feed: Final = FeedEndpoint(api, sessions, base_url, node=node, followers_max=feeds_max)

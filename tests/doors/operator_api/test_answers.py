@@ -3,7 +3,13 @@
 import msgspec
 import pytest
 
-from covenant.doors.operator_api.backups import BackupBegun, BackupEnded, DrainProgress
+from covenant.doors.operator_api.daemon_operations import (
+    BackupBegun,
+    BackupEnded,
+    DrainProgress,
+    SettingShown,
+    SettingsShown,
+)
 from covenant.doors.operator_api.identities import (
     AuditIntegrity,
     AuditPurgedAnswer,
@@ -521,6 +527,17 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
         (
             '{"kind":"drain_progress","draining":true,"running":1,"left_ms":2,"leased":3,"queued":4,"parked":5,'
             '"results":6}'
+        ),
+    ),
+    (
+        SettingsShown(
+            settings=(
+                SettingShown(name="a.b", value=1, default=(), source="flag", variable="COVENANT_A_B", meaning="B."),
+            )
+        ),
+        (
+            '{"kind":"settings","settings":[{"name":"a.b","value":1,"default":[],"source":"flag",'
+            '"variable":"COVENANT_A_B","meaning":"B."}]}'
         ),
     ),
     (

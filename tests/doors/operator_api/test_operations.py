@@ -822,6 +822,7 @@ async def test_what_is_wrong_about_a_tenant_or_agent_is_said(
         ("end_backup", {"backup_id": "b"}),
         ("begin_drain", {}),
         ("drain_status", {}),
+        ("show_settings", {}),
     ],
 )
 async def test_tenants_are_the_operators_alone(

@@ -16,12 +16,11 @@ from covenant.daemon.home import SOCKET_NAME, read_token_file
 from covenant.daemon.listeners import make_server
 from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import HttpSettings, Settings
-from covenant.daemon.settings_loader import Loaded, Source, entries, rows
+from covenant.daemon.settings_loader import Loaded, Source, rows
 from covenant.daemon.tls_files import TlsReloader
 from covenant.daemon.wiring.agents import Agents, check_push
 from covenant.daemon.wiring.core import Base
 from covenant.dashboard.dashboard import Dashboard
-from covenant.dashboard.instance_pages import SettingShown
 from covenant.dashboard.page_endpoint import HOME
 from covenant.dashboard.sessions import SessionLimits, Sessions
 from covenant.doors import native, simple
@@ -45,6 +44,7 @@ from covenant.doors.mcp.streamable_http import DESCRIBED as MCP_DESCRIBED
 from covenant.doors.mcp.streamable_http import McpDoor, installed
 from covenant.doors.mcp.tool_calls import ToolCalls
 from covenant.doors.metrics import Meter
+from covenant.doors.operator_api.daemon_operations import SettingShown
 from covenant.doors.operator_api.operation import ApiContext, Services
 from covenant.doors.peer_envelopes import DESCRIBED as PEERS_DESCRIBED
 from covenant.doors.waits import Waits
@@ -129,7 +129,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
         *(peers.routes(pool) if peers is not None else ()),
     ]
     api = ApiContext(
-        services=_make_services(base, peers),
+        services=_make_services(base, peers, sources),
         identity_auth=access.identity_auth,
         waits=waits,
         meter=meter,
@@ -139,7 +139,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
     )
     a2a = A2ADoor(admission, services, pages.agent_page(), body_bytes_max=settings.http.body_bytes_max)
     codes = api.services.login_codes
-    dashboard = _make_dashboard(base, api, codes, base_url, sources) if codes is not None else None
+    dashboard = _make_dashboard(base, api, codes, base_url) if codes is not None else None
     if dashboard is not None:
         routes += dashboard.routes()
     door = _make_http(settings.http, api, routes, a2a, dashboard=HOME if dashboard is not None else "")
@@ -162,7 +162,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
     )
 
 
-def _make_services(base: Base, peers: Peers | None) -> Services:
+def _make_services(base: Base, peers: Peers | None, sources: Mapping[str, Source]) -> Services:
     access, ledger = base.access, base.storage.ledger
     codes = LoginCodes(ledger, access.identity_auth, _local_url(base)) if _serves_ui(base.settings) else None
     return Services(
@@ -176,6 +176,7 @@ def _make_services(base: Base, peers: Peers | None) -> Services:
         peers=peers.admin if peers is not None else None,
         login_codes=codes,
         backups=base.storage.backups,
+        settings=tuple(SettingShown(**row._asdict()) for row in rows(Loaded(base.settings, sources))),
     )
 
 
@@ -288,9 +289,7 @@ def _local_url(base: Base) -> str:
     return f"{url.scheme}://{anywhere}:{url.port}" if anywhere else base.listeners.url
 
 
-def _make_dashboard(
-    base: Base, api: ApiContext, codes: LoginCodes, base_url: BaseUrl, sources: Mapping[str, Source]
-) -> Dashboard:
+def _make_dashboard(base: Base, api: ApiContext, codes: LoginCodes, base_url: BaseUrl) -> Dashboard:
     ui, access = base.settings.ui, base.access
     limits = SessionLimits(sessions_max=ui.sessions_max, idle_ms=ui.idle_ms, session_ms=ui.session_ms)
     sessions = Sessions(
@@ -302,28 +301,9 @@ def _make_dashboard(
         base_url,
         node=base.storage.ledger.node,
         operator=base.storage.operator,
-        settings=_settings_shown(Loaded(base.settings, sources)),
         body_bytes_max=base.settings.http.body_bytes_max,
         feeds_max=ui.feeds_max,
     )
-
-
-def _settings_shown(loaded: Loaded) -> list[SettingShown]:
-    defaults = {entry.name: _as_text(entry.default) for entry in entries()}
-    return [
-        SettingShown(
-            name=row.name,
-            value=_as_text(row.value),
-            default=defaults.get(row.name, ""),
-            origin=row.source,
-            meaning=row.meaning,
-        )
-        for row in rows(loaded)
-    ]
-
-
-def _as_text(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _make_http(

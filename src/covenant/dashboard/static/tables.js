@@ -12,6 +12,7 @@ const PUSHES = {
   live: { label: "Live", tone: "good", sign: "good" },
 };
 const ORIGINS = { default: "plain", file: "leased", environment: "waits", flag: "elsewhere" };
+const written = (value) => (Array.isArray(value) ? value.join(", ") : String(value)) || "(empty)";
 const act = (verb, given, label, kind = "button") => el("a", { class: kind, href: `/ui/act/${verb}?${new URLSearchParams({ ...given, next: location.pathname })}` }, label);
 
 /** Each page: what is asked, its rows, what names a row, and what fills it. */
@@ -50,17 +51,17 @@ const PAGES = {
     }),
   },
   settings: {
-    path: "settings",
+    path: "v1/admin/settings",
     kinds: [],
     rows: (found) => found.settings,
     key: (setting) => setting.name,
-    summary: (found) => `${number(found.settings.filter((setting) => setting.origin !== "default").length)} of ${plural(found.settings.length, "setting")} are not the default`,
+    summary: (found) => `${number(found.settings.filter((setting) => setting.source !== "default").length)} of ${plural(found.settings.length, "setting")} are not the default`,
     row: (setting) => ({
       name: setting.name,
       meaning: setting.meaning,
-      value: setting.secret ? "(secret)" : setting.value === "" ? "(empty)" : setting.value,
-      default: setting.origin === "default" ? null : `default: ${setting.default === "" ? "(empty)" : setting.default}`,
-      origin: [chip({ label: setting.origin, tone: ORIGINS[setting.origin] ?? "plain", sign: setting.origin === "default" ? "queued" : "settings" })],
+      value: written(setting.value),
+      default: setting.source === "default" ? null : `default: ${written(setting.default)}`,
+      origin: [chip({ label: setting.source, tone: ORIGINS[setting.source] ?? "plain", sign: setting.source === "default" ? "queued" : "settings" })],
     }),
   },
   nodes: {

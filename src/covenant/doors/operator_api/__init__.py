@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from covenant.doors.operator_api import (
-    backups,
+    daemon_operations,
     delegation,
     identities,
     mailbox,
@@ -23,7 +23,7 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     *tenants.OPERATIONS,
     *peers.OPERATIONS,
     *delegation.OPERATIONS,
-    *backups.OPERATIONS,
+    *daemon_operations.OPERATIONS,
 )
 """In the order in which they are documented."""
 BY_KIND: Final = {canonical_kind(operation.kind): operation for operation in OPERATIONS}

@@ -27,7 +27,7 @@ from covenant.wire.ipc_frames import FRAME_BYTES_MAX
 from covenant.wire.mailbox import Request, Wrapped
 
 if TYPE_CHECKING:
-    from covenant.doors.operator_api.backups import BackupOperations
+    from covenant.doors.operator_api.daemon_operations import BackupOperations, SettingShown
     from covenant.doors.operator_api.peers import PeerOperations
 
 
@@ -142,6 +142,8 @@ class Services:
     """None: this daemon serves no dashboard."""
     backups: BackupOperations | None = None
     """None: the ledger is no folder of files."""
+    settings: tuple[SettingShown, ...] = ()
+    """All that are in force."""
 
     def give_up_ms(self, wait_ms: int | None) -> int:
         """When a wait is over, by a clock that nobody sets."""

@@ -1,8 +1,10 @@
-"""The operator's operations on the daemon as a whole: a copy of its ledger for a backup, and a drain for a deploy."""
+"""The operator's operations on the daemon as a whole: backups of its ledger, a drain for a deploy, its settings."""
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+
+import msgspec
 
 from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, ApiOperation, Services, fill
 from covenant.exchange.access.principals import Principal, require_operator
@@ -27,6 +29,21 @@ class BackupBegun(ApiAnswer, frozen=True, kw_only=True, tag="backup_begun"):
 
 class BackupEnded(ApiAnswer, frozen=True, kw_only=True, tag="backup_ended"):
     backup_id: str
+
+
+class SettingShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`source`: default, file, environment or flag. Passwords in `value` are left out."""
+
+    name: str
+    value: Any
+    default: Any
+    source: str
+    variable: str
+    meaning: str
+
+
+class SettingsShown(ApiAnswer, frozen=True, kw_only=True, tag="settings"):
+    settings: tuple[SettingShown, ...]
 
 
 class BackupOperations(Protocol):
@@ -109,6 +126,11 @@ async def _progress(services: Services) -> DrainProgress:
     )
 
 
+async def show_settings(services: Services, caller: Principal, _: EmptyRequest) -> SettingsShown:
+    await require_operator(services.ledger, caller, "settings")
+    return SettingsShown(settings=services.settings)
+
+
 DRAIN: Final = "/v1/admin/drain"
 BACKUPS: Final = "/v1/admin/backups"
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
@@ -116,4 +138,5 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("DELETE", f"{BACKUPS}/{{backup_id}}", end_backup, "Remove such a copy"),
     ApiOperation("POST", DRAIN, begin_drain, "Take nothing new, finish what runs, then stop the daemon"),
     ApiOperation("GET", DRAIN, drain_status, "Whether the daemon drains, and what is left"),
+    ApiOperation("GET", "/v1/admin/settings", show_settings, "The settings in force, and where each came from"),
 )
