@@ -320,7 +320,7 @@ def test_the_settings_are_those_of_the_running_daemon_and_those_of_the_files_wit
         assert shown("--files")[::3] == ("files", 99)
         worker = daemon.json("identities", "enroll", "bob@host")["token_b58"]
         refused = daemon.run("settings", "show", env={"COVENANT_TOKEN": worker})
-        assert (refused.code, "operator_required" in refused.err) == (1, True)
+        assert (refused.code, "requires the operator's token" in refused.err) == (1, True)
     finally:
         daemon.stop()
     assert (*shown()[::3], shown()[2]) == ("files", 99, "default")
