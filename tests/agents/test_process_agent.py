@@ -241,7 +241,7 @@ async def test_a_program_that_ignores_sigterm_is_killed_with_what_it_started(led
             await gone(pid)
         await pool.idle()
         said = chunks(await pool.steps(task_id))
-        assert [chunk.last_chunk for chunk in said] == ([False, True] if how == "cancel" else [False])
+        assert [chunk.last_chunk for chunk in said] == ([False] if how == "stop" else [False, True])
         assert len(endings(await pool.steps(task_id))) == (0 if how == "stop" else 1)
 
 

@@ -111,6 +111,69 @@ async def test_a_worker_elsewhere_does_what_an_a2a_client_asks(site: Site) -> No
     assert await site.chunks(task["id"]) == [("HEL", False), ("LO", False), ("", True)]
 
 
+@pytest.mark.parametrize("closed", [False, True])
+async def test_the_text_of_a_worker_over_plain_http_ends_with_its_last_chunk(site: Site, closed: bool) -> None:
+    """A worker may close its text itself; a result closes a text that was left open, and closes nothing twice."""
+    sent = await site.send("hello", configuration={"returnImmediately": True})
+    chunks: list[dict[str, Any]] = [
+        {"artifact_id": "words", "parts": [{"type": "text", "text": "HEL"}]},
+        {"artifact_id": "words", "parts": [{"type": "text", "text": "LO"}], "append": True, "last_chunk": closed},
+    ]
+    headers = {"authorization": f"Bearer {site.token}"}
+    async with httpx2.AsyncClient(
+        base_url=site.daemon.url, headers=headers, timeout=BOUND_S, trust_env=False
+    ) as worker:
+        taken = (await worker.get("/a2a/tasks/next", params={"wait_ms": 5_000})).json()
+        lease_id = taken["lease"]["lease_id"]
+        for chunk in chunks:
+            told = {"lease_id": lease_id, "update": {"type": "artifact", **chunk}}
+            assert (await worker.post(f"/a2a/tasks/{sent['id']}/updates", json=told)).status_code == 200
+        result = {"task_id": sent["id"], "status": "ok", "content": [{"type": "text", "text": "HELLO"}]}
+        for _ in range(2):  # a result may be repeated
+            posted = await worker.post("/a2a/results", json={**result, "lease_id": lease_id})
+            assert posted.status_code == 200, posted.text
+    assert await site.chunks(sent["id"]) == [("HEL", False), ("LO", closed)] + ([] if closed else [("", True)])
+    task = await site.rpc("GetTask", {"id": sent["id"]})
+    assert [part["text"] for part in task["artifacts"][0]["parts"]] == ["HELLO"]
+
+
+async def test_what_only_mcp_blocks_have_passes_through_a2a_both_ways(site: Site) -> None:
+    more = {"annotations": {"audience": ["user"], "priority": 0.5}, "_meta": {"example.org/trace": "7"}}
+    icons = [{"src": "https://example.org/icon.png", "sizes": ["48x48"]}]
+    described = {"title": "The report", "description": "Of the year", "size": 12, "icons": icons, **more}
+    parts = [
+        {"text": "read this", "metadata": {"covenant.mcp": more, "mine": 1}},
+        {"url": "https://example.org/r", "filename": "report", "metadata": {"covenant.mcp": described}},
+        {"raw": "aGk=", "mediaType": "image/png", "metadata": {"covenant.mcp": more}},
+        {"text": "no such fields of a text", "metadata": {"covenant.mcp": {"size": 1}}},
+        {"text": "no object", "metadata": {"covenant.mcp": "words"}},
+    ]
+    blocks = [
+        {"type": "text", "text": "read this", "metadata": {"mine": 1}, **more},
+        {"type": "resource_link", "uri": "https://example.org/r", "name": "report", **described},
+        {"type": "resource", "resource": {"uri": "", "mimeType": "image/png", "blob": "aGk="}, **more},
+        {"type": "text", "text": "no such fields of a text"},
+        {"type": "text", "text": "no object"},
+    ]
+    sent = await site.send("", message={"parts": parts}, configuration={"returnImmediately": True})
+    headers = {"authorization": f"Bearer {site.token}"}
+    async with httpx2.AsyncClient(
+        base_url=site.daemon.url, headers=headers, timeout=BOUND_S, trust_env=False
+    ) as worker:
+        taken = (await worker.get("/a2a/tasks/next", params={"wait_ms": 5_000})).json()
+        assert taken["task"]["parts"] == blocks
+        picture = {"type": "image", "data": "aGk=", "mimeType": "image/png", **more}
+        result = {"task_id": sent["id"], "status": "ok", "content": [*blocks, picture]}
+        posted = await worker.post("/a2a/results", json={**result, "lease_id": taken["lease"]["lease_id"]})
+        assert posted.status_code == 200, posted.text
+    expected = [more, described, more, None, None, more]
+    for method in ("GetTask", "tasks/get"):
+        task = await site.rpc(method, {"id": sent["id"]})
+        told = [part.get("metadata", {}) for part in task["status"]["message"]["parts"]]
+        assert [metadata.get("covenant.mcp") for metadata in told] == expected
+        assert told[0]["mine"] == 1
+
+
 async def test_a_worker_asks_and_the_answer_is_the_next_turn(site: Site) -> None:
     worker = site.worker()
 

@@ -1,7 +1,7 @@
 """Content blocks: what tasks carry and results return. MCP's blocks, and plain JSON.
 
 `filename`, `mimeType` and `metadata` say more about a block where its sender did; an A2A part keeps all three. What
-only MCP has (`annotations`, `_meta`, `title`, `size`, `icons`) is kept as it came, and told where blocks are blocks.
+only MCP has (`annotations`, `_meta`, `title`, `size`, `icons`) is kept as it came; an A2A part has it in its metadata.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from covenant.model.content import Content, Text
+from covenant.model.content import Content, Text, is_plain
 from covenant.model.task import Cause, Ending, Result, ResultStatus, Task
 from covenant.model.task_event import (
     ArtifactUpdate,
@@ -265,7 +265,7 @@ class ArtifactBuilder(msgspec.Struct, eq=False):
 
     def add(self, update: ArtifactUpdate) -> None:
         for part in update.parts:
-            if type(part) is Text and part.metadata is None and part.mimeType is None and part.filename is None:
+            if is_plain(part):
                 self._text.append(part.text)
             else:
                 self._flush()

@@ -10,6 +10,7 @@ A job ends once, in the first way that was named. What is said after that, or af
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, Protocol
@@ -373,6 +374,8 @@ class Job:
         """The job has failed, whatever its agent says or does."""
         if self.over:
             return
+        with contextlib.suppress(TurnStopped):
+            self.fail(message)  # which closes what is being said
         self._result, self._ending, self._parked = self._error(message, ()), Ending.FAILED, None
         self._mute = True
         self._cancel(message)
@@ -456,7 +459,7 @@ class Job:
     def _refused(self, refusal: Refusal) -> None:
         if isinstance(refusal, Invalid | OverLimit):
             log.warning("agent.refused", extra=self.fields(code=refusal.code, reason=refusal.message))
-            self._pending = []
+            self._pending, self.unfinished = [], None
             self.cut(f"{FAILED}: {refusal.message}")
             return
         if not isinstance(refusal, Conflict | NotFound | Forbidden):
@@ -466,11 +469,8 @@ class Job:
 
     def _flooded(self) -> None:
         limits = self._services.limits
-        much = (
-            f"{limits.turn_updates_max} updates"
-            if self._updates > limits.turn_updates_max
-            else f"{limits.turn_bytes_max} bytes"
-        )
+        many = self._updates > limits.turn_updates_max
+        much = f"{limits.turn_updates_max} updates" if many else f"{limits.turn_bytes_max} bytes"
         message = f"the agent said more than {much} in one turn"
         log.warning("agent.flooded", extra=self.fields(limit=much))
         self.unfinished = None

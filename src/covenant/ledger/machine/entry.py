@@ -29,6 +29,7 @@ from covenant.ledger.machine.events import (
 )
 from covenant.ledger.machine.states import FINISHED, LEASED, SETTLED, TRANSITIONS, State
 from covenant.model.clock_steps import Ages
+from covenant.model.content import Text
 from covenant.model.ids import LeaseId, PublicKey
 from covenant.model.task import (
     CacheKey,
@@ -106,6 +107,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The task here has no body: it is large, and the engine reads it when somebody needs it."""
     kept_cache_key: CacheKey | None = None
     """The task's cache key while its body, from which the key follows, is on disk."""
+    open_text: str | None = None
+    """The artifact that this attempt last wrote text to, until it writes the last chunk of it."""
 
     @property
     def finished(self) -> bool:
@@ -195,6 +198,7 @@ def _leased(entry: Entry, event: TaskLeased, after: State, ts_ms: int) -> Entry:
         update_no=0,
         update_generation=0,
         artifacts=frozenset(),
+        open_text=None,
     )
 
 
@@ -246,10 +250,15 @@ def _interrupted(entry: Entry, _: LeaseInterrupted, after: State, ts_ms: int) ->
 
 
 def _updated(entry: Entry, event: TaskUpdated, after: State, ts_ms: int) -> Entry:
-    artifacts = entry.artifacts
+    artifacts, open_text = entry.artifacts, entry.open_text
     update = event.update
-    if type(update) is ArtifactUpdate and update.artifact_id not in artifacts:
-        artifacts |= {update.artifact_id}
+    if type(update) is ArtifactUpdate:
+        if update.artifact_id not in artifacts:
+            artifacts |= {update.artifact_id}
+        if update.last_chunk:
+            open_text = None if update.artifact_id == open_text else open_text
+        elif update.parts and type(update.parts[-1]) is Text:
+            open_text = update.artifact_id
     return replace(
         entry,
         state=after,
@@ -259,6 +268,7 @@ def _updated(entry: Entry, event: TaskUpdated, after: State, ts_ms: int) -> Entr
         update_no=event.update_no or entry.update_no,
         update_generation=event.generation if event.update_no else entry.update_generation,
         artifacts=artifacts,
+        open_text=open_text,
     )
 
 

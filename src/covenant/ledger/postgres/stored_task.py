@@ -77,6 +77,7 @@ class StoredEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_d
     kept_bytes: int = 0
     result_bytes: int = 0
     kept_cache_key: CacheKey | None = None
+    open_text: str | None = None
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -130,6 +131,7 @@ def encode_rest(entry: Entry) -> str:
             entry.kept_bytes,
             entry.result_bytes,
             entry.cache_key,
+            entry.open_text,
         )
     ).decode()
 
@@ -169,6 +171,7 @@ def decode_entry(row: Row) -> Entry:
         rest.result_bytes,
         body_on_disk=True,
         kept_cache_key=rest.kept_cache_key,
+        open_text=rest.open_text,
     )
 
 

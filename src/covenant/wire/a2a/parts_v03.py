@@ -13,10 +13,11 @@ from typing import Any, Final
 import msgspec
 
 from covenant.model.a2a_requests import Message
-from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
+from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text, is_plain
 from covenant.model.errors import InvalidParams
 from covenant.model.sanitizer import file_name_of
 from covenant.model.task_event import MessageUpdate
+from covenant.wire.a2a.parts_v1 import metadata_of, with_mcp_fields
 from covenant.wire.a2a.protojson import standard_base64
 
 MEDIA_TYPE: Final = "covenant.media_type"
@@ -64,7 +65,7 @@ def content_of(part: PartV03, where: str) -> Content:
             if part.metadata is None:
                 return Text(part.text)
             media_type, filename, metadata = _taken(part.metadata)
-            return Text(part.text, media_type, filename, metadata)
+            return with_mcp_fields(Text(part.text, media_type, filename, metadata))
         case "file":
             if part.file is None:
                 raise InvalidParams(f"{where}.file", "is required")
@@ -83,10 +84,10 @@ def _file(file: FileV03, metadata: dict[str, Any] | None, where: str) -> Content
     media_type, name = file.mime_type or None, file_name_of(file.name) if file.name else None
     if file.bytes is not None:
         blob = standard_base64(file.bytes, f"{where}.bytes")
-        return Resource(Embedded("", media_type, blob=blob), name, metadata)
+        return with_mcp_fields(Resource(Embedded("", media_type, blob=blob), name, metadata))
     if not file.uri:
         raise InvalidParams(f"{where}.uri", "is empty")
-    return ResourceLink(file.uri, name or "", media_type, metadata=metadata)
+    return with_mcp_fields(ResourceLink(file.uri, name or "", media_type, metadata=metadata))
 
 
 def _data(part: PartV03, where: str) -> Json:
@@ -114,25 +115,26 @@ def _taken(metadata: dict[str, Any] | None) -> tuple[str | None, str | None, dic
 
 
 def part_of(block: Content) -> PartV03:
-    if isinstance(block, Text):
-        if block.metadata is None and block.mimeType is None and block.filename is None:
-            return PartV03("text", block.text)
-        return PartV03("text", block.text, metadata=_with(block.metadata, block.mimeType, block.filename))
+    if is_plain(block):
+        return PartV03("text", block.text)
+    metadata = metadata_of(block)
     match block:
-        case Json(value, media_type, filename, metadata):
+        case Text(text, media_type, filename):
+            return PartV03("text", text, metadata=_with(metadata, media_type, filename))
+        case Json(value, media_type, filename):
             noted = _with(metadata, media_type, filename)
             if isinstance(value, dict):
                 return PartV03("data", data=value, metadata=noted)
             return PartV03("data", data={"value": value}, metadata={**(noted or {}), WRAPPED: True})
-        case ResourceLink(uri=uri, name=name, mimeType=media_type, metadata=metadata):
+        case ResourceLink(uri=uri, name=name, mimeType=media_type):
             return PartV03("file", file=FileV03(uri=uri, name=name or None, mime_type=media_type), metadata=metadata)
-        case Resource(resource, filename, metadata):
+        case Resource(resource, filename):
             if resource.blob is None:
                 return PartV03("text", resource.text or "", metadata=_with(metadata, resource.mimeType, filename))
             file = FileV03(bytes=resource.blob, name=filename, mime_type=resource.mimeType)
             return PartV03("file", file=file, metadata=metadata)
         case Image(data, media_type) | Audio(data, media_type):
-            return PartV03("file", file=FileV03(bytes=data, mime_type=media_type))
+            return PartV03("file", file=FileV03(bytes=data, mime_type=media_type), metadata=metadata)
 
 
 def _with(metadata: dict[str, Any] | None, media_type: str | None, filename: str | None) -> dict[str, Any] | None:

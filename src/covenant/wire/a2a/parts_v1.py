@@ -1,14 +1,17 @@
-"""Parts and messages of A2A 1.0, and content: text, raw bytes, a URL or data, each with media type and file name."""
+"""Parts and messages of A2A 1.0, and content: text, raw bytes, a URL or data, each with media type and file name.
+
+What only MCP's blocks have is in the part's metadata under `covenant.mcp`, in every dialect, and is read from there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from covenant.model.a2a_requests import Message
-from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
+from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Size, Text, is_plain
 from covenant.model.errors import InvalidParams
 from covenant.model.sanitizer import file_name_of
 from covenant.model.task_event import MessageUpdate
@@ -22,7 +25,21 @@ ROLES: Final[dict[str | int, str | None]] = {
     1: "user",
     2: "agent",
 }
+MCP: Final = "covenant.mcp"
+"""The key in a part's metadata for the fields of `McpFields`."""
 ROLE_NAMES: Final = {"user": "ROLE_USER", "agent": "ROLE_AGENT"}
+
+
+class McpFields(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    annotations: dict[str, Any] | None = None
+    meta: dict[str, Any] | None = msgspec.field(name="_meta", default=None)
+    title: str | None = None
+    description: str | None = None
+    size: Size | None = None
+    icons: tuple[dict[str, Any], ...] | None = None
+
+
+_Block = TypeVar("_Block", Text, Json, Resource, ResourceLink)
 
 
 class PartV1(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
@@ -62,7 +79,8 @@ def _plain(part: PartV1) -> Text | None:
     text, data = part.text, part.data
     if text is None or part.raw is not None or part.url is not None or not (data is msgspec.UNSET or data is None):
         return None
-    return Text(text, part.media_type or None, file_name_of(part.filename) if part.filename else None, part.metadata)
+    block = Text(text, part.media_type or None, file_name_of(part.filename) if part.filename else None, part.metadata)
+    return block if part.metadata is None else with_mcp_fields(block)
 
 
 def content_of(part: PartV1, where: str) -> Content:
@@ -76,11 +94,11 @@ def content_of(part: PartV1, where: str) -> Content:
         raise InvalidParams(where, "must have one of text, raw, url and data, not several")
     if part.raw is not None:
         blob = standard_base64(part.raw, f"{where}.raw")
-        return Resource(Embedded("", media_type, blob=blob), filename, part.metadata)
+        return with_mcp_fields(Resource(Embedded("", media_type, blob=blob), filename, part.metadata))
     if part.url is not None:
         if not part.url:
             raise InvalidParams(f"{where}.url", "is empty")
-        return ResourceLink(part.url, filename or "", media_type, metadata=part.metadata)
+        return with_mcp_fields(ResourceLink(part.url, filename or "", media_type, metadata=part.metadata))
     if part.data is msgspec.UNSET:
         raise InvalidParams(where, "must have one of text, raw, url and data")
     return Json(part.data, media_type, filename, part.metadata)
@@ -91,22 +109,48 @@ def _holds(data: Any) -> bool:
     return data is not msgspec.UNSET and data is not None
 
 
+def with_mcp_fields(block: _Block) -> _Block:
+    """The block with the fields of MCP that its metadata has; as it is if they are not those of such a block."""
+    metadata = block.metadata
+    if metadata is None or MCP not in metadata:
+        return block
+    try:
+        found = msgspec.structs.asdict(msgspec.convert(metadata[MCP], McpFields))
+    except msgspec.ValidationError:
+        return block
+    given = {name: value for name, value in found.items() if value is not None}
+    if not given.keys() <= set(block.__struct_fields__):
+        return block
+    left = {key: value for key, value in metadata.items() if key != MCP} or None
+    return msgspec.structs.replace(block, metadata=left, **given)
+
+
+def metadata_of(block: Content) -> dict[str, Any] | None:
+    """A block's own metadata, and what only MCP has for it."""
+    given = {name: getattr(block, name, None) for name in McpFields.__struct_fields__}
+    metadata: dict[str, Any] | None = getattr(block, "metadata", None)
+    if not any(value is not None for value in given.values()):
+        return metadata
+    return {**(metadata or {}), MCP: msgspec.to_builtins(McpFields(**given))}
+
+
 def part_of(block: Content) -> PartV1:
-    if isinstance(block, Text):
-        if block.metadata is None and block.mimeType is None and block.filename is None:
-            return PartV1(block.text)
-        return PartV1(block.text, metadata=block.metadata, filename=block.filename, media_type=block.mimeType)
+    if is_plain(block):
+        return PartV1(block.text)
+    metadata = metadata_of(block)
     match block:
-        case Json(value, media_type, filename, metadata):
+        case Text(text, media_type, filename):
+            return PartV1(text, metadata=metadata, filename=filename, media_type=media_type)
+        case Json(value, media_type, filename):
             return PartV1(data=value, metadata=metadata, filename=filename, media_type=media_type)
-        case ResourceLink(uri=uri, name=name, mimeType=media_type, metadata=metadata):
+        case ResourceLink(uri=uri, name=name, mimeType=media_type):
             return PartV1(url=uri, metadata=metadata, filename=name or None, media_type=media_type)
-        case Resource(resource, filename, metadata):
+        case Resource(resource, filename):
             if resource.blob is None:
                 return PartV1(resource.text or "", metadata=metadata, filename=filename, media_type=resource.mimeType)
             return PartV1(raw=resource.blob, metadata=metadata, filename=filename, media_type=resource.mimeType)
         case Image(data, media_type) | Audio(data, media_type):
-            return PartV1(raw=data, media_type=media_type)
+            return PartV1(raw=data, metadata=metadata, media_type=media_type)
 
 
 def parts_of(content: Iterable[Content]) -> list[PartV1]:

@@ -59,7 +59,7 @@ from covenant.model.task import (
     error_result,
     result_digest,
 )
-from covenant.model.task_event import ArtifactUpdate, MessageUpdate, text_artifact
+from covenant.model.task_event import ArtifactUpdate, MessageUpdate
 
 _encode = msgspec.json.Encoder().encode
 # A member that is read through its class takes fifty times as long: the class of an enum has a hook for that.
@@ -105,9 +105,8 @@ def settle(decide: DecisionContext, command: Settle) -> Settled:
         raise _too_late(decide, command, _lessee(entry), entry.ending)
     lease = _answerable(decide, command, entry)
     ending = command.ending or ending_of(command.result)
-    goes_on = conclude(
-        decide, entry, command.result, ending=ending, lease_id=lease.lease_id, generation=entry.generation
-    )
+    generation = _close_text(decide, entry, entry.generation)
+    goes_on = conclude(decide, entry, command.result, ending=ending, lease_id=lease.lease_id, generation=generation)
     return Settled(task_id, goes_on=goes_on)
 
 
@@ -202,7 +201,7 @@ def end(
     if cause is not _RESULT:
         if (used := decide.view.used(entry.task.id)) is not None:
             result = msgspec.structs.replace(result, metadata=used)
-        generation = _close_text(decide, entry, generation)
+        generation = _close_text(decide, entry, entry.generation if generation is None else generation)
     key = entry.cache_key if entry.task.idempotency is not None else None
     shared = key is not None and cause is _RESULT
     decide.add(
@@ -242,15 +241,13 @@ def end(
     return result
 
 
-def _close_text(decide: DecisionContext, entry: Entry, generation: int | None) -> int | None:
-    """Where somebody else than the holder ends a task, the text that the holder was writing gets its last chunk."""
-    artifact_id, lease = text_artifact(entry.task.id, entry.turn), entry.lease
-    if entry.state is not LEASED or lease is None or artifact_id not in entry.artifacts:
+def _close_text(decide: DecisionContext, entry: Entry, generation: int) -> int:
+    """The text that the holder was writing gets its last chunk: those who stream it hear that nothing follows."""
+    if entry.open_text is None or entry.state is not LEASED or entry.lease is None:
         return generation
-    generation = (entry.generation if generation is None else generation) + 1
-    last = ArtifactUpdate(artifact_id, (Text(""),), append=True, last_chunk=True)
-    decide.add(TaskUpdated(entry.task.id, lease.lease_id, generation, last, entry.update_no))
-    return generation
+    last = ArtifactUpdate(entry.open_text, (Text(""),), append=True, last_chunk=True)
+    decide.add(TaskUpdated(entry.task.id, entry.lease.lease_id, generation + 1, last, entry.update_no))
+    return generation + 1
 
 
 def cancel(decide: DecisionContext, command: Cancel) -> Canceled:
