@@ -175,6 +175,7 @@ TENANTS_OPERATIONS = {
     "answer_a2a_task",
     "find_a2a_tasks",
     "count_a2a_tasks",
+    "a2a_task_log",
 }
 
 
