@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
+import sqlite3
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 
 from covenant import Client, Worker
 from covenant.model.errors import Conflict, Unauthenticated
+from covenant.model.task import Result, ResultStatus
 from covenant.worker import WorkerJob
 from tests.cli.daemons import Daemon
 from tests.places import short_folder
-from tests.waits import BOUND_S
+from tests.waits import BOUND_S, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -172,6 +174,27 @@ async def test_what_only_mcp_blocks_have_passes_through_a2a_both_ways(site: Site
         told = [part.get("metadata", {}) for part in task["status"]["message"]["parts"]]
         assert [metadata.get("covenant.mcp") for metadata in told] == expected
         assert told[0]["mine"] == 1
+
+
+async def test_the_archive_tells_a_task_by_the_documented_columns(site: Site) -> None:
+    worker = site.worker()
+
+    @worker
+    async def fail(job: WorkerJob) -> Result:
+        return Result(task_id=job.task.id, status=ResultStatus.ERROR, error_message="no money")
+
+    async with site.working(worker):
+        task = await site.send("hello", message={"contextId": "the-context"})
+    columns = "tenant_id, agent_id, context_id, state, error_message, created_at <= updated_at"
+    found: list[tuple[Any, ...]] = []
+
+    def archived() -> bool:
+        with closing(sqlite3.connect(f"file:{site.daemon.home}/archive.db?mode=ro", uri=True)) as db:
+            found[:] = db.execute(f"SELECT {columns} FROM a2a_tasks WHERE task_id = ?", (task["id"],)).fetchall()
+        return bool(found) and found[0][3] == "failed"
+
+    await asyncio.to_thread(until, archived)
+    assert found == [("default", "helper", "the-context", "failed", "no money", 1)]
 
 
 async def test_a_worker_asks_and_the_answer_is_the_next_turn(site: Site) -> None:
