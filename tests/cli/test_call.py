@@ -54,6 +54,15 @@ def test_json_is_one_object_with_the_answer_and_what_was_made(daemon: Daemon) ->
     assert answer["artifacts"][0]["parts"] == [{"type": "text", "text": "hello there"}]
 
 
+def test_the_question_of_an_agent_of_this_home_is_answered_by_the_beginning_of_the_tasks_id(daemon: Daemon) -> None:
+    name = agent(daemon, ASKS).rpartition("/")[2]
+    asked = daemon.run("call", name, "go", "--json").json
+    again = daemon.run("call", name, "yes", "--task", asked["task_id"][:9], "--json").json
+    assert (again["state"], again["task_id"]) == ("input-required", asked["task_id"])
+    unknown = daemon.run("call", name, "yes", "--task", "ffffffff-ffff")
+    assert (unknown.code, "no task begins with" in unknown.err) == (1, True)
+
+
 def test_a_task_that_failed_exits_with_1_and_says_why(daemon: Daemon) -> None:
     ran = call(daemon, agent(daemon, FAILS))
     assert (ran.code, ran.err) == (1, "covenant: the task was not completed: failed\n")

@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 
 from covenant import Client
+from covenant.cli.task_tables import outcome_row
 from covenant.model.errors import NotFound
 from covenant.model.ids import TaskId
 from tests.cli.daemons import COVENANT, Daemon, environment
@@ -158,6 +159,12 @@ def test_a_finished_task_is_found_by_the_beginning_of_its_id(ledger: Ledger) -> 
     assert unknown["code"] == "unknown_task"
 
 
+def test_the_parent_of_a_new_task_is_named_by_the_beginning_of_its_id(ledger: Ledger) -> None:
+    task_id = ledger.send("a part", "--parent", ledger.completed[:9], to="carol@host")
+    assert ledger.daemon.json("a2a", "show", task_id)["task"]["parent"] == ledger.completed
+    ledger.daemon.json("a2a", "cancel", task_id, "--reason", "tried")
+
+
 def test_an_id_that_several_tasks_begin_with_lists_them(ledger: Ledger) -> None:
     both = [f"abcdef00-0000-4000-8000-{number:012d}" for number in range(2)]
     for task_id in both:
@@ -182,6 +189,25 @@ def held(ledger: Ledger) -> Iterator[list[str]]:
     yield ids
     for task_id in ids:
         ledger.daemon.run("a2a", "cancel", task_id, "--reason", "tried")
+
+
+def test_a_repair_of_many_fits_80_columns_with_one_line_a_task(ledger: Ledger, held: list[str]) -> None:
+    chosen = ("--agent", "carol@host", "--text", "carry", "--reason", "host went down")
+    said = ledger.daemon.run("a2a", "cancel", *chosen, env={"COLUMNS": "80"})
+    _, *rows, last = said.out.splitlines()
+    assert sorted(row[:8] for row in rows) == sorted(task_id[:8] for task_id in held)
+    assert all("would apply" in row and len(row) <= 80 for row in rows)
+    assert last == "matched 3 task(s), changed 0"
+
+
+def test_a_refused_repair_has_its_code_where_its_reason_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    task_id = "abcdef00-0000-4000-8000-000000000000"
+    outcome = {"task_id": task_id, "state": "result_pending", "outcome": "refused", "code": "already_over"}
+    outcome["reason"] = f"task {task_id} has ended: failed"
+    monkeypatch.setenv("COLUMNS", "80")
+    assert outcome_row(outcome) == ("red", "abcdef00", "result_pending", "refused", "already over")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert outcome_row(outcome)[1::3] == (task_id, outcome["reason"])
 
 
 def test_many_tasks_are_requeued_by_filters_after_a_dry_run(ledger: Ledger, held: list[str]) -> None:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from covenant.cli.completion import complete_agents
-from covenant.cli.daemon_client import read_token, read_token_file
+from covenant.cli.completion import complete_agents, complete_tasks
+from covenant.cli.daemon_client import DaemonClient, read_token, read_token_file
 from covenant.cli.options import (
     CommandGroup,
     Duration,
     Function,
+    find_task_id,
     given_before,
     given_home,
     home_option,
@@ -69,6 +70,9 @@ def remote_command(function: Function) -> Function:
         if own_url is not None:
             target = own_url
             token = read_token(folder, token_file, environment()) if token_env is None else token
+            if own.get("task_id") is not None and token_file is None and token_env is None:
+                with DaemonClient(folder, read_token(folder, None, environment())) as client:
+                    own["task_id"] = find_task_id(client.ask, own["task_id"])
         options = Options(
             token=token,
             token_env=token_env,
@@ -92,7 +96,13 @@ def remote_command(function: Function) -> Function:
 @click.option(
     "--timeout", "timeout_ms", type=Duration(), metavar="5m", help="Longest wait. Default: 5m, or the entry's."
 )
-@click.option("--task", "task_id", metavar="ID", help="Answer the question of this task of the agent.")
+@click.option(
+    "--task",
+    "task_id",
+    metavar="ID",
+    shell_complete=complete_tasks,
+    help="Answer the question of this task of the agent. Of an agent of this home, the beginning of the id is enough.",
+)
 @click.option("--context", "context_id", metavar="ID", help="The context that the message belongs to.")
 @click.option("--key", "idempotency_key", help="Idempotency key: names the work, so that it may be sent again.")
 @remote_command

@@ -9,8 +9,8 @@ import click
 from covenant.cli.completion import complete_tasks, task_argument
 from covenant.cli.options import CommandGroup, Function, Invocation, daemon_command
 from covenant.cli.task_list import FILTERS, filter_options, filters
-from covenant.cli.task_tables import PUSH_COLUMNS, push_row
-from covenant.cli.terminal import ExitCode, age, brief, json_shape, print_table, put, say
+from covenant.cli.task_tables import PUSH_COLUMNS, outcome_row, push_row
+from covenant.cli.terminal import ExitCode, age, json_shape, print_table, put, say
 
 COMPACT_S: Final = 3_600.0
 BULK_S: Final = 600.0
@@ -119,13 +119,8 @@ def _repair_all(call: Invocation, given: dict[str, Any], lease_id: str | None, *
         "repair_a2a_tasks", filter=chosen, dry_run=not given["apply"], limit=given["limit"], within_s=BULK_S, **command
     )
     if not call.answer(answer, kind="a2a_bulk"):
-        rows = []
-        for each in answer["outcomes"]:
-            style = "red" if each["outcome"] == "refused" else ""
-            why = each.get("reason") or each.get("code") or ""
-            rows.append((style, each["task_id"], each["state"], each["outcome"].replace("_", " "), brief(why)))
-        if rows:
-            print_table(("task", "state", "what", "why"), rows)
+        if answer["outcomes"]:
+            print_table(("task", "state", "what", "why"), map(outcome_row, answer["outcomes"]))
         put(f"matched {answer['matched']} task(s), changed {answer['applied']}")
         if answer.get("more"):
             say("the filters leave more tasks than the limit")

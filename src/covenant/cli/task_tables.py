@@ -308,6 +308,14 @@ def _took(ms: int) -> str:
     return f"{minutes}m {seconds:02}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02}m"
 
 
+def outcome_row(each: dict[str, Any]) -> tuple[str, ...]:
+    """What came of one task of a repair of many. Where there is little room, a code says why."""
+    style, what = "red" if each["outcome"] == "refused" else "", each["outcome"].replace("_", " ")
+    if narrow():
+        return style, each["task_id"][:SHORT_ID], each["state"], what, brief(each.get("code", "").replace("_", " "), 36)
+    return style, each["task_id"], each["state"], what, brief(each.get("reason") or each.get("code", ""))
+
+
 def push_row(push: dict[str, Any]) -> tuple[str, ...]:
     state, style = push["state"], "red" if push["state"] == "dead" else ""
     if "dead_at_ms" in push:

@@ -8,7 +8,7 @@ from uuid import uuid4
 import click
 
 from covenant.cli import task_list, task_queries, task_repair
-from covenant.cli.completion import complete_identities, task_argument
+from covenant.cli.completion import complete_identities, complete_tasks, task_argument
 from covenant.cli.daemon_client import Answer
 from covenant.cli.options import CommandGroup, Duration, Invocation, daemon_command, read_text
 from covenant.cli.task_tables import summary
@@ -46,7 +46,7 @@ a2a.commands.update(task_list.commands.commands)
 )
 @click.option("--id", "task_id", help="The task's UUID. Sending it again with the same content is harmless.")
 @click.option("--kind", "task_kind", help="The kind of work, a free word.")
-@click.option("--parent", help="The UUID of the parent task.")
+@click.option("--parent", metavar="ID", shell_complete=complete_tasks, help="The parent task.")
 @click.option("--deadline-ms", type=click.IntRange(min=1), help="Deadline in epoch milliseconds.")
 @click.option("--deadline-in", type=Duration(), metavar="5m", help="Deadline from now.")
 @click.option("--key", help="Idempotency key: names the work, across tasks.")
@@ -60,6 +60,8 @@ def send(call: Invocation, *, text: str, wait: bool, timeout_ms: int, **given: A
 
     Needs the capability a2a.send.NAME@HOST.
     """
+    if given["parent"] is not None:
+        given["parent"] = call.task_id(given["parent"])
     task = _task(read_text(text), **given)
     answer = call.ask("send_a2a_task", task=task)
     result = _wait_for_result(call, task["id"], timeout_ms) if wait else None
