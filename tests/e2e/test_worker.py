@@ -146,14 +146,18 @@ async def test_what_only_mcp_blocks_have_passes_through_a2a_both_ways(site: Site
     parts = [
         {"text": "read this", "metadata": {"covenant.mcp": more, "mine": 1}},
         {"url": "https://example.org/r", "filename": "report", "metadata": {"covenant.mcp": described}},
-        {"raw": "aGk=", "mediaType": "image/png", "metadata": {"covenant.mcp": more}},
+        {"raw": "aGk=", "mediaType": "image/png", "metadata": {"covenant.mcp": {**more, "resource_meta": {"a": 1}}}},
         {"text": "no such fields of a text", "metadata": {"covenant.mcp": {"size": 1}}},
         {"text": "no object", "metadata": {"covenant.mcp": "words"}},
     ]
     blocks = [
         {"type": "text", "text": "read this", "metadata": {"mine": 1}, **more},
         {"type": "resource_link", "uri": "https://example.org/r", "name": "report", **described},
-        {"type": "resource", "resource": {"uri": "", "mimeType": "image/png", "blob": "aGk="}, **more},
+        {
+            "type": "resource",
+            "resource": {"uri": "", "mimeType": "image/png", "blob": "aGk=", "_meta": {"a": 1}},
+            **more,
+        },
         {"type": "text", "text": "no such fields of a text"},
         {"type": "text", "text": "no object"},
     ]
@@ -168,7 +172,7 @@ async def test_what_only_mcp_blocks_have_passes_through_a2a_both_ways(site: Site
         result = {"task_id": sent["id"], "status": "ok", "content": [*blocks, picture]}
         posted = await worker.post("/a2a/results", json={**result, "lease_id": taken["lease"]["lease_id"]})
         assert posted.status_code == 200, posted.text
-    expected = [more, described, more, None, None, more]
+    expected = [more, described, {**more, "resource_meta": {"a": 1}}, None, None, more]
     for method in ("GetTask", "tasks/get"):
         task = await site.rpc(method, {"id": sent["id"]})
         told = [part.get("metadata", {}) for part in task["status"]["message"]["parts"]]

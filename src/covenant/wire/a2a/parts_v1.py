@@ -37,9 +37,11 @@ class McpFields(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbi
     description: str | None = None
     size: Size | None = None
     icons: tuple[dict[str, Any], ...] | None = None
+    resource_meta: dict[str, Any] | None = None
+    """`_meta` of what a `resource` block holds."""
 
 
-_Block = TypeVar("_Block", Text, Json, Resource, ResourceLink)
+_Block = TypeVar("_Block", bound=Text | Resource | ResourceLink)
 
 
 class PartV1(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
@@ -110,17 +112,17 @@ def _holds(data: Any) -> bool:
 
 
 def with_mcp_fields(block: _Block) -> _Block:
-    """The block with the fields of MCP that its metadata has; as it is if they are not those of such a block."""
+    """The block with the fields of MCP that its metadata has; as it is if they are not what MCP has there."""
     metadata = block.metadata
     if metadata is None or MCP not in metadata:
         return block
     try:
-        found = msgspec.structs.asdict(msgspec.convert(metadata[MCP], McpFields))
+        found = msgspec.convert(metadata[MCP], McpFields)
     except msgspec.ValidationError:
         return block
-    given = {name: value for name, value in found.items() if value is not None}
-    if not given.keys() <= set(block.__struct_fields__):
-        return block
+    given = {name: getattr(found, name) for name in McpFields.__struct_fields__ if name in block.__struct_fields__}
+    if isinstance(block, Resource) and found.resource_meta is not None:
+        given["resource"] = msgspec.structs.replace(block.resource, meta=found.resource_meta)
     left = {key: value for key, value in metadata.items() if key != MCP} or None
     return msgspec.structs.replace(block, metadata=left, **given)
 
@@ -128,6 +130,8 @@ def with_mcp_fields(block: _Block) -> _Block:
 def metadata_of(block: Content) -> dict[str, Any] | None:
     """A block's own metadata, and what only MCP has for it."""
     given = {name: getattr(block, name, None) for name in McpFields.__struct_fields__}
+    if isinstance(block, Resource):
+        given["resource_meta"] = block.resource.meta
     metadata: dict[str, Any] | None = getattr(block, "metadata", None)
     if not any(value is not None for value in given.values()):
         return metadata
