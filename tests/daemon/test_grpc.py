@@ -67,7 +67,11 @@ def card_of(daemon: Daemon) -> dict[str, Any]:
 
 
 def grpc_address(daemon: Daemon) -> str:
-    (found,) = (each for each in card_of(daemon)["supportedInterfaces"] if each["protocolBinding"] == "GRPC")
+    (found,) = (
+        each
+        for each in card_of(daemon)["supportedInterfaces"]
+        if (each["protocolBinding"], each["protocolVersion"]) == ("GRPC", "1.0")
+    )
     assert found["tenant"] == "teller"
     address: str = found["url"]
     return address

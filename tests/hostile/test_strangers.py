@@ -149,7 +149,7 @@ def start_grpc_daemon(start_daemon: StartDaemon, short_path: Path) -> StartGrpcD
         agents.write_text(AGENT)
         daemon = start_daemon(str(agents), "--grpc-enabled", "1", "--grpc-port", "0", env=env)
         card = request(daemon.url, "GET", "/v1/a2a/agents/echo/agent-card.json", token=operator_token(daemon.home)).json
-        (url,) = (each["url"] for each in card["supportedInterfaces"] if each["protocolBinding"] == "GRPC")
+        (url,) = {each["url"] for each in card["supportedInterfaces"] if each["protocolBinding"] == "GRPC"}
         return daemon, int(url.rpartition(":")[2])
 
     return start

@@ -70,7 +70,7 @@ async def test_unknown_paths_and_methods_are_told_in_the_same_shape(under_test: 
     assert error(await operator.ask("POST", "/a2a/tasks/send")) == (404, "unknown_route")
     reply = await operator.ask("DELETE", "/a2a/tasks")
     assert error(reply) == (405, "method_not_allowed")
-    assert reply.headers["allow"] == "POST"
+    assert reply.headers["allow"] == "POST, GET"
     assert error(await operator.ask("GET", "/a2a/repair")) == (405, "method_not_allowed")
     # A HEAD is taken for harmless; this GET leases.
     assert (await operator.ask("HEAD", "/a2a/tasks/next")).headers["allow"] == "GET"
