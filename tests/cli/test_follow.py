@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from tests.cli.daemons import COVENANT, Daemon, environment, said_until
-from tests.waits import BOUND_S
+from tests.waits import BOUND_S, until
 
 Running = subprocess.Popen[bytes]
 
@@ -58,6 +58,30 @@ def test_a_task_is_followed_to_its_end_through_a_kill_of_the_daemon(restarted: D
         assert following.returncode == 0
         assert out.decode().splitlines()[-1].startswith("error: ")
         assert b"the daemon is back" in err
+
+
+def test_a_follower_that_fell_behind_by_more_than_a_page_is_told_every_update(short_path: Path) -> None:
+    daemon = Daemon(short_path / "paged", "--limits-page-max", "3")
+    try:
+        script, go = daemon.home / "steps.sh", daemon.home / "go"
+        steps = 'for n in 1 2 3 4 5 6 7 8 9; do printf \'{"type":"status","text":"step %s"}\\n\' $n; done'
+        script.write_text(f"#!/bin/sh\nwhile [ ! -e {go} ]; do sleep 0.1; done\n{steps}\n")
+        script.chmod(0o700)
+        daemon.json("agents", "add", "steps", "--command", str(script))
+        daemon.json("capabilities", "grant", "a2a.send.steps@default")
+        task_id = daemon.run("a2a", "send", "--to", "steps@default", "go").out.strip()
+        with running(daemon, "a2a", "show", task_id, "--follow") as following:
+            said_until(following, b"working")
+            following.send_signal(signal.SIGSTOP)
+            go.touch()
+            until(lambda: daemon.json("a2a", "show", task_id)["result"] is not None)
+            following.send_signal(signal.SIGCONT)
+            out, _ = following.communicate(timeout=BOUND_S)
+            assert following.returncode == 0
+        told = [line for line in out.decode().splitlines() if "step " in line]
+        assert [line.rpartition("step ")[2].strip() for line in told] == [str(number) for number in range(1, 10)]
+    finally:
+        daemon.stop()
 
 
 def test_a_followed_task_is_one_object_a_line_in_json(restarted: Daemon) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from covenant.ledger.contract.tasks import UpdateRecord
 from covenant.ledger.machine.states import State
@@ -57,6 +58,29 @@ class UpdateSuite(Suite):
             "status",
             "settled",
         ]
+
+    @pytest.mark.parametrize("ended", [False, True])
+    async def test_a_long_story_is_told_page_by_page_after_a_generation(
+        self, driver: LedgerDriver, *, ended: bool
+    ) -> None:
+        leased = await driver.taken(make_task())
+        for number in range(5):
+            await driver.report(leased, f"step {number}")
+        if ended:
+            await driver.finish(leased, ok(task_id(1)))
+        whole, seen = await driver.show(task_id(1)), 0
+        told: list[UpdateRecord] = []
+        while seen < whole.generation:
+            page = await driver.ledger.show(task_id(1), None, 3, seen)
+            assert page is not None
+            assert [update.generation for update in page.updates[:1]] == [seen + 1]
+            assert len(page.updates) == min(3, whole.generation - seen)
+            told += page.updates
+            seen = page.updates[-1].generation
+        assert tuple(told) == whole.updates
+        newest = await driver.ledger.show(task_id(1), None, 3)
+        assert newest is not None
+        assert newest.updates == whole.updates[-3:]
 
     async def test_leases_renewals_and_requeues_are_no_generations(self, driver: LedgerDriver) -> None:
         leased = await driver.taken(make_task())

@@ -103,15 +103,21 @@ def show(call: Invocation, *, task_id: str, follow: bool) -> None:
 
 def _follow_task(call: Invocation, task_id: str, answer: Answer) -> None:
     """With --json, one object for each time that something happened."""
-    while answer["result"] is None:
-        seen = answer["generation"]
+    while answer["result"] is None or _seen(answer) < answer["generation"]:
+        seen = _seen(answer)
         answer = call.ask_on("show_a2a_task", FOLLOW_MS, task_id=task_id, after=seen)
         if answer["generation"] > seen and not call.answer(answer):
             for update in answer["updates"]:
                 if update["generation"] > seen:
                     put(update_line(update))
-            if answer["result"] is not None:
+            if answer["result"] is not None and _seen(answer) >= answer["generation"]:
                 put(f"{answer['result']['status']}: {summary(answer['result'])}")
+
+
+def _seen(answer: Answer) -> int:
+    """The last generation that the answer tells."""
+    cut = answer.get("truncated") and answer["updates"]
+    return int(answer["updates"][-1]["generation"] if cut else answer["generation"])
 
 
 @daemon_command(commands, "tree", "a2a_tree", "tree")

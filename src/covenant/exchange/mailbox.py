@@ -339,8 +339,8 @@ class MailboxExchange:
         self._check_page(limit, self.limits.page_max, "limit")
         return await self._ledger.recent_results(principal.viewer, limit)
 
-    async def show(self, principal: Principal, task_id: TaskId) -> TaskDetail:
-        shown = await self._ledger.show(task_id, principal.viewer, self.limits.page_max)
+    async def show(self, principal: Principal, task_id: TaskId, after: int | None = None) -> TaskDetail:
+        shown = await self._ledger.show(task_id, principal.viewer, self.limits.page_max, after)
         if shown is None:
             raise NotFound("unknown_task", f"task {task_id} is not known here")
         return shown

@@ -90,14 +90,15 @@ class QueueShown(ApiAnswer, frozen=True, kw_only=True, tag="a2a_queue"):
 
 
 class ShowTaskRequest(TaskRequest, frozen=True, kw_only=True):
-    """`after`: the generation that the caller has seen; with `wait_ms`, the answer comes when there is a later one."""
+    """`after`: the generation that the caller has seen. The answer has the first updates after it; with `wait_ms`, it
+    comes when there is one."""
 
     after: Whole | None = None
     wait_ms: Whole | None = None
 
 
 class TaskShown(ApiAnswer, TaskDetail, frozen=True, kw_only=True, tag="a2a_task", omit_defaults=True):
-    """Of a task with more updates than one answer holds, the first ones."""
+    """`truncated`: there are later updates than these. Ask again, `after` the last of these."""
 
     truncated: bool = False
 
@@ -155,9 +156,12 @@ async def a2a_queue(services: Services, caller: Principal, request: QueueRequest
 
 
 async def show_a2a_task(services: Services, caller: Principal, request: ShowTaskRequest) -> TaskShown:
-    shown = await services.exchange.show(caller, request.parsed_task_id())
+    shown = await services.exchange.show(caller, request.parsed_task_id(), request.after)
     updates = fit(shown.updates, PAGE_BYTES_MAX - size_of((shown.task, shown.leases, shown.result)))
-    return fill(TaskShown, shown, updates=updates, truncated=len(updates) < len(shown.updates))
+    truncated = len(updates) < len(shown.updates)
+    if request.after is not None and updates:
+        truncated = updates[-1].generation < shown.generation
+    return fill(TaskShown, shown, updates=updates, truncated=truncated)
 
 
 async def show_waiting(services: Services, caller: Principal, request: ShowTaskRequest, pause: Pause) -> TaskShown:

@@ -353,5 +353,9 @@ class TaskLedger(Commits, Protocol):
     async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
         """Undrained results, the newest first; takes nothing."""
 
-    async def show(self, task_id: TaskId, viewer: PublicKey | None, updates_max: int) -> TaskDetail | None: ...
+    async def show(
+        self, task_id: TaskId, viewer: PublicKey | None, updates_max: int, after: int | None = None
+    ) -> TaskDetail | None:
+        """With its newest updates; with `after`, with the first ones after that generation."""
+
     async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode: ...

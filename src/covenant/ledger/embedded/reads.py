@@ -216,10 +216,12 @@ class Reads:
                 return await self._history.recent_results(viewer, limit)
         return live_results(self._state, viewer, limit)
 
-    async def show(self, task_id: TaskId, viewer: PublicKey | None, updates_max: int) -> TaskDetail | None:
+    async def show(
+        self, task_id: TaskId, viewer: PublicKey | None, updates_max: int, after: int | None = None
+    ) -> TaskDetail | None:
         reachable, shown = await self._live(), None
         try:
-            shown = await self._history.show(task_id, viewer, updates_max)
+            shown = await self._history.show(task_id, viewer, updates_max, after)
         except Unavailable:
             if task_id not in self._state.entries:
                 raise

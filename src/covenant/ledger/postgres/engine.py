@@ -324,8 +324,10 @@ class PostgresLedger:
     async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
         return await self._history.recent_results(viewer, limit)
 
-    async def show(self, task_id: TaskId, viewer: PublicKey | None, updates_max: int) -> TaskDetail | None:
-        return await self._history.show(task_id, viewer, updates_max)
+    async def show(
+        self, task_id: TaskId, viewer: PublicKey | None, updates_max: int, after: int | None = None
+    ) -> TaskDetail | None:
+        return await self._history.show(task_id, viewer, updates_max, after)
 
     async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
         return await self._history.tree(root, viewer)

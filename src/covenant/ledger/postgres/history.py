@@ -153,13 +153,16 @@ class History:
         rows = await self.rows("of_tenant", tenant=tenant, count=limit, simple=simple)
         return tuple(map(_task_row, rows))
 
-    async def show(self, task_id: TaskId, viewer: PublicKey | None, updates_max: int) -> TaskDetail | None:
+    async def show(
+        self, task_id: TaskId, viewer: PublicKey | None, updates_max: int, after: int | None = None
+    ) -> TaskDetail | None:
         async with self._connections.snapshot() as db:
             found = await _rows(db, "task", task_id=task_id, viewer=viewer)
             if not found:
                 return None
             row = found[0]
-            updates = await _rows(db, "updates", no=row["no"], count=updates_max)
+            until = after + updates_max if after is not None else row["generation"]
+            updates = await _rows(db, "updates", no=row["no"], count=updates_max, after=after or 0, until=until)
             handovers = await _rows(db, "handovers", no=row["no"])
         rest = decode_rest(row["rest"])
         return TaskDetail(

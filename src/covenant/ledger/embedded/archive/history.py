@@ -185,7 +185,9 @@ class History:
     async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
         return await self._ask(_results, RECENT_RESULTS[viewer is not None], viewer=viewer, limit=limit)
 
-    async def show(self, task_id: TaskId, viewer: PublicKey | None, updates_max: int) -> TaskDetail | None:
+    async def show(
+        self, task_id: TaskId, viewer: PublicKey | None, updates_max: int, after: int | None = None
+    ) -> TaskDetail | None:
         """None if the task is unknown, or the viewer has no part in it."""
         return await self._find(
             _shown,
@@ -193,6 +195,8 @@ class History:
             task_id=task_id,
             viewer=viewer,
             updates_max=updates_max,
+            after=after or 0,
+            until=after + updates_max if after is not None else None,
             leases_max=LEASES_SHOWN_MAX,
             **self._here,
         )

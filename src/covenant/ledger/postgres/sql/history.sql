@@ -75,7 +75,7 @@ WHERE
 
 -- :updates
 SELECT generation, ts_ms, body FROM events
-WHERE no = :no AND generation > 0
+WHERE no = :no AND generation > :after AND generation <= :until
 ORDER BY n DESC
 LIMIT :count
 

@@ -76,7 +76,10 @@ SELECT
             FROM (
                 SELECT * FROM (
                     SELECT u.generation, u.kind, u.ts_ms, u.body FROM updates AS u
-                    WHERE u.task_no = t.task_no
+                    WHERE
+                        u.task_no = t.task_no
+                        AND u.generation > :after
+                        AND (:until IS NULL OR u.generation <= :until)
                     UNION ALL
                     SELECT
                         json_extract(u.value, '$[0]'),
@@ -84,6 +87,9 @@ SELECT
                         json_extract(u.value, '$[2]'),
                         json_extract(u.value, '$[3]')
                     FROM json_each(packed_updates(p.pack)) AS u
+                    WHERE
+                        json_extract(u.value, '$[0]') > :after
+                        AND (:until IS NULL OR json_extract(u.value, '$[0]') <= :until)
                     ORDER BY generation DESC
                     LIMIT :updates_max
                 )
