@@ -19,7 +19,7 @@ from covenant.model.task import Result, ResultStatus
 from covenant.worker import WorkerJob
 from tests.cli.daemons import Daemon
 from tests.places import short_folder
-from tests.waits import BOUND_S, until
+from tests.waits import BOUND_S, LONGER_S, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -33,10 +33,10 @@ class Site:
         self.token = daemon.json("identities", "enroll", "helper@default")["token_b58"]
         self.operator = (daemon.home / "operator.token").read_text().strip()
 
-    async def rpc(self, method: str, params: dict[str, Any]) -> Any:
+    async def rpc(self, method: str, params: dict[str, Any], agent: str = "helper") -> Any:
         async with httpx2.AsyncClient(timeout=BOUND_S, trust_env=False) as http:
             answer = await http.post(
-                f"{self.daemon.url}/v1/a2a/agents/helper",
+                f"{self.daemon.url}/v1/a2a/agents/{agent}",
                 json={"jsonrpc": "2.0", "id": 1, "method": method, "params": params},
                 headers={"authorization": f"Bearer {self.operator}"},
             )
@@ -44,18 +44,18 @@ class Site:
         assert "result" in found, found
         return found["result"]
 
-    async def send(self, text: str, **more: Any) -> dict[str, Any]:
+    async def send(self, text: str, agent: str = "helper", **more: Any) -> dict[str, Any]:
         """The task, as a blocking send answers with it."""
         message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": text}], **more.pop("message", {})}
-        result = await self.rpc("SendMessage", {"message": message, **more})
+        result = await self.rpc("SendMessage", {"message": message, **more}, agent)
         task: dict[str, Any] = result["task"]
         return task
 
-    async def chunks(self, task_id: str) -> list[tuple[str, bool]]:
+    async def chunks(self, task_id: str, agent: str = "helper") -> list[tuple[str, bool]]:
         """The text of a task that has ended as its stream tells it: each chunk, and whether it is the last."""
         async with httpx2.AsyncClient(timeout=BOUND_S, trust_env=False) as http:
             answer = await http.post(
-                f"{self.daemon.url}/v1/a2a/agents/helper",
+                f"{self.daemon.url}/v1/a2a/agents/{agent}",
                 json={"jsonrpc": "2.0", "id": 1, "method": "tasks/resubscribe", "params": {"id": task_id}},
                 headers={"authorization": f"Bearer {self.operator}"},
             )
@@ -137,6 +137,22 @@ async def test_the_text_of_a_worker_over_plain_http_ends_with_its_last_chunk(sit
     assert await site.chunks(sent["id"]) == [("HEL", False), ("LO", closed)] + ([] if closed else [("", True)])
     task = await site.rpc("GetTask", {"id": sent["id"]})
     assert [part["text"] for part in task["artifacts"][0]["parts"]] == ["HELLO"]
+
+
+async def test_the_text_of_a_turn_that_times_out_ends_with_its_last_chunk(site: Site, tmp_path: Path) -> None:
+    says = """echo '{"type": "assistant", "text": "I am"}'; exec sleep 3600"""
+    definition = tmp_path / "hanging.json"
+    said: list[tuple[str, bool]] = []
+    for seconds in LONGER_S:  # a busy machine may need more of it until the program has said something
+        agent = f"hanging-{seconds:.0f}"
+        program = {"kind": "process", "command": ["sh", "-c", says], "timeout_ms": int(seconds * 1_000)}
+        definition.write_text(json.dumps(program))
+        site.daemon.json("agents", "add", agent, "--file", str(definition))
+        task = await site.send("hang", agent)
+        assert (task["status"]["state"], text_of(task)) == ("TASK_STATE_FAILED", "Task timed out")
+        if said := await site.chunks(task["id"], agent):
+            break
+    assert said == [("I am", False), ("", True)]
 
 
 async def test_what_only_mcp_blocks_have_passes_through_a2a_both_ways(site: Site) -> None:
