@@ -14,15 +14,30 @@ from tests.cli.daemons import COVENANT, Daemon, environment
 from tests.waits import BOUND_S, until
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
-BACKUP, FINDING, REPAIRING, DEPLOYS, RETENTION = (
+BACKUP, FINDING, REPAIRING, DEPLOYS, RETENTION, LISTING, FOLLOWING, STUCK, COMPLETION = (
     GUIDE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    for title in ("Backup and restore", "Finding tasks", "Repairing many", "Deploys", "Retention")
+    for title in (
+        "Backup and restore",
+        "Finding tasks",
+        "Repairing many",
+        "Deploys",
+        "Retention",
+        "Find tasks",
+        "Why did this task fail?",
+        "A task is stuck in flight",
+        "Completion",
+    )
 )
 MOUNTED = "/mnt/segments"
 
 
 def blocks(language: str, section: str = BACKUP) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+
+
+def lines(section: str) -> list[str]:
+    """The commands that stand indented in a section."""
+    return re.findall(r"^    (covenant .*)$", section, re.MULTILINE)
 
 
 def typed(text: str, folder: Path, home: Path, **more: str) -> str:
@@ -94,6 +109,54 @@ def test_tasks_are_found_counted_and_repaired_as_the_guide_says_also_after_a_kil
         assert found(typed(queries, short_path, home, url=daemon.url))[0]["total"] == 0
     finally:
         daemon.stop()
+
+
+def test_tasks_are_listed_canceled_and_followed_by_the_commands_of_the_guide(short_path: Path) -> None:
+    home = short_path / "home"
+    daemon = Daemon(home)
+    try:
+        daemon.json("agents", "add", "clerk", "--kind", "worker")
+        daemon.json("capabilities", "grant", "a2a.send.clerk@default")
+        ids = [daemon.json("a2a", "send", "--to", "clerk@default", f"invoice {n}")["task_id"] for n in range(2)]
+        *listed, dry, earnest = lines(LISTING)
+        assert [command.split()[2] for command in listed] == ["list", "list", "list", "export"]
+        failed, queued, *_ = (typed(each, short_path, home) for each in listed)
+        assert (failed, queued) == ("", "2\n")
+        assert (short_path / "tasks.csv").read_text().startswith("task_id,")
+        assert (short_path / "tasks.jsonl").read_text() == ""
+        assert typed(dry, short_path, home).splitlines()[-1] == "matched 2 task(s), changed 0"
+        assert typed(earnest, short_path, home).splitlines()[-1] == "matched 2 task(s), changed 2"
+        log, followed, shown, audit = (each.replace("TASK_ID", ids[0][:8]) for each in lines(FOLLOWING))
+        for command in (log, followed, shown):
+            typed(command, short_path, home)
+        assert "sent twice" in typed(audit.replace("--follow", ""), short_path, home)
+    finally:
+        daemon.stop()
+
+
+def test_a_stuck_task_is_repaired_by_the_commands_of_the_guide(short_path: Path) -> None:
+    home = short_path / "home"
+    daemon = Daemon(home)
+    try:
+        daemon.json("identities", "enroll", "clerk@host")
+        for name in ("a2a.send.clerk@host", "a2a.repair.requeue", "a2a.repair.force_error"):
+            daemon.json("capabilities", "grant", name)
+        task_id = daemon.json("a2a", "send", "--to", "clerk@host", "dig")["task_id"]
+        show, *repairs = lines(STUCK)
+        assert task_id in typed(show.replace("TASK_ID", task_id), short_path, home)
+        for command, state in zip(repairs, ("queued", "result_pending"), strict=True):
+            lease_id = daemon.json("a2a", "next", "--all")["lease"]["lease_id"]
+            typed(command.replace("TASK_ID", task_id).replace("LEASE_ID", lease_id), short_path, home)
+            assert daemon.json("a2a", "show", task_id)["state"] == state
+    finally:
+        daemon.stop()
+
+
+def test_the_scripts_of_the_shells_are_written_where_the_guide_says(short_path: Path) -> None:
+    for command in lines(COMPLETION):
+        shell, _, file = command.partition(" > ")
+        assert file
+        assert "_COVENANT_COMPLETE" in typed(shell, short_path, short_path / "home")
 
 
 def found(said: str) -> list[dict[str, Any]]:
