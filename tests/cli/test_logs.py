@@ -47,7 +47,8 @@ def plainly(turn):
 @looped
 async def on_the_loop(turn):
     write(turn)
-    await asyncio.gather(*(asyncio.to_thread(print, f"thread {n}") for n in range(2)))
+    for n in range(2):  # one after the other: the texts of two prints may stand in one line
+        await asyncio.to_thread(print, f"thread {n}")
     return "done"
 
 

@@ -34,8 +34,6 @@ TEXT_SCAN_MAX: Final = 1_000
 """The same where the intent must be read, which is unpacked for it. About 20 ms, in a thread of its own."""
 COUNT_MAX: Final = 100_000
 """How many tasks are counted one by one."""
-PAGE_BYTES_MAX: Final = 8 << 20
-"""From here on no further task is put on a page: excerpts are made of the whole texts."""
 PREFIX_MIN: Final = 4
 """A shorter beginning of an id leaves too many: it is a filter like others."""
 
