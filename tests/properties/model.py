@@ -37,6 +37,8 @@ class Piece:
     update_generation: int = 0
     written: set[str] = field(default_factory=set)
     artifacts: dict[str, str] = field(default_factory=dict)
+    open: bool = False
+    """Whether its holder has written a text: whatever ends the attempt closes that first."""
     said: dict[str, int] = field(default_factory=dict)
     """The last messages to it, and the generation of each."""
     kept: int = 0
@@ -121,7 +123,7 @@ class Model:
         piece.lease = lease
         piece.turn_started_ms = now_ms if piece.turn_started_ms is None else piece.turn_started_ms
         piece.update_no = 0
-        piece.written = set()
+        piece.written, piece.open = set(), False
 
     def held(self, id_: str, lease: str) -> Piece:
         piece = self.pieces[id_]
@@ -159,6 +161,7 @@ class Model:
             before = piece.artifacts.get(name, "") if append and name in piece.written else ""
             piece.artifacts[name] = before + text
             piece.written.add(name)
+            piece.open = True
         return piece.generation, False
 
     def park(self, id_: str, lease: str) -> None:
@@ -216,6 +219,7 @@ class Model:
             raise No("lease_id_required")
         if lease is not None and lease != piece.lease:
             raise No("stale_lease")
+        self._close(piece)
         if piece.kept and result[0] != "error":
             piece.generation += 1  # what it came to is a message of the task
             self._turn(piece)
@@ -267,6 +271,7 @@ class Model:
     def end(self, piece: Piece, result: Result, cause: str) -> None:
         key = piece.key
         leads = key is not None and self.leaders.get(key) == piece.id
+        self._close(piece)
         self._settle(piece, result, cause)
         if key is None:
             return
@@ -295,6 +300,11 @@ class Model:
         piece.state, piece.result, piece.cause = "result_pending", result, cause
         piece.generation += 1
         self.results.append(piece.id)
+
+    def _close(self, piece: Piece) -> None:
+        if piece.open and piece.state == "in_flight":
+            piece.generation += 1
+            piece.open = False
 
     def _back(self, piece: Piece) -> None:
         self.held_longest.remove(piece.id)
