@@ -628,6 +628,7 @@ VALUES: dict[str, object] = {
     "task_id": task_id(1),
     "root": task_id(1),
     "updates_max": 10,
+    "until": None,
     "leases_max": 10,
     "depth_max": 64,
     "nodes_max": 100,
