@@ -5,6 +5,7 @@ The forms work without any script. What they do is an operation of the operator 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
@@ -69,18 +70,18 @@ class ActContext(NamedTuple):
         return next_path(asked) if asked else otherwise
 
 
-class Act:
+class Act(ABC):
     """A verb. `kind` is the operation that decides whether a role may do it at all."""
 
     kind: str
     action: str | None = None
     """The grant that the operation asks for, where it asks for one."""
 
-    async def form(self, context: ActContext) -> ActForm:
-        raise NotImplementedError
+    @abstractmethod
+    async def form(self, context: ActContext) -> ActForm: ...
 
-    async def act(self, context: ActContext) -> ActDone:
-        raise NotImplementedError
+    @abstractmethod
+    async def act(self, context: ActContext) -> ActDone: ...
 
     def missing_action(self, context: ActContext) -> str | None:  # noqa: ARG002  (some look at the form)
         return self.action

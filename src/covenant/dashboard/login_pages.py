@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from contextlib import suppress
 from typing import Final
 from urllib.parse import quote
@@ -55,11 +56,11 @@ class EntryPage(PageEndpoint):
         with suppress(Unauthenticated):
             self._sessions.end(await self._session(scope))
 
-    async def _open(self, given: dict[str, str], where: str) -> tuple[UiSession, str]:
-        raise NotImplementedError
+    @abstractmethod
+    async def _open(self, given: dict[str, str], where: str) -> tuple[UiSession, str]: ...
 
-    def _page(self, to: str, refused: str = "") -> FormPage:
-        raise NotImplementedError
+    @abstractmethod
+    def _page(self, to: str, refused: str = "") -> FormPage: ...
 
 
 class LoginPage(EntryPage):

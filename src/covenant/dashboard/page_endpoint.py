@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final
 from urllib.parse import parse_qsl
@@ -31,7 +32,7 @@ METHODS: Final = ("GET", "HEAD", "POST")
 _HTML: Final[Header] = (b"content-type", b"text/html; charset=utf-8")
 
 
-class PageEndpoint(Endpoint):
+class PageEndpoint(Endpoint, ABC):
     """A page for GET and for POST. A refusal is a page, too."""
 
     def __init__(self, name: str, api: ApiContext, sessions: Sessions, base_url: BaseUrl) -> None:
@@ -49,11 +50,11 @@ class PageEndpoint(Endpoint):
         else:
             await self._get(scope, send)
 
-    async def _get(self, scope: Scope, send: Send) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _get(self, scope: Scope, send: Send) -> None: ...
 
-    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
     async def _session(self, scope: Scope) -> UiSession:
         return await self._sessions.find(read_cookie(scope, self._base_url))
