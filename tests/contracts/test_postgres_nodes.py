@@ -12,7 +12,7 @@ from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.machine.commands import Accept, CancelOrphans, LeasedTask, Starter
 from covenant.ledger.machine.identity_commands import Enroll, RevokeGrant, RevokeIdentity
 from covenant.ledger.postgres import nodes
-from covenant.ledger.postgres.engine import PostgresLedger
+from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.model.errors import Refusal, Unavailable
 from covenant.model.grant import send_actions
 from covenant.model.ids import TaskId

@@ -13,7 +13,7 @@ import pytest
 from covenant.agents.api import Agent, Turn
 from covenant.daemon.home import KEY_NAME, TOKEN_NAME, UnsafeHome
 from covenant.ledger.postgres.migrations import NotDurable
-from covenant.ledger.postgres.open import DatabaseUnusable
+from covenant.ledger.postgres.open_postgres import DatabaseUnusable
 from covenant.model.errors import HomeLocked, SettingsError
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.ledger_contract.postgres_server import Databases, at, databases

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.postgres.engine import PostgresLedger
-from covenant.ledger.postgres.open import open_postgres_ledger
+from covenant.ledger.postgres.open_postgres import open_postgres_ledger
+from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.model.settings import Limits
 from tests.ledger_contract.embedded_engine import NODE
 from tests.ledger_contract.fake_clock import FakeClock

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from covenant.prove.command import main
-from covenant.prove.options import OPTIONS
+from covenant.prove.command_options import OPTIONS
 from covenant.prove.runner import ROWS
 from tests.prove.conftest import CARD, ROOT, TINY, rows
 from tests.waits import BOUND_S, until

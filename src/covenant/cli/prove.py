@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from covenant.cli.terminal import json_shape
-from covenant.prove.options import MEANING, OPTIONS, Option
+from covenant.prove.command_options import MEANING, OPTIONS, Option
 
 
 def _click_option(option: Option) -> click.Option:

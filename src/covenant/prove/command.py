@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.prove.options import OPTIONS, make_parser
+from covenant.prove.command_options import OPTIONS, make_parser
 from covenant.prove.report import finding_lines, junit, summary
 from covenant.prove.runner import ROWS, Finding, Report, Target, prove
 from covenant.prove.trial import Extent

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.prove.client import Client, ServerUnreachable
+from covenant.prove.a2a_client import Client, ServerUnreachable
 from covenant.prove.protocol import Binding, Interface, ServerRefused, Version, read_interfaces
-from covenant.prove.push_rows import PUSH_ROWS
 from covenant.prove.sender_rows import SENDER_ROWS
 from covenant.prove.server import ServerUnderTest, StartFailed
 from covenant.prove.stream_rows import STREAM_ROWS
 from covenant.prove.task_rows import TASK_ROWS
 from covenant.prove.trial import Broken, Extent, NotChecked, NotOffered, Outcome, Row, Trial
+from covenant.prove.webhook_rows import PUSH_ROWS
 
 ROWS: Final = (*TASK_ROWS, *STREAM_ROWS, *PUSH_ROWS, *SENDER_ROWS)
 

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from typing import Any, Final
 
-from covenant.prove.client import Client, ServerUnreachable
+from covenant.prove.a2a_client import Client, ServerUnreachable
 from covenant.prove.protocol import Interface, ServerRefused, TaskSeen, Version, read_interfaces
 from covenant.prove.trial import Broken, NotChecked, NotOffered, Row, Trial
 

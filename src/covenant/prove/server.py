@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from covenant.prove.client import ServerUnreachable, fetch_card
+from covenant.prove.a2a_client import ServerUnreachable, fetch_card
 from covenant.prove.protocol import ServerRefused
 
 POLL_S: Final = 0.05

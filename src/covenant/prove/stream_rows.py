@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Final
 
-from covenant.prove.client import ServerUnreachable
+from covenant.prove.a2a_client import ServerUnreachable
 from covenant.prove.protocol import EventSeen, ServerRefused, TaskSeen
 from covenant.prove.trial import Assembly, Broken, NotOffered, Row, Trial, counted, gap_or_repeat
 

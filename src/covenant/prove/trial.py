@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from covenant.prove.client import Client, ServerUnreachable
+from covenant.prove.a2a_client import Client, ServerUnreachable
 from covenant.prove.protocol import TERMINAL, EventSeen, ServerRefused, TaskSeen
 from covenant.prove.server import ServerUnderTest
 

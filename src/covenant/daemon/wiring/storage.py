@@ -176,7 +176,7 @@ async def _open_shared(settings: Settings, clocks: Clocks) -> Ledger:
     if settings.retention.tenant_bytes:
         raise SettingsError("retention.tenant_bytes does not work with ledger.url yet; give retention.task_hours alone")
     try:
-        postgres = await asyncio.to_thread(import_module, "covenant.ledger.postgres.open")
+        postgres = await asyncio.to_thread(import_module, "covenant.ledger.postgres.open_postgres")
     except ImportError as error:
         raise SettingsError(
             f"ledger.url needs the extra `postgres`: {install_command('postgres')} ({error})"

@@ -39,12 +39,12 @@ from covenant.ledger.postgres.batch_writer import BatchWriter
 from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.found_rows import count_lanes, find_tasks
-from covenant.ledger.postgres.history import History
 from covenant.ledger.postgres.news import Topics
 from covenant.ledger.postgres.nodes import Membership
 from covenant.ledger.postgres.registers import Registers
 from covenant.ledger.postgres.step_follower import StepFollower
 from covenant.ledger.postgres.stored_task import column, decode_head, decode_rest
+from covenant.ledger.postgres.task_history import History
 from covenant.ledger.watchers import KeyedWakeups, QueueWaiter, QueueWaiters, TaskWatch, TaskWatchers, step_of
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.grant import AuditReport, Grant, Identity

@@ -9,9 +9,9 @@ import asyncpg
 
 from covenant.ledger.clock import PAUSE_MS, Clock, Uuids
 from covenant.ledger.postgres.connections import UNAVAILABLE, Connections
-from covenant.ledger.postgres.engine import PostgresLedger
 from covenant.ledger.postgres.migrations import LEVEL, check_durability, migrate
 from covenant.ledger.postgres.nodes import LEASE_MS
+from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.ledger.postgres.sql import statement
 from covenant.model.errors import CovenantError
 from covenant.model.grant import GENESIS
