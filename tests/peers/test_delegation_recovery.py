@@ -428,7 +428,7 @@ async def test_a_provider_that_says_it_used_more_than_agreed_is_stopped(tmp_path
         view = await rita.ended(task_id)
         assert said(view) == "budget_exceeded: 101 tokens were used, and 100 were agreed"
         delegation = await rita.delegation(task_id)
-        assert (delegation.state, delegation.overspent, delegation.code) == (CANCELLED, True, "budget_exceeded")
+        assert (delegation.state, delegation.overspent, delegation.code) == (FAILED, True, "budget_exceeded")
         assert (await paul.works())[0].state is CANCELLED
 
 
@@ -447,7 +447,7 @@ async def test_a_provider_that_takes_more_than_was_offered_is_stopped(tmp_path: 
         await claiming(paul, greedy)
         assert said(await rita.ended(task_id)).startswith("terms_exceeded")
         delegation = await rita.delegation(task_id)
-        assert (delegation.state, delegation.code, delegation.budget) == (CANCELLED, "terms_exceeded", 100)
+        assert (delegation.state, delegation.code, delegation.budget) == (FAILED, "terms_exceeded", 100)
 
 
 def forged(paul: PeerUnderTest, **more: Any) -> Callable[[Delegation], tuple[tuple[str, ...], Any, DelegationChanges]]:
@@ -496,5 +496,5 @@ async def test_a_result_that_is_not_proven_or_cost_too_much_is_not_believed(
         assert view.state is TaskState.FAILED
         assert said(view).startswith(code)
         delegation = await rita.delegation(task_id)
-        assert (delegation.state, delegation.code) == (COMPLETED, code)
+        assert (delegation.state, delegation.code) == (FAILED, code)
         assert bool(delegation.broken) is (code == "proof_broken")

@@ -18,6 +18,7 @@ from covenant.ledger.machine.peer_commands import MoveParcels
 from covenant.model.errors import Conflict, Refusal
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import (
+    CANCELLED,
     ENDED,
     FAILED,
     LOST,
@@ -252,7 +253,8 @@ class Town:
         for task_id in self.tasks:
             our, their = await self.rita.delegation(task_id), theirs[task_id]
             assert (our.said, our.heard) == (their.heard, their.said)
-            given_up = our.state is TIMEOUT or (our.state is FAILED and our.code == "provider_lost")
+            # A task that was canceled here stays so, whatever its provider made of it before it heard.
+            given_up = our.state in (TIMEOUT, CANCELLED) or (our.state is FAILED and our.code == "provider_lost")
             assert given_up or our.state is their.state, (our.state, their.state)
             assert our.broken == ()
 

@@ -56,7 +56,6 @@ class PeerRequester(Protocol):
         self, task: Task, target: Target, told: Callable[[tuple[SecretFinding, ...]], None]
     ) -> Delegation: ...
     def follow(self, offer_id: str) -> AsyncIterator[Delegation]: ...
-    def take(self, offer_id: str) -> None: ...
     async def withdraw(self, offer_id: str, reason: str) -> None: ...
 
 
@@ -76,7 +75,6 @@ class PeerAgent:
             if await self._requester.delegation(job.task.id) is None:
                 await self._offer(job, target)
             self._conclude(job, await self._ended(job))
-            self._requester.take(job.task.id)
         except Refusal as refusal:
             _fail(job, refusal.code, refusal.message)
         except asyncio.CancelledError:

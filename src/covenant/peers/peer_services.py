@@ -24,16 +24,13 @@ from covenant.model.content import Text
 from covenant.model.errors import Conflict, CovenantError, Invalid, NotFound, Refusal
 from covenant.model.ids import AgentId, TaskId, parse_task_id
 from covenant.model.peers.delegation import (
-    CANCELLED,
-    COMPLETED,
-    FAILED,
     OFFERED,
+    OUTCOMES,
     PROOF,
     Delegation,
     DelegationBegun,
     DelegationEvidence,
     DelegationRole,
-    DelegationState,
     LoggedMessage,
     Peer,
     PeerCapabilities,
@@ -52,7 +49,7 @@ from covenant.peers.discovery.candidates import Candidate
 from covenant.peers.discovery.discovery_service import Discovery, DiscoveryMethod
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.provider.provider_service import Provider
-from covenant.peers.requester.requester_service import Requester
+from covenant.peers.requester.requester_service import Requester, task_outcome
 from covenant.peers.transport.inbox import Inbox
 from covenant.peers.transport.outbox_sender import OutboxSender
 from covenant.wire.peers import DelegateRequest
@@ -222,12 +219,6 @@ class PeerServices:
 
 
 STEPS_MAX: Final = 1_000
-_STATES: Final[dict[TaskState, DelegationState]] = {
-    TaskState.COMPLETED: COMPLETED,
-    TaskState.FAILED: FAILED,
-    TaskState.REJECTED: FAILED,
-    TaskState.CANCELED: CANCELLED,
-}
 
 
 class PeerAdmin(PeerService):
@@ -353,15 +344,13 @@ class PeerAdmin(PeerService):
 
     async def delegations(self) -> Sequence[Delegation]:
         await self._ledger.durable()
-        return await self._ledger.delegations()
+        return [await self._services.requester.shown(each) for each in await self._ledger.delegations()]
 
     async def find_delegation(self, named: str) -> Delegation:
         found = await self._ledger.delegation_of(TaskId(named))
-        if found is not None:
-            return found
-        for each in await self._ledger.delegations():
-            if named in (each.offer_id, each.delegation_id):
-                return each
+        for each in (found,) if found is not None else await self._ledger.delegations():
+            if each is found or named in (each.offer_id, each.delegation_id):
+                return await self._services.requester.shown(each)
         raise unknown_delegation(named)
 
     async def standing(self, named: str) -> Delegation:
@@ -380,7 +369,7 @@ class PeerAdmin(PeerService):
             offer_id=view.task.id,
             task_id=view.task.id,
             profile=target.profile or "",
-            state=_STATES.get(view.state, OFFERED),
+            state=OUTCOMES[task_outcome(view)] if view.state.terminal else OFFERED,
             budget=target.budget or self._settings.budget_default,
             timeout_ms=view.task.timeout_ms or self._settings.timeout_ms,
             made_at_ms=view.created_at_ms,
@@ -404,7 +393,7 @@ class PeerAdmin(PeerService):
         await self._ledger.commit(
             Cancel(task_id=delegation.task_id, by=by, reason=reason or "canceled by the operator")
         )
-        return await self._ledger.delegation(delegation.key) or await self.standing(named)
+        return await self.standing(named)
 
     async def offer_again(self, by: AgentId, named: str) -> Delegation:
         return await self._services.requester.offer_again(by, (await self._asked_for(named)).offer_id)

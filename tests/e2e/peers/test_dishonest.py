@@ -148,7 +148,7 @@ def test_a_result_whose_proof_does_not_hold_is_not_a_success(
     carl.say(pair.alice, told)
     ended = pair.alice.ended(offer.offer_id)
     assert broken in ended["delegation"]["broken"]
-    assert ended["delegation"]["code"] == "proof_broken"
+    assert (ended["delegation"]["state"], ended["delegation"]["code"]) == ("failed", "proof_broken")
     assert "result" not in ended
     assert pair.alice.task(offer.offer_id)["a2a_state"] == "failed"
 

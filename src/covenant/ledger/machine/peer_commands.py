@@ -132,6 +132,7 @@ class DelegationChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     broken: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     redacted: int | msgspec.UnsetType = msgspec.UNSET
     result: DelegationResult | msgspec.UnsetType | None = msgspec.UNSET
+    settled: bool | msgspec.UnsetType = msgspec.UNSET
     proof: Proof | msgspec.UnsetType | None = msgspec.UNSET
 
 

@@ -149,6 +149,8 @@ _REQUESTER: Final = _table(
         "silence": dict.fromkeys((OFFERED, ACCEPTED, RUNNING), LOST),
         "force_error": {LOST: FAILED, CANCELLING: CANCELLED},
         "timeout": dict.fromkeys((OFFERED, ACCEPTED, RUNNING), TIMEOUT),
+        # Its task has ended otherwise than its provider said: a delegation is what its task is.
+        **{f"task_{what}": dict.fromkeys((REJECTED, *OUTCOMES.values()), after) for what, after in OUTCOMES.items()},
     },
 )
 _PROVIDER: Final = _table(
@@ -262,6 +264,8 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """While it has not ended, or its result was not taken: to be offered again, and to be proven."""
     result: DelegationResult | None = None
     """The requester's, until its task has taken it."""
+    settled: bool = False
+    """The requester's: its task has ended too, and the state is what became of that."""
     proof: Proof | None = None
 
     @classmethod

@@ -35,6 +35,7 @@ from covenant.model.peers.delegation_messages import (
     DelegationAccept,
     DelegationCancel,
     DelegationOffer,
+    DelegationOutcome,
     DelegationReject,
     DelegationResult,
     StatusReport,
@@ -277,9 +278,14 @@ def check_status(incoming: IncomingMessage, delegation: Delegation, report: Stat
 
 
 async def check_result(
-    incoming: IncomingMessage, delegation: Delegation, result: DelegationResult, *, us: InstanceId, wanted: bool
+    incoming: IncomingMessage,
+    delegation: Delegation,
+    result: DelegationResult,
+    *,
+    us: InstanceId,
+    task: DelegationOutcome | None,
 ) -> ReceiveFromPeer:
-    """`wanted`: its task here still waits for it."""
+    """`task`: how its task here has ended; None while that waits for the result."""
     broken = await _broken(delegation, result, us)
     usage = _used(delegation, result.token_usage)
     overspent = delegation.overspent or usage.total > delegation.budget
@@ -303,10 +309,14 @@ async def check_result(
         overspent=overspent,
         broken=broken,
         # A task that has ended here takes nothing any more.
-        result=result if wanted else None,
+        result=result if task is None else None,
+        settled=task is not None,
         proof=result.proof,
     )
-    return _hear(incoming, delegation, (f"result_{result.status}",), changes)
+    # What was told to stop for its own fault has failed, though it calls itself cancelled.
+    at_fault = broken or overspent or (delegation.code is not None and result.status == "cancelled")
+    outcome = task or ("failed" if at_fault else result.status)
+    return _hear(incoming, delegation, (f"result_{outcome}",), changes)
 
 
 async def _broken(delegation: Delegation, result: DelegationResult, us: InstanceId) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from covenant.exchange.tasks.reader import TaskReader
 from covenant.ledger.machine.decisions.peers import unknown_delegation
 from covenant.ledger.machine.peer_commands import (
     DelegationChanges,
@@ -32,21 +33,26 @@ from covenant.model.peers.delegation import (
     CANCELLING,
     LOST,
     OFFERED,
+    OUTCOMES,
     RUNNING,
+    STATUS,
     Delegation,
     DelegationKey,
     DelegationRole,
+    DelegationState,
 )
 from covenant.model.peers.delegation_messages import (
     DelegationAccept,
     DelegationCancel,
     DelegationOffer,
+    DelegationOutcome,
     DelegationReject,
     DelegationResult,
     StatusReport,
 )
 from covenant.model.peers.instance import InstanceId
-from covenant.model.task import Target, Task
+from covenant.model.task import Cause, Target, Task
+from covenant.model.task_view import TaskState, TaskView
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.message_redaction import outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
@@ -72,6 +78,21 @@ log = logging.getLogger(__name__)
 replace = msgspec.structs.replace
 
 
+def task_outcome(view: TaskView) -> DelegationOutcome:
+    """How a task has ended, in the words of delegations. A time-out is one by its cause, whoever ended the task."""
+    code = view.result.metadata.get("code") if view.result is not None and view.result.metadata else None
+    if view.state is TaskState.COMPLETED:
+        return "completed"
+    if view.state is TaskState.CANCELED:
+        return "cancelled"
+    return "timeout" if view.cause in (Cause.TIMEOUT, Cause.DEADLINE) or code == "timeout" else "failed"
+
+
+def _settled_as(state: DelegationState, outcome: DelegationOutcome) -> DelegationState:
+    """A rejected one stays so where its task has failed by that."""
+    return state if STATUS[state] == outcome else OUTCOMES[outcome]
+
+
 class _Follower:
     __slots__ = ("moved", "seen", "task_id")
 
@@ -87,13 +108,15 @@ class Requester(PeerService):
     def __init__(self, context: PeerContext, directory: PeerDirectory) -> None:
         super().__init__(context)
         self._offers = OfferBuilder(context, directory)
+        self._tasks = TaskReader(context.ledger)
         self.peer = directory.find
         self.provider = self._offers.provider
         self.callee = self._offers.callee
         self._since_ms = self._now_ms()
         """Nobody is silent while we do not listen."""
         self._stopped = asyncio.Event()
-        self._taken: set[str] = set()
+        self._unsettled: set[str] = set()
+        """What has ended, while its task is not known to have."""
         self._followers: set[_Follower] = set()
         context.ledger.on_peer(self._wake)
 
@@ -160,10 +183,6 @@ class Requester(PeerService):
         if delegation is not None and not delegation.ended and not await self._waits(delegation):
             await self.cancel(offer_id, reason)
 
-    def take(self, offer_id: str) -> None:
-        """Its task has what came of it, or will as soon as that is on disk; from then on it is not kept here."""
-        self._taken.add(offer_id)
-
     # Following
 
     async def follow(self, offer_id: str) -> AsyncIterator[Delegation]:
@@ -204,7 +223,10 @@ class Requester(PeerService):
             return await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key))
         hear = await self._heard(incoming, delegation, message)
         try:
-            return await self._ledger.commit(hear)
+            heard = await self._ledger.commit(hear)
+            if heard.moved is not None and heard.moved.delegation.ended:
+                self._unsettled.add(delegation.offer_id)
+            return heard
         except Conflict as conflict:
             if conflict.code != "illegal_move":
                 raise
@@ -228,18 +250,40 @@ class Requester(PeerService):
             case StatusReport():
                 return check_status(incoming, delegation, message)
             case DelegationResult():
-                wanted = await self._waits(delegation)
-                return await check_result(incoming, delegation, message, us=self._keyring.id, wanted=wanted)
+                task = await self._task_outcome(delegation)
+                return await check_result(incoming, delegation, message, us=self._keyring.id, task=task)
+
+    # Its task
+
+    async def shown(self, delegation: Delegation) -> Delegation:
+        """As its task stands: what has ended has not for us, before its task has taken what came of it."""
+        if delegation.role is DelegationRole.PROVIDER or delegation.settled or not delegation.ended:
+            return delegation
+        outcome = await self._task_outcome(delegation)
+        if outcome is None:
+            return replace(delegation, state=RUNNING)
+        return replace(delegation, state=_settled_as(delegation.state, outcome))
 
     async def _waits(self, delegation: Delegation) -> bool:
         entry = await self._ledger.entry(delegation.task_id)
         return entry is not None and not entry.finished
 
+    async def _task_outcome(self, delegation: Delegation) -> DelegationOutcome | None:
+        """How its task has ended; None if it has not."""
+        if await self._waits(delegation):
+            return None
+        view = (await self._tasks.past(delegation.task_id)).view()
+        return task_outcome(view) if view is not None else "cancelled"
+
     # Silence
 
     async def run(self) -> None:
         # What an earlier run had in its hands when it ended.
-        self._taken |= {each.offer_id for each in await self._ledger.delegations() if each.result is not None}
+        self._unsettled |= {
+            each.offer_id
+            for each in await self._ledger.delegations()
+            if each.role is DelegationRole.REQUESTER and each.ended and not each.settled
+        }
         while not self._stopped.is_set():
             try:
                 await self.sweep()
@@ -253,7 +297,7 @@ class Requester(PeerService):
 
     async def sweep(self) -> int:
         """Find what is silent, over or not wanted any more. How many moved by that."""
-        await self._put_away()
+        await self._settle()
         moved, now_ms = 0, self._now_ms()
         for delegation in tuple(await self._ledger.delegations_live(DelegationRole.REQUESTER)):
             try:
@@ -263,14 +307,17 @@ class Requester(PeerService):
                 log.debug("peer.moved_meanwhile", extra={"offer_id": delegation.offer_id, "code": conflict.code})
         return moved
 
-    async def _put_away(self) -> None:
-        for offer_id in tuple(self._taken):
+    async def _settle(self) -> None:
+        for offer_id in tuple(self._unsettled):
             delegation = await self.delegation(offer_id)
             if delegation is not None and await self._waits(delegation):
                 continue
-            self._taken.discard(offer_id)
-            if delegation is not None and delegation.result is not None:
-                await self._tell(delegation, changes=DelegationChanges(result=None))
+            self._unsettled.discard(offer_id)
+            if delegation is not None and delegation.ended and not delegation.settled:
+                outcome = await self._task_outcome(delegation)
+                moved = outcome is not None and _settled_as(delegation.state, outcome) is not delegation.state
+                changes = DelegationChanges(result=None, settled=True)
+                await self._tell(delegation, *((f"task_{outcome}",) if moved else ()), changes=changes)
 
     async def _look_at(self, delegation: Delegation, now_ms: int) -> bool:
         settings, state = self._settings, delegation.state
@@ -320,7 +367,7 @@ class Requester(PeerService):
         if isinstance(message, DelegationCancel):
             cleared = await redact_aside(message, self._settings.redaction, delegation.key)
             message, changes = cleared.message, replace(changes, redacted=delegation.redacted + cleared.found)
-        return await self._ledger.commit(
+        moved = await self._ledger.commit(
             SendToPeer(
                 key=delegation.key,
                 happenings=happenings,
@@ -329,3 +376,6 @@ class Requester(PeerService):
                 by=by,
             )
         )
+        if moved.delegation.ended and not moved.delegation.settled:
+            self._unsettled.add(delegation.offer_id)
+        return moved

@@ -280,14 +280,16 @@ def _say(
 ) -> DelegationMoved:
     for each in said:
         delegation = _put_parcel(decide, delegation, each)
+    known = decide.view.delegation(delegation.key)
     if delegation.ended:
         if delegation.result is None:
             # A result that nobody has taken yet is still to be shown with what it answers.
             delegation = replace(delegation, offer=None)
-        _make_room(decide, delegation.key)
-    known = decide.view.delegation(delegation.key) is not None
+        if known is None or not known.ended:
+            _make_room(decide, delegation.key)
     # An offer can be large, and what is said of it is said often.
-    decide.add(DelegationPut(replace(delegation, offer=None) if known and not delegation.ended else delegation))
+    again = known is not None and not delegation.ended
+    decide.add(DelegationPut(replace(delegation, offer=None) if again else delegation))
     if by is not None:
         decide.audit(
             by,
