@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.cli.daemons import COVENANT, Daemon, covenant, environment, said_until
-from tests.waits import BOUND_S
+from tests.waits import BOUND_S, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 AGENTS = """
@@ -68,6 +68,28 @@ def get(daemon: Served, agent: str, task_id: str) -> dict[str, Any]:
     return task
 
 
+def stream(daemon: Daemon, agent: str, task_id: str) -> list[dict[str, Any]]:
+    """What a subscriber is sent, to the end."""
+    address = urlsplit(daemon.url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=BOUND_S)
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "SubscribeToTask", "params": {"id": task_id}})
+    token = (daemon.home / "operator.token").read_text().strip()
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", "A2A-Version": "1.0"}
+    try:
+        connection.request("POST", f"/v1/a2a/agents/{agent}", body, headers)
+        lines = connection.getresponse().read().decode().splitlines()
+        return [json.loads(line.removeprefix("data:"))["result"] for line in lines if line.startswith("data:")]
+    finally:
+        connection.close()
+
+
+def status_text(frame: dict[str, Any]) -> str:
+    (told,) = frame.values()
+    message = told.get("status", {}).get("message", {"parts": [{"text": ""}]})
+    text: str = message["parts"][0].get("text", "")
+    return text
+
+
 def begun(daemon: Daemon, agent: str) -> str:
     """A task whose agent has said something, on disk."""
     task_id: str = send(daemon, agent, "go", wait=False)["id"]
@@ -119,8 +141,12 @@ def test_a_killed_daemon_leaves_the_lease_in_flight_and_a_requeue_runs_the_secon
             task = get(daemon, "again", requeued)
         assert (task["status"]["state"], text_of(task)) == ("TASK_STATE_COMPLETED", "attempt 2")
         # The other waits for an operator, with what it had said.
+        until(lambda: "message" in get(daemon, "slow", held)["status"])
         task = get(daemon, "slow", held)
         assert (task["status"]["state"], text_of(task)) == ("TASK_STATE_WORKING", "attempt 1")
+        assert task["metadata"]["covenant.holder_lost"] == "worker lost, awaiting repair"
+        (part,) = task["status"]["message"]["parts"]
+        assert part["text"].startswith("interrupted: the daemon stopped while the agent worked; an operator decides by")
         assert daemon.json("capabilities", "grant", "a2a.repair.requeue")
         words = ("a2a", "requeue", held, "--reason", "the machine lost power", "--duplicate-risk", "operator-accepted")
         ran = daemon.run(*words)
@@ -128,6 +154,34 @@ def test_a_killed_daemon_leaves_the_lease_in_flight_and_a_requeue_runs_the_secon
         while task["status"]["state"] == "TASK_STATE_WORKING":
             task = get(daemon, "slow", held)
         assert (task["id"], text_of(task)) == (held, "attempt 2")
+    finally:
+        assert daemon.stop() == 0
+
+
+def test_held_work_of_a_killed_daemon_is_told_in_its_stream_and_fails_when_nobody_decides(
+    short_path: Path, file: Path
+) -> None:
+    home, hold = short_path / "home", ("--a2a-hold-ms", "3000")
+    daemon = Daemon(home, str(file), *hold)
+    held = begun(daemon, "slow")
+    assert daemon.stop(signal.SIGKILL) == -signal.SIGKILL
+    # Killed again while it holds the work: the hold goes on, and is told once.
+    daemon = Daemon(home, str(file), *hold)
+    until(lambda: "message" in get(daemon, "slow", held)["status"])
+    assert daemon.stop(signal.SIGKILL) == -signal.SIGKILL
+    daemon = Daemon(home, str(file), *hold)
+    try:
+        frames = stream(daemon, "slow", held)
+        said = [text for frame in frames if (text := status_text(frame)).startswith("interrupted: ")]
+        assert said[-1] == ("interrupted: the daemon stopped while the agent worked; no operator decided within 3 s")
+        task = get(daemon, "slow", held)
+        assert task["status"]["state"] == "TASK_STATE_FAILED"
+        assert text_of(task) == "attempt 1"
+        shown = daemon.json("a2a", "show", held)
+        assert shown["cause"] == "interrupted"
+        told = [update for update in shown["updates"] if update["kind"] == "status"]
+        assert len(told) == 1
+        assert len(shown["leases"]) == 1
     finally:
         assert daemon.stop() == 0
 

@@ -68,6 +68,20 @@ async def test_a_deadline_that_has_passed_by_a_clock_that_stays_set_expires_afte
     assert (await driver.sweep()).expired == (task_id(1),)
 
 
+@BOTH_WAYS
+async def test_a_hold_lasts_as_long_as_it_should_whatever_the_clock_is_set_to(
+    driver: LedgerDriver, step_ms: int
+) -> None:
+    await driver.interrupt(await driver.taken(make_task(1)), hold_ms=60 * MINUTE_MS)
+    driver.clock.advance(10 * MINUTE_MS)
+    driver.clock.step(step_ms)
+    assert (await driver.sweep()).interrupted == ()
+    driver.clock.advance(49 * MINUTE_MS)
+    assert (await driver.sweep()).interrupted == ()
+    driver.clock.advance(MINUTE_MS)
+    assert (await driver.sweep()).interrupted == (task_id(1),)
+
+
 async def test_a_clock_that_is_set_right_within_the_pause_has_cost_nothing(driver: LedgerDriver) -> None:
     await driver.send(make_task(1, deadline_ms=driver.clock() + 60 * MINUTE_MS))
     for step_ms in (DAY_MS, -DAY_MS):

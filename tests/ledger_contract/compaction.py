@@ -181,6 +181,15 @@ class CompactionSuite(RestartSuite):
         swept = await driver.sweep()
         assert (swept.expired, set(swept.timed_out)) == ((task_id(1),), {task_id(2), task_id(3)})
 
+    async def test_a_hold_is_kept(self, driver: LedgerDriver, restart: Restart) -> None:
+        await driver.interrupt(await driver.taken_here(make_task()), hold_ms=10)
+        await driver.ledger.compact()
+        driver = await restart(driver)
+        driver.clock.advance(9)
+        assert (await driver.sweep()).interrupted == ()
+        driver.clock.advance(1)
+        assert (await driver.sweep()).interrupted == (task_id(1),)
+
 
 async def _populate(driver: LedgerDriver) -> None:
     await give(driver, make_grant(ALICE, send_actions(BOB)[0], max_uses=5))

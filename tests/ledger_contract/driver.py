@@ -116,10 +116,10 @@ class LedgerDriver:
             Release(task_id=leased.task.id, holder=lease.leased_to, lease_id=lease.lease_id, reason=reason)
         )
 
-    async def interrupt(self, leased: LeasedTask, reason: str = "stopping") -> Lease:
+    async def interrupt(self, leased: LeasedTask, reason: str = "stopping", **how: Any) -> Lease:
         lease = leased.lease
         return await self.ledger.commit(
-            Interrupt(task_id=leased.task.id, holder=lease.leased_to, lease_id=lease.lease_id, reason=reason)
+            Interrupt(task_id=leased.task.id, holder=lease.leased_to, lease_id=lease.lease_id, reason=reason, **how)
         )
 
     async def report(
@@ -221,6 +221,7 @@ class LedgerDriver:
                 total.forgotten + swept.forgotten,
                 total.uncached + swept.uncached,
                 pushes=total.pushes + swept.pushes,
+                interrupted=total.interrupted + swept.interrupted,
             )
             if not swept.more:
                 return total

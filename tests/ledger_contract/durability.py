@@ -278,6 +278,18 @@ class DurabilitySuite(RestartSuite):
         messages = [result.error_message for result in await driver.drain(count=9)]
         assert sorted(map(str, messages)) == ["Task timed out", "deadline_exceeded"]
 
+    async def test_a_hold_goes_on_from_where_it_was(self, driver: LedgerDriver, restart: Restart) -> None:
+        await driver.interrupt(await driver.taken_here(make_task()), hold_ms=1_000)
+        driver.clock.advance(600)
+        driver = await restart(driver)
+        driver.clock.advance(399)
+        assert (await driver.sweep()).interrupted == ()
+        driver = await restart(driver)
+        driver.clock.advance(1)
+        assert (await driver.sweep()).interrupted == (task_id(1),)
+        driver = await restart(driver)
+        assert (await driver.show(task_id(1))).cause == "interrupted"
+
     async def test_identities_stay_known_and_revoked_ones_stay_out(
         self, driver: LedgerDriver, restart: Restart
     ) -> None:

@@ -85,6 +85,65 @@ class ExpirySuite(Suite):
         driver.clock.advance(1)
         assert (await driver.sweep()).timed_out == (task_id(1),)
 
+    async def test_interrupted_work_fails_when_no_operator_decides_in_time(self, driver: LedgerDriver) -> None:
+        leased = await driver.taken(make_task())
+        await driver.interrupt(leased, "the daemon stopped", hold_ms=60_000)
+        (said,) = [update.body for update in (await driver.show(task_id(1))).updates if update.kind == "status"]
+        assert said["text"] == (
+            "interrupted: the daemon stopped; an operator decides by 2023-11-14T22:14:20.000Z, or else the task fails"
+        )
+        driver.clock.advance(59_999)
+        assert (await driver.sweep()).interrupted == ()
+        driver.clock.advance(1)
+        assert (await driver.sweep()).interrupted == (task_id(1),)
+        shown = await check_generations(driver, task_id(1))
+        assert (shown.a2a_state, shown.cause) == ("failed", "interrupted")
+        (result,) = await driver.drain()
+        assert result.error_message == "interrupted: the daemon stopped; no operator decided within 60 s"
+        assert (await driver.sweep()).interrupted == ()
+
+    async def test_an_interruption_is_told_once_and_a_hold_is_not_prolonged(self, driver: LedgerDriver) -> None:
+        leased = await driver.taken(make_task())
+        await driver.interrupt(leased, hold_ms=1_000)
+        generation = (await driver.show(task_id(1))).generation
+        driver.clock.advance(600)
+        await driver.interrupt(leased, hold_ms=1_000)
+        assert (await driver.show(task_id(1))).generation == generation
+        driver.clock.advance(400)
+        assert (await driver.sweep()).interrupted == (task_id(1),)
+
+    @pytest.mark.parametrize("decided", ["requeued", "heard again", "without a bound", "by the next start"])
+    async def test_a_hold_that_is_over_or_has_no_bound_ends_nothing(self, driver: LedgerDriver, decided: str) -> None:
+        leased = await driver.taken(make_task())
+        if decided == "by the next start":
+            await driver.interrupt(leased, hold_ms=1_000, outlook="the work begins again")
+        else:
+            await driver.interrupt(leased, hold_ms=0 if decided == "without a bound" else 1_000)
+        if decided == "requeued":
+            await driver.requeue(task_id(1))
+            await driver.take_one()
+        elif decided == "heard again":
+            await driver.renew(leased)
+        driver.clock.advance(24 * 3_600_000)
+        assert (await driver.sweep()).interrupted == ()
+        assert (await driver.entry(task_id(1))).state is State.LEASED
+
+    async def test_work_that_is_interrupted_again_is_held_anew(self, driver: LedgerDriver) -> None:
+        await driver.interrupt(await driver.taken(make_task()), hold_ms=1_000)
+        await driver.requeue(task_id(1))
+        driver.clock.advance(900)
+        await driver.interrupt(await driver.take_one(), hold_ms=1_000)
+        driver.clock.advance(999)
+        assert (await driver.sweep()).interrupted == ()
+        driver.clock.advance(1)
+        assert (await driver.sweep()).interrupted == (task_id(1),)
+
+    async def test_a_timeout_goes_before_a_longer_hold(self, driver: LedgerDriver) -> None:
+        await driver.interrupt(await driver.taken(make_task(timeout_ms=500)), hold_ms=1_000)
+        driver.clock.advance(500)
+        swept = await driver.sweep()
+        assert (swept.timed_out, swept.interrupted) == ((task_id(1),), ())
+
     async def test_more_than_one_sweep_can_settle_is_settled_by_the_next(self, driver: LedgerDriver) -> None:
         deadline_ms = driver.clock() + 10
         for number in range(250):

@@ -36,7 +36,7 @@ class Scheduler(Protocol):
 
 
 class Sweeper:
-    """Settles what is past its deadline or timeout, except while the ledger's clock is paused after a step.
+    """Settles what is past its deadline, timeout or hold, except while the ledger's clock is paused after a step.
 
     Each step of the clock becomes a row in the audit. Reading the clock each round tells drift from a step.
     """
@@ -64,10 +64,16 @@ class Sweeper:
                 forgotten=total.forgotten + swept.forgotten,
                 uncached=total.uncached + swept.uncached,
                 more=swept.more,
+                interrupted=total.interrupted + swept.interrupted,
             )
             if not swept.more:
                 break
-        counts = {"expired": len(total.expired), "timed_out": len(total.timed_out), "forgotten": total.forgotten}
+        counts = {
+            "expired": len(total.expired),
+            "timed_out": len(total.timed_out),
+            "interrupted": len(total.interrupted),
+            "forgotten": total.forgotten,
+        }
         if any(counts.values()):
             self._log.info("sweep.settled", **counts)
         return total

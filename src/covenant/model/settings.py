@@ -126,6 +126,12 @@ class A2aSettings:
     agent_concurrency: int = setting(
         64, whole(1, 100_000), "Most turns at once of an agent that names no number of its own."
     )
+    hold_ms: int = setting(
+        HOUR_MS,
+        whole(0, 10_000 * HOUR_MS),
+        "How long the interrupted work of an agent with on_lost=hold waits for an operator; then its task fails. "
+        "0: for ever.",
+    )
     turn_updates_max: int = setting(100_000, whole(1, 10_000_000), "Most updates of an agent in one turn.")
     turn_bytes_max: int = setting(16 * MIB, whole(1024, 1024 * MIB), "Most bytes of an agent's output in one turn.")
     context_history: bool = setting(

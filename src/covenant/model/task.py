@@ -295,6 +295,8 @@ class Cause(enum.StrEnum):
     CANCEL = "cancel"
     DEADLINE = "deadline_exceeded"
     TIMEOUT = "timeout"
+    INTERRUPTED = "interrupted"
+    """Its holder was lost, and no operator decided in time."""
     REPLAY = "replayed"
     LEADER = "leader"
 

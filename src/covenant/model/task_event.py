@@ -7,7 +7,7 @@ a lease, what was audited); none of that is for a watcher.
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,6 +24,11 @@ class StatusUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="status", 
     parts: tuple[Content, ...] = ()
     """The message in full, where it is more than `text`."""
     message_id: str | None = None
+
+
+HOLDER_LOST: Final = "covenant.holder_lost"
+AWAITING_REPAIR: Final = "worker lost, awaiting repair"
+"""In the metadata of a task, and of the update that tells of it: whoever worked on it is gone."""
 
 
 def text_artifact(task_id: str, turn: int) -> str:

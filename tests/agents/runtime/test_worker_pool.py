@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 
 from covenant import Turn
-from covenant.agents.runtime.worker_pool import ATTEMPTS_MAX, WorkerPool
+from covenant.agents.runtime.lost_work import ATTEMPTS_MAX, STOPPED
+from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.ledger.contract.tasks import QueueQuery
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.machine.commands import Accept, Repair, Sweep
+from covenant.model.agent_definition import OnLost
 from covenant.model.content import Text
 from covenant.model.ids import TaskId
 from covenant.model.retry_policy import ForceError, Posture, Requeue
 from covenant.model.task import fingerprint
+from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState
 from tests.agents.pool_under_test import (
     PoolUnderTest,
@@ -395,6 +398,56 @@ async def test_lost_work_is_held_failed_or_requeued_as_its_agent_says(
         assert (await pool.until(task_id, lambda view: view.state is state)).state is state
         assert (await ledger.counts()).holders_lost == (1 if on_lost == "hold" else 0)
     assert len(actor.attempts) == attempts
+
+
+async def test_who_watches_held_work_is_told_once_by_when_an_operator_decides(tmp_path: Path) -> None:
+    actor = Actor()
+    task_id = await crash(tmp_path, actor)
+    for boot in ("second", "third"):
+        async with (
+            a_ledger(tmp_path, boot=boot) as ledger,
+            open_pool(ledger, setting=lambda pool: pool.serve(actor.play)) as pool,
+        ):
+            view = await pool.until(task_id, lambda view: view.message is not None)
+            assert (view.state, view.message is not None) == (TaskState.WORKING, True)
+            (said,) = [step.what for step in await pool.steps(task_id) if isinstance(step.what, StatusUpdate)]
+            assert said.text.startswith(f"interrupted: {STOPPED}; an operator decides by ")
+            assert said.metadata == {"covenant.holder_lost": "worker lost, awaiting repair"}
+    assert len(actor.attempts) == 1
+
+
+async def test_work_of_an_agent_that_nobody_serves_any_more_is_held_too(tmp_path: Path) -> None:
+    task_id = await crash(tmp_path, Actor())
+    async with a_ledger(tmp_path, boot="second") as ledger, open_pool(ledger) as pool:
+        view = await pool.until(task_id, lambda view: view.message is not None)
+        assert view.state is TaskState.WORKING
+
+
+async def test_an_agent_that_comes_late_decides_about_work_that_was_held(tmp_path: Path) -> None:
+    task_id = await crash(tmp_path, Actor())
+    async with a_ledger(tmp_path, boot="second") as ledger, open_pool(ledger) as pool:
+        await pool.until(task_id, lambda view: view.message is not None)
+        pool.serve(Actor().play, on_lost="fail")
+        assert (await pool.ended(task_id)).state is TaskState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("on_lost", "outlook"),
+    [("hold", "an operator decides by "), ("fail", "the task fails when the daemon starts again")],
+)
+async def test_work_cut_short_by_a_stop_says_what_becomes_of_it(
+    ledger: EmbeddedLedger, on_lost: OnLost, outlook: str
+) -> None:
+    actor, workers = Actor(), WorkerPool(ledger)
+    pool = PoolUnderTest(ledger, workers)
+    pool.serve(actor.play, on_lost=on_lost)
+    running = asyncio.create_task(workers.run())
+    await asyncio.sleep(0)
+    task_id = await pool.send()
+    await actor.begun()
+    await cut_short(workers, running)
+    (said,) = [step.what for step in await pool.steps(task_id) if isinstance(step.what, StatusUpdate)]
+    assert said.text.startswith(f"interrupted: {STOPPED}; {outlook}")
 
 
 async def test_work_that_is_lost_again_and_again_is_left_to_the_operator(tmp_path: Path) -> None:

@@ -405,17 +405,15 @@ class Job:
                 self._refused(refusal)
         self._close()
 
-    async def leave(self, *, release: bool, reason: str) -> None:
+    async def leave(self, put_down: Release | Interrupt) -> None:
         """After `stop`: what it had said is written; then the work goes back to the queue, or waits for an operator."""
-        task_id, lease_id = self.task.id, self.leased.lease.lease_id
         if self._flusher is not None:
             await asyncio.wait((self._flusher,))
         pending, self._pending = tuple(self._pending), []
         try:
             if pending:
                 await self._advance(pending)
-            command = Release if release else Interrupt
-            await self._ledger.commit(command(task_id=task_id, holder=self.holder, lease_id=lease_id, reason=reason))
+            await self._ledger.commit(put_down)
         except Refusal as refusal:
             self._refused(refusal)
 

@@ -20,24 +20,19 @@ from typing import Any, Final
 from covenant.agents.runtime.agent_spans import end_attempt, trace_queue
 from covenant.agents.runtime.function_threads import AgentThreads
 from covenant.agents.runtime.job import Job, JobServices, RunnableAgent
+from covenant.agents.runtime.lost_work import OUTLOOKS, STOPPED, LostWork
 from covenant.agents.runtime.turn_limits import TenantSlots, TurnSlot
 from covenant.exchange.delegation import Delegations, tenant_of
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.contract.tasks import QueueEntry, QueueQuery
-from covenant.ledger.machine.commands import LeasedTask, Release, Repair, Starter, Take
-from covenant.ledger.machine.states import LEASED
+from covenant.ledger.machine.commands import Interrupt, LeasedTask, Release, Starter, Take
 from covenant.model.agent_definition import OnLost
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, PublicKey, TaskId
-from covenant.model.retry_policy import ForceError, Posture, RepairCommand, Requeue
 from covenant.model.settings import A2aSettings
 from covenant.model.task import TIMED_OUT
 from covenant.model.tracing import OFF, Tracer
 
 CONCURRENCY: Final = 64
-ATTEMPTS_MAX: Final = 3
-"""How often lost work is begun again by itself; after that an operator decides."""
-LOST_AT_ONCE_MAX: Final = 1_000
 WAIT_MS: Final = 60_000
 RESTART_S: Final = 1.0
 STOP_S: Final = 2.0
@@ -115,6 +110,9 @@ class WorkerPool:
         self._concurrency = concurrency
         self._stop_s = stop_s
         self._registered: dict[PublicKey, PoolAgent] = {}
+        limits = limits or A2aSettings()
+        self._hold_ms = limits.hold_ms
+        self._lost_work = LostWork(ledger, self._registered, limits.hold_ms)
         self._jobs: dict[Job, PoolAgent] = {}
         self._by_task = jobs if jobs is not None else RunningJobs()
         self._takers: dict[PoolAgent, asyncio.Task[None]] = {}
@@ -130,7 +128,7 @@ class WorkerPool:
         self._abandoned: dict[asyncio.Task[None], Job] = {}
         """Jobs that have ended although their agents go on, by the task of the agent."""
         self.delegations: Final = delegations(self) if delegations is not None else None
-        self._services = JobServices(ledger, self._loop, limits or A2aSettings(), self._done, self.delegations, tracer)
+        self._services = JobServices(ledger, self._loop, limits, self._done, self.delegations, tracer)
         ledger.on_lost(self._lost, self._told)
 
     def register(
@@ -170,6 +168,7 @@ class WorkerPool:
         known.idempotent = idempotent
         known.on_lost = on_lost
         known.follows = follows
+        self._lost_work.look_again()
 
     def _slots_of(self, tenant: str) -> TenantSlots:
         def limit() -> int:
@@ -300,6 +299,7 @@ class WorkerPool:
         self._running = True
         for worker in self._registered.values():
             self._begin_taking(worker)
+        looking = asyncio.create_task(self._lost_work.run())
         try:
             await self._stopping.wait()
             await self._stop_taking()
@@ -307,6 +307,7 @@ class WorkerPool:
         finally:
             self._running = False
             self._stopping.set()
+            looking.cancel()
             await _finish_despite_cancel(self._stop_taking())
             await _finish_despite_cancel(self._stop_jobs())
 
@@ -343,8 +344,6 @@ class WorkerPool:
 
     async def _take_all(self, worker: PoolAgent) -> None:
         pubkey = worker.identity.pubkey
-        if worker.on_lost != "hold":
-            await self._repair_lost(worker)
         while self._running and not self._draining and self._registered.get(pubkey) is worker:
             try:
                 await self._take(worker)
@@ -421,6 +420,20 @@ class WorkerPool:
         except Refusal as refusal:
             log.warning("agent.release_refused", extra={"task_id": leased.task.id, "code": refusal.code})
 
+    def _put_down(self, job: Job, worker: PoolAgent, *, release: bool) -> Release | Interrupt:
+        """What is written of work that a stop cuts short."""
+        task_id, holder, lease_id = job.task.id, worker.identity, job.leased.lease.lease_id
+        if release:
+            return Release(task_id=task_id, holder=holder, lease_id=lease_id, reason="the daemon was stopped")
+        return Interrupt(
+            task_id=task_id,
+            holder=holder,
+            lease_id=lease_id,
+            reason=STOPPED,
+            hold_ms=self._hold_ms,
+            outlook=OUTLOOKS[worker.on_lost],
+        )
+
     async def _stop_jobs(self) -> None:
         """Stop what is still running, see what becomes of it, and write that down."""
         if self._others:
@@ -440,31 +453,9 @@ class WorkerPool:
                 self._note_abandoned(job)
             # Work that goes on regardless must not be begun a second time beside it.
             release = worker.idempotent and ended
-            leaving.append(job.leave(release=release, reason="the daemon was stopped"))
+            leaving.append(job.leave(self._put_down(job, worker, release=release)))
             log.info("agent.put_down", extra=job.fields(released=release))
         await asyncio.gather(*leaving)
-
-    async def _repair_lost(self, worker: PoolAgent) -> None:
-        """What an earlier run of this daemon had leased: as the agent's `on_lost` says."""
-        identity = worker.identity
-        query = QueueQuery(viewer=identity.pubkey, limit=LOST_AT_ONCE_MAX, state_filter=LEASED.wire_name)
-        try:
-            for entry in (await self._ledger.queue(query)).tasks:
-                if entry.holder_lost and entry.task.recipient.pubkey == identity.pubkey:
-                    await self._repair(worker, entry)
-        except Refusal as refusal:
-            log.warning("agent.lost_refused", extra={"code": refusal.code, "reason": refusal.message})
-
-    async def _repair(self, worker: PoolAgent, entry: QueueEntry) -> None:
-        command: RepairCommand = Requeue(Posture.IDEMPOTENT, entry.lease_id)
-        if worker.on_lost == "fail":
-            command = ForceError("the agent was lost while it worked on this", entry.lease_id)
-        elif not worker.follows and entry.attempt >= ATTEMPTS_MAX:
-            log.warning("agent.lost_held", extra={"task_id": entry.task.id, "attempts": entry.attempt})
-            return
-        reason = f"its holder was lost, and the agent says on_lost={worker.on_lost}"
-        await self._ledger.commit(Repair(task_id=entry.task.id, by=worker.identity, command=command, reason=reason))
-        log.info("agent.lost", extra={"task_id": entry.task.id, "on_lost": worker.on_lost})
 
 
 async def _finish_despite_cancel(work: Coroutine[Any, Any, None]) -> None:

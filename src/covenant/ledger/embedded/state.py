@@ -47,8 +47,6 @@ from covenant.model.settings import Limits
 from covenant.model.task import DELEGATION, CacheKey, Task, weigh, weigh_result
 from covenant.model.task_event import weigh_message
 
-_WAITING = frozenset({QUEUED, PARKED, FOLLOWING})
-
 
 class LedgerState(Registries, PushIndex, PeerIndex):
     """What a decision reads (it is the machine's `View`) and what the engine tells of it."""
@@ -152,6 +150,8 @@ class LedgerState(Registries, PushIndex, PeerIndex):
             self._judge_holder(new)
         elif isinstance(event, LeaseInterrupted):
             self._judge_holder(new)
+            if (ends_at_ms := new.hold_ends_at_ms(new.updated_at_ms, self._due_ages)) is not None:
+                heapq.heappush(self._due, (ends_at_ms, new.task.id))
         elif isinstance(event, (MessageKept, TurnEnded)):
             self.accounts.resize(old, new)
 
@@ -305,10 +305,10 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         task = entry.task
         self.entries[task.id] = entry
         self._enter(entry.state, entry, 0)
-        times_out_at_ms = entry.times_out_at_ms(entry.updated_at_ms, self._due_ages)
-        if times_out_at_ms is not None and entry.state is QUEUED:
-            # Its turn began with a lease that is over; entering the queue does not say so.
-            heapq.heappush(self._due, (times_out_at_ms, task.id))
+        due_at_ms = entry.due_at_ms(entry.updated_at_ms, self._due_ages)
+        if due_at_ms is not None and entry.state in (QUEUED, LEASED):
+            # Of a turn that began with a lease that is over, or of a hold, entering a lane does not say so.
+            heapq.heappush(self._due, (due_at_ms, task.id))
         if task.origin == DELEGATION and not entry.finished:
             self._attach(entry)
             self.orphaned[task.id] = None
@@ -370,7 +370,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         while self._due and self._due[0][0] <= now_ms and len(found) < count:
             item = heapq.heappop(self._due)
             entry = self.entries.get(item[1])
-            due_at_ms = _due_at_ms(entry, now_ms, ages) if entry is not None else None
+            due_at_ms = entry.due_at_ms(now_ms, ages) if entry is not None else None
             if entry is None or due_at_ms is None:
                 continue
             if due_at_ms > now_ms:
@@ -391,7 +391,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
     def _order_due(self, now_ms: int, ages: Ages) -> None:
         """The clock was set: find again when each task is due."""
         self._due_ages = ages
-        moments = ((_due_at_ms(entry, now_ms, ages), task_id) for task_id, entry in self.entries.items())
+        moments = ((entry.due_at_ms(now_ms, ages), task_id) for task_id, entry in self.entries.items())
         self._due = [(due_at_ms, task_id) for due_at_ms, task_id in moments if due_at_ms is not None]
         heapq.heapify(self._due)
 
@@ -470,14 +470,3 @@ def _weighed(entry: Entry) -> Entry:
         messages_bytes=sum(map(weigh_message, entry.messages)),
         kept_bytes=sum(map(weigh_message, entry.kept)),
     )
-
-
-def _due_at_ms(entry: Entry, now_ms: int, ages: Ages) -> int | None:
-    """When its timeout or, while nobody works on it, its deadline passes."""
-    if entry.finished:
-        return None
-    times_out_at_ms = entry.times_out_at_ms(now_ms, ages)
-    deadline_ms = entry.task.deadline_ms if entry.state in _WAITING else None
-    if times_out_at_ms is None or deadline_ms is None:
-        return deadline_ms if times_out_at_ms is None else times_out_at_ms
-    return min(times_out_at_ms, deadline_ms)

@@ -188,9 +188,15 @@ class Release(HolderCommand[Lease], frozen=True, gc=False, kw_only=True):
 
 
 class Interrupt(HolderCommand[Lease], frozen=True, gc=False, kw_only=True):
-    """Mark work that was stopped half done."""
+    """Mark work whose holder is gone, and tell those who watch the task. Marked work stays as it is.
+
+    An operator has `hold_ms` to decide what becomes of it; then the task fails. 0: the work waits without a bound.
+    """
 
     reason: str
+    hold_ms: int = 0
+    outlook: str = ""
+    """What becomes of the work, where no operator decides that."""
 
 
 class Reported(msgspec.Struct, frozen=True, gc=False):
@@ -367,10 +373,12 @@ class Swept(msgspec.Struct, frozen=True, gc=False):
     more: bool = False
     pushes: int = 0
     """Configurations dropped."""
+    interrupted: tuple[TaskId, ...] = ()
+    """Work that was interrupted, and for which no operator decided in time."""
 
 
 class Sweep(Command[Swept], frozen=True, gc=False, kw_only=True):
-    """Settle what is past its deadline or timeout, forget what nobody drains, drop what is too old to replay."""
+    """Settle what is past its deadline, timeout or hold, forget what nobody drains, drop what is too old to replay."""
 
     count: int = 100
 

@@ -28,7 +28,7 @@ from covenant.ledger.machine.events import (
     TurnEnded,
 )
 from covenant.ledger.machine.states import FINISHED, LEASED, SETTLED, TRANSITIONS, State
-from covenant.model.clock_steps import Ages
+from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.content import Text
 from covenant.model.ids import LeaseId, PublicKey
 from covenant.model.task import (
@@ -59,6 +59,14 @@ class EndedTurn(msgspec.Struct, frozen=True, gc=False):
     lease_id: LeaseId
     holder: PublicKey
     digest: str
+
+
+class Hold(msgspec.Struct, frozen=True, gc=False):
+    """Interrupted work waits for an operator for `hold_ms`; 0: without a bound."""
+
+    since_ms: int
+    hold_ms: int
+    reason: str
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -109,6 +117,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The task's cache key while its body, from which the key follows, is on disk."""
     open_text: str | None = None
     """The artifact that this attempt last wrote text to, until it writes the last chunk of it."""
+    hold: Hold | None = None
+    """Counts while `interrupted`. None: nobody was told that an operator decides."""
 
     @property
     def finished(self) -> bool:
@@ -141,6 +151,26 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         if not timeout_ms or not self.turn_started_ms:
             return None
         return timeout_ms + (ages.moment_ms(self.turn_started_ms, now_ms) if ages.steps else self.turn_started_ms)
+
+    def hold_ends_at_ms(self, now_ms: int, ages: Ages) -> int | None:
+        """When interrupted work has waited for an operator for long enough."""
+        hold = self.hold
+        if hold is None or not hold.hold_ms or not self.interrupted or self.state is not LEASED:
+            return None
+        return hold.hold_ms + (ages.moment_ms(hold.since_ms, now_ms) if ages.steps else hold.since_ms)
+
+    def due_at_ms(self, now_ms: int, ages: Ages = STEADY) -> int | None:
+        """When its timeout, its hold or, while nobody works on it, its deadline passes."""
+        state = self.state
+        if state is LEASED:
+            timeout_ms, other_ms = self.times_out_at_ms(now_ms, ages), self.hold_ends_at_ms(now_ms, ages)
+        elif state in FINISHED:
+            return None
+        else:
+            timeout_ms, other_ms = self.times_out_at_ms(now_ms, ages), self.task.deadline_ms
+        if timeout_ms is None or other_ms is None:
+            return other_ms if timeout_ms is None else timeout_ms
+        return min(timeout_ms, other_ms)
 
     @property
     def a2a_state(self) -> str:
@@ -245,8 +275,9 @@ def _returned(entry: Entry | None, event: ResultReturned, after: State, ts_ms: i
     )
 
 
-def _interrupted(entry: Entry, _: LeaseInterrupted, after: State, ts_ms: int) -> Entry:
-    return replace(entry, state=after, events=entry.events + 1, updated_at_ms=ts_ms, interrupted=True)
+def _interrupted(entry: Entry, event: LeaseInterrupted, after: State, ts_ms: int) -> Entry:
+    hold = Hold(ts_ms, event.hold_ms, event.reason) if event.held else None
+    return replace(entry, state=after, events=entry.events + 1, updated_at_ms=ts_ms, interrupted=True, hold=hold)
 
 
 def _updated(entry: Entry, event: TaskUpdated, after: State, ts_ms: int) -> Entry:

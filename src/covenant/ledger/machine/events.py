@@ -156,10 +156,14 @@ class LeaseReleased(TaskEvent, frozen=True, gc=False, tag="lease_released"):
 
 
 class LeaseInterrupted(TaskEvent, frozen=True, gc=False, tag="lease_interrupted"):
-    """The holder was stopped with its work half done; an operator decides what becomes of it."""
+    """The holder is gone, with its work half done; an operator decides what becomes of it, within `hold_ms`."""
 
     lease_id: LeaseId
     reason: str
+    hold_ms: int = 0
+    """0: without a bound."""
+    held: bool = False
+    """Those who watch the task were told that an operator decides. Earlier versions told nobody."""
 
 
 class TaskUpdated(TaskEvent, frozen=True, gc=False, tag="task_updated"):

@@ -15,7 +15,7 @@ from covenant.ledger.postgres.cache_rows import key_text
 from covenant.ledger.postgres.push_rows import idle_at_ms
 from covenant.ledger.postgres.registers import RegisterRow
 from covenant.ledger.postgres.sql import statement
-from covenant.ledger.postgres.stored_task import BIGINT_MAX, column, due_at_ms, encode_head, encode_rest
+from covenant.ledger.postgres.stored_task import BIGINT_MAX, column, encode_head, encode_rest
 from covenant.ledger.postgres.working_set import Slot, WorkingSet
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -43,6 +43,7 @@ def _row(entry: Entry, slot: Slot) -> dict[str, Any]:
     key = entry.cache_key
     held = lease if entry.state is LEASED else None
     error = entry.result.error_message if entry.result is not None else None
+    due_at_ms = entry.due_at_ms(entry.updated_at_ms)
     return {
         "no": slot.no,
         "task_id": task.id,
@@ -67,7 +68,7 @@ def _row(entry: Entry, slot: Slot) -> dict[str, Any]:
         "settled_place": slot.settled_place,
         "touched": slot.touched,
         "touched_at_ms": max(held.leased_at_ms, held.renewed_at_ms) if held is not None else None,
-        "due_at_ms": due_at_ms(entry, entry.updated_at_ms),
+        "due_at_ms": min(due_at_ms, BIGINT_MAX) if due_at_ms is not None else None,
         "shared": key_text(key) if key is not None and entry.state is not SETTLED else None,
         "node": held.node if held is not None else None,
         "boot": held.boot if held is not None else None,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.ledger.machine.entry import EndedTurn, Entry
+from covenant.ledger.machine.entry import EndedTurn, Entry, Hold
 from covenant.ledger.machine.events import (
     AnyTaskEvent,
     LeaseInterrupted,
@@ -25,9 +25,8 @@ from covenant.ledger.machine.events import (
     TaskSettled,
     TaskUpdated,
 )
-from covenant.ledger.machine.states import FOLLOWING, PARKED, QUEUED, State
+from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived
-from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.task import CacheKey, Cause, Ending, Lease, Result, Task
 from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate
 
@@ -36,7 +35,6 @@ ARTIFACT: Final = "artifact"
 """The kind of an event that writes to an artifact; any other is called by its tag."""
 NOT_KEPT: Final = frozenset({LeaseRenewed, LeaseInterrupted, TaskPromoted, ResultDrained})
 """Events that history does not tell of."""
-_WAITING: Final = frozenset({QUEUED, PARKED, FOLLOWING})
 
 Row = Mapping[str, Any]
 
@@ -78,6 +76,7 @@ class StoredEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_d
     result_bytes: int = 0
     kept_cache_key: CacheKey | None = None
     open_text: str | None = None
+    hold: Hold | None = None
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -132,6 +131,7 @@ def encode_rest(entry: Entry) -> str:
             entry.result_bytes,
             entry.cache_key,
             entry.open_text,
+            entry.hold,
         )
     ).decode()
 
@@ -172,6 +172,7 @@ def decode_entry(row: Row) -> Entry:
         body_on_disk=True,
         kept_cache_key=rest.kept_cache_key,
         open_text=rest.open_text,
+        hold=rest.hold,
     )
 
 
@@ -248,13 +249,3 @@ def begins(event: TaskEvent) -> bool:
 
 def ends(event: TaskEvent) -> bool:
     return isinstance(event, TaskSettled)
-
-
-def due_at_ms(entry: Entry, now_ms: int, ages: Ages = STEADY) -> int | None:
-    """When its timeout or, while nobody works on it, its deadline passes."""
-    if entry.finished:
-        return None
-    times_out_at_ms = entry.times_out_at_ms(now_ms, ages)
-    deadline_ms = entry.task.deadline_ms if entry.state in _WAITING else None
-    known = [moment for moment in (times_out_at_ms, deadline_ms) if moment is not None]
-    return min(*known, BIGINT_MAX) if known else None

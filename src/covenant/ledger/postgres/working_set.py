@@ -39,7 +39,7 @@ from covenant.ledger.postgres.push_rows import PushRows
 from covenant.ledger.postgres.queue_head import QueueHead
 from covenant.ledger.postgres.register_view import RegisterView
 from covenant.ledger.postgres.registers import Registers
-from covenant.ledger.postgres.stored_task import BIGINT_MAX, NOT_KEPT, begins, due_at_ms, encode_event, ends
+from covenant.ledger.postgres.stored_task import BIGINT_MAX, NOT_KEPT, begins, encode_event, ends
 from covenant.ledger.postgres.wanted import (
     Missing,
     WantBody,
@@ -301,7 +301,7 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
         keys: set[CacheKey] = set()
         found: list[Entry] = []
         for entry in self._known(self._due):
-            moment_ms, key = due_at_ms(entry, now_ms, ages), entry.cache_key
+            moment_ms, key = entry.due_at_ms(now_ms, ages), entry.cache_key
             if moment_ms is None or moment_ms > now_ms or key in keys:
                 continue
             if key is not None:

@@ -17,6 +17,7 @@ from covenant.model.a2a_requests import ListTasks, PushConfig, TaskPage
 from covenant.model.content import Content
 from covenant.model.task import ERROR_CODE, Result, ResultStatus, Task
 from covenant.model.task_event import (
+    AWAITING_REPAIR,
     ArtifactUpdate,
     Began,
     Continued,
@@ -37,7 +38,6 @@ from covenant.wire.timestamps import format_ms
 
 USAGE: Final = "covenant.usage"
 """In metadata: what the work took."""
-AWAITING_REPAIR: Final = "worker lost, awaiting repair"
 _FOREIGN_NOTES: Final = ("agent_id", "input_tokens", "output_tokens", "stop_reason", "error")
 
 _encode = msgspec.json.Encoder().encode

@@ -56,7 +56,16 @@ from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Conflict, Invalid, OverLimit, Unavailable
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.task import Lease, Task
-from covenant.model.task_event import ArtifactUpdate, Interruption, StatusUpdate, Update, weigh_message
+from covenant.model.task_event import (
+    AWAITING_REPAIR,
+    HOLDER_LOST,
+    ArtifactUpdate,
+    Interruption,
+    StatusUpdate,
+    Update,
+    weigh_message,
+)
+from covenant.wire.timestamps import format_ms
 
 _INTERRUPTIONS = frozenset(Interruption)
 
@@ -148,9 +157,18 @@ def release(decide: DecisionContext, command: Release) -> Lease:
 
 
 def interrupt(decide: DecisionContext, command: Interrupt) -> Lease:
-    lease = held(decide, command).lease
+    entry = held(decide, command)
+    lease = entry.lease
     assert lease is not None
-    decide.add(LeaseInterrupted(command.task_id, lease.lease_id, command.reason))
+    if entry.interrupted and entry.hold is not None:
+        return lease
+    hold_ms, outlook = command.hold_ms, command.outlook or "an operator decides what becomes of it"
+    if hold_ms and not command.outlook:
+        outlook = f"an operator decides by {format_ms(decide.now_ms + hold_ms)}, or else the task fails"
+    said = StatusUpdate(f"interrupted: {command.reason}; {outlook}", metadata={HOLDER_LOST: AWAITING_REPAIR})
+    decide.add(TaskUpdated(command.task_id, lease.lease_id, entry.generation + 1, said))
+    held_now = not command.outlook
+    decide.add(LeaseInterrupted(command.task_id, lease.lease_id, command.reason, hold_ms if held_now else 0, held_now))
     return lease
 
 

@@ -285,6 +285,14 @@ def expire(decide: DecisionContext, entry: Entry) -> None:
     end(decide, entry, result, ending=Ending.FAILED, cause=Cause.DEADLINE)
 
 
+def fail_interrupted(decide: DecisionContext, entry: Entry) -> None:
+    """No operator decided in time. Nobody knows how far the work came, so it is not begun again."""
+    assert entry.hold is not None
+    reason = f"interrupted: {entry.hold.reason}; no operator decided within {entry.hold.hold_ms // 1000} s"
+    result = error_result(entry.task.id, reason)
+    end(decide, entry, result, ending=Ending.FAILED, cause=Cause.INTERRUPTED)
+
+
 def drain(decide: DecisionContext, command: Drain) -> Drained:
     view = decide.view
     if command.request_id is not None:
@@ -332,6 +340,7 @@ def _drained_before(decide: DecisionContext, task_id: TaskId) -> Result:
 def sweep(decide: DecisionContext, command: Sweep) -> Swept:
     expired: list[TaskId] = []
     timed_out: list[TaskId] = []
+    interrupted: list[TaskId] = []
     view, now_ms, ages = decide.view, decide.now_ms, decide.ages
     if ages.paused:
         return Swept()
@@ -344,6 +353,9 @@ def sweep(decide: DecisionContext, command: Sweep) -> Swept:
             result = error_result(entry.task.id, TIMED_OUT)
             end(decide, entry, result, ending=Ending.FAILED, cause=Cause.TIMEOUT)
             timed_out.append(entry.task.id)
+        elif entry.hold_ends_at_ms(now_ms, ages) is not None:
+            fail_interrupted(decide, entry)
+            interrupted.append(entry.task.id)
         else:
             expire(decide, entry)
             expired.append(entry.task.id)
@@ -357,4 +369,5 @@ def sweep(decide: DecisionContext, command: Sweep) -> Swept:
     for push in idle:
         decide.add(PushDropped(push.task_id, push.id))
     more = bool(due) or max(len(forgotten), len(idle), len(uncached)) >= command.count
-    return Swept(tuple(expired), tuple(timed_out), len(forgotten), len(uncached), more, len(idle))
+    ended_count = len(forgotten), len(uncached)
+    return Swept(tuple(expired), tuple(timed_out), *ended_count, more, len(idle), tuple(interrupted))

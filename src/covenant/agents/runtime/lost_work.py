@@ -1,0 +1,126 @@
+"""Work whose holder is lost: what an earlier run of a daemon, or another node, had leased for its agents.
+
+Only the pool's leases name the run that took them, so only the work of hosted agents is ever found here. An agent says
+what becomes of it (`on_lost`). Held work is marked: those who watch its task are told, and an operator decides within a
+bound. The ledger keeps the mark and the bound, so a further restart repeats and prolongs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import QueueEntry, QueueQuery
+from covenant.ledger.machine.commands import Interrupt, Repair
+from covenant.ledger.machine.states import LEASED
+from covenant.model.agent_definition import OnLost
+from covenant.model.errors import Conflict, NotFound, Refusal
+from covenant.model.ids import AgentId, LeaseId, PublicKey
+from covenant.model.retry_policy import ForceError, Posture, RepairCommand, Requeue
+
+ATTEMPTS_MAX: Final = 3
+"""How often lost work is begun again by itself; after that an operator decides."""
+LOOK_S: Final = 2.0
+"""How often the number of lost holders is asked for: another node may be lost at any time."""
+ROUNDS: Final = 30
+"""After so many rounds the lost work itself is looked at again, although its number is the same."""
+LOST_AT_ONCE_MAX: Final = 10_000
+STOPPED: Final = "the daemon stopped while the agent worked"
+OUTLOOKS: Final[Mapping[OnLost, str]] = {
+    "hold": "",
+    "fail": "the task fails when the daemon starts again",
+    "requeue": "the work begins again when the daemon starts again",
+}
+"""What becomes of work that was cut short by a stop; empty: an operator decides."""
+
+log = logging.getLogger(__name__)
+
+
+class LossPolicy(Protocol):
+    """What is asked of an agent of the pool."""
+
+    @property
+    def identity(self) -> AgentId: ...
+    @property
+    def on_lost(self) -> OnLost: ...
+    @property
+    def follows(self) -> bool: ...
+
+
+class LostWork:
+    def __init__(self, ledger: Ledger, agents: Mapping[PublicKey, LossPolicy], hold_ms: int) -> None:
+        self._ledger = ledger
+        self._agents = agents
+        self._hold_ms = hold_ms
+        self._wanted = asyncio.Event()
+        self._count = 0
+        self._rounds_left = 0
+        self._held: set[LeaseId] = set()
+        self._unserved: set[LeaseId] = set()
+
+    def look_again(self) -> None:
+        """An agent has come, or says something else: it may decide about work that was held without it."""
+        self._rounds_left = 0
+        self._held.clear()
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Until canceled."""
+        refused: str | None = None
+        while True:
+            self._wanted.clear()
+            try:
+                await self.step()
+                refused = None
+            except Refusal as refusal:
+                if refusal.code != refused:
+                    log.warning("agent.lost_refused", extra={"code": refusal.code, "reason": refusal.message})
+                refused = refusal.code
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), LOOK_S)
+
+    async def step(self) -> None:
+        """One round. It costs a count, unless there may be something new to look at."""
+        count = (await self._ledger.counts()).holders_lost
+        if count == self._count and self._rounds_left > 0:
+            self._rounds_left -= 1
+            return
+        query = QueueQuery(limit=min(count, LOST_AT_ONCE_MAX), state_filter=LEASED.wire_name)
+        found = (await self._ledger.queue(query)).tasks if count else ()
+        unserved, self._unserved = self._unserved, set()
+        for entry in found:
+            lease_id, agent = entry.lease_id, self._agents.get(entry.task.recipient.pubkey)
+            if not entry.holder_lost or lease_id is None or lease_id in self._held:
+                continue
+            if agent is None and lease_id not in unserved:
+                # Its agent may only be late: such work is held when it is seen for the second time.
+                self._unserved.add(lease_id)
+            else:
+                await self._handle(agent, entry, lease_id)
+        self._count, self._rounds_left = count, 0 if self._unserved else ROUNDS
+
+    async def _handle(self, agent: LossPolicy | None, entry: QueueEntry, lease_id: LeaseId) -> None:
+        task_id, recipient = entry.task.id, entry.task.recipient
+        on_lost: OnLost = agent.on_lost if agent is not None else "hold"
+        if on_lost == "requeue" and not (agent is not None and agent.follows) and entry.attempt >= ATTEMPTS_MAX:
+            on_lost = "hold"
+        try:
+            if on_lost == "hold":
+                hold = Interrupt(
+                    task_id=task_id, holder=recipient, lease_id=lease_id, reason=STOPPED, hold_ms=self._hold_ms
+                )
+                await self._ledger.commit(hold)
+                self._held.add(lease_id)
+            else:
+                command: RepairCommand = Requeue(Posture.IDEMPOTENT, lease_id)
+                if on_lost == "fail":
+                    command = ForceError("the agent was lost while it worked on this", lease_id)
+                reason = f"its holder was lost, and the agent says on_lost={on_lost}"
+                await self._ledger.commit(Repair(task_id=task_id, by=recipient, command=command, reason=reason))
+        except (Conflict, NotFound):
+            return  # somebody was faster: another node, or an operator
+        log.info("agent.lost", extra={"task_id": task_id, "on_lost": on_lost, "attempts": entry.attempt})
