@@ -72,7 +72,7 @@ class Town:
         return (await self.exchange.show(self.operator, task_id)).state
 
     async def audit_types(self) -> list[str]:
-        rows = await self.registry.audit_recent(self.operator, 100, None)
+        rows = await self.ledger.audit_recent(None, 100, None)
         return [row.row for row in rows]
 
 

@@ -1,12 +1,13 @@
 """What `/ui` sends to a browser: shells, files, headers; and whose requests it takes."""
 
+import json
 import re
 
 import pytest
 
 from covenant.dashboard.static_files import StaticFiles
 from tests.daemon_under_test import DaemonUnderTest
-from tests.dashboard.browser import OUR_PAGE, Browser, open_browser
+from tests.dashboard.browser import OUR_PAGE, Browser, new_viewer, open_browser
 
 DIRECTIVES = {
     "default-src": "'none'",
@@ -105,6 +106,40 @@ async def test_another_sites_page_reads_nothing_with_the_browsers_cookie(operato
     """A page at another port of this machine is of the same site: its requests have the cookie."""
     answer = await operator.http.get("/ui/api/a2a/queue", headers={"sec-fetch-site": site})
     assert (answer.status_code, answer.json()["code"]) == (403, "cross_site")
+
+
+async def test_the_audit_is_filtered_read_on_and_exported_as_lines(daemon: DaemonUnderTest, operator: Browser) -> None:
+    for number in range(5):
+        await daemon.identities.enroll(daemon.operator, f"w{number}@test", actions=("ui.view",))
+    async with open_browser(daemon) as stranger:
+        await stranger.login("nonsense")
+    whole = (await operator.read("audit/recent?limit=100"))["events"]
+    granted = [row["id"] for row in whole if row["kind"]["type"] == "capability_granted"]
+    found: list[str] = []
+    below = ""
+    while True:
+        page = await operator.read(f"audit/recent?limit=2&type=capability_granted{below}")
+        found = [*(row["id"] for row in page["events"]), *found]
+        if page["next"] is None:
+            break
+        below = f"&below={page['next']}"
+    assert found == granted
+    assert len(found) >= 5
+    assert (await operator.read("audit/recent?issuer=nobody"))["events"] == []
+    times = [row["timestamp_ms"] for row in whole]
+    before = (await operator.read(f"audit/recent?limit=100&before_ms={times[-1]}"))["events"]
+    assert before == [row for row in whole if row["timestamp_ms"] < times[-1]]
+    export = await operator.api("GET", "audit/export?type=authentication_failed")
+    assert (export.status_code, export.headers["content-type"]) == (200, "application/x-ndjson")
+    assert export.headers["content-disposition"] == 'attachment; filename="audit.jsonl"'
+    assert [json.loads(line)["kind"]["transport"] for line in export.text.splitlines()] == ["ui"]
+    lines = (await operator.api("GET", "audit/export")).text.splitlines()
+    assert [json.loads(line)["id"] for line in reversed(lines)] == [row["id"] for row in whole]
+    assert (await operator.api("GET", "audit/export?since_ms=soon")).status_code == 400
+    async with open_browser(daemon, await new_viewer(daemon)) as viewer:
+        assert (await viewer.api("GET", "audit/export")).status_code == 200
+    async with open_browser(daemon, await daemon.add_tenant("acme")) as tenant:
+        assert (await tenant.api("GET", "audit/export")).json()["code"] == "role_forbidden"
 
 
 async def test_operations_are_the_operator_apis_by_the_session(daemon: DaemonUnderTest, operator: Browser) -> None:

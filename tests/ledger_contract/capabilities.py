@@ -300,6 +300,19 @@ class CapabilitySuite(Suite):
         (mine,) = await driver.ledger.audit_recent(ALICE.pubkey, 1, None)
         assert mine.index == 1
 
+    async def test_audit_rows_are_read_page_by_page_below_a_place_and_before_a_time(self, driver: LedgerDriver) -> None:
+        for number in range(5):
+            await driver.note(f"row {number}")
+            driver.clock.advance(10)
+        whole = await driver.ledger.audit_recent(None, 10, None)
+        newest = await driver.ledger.audit_recent(None, 2, None)
+        assert newest == whole[-2:]
+        older = await driver.ledger.audit_recent(None, 2, None, below=newest[0].place)
+        assert older == whole[1:3]
+        times = [record.timestamp_ms for record in whole]
+        assert await driver.ledger.audit_recent(None, 10, times[1], times[3]) == whole[1:3]
+        assert await driver.ledger.audit_recent(None, 10, None, below=whole[0].place) == ()
+
     async def test_a_purge_of_the_audit_leaves_a_marker_and_a_chain_that_verifies(self, driver: LedgerDriver) -> None:
         for number in range(3):
             await driver.note(f"old {number}")

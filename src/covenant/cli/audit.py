@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -11,13 +12,17 @@ from covenant.cli.options import (
     Invocation,
     daemon_command,
     ended_by_ctrl_c,
+    file_argument,
     follow_option,
     limit_option,
     purge_command,
+    write_lines,
 )
 from covenant.cli.terminal import ExitCode, ago, brief, clock_time, print_table, put, say
 
 VERIFY_S: Final = 3_600.0
+Command = TypeVar("Command", bound=Callable[..., object])
+
 FOLLOW_MS: Final = 10_000
 ROWS_MAX: Final = 1_000
 
@@ -26,16 +31,28 @@ audit: Final = CommandGroup(
 )
 
 
+def filter_options(command: Command) -> Command:
+    for option in (
+        click.option("--type", "kind", help="Only rows of this kind: for example authentication_failed."),
+        click.option("--issuer", help="Only rows of whoever has a name that begins so."),
+        click.option("--since-ms", type=click.IntRange(min=0), help="Only rows from this epoch millisecond on."),
+        click.option("--before-ms", type=click.IntRange(min=0), help="Only rows before this epoch millisecond."),
+    ):
+        command = option(command)
+    return command
+
+
 @daemon_command(audit, "recent", "audit_recent", "limit", "since_ms", "events")
 @limit_option(50)
-@click.option("--since-ms", type=click.IntRange(min=0), help="Only rows from this epoch millisecond on.")
+@filter_options
 @follow_option("Go on with the rows that are written from now on.")
-def recent(call: Invocation, *, limit: int, since_ms: int | None, follow: bool) -> None:
-    """List the audit rows of the caller. The operator sees all rows.
+def recent(call: Invocation, *, limit: int, follow: bool, kind: str | None, **asked: Any) -> None:
+    """List the audit rows of the caller, the newest at the end. The operator sees all rows.
 
     With --json and --follow: one object for each time that rows were written.
     """
-    events = call.ask("recent_audit", limit=limit, since_ms=since_ms)["events"]
+    asked["type"], since_ms = kind, asked["since_ms"]
+    events = _newest(call, limit, asked)
     if not call.answer({"limit": limit, "since_ms": since_ms, "events": events}):
         if events:
             print_table(("when", "who", "what", "details"), map(_row, events))
@@ -43,16 +60,47 @@ def recent(call: Invocation, *, limit: int, since_ms: int | None, follow: bool) 
             say("no audit rows")
     if follow:
         with ended_by_ctrl_c():
-            _follow(call, events, since_ms)
+            _follow(call, events, asked)
 
 
-def _follow(call: Invocation, events: list[dict[str, Any]], since_ms: int | None) -> None:
+def _newest(call: Invocation, limit: int, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """The daemon looks at so many rows for one answer: with a filter, there may be more behind it."""
+    found: list[dict[str, Any]] = []
+    below = None
+    while True:
+        page = call.ask("recent_audit", limit=limit - len(found), below=below, **asked)
+        found = [*page["events"], *found]
+        below = page["next"]
+        if below is None or len(found) == limit:
+            return found
+
+
+@daemon_command(audit, "export", "audit_exported", "file", "count")
+@file_argument
+@filter_options
+def export(call: Invocation, *, file: str | None, kind: str | None, **asked: Any) -> None:
+    """Write all audit rows that the filters leave to FILE, else to standard output: one JSON object a line, the newest
+    first."""
+    write_lines(call, file, _all(call, asked | {"type": kind}), "audit row(s)")
+
+
+def _all(call: Invocation, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    below = None
+    while True:
+        page = call.ask("recent_audit", limit=ROWS_MAX, below=below, **asked)
+        yield from reversed(page["events"])
+        below = page["next"]
+        if below is None:
+            return
+
+
+def _follow(call: Invocation, events: list[dict[str, Any]], asked: dict[str, Any]) -> None:
     after = None
     while True:
         if events:
-            since_ms, after = events[-1]["timestamp_ms"], events[-1]["id"]
-        events = call.ask_on("recent_audit", FOLLOW_MS, limit=ROWS_MAX, since_ms=since_ms, after=after)["events"]
-        if not events or call.answer({"limit": ROWS_MAX, "since_ms": since_ms, "events": events}):
+            asked["since_ms"], after = events[-1]["timestamp_ms"], events[-1]["id"]
+        events = call.ask_on("recent_audit", FOLLOW_MS, limit=ROWS_MAX, after=after, **asked)["events"]
+        if not events or call.answer({"limit": ROWS_MAX, "since_ms": asked["since_ms"], "events": events}):
             continue
         for event in events:
             _, _, *told = _row(event)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
@@ -262,6 +263,31 @@ class Duration(click.ParamType[int]):
         if match is None:
             self.fail(f"{value!r} is no duration; write 500ms, 30s, 5m, 2h or 1d", param, ctx)
         return int(match[1]) * UNITS_MS[match[2]]
+
+
+file_argument: Final = click.argument(
+    "file", required=False, metavar="[FILE]", type=click.Path(dir_okay=False, writable=True)
+)
+
+
+def write_lines(call: Invocation, file: str | None, items: Iterable[Mapping[str, Any]], what: str) -> None:
+    """One JSON object a line, to the file or to standard output."""
+    if file is None and call.json:
+        raise click.UsageError("--json says what was written: name a FILE")
+    count = 0
+    try:
+        out = Path(file).open("w", encoding="utf-8") if file is not None else sys.stdout  # noqa: SIM115  (see below)
+    except OSError as error:
+        raise Failure("cannot_write", f"{file}: {error.strerror}") from error
+    try:
+        for item in items:
+            out.write(json.dumps(item, ensure_ascii=False, separators=(",", ":")) + "\n")
+            count += 1
+    finally:
+        if file is not None:
+            out.close()
+    if file is not None and not call.answer({"file": file, "count": count}):
+        put(f"wrote {count} {what} to {file}")
 
 
 def read_text(given: str) -> str:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from covenant.cli.completion import complete_agents, complete_identities
 from covenant.cli.daemon_client import Answer
-from covenant.cli.options import CommandGroup, Duration, Function, Invocation, daemon_command
+from covenant.cli.options import (
+    CommandGroup,
+    Duration,
+    Function,
+    Invocation,
+    daemon_command,
+    file_argument,
+    write_lines,
+)
 from covenant.cli.task_tables import found_table
-from covenant.cli.terminal import Failure, console, put, say
+from covenant.cli.terminal import console, say
 from covenant.daemon.environment import now_ms
 from covenant.ledger.machine.states import DRAINED, LIVE_NAMES, SETTLED
 
@@ -209,25 +215,9 @@ def _cell(value: Any) -> Any:
 
 
 @daemon_command(commands, "export", "a2a_exported", "file", "count")
-@click.argument("file", required=False, metavar="[FILE]", type=click.Path(dir_okay=False, writable=True))
+@file_argument
 @filter_options
 def export(call: Invocation, *, file: str | None, **given: Any) -> None:
     """Write all tasks that the filters leave to FILE, else to standard output: one JSON object a line, oldest first."""
-    if file is None and call.json:
-        raise click.UsageError("--json says what was written: name a FILE")
     query = filters(call, given) | {"ascending": True}
-    count = 0
-    try:
-        out = Path(file).open("w", encoding="utf-8") if file is not None else sys.stdout  # noqa: SIM115  (see below)
-    except OSError as error:
-        raise Failure("cannot_write", f"{file}: {error.strerror}") from error
-    try:
-        for page in pages(call, query, None):
-            for task in page["tasks"]:
-                out.write(json.dumps(task, ensure_ascii=False, separators=(",", ":")) + "\n")
-            count += len(page["tasks"])
-    finally:
-        if file is not None:
-            out.close()
-    if file is not None and not call.answer({"file": file, "count": count}):
-        put(f"wrote {count} task(s) to {file}")
+    write_lines(call, file, (task for page in pages(call, query, None) for task in page["tasks"]), "task(s)")

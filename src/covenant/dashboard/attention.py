@@ -22,6 +22,7 @@ from covenant.doors.operator_api.operation import ApiContext, Services, encode
 from covenant.exchange import push as pushes
 from covenant.exchange import task_search
 from covenant.exchange.access.principals import Principal
+from covenant.exchange.audit_search import AuditFilter, find_audit
 from covenant.ledger.contract.ledger import Counts
 from covenant.ledger.contract.tasks import QueueQuery
 from covenant.wire.mailbox import FindRequest
@@ -131,7 +132,7 @@ async def find_needs(services: Services, operator: Principal) -> list[Need]:
         *await _lost_delegations(services, counts),
         *await _dead_pushes(services, operator),
         *await _parked(services, operator),
-        *await _refused_logins(services),
+        *await _refused_logins(services, operator),
     ]
 
 
@@ -223,10 +224,10 @@ async def _parked(services: Services, operator: Principal) -> Sequence[Need]:
     ]
 
 
-async def _refused_logins(services: Services) -> Sequence[Need]:
-    since_ms = services.ledger.now_ms() - LOGINS_MS
-    rows = [msgspec.json.decode(each.row) for each in await services.ledger.audit_recent(None, AUDIT_ROWS, since_ms)]
-    refused = [row for row in rows if row["kind"]["type"] == "authentication_failed"]
+async def _refused_logins(services: Services, operator: Principal) -> Sequence[Need]:
+    asked = AuditFilter(type="authentication_failed", since_ms=services.ledger.now_ms() - LOGINS_MS)
+    page = await find_audit(services.ledger, operator, asked, AUDIT_ROWS)
+    refused = [msgspec.json.decode(record.row) for record in page.records]
     if not refused:
         return ()
     count = len(refused) + sum(row["kind"].get("suppressed_before") or 0 for row in refused)

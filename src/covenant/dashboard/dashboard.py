@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from covenant.dashboard.act_pages import Act, ActPages
 from covenant.dashboard.admin_acts import DelegationAct, GrantAct, RevokeAct, TenantAct, TrustAct
 from covenant.dashboard.attention import AttentionEndpoint, RateSampler
+from covenant.dashboard.audit_export import AuditExport
 from covenant.dashboard.feed import FeedClock, FeedEndpoint
 from covenant.dashboard.form_page import FormPage
 from covenant.dashboard.login_pages import CodePage, LoginPage, LogoutPage
@@ -72,6 +73,7 @@ class Dashboard:
         more: dict[str, ASGIApp] = {
             "/session": SessionInfo(api, sessions, node),
             "/a2a/attention": AttentionEndpoint(api, self.sampler),
+            "/audit/export": AuditExport(api, sessions),
         }
         self._operations = operation_router(api, body_bytes_max=body_bytes_max, more=more)
         self.feed: Final = FeedEndpoint(api, sessions, base_url, node=node, followers_max=feeds_max)

@@ -494,8 +494,8 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
     ),
     (CapabilitiesPurged(before_ms=1, purged=2), '{"kind":"capabilities_purged","before_ms":1,"purged":2}'),
     (
-        AuditRecent(limit=20, since_ms=None, events=(msgspec.Raw(b'{"id":"e", "kind":{}}'),)),
-        '{"kind":"audit_recent","limit":20,"since_ms":null,"events":[{"id":"e", "kind":{}}]}',
+        AuditRecent(limit=20, since_ms=None, events=(msgspec.Raw(b'{"id":"e", "kind":{}}'),), next=7),
+        '{"kind":"audit_recent","limit":20,"since_ms":null,"events":[{"id":"e", "kind":{}}],"next":7}',
     ),
     (
         AuditIntegrity(report=AuditReport(events=1, anchors=1, valid=True, root_hash_hex="00")),

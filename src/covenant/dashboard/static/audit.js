@@ -6,10 +6,11 @@ import { copy, fill, find, icon, list } from "./dom.js";
 import { number, shortName, when } from "./format.js";
 
 const PAGE = 50;
+const EMPTY_MAX = 20;
 const SPANS_MS = { "1h": 3_600_000, "1d": 86_400_000, "7d": 604_800_000 };
 
 let rows = [];
-let more = false;
+let next = null;
 
 const address = () => new URLSearchParams(location.search);
 
@@ -19,27 +20,28 @@ function filter() {
   return { type: asked.get("type"), issuer: asked.get("issuer"), since_ms: span ? Date.now() - span : null };
 }
 
-const newestFirst = (events) => events.slice().sort((a, b) => b.timestamp_ms - a.timestamp_ms);
-
 async function load() {
-  const { events } = await get("audit/recent", { ...filter(), limit: PAGE });
-  rows = newestFirst(events);
-  more = events.length === PAGE;
+  rows = await page();
   draw();
 }
 
 async function loadMore() {
-  const before_ms = rows.at(-1)?.timestamp_ms;
-  const { events } = await get("audit/recent", { ...filter(), limit: PAGE, before_ms });
-  const known = new Set(rows.map((row) => row.id));
-  rows = [...rows, ...newestFirst(events).filter((event) => !known.has(event.id))];
-  more = events.length === PAGE;
+  rows = [...rows, ...(await page(next))];
   draw();
+}
+
+/** The next rows below a place, the newest first. One answer looks at a bounded number of rows: an empty one may have more behind it. */
+async function page(below = null) {
+  for (let tries = 0; ; tries++) {
+    const found = await get("audit/recent", { ...filter(), limit: PAGE, below });
+    next = below = found.next;
+    if (found.events.length || below === null || tries === EMPTY_MAX) return found.events.reverse();
+  }
 }
 
 function draw() {
   find("#none").hidden = rows.length > 0;
-  find("#more").hidden = !more;
+  find("#more").hidden = next === null;
   const given = Object.entries(filter()).filter(([, value]) => value);
   find("#export").href = `/ui/api/audit/export?${new URLSearchParams(given)}`;
   list(find("#rows"), rows, (event) => event.id, () => copy("event"), (row, event) => {

@@ -18,6 +18,8 @@ from covenant.doors.operator_api.operation import (
 )
 from covenant.doors.waits import Pause
 from covenant.exchange.access.principals import Principal
+from covenant.exchange.audit_search import AuditFilter, find_audit
+from covenant.ledger.contract.identities import LAST
 from covenant.model.errors import Conflict
 from covenant.model.grant import AuditReport, Grant, Identity
 from covenant.model.ids import AgentId, PublicKey
@@ -75,10 +77,17 @@ class RevokeCapabilityRequest(StrictRequest, frozen=True, kw_only=True):
 
 
 class RecentAuditRequest(Request, frozen=True, kw_only=True):
-    """`after`: the id of the newest row that the caller has; rows up to it are left out."""
+    """`after`: the id of the newest row that the caller has; rows up to it are left out.
+
+    `type` is a kind of row, `issuer` the beginning of a display. `below` is the `next` of the page before.
+    """
 
     limit: Whole | None = None
+    type: str | None = None
+    issuer: str | None = None
     since_ms: Whole | None = None
+    before_ms: Whole | None = None
+    below: Whole | None = None
     after: str | None = None
     wait_ms: Whole | None = None
 
@@ -173,12 +182,13 @@ class CapabilitiesPurged(ApiAnswer, frozen=True, kw_only=True, tag="capabilities
 
 
 class AuditRecent(ApiAnswer, frozen=True, kw_only=True, tag="audit_recent"):
-    """Each event is the row's exact text, as the hash chain covers it."""
+    """Each event is the row's exact text, as the hash chain covers it. `next`: older rows may be below this place."""
 
     limit: int
     since_ms: int | None
     events: tuple[msgspec.Raw, ...]
     truncated: bool = False
+    next: int | None
 
 
 class AuditIntegrity(ApiAnswer, frozen=True, kw_only=True, tag="audit_integrity"):
@@ -321,13 +331,19 @@ async def purge_capabilities(services: Services, caller: Principal, request: Pur
 
 async def recent_audit(services: Services, caller: Principal, request: RecentAuditRequest) -> AuditRecent:
     limit = page_limit(request.limit, AUDIT_LIMIT)
-    rows = [record.row for record in await services.registry.audit_recent(caller, limit, request.since_ms)]
-    if request.after is not None:
-        seen = [number for number, row in enumerate(rows) if _row_id(row).id == request.after]
-        rows = rows[seen[-1] + 1 :] if seen else rows
-    found = [msgspec.Raw(row.encode()) for row in rows]
-    events = fit(found)
-    return AuditRecent(limit=limit, since_ms=request.since_ms, events=events, truncated=len(events) < len(found))
+    below = LAST if request.below is None else request.below
+    asked = fill(AuditFilter, request)
+    page = await find_audit(services.ledger, caller, asked, limit, below)
+    records, following = page.records, request.after is not None
+    if following:
+        seen = [number for number, record in enumerate(records) if _row_id(record.row).id == request.after]
+        records = records[seen[-1] + 1 :] if seen else records
+    # Who follows comes back for newer rows, and who reads on for older ones: what does not fit is left for them.
+    found = [msgspec.Raw(record.row.encode()) for record in records]
+    events = fit(found) if following else fit(found[::-1])[::-1]
+    truncated = len(events) < len(found)
+    next_place = records[-len(events)].place if truncated and events and not following else page.next
+    return AuditRecent(limit=limit, since_ms=request.since_ms, events=events, truncated=truncated, next=next_place)
 
 
 async def audit_waiting(

@@ -9,7 +9,6 @@ import msgspec
 
 from covenant.exchange.access.principals import IdentityAuth, Principal, require_operator
 from covenant.exchange.access.tenants import CERTIFICATE_PREFIX_LENGTH, check_certificate_free
-from covenant.ledger.contract.identities import AuditRecord
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.identity_commands import (
     Enroll,
@@ -247,11 +246,6 @@ class IdentityAdmin:
     async def purge_grants(self, principal: Principal, before_ms: int) -> int:
         await require_operator(self._ledger, principal, "purging capabilities")
         return await self._ledger.commit(PurgeGrants(by=principal.agent, before_ms=before_ms))
-
-    async def audit_recent(self, principal: Principal, limit: int, since_ms: int | None) -> Sequence[AuditRecord]:
-        if not 1 <= limit <= 1_000:
-            raise Invalid("invalid_limit", "limit must be between 1 and 1000")
-        return await self._ledger.audit_recent(principal.viewer, limit, since_ms)
 
     async def audit_verify(self, principal: Principal) -> AuditReport:
         await require_operator(self._ledger, principal, "verifying the audit")

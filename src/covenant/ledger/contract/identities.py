@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -62,13 +62,21 @@ class IdentityLedger(Commits, Protocol):
     async def grants(self) -> Sequence[Grant]: ...
 
 
+LAST: Final = 2**63 - 1
+"""A place, and a time, that nothing is beyond."""
+
+
 class AuditRecord(msgspec.Struct, frozen=True, gc=False):
-    """`row` is the row's exact text. Each writer has a chain of its own; a ledger with one writer has one, unnamed."""
+    """`row` is the row's exact text. Each writer has a chain of its own; a ledger with one writer has one, unnamed.
+
+    `place` is the row's among those of all chains.
+    """
 
     index: int
     timestamp_ms: int
     row: str
     chain: str = ""
+    place: int = 0
 
 
 class AuditMark(NamedTuple):
@@ -82,8 +90,10 @@ class AuditMark(NamedTuple):
 
 class AuditLedger(Commits, Protocol):
     async def audit_recent(
-        self, issuer: PublicKey | None, limit: int, since_ms: int | None
-    ) -> Sequence[AuditRecord]: ...
+        self, issuer: PublicKey | None, limit: int, since_ms: int | None, before_ms: int = LAST, below: int = LAST
+    ) -> Sequence[AuditRecord]:
+        """The newest rows that pass, oldest first. `below`: of places before this one."""
+
     async def audited(self, timeout_ms: int) -> bool:
         """Wait until a row is written to the audit, by whomever, from the first await on. For a look before it."""
 

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from covenant.ledger.contract.identities import AuditMark, AuditRecord
+from covenant.ledger.contract.identities import LAST, AuditMark, AuditRecord
 from covenant.ledger.contract.task_query import (
     FoundPage,
     Place,
@@ -247,9 +247,11 @@ class Reads:
         await self.durable()
         return tuple(self._state.grants_by_signature.values())
 
-    async def audit_recent(self, issuer: PublicKey | None, limit: int, since_ms: int | None) -> Sequence[AuditRecord]:
+    async def audit_recent(
+        self, issuer: PublicKey | None, limit: int, since_ms: int | None, before_ms: int = LAST, below: int = LAST
+    ) -> Sequence[AuditRecord]:
         await self._archived()
-        return await self._history.audit_recent(issuer, limit, since_ms)
+        return await self._history.audit_recent(issuer, limit, since_ms, before_ms, below)
 
     async def audit_before(self, before_ms: int) -> Sequence[AuditMark]:
         await self._archived()

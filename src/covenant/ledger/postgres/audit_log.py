@@ -34,13 +34,18 @@ class AuditLog:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
-    async def recent(self, issuer: PublicKey | None, limit: int, since_ms: int | None) -> Sequence[AuditRecord]:
-        """The newest rows that pass the filters, oldest first."""
-        asked = statement("audit", "recent")
-        rows = await self._connections.fetch(asked, {"issuer": issuer, "count": limit, "since_ms": since_ms or 0})
-        return tuple(
-            AuditRecord(index=row["idx"], timestamp_ms=row["ts_ms"], row=row["row"], chain=row["chain"]) for row in rows
-        )
+    async def recent(
+        self, issuer: PublicKey | None, limit: int, since_ms: int | None, before_ms: int, below: int
+    ) -> Sequence[AuditRecord]:
+        values = {
+            "issuer": issuer,
+            "count": limit,
+            "since_ms": since_ms or 0,
+            "before_ms": before_ms,
+            "below": below,
+        }
+        rows = await self._connections.fetch(statement("audit", "recent"), values)
+        return tuple(AuditRecord(row["idx"], row["ts_ms"], row["row"], row["chain"], row["place"]) for row in rows)
 
     async def before(self, before_ms: int) -> Sequence[AuditMark]:
         rows = await self._connections.fetch(statement("audit", "before"), {"before_ms": before_ms})

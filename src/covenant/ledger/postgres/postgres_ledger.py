@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from covenant.ledger.clock import Clock
-from covenant.ledger.contract.identities import AuditMark, AuditRecord, RegisterChange
+from covenant.ledger.contract.identities import LAST, AuditMark, AuditRecord, RegisterChange
 from covenant.ledger.contract.ledger import Counts
 from covenant.ledger.contract.retention import Erased, EraseTasks
 from covenant.ledger.contract.task_query import FoundPage, QueueDepth, TaskCounts, TaskQuery, may_see
@@ -345,8 +345,10 @@ class PostgresLedger:
     def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
         return tuple(self._registers.stored_agents.get(tenant, {}).values())
 
-    async def audit_recent(self, issuer: PublicKey | None, limit: int, since_ms: int | None) -> Sequence[AuditRecord]:
-        return await self._audit.recent(issuer, limit, since_ms)
+    async def audit_recent(
+        self, issuer: PublicKey | None, limit: int, since_ms: int | None, before_ms: int = LAST, below: int = LAST
+    ) -> Sequence[AuditRecord]:
+        return await self._audit.recent(issuer, limit, since_ms, before_ms, below)
 
     async def audited(self, timeout_ms: int) -> bool:
         return await self._bell.wait(("audit",), timeout_ms)

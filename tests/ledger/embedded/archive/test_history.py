@@ -614,6 +614,8 @@ STATEMENTS = {
     "audit of an issuer": sql.AUDIT_RECENT[True],
 }
 VALUES: dict[str, object] = {
+    "before_ms": 9_000_000_000_000,
+    "below": 9_000_000_000_000,
     "viewer": BOB.pubkey,
     "recipient": BOB.pubkey,
     "sender": None,

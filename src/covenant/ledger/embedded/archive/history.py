@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from covenant.ledger.contract.identities import AuditRecord
+from covenant.ledger.contract.identities import LAST, AuditRecord
 from covenant.ledger.contract.task_query import AGENTS_COUNTED_MAX, FoundPage, TaskCounts, TaskQuery
 from covenant.ledger.contract.tasks import (
     ANY,
@@ -271,11 +271,12 @@ class History:
         """Ids of tasks that ended after a place, in that order, and the place to go on from."""
         return await self._ask(_finished, FINISHED, after=after_place, limit=limit)
 
-    async def audit_recent(self, issuer: PublicKey | None, limit: int, since_ms: int | None) -> Sequence[AuditRecord]:
-        """The newest rows that pass the filters, oldest first."""
-        return await self._ask(
-            _audit, AUDIT_RECENT[issuer is not None], issuer=issuer, limit=limit, since_ms=since_ms or 0
-        )
+    async def audit_recent(
+        self, issuer: PublicKey | None, limit: int, since_ms: int | None, before_ms: int = LAST, below: int = LAST
+    ) -> Sequence[AuditRecord]:
+        sql = AUDIT_RECENT[issuer is not None]
+        span = {"since_ms": since_ms or 0, "before_ms": before_ms, "below": below}
+        return await self._ask(_audit, sql, issuer=issuer, limit=limit, **span)
 
     async def audit_before(self, before_ms: int) -> tuple[int, int, str] | None:
         count, through, chain_hash = await self._ask(_before, AUDIT_BEFORE, before_ms=before_ms)

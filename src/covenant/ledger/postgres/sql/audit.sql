@@ -1,12 +1,18 @@
 -- The audit: a chain a node, each row with its place among all of them.
 
 -- :recent
-SELECT chain, idx, ts_ms, row FROM (
+SELECT chain, idx, place, ts_ms, row FROM (
     SELECT chain, idx, place, ts_ms, row FROM audit
     WHERE
         (:issuer::text IS NULL OR issuer = :issuer)
+        AND place < :below
+        AND place <= coalesce(
+            (SELECT max(place) FROM (SELECT place FROM audit WHERE ts_ms < :before_ms ORDER BY ts_ms DESC LIMIT 1000) AS o),
+            0
+        )
         AND place >= coalesce((SELECT min(place) FROM audit WHERE ts_ms >= :since_ms), 0)
         AND ts_ms >= :since_ms
+        AND ts_ms < :before_ms
     ORDER BY place DESC
     LIMIT :count
 ) AS x

@@ -1,0 +1,80 @@
+"""Rows of the audit by kind, issuer and time: the newest first, page by page, each page after a bounded look."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from covenant.exchange.access.principals import Principal
+from covenant.ledger.contract.identities import LAST, AuditLedger, AuditRecord
+from covenant.model.errors import Invalid
+
+LIMIT_MAX: Final = 1_000
+CHUNK_ROWS: Final = 1_000
+"""Read at once where rows are filtered by what they say."""
+CHUNKS_MAX: Final = 20
+"""A page looks at so many chunks. If it is not full by then, its `next` goes on from there."""
+
+
+class AuditFilter(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`issuer` is the beginning of a display; `since_ms` is included, `before_ms` is not."""
+
+    type: str | None = None
+    issuer: str | None = None
+    since_ms: int | None = None
+    before_ms: int | None = None
+
+
+class AuditPage(msgspec.Struct, frozen=True, gc=False):
+    """`records`, the oldest first. `next`: what is below this place was not looked at yet; None if nothing is."""
+
+    records: tuple[AuditRecord, ...]
+    next: int | None
+
+
+class _Kind(msgspec.Struct, frozen=True, gc=False):
+    type: str
+
+
+class _Issuer(msgspec.Struct, frozen=True, gc=False):
+    display: str = ""
+
+
+class _Row(msgspec.Struct, frozen=True, gc=False):
+    kind: _Kind
+    issuer: _Issuer
+
+
+_row: Final = msgspec.json.Decoder(_Row).decode
+
+
+async def find_audit(
+    ledger: AuditLedger, principal: Principal, asked: AuditFilter, limit: int, below: int = LAST
+) -> AuditPage:
+    """The newest rows below a place that pass the filter. Whoever is not the operator finds its own rows."""
+    if not 1 <= limit <= LIMIT_MAX:
+        raise Invalid("invalid_limit", f"limit must be between 1 and {LIMIT_MAX}")
+    narrow = asked.type is not None or asked.issuer is not None
+    before_ms = LAST if asked.before_ms is None else asked.before_ms
+    at_once = CHUNK_ROWS if narrow else limit
+    found: list[AuditRecord] = []
+    for _ in range(CHUNKS_MAX):
+        rows = await ledger.audit_recent(principal.viewer, at_once, asked.since_ms, before_ms, below)
+        for record in reversed(rows):
+            if narrow and not _passes(asked, record):
+                continue
+            found.append(record)
+            if len(found) == limit:
+                return AuditPage(tuple(reversed(found)), record.place)
+        if len(rows) < at_once:
+            return AuditPage(tuple(reversed(found)), None)
+        below = rows[0].place
+    return AuditPage(tuple(reversed(found)), below)
+
+
+def _passes(asked: AuditFilter, record: AuditRecord) -> bool:
+    said = _row(record.row)
+    if asked.type is not None and said.kind.type != asked.type:
+        return False
+    return asked.issuer is None or said.issuer.display.startswith(asked.issuer)
