@@ -6,6 +6,7 @@ import pytest
 
 from covenant.model.task_event import Ended
 from tests.conformance.a2a.bindings import Binding, Refused, words
+from tests.conformance.a2a.http_bindings import Rest
 from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
 from tests.conformance.a2a.spoken import BINDINGS
 from tests.waits import BOUND_S
@@ -37,6 +38,16 @@ async def test_what_has_ended_cannot_be_canceled_and_the_refusal_says_how_it_end
         await me.cancel(done.id)
     assert done.state in refused.value.message
     assert (await me.get(done.id)) == done
+
+
+@pytest.mark.parametrize("body", [b"", b" ", b"null", b"{}"])
+async def test_a_body_that_says_nothing_is_no_body(me: Binding, body: bytes) -> None:
+    assert isinstance(me, Rest)
+    parked = await me.task("ask")
+    headers = {"authorization": f"Bearer {me.token}", "content-type": "application/json"}
+    reply = await me.http.post(f"{me.url}/tasks/{parked.id}:cancel", content=body, headers=headers)
+    assert reply.status_code == 200
+    assert (await me.get(parked.id)).state == "canceled"
 
 
 async def test_canceling_twice_is_refused_the_second_time_and_changes_nothing(me: Binding) -> None:

@@ -51,6 +51,8 @@ from covenant.wire.a2a.dialects import PROTO_V03, REQUESTS_PROTO_V03, REQUESTS_V
 from covenant.wire.a2a.error_codes import Version, rest_error
 from covenant.wire.sse import KEEP_ALIVE, SseFormat
 
+EMPTY_BODIES: Final = frozenset({b"", b"null"})
+
 
 async def write_stream(
     stream: TaskStream, call: A2ACall, sse: SseFormat, *, tenancy: TenantAccess, receive: Receive, send: Send
@@ -282,7 +284,7 @@ class RestBinding(_Binding):
             self._admission.meter.timer(TRANSPORT, name).observe(perf_counter() - started_s)
 
     async def _body(self, admitted: AdmittedCaller, receive: Receive, send: Send) -> bytes:
-        """What needs nothing may come without one."""
+        """What needs nothing may come without one, or with `null`, as the official client in Go sends it."""
         if admitted.scope["method"] != "POST":
             return b"{}"
         body = await self._admission.read_body(admitted, receive, send, self._body_bytes_max)
@@ -292,7 +294,7 @@ class RestBinding(_Binding):
                 body.decode()
             except UnicodeDecodeError as wrong:
                 raise Invalid("invalid_json", f"the request is not UTF-8: {wrong.reason}") from None
-        return body if body.strip() else b"{}"
+        return body if body.strip() not in EMPTY_BODIES else b"{}"
 
     async def _refuse(self, send: Send, error: Exception, kind: Header, name: str, dialect: Dialect) -> None:
         if not isinstance(error, Refusal):
