@@ -37,7 +37,7 @@ CARD: Final = "http://127.0.0.1:{port}/.well-known/agent-card.json"
 LANGGRAPH: Final = "b64f8f1d-4baa-5eb0-a1cb-698f74330612"
 """The id that LangGraph's server makes of the graph's name `prove`."""
 ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?::[0-9a-f-]+)?")
-WHY_MAX: Final = 180
+WHY_MAX: Final = 260
 MARKS: Final = {"kept": "kept", "broken": "**broken**", "not offered": "–", "not checked": "?"}
 
 
@@ -52,10 +52,12 @@ class Server(NamedTuple):
     more: tuple[str, ...] = ()
 
 
-def covenant(policy: str, *more: str) -> Server:
+def covenant(policy: str, *more: str, hold_s: int = 0) -> Server:
+    """`hold_s`: how long held work waits for an operator; 0: as long as usual."""
+    bounded = f"COVENANT_A2A_HOLD_MS={hold_s * 1000} " if hold_s else ""
     return Server(
-        f"covenant-{policy}",
-        f"env PROVE_ON_LOST={policy} COVENANT_A2A_PUSH_NOTIFICATIONS=1 COVENANT_OUTBOUND_ALLOW=127.0.0.1 "
+        f"covenant-{policy}" + (f"-{hold_s}s" if hold_s else ""),
+        f"env PROVE_ON_LOST={policy} {bounded}COVENANT_A2A_PUSH_NOTIFICATIONS=1 COVENANT_OUTBOUND_ALLOW=127.0.0.1 "
         ".venv/bin/covenant serve examples/prove/covenant_agent.py --home {home} --http-port {port}",
         ".venv/bin/covenant",
         "covenant-a2a",
@@ -72,6 +74,7 @@ SERVERS: Final = (
     covenant("fail"),
     covenant("requeue", "--at-least-once"),
     covenant("hold"),
+    covenant("hold", hold_s=5),
     a2a_sdk("memory", "memory"),
     a2a_sdk("sqlite", "sqlite+aiosqlite:///{home}/tasks.db"),
     a2a_sdk("postgres", "{database} {home}"),

@@ -63,6 +63,12 @@ class TaskSeen(msgspec.Struct, frozen=True):
         return "".join(self.artifacts.values())
 
     @property
+    def stands(self) -> str:
+        """The state, and what the server says about it to whoever reads the task."""
+        said = read_text(((self.raw.get("status") or {}).get("message") or {}).get("parts"))
+        return f"{self.state!r}, and says {said!r}" if said else f"{self.state!r}"
+
+    @property
     def ended(self) -> bool:
         return self.state in TERMINAL
 

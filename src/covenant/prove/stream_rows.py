@@ -40,7 +40,7 @@ async def resumed(trial: Trial) -> None:
     now = await trial.until(task, lambda seen: seen.ended)
     trial.note(f"told {len(before)} chunks before, {len(counted(told.text))} in all; the task is {now.state}")
     if not now.ended:
-        raise Broken(f"the stream did not go on, and the task is still {now.state!r}")
+        raise Broken(f"the stream did not go on, and the task is still {now.stands}")
     if not told.ended:
         told.artifacts = dict(now.artifacts)
         trial.note("the end of the task was told by GetTask alone")

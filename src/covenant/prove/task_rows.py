@@ -30,7 +30,7 @@ async def interrupted(trial: Trial) -> None:
     trial.note(f"task {task.id}: {seen.state}, {runs} executions were begun")
     if seen.state not in TERMINAL | WAITING:
         raise Broken(
-            f"{trial.extent.bound_s:g} s after the restart the task is still {seen.state!r}; executions: {runs}"
+            f"{trial.extent.bound_s:g} s after the restart the task is still {seen.stands}; executions: {runs}"
         )
     if seen.state == "completed" and not seen.says(f"{key} done"):
         raise Broken(f"the task is said to be completed, and what it should have made is not there: {seen.text!r}")
