@@ -202,6 +202,7 @@ RUNS: dict[str, list[Words]] = {
     "settings show": [lambda _: [], lambda _: ["--files"]],
     "ui": [lambda _: ["--print"]],
     "version": [lambda _: []],
+    "ledger nodes": [lambda _: []],
     "doctor": [lambda _: []],
     "backup": [lambda d: [str(d.home.parent / f"{uuid4()}.backup")]],
     "restore": [lambda d: [backed_up(d), "--home", str(d.home.parent / str(uuid4()))]],

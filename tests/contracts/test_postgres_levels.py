@@ -14,6 +14,9 @@ from tests.ledger_contract.searches import course
 
 __all__ = ["databases"]
 
+UNDONE = {3: "ALTER TABLE nodes DROP COLUMN started_ms"}
+"""How to take back what a later level brought."""
+
 
 async def test_the_tasks_of_level_1_are_counted_by_lane_when_the_level_is_raised(databases: Databases) -> None:
     url = await databases.make()
@@ -27,6 +30,8 @@ async def test_the_tasks_of_level_1_are_counted_by_lane_when_the_level_is_raised
     try:
         for name in made:
             await connection.execute(f"DROP INDEX {name}")
+        for undo in UNDONE.values():
+            await connection.execute(undo)
         await connection.execute("DELETE FROM lane_counts WHERE kind = 'lane'")
         await connection.execute("UPDATE ledger_level SET level = 1")
         assert await migrate(connection) == 1

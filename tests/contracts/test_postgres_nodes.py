@@ -234,6 +234,9 @@ async def test_a_killed_node_is_lost_and_its_leases_are_shown_so(
     await engine.kill(ledger_of(a))
     await until(lambda: _holder_lost(b), nodes.LEASE_MS / 1_000 + nodes.BEAT_S)
     assert not b.ledger.alive(leased.lease.node, leased.lease.boot or "")
+    lost, living = await b.ledger.nodes()
+    assert [(node.node, node.alive, node.leases) for node in (lost, living)] == [("a", False, 1), ("b", True, 0)]
+    assert lost.started_at_ms <= lost.seen_at_ms <= living.seen_at_ms
     assert (await b.ledger.counts()).holders_lost == 1
     assert await b.take() == (), "what was begun is begun again by a repair alone"
     await b.requeue(task_id(1))

@@ -33,6 +33,14 @@ class LeaseSuite(Suite):
         assert entry.state is State.LEASED
         assert entry.lease == lease
 
+    async def test_a_node_is_told_with_its_run_and_what_its_agents_hold(self, driver: LedgerDriver) -> None:
+        ledger = driver.ledger
+        await driver.taken(make_task(1))
+        await driver.taken_here(make_task(2, recipient=CAROL))
+        (node,) = await ledger.nodes()
+        assert (node.node, node.boot, node.alive, node.leases) == (ledger.node, ledger.boot, True, 1)
+        assert 0 < node.started_at_ms <= node.seen_at_ms
+
     async def test_a_leased_task_is_not_received_again(self, driver: LedgerDriver) -> None:
         await driver.taken(make_task())
         assert await driver.take(count=10) == ()

@@ -36,6 +36,7 @@ PLACES: Final = {
     "prove": "prove.prove",
     "backup": "backup.backup",
     "restore": "backup.restore",
+    "ledger": "ledger_admin.ledger",
     "drain": "serve.drain",
     "completion": "completion.completion",
     "version": "main.version",

@@ -822,6 +822,7 @@ async def test_what_is_wrong_about_a_tenant_or_agent_is_said(
         ("end_backup", {"backup_id": "b"}),
         ("begin_drain", {}),
         ("drain_status", {}),
+        ("list_nodes", {}),
         ("show_settings", {}),
     ],
 )
@@ -833,6 +834,15 @@ async def test_tenants_are_the_operators_alone(
     assert told.answer["code"] == "operator_required"
     assert told.status in (None, 403)
     assert len(await under_test.audit("operator_required")) == 1
+
+
+async def test_the_operator_sees_the_daemon_itself_among_those_that_serve_the_ledger(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    (node,) = (await speaker.ask(under_test.operator, "list_nodes"))["nodes"]
+    assert node["alive"]
+    assert (node["node"], node["boot"]) == (under_test.ledger.node, under_test.ledger.boot)
+    assert (node["leases"], node["started_at_ms"] <= node["seen_at_ms"]) == (0, True)
 
 
 async def test_the_operator_has_the_ledger_copied_and_the_copy_removed(

@@ -1,4 +1,5 @@
-"""The operator's operations on the daemon as a whole: backups of its ledger, a drain for a deploy, its settings."""
+"""The operator's operations on the daemon as a whole: backups of its ledger, a drain for a deploy, its settings,
+and the daemons that share its ledger."""
 
 from __future__ import annotations
 
@@ -131,6 +132,26 @@ async def show_settings(services: Services, caller: Principal, _: EmptyRequest) 
     return SettingsShown(settings=services.settings)
 
 
+class NodeShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`leases`: what the agents in it hold. Of a node that is not alive, they have lost their holder."""
+
+    node: str
+    boot: str
+    alive: bool
+    started_at_ms: int
+    seen_at_ms: int
+    leases: int
+
+
+class NodeList(ApiAnswer, frozen=True, kw_only=True, tag="node_list"):
+    nodes: tuple[NodeShown, ...]
+
+
+async def list_nodes(services: Services, caller: Principal, _: EmptyRequest) -> NodeList:
+    await require_operator(services.ledger, caller, "nodes")
+    return NodeList(nodes=tuple([fill(NodeShown, node) for node in await services.ledger.nodes()]))
+
+
 DRAIN: Final = "/v1/admin/drain"
 BACKUPS: Final = "/v1/admin/backups"
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
@@ -138,5 +159,6 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("DELETE", f"{BACKUPS}/{{backup_id}}", end_backup, "Remove such a copy"),
     ApiOperation("POST", DRAIN, begin_drain, "Take nothing new, finish what runs, then stop the daemon"),
     ApiOperation("GET", DRAIN, drain_status, "Whether the daemon drains, and what is left"),
+    ApiOperation("GET", "/v1/admin/nodes", list_nodes, "The daemons that serve this ledger"),
     ApiOperation("GET", "/v1/admin/settings", show_settings, "The settings in force, and where each came from"),
 )

@@ -96,6 +96,19 @@ class Counts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What only this engine has to count."""
 
 
+class LedgerNode(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One daemon on this ledger: its last run. Times are by the clock of whatever holds the ledger."""
+
+    node: str
+    boot: str
+    alive: bool
+    started_at_ms: int
+    seen_at_ms: int
+    """When it was last known to live."""
+    leases: int
+    """What its agents hold. Of a node that is not alive, these leases have lost their holder."""
+
+
 class Ledger(DelegationLedger, PushLedger, IdentityLedger, AuditLedger, Protocol):
     @property
     def changes(self) -> ChangeLog:
@@ -111,4 +124,7 @@ class Ledger(DelegationLedger, PushLedger, IdentityLedger, AuditLedger, Protocol
         """A batch of finished tasks; they are unknown from then on, but for their ids."""
 
     async def counts(self) -> Counts: ...
+    async def nodes(self) -> Sequence[LedgerNode]:
+        """The daemons that have served this ledger, by name; one with a ledger of its own is the only one."""
+
     async def close(self) -> None: ...

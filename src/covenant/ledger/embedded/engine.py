@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract.identities import RegisterChange
-from covenant.ledger.contract.ledger import Counts
+from covenant.ledger.contract.ledger import Counts, LedgerNode
 from covenant.ledger.contract.retention import Erased, EraseTasks
 from covenant.ledger.embedded.journal.recovery import TornTail
 from covenant.ledger.embedded.queues import BodyNeeded, ReadBodies
@@ -79,6 +79,7 @@ class EmbeddedLedger(Reads):
         self.boot = boot
         self.clock = clock
         self.now_ms = clock.now_ms
+        self._started_at_ms = clock.now_ms()
         super().__init__(state, storage)
         self._new_id = new_id
         self._bell = KeyedWakeups()
@@ -345,6 +346,20 @@ class EmbeddedLedger(Reads):
             clock_steps=self.clock.steps_total,
             clock_paused_ms=self.clock.paused_ms_left,
             gauges={"durable_seq": journal.durable_seq, "archived_seq": archived_seq, "syncs": journal.batches},
+        )
+
+    async def nodes(self) -> Sequence[LedgerNode]:
+        await self.durable()
+        held = [entry.lease for entry in self._state.leases() if entry.lease is not None]
+        return (
+            LedgerNode(
+                node=self.node,
+                boot=self.boot,
+                alive=True,
+                started_at_ms=self._started_at_ms,
+                seen_at_ms=self.now_ms(),
+                leases=sum((lease.node, lease.boot) == (self.node, self.boot) for lease in held),
+            ),
         )
 
     async def close(self) -> None:

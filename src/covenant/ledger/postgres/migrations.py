@@ -12,7 +12,7 @@ import asyncpg
 from covenant.ledger.postgres.sql import text
 from covenant.model.errors import CovenantError
 
-LEVEL: Final = 2
+LEVEL: Final = 3
 
 _MADE: Final = """
 CREATE TABLE IF NOT EXISTS ledger_level (

@@ -15,7 +15,7 @@ import msgspec
 
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract.identities import LAST, AuditMark, AuditRecord, RegisterChange
-from covenant.ledger.contract.ledger import Counts
+from covenant.ledger.contract.ledger import Counts, LedgerNode
 from covenant.ledger.contract.retention import Erased, EraseTasks
 from covenant.ledger.contract.task_query import FoundPage, QueueDepth, TaskCounts, TaskQuery, may_see
 from covenant.ledger.contract.tasks import (
@@ -450,6 +450,10 @@ class PostgresLedger:
                 "nodes": self._membership.living,
             },
         )
+
+    async def nodes(self) -> Sequence[LedgerNode]:
+        rows = await self._history.rows("nodes")
+        return tuple([LedgerNode(**row) for row in rows])
 
     async def close(self) -> None:
         await self._writer.close()

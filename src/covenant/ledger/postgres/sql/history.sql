@@ -338,3 +338,12 @@ SELECT
     (SELECT count(*) FROM looked) AS looked,
     (SELECT coalesce(max(no), 0) FROM looked) AS last_no,
     (SELECT coalesce(max(created_at_ms), 0) FROM looked) AS last_ms
+
+-- :nodes
+SELECT
+    n.node, n.boot,
+    n.lost_at_ms IS NULL AND n.until_ms >= (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS alive,
+    n.started_ms AS started_at_ms, n.seen_ms AS seen_at_ms, count(l.no) AS leases
+FROM nodes AS n LEFT JOIN live AS l ON l.node = n.node AND l.boot = n.boot AND l.state = 'leased'
+GROUP BY n.node
+ORDER BY n.node

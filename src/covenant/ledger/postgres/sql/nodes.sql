@@ -1,11 +1,11 @@
 -- Nodes, writers, registers and news.
 
 -- :join
-INSERT INTO nodes (node, boot, seen_ms, until_ms, level)
-SELECT :node, :boot, t.now_ms, t.now_ms + :lease_ms::bigint, :level
+INSERT INTO nodes (node, boot, started_ms, seen_ms, until_ms, level)
+SELECT :node, :boot, t.now_ms, t.now_ms, t.now_ms + :lease_ms::bigint, :level
 FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms) AS t
 ON CONFLICT (node) DO UPDATE SET
-    boot = excluded.boot, seen_ms = excluded.seen_ms, until_ms = excluded.until_ms, level = excluded.level,
+    boot = excluded.boot, started_ms = excluded.started_ms, seen_ms = excluded.seen_ms, until_ms = excluded.until_ms, level = excluded.level,
     lost_at_ms = NULL, registers_seen = 0
 
 -- :new_writer
