@@ -3,8 +3,8 @@
     ITK/.venv/bin/python scripts/run_itk.py ITK --covenant .venv/bin/covenant [--peers python_v10,go_v10,ts_v10,…]
 
 ITK is a checkout of a2aproject/a2a-itk with the environments that its launchers expect. The interpreter is the one that
-has the kit's own requirements. `covenant` stands in an environment that has `fastapi` and `uvicorn` too: the daemon hosts
-the kit's executor for the official SDK, whose module imports them.
+has the kit's own requirements. `covenant` stands in an environment that has `fastapi` and `uvicorn` too: the daemon
+hosts the kit's executor for the official SDK, whose module imports them.
 
 A case is one peer, one binding and one behaviour. The kit calls the peer; the peer calls the daemon; the daemon's agent
 calls the peer. The script mounts the daemon where the kit looks for the agent under test, and takes it away at the end.
@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -94,7 +95,7 @@ def main() -> int:
 
 
 async def _run(cases: list[Case]) -> int:
-    import testlib  # noqa: PLC0415  (the kit's own module, on the path only now)
+    testlib = import_module("testlib")  # the kit's own, on the path only now
 
     peers = list(dict.fromkeys(peer for peer, _, _ in cases))
     processes, _, ports = await testlib.start_itk_cluster([*peers, "current"])
@@ -122,7 +123,7 @@ async def _try(execute: Callable[..., Awaitable[dict[str, dict[str, Any]]]], cas
                 protocols=[binding],
                 streaming=streamed,
             )
-    except Exception as failure:  # a case that raises has failed; the others go on
+    except Exception as failure:  # noqa: BLE001  a case that raises has failed; the others go on
         return f"failed: {failure!r}"
     return "passed" if all(outcome["passed"] for outcome in told.values()) else "failed"
 
