@@ -23,6 +23,7 @@ TASKS: Final = 100_000
 BYTES_MAX: Final = 60_000
 RECIPIENTS: Final = 100
 AT_ONCE: Final = 500
+LOADS: Final = 5
 
 
 async def _fill(home: Path) -> None:
@@ -43,22 +44,38 @@ def _run_apart(work: Coroutine[Any, Any, None]) -> None:
         pool.submit(asyncio.run, work).result()
 
 
+FIRST_ROW: Final = """
+new MutationObserver((_, observer) => {
+  if (!document.querySelector("#rows tr")) return;
+  window.firstRowMs = performance.now();
+  observer.disconnect();
+}).observe(document, { childList: true, subtree: true });
+"""
+
+
 def test_the_first_row_of_very_many_tasks_comes_with_few_bytes(
     chromium: Browser, daemons: LinkedDaemons, record_property: Callable[[str, object], None]
 ) -> None:
     _run_apart(_fill(daemons.folder / "a"))
     one = daemons.start("a")
     with open_visitor(chromium, one.daemon.url) as visitor:
+        visitor.context.add_init_script(FIRST_ROW)
         page = visitor.log_in(one.token, "/ui/tasks")
         page.wait_for_selector("#rows tr")
-        came: list[int] = []
         watcher = visitor.context.new_cdp_session(page)
         watcher.send("Network.enable")
+        came: list[int] = []
         watcher.on("Network.loadingFinished", lambda event: came.append(int(event["encodedDataLength"])))
-        page.reload()
-        page.wait_for_selector("#rows tr")
-        took_ms = page.evaluate("performance.now()")
-        assert page.inner_text("#lanes a:has-text('Queued') b").replace(",", "") == str(TASKS)
-        # What a warm browser is sent for the page: the machine's speed is told, and asserted nowhere.
-        assert sum(came) <= BYTES_MAX
-        record_property("measured", f"first row of {TASKS} tasks: {took_ms:.0f} ms, {sum(came)} bytes")
+        for browser in ("warm", "cold"):
+            watcher.send("Network.setCacheDisabled", {"cacheDisabled": browser == "cold"})
+            took_ms: list[float] = []
+            for _ in range(LOADS):
+                came.clear()
+                page.reload()
+                page.wait_for_selector("#rows tr")
+                took_ms.append(page.evaluate("window.firstRowMs"))
+                page.wait_for_selector(f"#lanes a:has-text('Queued') b:has-text('{TASKS:,}')")
+                # The machine's speed is told, and asserted nowhere.
+                assert sum(came) <= BYTES_MAX
+            told = f"{min(took_ms):.0f} ms at best of {LOADS}, {sorted(took_ms)[LOADS // 2]:.0f} in the middle"
+            record_property("measured", f"first row of {TASKS} tasks, {browser} browser: {told}, {sum(came)} bytes")

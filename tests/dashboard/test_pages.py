@@ -47,6 +47,53 @@ async def test_shells_are_sent_to_everybody_and_revalidated_by_their_content(dae
         assert (await browser.get("/ui/task/some-id")).content == files.pages["task"].body
 
 
+@pytest.mark.parametrize(
+    ("accepted", "packed"),
+    [
+        ("gzip", True),
+        ("br, GZIP;q=0.5", True),
+        ("gzip;q=0", False),
+        ("gzip; q=0.000", False),
+        ("br", False),
+        ("", False),
+    ],
+)
+async def test_text_is_compressed_for_browsers_that_take_it_so(
+    daemon: DaemonUnderTest, accepted: str, packed: bool
+) -> None:
+    body = StaticFiles().assets["app.css"].body
+    async with open_browser(daemon) as browser:
+        answer = await browser.get("/ui/static/app.css", **{"accept-encoding": accepted})
+        assert answer.headers.get("content-encoding") == ("gzip" if packed else None)
+        assert answer.headers["vary"] == "accept-encoding"
+        assert answer.content == body
+        assert (int(answer.headers["content-length"]) < len(body) // 2) == packed
+        tagged = {"accept-encoding": accepted, "if-none-match": answer.headers["etag"]}
+        assert (await browser.get("/ui/static/app.css", **tagged)).status_code == 304
+        other = {"accept-encoding": "" if packed else "gzip", "if-none-match": answer.headers["etag"]}
+        assert (await browser.get("/ui/static/app.css", **other)).status_code == 200, "another form has another tag"
+
+
+def test_a_shell_preloads_what_its_script_imports_and_the_scripts_stay_within_their_budget() -> None:
+    files = StaticFiles()
+    scripts = {name: file.body.decode() for name, file in files.assets.items() if name.endswith(".js")}
+    imported = {name: set(re.findall(r'from "\./([a-z_]+\.js)"', text)) for name, text in scripts.items()}
+    used = {"form.js"}
+    for name, page in files.pages.items():
+        text = page.body.decode()
+        (first,) = re.findall(r'<script type="module" src="/ui/static/([a-z_]+\.js)">', text)
+        wanted, ahead = set[str](), [first]
+        while ahead:
+            fresh = imported[ahead.pop()] - wanted
+            wanted |= fresh
+            ahead += fresh
+        assert set(re.findall(r'rel="modulepreload" href="/ui/static/([a-z_]+\.js)"', text)) == wanted, name
+        used |= {first} | wanted
+    assert used == set(scripts), "no script that no page uses"
+    assert len(scripts) <= 17
+    assert sum(map(len, scripts.values())) <= 95_000
+
+
 async def test_shells_and_scripts_name_no_other_origin_and_have_nothing_inline() -> None:
     files = StaticFiles()
     for name, file in {**files.pages, **files.assets}.items():

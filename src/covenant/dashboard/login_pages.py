@@ -102,7 +102,7 @@ class CodePage(EntryPage):
             class_="act",
         )
         lead = "A code from covenant ui works once, for a minute."
-        return FormPage("Log in", lead, form, refused=refused, script="code.js", kind=LOOK)
+        return FormPage("Log in", lead, form, refused=refused, script="form.js", kind=LOOK)
 
 
 class LogoutPage(PageEndpoint):

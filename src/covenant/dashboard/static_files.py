@@ -1,7 +1,11 @@
-"""The files that the dashboard is made of, as they stand in the package. Each has its hash as its tag."""
+"""The files that the dashboard is made of, as they stand in the package. Each has its hash as its tag.
+
+Text is compressed once, when it is read, for browsers that take it so.
+"""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from collections.abc import Mapping
 from importlib.resources import files
@@ -22,14 +26,29 @@ CONTENT_TYPES: Final[Mapping[str, bytes]] = {
     "ico": b"image/x-icon",
     "woff2": b"font/woff2",
 }
+COMPRESSED: Final = frozenset({PAGE, "css", "js", "svg"})
 # Kept by the browser, and asked for each time whether it is still the same: a new version is seen at once.
 _REVALIDATED: Final[Header] = (b"cache-control", b"no-cache")
+_VARY: Final[Header] = (b"vary", b"accept-encoding")
+_GZIP: Final[Header] = (b"content-encoding", b"gzip")
+
+
+class FileForm(NamedTuple):
+    """One form of a file, as it is sent."""
+
+    body: bytes
+    tag: bytes
+    headers: tuple[Header, ...]
 
 
 class StaticFile(NamedTuple):
-    body: bytes
     kind: bytes
-    tag: bytes
+    plain: FileForm
+    compressed: FileForm | None
+
+    @property
+    def body(self) -> bytes:
+        return self.plain.body
 
 
 class StaticFiles:
@@ -42,17 +61,38 @@ class StaticFiles:
             stem, _, ending = file.name.rpartition(".")
             if ending not in CONTENT_TYPES:
                 continue
-            body = file.read_bytes()
-            made = StaticFile(body, CONTENT_TYPES[ending], b'"%s"' % hashlib.sha256(body).hexdigest()[:32].encode())
+            made = _file(file.read_bytes(), ending)
             if ending == PAGE:
                 self.pages[stem] = made
             else:
                 self.assets[file.name] = made
 
 
+def _file(body: bytes, ending: str) -> StaticFile:
+    tag, kind = hashlib.sha256(body).hexdigest()[:32].encode(), CONTENT_TYPES[ending]
+    plain = FileForm(body, b'"%b"' % tag, ((b"etag", b'"%b"' % tag),))
+    if ending not in COMPRESSED:
+        return StaticFile(kind, plain, None)
+    # Two forms of one file have two tags: a cache between us and a browser keeps them apart.
+    packed = b'"%b-gz"' % tag
+    small = FileForm(gzip.compress(body, mtime=0), packed, ((b"etag", packed), _VARY, _GZIP))
+    return StaticFile(kind, plain._replace(headers=(*plain.headers, _VARY)), small)
+
+
 async def reply_file(scope: Scope, send: Send, file: StaticFile) -> None:
-    headers: tuple[Header, ...] = ((b"etag", file.tag),)
-    known = next((value for name, value in scope["headers"] if name == b"if-none-match"), b"")
-    tags = [tag.strip().removeprefix(b"W/") for tag in known.split(b",")]
-    status, body = (304, b"") if file.tag in tags else (200, file.body)
-    await reply(send, status, body, headers, kind=(b"content-type", file.kind), store=_REVALIDATED)
+    said: dict[bytes, bytes] = dict(scope["headers"])
+    form = file.plain
+    if file.compressed is not None and _takes_gzip(said.get(b"accept-encoding", b"")):
+        form = file.compressed
+    tags = [tag.strip().removeprefix(b"W/") for tag in said.get(b"if-none-match", b"").split(b",")]
+    status, body = (304, b"") if form.tag in tags else (200, form.body)
+    await reply(send, status, body, form.headers, kind=(b"content-type", file.kind), store=_REVALIDATED)
+
+
+def _takes_gzip(accepted: bytes) -> bool:
+    """Whether a browser named gzip, and not as what it refuses."""
+    for each in accepted.lower().split(b","):
+        name, _, weight = each.partition(b";")
+        if name.strip() == b"gzip":
+            return weight.replace(b" ", b"").rstrip(b"0").rstrip(b".") not in (b"q=", b"q=0")
+    return False

@@ -4,8 +4,7 @@ import { get, rest, session } from "./api.js";
 import { attempt, begin, stayHere } from "./app.js";
 import { linkOut } from "./conversation.js";
 import { copy, el, fill, find, icon, list } from "./dom.js";
-import { clipped, number, plural, pretty, shortId, when } from "./format.js";
-import { chip, stateOf } from "./states.js";
+import { chip, clipped, number, plural, pretty, shortId, stateOf, when } from "./format.js";
 
 const SIGNATURES = {
   valid: { label: "Signature holds", tone: "good", sign: "good" },

@@ -1,4 +1,4 @@
-// The daemon's operations as this session may call them.
+// The daemon's operations as this session may call them, and its feed: one connection for all tabs of this browser.
 
 export class Refused extends Error {
   constructor(status, code, message) {
@@ -60,3 +60,75 @@ export async function session() {
 
 /** The words of a path behind the page's name: `/ui/task/42` has `["42"]`. */
 export const rest = () => location.pathname.split("/").slice(3).filter(Boolean).map(decodeURIComponent);
+
+// The feed. The tab that holds the lock has the connection and tells the others. When it closes, another tab takes the
+// lock, and everybody reads anew what it shows (`resync`). A browser without locks (plain http from elsewhere) connects by itself.
+
+const NAME = "covenant.feed";
+const EVENTS = ["hello", "counts", "tasks", "peers", "pushes", "audit", "resync", "end"];
+const RETRY_MS = [500, 1_000, 2_000, 4_000, 8_000];
+
+const here = new EventTarget();
+const channel = new BroadcastChannel(NAME);
+let state = "connecting";
+let leads = false;
+
+/** `listener(data)` for each event of this kind; `state` tells of the connection: connecting, live, lost. */
+export function on(kind, listener) {
+  here.addEventListener(kind, (event) => listener(event.detail));
+}
+
+export function connect() {
+  channel.addEventListener("message", ({ data }) => {
+    if (data.kind === "who") {
+      if (leads) channel.postMessage({ kind: "state", data: state });
+    } else deliver(data.kind, data.data);
+  });
+  channel.postMessage({ kind: "who" });
+  if (navigator.locks) navigator.locks.request(NAME, lead);
+  else lead();
+}
+
+function deliver(kind, data) {
+  if (kind === "state") state = data;
+  if (kind === "end" && data.why !== "stopping") logIn();
+  here.dispatchEvent(new CustomEvent(kind, { detail: data }));
+}
+
+function tell(kind, data) {
+  deliver(kind, data);
+  channel.postMessage({ kind, data });
+}
+
+/** Holds the lock for as long as this tab is open. */
+function lead() {
+  leads = true;
+  open(0);
+  return new Promise(() => {});
+}
+
+/**
+ * After a broken connection the browser connects again by itself and says which event it has had last, so the daemon
+ * tells what was missed. It gives up when it is refused: then we ask why, and begin anew.
+ */
+function open(failures) {
+  const source = new EventSource("/ui/feed");
+  for (const kind of EVENTS) source.addEventListener(kind, (event) => tell(kind, JSON.parse(event.data)));
+  source.addEventListener("hello", () => {
+    tell("state", "live");
+    if (failures) tell("resync", {});
+    failures = 0;
+  });
+  source.addEventListener("error", () => {
+    if (state !== "lost") tell("state", "lost");
+    if (source.readyState === EventSource.CLOSED) {
+      setTimeout(() => again(failures + 1), RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]);
+    }
+  });
+}
+
+async function again(failures) {
+  const answer = await fetch("/ui/api/session").catch(() => null);
+  if (answer?.status === 401) tell("end", { why: "logged_out" });
+  else open(failures);
+}

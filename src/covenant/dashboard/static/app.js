@@ -1,8 +1,7 @@
 // The frame of every page: where one can go, whether the daemon is there, and who is logged in.
 
-import { Away, get, session } from "./api.js";
+import { Away, connect, get, on, session } from "./api.js";
 import { el, find, icon, throttled } from "./dom.js";
-import { connect, on } from "./feed.js";
 import { number } from "./format.js";
 
 const PAGES = [

@@ -3,8 +3,7 @@
 import { get, session } from "./api.js";
 import { begin } from "./app.js";
 import { copy, el, fill, find, icon, list, svg } from "./dom.js";
-import { number, when } from "./format.js";
-import { LANES } from "./states.js";
+import { LANES, number, when } from "./format.js";
 
 const SIGNS = {
   holder_lost: "lost", parked_long: "waits", push_dead: "push", delegation_lost: "peers",

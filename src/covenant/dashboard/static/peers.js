@@ -4,8 +4,7 @@ import { get, post, rest, session } from "./api.js";
 import { attempt, begin, stayHere } from "./app.js";
 import { linkOut } from "./conversation.js";
 import { copy, download, el, fill, find, icon, list } from "./dom.js";
-import { number, plural, shortId, when } from "./format.js";
-import { chip } from "./states.js";
+import { chip, number, plural, shortId, when } from "./format.js";
 
 const PATH = "api/v1/a2a";
 const TRUST = {

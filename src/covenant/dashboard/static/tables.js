@@ -3,8 +3,7 @@
 import { get, session } from "./api.js";
 import { begin } from "./app.js";
 import { copy, el, fill, find, list } from "./dom.js";
-import { bytes, duration, number, plural, shortId, shortName, when } from "./format.js";
-import { chip } from "./states.js";
+import { bytes, chip, duration, number, plural, shortId, shortName, when } from "./format.js";
 
 const PUSHES = {
   dead: { label: "Given up", tone: "bad", sign: "failed" },

@@ -1,15 +1,12 @@
 // One task: what it is, its story in time, what was said, and what can be done about it.
 
-import { get, post, rest, session } from "./api.js";
+import { get, on, post, rest, session } from "./api.js";
 import { attempt, begin, refuse, tabs } from "./app.js";
 import { drawTurn, readConversation, showParts } from "./conversation.js";
 import { copy, el, fill, find, icon, list, throttled } from "./dom.js";
-import { on } from "./feed.js";
-import { clipped, duration, exact, number, shortId, shortName, when } from "./format.js";
+import { chip, clipped, duration, exact, isOver, number, shortId, shortName, stateOf, when } from "./format.js";
 import { leaseOf, openRepair } from "./repair.js";
-import { chip, isOver, stateOf } from "./states.js";
-import { readTimeline } from "./timeline.js";
-import { drawWaterfall } from "./waterfall.js";
+import { drawWaterfall, readTimeline } from "./waterfall.js";
 
 const [id] = rest();
 const path = `a2a/tasks/${id}`;

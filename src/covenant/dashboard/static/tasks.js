@@ -1,12 +1,10 @@
 // The tasks: lanes with their counts, filters that are the address, and what can be done to many at once.
 
-import { get, session } from "./api.js";
+import { get, on, session } from "./api.js";
 import { attempt, begin, stayHere } from "./app.js";
-import { openBulk } from "./bulk.js";
+import { openBulk } from "./repair.js";
 import { copy, el, fill, find, findAll, icon, list } from "./dom.js";
-import { on } from "./feed.js";
-import { number, plural, shortId, shortName, when } from "./format.js";
-import { LANES, chip, stateOf } from "./states.js";
+import { chip, LANES, number, plural, shortId, shortName, stateOf, when } from "./format.js";
 
 const NAMES = ["state", "outcome", "text", "agent", "sender", "tenant", "kind", "origin", "parent", "context", "key", "id", "attempt_min", "cause", "order"];
 const SPANS_MS = { "1h": 3_600_000, "1d": 86_400_000, "7d": 604_800_000 };

@@ -1,12 +1,10 @@
 // A task and all that was delegated for it: an indented table with time bars. Branches that have ended are folded.
 
-import { get, rest } from "./api.js";
+import { get, on, rest } from "./api.js";
 import { attempt, begin } from "./app.js";
 import { linkOut } from "./conversation.js";
 import { copy, el, fill, find, icon, list, throttled } from "./dom.js";
-import { on } from "./feed.js";
-import { duration, exact, number, shortId, shortName } from "./format.js";
-import { chip, isOver, stateOf } from "./states.js";
+import { chip, duration, exact, isOver, number, shortId, shortName, stateOf } from "./format.js";
 import { setSpan } from "./waterfall.js";
 
 const [id] = rest();
