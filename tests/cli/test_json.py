@@ -211,9 +211,12 @@ RUNS: dict[str, list[Words]] = {
 
 def test_every_command_is_run_here_but_the_daemon_itself() -> None:
     # Those of peers need two daemons: tests/e2e/peers has them. A passphrase is changed while none runs. The kit starts
-    # servers of its own: tests/prove. A drain ends the daemon: test_drain.
+    # servers of its own: tests/prove. A drain ends the daemon: test_drain. A database: tests/e2e/test_shared_ledger.
     of_peers = {name for name in COMMANDS if name.startswith("peers ")}
-    assert COMMANDS.keys() - RUNS.keys() - of_peers == {"serve", "drain", "mcp", "passphrase", "prove"}
+    assert COMMANDS.keys() - RUNS.keys() - of_peers == {
+        *("serve", "drain", "mcp", "passphrase", "prove"),
+        *("ledger init", "ledger migrate", "ledger restored"),
+    }
     assert RUNS.keys() <= COMMANDS.keys()
 
 

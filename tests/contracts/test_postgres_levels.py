@@ -14,7 +14,7 @@ from tests.ledger_contract.searches import course
 
 __all__ = ["databases"]
 
-UNDONE = {3: "ALTER TABLE nodes DROP COLUMN started_ms"}
+UNDONE = {3: "ALTER TABLE nodes DROP COLUMN started_ms", 4: "DROP TABLE secrets, singletons"}
 """How to take back what a later level brought."""
 
 

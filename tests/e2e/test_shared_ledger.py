@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import shutil
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from covenant.agents.api import Agent, Turn
-from covenant.daemon.home import KEY_NAME, TOKEN_NAME, UnsafeHome
-from covenant.ledger.postgres.migrations import NotDurable
+from covenant.daemon.home import KEY_NAME, TOKEN_NAME, UnsafeHome, read_token
+from covenant.ledger.postgres.migrations import LEVEL, NotDurable
 from covenant.ledger.postgres.open_postgres import DatabaseUnusable
 from covenant.model.errors import HomeLocked, SettingsError
+from tests.cli.daemons import COVENANT
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.ledger_contract.postgres_server import Databases, at, databases
 from tests.waits import BOUND_S
@@ -129,6 +134,69 @@ async def test_a_home_without_the_shared_key_or_with_another_token_is_refused(tm
         with pytest.raises(HomeLocked):
             async with open_daemon_under_test(tmp_path / "a", ledger=shared(url)):
                 pass
+
+
+async def covenant(*words: str, passphrase: str = "") -> dict[str, Any]:
+    """What the command says with --json; `exit` is its exit code."""
+    variables = {**os.environ, "COVENANT_PASSPHRASE": passphrase, "COVENANT_LEDGER_DURABILITY": "os"}
+    running = await asyncio.create_subprocess_exec(
+        str(COVENANT), *words, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables
+    )
+    out, err = await asyncio.wait_for(running.communicate(), BOUND_S)
+    assert out, err
+    return {**json.loads(out), "exit": running.returncode}
+
+
+async def test_a_prepared_database_gives_key_and_token_to_whoever_knows_the_passphrase(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init = ("ledger", "init", "--ledger", url, "--home")
+    made = await covenant(*init, str(tmp_path / "a"), passphrase="open sesame")
+    assert (made["kind"], made["level"], made["shared"], made["exit"]) == ("ledger_init", LEVEL, True, 0)
+    wrong = await covenant(*init, str(tmp_path / "b"), passphrase="open barley")
+    assert (wrong["exit"], "the key in the database stays locked" in wrong["message"]) == (1, True)
+    none = await covenant(*init, str(tmp_path / "b"))
+    assert "copy identity/local.key" in none["message"]
+    monkeypatch.setenv("COVENANT_PASSPHRASE", "open sesame")
+    async with (
+        open_daemon_under_test(tmp_path / "a", ledger=shared(url)) as a,
+        open_daemon_under_test(tmp_path / "b", ledger=shared(url)) as b,
+    ):
+        assert a.token == b.token
+        assert a.operator.agent == b.operator.agent
+        nodes = (await b.ask("GET", "/v1/admin/nodes")).json()["nodes"]
+        assert [node["alive"] for node in nodes] == [True, True]
+    connection = await asyncpg.connect(url)
+    try:
+        left = await connection.fetchval("SELECT body FROM secrets")
+    finally:
+        await connection.close()
+    assert read_token(tmp_path / "a" / TOKEN_NAME) not in left
+
+
+async def test_daemons_with_one_passphrase_that_start_at_once_are_one_instance(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COVENANT_PASSPHRASE", "open sesame")
+    homes = [tmp_path / name for name in "abc"]
+    made = await asyncio.gather(
+        *(covenant("ledger", "init", "--ledger", url, "--home", str(home), passphrase="open sesame") for home in homes)
+    )
+    assert [each["exit"] for each in made] == [0, 0, 0]
+    assert len({read_token(home / TOKEN_NAME) for home in homes}) == 1
+
+
+async def test_the_schema_is_raised_by_a_command_and_a_database_that_is_missing_is_said(
+    url: str, tmp_path: Path
+) -> None:
+    home = ("--home", str(tmp_path))
+    assert (await covenant("ledger", "migrate", "--ledger", url, *home))["level"] == LEVEL
+    again = await covenant("ledger", "migrate", "--ledger", url, *home)
+    assert again["before"] == again["level"] == LEVEL
+    missing = await covenant("ledger", "migrate", "--ledger", at(url, "no_such_database"), *home)
+    assert "does not exist" in missing["message"]
+    unnamed = await covenant("ledger", "migrate", *home)
+    assert (unnamed["exit"], unnamed["code"]) == (1, "no_database")
 
 
 @pytest.mark.parametrize("chosen", [{"peers": {"enabled": True}}, {"a2a": {"push_notifications": True}}])

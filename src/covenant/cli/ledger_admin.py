@@ -1,14 +1,35 @@
-"""`covenant ledger`: the ledger that one daemon has for itself, or several share."""
+"""`covenant ledger`: the daemons that share a ledger, and the database that it is in."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
 
-from covenant.cli.options import CommandGroup, Invocation, daemon_command
-from covenant.cli.terminal import ago, print_table
+import click
+
+from covenant.cli.options import (
+    CommandGroup,
+    Function,
+    Invocation,
+    daemon_command,
+    given_before,
+    home_option,
+    json_option,
+)
+from covenant.cli.terminal import Failure, ago, json_shape, print_table, put, put_json, say
+from covenant.daemon.environment import PASSPHRASE_VARIABLE, environment
+from covenant.daemon.settings import Settings
+from covenant.daemon.settings_loader import load
+from covenant.model.errors import CovenantError
+
+T = TypeVar("T")
 
 ledger: Final = CommandGroup(
     "ledger", help="The ledger: the daemons that share it, and its database.", no_args_is_help=True
+)
+url_option: Final[Callable[[Function], Function]] = click.option(
+    "--ledger", "url", metavar="URL", help="The database. Default: the setting ledger.url."
 )
 
 
@@ -24,3 +45,96 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
     style, state = ("", "alive") if node["alive"] else ("red", "lost")
     times = (ago(node["started_at_ms"]), ago(node["seen_at_ms"]))
     return style, node["node"], state, *times, str(node["leases"]), node["boot"][:8]
+
+
+@ledger.command("init", epilog=json_shape("ledger_init", "home", "level", "shared"))
+@url_option
+@home_option("The home of the first daemon.")
+@json_option()
+def init(*, url: str | None, home: str | None, as_json: bool) -> None:
+    """Prepare an empty database for several daemons, without serving: its tables, and the instance's key and operator.
+
+    The key and the operator's token are made in the home. With COVENANT_PASSPHRASE they are also left in the database,
+    locked with it: a daemon with an empty home and the same passphrase takes them from there. Without a passphrase,
+    copy identity/local.key and operator.token into the home of each daemon. Does nothing where all is prepared.
+    """
+    settings = _settings(url, home)
+    level, is_shared = _run(lambda: _init(settings))
+    if as_json:
+        put_json({"kind": "ledger_init", "home": str(settings.home), "level": level, "shared": is_shared})
+        return
+    put(f"the database is ready, at level {level}")
+    if is_shared:
+        say(f"daemons with an empty home and the same {PASSPHRASE_VARIABLE} take key and token from the database")
+    else:
+        say(f"copy identity/local.key and operator.token from {settings.home} into the home of each other daemon")
+
+
+async def _init(settings: Settings) -> tuple[int, bool]:
+    from covenant.daemon.keystore import find_passphrase
+    from covenant.daemon.telemetry import Log
+    from covenant.daemon.wiring.postgres_storage import import_postgres
+    from covenant.daemon.wiring.storage import open_storage
+
+    async with open_storage(settings, Log()):
+        level: int = import_postgres("migrations").LEVEL
+        return level, find_passphrase(environment()) is not None
+
+
+@ledger.command("migrate", epilog=json_shape("ledger_migrated", "before", "level"))
+@url_option
+@home_option("The home whose settings name the database.")
+@json_option()
+def migrate(*, url: str | None, home: str | None, as_json: bool) -> None:
+    """Raise the database's schema to the level of this version. A daemon does the same when it starts."""
+    settings = _settings(url, home)
+    before, level = _run(lambda: _admin().migrate_database(settings.ledger.url))
+    if as_json:
+        put_json({"kind": "ledger_migrated", "before": before, "level": level})
+    else:
+        put(f"the schema is at level {level}" + ("" if before == level else f"; it was at {before}"))
+
+
+@ledger.command("restored", epilog=json_shape("ledger_restored", "fenced"))
+@url_option
+@home_option("The home whose settings name the database.")
+@json_option()
+def restored(*, url: str | None, home: str | None, as_json: bool) -> None:
+    """Say that the database was restored to an earlier moment, or that a standby which had lost commits took over.
+
+    Every run of every daemon is fenced, as what it knows may be of a later moment. Daemons that still run begin anew
+    with what the database has. What was acknowledged after that moment is lost: work that was done since then may be
+    done again.
+    """
+    settings = _settings(url, home)
+    fenced: int = _run(lambda: _admin().mark_restored(settings.ledger.url))
+    if as_json:
+        put_json({"kind": "ledger_restored", "fenced": fenced})
+    else:
+        put(f"{fenced} run(s) of daemons are fenced; those that still run begin anew")
+
+
+def _admin() -> Any:
+    from covenant.daemon.wiring.postgres_storage import import_postgres
+
+    return import_postgres("database_admin")
+
+
+def _settings(url: str | None, home: str | None) -> Settings:
+    try:
+        settings = load({"ledger.url": url}, environment(), home=given_before("home", home)).settings
+    except CovenantError as error:
+        raise Failure("bad_setting", str(error)) from error
+    if not settings.ledger.url:
+        raise Failure("no_database", "no database is named: give --ledger postgres://…, or the setting ledger.url")
+    return settings
+
+
+def _run(doing: Callable[[], Awaitable[T]]) -> T:
+    async def run() -> T:
+        return await doing()
+
+    try:
+        return asyncio.run(run())
+    except CovenantError as error:
+        raise Failure("ledger_unusable", str(error)) from error

@@ -96,6 +96,19 @@ class Keystore:
         """Whether there is a key that needs a passphrase."""
         return is_there(self._key_path) and LOCKED_MARK in read_secret(self._key_path)
 
+    @property
+    def has_passphrase(self) -> bool:
+        return self._locker is not None
+
+    def seal(self, text: str) -> str:
+        """Locked with the passphrase, for keeping elsewhere."""
+        assert self._locker is not None
+        return self._sealed(text)
+
+    def unseal(self, locked: str, named: str) -> bytes:
+        """Raises LockedHome, which says what `named` needs."""
+        return _unlock(self._locker, Path(named), locked.encode())
+
     def read_key(self) -> bytes | None:
         """None if this home has none yet. Raises LockedHome and UnsafeHome."""
         if not is_there(self._key_path):

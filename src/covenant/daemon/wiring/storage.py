@@ -7,12 +7,11 @@ rows that are new since the last start.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from covenant.daemon.environment import environment, machine_name, monotonic_ms, now_ms, program_environment
@@ -22,28 +21,22 @@ from covenant.daemon.schedulers import ArchiveReport, Maintenance, Scheduler, Sw
 from covenant.daemon.segment_shipper import SegmentShipper, command_words
 from covenant.daemon.settings import Settings, ledger_limits
 from covenant.daemon.telemetry import Log
+from covenant.daemon.wiring.postgres_storage import InstanceSecrets, agree_on_secrets, open_shared_ledger
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.clock import Uuids
-from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.ledger import Ledger, SharedLedger
 from covenant.ledger.embedded.backup_file import StagedBackups, read_incarnation
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.shipped_segments import ShippedSegments
 from covenant.ledger.embedded.open import open_ledger
-from covenant.model.errors import SettingsError, Unavailable
-from covenant.model.extras import install_command
+from covenant.model.errors import Unavailable
 from covenant.model.ids import PublicKey
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.seal.keys import new_private_key, new_token, token_hash, verify_grant
+from covenant.seal.keys import new_private_key, new_token, verify_grant
 
 MAINTENANCE_INTERVAL_MS: Final = 5_000
-
-
-COPY_KEY: Final = (
-    "daemons that share a ledger are one instance: copy identity/local.key and operator.token from the home of the "
-    "daemon that made it into this one"
-)
 
 
 class Clocks(NamedTuple):
@@ -79,24 +72,17 @@ async def open_storage(
     home = settings.home
     make_home(home)
     keystore = Keystore(home, find_passphrase(environment()))
-    key, token = await asyncio.to_thread(keystore.read_key), read_or_make_token(home, new_token)
+    key = await asyncio.to_thread(keystore.read_key)
     shipped = _shipped_segments(settings)
     async with _opened_ledger(settings, log, clocks, archive_apart=archive_apart, shipped=shipped) as ledger:
-        if key is None:
-            if await ledger.identities():
-                if settings.ledger.url:
-                    raise UnsafeHome(COPY_KEY)
-                raise UnsafeHome(
-                    f"{KEY_NAME} is missing, and this home's grants are signed with it; put it back from a backup, "
-                    "or start with an empty home"
-                )
-            key = await asyncio.to_thread(keystore.make_key, new_private_key)
-        elif await asyncio.to_thread(keystore.lock_key):
+        if isinstance(ledger, EmbeddedLedger):
+            key, token = await _own_secrets(ledger, keystore, home, key)
+        else:
+            key, token = await agree_on_secrets(settings, ledger, keystore, key)
+        if await asyncio.to_thread(keystore.lock_key):
             log.info("identity.locked", file=KEY_NAME)
         agent = operator_agent(OPERATOR_DISPLAY, key)
         await check_grants(ledger, agent.pubkey)
-        if settings.ledger.url:
-            await _check_shared_token(ledger, token)
         operator = await admit_operator(ledger, agent, token, partial(save_token, home))
         await _report(ledger, log)
         backups = shipper = None
@@ -118,6 +104,18 @@ async def open_storage(
                 *((shipper,) if shipper is not None else ()),
             ),
         )
+
+
+async def _own_secrets(ledger: Ledger, keystore: Keystore, home: Path, key: bytes | None) -> InstanceSecrets:
+    token = read_or_make_token(home, new_token)
+    if key is None:
+        if await ledger.identities():
+            raise UnsafeHome(
+                f"{KEY_NAME} is missing, and this home's grants are signed with it; put it back from a backup, "
+                "or start with an empty home"
+            )
+        key = await asyncio.to_thread(keystore.make_key, new_private_key)
+    return InstanceSecrets(key, token)
 
 
 def _shipped_segments(settings: Settings) -> ShippedSegments | None:
@@ -142,11 +140,12 @@ def _make_shipper(settings: Settings, ledger: EmbeddedLedger, shipped: ShippedSe
 @asynccontextmanager
 async def _opened_ledger(
     settings: Settings, log: Log, clocks: Clocks, *, archive_apart: bool, shipped: ShippedSegments | None
-) -> AsyncIterator[Ledger]:
+) -> AsyncIterator[EmbeddedLedger | SharedLedger]:
     async with AsyncExitStack() as stack:
+        ledger: EmbeddedLedger | SharedLedger
         if settings.ledger.url:
             stack.callback(lock_home(settings.home).close)
-            ledger: Ledger = await _open_shared(settings, clocks)
+            ledger = await open_shared_ledger(settings, clocks)
         else:
             ledger = await open_ledger(
                 settings.home,
@@ -163,44 +162,6 @@ async def _opened_ledger(
         stack.callback(log.info, "ledger.closed")
         stack.push_async_callback(ledger.close)
         yield ledger
-
-
-async def _open_shared(settings: Settings, clocks: Clocks) -> Ledger:
-    """The ledger that other daemons have, too. What only one daemon can do yet is refused here."""
-    for name, is_on in (
-        ("peers.enabled", settings.peers.enabled),
-        ("a2a.push_notifications", settings.a2a.push_notifications),
-    ):
-        if is_on:
-            raise SettingsError(f"{name} does not work with ledger.url yet; switch one of them off")
-    if settings.retention.tenant_bytes:
-        raise SettingsError("retention.tenant_bytes does not work with ledger.url yet; give retention.task_hours alone")
-    try:
-        postgres = await asyncio.to_thread(import_module, "covenant.ledger.postgres.open_postgres")
-    except ImportError as error:
-        raise SettingsError(
-            f"ledger.url needs the extra `postgres`: {install_command('postgres')} ({error})"
-        ) from error
-    home = settings.home.resolve()
-    # Two daemons of one machine are two nodes.
-    of_home = hashlib.sha256(str(home).encode()).hexdigest()[:8]
-    ledger: Ledger = await postgres.open_postgres_ledger(
-        settings.ledger.url,
-        clock=clocks.now_ms,
-        monotonic_ms=clocks.monotonic_ms,
-        clock_pause_ms=settings.daemon.clock_pause_ms,
-        limits=ledger_limits(settings),
-        durability=settings.ledger.durability,
-        node=settings.daemon.node or f"{machine_name()}-{of_home}",
-    )
-    return ledger
-
-
-async def _check_shared_token(ledger: Ledger, token: str) -> None:
-    """Daemons on one ledger have one operator, with one token: none of them revokes that of the others."""
-    live = [each for each in await ledger.identities() if each.operator and each.revoked_at_ms is None]
-    if live and all(each.token_sha256 != token_hash(token) for each in live):
-        raise UnsafeHome(COPY_KEY)
 
 
 async def _read_instance_keys(key: bytes, keystore: Keystore, clocks: Clocks) -> InstanceKeys:

@@ -128,3 +128,13 @@ class Ledger(DelegationLedger, PushLedger, IdentityLedger, AuditLedger, Protocol
         """The daemons that have served this ledger, by name; one with a ledger of its own is the only one."""
 
     async def close(self) -> None: ...
+
+
+class SharedLedger(Ledger, Protocol):
+    """A ledger that several daemons have: also what they need to have in common."""
+
+    async def secret(self, name: str) -> str | None:
+        """What a daemon has left under this name for all of them."""
+
+    async def keep_secret(self, name: str, body: str) -> None:
+        """Leave it, locked by whoever knows its key; the first one stays."""

@@ -12,7 +12,7 @@ import asyncpg
 from covenant.ledger.postgres.sql import text
 from covenant.model.errors import CovenantError
 
-LEVEL: Final = 3
+LEVEL: Final = 4
 
 _MADE: Final = """
 CREATE TABLE IF NOT EXISTS ledger_level (

@@ -24,6 +24,10 @@ class DatabaseUnusable(CovenantError):
     """The database cannot be reached, or refuses this program."""
 
 
+def unusable(error: BaseException) -> DatabaseUnusable:
+    return DatabaseUnusable(f"the ledger's database cannot be used: {str(error) or type(error).__name__}")
+
+
 async def open_postgres_ledger(
     dsn: str,
     *,
@@ -65,7 +69,7 @@ async def open_postgres_ledger(
             await connection.close()
         await connections.open()
     except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
-        raise DatabaseUnusable(f"the ledger's database cannot be used: {error or type(error).__name__}") from error
+        raise unusable(error) from error
     ledger = PostgresLedger(
         connections,
         writer=writer["writer"],

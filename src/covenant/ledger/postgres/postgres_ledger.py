@@ -455,6 +455,13 @@ class PostgresLedger:
         rows = await self._history.rows("nodes")
         return tuple([LedgerNode(**row) for row in rows])
 
+    async def secret(self, name: str) -> str | None:
+        found: str | None = await self._history.value("secret", kept_as=name)
+        return found
+
+    async def keep_secret(self, name: str, body: str) -> None:
+        await self._history.rows("keep_secret", kept_as=name, body=body)
+
     async def close(self) -> None:
         await self._writer.close()
         await self._membership.close()

@@ -347,3 +347,9 @@ SELECT
 FROM nodes AS n LEFT JOIN live AS l ON l.node = n.node AND l.boot = n.boot AND l.state = 'leased'
 GROUP BY n.node
 ORDER BY n.node
+
+-- :secret
+SELECT body FROM secrets WHERE name = :kept_as
+
+-- :keep_secret
+INSERT INTO secrets (name, body) VALUES (:kept_as, :body) ON CONFLICT (name) DO NOTHING

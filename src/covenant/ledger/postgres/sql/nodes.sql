@@ -38,6 +38,17 @@ WHERE
     AND until_ms < (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 RETURNING node
 
+-- :fence_writers
+UPDATE writers SET lost_at_ms = coalesce(lost_at_ms, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
+
+-- :fence_nodes
+WITH fenced AS (
+    UPDATE nodes SET lost_at_ms = (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+    WHERE lost_at_ms IS NULL
+    RETURNING 1
+)
+SELECT count(*) FROM fenced
+
 -- :nodes
 SELECT node, boot, lost_at_ms FROM nodes
 
