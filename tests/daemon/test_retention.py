@@ -1,5 +1,8 @@
 """Retention: what is kept no longer is erased by a pass of its own, for each tenant as long as it is kept there."""
 
+import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +10,16 @@ import msgspec
 import pytest
 
 from covenant.agents.api import Agent, Turn
+from covenant.daemon import schedulers
 from covenant.daemon.schedulers import Retention
-from covenant.daemon.wiring.storage import SYSTEM_CLOCKS
-from covenant.model.errors import SettingsError
+from covenant.ledger.contract.retention import ERASED_AT_ONCE_MAX
+from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME
 from covenant.model.settings import HOUR_MS
-from tests.daemon_under_test import DaemonUnderTest, make_settings, open_daemon_under_test
+from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.ledger_contract.fake_clock import FakeClock
+from tests.ledger_contract.postgres_server import Databases, databases
+
+__all__ = ["databases"]
 
 TASK_NOT_FOUND = -32001
 
@@ -36,7 +43,7 @@ async def call(daemon: DaemonUnderTest, token: str, method: str, params: dict[st
 
 
 async def send(daemon: DaemonUnderTest, token: str, text: str) -> str:
-    message = {"messageId": text, "role": "ROLE_USER", "parts": [{"text": text}]}
+    message = {"messageId": text[:100], "role": "ROLE_USER", "parts": [{"text": text}]}
     answer = await call(daemon, token, "SendMessage", {"message": message})
     return str(answer["result"]["task"]["id"])
 
@@ -112,10 +119,58 @@ async def test_the_audit_ages_out_and_its_chain_stays_valid(tmp_path: Path) -> N
         assert report.valid, report.failures
 
 
-async def test_a_size_is_refused_where_nobody_counts_it(tmp_path: Path) -> None:
-    settings = make_settings(
-        tmp_path / "home", ledger={"url": "postgresql://localhost/none"}, retention={"tenant_bytes": 1_000_000}
-    )
-    with pytest.raises(SettingsError, match=r"retention\.tenant_bytes does not work with ledger\.url"):
-        async with open_daemon_under_test(tmp_path / "home", settings=settings, serve=False):
-            raise AssertionError(SYSTEM_CLOCKS)
+async def test_on_a_shared_ledger_a_tenants_finished_tasks_take_no_more_than_it_may(
+    tmp_path: Path, databases: Databases
+) -> None:
+    url = await databases.borrow()
+    settings: dict[str, Any] = {
+        "ledger": {"url": url, "durability": "os"},
+        "retention": {"tenant_bytes": 10_000_000},
+    }
+    async with open_daemon_under_test(tmp_path / "home", echo(), **settings) as daemon:
+        small = await daemon.add_tenant("small", echo(), kept_bytes=5_000)
+        tasks = [await send(daemon, small, f"{number} hello" * 50) for number in range(10)]
+        others = await send(daemon, daemon.token, "hello")
+        erased = await retention(daemon).step()
+        left = [number for number, task_id in enumerate(tasks) if await knows(daemon, small, task_id)]
+        assert left == list(range(erased.tasks, 10))
+        assert 1 <= len(left) <= 5
+        assert await knows(daemon, daemon.token, others)
+        assert (await retention(daemon).step()).tasks == 0
+    await databases.give_back(url)
+
+
+async def test_a_tenant_that_has_much_to_erase_does_not_keep_the_others_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    async with open_daemon_under_test(tmp_path / "home", echo(), clock=clock) as daemon:
+        much = await daemon.add_tenant("a-much", echo(), kept_hours=1)
+        little = await daemon.add_tenant("b-little", echo(), kept_hours=1)
+        for number in range(2 * ERASED_AT_ONCE_MAX // 10):
+            await asyncio.gather(*(send(daemon, much, f"{number} {each}") for each in range(10)))
+        task_id = await send(daemon, little, "hello")
+        assert await knows(daemon, little, task_id)
+        clock.advance(HOUR_MS + 1)
+        monkeypatch.setattr(schedulers, "BATCHES_IN_PASS_MAX", 2)
+        assert (await retention(daemon).step()).tasks == ERASED_AT_ONCE_MAX + 1
+        assert not await knows(daemon, little, task_id)
+
+
+async def test_a_tenant_whose_tasks_cannot_be_erased_does_not_stop_the_pass_of_the_others(
+    tmp_path: Path,
+) -> None:
+    clock = FakeClock()
+    async with open_daemon_under_test(tmp_path / "home", echo(), clock=clock) as daemon:
+        stuck = await daemon.add_tenant("a-stuck", echo(), kept_bytes=1)
+        free = await daemon.add_tenant("b-free", echo(), kept_hours=1)
+        tasks = {token: await send(daemon, token, "hello") for token in (stuck, free)}
+        assert [await knows(daemon, token, task_id) for token, task_id in tasks.items()] == [True, True]
+        with closing(sqlite3.connect(tmp_path / "home" / ARCHIVE_NAME)) as db:
+            db.execute(
+                "CREATE TRIGGER kept BEFORE DELETE ON a2a_tasks WHEN old.tenant_id = 'a-stuck'"
+                " BEGIN SELECT raise(ABORT, 'this row stays'); END"
+            )
+        clock.advance(HOUR_MS + 1)
+        assert (await retention(daemon).step()).tasks == 1
+        assert [await knows(daemon, token, task_id) for token, task_id in tasks.items()] == [True, False]

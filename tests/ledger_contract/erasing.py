@@ -90,6 +90,24 @@ class ErasingSuite(Suite):
         assert (await erase(driver, limit=3)).tasks == 4
         assert await known(driver, *range(1, 8)) == []
 
+    async def test_the_oldest_go_while_a_tenants_tasks_take_more_than_they_may(self, driver: LedgerDriver) -> None:
+        await add_tenant(driver, "acme")
+        await finish(driver, *range(1, 8), tenant="acme")
+        await finish(driver, 8)
+        for _ in range(7):
+            await driver.drain()
+        which = EraseTasks(tenant="acme", before_ms=0, bytes_max=1, limit=3)
+        first = await driver.ledger.erase_tasks(which)
+        assert (first.tasks, first.more) == (3, True)
+        one = first.bytes // 3
+        room = EraseTasks(tenant="acme", before_ms=0, bytes_max=2 * one + one // 2)
+        assert (await driver.ledger.erase_tasks(room)).tasks == 2
+        assert await known(driver, *range(1, 9)) == [6, 7, 8]
+        assert (await driver.ledger.erase_tasks(room)).tasks == 0
+        aged = EraseTasks(tenant="acme", before_ms=driver.clock.now_ms + 1, bytes_max=100 * one)
+        assert (await driver.ledger.erase_tasks(aged)).tasks == 2
+        assert await known(driver, *range(1, 9)) == [8]
+
     async def test_the_id_of_an_erased_task_is_not_used_again(self, driver: LedgerDriver) -> None:
         await finish(driver, 1)
         driver.clock.advance(LATER_MS)

@@ -7,7 +7,8 @@ and tried again at its next time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
 import msgspec
@@ -209,26 +210,42 @@ class Retention:
         self._operator = operator
         self._settings = settings
         self._log = log
-        self._refused: str | None = None
+        self._refused: dict[str | None, str] = {}
 
     async def step(self) -> Erased:
         """One pass; what it erased."""
-        tasks = size = 0
+        erased = Erased(tasks=0, bytes=0)
         if not self._ledger.clock.is_paused():
-            batches = BATCHES_IN_PASS_MAX
-            for which in await self._rules():
-                erased = Erased(tasks=0, bytes=0, more=True)
-                while erased.more and batches:
-                    batches -= 1
-                    erased = await self._ledger.erase_tasks(
-                        msgspec.structs.replace(which, after_ms=erased.after_ms, after_no=erased.after_no)
-                    )
-                    tasks, size = tasks + erased.tasks, size + erased.bytes
-                    await asyncio.sleep(BATCH_PAUSE_S)
+            erased = await self._erase(await self._rules())
             await self._purge_audit()
-        if tasks:
-            self._log.info("retention.erased", tasks=tasks, bytes=size)
+        if erased.tasks:
+            self._log.info("retention.erased", tasks=erased.tasks, bytes=erased.bytes)
+        return erased
+
+    async def _erase(self, rules: Iterable[EraseTasks]) -> Erased:
+        """A batch of each tenant in turn, so that none waits for another that has much to erase, or is refused."""
+        waiting, tasks, size = deque(rules), 0, 0
+        for _ in range(BATCHES_IN_PASS_MAX):
+            if not waiting:
+                break
+            which = waiting.popleft()
+            try:
+                erased = await self._ledger.erase_tasks(which)
+            except Refusal as refusal:
+                self._tell_refusal(which.tenant, refusal)
+                continue
+            self._refused.pop(which.tenant, None)
+            tasks, size = tasks + erased.tasks, size + erased.bytes
+            if erased.more:
+                waiting.append(msgspec.structs.replace(which, after_ms=erased.after_ms, after_no=erased.after_no))
+            await asyncio.sleep(BATCH_PAUSE_S)
         return Erased(tasks=tasks, bytes=size)
+
+    def _tell_refusal(self, tenant: str | None, refusal: Refusal) -> None:
+        """Once for as long as it stays the same. None: the audit's."""
+        if self._refused.get(tenant) != refusal.code:
+            self._log.warning("retention.refused", tenant=tenant, code=refusal.code, reason=refusal.message)
+        self._refused[tenant] = refusal.code
 
     async def _rules(self) -> list[EraseTasks]:
         found = [("", TenantLimits()), *((each.name, each.limits) for each in await self._ledger.tenants())]
@@ -253,8 +270,6 @@ class Retention:
             await asyncio.sleep(self._settings.interval_ms / 1000)
             try:
                 await self.step()
-                self._refused = None
+                self._refused.pop(None, None)
             except Refusal as refusal:
-                if refusal.code != self._refused:
-                    self._log.warning("retention.refused", code=refusal.code, reason=refusal.message)
-                self._refused = refusal.code
+                self._tell_refusal(None, refusal)

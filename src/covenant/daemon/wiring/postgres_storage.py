@@ -65,8 +65,6 @@ async def open_shared_ledger(settings: Settings, clocks: Any) -> SharedLedger:
     ):
         if is_on:
             raise SettingsError(f"{name} does not work with ledger.url yet; switch one of them off")
-    if settings.retention.tenant_bytes:
-        raise SettingsError("retention.tenant_bytes does not work with ledger.url yet; give retention.task_hours alone")
     postgres = await asyncio.to_thread(import_postgres, "open_postgres")
     ledger: SharedLedger = await postgres.open_postgres_ledger(
         settings.ledger.url,

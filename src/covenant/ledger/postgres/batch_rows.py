@@ -15,18 +15,20 @@ from covenant.ledger.postgres.cache_rows import key_text
 from covenant.ledger.postgres.push_rows import idle_at_ms
 from covenant.ledger.postgres.registers import RegisterRow
 from covenant.ledger.postgres.sql import statement
-from covenant.ledger.postgres.stored_task import BIGINT_MAX, column, encode_head, encode_rest
-from covenant.ledger.postgres.working_set import Slot, WorkingSet
+from covenant.ledger.postgres.stored_task import BIGINT_MAX, Slot, column, encode_head, encode_rest
+from covenant.ledger.postgres.working_set import WorkingSet
 
 _encode: Final = msgspec.json.Encoder().encode
 
 _LIVE: Final = """no task_id n state a2a_state sender recipient lessee tenant agent_id context_id origin parent
     created_at_ms updated_at_ms generation turn attempt deadline_ms place settled_place touched touched_at_ms due_at_ms
-    shared node boot interrupted pushed ended_n head rest""".split()
+    shared node boot interrupted pushed ended_n head rest sender_display recipient_display task_kind idempotency_key
+    remote cause error_message intent size""".split()
 _MOVED: Final = """no n state a2a_state lessee updated_at_ms generation turn attempt place settled_place touched
-    touched_at_ms due_at_ms node boot interrupted pushed ended_n rest""".split()
+    touched_at_ms due_at_ms node boot interrupted pushed ended_n rest cause error_message size""".split()
 _TASKS: Final = """no task_id n a2a_state sender recipient lessee tenant agent_id context_id origin parent created_at_ms
-    updated_at_ms generation turn attempt settled_place ended_n error_message rest""".split()
+    updated_at_ms generation turn attempt settled_place ended_n error_message rest sender_display recipient_display
+    task_kind idempotency_key deadline_ms remote cause intent size""".split()
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -77,6 +79,14 @@ def _row(entry: Entry, slot: Slot) -> dict[str, Any]:
         "ended_n": slot.ended_n,
         "error_message": column(error) if isinstance(error, str) else "",
         "rest": encode_rest(entry),
+        "sender_display": task.sender.display,
+        "recipient_display": task.recipient.display,
+        "task_kind": column(task.task_kind) if task.task_kind is not None else None,
+        "idempotency_key": column(task.idempotency.key) if task.idempotency is not None else None,
+        "remote": task.target is not None,
+        "cause": entry.cause.value if entry.cause is not None else None,
+        "intent": slot.intent,
+        "size": slot.size,
     }
 
 

@@ -36,8 +36,9 @@ from covenant.ledger.postgres.news import encode_topics, topics_of
 from covenant.ledger.postgres.nodes import refresh_registers
 from covenant.ledger.postgres.registers import REGISTER_EVENTS, RegisterRow, Registers
 from covenant.ledger.postgres.sql import statement
+from covenant.ledger.postgres.stored_task import Slot
 from covenant.ledger.postgres.wanted import Missing, WantTask
-from covenant.ledger.postgres.working_set import Slot, WorkingSet
+from covenant.ledger.postgres.working_set import WorkingSet
 from covenant.model.errors import Refusal, Unavailable
 from covenant.model.grant import AuditHead
 from covenant.model.ids import TaskId

@@ -17,6 +17,8 @@ Count = tuple[str, str, int]
 """Kind, lane, and how many more or fewer."""
 
 ALL: Final = ""
+KEPT: Final = "kept"
+"""The kind of the bytes that the finished tasks of each tenant take; the lane is the tenant, or empty."""
 LANE: Final = "lane"
 """The kind of the counts of all tasks, ended ones too, by tenant, recipient and lane (see `lane_of`)."""
 

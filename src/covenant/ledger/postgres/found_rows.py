@@ -1,11 +1,16 @@
-"""Finding tasks: walked in the database, a part at a time and up to a bounded number, and looked at once more here."""
+"""Finding tasks: by an index for each filter, in the wanted order. The text alone is looked for in the tasks that a
+walk comes past, up to a bounded number.
+
+A row's columns tell all that a page tells. No task is read for it, however large it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from string import ascii_lowercase, ascii_uppercase
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+import asyncpg
 import msgspec
 
 from covenant.ledger.contract.task_query import (
@@ -18,54 +23,58 @@ from covenant.ledger.contract.task_query import (
     TaskCounts,
     TaskQuery,
     fold,
-    found_task,
-    passes,
     place_after,
+    state_word,
 )
-from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.states import State
+from covenant.ledger.machine.states import LEASED, State
 from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.sql import Statement, statements
-from covenant.ledger.postgres.stored_task import Row, column, decode_rest, decode_result, decode_task
+from covenant.ledger.postgres.stored_task import Row, column, decode_rest, uncolumn
+from covenant.model.task import Cause, Ending
 
-PART: Final = 500
-SCAN_MAX: Final = 20_000
-COUNT_MAX: Final = 20_000
+TEXT_PART: Final = 100
+TEXT_SCAN_MAX: Final = 1_000
+"""How many tasks are looked into for a text, for one page."""
+TEXT_BYTES_MAX: Final = 32 << 20
+"""How many bytes of tasks are looked into for a text, for one page."""
+COUNT_MAX: Final = 100_000
 """How many tasks are counted one by one, where no running total tells."""
+PREFIX_MIN: Final = 4
+"""A shorter beginning of an id leaves too many: it is a filter like others."""
+FEW: Final = 1_000
+"""What leaves at most so many tasks is named by their numbers."""
 
+Database: TypeAlias = "asyncpg.Connection[Any]"
+
+_TEXTS: Final = ("context", "task_kind", "key")
+"""What a sender chooses freely: a NUL in it is escaped. No other column holds one."""
 _CONDITIONS: Final = {
     "within": "tenant = :within",
     "tenant": "tenant = :tenant",
     "origin": "origin = :origin",
     "parent": "parent = :parent",
-    "context": "context_id = :context",
-    "attempt_min": "attempt >= :attempt_min",
+    "context": "context_id <> '' AND left(context_id, 200) = left(:context, 200) AND context_id = :context",
+    "agent": "recipient_display = :agent",
+    "sender": "sender_display = :sender",
+    "task_kind": "left(task_kind, 200) = left(:task_kind, 200) AND task_kind = :task_kind",
+    "key": "left(idempotency_key, 200) = left(:key, 200) AND idempotency_key = :key",
     "since_ms": "created_at_ms >= :since_ms",
     "until_ms": "created_at_ms < :until_ms",
     "moved_since_ms": "updated_at_ms >= :moved_since_ms",
-    "id": "starts_with(task_id, :id)",
-    "agent": "agent_id = :agent_id",
-    "viewer": ":viewer IN (sender, recipient)",
 }
-
-
-_HITS: Final = {
-    "agent": "f.body::json #>> '{task,recipient,display}' = :agent",
-    "sender": "f.body::json #>> '{task,sender,display}' = :sender",
-    "task_kind": "f.body::json #>> '{task,task_kind}' = :task_kind",
-    "key": "f.body::json #>> '{task,idempotency,key}' = :key",
-    "text": "strpos(translate(f.body::json #>> '{task,intent_text}', :upper, :lower), :folded) > 0",
-}
+_LIVE: Final = "live"
+_ENDED: Final = "tasks"
 
 
 async def find_tasks(connections: Connections, query: TaskQuery, totals: Totals) -> FoundPage:
     """`totals`: how many tasks are in each lane (see `lane_of`)."""
-    tasks, end = await _page(connections, query)
-    total, at_least = None, False
-    if query.count and all(getattr(query, name) == getattr(_NO_FILTER, name) for name in _UNCOUNTED):
-        total = running_total(await totals(), query)
-    elif query.count:
-        total, at_least = await _total(connections, query)
+    running = query.count and all(getattr(query, name) == getattr(_NO_FILTER, name) for name in _UNCOUNTED)
+    total, at_least = (running_total(await totals(), query), False) if running else (None, False)
+    async with connections.snapshot() as db:
+        search = await _search(db, query)
+        tasks, end = await _page(db, search)
+        if query.count and not running:
+            total, at_least = await _total(db, search)
     cursor = end.cursor(query.order) if end is not None else None
     return FoundPage(tasks=tuple(tasks), next=cursor, total=total, at_least=at_least)
 
@@ -90,70 +99,186 @@ def running_total(totals: Iterable[tuple[str, int]], query: TaskQuery) -> int:
 _LANES: Final = {State.DRAINED: ("failed", "done")}
 
 
-async def _page(connections: Connections, query: TaskQuery) -> tuple[list[FoundTask], Place | None]:
-    found: list[tuple[FoundTask, Place]] = []
-    at, seen = place_after(query), 0
-    while seen < SCAN_MAX:
-        rows = await _part(connections, query, at)
-        for row in rows:
-            at = Place(row["moment"], row["no"])
-            entry = _entry(row) if row["task_body"] is not None else None
-            if entry is None or not passes(query, entry):
-                continue
-            if len(found) == query.limit:
-                return [task for task, _ in found], found[-1][1]
-            lost = bool(row["holder_lost"])
-            found.append((msgspec.structs.replace(found_task(entry, _nobody), holder_lost=lost), at))
-        seen += len(rows)
-        if len(rows) < PART:
-            return [task for task, _ in found], None
-    return [task for task, _ in found], at
+class Search:
+    """The statements of a query, and their values."""
+
+    def __init__(self, query: TaskQuery, numbers: list[int] | None = None) -> None:
+        """`numbers`: of the tasks whose ids begin as the query says, if they are few."""
+        self.query = query
+        self.values: dict[str, Any] = msgspec.structs.asdict(query) | {"numbers": numbers}
+        for name in _TEXTS:
+            if (text := self.values[name]) is not None:
+                self.values[name] = column(text)
+        self._moment = "created_at_ms" if query.order == "created" else "updated_at_ms"
+        self._by_id = ["no = ANY(:numbers::bigint[])"] if numbers is not None else []
+        if query.id is not None and numbers is None:
+            self._by_id = ["starts_with(task_id, :id)"]
+        self._branches = [""]
+        if query.viewer is not None:
+            self._branches = list(self._of_viewer(query.viewer_names))
+
+    def _of_viewer(self, names: Sequence[str]) -> Iterator[str]:
+        """An identity's tasks are those for it and those that it sent: each under its names."""
+        for number, name in enumerate(names):
+            self.values[f"name_{number}"] = name
+            yield f"recipient_display = :name_{number} AND recipient = :viewer"
+            yield f"sender_display = :name_{number} AND sender = :viewer AND recipient <> :viewer"
+
+    def page(self, at: Place | None, count: int) -> tuple[Statement, dict[str, Any]]:
+        """The numbers of tasks behind a place, in order; without a look for the text."""
+        way, sign = ("ASC", ">") if self.query.ascending else ("DESC", "<")
+        values, begin = self.values | {"count": count}, ""
+        if at is not None:
+            values["at_ms"], values["at_no"] = at.ms, at.no
+            begin = f"({self._moment}, no) {sign} (:at_ms, :at_no)"
+        shape = {"moment": self._moment, "way": way}
+        text = statements("found")
+        walks = "UNION ALL".join(text["walk"].format(**each, **shape) for each in self._walks(begin))
+        return Statement(text["page"].format(walks=walks, way=way)), values
+
+    def total(self, most: int) -> tuple[Statement, dict[str, Any]]:
+        text = statements("found")
+        walks = "UNION ALL".join(text["counted"].format(**each) for each in self._walks(""))
+        return Statement(text["total"].format(walks=walks)), self.values | {"count": most}
+
+    def _walks(self, begin: str) -> Iterator[dict[str, str]]:
+        for kept in (_LIVE, _ENDED):
+            for branch in self._branches:
+                conditions = [each for each in (*self._conditions(kept), branch, begin) if each]
+                yield {"kept": kept, "conditions": " AND ".join(conditions) or "true"}
+
+    def _conditions(self, kept: str) -> Iterator[str]:
+        query, values = self.query, self.values
+        yield from self._by_id
+        for name, sql in _CONDITIONS.items():
+            value = values[name]
+            if value is not None:
+                yield "false" if isinstance(value, str) and "\x00" in value else sql
+        if query.attempt_min is not None:
+            yield "attempt > 1 AND attempt >= :attempt_min" if query.attempt_min > 1 else "attempt >= :attempt_min"
+        if query.cause is not None:
+            unusual = [] if query.cause == Cause.RESULT else ["cause <> 'result'"]
+            yield " AND ".join([*unusual, "cause = :cause" if "\x00" not in query.cause else "false"])
+        if query.states and kept == _LIVE:
+            yield _among("state", [state.value for state in query.states])
+        elif query.states and State.DRAINED not in query.states:
+            yield "false"
+        if query.outcomes:
+            unusual = [] if Ending.COMPLETED in query.outcomes else ["a2a_state <> 'completed'"]
+            yield " AND ".join([*unusual, _among("a2a_state", [outcome.value for outcome in query.outcomes])])
 
 
-async def _total(connections: Connections, query: TaskQuery) -> tuple[int, bool]:
-    at, seen, total = None, 0, 0
-    while seen < COUNT_MAX:
-        rows = await _part(connections, query, at)
-        total += sum(row["task_body"] is not None and passes(query, _entry(row)) for row in rows)
-        seen += len(rows)
-        if len(rows) < PART:
-            return total, False
-        at = Place(rows[-1]["moment"], rows[-1]["no"])
-    return total, True
+def _among(column_name: str, words: Sequence[str]) -> str:
+    """These words are ours. One alone keeps the order of an index."""
+    if len(words) == 1:
+        return f"{column_name} = '{words[0]}'"
+    listed = ", ".join(f"'{word}'" for word in words)
+    return f"{column_name} IN ({listed})"
 
 
-async def _part(connections: Connections, query: TaskQuery, at: Place | None) -> list[Row]:
-    values: dict[str, Any] = msgspec.structs.asdict(query) | {"count": PART}
-    if query.agent is not None:
-        values["agent_id"] = query.agent.partition("@")[0]
-    if query.context is not None:
-        values["context"] = column(query.context)
-    conditions = ["true", *_asked(query, _CONDITIONS)]
-    ended = list(conditions)
-    if query.states:
-        values["states"] = [state.value for state in query.states]
-        conditions.append("state = ANY(:states::text[])")
-        if State.DRAINED not in query.states:
-            ended.append("false")
-    if query.outcomes:
-        values["outcomes"] = [outcome.value for outcome in query.outcomes]
-        for each in (conditions, ended):
-            each.append("a2a_state = ANY(:outcomes::text[])")
-    if query.text is not None:
-        values |= {"upper": ascii_uppercase, "lower": ascii_lowercase, "folded": fold(query.text)}
-    moment = "created_at_ms" if query.order == "created" else "updated_at_ms"
-    sign = ">" if query.ascending else "<"
-    if at is not None:
-        values["at_ms"], values["at_no"] = at.ms, at.no
-    text = statements("found")["walk"].format(
-        hit=" AND ".join(["true", *_asked(query, _HITS)]),
-        moment=moment,
-        conditions=" AND ".join(conditions),
-        ended_conditions=" AND ".join(ended),
-        begin=f"AND ({moment}, no) {sign} (:at_ms, :at_no)" if at is not None else "",
-        way="ASC" if query.ascending else "DESC",
+async def _search(db: Database, query: TaskQuery) -> Search:
+    if query.id is None or len(query.id) < PREFIX_MIN:
+        return Search(query)
+    asked = Statement(statements("found")["begun_so"])
+    values = {"id_from": query.id, "id_to": f"{query.id}~", "count": FEW + 1}
+    numbers = [row["no"] for row in await db.fetch(asked.text, *asked.values(values))]
+    return Search(query, numbers if len(numbers) <= FEW else None)
+
+
+async def _fetch(db: Database, asked: Statement, values: dict[str, Any]) -> list[Row]:
+    return list(await db.fetch(asked.text, *asked.values(values)))
+
+
+async def _page(db: Database, search: Search) -> tuple[list[FoundTask], Place | None]:
+    query = search.query
+    found: list[Place] = []
+    if query.text is None:
+        places, end = await _places(db, search, place_after(query), query.limit + 1), None
+        found = [place for place, _ in places]
+    else:
+        found, end = await _with_text(db, search, place_after(query), query.limit + 1)
+    if len(found) > query.limit:
+        found = found[: query.limit]
+        end = found[-1]
+    rows = await _fetch(db, Statement(statements("found")["rows"]), {"nos": [place.no for place in found]})
+    by_no = {row["no"]: row for row in rows}
+    return [_found_task(by_no[place.no]) for place in found], end
+
+
+async def _places(db: Database, search: Search, at: Place | None, count: int) -> list[tuple[Place, int]]:
+    """Where tasks stand, and how large each is."""
+    return [(Place(row["moment"], row["no"]), row["size"]) for row in await _fetch(db, *search.page(at, count))]
+
+
+async def _with_text(db: Database, search: Search, at: Place | None, count: int) -> tuple[list[Place], Place | None]:
+    """Those that a walk comes past whose intent has the text; and where it stopped, if it went as far as it may."""
+    found: list[Place] = []
+    seen = size = 0
+    while len(found) < count:
+        if seen >= TEXT_SCAN_MAX or size >= TEXT_BYTES_MAX:
+            return found, at
+        walked = await _places(db, search, at, TEXT_PART)
+        part: list[Place] = []
+        for place, place_bytes in walked:
+            if part and size + place_bytes > TEXT_BYTES_MAX:
+                break
+            part.append(place)
+            size += place_bytes
+        hits = await _numbers_with_text(db, search.query, [place.no for place in part])
+        found += [place for place in part if place.no in hits]
+        seen += len(part)
+        if len(walked) < TEXT_PART and len(part) == len(walked):
+            return found, None
+        at = part[-1]
+    return found, None
+
+
+async def _numbers_with_text(db: Database, query: TaskQuery, numbers: list[int]) -> set[int]:
+    assert query.text is not None
+    values = {"nos": numbers, "upper": ascii_uppercase, "lower": ascii_lowercase, "folded": column(fold(query.text))}
+    rows = await _fetch(db, Statement(statements("found")["with_text"]), values)
+    return {row["no"] for row in rows}
+
+
+async def _total(db: Database, search: Search) -> tuple[int, bool]:
+    """How many tasks there are, and whether there may be more than were looked at."""
+    if search.query.text is not None:
+        found, end = await _with_text(db, search, None, COUNT_MAX)
+        return len(found), end is not None
+    (row,) = await _fetch(db, *search.total(COUNT_MAX + 1))
+    count: int = row["count"]
+    return min(count, COUNT_MAX), count > COUNT_MAX
+
+
+def _found_task(row: Row) -> FoundTask:
+    state, rest = State(row["state"]), decode_rest(row["rest"])
+    held = rest.lease if state is LEASED else None
+    return FoundTask(
+        task_id=row["task_id"],
+        parent=row["parent"],
+        context_id=uncolumn(row["context_id"]) or None,
+        tenant=row["tenant"],
+        agent=row["recipient_display"],
+        sender=row["sender_display"],
+        task_kind=uncolumn(row["task_kind"]) if row["task_kind"] is not None else None,
+        key=uncolumn(row["idempotency_key"]) if row["idempotency_key"] is not None else None,
+        origin=row["origin"],
+        state=state_word(state),
+        a2a_state=row["a2a_state"],
+        attempt=row["attempt"],
+        created_at_ms=row["created_at_ms"],
+        updated_at_ms=row["updated_at_ms"],
+        deadline_ms=row["deadline_ms"],
+        outcome=rest.ending,
+        cause=row["cause"],
+        lease_id=held.lease_id if held is not None else None,
+        leased_to=held.leased_to.display if held is not None else None,
+        leased_at_ms=held.leased_at_ms if held is not None else None,
+        holder_lost=bool(row["holder_lost"]),
+        intent=uncolumn(row["intent"]),
+        error_message=uncolumn(row["error_message"]) or None,
+        remote=row["remote"],
     )
-    return list(await connections.fetch(Statement(text), values))
 
 
 def count_lanes(totals: Iterable[tuple[str, int]], scope: TaskQuery) -> TaskCounts:
@@ -178,36 +303,3 @@ def _by_work(lanes: AgentLanes) -> tuple[int, int, str, str]:
         lanes.agent,
         lanes.tenant or "",
     )
-
-
-def _asked(query: TaskQuery, known: Mapping[str, str]) -> Iterator[str]:
-    """The conditions of a query. No column holds a NUL, but for contexts, where it is escaped."""
-    for name, sql in known.items():
-        value = getattr(query, name)
-        if value is not None:
-            yield "false" if isinstance(value, str) and "\x00" in value and name != "context" else sql
-
-
-def _entry(row: Row) -> Entry:
-    """What a query asks of an entry; not all of it."""
-    rest = decode_rest(row["rest"])
-    ended = row["ended_body"]
-    return Entry(
-        decode_task(row["task_body"]),
-        rest.digest,
-        State(row["state"]),
-        rest.accepted_at_ms,
-        rest.updated_at_ms,
-        turn=rest.turn,
-        attempt=rest.attempt,
-        lease=rest.lease,
-        interruption=rest.interruption,
-        result=decode_result(ended) if ended is not None else None,
-        ending=rest.ending,
-        cause=rest.cause,
-    )
-
-
-def _nobody(_node: str | None, _boot: str) -> bool:
-    """Whose holder is lost, the database tells."""
-    return True

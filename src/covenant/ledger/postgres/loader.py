@@ -15,7 +15,7 @@ import msgspec
 from covenant.ledger.machine.view import Cached, Remembered
 from covenant.ledger.postgres.cache_rows import OldResult, SharedWork, key_text
 from covenant.ledger.postgres.sql import statement
-from covenant.ledger.postgres.stored_task import Row, column, decode_archived, decode_entry, decode_task
+from covenant.ledger.postgres.stored_task import Row, Slot, column, decode_archived, decode_entry, decode_task
 from covenant.ledger.postgres.wanted import (
     Want,
     WantBody,
@@ -40,7 +40,7 @@ from covenant.ledger.postgres.wanted import (
     WantTask,
     WantUses,
 )
-from covenant.ledger.postgres.working_set import Slot, WorkingSet
+from covenant.ledger.postgres.working_set import WorkingSet
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage
 from covenant.model.push import Push
@@ -231,6 +231,7 @@ def _slot(row: Row, was: str) -> Slot:
     slot.n = slot.held_n = row["n"]
     slot.settled_place, slot.ended_n = row["settled_place"], row["ended_n"]
     slot.attempt, slot.turn = row["attempt"], row["turn"]
+    slot.intent, slot.size = row["intent"], row["size"]
     if was == "live":
         slot.place, slot.touched, slot.pushed = row["place"], row["touched"], row["pushed"]
     return slot

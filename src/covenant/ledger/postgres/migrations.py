@@ -12,7 +12,9 @@ import asyncpg
 from covenant.ledger.postgres.sql import text
 from covenant.model.errors import CovenantError
 
-LEVEL: Final = 4
+LEVEL: Final = 5
+MIGRATION_S: Final = 3_600.0
+"""How long one level may take: it may rewrite every task."""
 
 _MADE: Final = """
 CREATE TABLE IF NOT EXISTS ledger_level (
@@ -42,7 +44,7 @@ async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> in
                 "install the version that the other daemons have"
             )
         for number in range(found + 1, level + 1):
-            await connection.execute(text(f"level_{number}"))
+            await connection.execute(text(f"level_{number}"), timeout=MIGRATION_S)
             await connection.execute(
                 "INSERT INTO ledger_level (level) VALUES ($1) ON CONFLICT (only_one) DO UPDATE SET level = $1", number
             )

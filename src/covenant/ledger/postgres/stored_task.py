@@ -6,6 +6,7 @@ the task without its body, so that whoever decides about it need not read that.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ ARTIFACT: Final = "artifact"
 NOT_KEPT: Final = frozenset({LeaseRenewed, LeaseInterrupted, TaskPromoted, ResultDrained})
 """Events that history does not tell of."""
 
+_ESCAPED: Final = re.compile("\x01[\x01\x02]?")
+
 Row = Mapping[str, Any]
 
 
@@ -44,6 +47,51 @@ def column(text: str) -> str:
     if "\x00" not in text and "\x01" not in text:
         return text
     return text.replace("\x01", "\x01\x01").replace("\x00", "\x01\x02")
+
+
+def uncolumn(text: str) -> str:
+    """The text that `column` was given; it may have been cut."""
+    if "\x01" not in text:
+        return text
+    return _ESCAPED.sub(lambda pair: "\x00" if pair[0] == "\x01\x02" else "\x01", text)
+
+
+class Slot:
+    """Where a task is kept. `n` numbers its events; `was` is where it was when this batch began."""
+
+    __slots__ = (
+        "attempt",
+        "ended_n",
+        "held_n",
+        "intent",
+        "n",
+        "no",
+        "place",
+        "pushed",
+        "settled_place",
+        "size",
+        "touched",
+        "turn",
+        "was",
+    )
+
+    def __init__(self, no: int, was: str | None = None) -> None:
+        self.no = no
+        self.was = was
+        self.n = 0
+        self.held_n = 0
+        """What `n` was when this batch began."""
+        self.place = 0
+        self.settled_place: int | None = None
+        self.touched: int | None = None
+        self.pushed = False
+        self.ended_n: int | None = None
+        self.intent = ""
+        """The beginning of its intent."""
+        self.size = 0
+        """Of its events, in bytes."""
+        self.attempt, self.turn = 0, 1
+        """Of a task that has ended: what it goes on with if its result comes back."""
 
 
 class StoredEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_defaults=True):

@@ -53,9 +53,10 @@ from covenant.ledger.postgres.stored_task import (
     decode_result,
     decode_returned,
     decode_task,
+    uncolumn,
 )
 from covenant.ledger.watchers import step_of
-from covenant.model.errors import Invalid, InvalidParams
+from covenant.model.errors import InvalidParams
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.task import DELEGATION, Result, Task
 from covenant.model.task_event import Ended, StatusUpdate, Step
@@ -73,7 +74,7 @@ _FILTERS: Final = {
     "sender": "AND sender = :sender",
     "state": "AND a2a_state = :state",
     "moved_since_ms": "AND updated_at_ms >= :moved_since_ms",
-    "context_id": "AND context_id = :context_id",
+    "context_id": "AND left(context_id, 200) = left(:context_id, 200) AND context_id = :context_id",
 }
 _STATES: Final = {state.wire_name: state.value for state in State}
 REMOTE: Final = "covenant.remote"
@@ -92,14 +93,18 @@ class History:
         return next(iter(found[0].values())) if found else None
 
     async def erase(self, which: EraseTasks) -> Erased:
-        """One statement. The ids stay; sizes are not counted by tenant here."""
-        if which.bytes_max:
-            raise Invalid("no_sizes", "this ledger does not count what a tenant's tasks take; give an age alone")
+        """One statement. The ids stay."""
         whose = "tenant = :tenant" if which.tenant else "tenant IS NULL AND :tenant = ''"
         asked = Statement(statements("history")["erase"].format(whose=whose))
-        values = {"tenant": which.tenant, "after": which.after_no, "before_ms": which.before_ms, "count": which.limit}
+        values = {
+            "tenant": which.tenant,
+            "after": which.after_no,
+            "before_ms": which.before_ms,
+            "bytes_max": which.bytes_max,
+            "count": which.limit,
+        }
         (found,) = await self._connections.fetch(asked, values)
-        more = found["looked"] == which.limit and found["last_ms"] < which.before_ms
+        more = found["looked"] == which.limit and (found["too_large"] or found["last_ms"] < which.before_ms)
         return Erased(tasks=found["tasks"], bytes=found["bytes"], after_no=found["last_no"] if more else 0, more=more)
 
     async def entry(self, task_id: TaskId) -> Entry | None:
@@ -309,7 +314,7 @@ def _task_row(row: Row) -> TaskRow:
     return TaskRow(
         task_id=row["task_id"],
         agent_id=row["agent_id"],
-        context_id=row["context_id"].replace("\x01\x02", "\x00").replace("\x01\x01", "\x01"),
+        context_id=uncolumn(row["context_id"]),
         origin=row["origin"],
         state=row["a2a_state"],
         created_at_ms=row["created_at_ms"],

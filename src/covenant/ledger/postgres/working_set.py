@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from covenant.ledger.contract.task_query import excerpt
 from covenant.ledger.machine import effects
 from covenant.ledger.machine.effects import RequestKey
 from covenant.ledger.machine.entry import Entry, evolve
@@ -33,13 +34,13 @@ from covenant.ledger.machine.events import (
 from covenant.ledger.machine.states import DRAINED, LEASED, QUEUED, SETTLED
 from covenant.ledger.machine.view import Account, Archived, Remembered
 from covenant.ledger.postgres.cache_rows import SharedRows
-from covenant.ledger.postgres.counters import ALL, LANE, Count, Counters, lane_of
+from covenant.ledger.postgres.counters import ALL, KEPT, LANE, Count, Counters, lane_of
 from covenant.ledger.postgres.peer_rows import PeerRows
 from covenant.ledger.postgres.push_rows import PushRows
 from covenant.ledger.postgres.queue_head import QueueHead
 from covenant.ledger.postgres.register_view import RegisterView
 from covenant.ledger.postgres.registers import Registers
-from covenant.ledger.postgres.stored_task import BIGINT_MAX, NOT_KEPT, begins, encode_event, ends
+from covenant.ledger.postgres.stored_task import BIGINT_MAX, NOT_KEPT, Slot, begins, column, encode_event, ends
 from covenant.ledger.postgres.wanted import (
     Missing,
     WantBody,
@@ -57,44 +58,12 @@ from covenant.model.clock_steps import Ages
 from covenant.model.grant import AuditHead
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.settings import Limits
-from covenant.model.task import DELEGATION, CacheKey, Task, account_of
+from covenant.model.task import DELEGATION, CacheKey, Task, account_of, utf8_length
 
 LOOK_MAX: Final = 10_000
 """After a step of the clock it is not known what is due: so many are looked at."""
 IN_TURN_MAX: Final = 1_000
 """How many rows are loaded for a take of everybody's tasks, as far as that leaves each recipient one."""
-
-
-class Slot:
-    """Where a task is kept. `n` numbers its events; `was` is where it was when this batch began."""
-
-    __slots__ = (
-        "attempt",
-        "ended_n",
-        "held_n",
-        "n",
-        "no",
-        "place",
-        "pushed",
-        "settled_place",
-        "touched",
-        "turn",
-        "was",
-    )
-
-    def __init__(self, no: int, was: str | None = None) -> None:
-        self.no = no
-        self.was = was
-        self.n = 0
-        self.held_n = 0
-        """What `n` was when this batch began."""
-        self.place = 0
-        self.settled_place: int | None = None
-        self.touched: int | None = None
-        self.pushed = False
-        self.ended_n: int | None = None
-        self.attempt, self.turn = 0, 1
-        """Of a task that has ended: what it goes on with if its result comes back."""
 
 
 class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
@@ -383,12 +352,16 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
             self.entries[task_id] = new = replace(new, attempt=slot.attempt, turn=slot.turn)
         self.moved[task_id] = None
         slot.n += 1
+        if isinstance(event, ResultReturned):
+            self.counts.count(KEPT, new.task.tenant or ALL, -slot.size)
         if type(event) not in NOT_KEPT:
             kind, text = encode_event(event, encoded)
+            slot.size += utf8_length(text)
             generation = 0 if isinstance(event, ResultReturned) else getattr(event, "generation", 0)
             self.events.append((slot.no, slot.n, generation, ts_ms, kind, text))
         if begins(event):
             slot.place = self.next_place()
+            slot.intent = column(excerpt(new.task.intent_text))
         elif ends(event):
             slot.ended_n, slot.settled_place = slot.n, self.next_place()
         self._index(event, old, new, slot)
@@ -402,6 +375,7 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
             self._remember(key, effects.given_besides(self._requests.get(key), given))
         if new.state is DRAINED:
             self.counts.count("resolved", ALL, new.events)
+            self.counts.count(KEPT, new.task.tenant or ALL, slot.size)
 
     def _index(self, event: TaskEvent, old: Entry | None, new: Entry, slot: Slot) -> None:
         """Out of the queue of the old state, and into that of the new one."""

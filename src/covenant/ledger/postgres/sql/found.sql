@@ -1,11 +1,39 @@
--- Finding tasks, live and ended: walked in an order, a part at a time. What a row's columns do not tell is looked for in
--- the task itself; one that does not pass comes without it. JSON with a NUL cannot be looked into here, and passes.
+-- Finding tasks, live and ended, in an order. Every filter but that of the text is a condition on a row's columns.
+
+-- :page
+SELECT x.no, x.moment, x.size FROM (
+    {walks}
+) AS x
+ORDER BY x.moment {way}, x.no {way}
+LIMIT :count
 
 -- :walk
+(
+    SELECT no, {moment} AS moment, size FROM {kept}
+    WHERE {conditions}
+    ORDER BY {moment} {way}, no {way} LIMIT :count
+)
+
+-- :total
+SELECT count(*) FROM (
+    {walks}
+) AS x
+
+-- :counted
+(SELECT no FROM {kept} WHERE {conditions} LIMIT :count)
+
+-- :with_text
+SELECT e.no FROM events AS e
+WHERE
+    e.no = ANY(:nos::bigint[]) AND e.n = 1
+    AND strpos(translate(readable(e.body) #>> '{task,intent_text}', :upper, :lower), :folded) > 0
+
+-- :begun_so
+SELECT i.no FROM ids AS i WHERE i.task_id ~>=~ :id_from AND i.task_id ~<~ :id_to LIMIT :count
+
+-- :rows
 SELECT
     x.*,
-    CASE WHEN strpos(f.body, '\u0000') > 0 THEN f.body WHEN {hit} THEN f.body END AS task_body,
-    e.body AS ended_body,
     x.state = 'leased' AND (
         x.interrupted OR (
             x.boot IS NOT NULL AND x.node IS NOT NULL
@@ -15,20 +43,15 @@ SELECT
         )
     ) AS holder_lost
 FROM (
-    SELECT * FROM (
-        SELECT no, state, {moment} AS moment, interrupted, node, boot, rest, ended_n
-        FROM live WHERE {conditions} {begin}
-        ORDER BY {moment} {way}, no {way} LIMIT :count
-    ) AS l
+    SELECT
+        no, task_id, parent, context_id, tenant, recipient_display, sender_display, task_kind, idempotency_key, origin,
+        state, a2a_state, attempt, created_at_ms, updated_at_ms, deadline_ms, cause, intent, remote, rest, interrupted,
+        node, boot, left(error_message, 200) AS error_message
+    FROM live WHERE no = ANY(:nos::bigint[])
     UNION ALL
-    SELECT * FROM (
-        SELECT no, 'drained', {moment} AS moment, false, NULL, NULL, rest, ended_n
-        FROM tasks WHERE {ended_conditions} {begin}
-        ORDER BY {moment} {way}, no {way} LIMIT :count
-    ) AS t
-    ORDER BY moment {way}, no {way}
-    LIMIT :count
+    SELECT
+        no, task_id, parent, context_id, tenant, recipient_display, sender_display, task_kind, idempotency_key, origin,
+        'drained', a2a_state, attempt, created_at_ms, updated_at_ms, deadline_ms, cause, intent, remote, rest, false, NULL,
+        NULL, left(error_message, 200)
+    FROM tasks WHERE no = ANY(:nos::bigint[])
 ) AS x
-JOIN events AS f ON f.no = x.no AND f.n = 1
-LEFT JOIN events AS e ON e.no = x.no AND e.n = x.ended_n
-ORDER BY x.moment {way}, x.no {way}

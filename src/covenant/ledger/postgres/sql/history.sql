@@ -300,33 +300,47 @@ SELECT EXISTS (SELECT FROM envelopes WHERE sender = :sender AND jti = :jti AND u
 -- :messages
 SELECT body FROM messages ORDER BY place DESC LIMIT :count
 
+-- :kept
+SELECT coalesce(sum(n), 0)::bigint FROM lane_counts WHERE kind = 'kept' AND lane = :tenant
+
 -- :erase
-WITH looked AS (
-    SELECT no, created_at_ms, updated_at_ms FROM tasks
-    WHERE {whose} AND no > :after
-    ORDER BY no
-    LIMIT :count
+WITH held AS (
+    SELECT greatest(0, coalesce(sum(n), 0) - :bytes_max::bigint) AS excess FROM lane_counts
+    WHERE kind = 'kept' AND lane = :tenant AND :bytes_max::bigint > 0
+),
+looked AS (
+    SELECT no, created_at_ms, updated_at_ms, sum(size) OVER (ORDER BY no) AS passed, size FROM (
+        SELECT no, created_at_ms, updated_at_ms, size FROM tasks
+        WHERE {whose} AND no > :after
+        ORDER BY no
+        LIMIT :count
+    ) AS t
 ),
 gone AS (
     DELETE FROM tasks
-    WHERE no IN (SELECT no FROM looked WHERE updated_at_ms < :before_ms)
-    RETURNING no, tenant, recipient, a2a_state
+    WHERE no IN (
+        SELECT l.no FROM looked AS l CROSS JOIN held AS h
+        WHERE l.updated_at_ms < :before_ms OR l.passed - l.size < h.excess
+    )
+    RETURNING no, tenant, recipient, recipient_display, a2a_state, size
 ),
 told AS (
     DELETE FROM events WHERE no IN (SELECT no FROM gone)
-    RETURNING octet_length(body) AS size
 ),
 counted AS (
     INSERT INTO lane_counts AS c (kind, lane, writer, n)
-    SELECT x.kind, x.lane, 0, -count(*)
+    SELECT x.kind, x.lane, 0, -sum(x.n)
     FROM (
-        SELECT 'listed' AS kind, recipient || ' ' || a2a_state AS lane FROM gone WHERE tenant IS NOT NULL
+        SELECT 'kept' AS kind, coalesce(tenant, '') AS lane, size AS n FROM gone
+        UNION ALL
+        SELECT 'listed', recipient || ' ' || a2a_state, 1 FROM gone WHERE tenant IS NOT NULL
         UNION ALL
         SELECT
             'lane',
-            coalesce(g.tenant, '') || ' ' || (f.body::json -> 'task' -> 'recipient' ->> 'display') || ' ' || g.recipient
-            || CASE g.a2a_state WHEN 'failed' THEN ' failed' ELSE ' done' END
-        FROM gone AS g JOIN events AS f ON f.no = g.no AND f.n = 1
+            coalesce(tenant, '') || ' ' || recipient_display || ' ' || recipient
+            || CASE a2a_state WHEN 'failed' THEN ' failed' ELSE ' done' END,
+            1
+        FROM gone
     ) AS x
     GROUP BY x.kind, x.lane
     ON CONFLICT (kind, lane, writer) DO UPDATE SET n = c.n + excluded.n
@@ -334,10 +348,11 @@ counted AS (
 )
 SELECT
     (SELECT count(*) FROM gone) AS tasks,
-    (SELECT coalesce(sum(size), 0)::bigint FROM told) AS bytes,
+    (SELECT coalesce(sum(size), 0)::bigint FROM gone) AS bytes,
     (SELECT count(*) FROM looked) AS looked,
     (SELECT coalesce(max(no), 0) FROM looked) AS last_no,
-    (SELECT coalesce(max(created_at_ms), 0) FROM looked) AS last_ms
+    (SELECT coalesce(max(created_at_ms), 0) FROM looked) AS last_ms,
+    (SELECT h.excess > coalesce((SELECT max(l.passed) FROM looked AS l), 0) FROM held AS h) AS too_large
 
 -- :nodes
 SELECT

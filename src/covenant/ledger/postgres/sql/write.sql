@@ -31,7 +31,8 @@ new_live AS (
     INSERT INTO live (
         no, task_id, n, state, a2a_state, sender, recipient, lessee, tenant, agent_id, context_id, origin, parent,
         created_at_ms, updated_at_ms, generation, turn, attempt, deadline_ms, place, settled_place, touched,
-        touched_at_ms, due_at_ms, shared, node, boot, interrupted, pushed, ended_n, head, rest
+        touched_at_ms, due_at_ms, shared, node, boot, interrupted, pushed, ended_n, head, rest,
+        sender_display, recipient_display, task_kind, idempotency_key, remote, cause, error_message, intent, size
     )
     SELECT u.* FROM unnest(
         :l_no::bigint[], :l_task_id::text[], :l_n::integer[], :l_state::text[], :l_a2a_state::text[], :l_sender::text[],
@@ -40,7 +41,9 @@ new_live AS (
         :l_generation::integer[], :l_turn::integer[], :l_attempt::integer[], :l_deadline_ms::bigint[], :l_place::bigint[],
         :l_settled_place::bigint[], :l_touched::bigint[], :l_touched_at_ms::bigint[], :l_due_at_ms::bigint[],
         :l_shared::text[], :l_node::text[], :l_boot::text[], :l_interrupted::boolean[], :l_pushed::boolean[],
-        :l_ended_n::integer[], :l_head::text[], :l_rest::text[]
+        :l_ended_n::integer[], :l_head::text[], :l_rest::text[], :l_sender_display::text[], :l_recipient_display::text[],
+        :l_task_kind::text[], :l_idempotency_key::text[], :l_remote::boolean[], :l_cause::text[],
+        :l_error_message::text[], :l_intent::text[], :l_size::bigint[]
     ) AS u CROSS JOIN ok
 ),
 
@@ -49,16 +52,18 @@ moved_live AS (
         n = u.n, state = u.state, a2a_state = u.a2a_state, lessee = u.lessee, updated_at_ms = u.updated_at_ms,
         generation = u.generation, turn = u.turn, attempt = u.attempt, place = u.place, settled_place = u.settled_place,
         touched = u.touched, touched_at_ms = u.touched_at_ms, due_at_ms = u.due_at_ms, node = u.node, boot = u.boot,
-        interrupted = u.interrupted, pushed = u.pushed, ended_n = u.ended_n, rest = u.rest
+        interrupted = u.interrupted, pushed = u.pushed, ended_n = u.ended_n, rest = u.rest,
+        cause = u.cause, error_message = u.error_message, size = u.size
     FROM unnest(
         :m_no::bigint[], :m_n::integer[], :m_state::text[], :m_a2a_state::text[], :m_lessee::text[],
         :m_updated_at_ms::bigint[], :m_generation::integer[], :m_turn::integer[], :m_attempt::integer[],
         :m_place::bigint[], :m_settled_place::bigint[], :m_touched::bigint[], :m_touched_at_ms::bigint[],
         :m_due_at_ms::bigint[], :m_node::text[], :m_boot::text[], :m_interrupted::boolean[], :m_pushed::boolean[],
-        :m_ended_n::integer[], :m_rest::text[]
+        :m_ended_n::integer[], :m_rest::text[], :m_cause::text[], :m_error_message::text[],
+        :m_size::bigint[]
     ) AS u (
         no, n, state, a2a_state, lessee, updated_at_ms, generation, turn, attempt, place, settled_place, touched,
-        touched_at_ms, due_at_ms, node, boot, interrupted, pushed, ended_n, rest
+        touched_at_ms, due_at_ms, node, boot, interrupted, pushed, ended_n, rest, cause, error_message, size
     ) CROSS JOIN ok
     WHERE l.no = u.no
 ),
@@ -74,14 +79,17 @@ back_tasks AS (
 new_tasks AS (
     INSERT INTO tasks (
         no, task_id, n, a2a_state, sender, recipient, lessee, tenant, agent_id, context_id, origin, parent,
-        created_at_ms, updated_at_ms, generation, turn, attempt, settled_place, ended_n, error_message, rest
+        created_at_ms, updated_at_ms, generation, turn, attempt, settled_place, ended_n, error_message, rest,
+        sender_display, recipient_display, task_kind, idempotency_key, deadline_ms, remote, cause, intent, size
     )
     SELECT u.* FROM unnest(
         :t_no::bigint[], :t_task_id::text[], :t_n::integer[], :t_a2a_state::text[], :t_sender::text[],
         :t_recipient::text[], :t_lessee::text[], :t_tenant::text[], :t_agent_id::text[], :t_context_id::text[],
         :t_origin::text[], :t_parent::text[], :t_created_at_ms::bigint[], :t_updated_at_ms::bigint[],
         :t_generation::integer[], :t_turn::integer[], :t_attempt::integer[], :t_settled_place::bigint[],
-        :t_ended_n::integer[], :t_error_message::text[], :t_rest::text[]
+        :t_ended_n::integer[], :t_error_message::text[], :t_rest::text[], :t_sender_display::text[],
+        :t_recipient_display::text[], :t_task_kind::text[], :t_idempotency_key::text[], :t_deadline_ms::bigint[],
+        :t_remote::boolean[], :t_cause::text[], :t_intent::text[], :t_size::bigint[]
     ) AS u CROSS JOIN ok
 ),
 
