@@ -185,6 +185,8 @@ RUNS: dict[str, list[Words]] = {
     "tenants limit": [lambda d: [tenant(d), "--burst", "5"]],
     "a2a push list": [lambda _: [], lambda _: ["--limit", "1"]],
     "a2a push retry": [pushed],
+    "tenants remove": [lambda d: [tenant(d), "--dry-run"], lambda d: [tenant(d), "--reason", "over", "--yes"]],
+    "tenants traces": [lambda d: [f"gone-{uuid4().hex[:8]}"]],
     "tenants disable": [lambda d: [tenant(d)]],
     "tenants enable": [lambda d: [tenant(d)]],
     "tenants rotate": [lambda d: [tenant(d)], lambda _: ["default"]],

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sqlite3
 import time
 import urllib.error
 import urllib.request
@@ -12,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.cli.daemons import Daemon, covenant
+from tests.cli.daemons import Daemon, Ran, covenant
 from tests.places import short_folder
 from tests.waits import BOUND_S
 
@@ -184,3 +185,99 @@ def test_files_are_read_at_the_start_and_when_they_change(home: Path) -> None:
     until(lambda: daemon.json("agents", "list", "--tenant", "acme")["count"] == 2)
     assert daemon.stop() == 0
     assert covenant("doctor", "--home", str(home)).code == 0
+
+
+SEND = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage"}
+
+
+def send(daemon: Daemon, token: str, agent: str, text: str, key: str) -> tuple[int, Any]:
+    params = {
+        "message": {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": text}]},
+        "metadata": {"covenant.idempotency": {"key": key}},
+        "configuration": {"returnImmediately": True},
+    }
+    return ask(daemon, token, "POST", f"/v1/a2a/agents/{agent}", {**SEND, "params": params})
+
+
+def refused(daemon: Daemon, *words: str) -> Ran:
+    ran = daemon.run(*words)
+    assert ran.code == 1, ran
+    return ran
+
+
+def left_bytes(home: Path, *words: str) -> list[str]:
+    """The files, but for the archive with its audit, that have one of the words."""
+    found = (path for path in home.rglob("*") if path.is_file() and not path.name.startswith("archive.db"))
+    return [path.name for path in found if any(word.encode() in path.read_bytes() for word in words)]
+
+
+def test_a_removed_tenant_leaves_nothing_and_its_name_is_free(home: Path) -> None:
+    daemon = Daemon(home)
+    try:
+        token = daemon.json("tenants", "add", "acme")["token"]
+        other = daemon.json("tenants", "add", "acme-2")["token"]
+        for name in ("acme", "acme-2"):
+            daemon.json("agents", "add", "helper", "--tenant", name)
+        daemon.json("identities", "enroll", "helper@acme")
+        secret = f"secret-{uuid4().hex}"
+        old = send(daemon, token, "helper", secret, "same key")[1]["result"]["task"]["id"]
+        kept = send(daemon, other, "helper", "of another", "same key")[1]["result"]["task"]["id"]
+        memory = home / "memory" / "acme"
+        memory.mkdir(parents=True)
+        (memory / "helper.json").write_text(secret)
+        assert daemon.json("tenants", "traces", "acme", code=1)["left"] > 0
+        assert daemon.json("tenants", "remove", "acme", "--dry-run")["holdings"]["live"] == {"queued": 1}
+        at_work = refused(daemon, "tenants", "remove", "acme", "--reason", "over", "--yes")
+        assert "1 queued at helper@acme" in at_work.err
+        assert send(daemon, token, "helper", "still", "2")[0] == 200
+        removed = daemon.json("tenants", "remove", "acme", "--reason", "over", "--yes", "--cancel-live")
+        assert (removed["done"], removed["left"], removed["tasks"], removed["canceled"]) == (True, 0, 2, 2)
+        assert len(removed["places"]) > 10
+        assert send(daemon, token, "helper", "again", "3")[0] == 401
+        assert daemon.json("tenants", "traces", "acme")["left"] == 0
+        assert left_bytes(home, secret, '@acme"') == []
+        with sqlite3.connect(f"file:{home}/archive.db?mode=ro", uri=True) as archive:
+            assert secret not in "\n".join(archive.iterdump())
+        assert daemon.run("audit", "verify").code == 0
+        assert refused(daemon, "a2a", "show", old).err
+        anew = daemon.json("tenants", "add", "acme")["token"]
+        assert ids(daemon, anew) == ["index"]
+        daemon.json("agents", "add", "helper", "--tenant", "acme")
+        status, answer = send(daemon, anew, "helper", "something else", "same key")
+        assert (status, answer["result"]["task"]["status"]["state"]) == (200, "TASK_STATE_SUBMITTED")
+        assert answer["result"]["task"]["id"] != old
+        assert ask(daemon, anew, "GET", f"/a2a/tasks/{old}")[0] in (403, 404)
+        assert daemon.json("a2a", "show", kept)["state"] == "queued"
+    finally:
+        daemon.stop()
+
+
+def test_only_the_operator_removes_a_tenant_and_never_the_first_one(daemon: Daemon) -> None:
+    name, token = add_tenant(daemon)
+    path = f"/v1/admin/tenants/{name}/removal"
+    body = {"dry_run": False, "reason": "mine", "cancel_live": True}
+    assert ask(daemon, token, "POST", path, body)[0] == 401
+    assert ask(daemon, token, "GET", f"/v1/admin/tenants/{name}/traces")[0] == 401
+    operator = (daemon.home / "operator.token").read_text().strip()
+    assert ask(daemon, operator, "POST", path, {**body, "reason": " "})[1]["code"] == "invalid_reason"
+    assert ask(daemon, operator, "POST", path, {**body, "wait_ms": -1})[1]["code"] == "invalid_wait"
+    assert ask(daemon, operator, "GET", path)[1]["code"] == "no_removal"
+    assert "cannot be removed" in refused(daemon, "tenants", "remove", "default", "--reason", "x", "--yes").err
+    assert "no tenant" in refused(daemon, "tenants", "remove", "nobody", "--reason", "x", "--yes").err
+    assert name in daemon.run("tenants", "list").out
+
+
+def test_a_file_with_a_trace_stops_a_removal_until_it_is_gone(home: Path) -> None:
+    daemon = Daemon(home)
+    try:
+        daemon.json("tenants", "add", "acme")
+        found = home / "journal.damaged-1"
+        found.write_text('{"display":"client@acme"}')
+        stopped = refused(daemon, "tenants", "remove", "acme", "--reason", "over", "--yes")
+        assert "journal.damaged-1" in stopped.err
+        assert daemon.json("tenants", "list")["tenants"][-1]["name"] == "acme"
+        assert "is being removed" in refused(daemon, "tenants", "enable", "acme").err
+        found.unlink()
+        assert daemon.json("tenants", "remove", "acme", "--reason", "over", "--yes")["done"] is True
+    finally:
+        daemon.stop()

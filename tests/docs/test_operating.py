@@ -14,7 +14,7 @@ from tests.cli.daemons import COVENANT, Daemon, environment
 from tests.waits import BOUND_S, until
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
-BACKUP, FINDING, REPAIRING, DEPLOYS, RETENTION, LISTING, FOLLOWING, STUCK, COMPLETION = (
+BACKUP, FINDING, REPAIRING, DEPLOYS, RETENTION, LISTING, FOLLOWING, STUCK, COMPLETION, REMOVING = (
     GUIDE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     for title in (
         "Backup and restore",
@@ -26,6 +26,7 @@ BACKUP, FINDING, REPAIRING, DEPLOYS, RETENTION, LISTING, FOLLOWING, STUCK, COMPL
         "Why did this task fail?",
         "A task is stuck in flight",
         "Completion",
+        "Removing a tenant",
     )
 )
 MOUNTED = "/mnt/segments"
@@ -179,5 +180,24 @@ def test_the_guides_of_retention_and_deploys_do_what_they_say(short_path: Path) 
         (drain,) = blocks("sh", DEPLOYS)
         assert typed(drain, short_path, daemon.home).startswith("drained and stopped")
         assert daemon.process.wait(BOUND_S) == 0
+    finally:
+        daemon.stop()
+
+
+def test_a_tenant_is_removed_by_the_commands_of_the_guide(short_path: Path) -> None:
+    home = short_path / "home"
+    daemon = Daemon(home)
+    try:
+        daemon.json("tenants", "add", "acme")
+        daemon.json("agents", "add", "helper", "--tenant", "acme", "--kind", "worker")
+        daemon.json("capabilities", "grant", "a2a.send.helper@acme")
+        daemon.json("a2a", "send", "--to", "helper@acme", "look it up")
+        (commands,) = blocks("sh", REMOVING)
+        dry, earnest, search = commands.splitlines()
+        assert "1 queued" in typed(dry, short_path, home)
+        assert "acme" in str(daemon.json("tenants", "list"))
+        assert "removed acme: 1 tasks" in typed(earnest, short_path, home)
+        assert "0 traces are left" in typed(search, short_path, home)
+        assert "acme" not in str(daemon.json("tenants", "list"))
     finally:
         daemon.stop()

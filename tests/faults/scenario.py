@@ -217,6 +217,7 @@ class Scenario:
         self.tell("tried", "erased")
         try:
             await driver.ledger.erase_tasks(EraseTasks(tenant="nobody", before_ms=self.clock()))
+            await driver.ledger.scrub("nobody", ())
         except Unavailable as refusal:
             self.tell("refused", "erased", unknown=False, code=refusal.code)
         else:

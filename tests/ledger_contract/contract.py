@@ -23,6 +23,7 @@ from tests.ledger_contract.idempotency import IdempotencySuite
 from tests.ledger_contract.leases import LeaseSuite
 from tests.ledger_contract.push import PushDurabilitySuite, PushSuite
 from tests.ledger_contract.queries import QuerySuite
+from tests.ledger_contract.removal import RemovalDurabilitySuite, RemovalSuite
 from tests.ledger_contract.repair import RepairSuite
 from tests.ledger_contract.results import ResultSuite
 from tests.ledger_contract.searches import SearchSuite
@@ -50,6 +51,7 @@ class LedgerContract(
     DelegationSuite,
     WithdrawalSuite,
     ErasingSuite,
+    RemovalSuite,
 ):
     """What every engine promises, in memory too."""
 
@@ -63,6 +65,7 @@ class DurableLedgerContract(
     DelegationDurabilitySuite,
     WithdrawalDurabilitySuite,
     ErasingDurabilitySuite,
+    RemovalDurabilitySuite,
     LedgerContract,
 ):
     """What an engine promises besides when its facts outlive the process."""

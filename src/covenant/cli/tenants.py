@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final
 
 import click
 
 from covenant.cli.options import CommandGroup, Function, Invocation, certificate_option, daemon_command
-from covenant.cli.terminal import ago, print_table
+from covenant.cli.terminal import Failure, ago, print_table, put, say
 from covenant.model.tenants import TenantLimits
 
 LIMITS: Final = {
@@ -22,6 +23,10 @@ LIMITS: Final = {
     "kept_bytes": ("Most bytes of finished tasks.", "bytes kept"),
 }
 """Each limit: what it means, and its unit in a list."""
+
+SEARCH_S: Final = 3_600.0
+"""Everything is read: a large home takes minutes."""
+WAIT_MS: Final = 20_000
 
 tenants: Final = CommandGroup(
     "tenants", help="Tenants: separate callers, each with its agents and tasks.", no_args_is_help=True
@@ -98,6 +103,94 @@ def rotate(call: Invocation, *, name: str, certificate: str | None) -> None:
     what = "token" if certificate is None else "certificate"
     said = f"this is the {what} of {answer['tenant']['name']} now; the old one is refused from here on"
     call.show(answer, answer["token"] or f"x509 {certificate}", said)
+
+
+REMOVAL: Final = "name done stage tasks digest canceled agents identities grants pushes cached places left problem"
+
+
+@daemon_command(tenants, "remove", "tenant_removal", *REMOVAL.split(), "holdings?")
+@click.argument("name")
+@click.option("--dry-run", is_flag=True, help="Say what would be erased, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--cancel-live", is_flag=True, help="Cancel tasks that have not ended. Without it they are a refusal.")
+@click.option("--reason", help="Why, for the audit.")
+def remove(call: Invocation, *, name: str, dry_run: bool, yes: bool, cancel_live: bool, reason: str | None) -> None:
+    """Erase all data of a tenant, and search every file for what is left of it.
+
+    The command says what it would erase, asks, and waits until the removal is done and proved. A removal that was
+    begun goes on by itself, also after a restart of the daemon.
+
+    \b
+        covenant tenants remove acme --dry-run
+        covenant tenants remove acme --reason "contract ended" --cancel-live
+    """
+    if not dry_run and reason is None:
+        raise click.UsageError("say why: --reason")
+    would = call.ask("remove_tenant", within_s=SEARCH_S, name=name) if dry_run or not yes else {}
+    if dry_run:
+        if not call.answer(would):
+            _put_holdings(name, would["holdings"])
+        return
+    if not yes:
+        if call.json or not sys.stdin.isatty():
+            raise click.UsageError("this cannot be undone: look at it with --dry-run, then say --yes")
+        _put_holdings(name, would["holdings"])
+        click.confirm(f"Erase all of this? Nothing brings {name} back", abort=True, err=True)
+    answer = call.ask("remove_tenant", name=name, dry_run=False, reason=reason, cancel_live=cancel_live)
+    stage = ""
+    while not answer["done"] and not answer["problem"]:
+        if answer["stage"] != stage:
+            stage = answer["stage"]
+            say(f"{name}: {stage}")
+        answer = call.ask_on("tenant_removal", WAIT_MS, name=name)
+    if not call.answer(answer):
+        _put_removal(answer)
+    if not answer["done"]:
+        raise Failure("traces_left", answer["problem"])
+
+
+@daemon_command(tenants, "traces", "tenant_traces", "name", "places", "left")
+@click.argument("name")
+def traces(call: Invocation, *, name: str) -> None:
+    """Search every file and table for traces of a tenant, there or removed. Exits with 1 if some are left."""
+    answer = call.ask("tenant_traces", within_s=SEARCH_S, name=name)
+    if not call.answer(answer):
+        _put_places(answer)
+    if answer["left"]:
+        raise click.exceptions.Exit(1)
+
+
+def _put_holdings(name: str, held: dict[str, Any]) -> None:
+    live = ", ".join(f"{count} {state}" for state, count in held["live"].items()) or "none"
+    put(f"{name} has")
+    put(f"  tasks that have not ended: {live}")
+    put(f"  finished tasks: {held['finished']}")
+    put(f"  stored agents: {held['agents']}; files of agents and their memory: {held['files']}")
+    put(f"  identities: {', '.join(held['identities']) or 'none'}; grants: {held['grants']}")
+    put(f"  push configurations: {held['pushes']}; cached results: {held['cached']}")
+
+
+def _put_removal(answer: dict[str, Any]) -> None:
+    _put_places(answer)
+    if answer["done"]:
+        put(f"removed {answer['name']}: {answer['tasks']} tasks, digest {answer['digest']}")
+        say("backups and shipped segments made before this still have its data: they are out of reach from here")
+
+
+def _put_places(answer: dict[str, Any]) -> None:
+    rows = [
+        (
+            "" if each["found"] == each.get("kept", 0) else "red",
+            each["place"],
+            str(each["found"]),
+            str(each.get("kept", 0)),
+        )
+        for each in answer["places"]
+        if each["found"]
+    ]
+    if rows:
+        print_table(("place", "traces", "kept on purpose"), rows)
+    put(f"searched {len(answer['places'])} places; {answer['left']} traces are left")
 
 
 def _row(tenant: dict[str, Any]) -> tuple[str, ...]:

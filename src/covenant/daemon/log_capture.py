@@ -25,7 +25,7 @@ import msgspec
 
 from covenant.daemon.environment import now_ms
 from covenant.daemon.telemetry import ROOT, fields_of
-from covenant.exchange.task_logs import TASK_LINES_MAX, TASKS_MAX, TURN, LogLine, LogStream, TaskLogs
+from covenant.exchange.task_logs import TASK_LINES_MAX, TASKS_MAX, TURN, IsKnown, LogLine, LogStream, TaskLogs
 from covenant.ledger.embedded.disk import make_private_folder, open_private
 from covenant.model.ids import TaskId
 
@@ -59,6 +59,8 @@ class TaskLogFile:
         self._changed = threading.Condition()
         self._closed = False
         self._written: OrderedDict[TaskId, int] = OrderedDict()
+        self._files = threading.Lock()
+        """Whoever has it may replace them."""
         self._writer = threading.Thread(target=self._write_all, name="task log", daemon=True)
         self._writer.start()
 
@@ -98,7 +100,7 @@ class TaskLogFile:
                 rows, self._waiting = self._waiting, deque()
             if not rows:
                 return
-            with suppress(OSError):  # the disk is full or gone: the ledger says so, and these lines are in memory
+            with suppress(OSError), self._files:  # the disk is full or gone: the ledger says so, and memory has them
                 self._append(b"".join(rows))
 
     def _append(self, rows: bytes) -> None:
@@ -109,6 +111,35 @@ class TaskLogFile:
                 path.replace(self._folder / FILE_BEFORE)
         with open(path, "ab", buffering=0, opener=open_private) as file:
             file.write(rows[-self._half :])
+
+    async def forget(self, is_known: IsKnown) -> None:
+        """The lines of tasks that are not known any more go."""
+        unknown = {task_id for task_id in await asyncio.to_thread(self._task_ids) if not await is_known(task_id)}
+        if unknown:
+            await asyncio.to_thread(self._drop, unknown)
+
+    def _task_ids(self) -> set[TaskId]:
+        return {kept.task_id for name in (FILE_BEFORE, FILE) for _, kept in self._rows(name) if kept is not None}
+
+    def _drop(self, task_ids: set[TaskId]) -> None:
+        with self._files:
+            for name in (FILE_BEFORE, FILE):
+                rows = [row for row, kept in self._rows(name) if kept is not None and kept.task_id not in task_ids]
+                aside = self._folder / f"{name}.tmp"
+                aside.unlink(missing_ok=True)
+                with open(aside, "xb", opener=open_private) as file:
+                    file.writelines(rows)
+                aside.replace(self._folder / name)
+
+    def _rows(self, name: str) -> Iterator[tuple[bytes, _KeptLine | None]]:
+        """Of half a line, which a crash left, nothing is known."""
+        decode = msgspec.json.Decoder(_KeptLine).decode
+        with suppress(FileNotFoundError), (self._folder / name).open("rb") as file:
+            for row in file:
+                try:
+                    yield row, decode(row)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    yield row, None
 
     def close(self) -> None:
         with self._changed:
@@ -189,7 +220,7 @@ def capture_streams(logs: TaskLogs) -> Iterator[None]:
 async def open_task_logs(home: Path, *, bytes_max: int) -> AsyncIterator[TaskLogs]:
     """`bytes_max`: in memory, and the same in the home."""
     file = TaskLogFile(home, bytes_max)
-    logs = TaskLogs(now_ms, bytes_max=bytes_max, keep=file.keep, older=file.older)
+    logs = TaskLogs(now_ms, bytes_max=bytes_max, keep=file.keep, older=file.older, forget=file.forget)
     handler = TurnLogHandler(logs)
     logging.getLogger().addHandler(handler)
     try:

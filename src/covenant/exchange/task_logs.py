@@ -85,10 +85,17 @@ class ReadLines(msgspec.Struct, frozen=True, gc=False):
 Older = Callable[[TaskId, int], Awaitable[Sequence[LogLine]]]
 """Lines of a task with smaller numbers than this one, the oldest first."""
 Keep = Callable[[TaskId, LogLine], None]
+IsKnown = Callable[[TaskId], Awaitable[bool]]
+Forget = Callable[[IsKnown], Awaitable[None]]
+"""Lines that are kept elsewhere, of tasks that are not known, go."""
 
 
 async def _nothing_older(_: TaskId, __: int) -> Sequence[LogLine]:
     return ()
+
+
+async def _nothing_kept(_: IsKnown) -> None:
+    return
 
 
 class TaskLogs:
@@ -101,10 +108,12 @@ class TaskLogs:
         bytes_max: int = BYTES_MAX,
         keep: Keep | None = None,
         older: Older = _nothing_older,
+        forget: Forget = _nothing_kept,
     ) -> None:
         self._bytes_max = bytes_max
         self._keep = keep
         self._older = older
+        self._forget_kept = forget
         self._now_ms = now_ms
         self._lock = threading.Lock()
         self._tasks: OrderedDict[TaskId, _TaskLines] = OrderedDict()
@@ -191,6 +200,17 @@ class TaskLogs:
             return await self._wakeups.wait((task_id,), timeout_ms)
         finally:
             self._followers -= 1
+
+    async def forget_unknown(self, is_known: IsKnown) -> None:
+        """The lines of tasks that are not known any more go, here and where lines are kept."""
+        with self._lock:
+            there = list(self._tasks)
+        for task_id in there:
+            if not await is_known(task_id):
+                with self._lock:
+                    gone = self._tasks.pop(task_id, None)
+                    self._bytes -= gone.bytes if gone is not None else 0
+        await self._forget_kept(is_known)
 
     def finish(self) -> None:
         """Keep every line that has no end yet: nothing more is written."""

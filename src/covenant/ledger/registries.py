@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -26,7 +26,9 @@ from covenant.ledger.machine.events import (
     PushEvent,
     PushMoved,
     PushPut,
+    TenantErased,
     TenantPut,
+    TenantRemoved,
 )
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.clock_steps import Ages
@@ -34,7 +36,7 @@ from covenant.model.grant import GENESIS, AuditHead, Grant, Identity
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.push import Push, tenant_of
 from covenant.model.settings import Limits
-from covenant.model.tenants import Tenant
+from covenant.model.tenants import Tenant, host_of
 
 LINGER_MS: Final = 600_000
 """How long a configuration of an ended task that owes nothing can still be read by whoever made it."""
@@ -175,6 +177,10 @@ class Registries:
                         del self.identities_by_token[identity.token_sha256]
             case TenantPut(tenant):
                 self.put_tenant(tenant)
+            case TenantErased(name, keys):
+                self._erase_tenant(name, keys)
+            case TenantRemoved(name):
+                self.drop_tenant(name)
             case AgentPut(agent):
                 self.put_agent(agent)
             case AgentRemoved(owner, agent_id):
@@ -200,6 +206,33 @@ class Registries:
         self.tenants[tenant.name] = tenant
         if tenant.token_sha256:
             self.tenants_by_token[tenant.token_sha256] = tenant
+
+    def drop_tenant(self, name: str) -> None:
+        tenant = self.tenants.pop(name, None)
+        if tenant is not None:
+            self.tenants_by_token.pop(tenant.token_sha256, None)
+
+    def identities_at(self, host: str) -> Sequence[Identity]:
+        """Those whose display ends so, revoked ones too."""
+        return [each for each in self.identities_by_token.values() if host_of(each.agent.display) == host]
+
+    def grants_at(self, host: str, keys: Collection[str]) -> Sequence[Grant]:
+        """Those that were given to somebody whose display ends so, or that allow something with such a one."""
+        return [each for each in self.grants_by_signature.values() if is_at(each, host, keys)]
+
+    def _erase_tenant(self, name: str, keys: Collection[str]) -> None:
+        self.stored_agents.pop(name, None)
+        for grant in self.grants_at(name, keys):
+            self._drop_grant(grant)
+        for identity in self.identities_at(name):
+            self.drop_identity(identity.token_sha256)
+
+    def drop_identity(self, token_sha256: str) -> None:
+        identity = self.identities_by_token.pop(token_sha256, None)
+        if identity is not None:
+            for name in (identity.agent.display, identity.agent.pubkey):
+                if self._live.get(name, identity) is identity:
+                    self._live.pop(name, None)
 
     def put_agent(self, agent: CatalogueAgent) -> None:
         self.stored_agents.setdefault(agent.tenant, {})[agent.id] = agent
@@ -261,6 +294,13 @@ class Registries:
 
     def grants_revoked_before(self, before_ms: int) -> int:
         return sum(_ended_before(g.revoked_at_ms, before_ms) for g in self.grants_by_signature.values())
+
+
+def is_at(grant: Grant, host: str, keys: Collection[str]) -> bool:
+    """Whether a grant is of somebody whose display ends so, or names such a one: by the display, or by a key."""
+    return host in (host_of(grant.subject.display), grant.action.partition("@")[2]) or any(
+        key in keys for key in (grant.subject.pubkey, grant.action.rpartition(".")[2])
+    )
 
 
 def _ended_before(revoked_at_ms: int | None, before_ms: int) -> bool:

@@ -46,6 +46,7 @@ from covenant.ledger.machine.events import (
     TaskSettled,
     TaskUpdated,
     TenantPut,
+    TenantRemoved,
     TurnEnded,
     peer_of,
 )
@@ -199,8 +200,7 @@ class KeyedWakeups:
         waiting = self.waiting.pop(topic, None)
         if waiting is not None:
             for future in waiting:
-                if not future.done():
-                    future.set_result(None)
+                _wake(future)
 
     async def wait(self, topic: Topic, timeout_ms: int) -> bool:
         """True if it rang; False when the time is over."""
@@ -339,6 +339,7 @@ _REGISTERS: Final[dict[type[AnyEvent], Callable[[Any], RegisterChange]]] = {
     IdentityEnrolled: lambda event: RegisterChange(Register.IDENTITIES, event.identity.token_sha256),
     IdentityRevoked: lambda event: RegisterChange(Register.IDENTITIES, event.token_sha256),
     TenantPut: lambda event: RegisterChange(Register.TENANTS, event.tenant.name),
+    TenantRemoved: lambda event: RegisterChange(Register.TENANTS, event.tenant),
     AgentPut: lambda event: RegisterChange(Register.AGENTS, event.agent.tenant),
     AgentRemoved: lambda event: RegisterChange(Register.AGENTS, event.tenant),
 }

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import msgspec
 
 from covenant.model.errors import Invalid
+from covenant.model.ids import PublicKey
 
 DEFAULT: Final = "default"
 """There from the first start. The operator's token speaks for it too."""
@@ -45,6 +46,27 @@ class TenantLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return LIMIT_BYTES_MAX if name.endswith("_bytes") else LIMIT_MAX
 
 
+class TenantRemoval(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """A removal that has begun. It ends with the record of the tenant itself.
+
+    Before anything is erased it is written down what that is: a resumed removal tells the same.
+    """
+
+    begun_at_ms: int
+    reason: str
+    canceled: int = 0
+    tasks: int = 0
+    digest: str = ""
+    """SHA-256 of the ids of these tasks, one a line, sorted. Empty: not written down yet."""
+    agents: int = 0
+    identities: int = 0
+    grants: int = 0
+    pushes: int = 0
+    cached: int = 0
+    keys: tuple[PublicKey, ...] = ()
+    """The public keys of its agents and callers: what its tasks are known by."""
+
+
 class Tenant(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Only the SHA-256 of its token is kept; `token_prefix` is for people to tell tokens apart.
 
@@ -57,6 +79,14 @@ class Tenant(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     created_at_ms: int = 0
     disabled_at_ms: int | None = None
     limits: TenantLimits = TenantLimits()
+    removal: TenantRemoval | None = None
+    keyed_since_ms: int = 0
+    """Idempotency keys name other tasks than those of an earlier tenant of this name. 0: made before there was this."""
+
+
+def host_of(display: str) -> str:
+    """Whose an agent or caller is, by its display: the tenant, or the host of an identity of its own."""
+    return display.rpartition("@")[2]
 
 
 def check_tenant_name(name: str) -> str:

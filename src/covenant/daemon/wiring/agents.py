@@ -29,6 +29,7 @@ from covenant.daemon.environment import environment, now_ms, program_environment
 from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import ModelSettings
 from covenant.daemon.telemetry import Log
+from covenant.daemon.tenant_files import MEMORY_NAME
 from covenant.daemon.wiring.core import Base, card_features, mcp_servers
 from covenant.daemon.wiring.remote_agents import RemoteAgents
 from covenant.exchange.a2a_service import A2AExchange
@@ -174,9 +175,6 @@ def _done_by(definition: AgentDefinition) -> Target | None:
     return Target(peer=peer, profile=profile or definition.id)
 
 
-MEMORY_FOLDER: Final = "memory"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agents:
     workers: WorkerPool
@@ -228,7 +226,7 @@ async def open_agents(
             # The token of an entry was given for the tenants of that entry, and for nobody else.
             directory=AgentDirectory(catalogue, models.can_work, remote_cards, callable_by=remotes.registry.names_of),
             pages=(pages := WebPages(fetcher)),
-            memories=AgentMemories(settings.home / MEMORY_FOLDER, now_ms),
+            memories=AgentMemories(settings.home / MEMORY_NAME, now_ms),
             mcp=tools if servers else None,
             search=WebSearch(settings.model.search, pages, tools) if settings.model.search else None,
         )

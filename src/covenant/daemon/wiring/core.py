@@ -19,6 +19,7 @@ from covenant.daemon.log_capture import open_task_logs
 from covenant.daemon.schedulers import Retention, RetryScheduler, Scheduler
 from covenant.daemon.settings import Settings
 from covenant.daemon.telemetry import Log, Telemetry, open_tracer
+from covenant.daemon.tenant_files import HomeFiles
 from covenant.daemon.wiring.remote_agents import Outbound, open_outbound
 from covenant.daemon.wiring.storage import SYSTEM_CLOCKS, Clocks, Storage, open_storage
 from covenant.doors.http.bearer_auth import TenantGate
@@ -29,6 +30,7 @@ from covenant.exchange.cards import CardFeatures
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.tasks.writer import Intake
+from covenant.exchange.tenant_removal import TenantRemovals
 from covenant.model.agent_card import Provider
 from covenant.model.errors import Invalid, SettingsError
 from covenant.model.mcp_servers import McpServer, read_mcp_servers, tools_of
@@ -111,6 +113,7 @@ class Access:
     catalogue: Catalogue
     mailbox: MailboxExchange
     intake: Intake
+    removals: TenantRemovals
     schedulers: tuple[Scheduler, ...]
 
 
@@ -140,6 +143,7 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
         seat=catalogue.seat,
     )
     retention = Retention(ledger, identity_admin, operator, settings.retention, telemetry.log)
+    removals = TenantRemovals(ledger, catalogue, telemetry.task_logs, HomeFiles(settings.home), operator.agent)
     return Access(
         identity_auth=identity_auth,
         identity_admin=identity_admin,
@@ -147,5 +151,6 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
         catalogue=catalogue,
         mailbox=mailbox,
         intake=intake,
-        schedulers=(scheduler, retention) if retry.scheduler else (retention,),
+        removals=removals,
+        schedulers=(*((scheduler,) if retry.scheduler else ()), retention, removals),
     )

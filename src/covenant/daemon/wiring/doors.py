@@ -176,6 +176,7 @@ def _make_services(base: Base, peers: Peers | None, sources: Mapping[str, Source
         peers=peers.admin if peers is not None else None,
         login_codes=codes,
         backups=base.storage.backups,
+        removals=access.removals,
         settings=tuple(SettingShown(**row._asdict()) for row in rows(Loaded(base.settings, sources))),
     )
 

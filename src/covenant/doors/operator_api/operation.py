@@ -21,6 +21,7 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.task_logs import TaskLogs
 from covenant.exchange.tasks.writer import Intake
+from covenant.exchange.tenant_removal import TenantRemovals
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.errors import Invalid, Refusal
 from covenant.wire.ipc_frames import FRAME_BYTES_MAX
@@ -142,6 +143,8 @@ class Services:
     """None: this daemon serves no dashboard."""
     backups: BackupOperations | None = None
     """None: the ledger is no folder of files."""
+    removals: TenantRemovals | None = None
+    """None: there is no home to search."""
     settings: tuple[SettingShown, ...] = ()
     """All that are in force."""
 

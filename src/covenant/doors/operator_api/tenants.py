@@ -8,10 +8,12 @@ import msgspec
 
 from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, ApiOperation, Services, fill, fit
 from covenant.exchange.access.principals import Principal
+from covenant.exchange.tenant_removal import RemovalReport, TenantHoldings, TenantRemovals
+from covenant.ledger.contract.retention import SearchedPlace
 from covenant.model.agent_definition import AgentDefinition, CatalogueAgent, ignored_keys, read_agent_definition
-from covenant.model.errors import Invalid
+from covenant.model.errors import Invalid, Unavailable
 from covenant.model.ids import AgentId
-from covenant.model.tenants import DEFAULT, Tenant, TenantLimits
+from covenant.model.tenants import DEFAULT, Tenant, TenantLimits, TenantRemoval
 from covenant.wire.mailbox import EmptyRequest, Request, StrictRequest
 
 
@@ -38,6 +40,19 @@ class ChangeTenantRequest(TenantRequest, frozen=True, kw_only=True):
 
     disabled: bool | None = None
     limits: TenantLimits | None = None
+
+
+class RemoveTenantRequest(TenantRequest, frozen=True, kw_only=True):
+    """A dry run unless `dry_run` is false. `wait_ms`: how long to wait for the end."""
+
+    dry_run: bool | None = None
+    reason: str = ""
+    cancel_live: bool = False
+    wait_ms: int = 0
+
+
+class RemovalRequest(TenantRequest, frozen=True, kw_only=True):
+    wait_ms: int = 0
 
 
 class ListAgentsRequest(Request, frozen=True, kw_only=True):
@@ -87,6 +102,37 @@ class TenantChanged(ApiAnswer, frozen=True, kw_only=True, tag="tenant_changed"):
 class TenantRotated(ApiAnswer, frozen=True, kw_only=True, tag="tenant_rotated"):
     tenant: TenantShown
     token: str
+
+
+class TenantRemovalTold(ApiAnswer, frozen=True, kw_only=True, tag="tenant_removal"):
+    """`holdings` is the answer of a dry run, which changes nothing: what a removal would erase.
+
+    `places` were searched at the end. `problem` says why the removal waits.
+    """
+
+    name: str
+    done: bool
+    stage: str
+    tasks: int
+    digest: str
+    canceled: int
+    agents: int
+    identities: int
+    grants: int
+    pushes: int
+    cached: int
+    places: tuple[SearchedPlace, ...]
+    left: int
+    problem: str
+    holdings: TenantHoldings | None = None
+
+
+class TenantTraces(ApiAnswer, frozen=True, kw_only=True, tag="tenant_traces"):
+    """`left`: traces that do not stay on purpose."""
+
+    name: str
+    places: tuple[SearchedPlace, ...]
+    left: int
 
 
 class AgentShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -165,6 +211,43 @@ async def rotate_tenant(services: Services, caller: Principal, request: RotateTe
     return TenantRotated(tenant=_shown(services, minted.tenant), token=minted.token)
 
 
+def _removals(services: Services) -> TenantRemovals:
+    if services.removals is None:
+        raise Unavailable("no_removals", "this daemon has no home, and cannot prove that a tenant is removed")
+    return services.removals
+
+
+WAIT_MS_MAX: Final = 30_000
+
+
+async def remove_tenant(services: Services, caller: Principal, request: RemoveTenantRequest) -> TenantRemovalTold:
+    removals = _removals(services)
+    if request.dry_run is not False:
+        holdings = await removals.holdings(caller, request.name)
+        dry = RemovalReport(done=False, stage="dry_run", removal=TenantRemoval(begun_at_ms=0, reason=""))
+        return msgspec.structs.replace(_told(request.name, dry), holdings=holdings)
+    if not 0 <= request.wait_ms <= WAIT_MS_MAX:
+        raise Invalid("invalid_wait", f"wait_ms must be between 0 and {WAIT_MS_MAX}")
+    await removals.begin(caller, request.name, request.reason, cancel_live=request.cancel_live)
+    return _told(request.name, await removals.report(caller, request.name, request.wait_ms / 1000))
+
+
+async def tenant_removal(services: Services, caller: Principal, request: RemovalRequest) -> TenantRemovalTold:
+    report = await _removals(services).report(caller, request.name, min(request.wait_ms, WAIT_MS_MAX) / 1000)
+    return _told(request.name, report)
+
+
+def _told(name: str, report: RemovalReport) -> TenantRemovalTold:
+    left = sum(place.left for place in report.places)
+    of_report = {each: getattr(report, each) for each in ("done", "stage", "places", "problem")}
+    return fill(TenantRemovalTold, report.removal, name=name, left=left, **of_report)
+
+
+async def tenant_traces(services: Services, caller: Principal, request: TenantRequest) -> TenantTraces:
+    places = await _removals(services).search(caller, request.name)
+    return TenantTraces(name=request.name, places=fit(places), left=sum(place.left for place in places))
+
+
 async def add_agent(services: Services, caller: Principal, request: AddAgentRequest) -> AgentAdded:
     acting = await services.tenancy.acting(caller, request.tenant)
     definition = read_agent_definition(request.agent_def)
@@ -198,6 +281,9 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation(
         "POST", f"{TENANTS}/{{name}}/rotate-token", rotate_tenant, "Replace a tenant's token; the old one ends at once"
     ),
+    ApiOperation("POST", f"{TENANTS}/{{name}}/removal", remove_tenant, "Erase all of a tenant's data and prove it"),
+    ApiOperation("GET", f"{TENANTS}/{{name}}/removal", tenant_removal, "How far the removal of a tenant is"),
+    ApiOperation("GET", f"{TENANTS}/{{name}}/traces", tenant_traces, "Search every place for a tenant's traces"),
     ApiOperation("POST", AGENTS, add_agent, "Store an agent for a tenant", status=201),
     ApiOperation(
         "GET",

@@ -285,7 +285,9 @@ def check_key(caller: Caller, key: str) -> None:
 
 
 def _scope(caller: Caller, place: str, key: str) -> str:
-    return f"{caller.tenant.name}\0{caller.name}\0{place}\0{key}"
+    tenant = caller.tenant
+    whose = f"{tenant.name}\0{tenant.keyed_since_ms}" if tenant.keyed_since_ms else tenant.name
+    return f"{whose}\0{caller.name}\0{place}\0{key}"
 
 
 def check_blocks(blocks: Sequence[Content], where: str) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from covenant.ledger.change_log import ChangeLog
 from covenant.ledger.contract import Commits
 from covenant.ledger.contract.identities import AuditLedger, IdentityLedger
-from covenant.ledger.contract.retention import Erased, EraseTasks
+from covenant.ledger.contract.retention import Erased, EraseTasks, SearchedPlace
 from covenant.ledger.contract.tasks import PushLedger, TaskLedger
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import (
@@ -22,6 +22,7 @@ from covenant.model.peers.delegation import (
     Peer,
 )
 from covenant.model.peers.instance import InstanceId
+from covenant.model.task import CacheKey
 
 
 class PeerLedger(Commits, Protocol):
@@ -122,6 +123,15 @@ class Ledger(DelegationLedger, PushLedger, IdentityLedger, AuditLedger, Protocol
 
     async def erase_tasks(self, which: EraseTasks) -> Erased:
         """A batch of finished tasks; they are unknown from then on, but for their ids."""
+
+    async def cached_keys(self, parties: Sequence[str]) -> Sequence[CacheKey]:
+        """Of the cached results of work that these public keys have sent or done."""
+
+    async def scrub(self, tenant: str, parties: Sequence[str]) -> None:
+        """Make what was erased of a removed tenant unreadable: rewrite what may still have its bytes."""
+
+    async def search(self, tenant: str, parties: Sequence[str]) -> Sequence[SearchedPlace]:
+        """Look for a tenant's traces in every table and file of the ledger."""
 
     async def counts(self) -> Counts: ...
     async def nodes(self) -> Sequence[LedgerNode]:

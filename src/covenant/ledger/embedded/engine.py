@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract.identities import RegisterChange
 from covenant.ledger.contract.ledger import Counts, LedgerNode
-from covenant.ledger.contract.retention import Erased, EraseTasks
+from covenant.ledger.contract.retention import Erased, EraseTasks, Scrub, SearchedPlace
 from covenant.ledger.embedded.journal.recovery import TornTail
 from covenant.ledger.embedded.queues import BodyNeeded, ReadBodies
 from covenant.ledger.embedded.reads import CATCH_UP_S, Reads, Storage
@@ -44,6 +44,7 @@ from covenant.model.errors import OverLimit, Unavailable, storage_failed
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.peers.instance import InstanceId
 from covenant.model.settings import Limits
+from covenant.model.task import CacheKey
 from covenant.model.task_event import Step
 
 A = TypeVar("A")
@@ -295,6 +296,19 @@ class EmbeddedLedger(Reads):
             for callback in self._archive.erased_callbacks:
                 callback()
         return erased
+
+    async def scrub(self, tenant: str, parties: Sequence[str]) -> None:
+        await self._archive.erase(Scrub(tenant=tenant, parties=tuple(parties)))
+        await self.compact()
+
+    async def search(self, tenant: str, parties: Sequence[str]) -> Sequence[SearchedPlace]:
+        await self._archived()
+        return await self._storage.search(tenant, parties)
+
+    async def cached_keys(self, parties: Sequence[str]) -> Sequence[CacheKey]:
+        await self.durable()
+        wanted = frozenset(parties)
+        return tuple([key for key, _ in self._state.cache.items() if key.sender in wanted or key.recipient in wanted])
 
     def on_erased(self, callback: Callable[[], None]) -> None:
         self._archive.erased_callbacks.append(callback)

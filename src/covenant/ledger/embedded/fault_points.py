@@ -41,6 +41,8 @@ POINTS: Final = (
     "archive.commit",
     "archive.erase",  # a batch of finished tasks is about to be erased
     "archive.erase_commit",
+    "archive.scrub",  # the archive is about to be written anew, without what was erased
+    "archive.scrub_truncate",  # it is written, and the WAL still has old pages
     "archive.pack_commit",
     "compaction.drop",
     "compaction.drop_snapshot",

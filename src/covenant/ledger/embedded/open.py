@@ -11,7 +11,7 @@ import asyncio
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -20,12 +20,14 @@ from typing import Final, NamedTuple
 import msgspec
 
 from covenant.ledger.clock import PAUSE_MS, Clock, Uuids
+from covenant.ledger.contract.retention import SearchedPlace
 from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME, Archive, copy_database
 from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.seen_filter import SeenIds, save
 from covenant.ledger.embedded.archive.writer_process import WriterProcess
 from covenant.ledger.embedded.archive.writer_roles import ArchiveWriter
+from covenant.ledger.embedded.byte_search import search_apart
 from covenant.ledger.embedded.disk import make_private_folder, unusable, unusable_by
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal import snapshot
@@ -245,6 +247,9 @@ class FileStorage:
         self.journal.drop_through(covered if self._shipped is None else self._shipped.droppable(covered))
         snapshot.drop_older(self._folder, snapshot_seq)
 
+    async def search(self, tenant: str, parties: Sequence[str]) -> Sequence[SearchedPlace]:
+        return await search_apart(self.archive.path, self._folder, tenant, parties)
+
     async def copy_to(self, folder: Path) -> int:
         """The archive first: it holds durable records alone, so the journal that is sealed after it has them all."""
         try:
@@ -291,6 +296,9 @@ class MemoryStorage:
         await self.archive.caught_up(self.journal.last_seq, COMPACTION_CATCH_UP_S)
         dropped, state.resolved_events = state.resolved_events, 0
         return dropped
+
+    async def search(self, tenant: str, parties: Sequence[str]) -> Sequence[SearchedPlace]:
+        return await search_apart(self.archive.path, self.archive.path.parent, tenant, parties)
 
     async def copy_to(self, _folder: Path) -> int:
         raise Unavailable("no_backup", "a ledger in memory has no backup")

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 import msgspec
 
 from covenant.ledger.contract.identities import LAST, AuditMark, AuditRecord
+from covenant.ledger.contract.retention import SearchedPlace
 from covenant.ledger.contract.task_query import (
     FoundPage,
     Place,
@@ -488,4 +489,5 @@ class Storage(Protocol):
     async def copy_to(self, folder: Path, /) -> int:
         """Put a whole ledger into an empty folder, as it is at a position, which it returns. Nothing compacts."""
 
+    async def search(self, tenant: str, parties: Sequence[str], /) -> Sequence[SearchedPlace]: ...
     async def close(self) -> None: ...

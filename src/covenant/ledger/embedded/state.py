@@ -36,6 +36,7 @@ from covenant.ledger.machine.events import (
     TaskLeased,
     TaskSent,
     TaskUpdated,
+    TenantErased,
     TurnEnded,
 )
 from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
@@ -125,6 +126,9 @@ class LedgerState(Registries, PushIndex, PeerIndex):
                 self.cache.drop(event)
             else:
                 self.register(event)
+                if type(event) is TenantErased:
+                    for key in [key for key in self.requests if key[1] in event.keys]:
+                        del self.requests[key]
 
     def _start(self, sent: TaskSent, leased: TaskLeased, ts_ms: int, seq: int) -> bool:
         """Apply both to a task that was leased as it was accepted: it is in no queue on the way. False: not one."""

@@ -305,6 +305,20 @@ class TenantPut(LedgerEvent, frozen=True, gc=False, tag="tenant_put"):
     tenant: Tenant
 
 
+class TenantErased(LedgerEvent, frozen=True, gc=False, tag="tenant_erased"):
+    """Gone with this: the tenant's stored agents, its identities and their grants, and what was remembered of requests
+    by `keys`."""
+
+    tenant: str
+    keys: tuple[PublicKey, ...] = ()
+
+
+class TenantRemoved(LedgerEvent, frozen=True, gc=False, tag="tenant_removed"):
+    """The record of the tenant itself: its name is free."""
+
+    tenant: str
+
+
 class AgentPut(LedgerEvent, frozen=True, gc=False, tag="agent_put"):
     """The stored agent as it is from here on."""
 
@@ -395,6 +409,8 @@ AnyEvent = (
     | GrantRevoked
     | GrantsPurged
     | TenantPut
+    | TenantErased
+    | TenantRemoved
     | AgentPut
     | AgentRemoved
     | PushPut

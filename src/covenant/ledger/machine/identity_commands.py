@@ -6,7 +6,8 @@ from covenant.ledger.machine.commands import AUDIT, Command, Key, _access_keys
 from covenant.model.agent_definition import RESERVED, AgentDefinition, CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId
-from covenant.model.tenants import Tenant, TenantLimits
+from covenant.model.task import CacheKey
+from covenant.model.tenants import Tenant, TenantLimits, TenantRemoval
 
 
 def _identity_keys(agent: AgentId) -> tuple[Key, ...]:
@@ -140,6 +141,39 @@ class RotateTenant(TenantCommand, frozen=True, gc=False, kw_only=True):
 
     token_sha256: str
     token_prefix: str
+
+
+class BeginTenantRemoval(TenantCommand, frozen=True, gc=False, kw_only=True):
+    """From here on nobody speaks for the tenant and nothing is accepted for it. The same again changes nothing."""
+
+    reason: str
+    cancel_live: bool = False
+
+    def keys(self) -> tuple[Key, ...]:
+        return ("tenant", self.name), ("account", self.name), AUDIT
+
+
+class EraseTenant(TenantCommand, frozen=True, gc=False, kw_only=True):
+    """Drop what the registers and the cache hold of a tenant whose tasks have all ended.
+
+    `removal` is what is written down of it: what is there to erase, and under which keys.
+    """
+
+    removal: TenantRemoval
+    cached: tuple[CacheKey, ...] = ()
+
+    def keys(self) -> tuple[Key, ...]:
+        return ("tenant", self.name), ("account", self.name), ("tenants",), ("cache",), AUDIT
+
+
+class FinishTenantRemoval(TenantCommand, frozen=True, gc=False, kw_only=True):
+    """Nothing of the tenant is left but its record, which goes with this."""
+
+    places: int
+    """How many files or tables were searched."""
+
+    def keys(self) -> tuple[Key, ...]:
+        return ("tenants",), ("tenant", self.name), AUDIT
 
 
 class PutAgent(Command[CatalogueAgent], frozen=True, gc=False, kw_only=True):

@@ -91,6 +91,13 @@ class Connections:
             raise unavailable(error) from error
         return rows
 
+    async def execute(self, text: str, timeout_s: float) -> None:
+        assert self._readers is not None
+        try:
+            await self._readers.execute(text, timeout=timeout_s)
+        except UNAVAILABLE as error:
+            raise unavailable(error) from error
+
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[asyncpg.Connection[Any]]:
         """Several questions about one moment."""

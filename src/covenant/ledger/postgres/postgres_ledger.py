@@ -16,7 +16,7 @@ import msgspec
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract.identities import LAST, AuditMark, AuditRecord, RegisterChange
 from covenant.ledger.contract.ledger import Counts, LedgerNode
-from covenant.ledger.contract.retention import Erased, EraseTasks
+from covenant.ledger.contract.retention import Erased, EraseTasks, SearchedPlace
 from covenant.ledger.contract.task_query import FoundPage, QueueDepth, TaskCounts, TaskQuery, may_see
 from covenant.ledger.contract.tasks import (
     ANY,
@@ -45,6 +45,7 @@ from covenant.ledger.postgres.registers import Registers
 from covenant.ledger.postgres.step_follower import StepFollower
 from covenant.ledger.postgres.stored_task import column, decode_head, decode_rest
 from covenant.ledger.postgres.task_history import History
+from covenant.ledger.postgres.tenant_rows import TenantRows
 from covenant.ledger.watchers import KeyedWakeups, QueueWaiter, QueueWaiters, TaskWatch, TaskWatchers, step_of
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.grant import AuditReport, Grant, Identity
@@ -60,7 +61,7 @@ from covenant.model.peers.delegation import (
 from covenant.model.peers.instance import InstanceId
 from covenant.model.push import Push
 from covenant.model.settings import Limits
-from covenant.model.task import Result, Task
+from covenant.model.task import CacheKey, Result, Task
 from covenant.model.task_event import Step
 from covenant.model.tenants import Tenant
 
@@ -412,11 +413,21 @@ class PostgresLedger:
         return None
 
     async def erase_tasks(self, which: EraseTasks) -> Erased:
-        erased = await self._history.erase(which)
+        erase = self._history.erase
+        erased = await (TenantRows(self._connections).erase(which, erase) if which.wholly else erase(which))
         if erased.tasks:
             for callback in self._history.erased_callbacks:
                 callback()
         return erased
+
+    async def cached_keys(self, parties: Sequence[str]) -> Sequence[CacheKey]:
+        return await TenantRows(self._connections).cached_keys(parties)
+
+    async def scrub(self, tenant: str, parties: Sequence[str]) -> None:
+        await TenantRows(self._connections).scrub(tenant, parties)
+
+    async def search(self, tenant: str, parties: Sequence[str]) -> Sequence[SearchedPlace]:
+        return await TenantRows(self._connections).search(tenant, parties)
 
     def on_erased(self, callback: Callable[[], None]) -> None:
         self._history.erased_callbacks.append(callback)

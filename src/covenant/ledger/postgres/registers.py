@@ -26,7 +26,9 @@ from covenant.ledger.machine.events import (
     PeerPut,
     PeerRemoved,
     PeerSucceeded,
+    TenantErased,
     TenantPut,
+    TenantRemoved,
     TokenRevoked,
 )
 from covenant.ledger.registries import Registries
@@ -115,7 +117,7 @@ class Registers(Registries):
 
     def _put_identity(self, name: str, identity: Identity | None) -> None:
         if identity is None:
-            self.identities_by_token.pop(name, None)
+            self.drop_identity(name)
         else:
             self.put_identity(identity)
 
@@ -125,8 +127,11 @@ class Registers(Registries):
         elif (old := self.grants_by_signature.get(name)) is not None:
             self._drop_grant(old)
 
-    def _put_tenant(self, _: str, tenant: Tenant) -> None:
-        self.put_tenant(tenant)
+    def _put_tenant(self, name: str, tenant: Tenant | None) -> None:
+        if tenant is None:
+            self.drop_tenant(name)
+        else:
+            self.put_tenant(tenant)
 
     def _put_agent(self, name: str, agent: CatalogueAgent | None) -> None:
         if agent is not None:
@@ -188,6 +193,15 @@ def _grant_revoked(registers: Registers, event: GrantRevoked) -> Sequence[Regist
     return (RegisterRow(GRANT, event.signature_b58, grant),)
 
 
+def _tenant_erased(registers: Registers, event: TenantErased) -> Sequence[RegisterRow]:
+    name = event.tenant
+    return [
+        *(RegisterRow(AGENT, agent_name(name, each), None) for each in registers.stored_agents.get(name, ())),
+        *(RegisterRow(GRANT, each.signature_b58, None) for each in registers.grants_at(name, event.keys)),
+        *(RegisterRow(IDENTITY, each.token_sha256, None) for each in registers.identities_at(name)),
+    ]
+
+
 _ROWS: Final[dict[type[AnyEvent], Callable[[Registers, Any], Sequence[RegisterRow]]]] = {
     IdentityEnrolled: lambda _, event: (RegisterRow(IDENTITY, event.identity.token_sha256, event.identity),),
     IdentityRevoked: _identity_revoked,
@@ -196,6 +210,8 @@ _ROWS: Final[dict[type[AnyEvent], Callable[[Registers, Any], Sequence[RegisterRo
     GrantRevoked: _grant_revoked,
     GrantsPurged: _grants_purged,
     TenantPut: lambda _, event: (RegisterRow(TENANT, event.tenant.name, event.tenant),),
+    TenantErased: _tenant_erased,
+    TenantRemoved: lambda _, event: (RegisterRow(TENANT, event.tenant, None),),
     AgentPut: lambda _, event: (RegisterRow(AGENT, agent_name(event.agent.tenant, event.agent.id), event.agent),),
     AgentRemoved: lambda _, event: (RegisterRow(AGENT, agent_name(event.tenant, event.agent_id), None),),
     PeerPut: lambda _, event: (RegisterRow(PEER, event.peer.id, event.peer),),

@@ -55,6 +55,7 @@ from covenant.ledger.postgres.stored_task import (
     decode_task,
     uncolumn,
 )
+from covenant.ledger.postgres.tenant_rows import whose
 from covenant.ledger.watchers import step_of
 from covenant.model.errors import InvalidParams
 from covenant.model.ids import PublicKey, TaskId
@@ -94,10 +95,10 @@ class History:
 
     async def erase(self, which: EraseTasks) -> Erased:
         """One statement. The ids stay."""
-        whose = "tenant = :tenant" if which.tenant else "tenant IS NULL AND :tenant = ''"
-        asked = Statement(statements("history")["erase"].format(whose=whose))
+        asked = Statement(statements("history")["erase"].format(whose=whose(which)))
         values = {
             "tenant": which.tenant,
+            "parties": which.parties,
             "after": which.after_no,
             "before_ms": which.before_ms,
             "bytes_max": which.bytes_max,

@@ -33,7 +33,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, TypeVar
 
-from covenant.ledger.contract.retention import Erased, EraseTasks
+from covenant.ledger.contract.retention import Erased, EraseTasks, Scrub
 from covenant.ledger.embedded.archive.apply_batch import PLACES_IN_RECORD, Live, apply_or_reject, count_rejects
 from covenant.ledger.embedded.archive.erasure import erase_batch, pack_batch
 from covenant.ledger.embedded.archive.sql import statement
@@ -125,7 +125,7 @@ class LocalWriter:
             sync_dir(self._folder)
         return not busy
 
-    def erase(self, which: EraseTasks) -> Erased:
+    def erase(self, which: EraseTasks | Scrub) -> Erased:
         return erase_batch(self._db, which)
 
     def pack_older(self, after_no: int) -> int | None:
@@ -161,7 +161,7 @@ class Archive:
         self._stopping = threading.Event()
         self._stop_at_s = 0.0
         self._checkpoints: deque[asyncio.Future[int]] = deque()
-        self._erasures: deque[tuple[EraseTasks, asyncio.Future[Erased]]] = deque()
+        self._erasures: deque[tuple[EraseTasks | Scrub, asyncio.Future[Erased]]] = deque()
         self.erased_callbacks: list[Callable[[], None]] = []
         self._packed_through: int | None = 0
         """Up to which task those of earlier layouts are packed; None: all are."""
@@ -230,7 +230,7 @@ class Archive:
         self._wake.set()
         return await future
 
-    async def erase(self, which: EraseTasks) -> Erased:
+    async def erase(self, which: EraseTasks | Scrub) -> Erased:
         """One batch, after what is applied already."""
         if self._thread is None or self._stopping.is_set():
             raise _closed()

@@ -13,7 +13,7 @@ import sqlite3
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from covenant.ledger.contract.retention import Erased, EraseTasks
+from covenant.ledger.contract.retention import Erased, EraseTasks, Scrub
 from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.archive.apply_batch import context_name, parent_name
 from covenant.ledger.embedded.archive.row_updates import CountedBy
@@ -39,6 +39,7 @@ class _Found(NamedTuple):
     state: str
     recipient_pubkey: str
     recipient_display: str
+    sender_pubkey: str
     context_id: str
     context_no: int | None
     parent: str | None
@@ -46,8 +47,11 @@ class _Found(NamedTuple):
     bytes: int | None
 
 
-def erase_batch(db: sqlite3.Connection, which: EraseTasks) -> Erased:
+def erase_batch(db: sqlite3.Connection, which: EraseTasks | Scrub) -> Erased:
     """One transaction, then some pages for the file system."""
+    if isinstance(which, Scrub):
+        _scrub(db, which)
+        return Erased(tasks=0, bytes=0)
     try:
         db.execute("BEGIN IMMEDIATE")
         fault_points.point("archive.erase")
@@ -84,9 +88,11 @@ def _erase(db: sqlite3.Connection, which: EraseTasks) -> Erased:
             continue
         if found.updated_at >= which.before_ms and excess <= 0:
             continue
+        if which.parties and not {found.sender_pubkey, found.recipient_pubkey}.intersection(which.parties):
+            continue
         chosen.append(found)
         excess -= ROW_BYTES + (found.bytes or 0)
-    freed = _delete(db, which.tenant, chosen)
+    freed = _delete(db, which.tenant, chosen, wholly=which.wholly)
     last = looked[-1] if len(looked) == which.limit else None
     return Erased(
         tasks=len(chosen),
@@ -97,12 +103,16 @@ def _erase(db: sqlite3.Connection, which: EraseTasks) -> Erased:
     )
 
 
-def _delete(db: sqlite3.Connection, tenant: str, chosen: list[_Found]) -> int:
+def _delete(db: sqlite3.Connection, tenant: str, chosen: list[_Found], *, wholly: bool) -> int:
     numbers = [found.task_no for found in chosen]
     db.executemany("DELETE FROM packs WHERE task_no = ?", [(number,) for number in numbers])
     delete_parts(db, numbers)
     db.executemany("DELETE FROM a2a_tasks WHERE task_no = ?", [(number,) for number in numbers])
-    write_rows(db, "write_aged_out", [(found.settled_place, found.task_id) for found in chosen])
+    if wholly:
+        for found in chosen:
+            _delete_name(db, found.task_id)
+    else:
+        write_rows(db, "write_aged_out", [(found.settled_place, found.task_id) for found in chosen])
     counts: dict[CountedBy, int] = {}
     for found in chosen:
         key = (found.recipient_pubkey, found.recipient_display, tenant, found.ledger_state, found.state)
@@ -126,10 +136,31 @@ def _delete_names(db: sqlite3.Connection, chosen: list[_Found]) -> None:
         for number, name in names.items():
             if number is None or not number % 2 or db.execute(used, (number,)).fetchone() is not None:
                 continue
-            for table, shelf in (("ids_new", "new"), ("ids_recent", "recent"), ("ids_old", None)):
-                gone = db.execute(f"DELETE FROM {table} WHERE task_id = ?", (name,)).rowcount  # noqa: S608  (ours)
-                if gone and shelf is not None:
-                    db.execute("UPDATE shelves SET held = held - 1 WHERE shelf = ?", (shelf,))
+            _delete_name(db, name)
+
+
+def _delete_name(db: sqlite3.Connection, name: str | bytes) -> None:
+    for table, shelf in (("ids_new", "new"), ("ids_recent", "recent"), ("ids_old", None)):
+        gone = db.execute(f"DELETE FROM {table} WHERE task_id = ?", (name,)).rowcount  # noqa: S608  (ours)
+        if gone and shelf is not None:
+            db.execute("UPDATE shelves SET held = held - 1 WHERE shelf = ?", (shelf,))
+
+
+def _scrub(db: sqlite3.Connection, which: Scrub) -> None:
+    """Drop the counts of tasks that are erased, then write the whole file anew: no free page or WAL has old bytes."""
+    db.execute("DELETE FROM stored_sizes WHERE tenant_id = ?", (which.tenant,))
+    db.execute("DELETE FROM task_counts WHERE tenant_id = ?", (which.tenant,))
+    db.executemany(
+        "DELETE FROM task_counts WHERE recipient_pubkey = ? AND tasks = 0", [(key,) for key in which.parties]
+    )
+    for shelf in ("new", "recent"):
+        db.execute("UPDATE shelves SET emptied = '', emptying = '' WHERE shelf = ?", (shelf,))
+    fault_points.point("archive.scrub")
+    db.execute("VACUUM")
+    fault_points.point("archive.scrub_truncate")
+    busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    if busy:
+        raise sqlite3.OperationalError("somebody reads the archive; the removal goes on in a moment")
 
 
 def pack_batch(db: sqlite3.Connection, after_no: int) -> int | None:

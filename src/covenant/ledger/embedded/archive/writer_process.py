@@ -21,7 +21,7 @@ from typing import BinaryIO, Final, Protocol
 
 import msgspec
 
-from covenant.ledger.contract.retention import Erased, EraseTasks
+from covenant.ledger.contract.retention import Erased, EraseTasks, Scrub
 from covenant.ledger.embedded.archive.archive import CLOSE_S_MAX, LocalWriter
 from covenant.ledger.embedded.archive.writer_roles import ArchiveSource
 from covenant.ledger.embedded.journal.segments import Cursor, Lines, SegmentReader, cursor_after
@@ -55,7 +55,7 @@ class PackOlder(msgspec.Struct, frozen=True, tag="pack"):
     after_no: int
 
 
-WriterQuestion = ApplyNext | Checkpoint | EraseTasks | PackOlder
+WriterQuestion = ApplyNext | Checkpoint | EraseTasks | Scrub | PackOlder
 
 
 class WriterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -96,7 +96,7 @@ class WriterProcess:
     def checkpoint(self) -> bool:
         return self._ask(Checkpoint()).done
 
-    def erase(self, which: EraseTasks) -> Erased:
+    def erase(self, which: EraseTasks | Scrub) -> Erased:
         erased = self._ask(which).erased
         assert erased is not None
         return erased
@@ -177,7 +177,7 @@ def serve_writer(path: Path, folder: Path, questions: BinaryIO, answers: BinaryI
                     say(WriterAnswer(seq, rejected=writer.rejected))
                 case Checkpoint():
                     say(WriterAnswer(seq, done=writer.checkpoint(), rejected=writer.rejected))
-                case EraseTasks():
+                case EraseTasks() | Scrub():
                     say(WriterAnswer(seq, rejected=writer.rejected, erased=writer.erase(asked)))
                 case PackOlder():
                     after_no = writer.pack_older(asked.after_no)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from covenant.ledger.contract.retention import Erased, EraseTasks
+from covenant.ledger.contract.retention import Erased, EraseTasks, Scrub
 from covenant.ledger.embedded.journal.segments import Cursor, Lines
 
 
@@ -31,7 +31,7 @@ class ArchiveWriter(Protocol):
     def checkpoint(self) -> bool:
         """Sync everything applied so far; False if somebody is in the way."""
 
-    def erase(self, which: EraseTasks) -> Erased: ...
+    def erase(self, which: EraseTasks | Scrub) -> Erased: ...
     def pack_older(self, after_no: int) -> int | None:
         """Pack some finished tasks behind one; where to go on, or None if there are no more."""
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from covenant.ledger.machine.commands import Accept, Accepted, LeasedTask, RecipientFault, Starter
 from covenant.ledger.machine.decisions.context import CommandRefused, DecisionContext, authorize
+from covenant.ledger.machine.decisions.identities import being_removed
 from covenant.ledger.machine.decisions.push import check_room, make_push
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskClosed, TaskFollowed, TaskLeased, TaskSent, TaskSettled
@@ -42,6 +43,8 @@ def check_account(decide: DecisionContext, task: Task, tasks: int, size: int) ->
     tenant = view.tenant(task.tenant) if task.tenant is not None else None
     tasks_max, bytes_max = limits.live_tasks_max, limits.queued_bytes_max
     if tenant is not None:
+        if tasks and tenant.removal is not None:
+            raise decide.refuse(being_removed(tenant.name))
         tasks_max = tenant.limits.live_tasks or tasks_max
         bytes_max = tenant.limits.queued_bytes or bytes_max
     if tasks and tasks_max and account.tasks + tasks > tasks_max:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from covenant.ledger.machine.decisions.context import DecisionContext, authorize
@@ -9,18 +11,24 @@ from covenant.ledger.machine.events import (
     AgentPut,
     AgentRemoved,
     AuditPurged,
+    CacheDropped,
     GrantMade,
     GrantRevoked,
     GrantsPurged,
     IdentitiesPurged,
     IdentityEnrolled,
     IdentityRevoked,
+    TenantErased,
     TenantPut,
+    TenantRemoved,
 )
 from covenant.ledger.machine.identity_commands import (
     AddTenant,
+    BeginTenantRemoval,
     ChangeTenant,
     Enroll,
+    EraseTenant,
+    FinishTenantRemoval,
     MakeGrant,
     PurgeAudit,
     PurgeGrants,
@@ -37,7 +45,7 @@ from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Conflict, NotFound, OverLimit
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId
-from covenant.model.tenants import Tenant
+from covenant.model.tenants import DEFAULT, Tenant, TenantRemoval
 
 
 def enroll(decide: DecisionContext, command: Enroll) -> Identity:
@@ -196,7 +204,10 @@ replace = msgspec.structs.replace
 
 def add_tenant(decide: DecisionContext, command: AddTenant) -> Tenant:
     name = command.tenant.name
-    if decide.view.tenant(name) is not None:
+    known = decide.view.tenant(name)
+    if known is not None and known.removal is not None:
+        raise decide.refuse(being_removed(name))
+    if known is not None:
         raise decide.refuse(
             Conflict("tenant_exists", f"there is a tenant {name!r} already; rotate its token if it is lost")
         )
@@ -206,7 +217,7 @@ def add_tenant(decide: DecisionContext, command: AddTenant) -> Tenant:
         )
     for taken in (display for display in command.displays if decide.view.identities(display)):
         raise decide.refuse(Conflict("display_taken", f"{taken} is an identity of its own; revoke it first"))
-    tenant = replace(command.tenant, created_at_ms=decide.now_ms)
+    tenant = replace(command.tenant, created_at_ms=decide.now_ms, keyed_since_ms=decide.now_ms)
     decide.add(TenantPut(tenant))
     decide.audit(command.by, {"type": "tenant_added", "tenant": name, "token_prefix": tenant.token_prefix})
     return tenant
@@ -248,6 +259,79 @@ def rotate_tenant(decide: DecisionContext, command: RotateTenant) -> Tenant:
         },
     )
     return new
+
+
+def begin_tenant_removal(decide: DecisionContext, command: BeginTenantRemoval) -> Tenant:
+    name = command.name
+    old = decide.view.tenant(name)
+    if old is None:
+        raise decide.refuse(unknown_tenant(name))
+    if name == DEFAULT:
+        raise decide.refuse(Conflict("default_tenant", f"{DEFAULT} is there from the start, and cannot be removed"))
+    if old.removal is not None:
+        return old
+    live = decide.view.account(name).tasks
+    if live and not command.cancel_live:
+        raise decide.refuse(
+            Conflict("tenant_at_work", f"{live} tasks of {name} have not ended; with `cancel_live` they are canceled")
+        )
+    new = replace(
+        old,
+        token_sha256="",
+        token_prefix="",
+        disabled_at_ms=old.disabled_at_ms or decide.now_ms,
+        removal=TenantRemoval(begun_at_ms=decide.now_ms, reason=command.reason),
+    )
+    decide.add(TenantPut(new))
+    decide.audit(
+        command.by, {"type": "tenant_removal_begun", "tenant": name, "reason": command.reason, "live_tasks": live}
+    )
+    return new
+
+
+def erase_tenant(decide: DecisionContext, command: EraseTenant) -> Tenant:
+    old = _removed_tenant(decide, command.name)
+    if live := decide.view.account(command.name).tasks:
+        raise decide.refuse(Conflict("tenant_at_work", f"{live} tasks of {command.name} have not ended"))
+    new = replace(old, removal=command.removal)
+    decide.add(TenantPut(new))
+    if command.cached:
+        decide.add(CacheDropped(keys=command.cached))
+    decide.add(TenantErased(command.name, command.removal.keys))
+    return new
+
+
+def finish_tenant_removal(decide: DecisionContext, command: FinishTenantRemoval) -> Tenant:
+    tenant = _removed_tenant(decide, command.name)
+    removal = tenant.removal
+    assert removal is not None
+    decide.add(TenantRemoved(tenant.name))
+    erased = {name: getattr(removal, name) for name in ("tasks", "digest", "canceled", *REGISTERED)}
+    decide.audit(
+        command.by,
+        {
+            "type": "tenant_removed",
+            "tenant": tenant.name,
+            "reason": removal.reason,
+            **erased,
+            "places_searched": command.places,
+        },
+    )
+    return tenant
+
+
+REGISTERED: Final = ("agents", "identities", "grants", "pushes", "cached")
+
+
+def _removed_tenant(decide: DecisionContext, name: str) -> Tenant:
+    tenant = decide.view.tenant(name)
+    if tenant is None or tenant.removal is None:
+        raise decide.refuse(Conflict("not_being_removed", f"no removal of {name!r} has begun"))
+    return tenant
+
+
+def being_removed(name: str) -> Conflict:
+    return Conflict("tenant_removing", f"the tenant {name!r} is being removed; its name is free when that is done")
 
 
 def put_agent(decide: DecisionContext, command: PutAgent) -> CatalogueAgent:
@@ -309,6 +393,8 @@ def _tenant(decide: DecisionContext, name: str) -> Tenant:
     tenant = decide.view.tenant(name)
     if tenant is None:
         raise decide.refuse(unknown_tenant(name))
+    if tenant.removal is not None:
+        raise decide.refuse(being_removed(name))
     return tenant
 
 

@@ -1,0 +1,331 @@
+"""Removing a tenant: its data is erased, and then looked for.
+
+A removal is begun by one record; from then on nobody speaks for the tenant and nothing is accepted for it. What follows
+can be cut off anywhere and is done again from its beginning, by itself after a start: live tasks are canceled; it is
+written down what there is to erase, with its digest; registers, tasks, files and freed bytes go; every place is
+searched. When nothing is left, the record of the tenant goes, and a row in the audit says what was erased.
+
+A tenant's tasks are those it sent or that its agents have sent, and those that somebody sent to one of its agents. Rows
+of the audit stay: its chain needs them, and they hold no content of tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from covenant.exchange.access.principals import Principal, require_operator
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.mailbox import check_reason
+from covenant.exchange.task_logs import TaskLogs
+from covenant.ledger.contract.identities import Register, RegisterChange
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.retention import EraseTasks, SearchedPlace
+from covenant.ledger.contract.task_query import PAGE_MAX, STATES, FoundTask, TaskQuery
+from covenant.ledger.machine.commands import Cancel, Drain, DropPush
+from covenant.ledger.machine.decisions.identities import unknown_tenant
+from covenant.ledger.machine.identity_commands import BeginTenantRemoval, EraseTenant, FinishTenantRemoval
+from covenant.ledger.machine.states import DRAINED, SETTLED, State
+from covenant.ledger.registries import is_at
+from covenant.model.agent_definition import RESERVED
+from covenant.model.errors import Conflict, NotFound, Refusal
+from covenant.model.ids import AgentId, PublicKey, TaskId
+from covenant.model.tenants import Tenant, TenantRemoval, host_of
+
+RETRY_S: Final = 10.0
+END_MS: Final = (1 << 62) - 1
+REPORTS_MAX: Final = 100
+_LIVE: Final = tuple(state for state in State if state not in (SETTLED, DRAINED))
+
+replace = msgspec.structs.replace
+
+
+class TenantFiles(Protocol):
+    """What a home has of a tenant besides the ledger."""
+
+    def count(self, tenant: str) -> int:
+        """How many files are its own."""
+
+    async def erase(self, tenant: str) -> None: ...
+
+    async def search(self, tenant: str, keys: Sequence[str]) -> Sequence[SearchedPlace]:
+        """Every file of the home but for those of the ledger."""
+
+
+class TenantHoldings(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What there is of a tenant. `live` has those of its tasks that have not ended, by state."""
+
+    live: dict[str, int]
+    finished: int
+    agents: int
+    identities: tuple[str, ...]
+    grants: int
+    pushes: int
+    cached: int
+    files: int
+
+
+class RemovalReport(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """How far a removal is. `problem` says why it is no further, if it waits for something."""
+
+    done: bool
+    stage: str
+    removal: TenantRemoval
+    places: tuple[SearchedPlace, ...] = ()
+    problem: str = ""
+
+
+class TenantRemovals:
+    """One of a daemon. It runs as a scheduler: removals that an earlier run had begun go on."""
+
+    def __init__(
+        self, ledger: Ledger, catalogue: Catalogue, logs: TaskLogs, files: TenantFiles, operator: AgentId
+    ) -> None:
+        self._ledger = ledger
+        self._catalogue = catalogue
+        self._logs = logs
+        self._files = files
+        self._operator = operator
+        self._asked = asyncio.Event()
+        self._moved = asyncio.Condition()
+        self._reports: dict[str, RemovalReport] = {}
+        ledger.on_registers(self._changed)
+
+    def _changed(self, change: RegisterChange) -> None:
+        tenant = self._ledger.tenant(change.name) if change.register is Register.TENANTS else None
+        if tenant is not None and tenant.removal is not None:
+            self._asked.set()
+
+    async def holdings(self, principal: Principal, name: str) -> TenantHoldings:
+        await require_operator(self._ledger, principal, "removing a tenant")
+        await self._ledger.durable()
+        if self._ledger.tenant(name) is None:
+            raise unknown_tenant(name)
+        live, finished, keys = dict.fromkeys((*STATES,), 0), 0, set(self._own_keys(name))
+        async for task in self._tasks(name):
+            keys.update(self._keys_of(task, name))
+            if STATES[task.state] is DRAINED:
+                finished += 1
+            else:
+                live[task.state] += 1
+        return TenantHoldings(
+            live={state: count for state, count in live.items() if count},
+            finished=finished,
+            agents=len(self._ledger.agents(name)),
+            identities=tuple(sorted({each.display for each in await self._identities(name)})),
+            grants=await self._grants(name, keys),
+            pushes=len(await self._pushes(name)),
+            cached=len(await self._ledger.cached_keys(tuple(keys))),
+            files=self._files.count(name),
+        )
+
+    async def begin(self, principal: Principal, name: str, reason: str, *, cancel_live: bool) -> None:
+        """Durable when it returns. The same again goes on with it at once."""
+        await require_operator(self._ledger, principal, "removing a tenant")
+        check_reason(reason, "removal")
+        if host_of(principal.agent.display) == name:
+            raise Conflict("tenant_of_operator", f"{principal.agent.display} would be erased with the tenant {name!r}")
+        if not cancel_live:
+            await self._check_idle(name)
+        await self._ledger.commit(
+            BeginTenantRemoval(by=principal.agent, name=name, reason=reason, cancel_live=cancel_live)
+        )
+        self._reports.pop(name, None)
+        self._asked.set()
+
+    async def report(self, principal: Principal, name: str, timeout_s: float) -> RemovalReport:
+        """Where a removal is, when it has ended or cannot go on, or when the time is over."""
+        await require_operator(self._ledger, principal, "removing a tenant")
+        try:
+            async with asyncio.timeout(timeout_s), self._moved:
+                while not ((known := self._reports.get(name)) is not None and (known.done or known.problem)):
+                    await self._moved.wait()
+        except TimeoutError:
+            pass
+        known = self._reports.get(name)
+        if known is not None:
+            return known
+        tenant = self._ledger.tenant(name)
+        if tenant is None or tenant.removal is None:
+            raise NotFound(
+                "no_removal", f"no removal of {name[:80]!r} is known; the audit tells of those that are done"
+            )
+        return RemovalReport(done=False, stage="begun", removal=tenant.removal)
+
+    async def search(self, principal: Principal, name: str) -> tuple[SearchedPlace, ...]:
+        """Look for the traces of a tenant, whether it is there or was removed."""
+        await require_operator(self._ledger, principal, "searching for a tenant")
+        tenant = self._ledger.tenant(name)
+        keys = {*self._own_keys(name), *(each.pubkey for each in await self._identities(name))}
+        if tenant is not None and tenant.removal is not None:
+            keys.update(tenant.removal.keys)
+        return await self._search(name, tuple(sorted(keys)))
+
+    async def run(self) -> None:
+        while True:
+            self._asked.clear()
+            for tenant in await self._ledger.tenants():
+                if tenant.removal is not None:
+                    await self._try(tenant)
+            try:
+                async with asyncio.timeout(RETRY_S):
+                    await self._asked.wait()
+            except TimeoutError:
+                continue
+
+    async def _try(self, tenant: Tenant) -> None:
+        try:
+            await self._remove(tenant)
+        except Refusal as refusal:
+            assert tenant.removal is not None
+            now = self._ledger.tenant(tenant.name)
+            if now is None:
+                return  # another daemon on this ledger has finished it
+            before = self._reports.get(tenant.name)
+            stage, places = (before.stage, before.places) if before is not None else ("begun", ())
+            report = RemovalReport(
+                done=False, stage=stage, removal=now.removal or tenant.removal, places=places, problem=refusal.message
+            )
+            await self._tell(tenant.name, report)
+
+    async def _remove(self, tenant: Tenant) -> None:
+        name, removal = tenant.name, tenant.removal
+        assert removal is not None
+        if not removal.digest:
+            await self._say(name, "canceling live tasks", removal)
+            canceled = await self._end_tasks(name, removal)
+            await self._say(name, "writing down what there is", removal)
+            removal = await self._measure(name, replace(removal, canceled=removal.canceled + canceled))
+            cached = tuple(await self._ledger.cached_keys(removal.keys))
+            removal = replace(removal, cached=len(cached))
+            await self._drop_pushes(name)
+            await self._ledger.commit(EraseTenant(by=self._operator, name=name, removal=removal, cached=cached))
+        await self._say(name, "erasing tasks", removal)
+        await self._erase_tasks(name, removal)
+        await self._say(name, "erasing files", removal)
+        await self._files.erase(name)
+        await self._logs.forget_unknown(self._is_known)
+        await self._say(name, "rewriting what has its bytes", removal)
+        await self._ledger.scrub(name, removal.keys)
+        await self._say(name, "searching", removal)
+        places = await self._search(name, removal.keys)
+        left = [place for place in places if place.left]
+        if left:
+            said = ", ".join(f"{place.place} ({place.left})" for place in left[:10])
+            await self._tell(name, RemovalReport(done=False, stage="searching", removal=removal, places=places))
+            raise Conflict(
+                "traces_left", f"traces are left in {said}; the removal goes on by itself when they are gone"
+            )
+        await self._ledger.commit(FinishTenantRemoval(by=self._operator, name=name, places=len(places)))
+        await self._ledger.compact()
+        await self._tell(name, RemovalReport(done=True, stage="removed", removal=removal, places=places))
+
+    async def _say(self, name: str, stage: str, removal: TenantRemoval) -> None:
+        await self._tell(name, RemovalReport(done=False, stage=stage, removal=removal))
+
+    async def _tell(self, name: str, report: RemovalReport) -> None:
+        async with self._moved:
+            self._reports.pop(name, None)
+            self._reports[name] = report
+            while len(self._reports) > REPORTS_MAX:
+                del self._reports[next(iter(self._reports))]
+            self._moved.notify_all()
+
+    async def _check_idle(self, name: str) -> None:
+        """Say what is live, where a removal would cancel it."""
+        counted: dict[str, int] = {}
+        async for task in self._tasks(name, _LIVE):
+            counted[f"{task.state} at {task.agent}"] = counted.get(f"{task.state} at {task.agent}", 0) + 1
+        if counted:
+            said = ", ".join(f"{count} {what}" for what, count in sorted(counted.items())[:10])
+            raise Conflict(
+                "tenant_at_work", f"tasks of {name} have not ended: {said}; with `cancel_live` they are canceled"
+            )
+
+    async def _end_tasks(self, name: str, removal: TenantRemoval) -> int:
+        """Cancel what is live, and drain what nobody will come for."""
+        canceled = 0
+        while found := [task async for task in self._tasks(name, (*_LIVE, SETTLED))]:
+            for task in found:
+                if STATES[task.state] is SETTLED:
+                    await self._ledger.commit(Drain(by=self._operator, sender=None, task_id=task.task_id))
+                else:
+                    await self._ledger.commit(Cancel(task_id=task.task_id, by=self._operator, reason=removal.reason))
+                    canceled += 1
+        return canceled
+
+    async def _measure(self, name: str, removal: TenantRemoval) -> TenantRemoval:
+        keys, task_ids = set(self._own_keys(name)), list[str]()
+        async for task in self._tasks(name):
+            task_ids.append(task.task_id)
+            keys.update(self._keys_of(task, name))
+        identities = await self._identities(name)
+        keys.update(each.pubkey for each in identities)
+        lines = "".join(f"{task_id}\n" for task_id in sorted(task_ids))
+        return replace(
+            removal,
+            tasks=len(task_ids),
+            digest=hashlib.sha256(lines.encode()).hexdigest(),
+            agents=len(self._ledger.agents(name)),
+            identities=len(identities),
+            grants=await self._grants(name, keys),
+            pushes=len(await self._pushes(name)),
+            keys=tuple(sorted(keys)),
+        )
+
+    async def _erase_tasks(self, name: str, removal: TenantRemoval) -> None:
+        for tenant, parties in ((name, ()), ("", removal.keys)):
+            which = EraseTasks(tenant=tenant, before_ms=END_MS, wholly=True, parties=parties)
+            while (erased := await self._ledger.erase_tasks(which)).more:
+                which = replace(which, after_ms=erased.after_ms, after_no=erased.after_no)
+        for task in (await self._ledger.find(TaskQuery(tenant=name, limit=1))).tasks:
+            raise Conflict("tasks_left", f"task {task.task_id} could not be erased: it is {task.state}")
+
+    async def _search(self, name: str, keys: Sequence[str]) -> tuple[SearchedPlace, ...]:
+        return (*await self._ledger.search(name, keys), *await self._files.search(name, keys))
+
+    async def _tasks(self, name: str, states: tuple[State, ...] = ()) -> AsyncIterator[FoundTask]:
+        """Those of the tenant, and those without a tenant that somebody of its name has sent or is to do.
+
+        All tasks are looked at: the name of an agent that was removed long ago is nowhere else.
+        """
+        query = TaskQuery(states=states, ascending=True, limit=PAGE_MAX)
+        while True:
+            page = await self._ledger.find(query)
+            for task in page.tasks:
+                if task.tenant == name or (task.tenant is None and name in map(host_of, (task.agent, task.sender))):
+                    yield task
+            if page.next is None:
+                return
+            query = replace(query, after=page.next)
+
+    async def _is_known(self, task_id: TaskId) -> bool:
+        return await self._ledger.parties(task_id) is not None
+
+    async def _identities(self, name: str) -> Sequence[AgentId]:
+        return [each.agent for each in await self._ledger.identities() if host_of(each.agent.display) == name]
+
+    async def _grants(self, name: str, keys: set[PublicKey]) -> int:
+        return sum(is_at(grant, name, keys) for grant in await self._ledger.grants())
+
+    async def _pushes(self, name: str) -> Sequence[tuple[TaskId, str]]:
+        return [
+            (each.task_id, each.id) for each in await self._ledger.outbox() if host_of(each.recipient.display) == name
+        ]
+
+    async def _drop_pushes(self, name: str) -> None:
+        for task_id, push_id in await self._pushes(name):
+            await self._ledger.commit(DropPush(task_id=task_id, id=push_id))
+
+    def _own_keys(self, name: str) -> list[PublicKey]:
+        ids = {*RESERVED, *(agent.id for agent in self._catalogue.agents(name))}
+        return [self._catalogue.identity(name, each).pubkey for each in ids]
+
+    def _keys_of(self, task: FoundTask, name: str) -> list[PublicKey]:
+        """Of the tenant's agents and callers that have part in it, removed ones too: a display leads to its key."""
+        parts = (display.rpartition("@") for display in (task.agent, task.sender))
+        return [self._catalogue.identity(name, agent_id).pubkey for agent_id, _, host in parts if host == name]
