@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from covenant.ledger.postgres.open_postgres import DatabaseUnusable
 from covenant.model.errors import HomeLocked, SettingsError
 from tests.cli.daemons import COVENANT
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
+from tests.ledger_contract.postgres_proxy import proxy_before
 from tests.ledger_contract.postgres_server import Databases, at, databases
 from tests.waits import BOUND_S
 
@@ -66,6 +67,14 @@ def copy_keys(folder: Path) -> None:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copy2(folder / "a" / name, target)
     (folder / "b").chmod(0o700)
+
+
+async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            if await is_so():
+                return
+            await asyncio.sleep(0.02)
 
 
 async def call(daemon: DaemonUnderTest, agent: str, method: str, **params: Any) -> Any:
@@ -213,3 +222,31 @@ async def test_a_database_that_is_not_there_or_not_durable_is_a_clear_error(tmp_
     with pytest.raises(NotDurable, match="fsync"):
         async with open_daemon_under_test(tmp_path / "a", ledger={"url": url}):
             pass
+
+
+async def test_readiness_and_metrics_tell_of_the_database_and_of_its_absence(tmp_path: Path, url: str) -> None:
+    async with proxy_before(url) as proxy:
+        ledger = {**shared(proxy.url), "node_lease_ms": 1_500}
+        async with open_daemon_under_test(tmp_path / "a", ledger=ledger) as a:
+            assert (await a.ask("GET", "/readyz")).json()["status"] == "ready"
+            metrics = (await a.ask("GET", "/metrics")).text
+            for name in ("nodes", "batches_total", "batch_conflicts_total", "news_age_ms", "registers_behind"):
+                assert f"\ncovenant_{name} " in metrics
+            for name in ("dead_rows", "connections", "connections_max"):
+                assert f"\ncovenant_database_{name} " in metrics
+            assert "covenant_syncs_total" not in metrics, "there is no journal here"
+            proxy.silence()
+
+            async def says_so() -> bool:
+                answer = await a.ask("GET", "/readyz")
+                return answer.status_code == 503 and "has not answered" in answer.json()["reasons"][0]
+
+            await until(says_so)
+            sent = await call(a, "index", "SendMessage", message=message("hello"))
+            assert "not answered" in str(sent)
+            proxy.mend()
+
+            async def is_ready() -> bool:
+                return (await a.ask("GET", "/readyz")).status_code == 200
+
+            await until(is_ready)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.postgres.nodes import LEASE_MS
 from covenant.ledger.postgres.open_postgres import open_postgres_ledger
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.model.settings import Limits
@@ -13,7 +14,8 @@ from tests.ledger_contract.fake_clock import FakeClock
 class PostgresEngine:
     """Ledgers on one database, one after the other, or several nodes at once (`join`)."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, lease_ms: int = LEASE_MS) -> None:
+        self._lease_ms = lease_ms
         self.clock = FakeClock()
         self.url = url
         self._boots = 0
@@ -28,7 +30,13 @@ class PostgresEngine:
         self._boots += 1
         self._limits = limits
         ledger = await open_postgres_ledger(
-            self.url, clock=self.clock, limits=limits, durability="os", node=node, boot=f"boot-{self._boots}"
+            self.url,
+            clock=self.clock,
+            limits=limits,
+            durability="os",
+            node=node,
+            boot=f"boot-{self._boots}",
+            lease_ms=self._lease_ms,
         )
         self._open.append(ledger)
         return ledger

@@ -177,6 +177,12 @@ class LedgerSettings:
         "The PostgreSQL database that holds the ledger, for several daemons; empty: files in the home.",
         flag="--ledger",
     )
+    node_lease_ms: int = setting(
+        3_000,
+        whole(1_000, 60_000),
+        "On PostgreSQL: how long a daemon may be silent before the others declare it lost. It takes nothing new after "
+        "two thirds of this without the database.",
+    )
     durability: Durability = setting(  # noqa: RUF009  (makes a dataclass field)
         "fsync",
         choice("fsync", "os"),

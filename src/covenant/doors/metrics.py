@@ -70,6 +70,9 @@ class Numbers(NamedTuple):
             yield _sample("covenant_tasks", getattr(counts, state.value), {"state": state.wire_name})
         for name, text, read in _LEDGER:
             yield from _one(name, text, read(counts))
+        for gauge, (name, text) in _OF_ENGINE.items():
+            if gauge in counts.gauges:
+                yield from _one(name, text, counts.gauges[gauge])
         yield _head("covenant_request_seconds", "histogram", "Time to answer a request.")
         for (door, operation), timed in self.timed.items():
             yield from _histogram("covenant_request_seconds", {"door": door, "operation": operation}, timed)
@@ -177,8 +180,20 @@ _LEDGER: Final[tuple[tuple[str, str, Callable[[Counts], float]], ...]] = (
     ("covenant_writer_failed", "1 once the writer has failed.", lambda counts: counts.failure is not None),
     ("covenant_commits_total", "Records appended to the journal.", lambda counts: counts.commits),
     ("covenant_clock_steps_total", "Steps of the wall clock that were seen.", lambda counts: counts.clock_steps),
-    ("covenant_syncs_total", "Syncs of the journal since the start.", lambda counts: counts.gauges["syncs"]),
 )
+_OF_ENGINE: Final[Mapping[str, tuple[str, str]]] = {
+    "syncs": ("covenant_syncs_total", "Syncs of the journal since the start."),
+    "nodes": ("covenant_nodes", "Daemons that serve this ledger."),
+    "batches": ("covenant_batches_total", "Batches that this daemon's name has written to the database."),
+    "batches_fast": ("covenant_batches_fast_total", "Those written in one statement, since the start."),
+    "conflicts": ("covenant_batch_conflicts_total", "Batches that were decided again, as another daemon was faster."),
+    "news_age_ms": ("covenant_news_age_ms", "Milliseconds since this daemon last knew what the others had written."),
+    "registers_behind": ("covenant_registers_behind", "Changes of registers that the slowest living daemon lacks."),
+    "rows_dead": ("covenant_database_dead_rows", "Dead rows of the ledger's tables, as the database counts them."),
+    "connections": ("covenant_database_connections", "Connections to the database, of all programs."),
+    "connections_max": ("covenant_database_connections_max", "Connections that the database allows."),
+}
+"""What an engine counts for itself, by its name in `Counts.gauges`."""
 
 
 def _head(name: str, kind: str, text: str) -> str:

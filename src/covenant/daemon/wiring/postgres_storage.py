@@ -74,6 +74,7 @@ async def open_shared_ledger(settings: Settings, clocks: Any) -> SharedLedger:
         limits=ledger_limits(settings),
         durability=settings.ledger.durability,
         node=node_name(settings),
+        lease_ms=settings.ledger.node_lease_ms,
     )
     return ledger
 

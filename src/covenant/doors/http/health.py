@@ -21,7 +21,7 @@ from covenant.doors.http.responses import TRANSPORT, Problem
 from covenant.doors.operator_api.operation import ApiContext, encode
 from covenant.exchange.tasks.writer import DRAINING
 from covenant.ledger.contract.ledger import Counts
-from covenant.model.errors import Refusal
+from covenant.model.errors import Refusal, Unavailable
 
 # A disk that hangs keeps every reader of the ledger waiting; whoever asks for health must not hang with it.
 COUNTS_TIMEOUT_S: Final = 2.0
@@ -117,7 +117,7 @@ class Health:
     async def _counts(self) -> Counts | None:
         try:
             return await asyncio.wait_for(self._ledger.counts(), COUNTS_TIMEOUT_S)
-        except (TimeoutError, OSError):
+        except (TimeoutError, OSError, Unavailable):
             return None
 
 

@@ -84,6 +84,10 @@ class Fenced(Exception):
     """This boot was declared lost: whatever it decides is not written."""
 
 
+class RolledBack(Exception):
+    """The database is behind what it has acknowledged to this boot."""
+
+
 class Conflict(Exception):
     """Somebody else was faster: nothing was written, and the batch is decided anew."""
 

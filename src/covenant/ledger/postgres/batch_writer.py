@@ -27,13 +27,32 @@ from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import AnyEvent, encode_events
 from covenant.ledger.machine.identity_commands import PurgeAudit
 from covenant.ledger.machine.states import DRAINED
-from covenant.ledger.postgres.batch_items import TOGETHER, Committed, Conflict, Fenced, Item, hints, is_simple
+from covenant.ledger.postgres.batch_items import (
+    TOGETHER,
+    Committed,
+    Conflict,
+    Fenced,
+    Item,
+    RolledBack,
+    hints,
+    is_simple,
+)
 from covenant.ledger.postgres.batch_rows import batch_values, write_batch, write_beside, write_registers
-from covenant.ledger.postgres.connections import BROKEN, UNAVAILABLE, WRITER_SETTINGS, Connections, unavailable
+from covenant.ledger.postgres.connections import (
+    BROKEN,
+    REFUSED,
+    UNAVAILABLE,
+    WRITER_SETTINGS,
+    Connections,
+    fenced,
+    outcome_unknown,
+    refused,
+    unavailable,
+)
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.loader import Loader
 from covenant.ledger.postgres.news import encode_topics, topics_of
-from covenant.ledger.postgres.nodes import refresh_registers
+from covenant.ledger.postgres.nodes import Joined, Membership, refresh_registers
 from covenant.ledger.postgres.registers import REGISTER_EVENTS, RegisterRow, Registers
 from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.stored_task import Slot
@@ -73,10 +92,9 @@ class BatchWriter:
         self,
         connections: Connections,
         *,
-        writer: int,
-        seq: int,
+        joined: Joined,
+        membership: Membership,
         node: str,
-        boot: str,
         clock: Clock,
         limits: Limits,
         registers: Registers,
@@ -86,10 +104,12 @@ class BatchWriter:
         on_registers: Callable[[Iterable[RegisterChange]], None],
     ) -> None:
         self._connections = connections
-        self.writer = writer
-        self.seq = seq
+        self._membership = membership
+        self._joined = joined
+        self.seq = joined.seq
         self._node = node
-        self._boot = boot
+        self.at_rest = asyncio.Lock()
+        """Whoever has it: nothing is decided or written meanwhile."""
         self._clock = clock
         self._limits = limits
         self._registers = registers
@@ -116,7 +136,8 @@ class BatchWriter:
 
     def submit(self, command: Command[Any]) -> Item:
         if self.failure is not None:
-            raise Unavailable("ledger_fenced", self.failure)
+            raise Unavailable("ledger_closed", self.failure)
+        self._membership.check()
         item = Item(command, asyncio.get_running_loop().create_future())
         self._waiting.append(item)
         self._wake.set()
@@ -144,14 +165,13 @@ class BatchWriter:
             while self._waiting and self.failure is None:
                 batch = self._next()
                 try:
-                    await self._process(batch)
+                    async with self.at_rest:
+                        await self._process(batch)
                 except Exception as error:
                     log.exception("ledger.batch_failed")
-                    for item in batch:
-                        item.fail(error)
+                    _fail(batch, error)
             if self.failure is not None:
-                for item in self._waiting:
-                    item.fail(Unavailable("ledger_fenced", self.failure))
+                _fail(self._waiting, Unavailable("ledger_closed", self.failure))
                 self._waiting.clear()
                 return
 
@@ -184,26 +204,30 @@ class BatchWriter:
                     return
                 await asyncio.sleep(PAUSE_S * tried)
             except Fenced:
-                self.failure = "this daemon was declared lost by another one, and takes nothing more; restart it"
-                for item in batch:
-                    item.fail(Unavailable("ledger_fenced", self.failure))
+                # Whatever was in doubt is decided by now: the fence waited for it.
+                await self._settle_doubt()
+                self._membership.beat_now()
+                _fail(batch, fenced())
+                return
+            except RolledBack as sign:
+                self._membership.rolled_back(str(sign))
+                _fail(batch, self._membership.refusing or fenced())
+                return
+            except REFUSED as error:
+                _fail(batch, refused(error))
                 return
             except UNAVAILABLE as error:
                 await self._drop_connection()
                 if tried == TRIES_MAX - 1 or not isinstance(error, BROKEN):
                     in_doubt = self._doubt.items if self._doubt is not None else ()
                     for item in batch:
-                        item.fail(_outcome_unknown() if item in in_doubt else unavailable(error))
+                        item.fail(outcome_unknown() if item in in_doubt else unavailable(error))
                     return
                 await asyncio.sleep(PAUSE_S * 2**tried)
             else:
                 return
-        for item in batch:
-            item.fail(
-                Unavailable(
-                    "busy", "too many other requests change the same data; repeat the request", retry_after_ms=1_000
-                )
-            )
+        words = "too many other requests change the same data; repeat the request"
+        _fail(batch, Unavailable("busy", words, retry_after_ms=1_000))
 
     async def _drop_connection(self) -> None:
         if self._connection is not None:
@@ -265,10 +289,27 @@ class BatchWriter:
         if len(self._turns) > RECENT_MAX:
             self._turns.clear()  # who was served last is forgotten, and everybody's turn comes by what waits longest
 
+    def begin_anew(self, joined: Joined) -> None:
+        """As another run, which knows nothing yet. At rest."""
+        self._joined, self.seq, self._head, self._doubt = joined, joined.seq, None, None
+        self._recent.clear()
+
+    async def _settle_doubt(self) -> None:
+        """What became of a batch in doubt, now that this run is fenced: its news are there, or never will be."""
+        doubtful, self._doubt = self._doubt, None
+        if doubtful is None:
+            return
+        connection = await self._connected()
+        asked = statement("nodes", "news_of")
+        values = {"writer": self._joined.writer, "seq": doubtful.seq}
+        topics = await connection.fetchval(asked.text, *asked.values(values))
+        if topics is not None and topics != NOTHING:
+            self._land(doubtful)
+
     async def _find_out(self, doubtful: Committed) -> None:
         """Whether a batch was committed: wait until its backend is done with it, then look for its news."""
         connection = await self._connected()
-        values = {"writer": self.writer, "boot": self._boot, "seq": doubtful.seq}
+        values = {"writer": self._joined.writer, "boot": self._joined.boot, "seq": doubtful.seq}
         async with connection.transaction():
             asked = statement("nodes", "writer_seq")
             seq = await connection.fetchval(asked.text, *asked.values(values))
@@ -305,7 +346,7 @@ class BatchWriter:
             self._doubt = committed
             raise
         if not written.writer:
-            raise Fenced
+            raise Conflict("the writer's row is not where this node left it")  # the careful way finds out why
         self.seq, self._place = committed.seq, written.place << PLACE_BITS
         if not written.rows:
             for task_id in work.slots:
@@ -348,8 +389,8 @@ class BatchWriter:
         work = committed.work
         return batch_values(work) | {
             "seq": committed.seq,
-            "writer": self.writer,
-            "boot": self._boot,
+            "writer": self._joined.writer,
+            "boot": self._joined.boot,
             "audit_index": work.audit_head.index,
             "audit_hash": work.audit_head.chain_hash,
             "chain": self._node,
@@ -401,11 +442,13 @@ class BatchWriter:
 
     async def _begin(self, connection: asyncpg.Connection[Any], batch: list[Item]) -> tuple[WorkingSet, Loader, int]:
         asked = statement("load", "begin")
-        row = await connection.fetchrow(asked.text, *asked.values({"writer": self.writer, "boot": self._boot}))
+        row = await connection.fetchrow(
+            asked.text, *asked.values({"writer": self._joined.writer, "boot": self._joined.boot})
+        )
         if row is None:
             raise Fenced
         if row["seq"] != self.seq:
-            raise AssertionError(f"the writer's row is at {row['seq']}, and this writer at {self.seq}")
+            raise RolledBack(f"its last batch is {row['seq']}, and this daemon's is {self.seq}")
         version: int = row["version"]
         if not isinstance(batch[0].command, TOGETHER):
             # It may change a register: then one after the other, on the newest version.
@@ -451,9 +494,6 @@ class BatchWriter:
         raise AssertionError(f"{type(item.command).__name__} asks for more and more")
 
 
-def _outcome_unknown() -> Unavailable:
-    return Unavailable(
-        "outcome_unknown",
-        "the ledger's database went away while this was being written; it may or may not have happened. "
-        "Repeat the request under the same id",
-    )
+def _fail(batch: Iterable[Item], error: Exception) -> None:
+    for item in batch:
+        item.fail(error)

@@ -54,12 +54,46 @@ UNAVAILABLE: Final = (
 """What a database that cannot serve now raises."""
 
 
+REFUSED: Final = (
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.SyntaxOrAccessError,
+)
+"""What a database raises in which somebody has changed a table, a column or a privilege."""
+
+
+def refused(error: BaseException) -> Unavailable:
+    return Unavailable(
+        "database_refused",
+        f"the ledger's database refuses what the ledger needs ({error}); give its role back what it owned, or put back "
+        "the table that was altered: `covenant doctor` compares both",
+        retry_after_ms=5_000,
+    )
+
+
 def unavailable(error: BaseException) -> Unavailable:
     reason = str(error) or type(error).__name__
     return Unavailable(
         "database_unavailable",
         f"the ledger's database cannot be reached ({reason}); the request can be repeated",
         retry_after_ms=1_000,
+    )
+
+
+def fenced() -> Unavailable:
+    return Unavailable(
+        "ledger_fenced",
+        "other daemons had declared this one lost, since they did not hear from it; it begins anew, and the request "
+        "can be repeated",
+        retry_after_ms=1_000,
+    )
+
+
+def outcome_unknown() -> Unavailable:
+    return Unavailable(
+        "outcome_unknown",
+        "the ledger's database went away while this was being written; it may or may not have happened. "
+        "Repeat the request under the same id",
     )
 
 
@@ -70,8 +104,10 @@ class Connections:
         self._dsn = dsn
         self._readers: asyncpg.Pool[Any] | None = None
 
-    async def connect(self, settings: dict[str, str] = SETTINGS) -> asyncpg.Connection[Any]:
-        return await asyncpg.connect(self._dsn, timeout=CONNECT_S, command_timeout=COMMAND_S, server_settings=settings)
+    async def connect(
+        self, settings: dict[str, str] = SETTINGS, *, timeout_s: float = CONNECT_S
+    ) -> asyncpg.Connection[Any]:
+        return await asyncpg.connect(self._dsn, timeout=timeout_s, command_timeout=COMMAND_S, server_settings=settings)
 
     async def open(self) -> None:
         self._readers = await asyncpg.create_pool(
@@ -89,6 +125,8 @@ class Connections:
             rows: Sequence[Row] = await self._readers.fetch(asked.text, *asked.values(values))
         except UNAVAILABLE as error:
             raise unavailable(error) from error
+        except REFUSED as error:
+            raise refused(error) from error
         return rows
 
     async def execute(self, text: str, timeout_s: float) -> None:
@@ -107,6 +145,8 @@ class Connections:
                 yield db
         except UNAVAILABLE as error:
             raise unavailable(error) from error
+        except REFUSED as error:
+            raise refused(error) from error
 
     async def close(self) -> None:
         if self._readers is not None:

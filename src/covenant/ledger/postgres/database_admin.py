@@ -31,6 +31,7 @@ async def mark_restored(dsn: str) -> int:
         connection = await Connections(dsn).connect()
         try:
             async with connection.transaction():
+                await connection.execute(statement("nodes", "restored").text)
                 await connection.execute(statement("nodes", "fence_writers").text)
                 fenced: int = await connection.fetchval(statement("nodes", "fence_nodes").text)
             return fenced

@@ -9,12 +9,10 @@ import asyncpg
 
 from covenant.ledger.clock import PAUSE_MS, Clock, Uuids
 from covenant.ledger.postgres.connections import UNAVAILABLE, Connections
-from covenant.ledger.postgres.migrations import LEVEL, check_durability, migrate
-from covenant.ledger.postgres.nodes import LEASE_MS
+from covenant.ledger.postgres.migrations import check_durability, migrate
+from covenant.ledger.postgres.nodes import LEASE_MS, join
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
-from covenant.ledger.postgres.sql import statement
 from covenant.model.errors import CovenantError
-from covenant.model.grant import GENESIS
 from covenant.model.settings import Limits
 
 NODE: Final = "local"
@@ -39,10 +37,12 @@ async def open_postgres_ledger(
     durability: Literal["fsync", "os"] = "fsync",
     node: str = NODE,
     boot: str | None = None,
+    lease_ms: int = LEASE_MS,
 ) -> PostgresLedger:
     """The ledger in the database that `dsn` names; its tables are made if they are not there.
 
     `node` names this daemon for ever, and no two that run at the same time: an earlier run of it is fenced here.
+    `lease_ms`: how long it may be silent before the others declare it lost.
 
     Raises DatabaseUnusable, WrongSchema or NotDurable.
     """
@@ -55,16 +55,7 @@ async def open_postgres_ledger(
             if durability == "fsync":
                 await check_durability(connection)
             await migrate(connection)
-            async with connection.transaction():
-                made, joined = statement("nodes", "new_writer"), statement("nodes", "join")
-                writer = await connection.fetchrow(
-                    made.text, *made.values({"node": node, "boot": boot, "genesis": GENESIS.chain_hash})
-                )
-                assert writer is not None
-                await connection.execute(
-                    joined.text,
-                    *joined.values({"node": node, "boot": boot, "lease_ms": LEASE_MS, "level": LEVEL}),
-                )
+            joined = await join(connection, node=node, boot=boot, lease_ms=lease_ms)
         finally:
             await connection.close()
         await connections.open()
@@ -72,10 +63,9 @@ async def open_postgres_ledger(
         raise unusable(error) from error
     ledger = PostgresLedger(
         connections,
-        writer=writer["writer"],
-        seq=writer["seq"],
+        joined=joined,
+        lease_ms=lease_ms,
         node=node,
-        boot=boot,
         clock=Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms),
         new_id=new_id,
         limits=limits or Limits(),

@@ -40,10 +40,11 @@ from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.found_rows import count_lanes, find_tasks
 from covenant.ledger.postgres.news import Topics
-from covenant.ledger.postgres.nodes import Membership
+from covenant.ledger.postgres.nodes import Joined, Membership
+from covenant.ledger.postgres.operating_numbers import OperatingNumbers
 from covenant.ledger.postgres.registers import Registers
 from covenant.ledger.postgres.step_follower import StepFollower
-from covenant.ledger.postgres.stored_task import column, decode_head, decode_rest
+from covenant.ledger.postgres.stored_task import column, decode_head
 from covenant.ledger.postgres.task_history import History
 from covenant.ledger.postgres.tenant_rows import TenantRows
 from covenant.ledger.watchers import KeyedWakeups, QueueWaiter, QueueWaiters, TaskWatch, TaskWatchers, step_of
@@ -85,25 +86,25 @@ class PostgresLedger:
         self,
         connections: Connections,
         *,
-        writer: int,
-        seq: int,
+        joined: Joined,
+        lease_ms: int,
         node: str,
-        boot: str,
         clock: Clock,
         new_id: Callable[[], str],
         limits: Limits,
     ) -> None:
         self.node = node
-        self.boot = boot
+        self.boot = joined.boot
         self.clock = clock
         self.limits = limits
         self.now_ms = clock.now_ms
-        self._connections = connections
+        self._connections, self._new_id = connections, new_id
         self._resolved = 0
         self._registers = registers = Registers()
         self._counters = Counters()
         self._history = History(connections)
         self._audit = AuditLog(connections)
+        self._numbers = OperatingNumbers(connections, self._history, self._counters)
         self._bell = KeyedWakeups()
         self._task_waiters = QueueWaiters(lambda recipient: self._waits("queued", recipient))
         self._result_waiters = QueueWaiters(lambda sender: self._waits("settled", sender))
@@ -127,22 +128,22 @@ class PostgresLedger:
         self._membership = Membership(
             connections,
             node=node,
-            boot=boot,
-            writer=writer,
+            joined=joined,
+            lease_ms=lease_ms,
             registers=registers,
             counters=self._counters,
             on_news=self._hear,
             on_registers=self._registers_changed,
             on_cut=self._steps.cut,
-            on_lost_nodes=lambda: None,
+            on_fenced=self._begin_anew,
+            on_begun=self._begun,
         )
         self.alive = self._membership.alive
         self._writer = BatchWriter(
             connections,
-            writer=writer,
-            seq=seq,
+            joined=joined,
+            membership=self._membership,
             node=node,
-            boot=boot,
             clock=clock,
             limits=limits,
             registers=registers,
@@ -155,6 +156,19 @@ class PostgresLedger:
     async def begin(self) -> None:
         await self._membership.begin()
         self._resolved = self._counters.get("resolved")
+
+    async def _begin_anew(self) -> None:
+        """This run was declared lost: begin another one."""
+        async with self._writer.at_rest:
+            joined = await self._membership.rejoin(self._new_id())
+            self.boot = joined.boot
+            self._writer.begin_anew(joined)
+
+    async def _begun(self) -> None:
+        """Whoever works here for a run that was lost is told to stop; whoever watches asks again."""
+        rows = await self._history.rows("held_before", node=self.node, boot=self.boot)
+        self._signals.told(lost=[TaskId(row["task_id"]) for row in rows])
+        self._steps.cut()
 
     # Deciding
 
@@ -433,34 +447,7 @@ class PostgresLedger:
         self._history.erased_callbacks.append(callback)
 
     async def counts(self) -> Counts:
-        get = self._counters.get
-        oldest = await self._history.value("oldest_lease")
-        lease = decode_rest(oldest).lease if oldest is not None else None
-        return Counts(
-            queued=get("state", "queued"),
-            leased=get("state", "leased"),
-            parked=get("state", "parked"),
-            following=get("state", "following"),
-            settled=get("state", "settled"),
-            cached=get("cached"),
-            oldest_lease_age_ms=lease.age_ms(self.now_ms(), self.clock.ages) if lease is not None else 0,
-            holders_lost=await self._history.value("holders_lost"),
-            commits=get("commits"),
-            failure=self._writer.failure,
-            pushes=get("pushes"),
-            pushes_dead=get("pushes_dead"),
-            delegations=get("delegations"),
-            delegations_lost=get("delegations_lost"),
-            parcels=self._counters.total("parcels"),
-            clock_steps=self.clock.steps_total,
-            clock_paused_ms=self.clock.paused_ms_left,
-            gauges={
-                "batches": self._writer.seq,
-                "batches_fast": self._writer.fast,
-                "conflicts": self._writer.conflicts,
-                "nodes": self._membership.living,
-            },
-        )
+        return await self._numbers.counts(self._writer, self._membership, self.clock)
 
     async def nodes(self) -> Sequence[LedgerNode]:
         rows = await self._history.rows("nodes")

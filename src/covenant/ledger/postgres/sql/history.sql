@@ -368,3 +368,6 @@ SELECT body FROM secrets WHERE name = :kept_as
 
 -- :keep_secret
 INSERT INTO secrets (name, body) VALUES (:kept_as, :body) ON CONFLICT (name) DO NOTHING
+
+-- :held_before
+SELECT task_id FROM live WHERE node = :node AND boot <> :boot AND state = 'leased'

@@ -7,6 +7,7 @@ FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms) A
 ON CONFLICT (node) DO UPDATE SET
     boot = excluded.boot, started_ms = excluded.started_ms, seen_ms = excluded.seen_ms, until_ms = excluded.until_ms, level = excluded.level,
     lost_at_ms = NULL, registers_seen = 0
+RETURNING started_ms, (SELECT restored_at_ms FROM registers) AS restored_at_ms
 
 -- :new_writer
 INSERT INTO writers (writer, node, boot, audit_hash) VALUES (nextval('writer_numbers'), :node, :boot, :genesis)
@@ -37,6 +38,13 @@ WHERE
     node = :node AND boot = :boot AND lost_at_ms IS NULL
     AND until_ms < (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 RETURNING node
+
+-- :standing
+SELECT n.boot, n.started_ms, n.lost_at_ms, r.restored_at_ms
+FROM registers AS r LEFT JOIN nodes AS n ON n.node = :node
+
+-- :restored
+UPDATE registers SET restored_at_ms = (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 
 -- :fence_writers
 UPDATE writers SET lost_at_ms = coalesce(lost_at_ms, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
@@ -119,3 +127,14 @@ VACUUM writers
 
 -- :tell
 NOTIFY covenant_news
+
+-- :operating
+SELECT
+    (SELECT coalesce(sum(n_dead_tup), 0)::bigint FROM pg_stat_user_tables WHERE schemaname = current_schema()) AS rows_dead,
+    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
+    current_setting('max_connections')::bigint AS connections_max,
+    (
+        SELECT coalesce(max(r.version - n.registers_seen), 0)::bigint
+        FROM registers AS r JOIN nodes AS n
+            ON n.lost_at_ms IS NULL AND n.until_ms >= (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+    ) AS registers_behind

@@ -1,0 +1,81 @@
+"""The ledger in numbers: its own counts, and what an operator wants to know of the database."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from covenant.ledger.clock import Clock
+from covenant.ledger.contract.ledger import Counts
+from covenant.ledger.postgres.batch_writer import BatchWriter
+from covenant.ledger.postgres.connections import Connections
+from covenant.ledger.postgres.counters import Counters
+from covenant.ledger.postgres.nodes import Membership
+from covenant.ledger.postgres.sql import statement
+from covenant.ledger.postgres.stored_task import decode_rest
+from covenant.ledger.postgres.task_history import History
+from covenant.model.errors import Unavailable
+
+KEPT_S: Final = 5.0
+"""The database is asked for its own numbers at most this often, however often somebody looks."""
+
+
+class OperatingNumbers:
+    def __init__(self, connections: Connections, history: History, counters: Counters) -> None:
+        self._connections = connections
+        self._history = history
+        self._counters = counters
+        self._known: dict[str, int] = {}
+        self._asked_s = float("-inf")
+
+    async def counts(self, writer: BatchWriter, membership: Membership, clock: Clock) -> Counts:
+        get, failure = self._counters.get, _failure(writer, membership)
+        # Without the database, what is known here is told, and why there is no more.
+        oldest = await self._history.value("oldest_lease") if failure is None else None
+        lost = await self._history.value("holders_lost") if failure is None else 0
+        of_database = await self._of_database() if failure is None else {}
+        lease = decode_rest(oldest).lease if oldest is not None else None
+        return Counts(
+            queued=get("state", "queued"),
+            leased=get("state", "leased"),
+            parked=get("state", "parked"),
+            following=get("state", "following"),
+            settled=get("state", "settled"),
+            cached=get("cached"),
+            oldest_lease_age_ms=lease.age_ms(clock.now_ms(), clock.ages) if lease is not None else 0,
+            holders_lost=lost,
+            commits=get("commits"),
+            failure=failure,
+            pushes=get("pushes"),
+            pushes_dead=get("pushes_dead"),
+            delegations=get("delegations"),
+            delegations_lost=get("delegations_lost"),
+            parcels=self._counters.total("parcels"),
+            clock_steps=clock.steps_total,
+            clock_paused_ms=clock.paused_ms_left,
+            gauges={
+                "batches": writer.seq,
+                "batches_fast": writer.fast,
+                "conflicts": writer.conflicts,
+                "nodes": membership.living,
+                "news_age_ms": membership.silent_ms,
+                **of_database,
+            },
+        )
+
+    async def _of_database(self) -> dict[str, int]:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._asked_s >= KEPT_S:
+            self._asked_s = now_s
+            (row,) = await self._connections.fetch(statement("nodes", "operating"), {})
+            self._known = {name: int(row[name]) for name in row.keys()}  # noqa: SIM118  (a row is no mapping)
+        return self._known
+
+
+def _failure(writer: BatchWriter, membership: Membership) -> str | None:
+    """Why nothing is decided here, if so."""
+    try:
+        membership.check()
+    except Unavailable as refusal:
+        return refusal.message
+    return writer.failure

@@ -1,0 +1,80 @@
+"""A proxy before a PostgreSQL, which can cut connections, stay silent, or lose answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit, urlunsplit
+
+PORT = 5432
+
+
+class PostgresProxy:
+    """`url` leads through it. What is sent while it is silent goes nowhere, in either direction."""
+
+    def __init__(self, target: str) -> None:
+        self._target = urlsplit(target)
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._open = asyncio.Event()
+        self._open.set()
+        self.url = ""
+        self.answers_lost = False
+        """What is asked arrives, and the answer does not: the connection breaks instead."""
+
+    def cut(self) -> None:
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+
+    def silence(self) -> None:
+        self._open.clear()
+
+    def mend(self) -> None:
+        self._open.set()
+        self.cut()  # what was lost on the way is lost: both ends find out
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        folder = parse_qs(self._target.query).get("host", [""])[0]
+        if folder:
+            there = await asyncio.open_unix_connection(str(Path(folder) / f".s.PGSQL.{PORT}"))
+        else:
+            there = await asyncio.open_connection(self._target.hostname, self._target.port or PORT)
+        both = {writer, there[1]}
+        self._writers |= both
+        try:
+            await asyncio.gather(
+                self._carry(reader, there[1]), self._carry(there[0], writer, answers=True), return_exceptions=True
+            )
+        finally:
+            self._writers -= both
+            for each in both:
+                each.transport.abort()
+
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool = False
+    ) -> None:
+        while piece := await reader.read(65_536):
+            await self._open.wait()
+            if answers and self.answers_lost:
+                writer.transport.abort()
+                return
+            writer.write(piece)
+            await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def proxy_before(target: str) -> AsyncIterator[PostgresProxy]:
+    proxy = PostgresProxy(target)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    parts = urlsplit(target)
+    user = f"{parts.username}@" if parts.username else ""
+    proxy.url = urlunsplit(("postgres", f"{user}127.0.0.1:{port}", parts.path, "sslmode=disable", ""))
+    try:
+        yield proxy
+    finally:
+        server.close()
+        proxy.mend()
+        await server.wait_closed()
