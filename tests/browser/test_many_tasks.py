@@ -53,6 +53,15 @@ new MutationObserver((_, observer) => {
 """
 
 
+CAME: Final = """
+[firstRowMs, ["navigation", "resource"]
+  .flatMap((kind) => performance.getEntriesByType(kind))
+  .filter((entry) => entry.responseEnd <= firstRowMs)
+  .reduce((sum, entry) => sum + entry.transferSize, 0)]
+"""
+"""When the first row was there, and the bytes that had come by then."""
+
+
 def test_the_first_row_of_very_many_tasks_comes_with_few_bytes(
     chromium: Browser, daemons: LinkedDaemons, record_property: Callable[[str, object], None]
 ) -> None:
@@ -64,18 +73,16 @@ def test_the_first_row_of_very_many_tasks_comes_with_few_bytes(
         page.wait_for_selector("#rows tr")
         watcher = visitor.context.new_cdp_session(page)
         watcher.send("Network.enable")
-        came: list[int] = []
-        watcher.on("Network.loadingFinished", lambda event: came.append(int(event["encodedDataLength"])))
         for browser in ("warm", "cold"):
             watcher.send("Network.setCacheDisabled", {"cacheDisabled": browser == "cold"})
             took_ms: list[float] = []
+            came = 0
             for _ in range(LOADS):
-                came.clear()
                 page.reload()
-                page.wait_for_selector("#rows tr")
-                took_ms.append(page.evaluate("window.firstRowMs"))
                 page.wait_for_selector(f"#lanes a:has-text('Queued') b:has-text('{TASKS:,}')")
+                first_ms, came = page.evaluate(CAME)
+                took_ms.append(first_ms)
                 # The machine's speed is told, and asserted nowhere.
-                assert sum(came) <= BYTES_MAX
+                assert came <= BYTES_MAX
             told = f"{min(took_ms):.0f} ms at best of {LOADS}, {sorted(took_ms)[LOADS // 2]:.0f} in the middle"
-            record_property("measured", f"first row of {TASKS} tasks, {browser} browser: {told}, {sum(came)} bytes")
+            record_property("measured", f"first row of {TASKS} tasks, {browser} browser: {told}, {came} bytes")

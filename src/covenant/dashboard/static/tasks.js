@@ -8,7 +8,7 @@ import { chip, LANES, number, plural, shortId, shortName, stateOf, when } from "
 
 const NAMES = ["state", "outcome", "text", "agent", "sender", "tenant", "kind", "origin", "parent", "context", "key", "id", "attempt_min", "cause", "order"];
 const SPANS_MS = { "1h": 3_600_000, "1d": 86_400_000, "7d": 604_800_000 };
-const PAGE = 40;
+const PAGE = 30;
 const EMPTY_MAX = 20;
 
 let shown = [];
