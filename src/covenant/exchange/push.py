@@ -122,10 +122,13 @@ def _page(found: Sequence[Push], asked: ListPush) -> PushPage:
     return PushPage(configs=tuple(push.config for push in page), next_page_token=page[-1].id if more else "")
 
 
-async def outbox(ledger: Ledger, principal: Principal, *, dead: bool = False) -> Sequence[Push]:
+async def outbox(
+    ledger: Ledger, principal: Principal, *, dead: bool = False, task_id: TaskId | None = None
+) -> Sequence[Push]:
     """Those given up first, the longest first; then those that fail, then the rest, the oldest first."""
     await require_operator(ledger, principal, "listing push configurations")
-    found = [push for push in await ledger.outbox() if push.dead_at_ms is not None or not dead]
+    known = await ledger.outbox() if task_id is None else await ledger.pushes(task_id)
+    found = [push for push in known if push.dead_at_ms is not None or not dead]
     return sorted(found, key=_urgency)
 
 

@@ -22,7 +22,7 @@ from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.ledger.machine.commands import Cancel
 from covenant.ledger.machine.identity_commands import AddTenant
 from covenant.model.agent_definition import INDEX, read_agent_definition
-from covenant.model.content import Embedded, Resource
+from covenant.model.content import Embedded, Json, Resource
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import Tenant
 from tests.agents.agents_under_test import DEAD, AgentsUnderTest, function, open_agents, said, values
@@ -180,6 +180,9 @@ async def test_sub_agents_are_called_as_children_and_their_answers_kept(tmp_path
         assert script.returned == ["[/agent poet two lines]\nroses are two lines\n[END AGENT]"]
         steps = await under_test.steps(view)
         assert values(steps, "tool_call") == [{"tool": "agent:poet", "ok": True}]
+        (use,) = [chunk.parts[0] for chunk in chunks(steps) if chunk.name == "tool_call"]
+        assert isinstance(use, Json)
+        assert (use.metadata or {})["x-arbiter.took_ms"] >= 0
         assert values(steps, "sub_agent_response") == [{"agent": "poet", "depth": 1, "content": "roses are two lines"}]
         ids = [chunk.artifact_id.removeprefix(view.task.id) for chunk in chunks(steps)]
         assert ids[:2] == ["-sub-0", "-tool-0"]

@@ -14,6 +14,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import msgspec
@@ -257,7 +258,7 @@ class Toolbox:
         if round_ != self._round:
             self._round, self._room, self._pages_left = round_, SHARED_BYTES_MAX, PAGES_MAX
         spec = TOOL_SPECS.get(name)
-        key = (name, msgspec.json.encode(given))
+        key, began_s = (name, msgspec.json.encode(given)), monotonic()
         try:
             if spec is not None and spec.command == "/a2a" and not self._services.directory.known(self._tenant):
                 raise ToolFailed("A2A unavailable in this context")
@@ -274,7 +275,7 @@ class Toolbox:
         except (ToolFailed, CovenantError) as error:
             body, ok = f"{ERR}{error}", False
             self._failures[key] = self._failures.get(key, 0) + 1
-        self._output.tool(label(name, given), ok=ok)
+        self._output.tool(label(name, given), ok=ok, took_ms=round((monotonic() - began_s) * 1_000))
         command = spec.command.removeprefix("/") if spec is not None else name
         told, took = framed(command, name, given, body, self._room)
         self._room -= took

@@ -80,9 +80,10 @@ class TurnOutput:
             self._files += 1
         self._job.say(ArtifactUpdate(artifact_id, (content,), name))
 
-    def tool(self, name: str, *, ok: bool) -> None:
+    def tool(self, name: str, *, ok: bool, took_ms: int = 0) -> None:
         """A tool was used, and did or did not do what it should."""
-        told = Json({"tool": name, "ok": ok}, metadata={f"x-arbiter.{TOOL_CALL}": True})
+        metadata = {f"x-arbiter.{TOOL_CALL}": True, "x-arbiter.took_ms": took_ms}
+        told = Json({"tool": name, "ok": ok}, metadata=metadata)
         self._job.say(ArtifactUpdate(f"{self._task_id}-tool-{self._prefix}{self._tools}", (told,), TOOL_CALL))
         self._tools += 1
 

@@ -15,10 +15,11 @@ let known = null;
 
 async function load() {
   known ??= await session();
-  const [detail, calls] = await Promise.all([get(`${path}/show`), get("a2a/tasks", { parent: id, limit: 100, ascending: true })]);
+  const pushed = known.role === "tenant" ? { pushes: [] } : get("a2a/pushes", { task_id: id });
+  const [detail, calls, { pushes }] = await Promise.all([get(`${path}/show`), get("a2a/tasks", { parent: id, limit: 100, ascending: true }), pushed]);
   shown = detail;
   header();
-  drawWaterfall(find("#fall"), readTimeline(shown, calls.tasks));
+  drawWaterfall(find("#fall"), readTimeline(shown, calls.tasks, pushes));
   talk();
   steps();
   attempts();
@@ -120,6 +121,7 @@ async function copyCurl({ target }) {
 tabs(find("#sides"));
 session().then((found) => (find("#tab-frames").hidden = !found.frames)).catch(() => {});
 const again = throttled(() => attempt(load), 700);
+on("pushes", ({ tasks }) => tasks.includes(id) && again());
 on("tasks", ({ tasks, more }) => (more || tasks.some((task) => task.task_id === id)) && again());
 find("#curl").addEventListener("click", copyCurl);
 for (const [name, command] of [["#do-repair", "requeue"], ["#do-cancel", "cancel"]]) {

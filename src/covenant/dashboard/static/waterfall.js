@@ -84,7 +84,7 @@ function axis(scale, begins, ends) {
 
 function line(bar, timeline, scale, ends) {
   const kind = KINDS[bar.kind] ?? { label: bar.kind, tone: "plain", sign: "all" };
-  const tone = bar.outcome && ["failed", "error", "lost", "timed_out", "dead"].includes(bar.outcome) ? "bad" : kind.tone;
+  const tone = bar.outcome && ["failed", "error", "lost", "timed_out", "given up"].includes(bar.outcome) ? "bad" : kind.tone;
   const to = bar.ends_ms ?? ends;
   const x = scale.place(bar.begins_ms);
   const took = kind.point ? "" : duration((bar.ends_ms ?? timeline.now_ms) - bar.begins_ms);
@@ -105,15 +105,20 @@ function line(bar, timeline, scale, ends) {
 }
 
 const TOOL = "x-arbiter.tool_call";
+const TOOK = "x-arbiter.took_ms";
 const PAUSE_MS = 2_000;
+const BARS_MAX = 400;
 
-/** `shown`: the answer of `show`; `calls`: its children, found by their parent. Bars are in the order of their beginning. */
-export function readTimeline(shown, calls, now_ms = Date.now()) {
+/** `shown`: the answer of `show`; `calls`: its children, found by their parent; `pushes`: what is still to be told to webhooks. */
+export function readTimeline(shown, calls, pushes, now_ms = Date.now()) {
   const over = shown.updates.find((step) => step.kind === "settled");
   const ends_ms = over?.ts_ms ?? null;
-  const bars = [...waits(shown, ends_ms), ...shown.leases.flatMap((lease) => attempt(lease, shown.holder_lost)), ...output(shown.updates), ...calls.map(call)];
+  const attempts = shown.leases.flatMap((lease) => attempt(lease, shown.holder_lost));
+  const bars = [...waits(shown, ends_ms), ...attempts, ...models(shown, ends_ms), ...output(shown.updates), ...calls.map(call), ...pushes.map(push)];
   bars.sort((a, b) => a.begins_ms - b.begins_ms);
-  return { begins_ms: shown.created_at_ms, ends_ms, now_ms, bars, turns: turns(shown, ends_ms), truncated: shown.truncated ?? false };
+  const last = bars.reduce((most, each) => Math.max(most, each.ends_ms ?? now_ms), ends_ms ?? now_ms);
+  const truncated = shown.truncated || bars.length > BARS_MAX;
+  return { begins_ms: shown.created_at_ms, ends_ms: last, now_ms, bars: bars.slice(0, BARS_MAX), turns: turns(shown, ends_ms ?? last), truncated };
 }
 
 const bar = (kind, begins_ms, ends_ms, more = {}) => ({ kind, begins_ms, ends_ms, ...more });
@@ -141,13 +146,37 @@ function* waits({ created_at_ms, leases, updates, state }, ends_ms) {
   }
 }
 
+/** The use of a tool that a step tells of, or null. It is told when it has ended. */
+function tool(step) {
+  const part = step.body?.parts?.find((each) => each.metadata?.[TOOL]);
+  if (!part) return null;
+  const begins_ms = step.ts_ms - (part.metadata[TOOK] ?? 0);
+  return bar("tool", begins_ms, step.ts_ms, { label: part.value?.tool ?? "tool", outcome: part.value?.ok === false ? "failed" : null });
+}
+
+/** A model was asked from an attempt's beginning on, or from the end of a tool's use, until it used a tool or had answered. */
+function* models({ leases, updates, result }, ends_ms) {
+  const requests = result?.metadata?.usage?.requests;
+  if (!requests) return;
+  const uses = updates.map(tool).filter(Boolean);
+  for (const lease of leases) {
+    let from = lease.leased_at_ms;
+    const to = lease.ended_at_ms ?? ends_ms;
+    for (const use of uses.filter((each) => each.ends_ms >= from && (to === null || each.ends_ms <= to))) {
+      if (use.begins_ms > from) yield bar("model", from, use.begins_ms);
+      from = Math.max(from, use.ends_ms);
+    }
+    if (to === null || to > from) yield bar("model", from, to, { detail: `${plural(requests, "request")} in all` });
+  }
+}
+
 /** Pieces of text that came one after another are one bar, and tool calls one each. */
 function output(updates) {
   const bars = [];
   let run = null;
   for (const step of updates) {
-    const tool = step.body?.parts?.find((part) => part.metadata?.[TOOL]);
-    if (tool) bars.push(bar("tool", step.ts_ms, step.ts_ms, { label: tool.value?.tool ?? "tool", outcome: tool.value?.ok === false ? "failed" : null }));
+    const use = tool(step);
+    if (use) bars.push(use);
     else if (step.kind === "artifact") {
       if (!run || step.ts_ms - run.ends_ms > PAUSE_MS) bars.push((run = bar("chunks", step.ts_ms, step.ts_ms, { count: 0 })));
       run.ends_ms = step.ts_ms;
@@ -160,6 +189,13 @@ function output(updates) {
 function call(task) {
   const over = ["done", "result_pending"].includes(task.state);
   return bar("child", task.created_at_ms, over ? task.updated_at_ms : null, { label: task.agent.replace(/@default$/, ""), task_id: task.task_id, remote: task.remote, outcome: task.outcome, detail: task.intent });
+}
+
+const PUSHED = { dead: "given up", failing: "failing", live: null };
+
+function push(each) {
+  const told = `${plural(each.delivered, "step")} told, ${plural(each.attempts, "failed attempt")}`;
+  return bar("push", each.made_at_ms, each.dead_at_ms ?? null, { label: `Push to ${each.host}`, outcome: PUSHED[each.state], detail: [told, each.failure].filter(Boolean).join("; ") });
 }
 
 function turns({ created_at_ms, updates }, ends_ms) {

@@ -278,10 +278,11 @@ def _without_inner(line: LogLine) -> LogLine:
 
 
 class ListPushesRequest(Request, frozen=True, kw_only=True):
-    """`dead`: only those that were given up."""
+    """`dead`: only those that were given up; `task_id`: only those of this task."""
 
     limit: Whole | None = None
     dead: bool | None = None
+    task_id: str | None = None
 
 
 class RetryPushRequest(Request, frozen=True, kw_only=True):
@@ -324,7 +325,8 @@ PUSH_LIMIT_MAX: Final = 1_000
 
 async def a2a_pushes(services: Services, caller: Principal, request: ListPushesRequest) -> PushList:
     limit = page_limit(request.limit, PUSH_LIMIT, most=PUSH_LIMIT_MAX)
-    found = await pushes.outbox(services.ledger, caller, dead=bool(request.dead))
+    task_id = parse_task_id(request.task_id) if request.task_id is not None else None
+    found = await pushes.outbox(services.ledger, caller, dead=bool(request.dead), task_id=task_id)
     dead = sum(push.dead_at_ms is not None for push in found)
     return PushList(count=len(found), dead=dead, pushes=fit([_shown(push) for push in found[:limit]]))
 
