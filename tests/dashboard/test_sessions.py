@@ -21,6 +21,7 @@ async def test_the_operators_token_opens_a_session(daemon: DaemonUnderTest) -> N
         session = await browser.read("session")
         assert (session["role"], session["name"]) == ("operator", daemon.operator.agent.display)
         assert "repair" in session["can"]
+        assert (session["url"], session["several"]) == (daemon.url, False)
 
 
 async def test_the_cookie_is_for_this_daemons_pages_alone(daemon: DaemonUnderTest) -> None:

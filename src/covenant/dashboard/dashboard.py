@@ -71,7 +71,7 @@ class Dashboard:
         self._files = StaticFiles()
         self.sampler: Final = RateSampler(api.services, operator)
         more: dict[str, ASGIApp] = {
-            "/session": SessionInfo(api, sessions, node),
+            "/session": SessionInfo(api, sessions, base_url, node),
             "/a2a/attention": AttentionEndpoint(api, self.sampler),
             "/audit/export": AuditExport(api, sessions),
         }
@@ -136,16 +136,21 @@ class SessionShown(msgspec.Struct, frozen=True, kw_only=True, tag="ui_session", 
     tenant: str | None
     node: str
     version: str
+    url: str
+    """Where the browser found us."""
     can: tuple[str, ...]
     """The verbs that have a form for this role."""
     peers: bool
+    several: bool
+    """Whether other daemons serve this ledger, too."""
     expires_in_ms: int
 
 
 class SessionInfo(Endpoint):
-    def __init__(self, api: ApiContext, sessions: Sessions, node: str) -> None:
+    def __init__(self, api: ApiContext, sessions: Sessions, base_url: BaseUrl, node: str) -> None:
         super().__init__("ui_session", MAILBOX, api.meter)
         self._api = api
+        self._base_url = base_url
         self._sessions = sessions
         self._node = node
 
@@ -157,8 +162,10 @@ class SessionInfo(Endpoint):
             tenant=session.tenant,
             node=self._node,
             version=self._api.version,
+            url=self._base_url.of(scope),
             can=tuple(verb for verb, act in ACTS.items() if allowed(session.role, act.kind)),
             peers=self._api.services.peers is not None and session.role is not Role.TENANT,
+            several=session.role is not Role.TENANT and len(await self._api.services.ledger.nodes()) > 1,
             expires_in_ms=self._sessions.expires_in_ms(session),
         )
         await reply(send, 200, encode(shown))

@@ -64,11 +64,11 @@ const PAGES = {
     }),
   },
   nodes: {
-    path: "nodes",
+    path: "v1/admin/nodes",
     kinds: ["counts"],
-    rows: (found) => found.nodes.map((node) => ({ ...node, self: node.node === found.self })),
+    rows: (found) => found.nodes.map((node) => ({ ...node, self: node.node === known.node })),
     key: (node) => `${node.node} ${node.boot}`,
-    summary: (found) => (found.several ? `${plural(found.nodes.length, "daemon")} on one ledger` : "One daemon, on a ledger of its own"),
+    summary: (found) => (found.nodes.length > 1 ? `${plural(found.nodes.length, "daemon")} on one ledger` : "One daemon, on a ledger of its own"),
     row: (node) => ({
       name: node.self ? `${node.node} (this one)` : node.node,
       state: [chip(node.alive ? { label: "Alive", tone: "good", sign: "good" } : { label: "Gone", tone: "bad", sign: "lost" })],
