@@ -203,3 +203,19 @@ async def test_a_commit_whose_answer_is_lost_is_found_out(engine: PostgresEngine
                 await until(lambda: serves(a, number))  # noqa: B023  (awaited in this round)
         assert await a.queued_ids() == [task_id(number) for number in range(20)]
         await far.close()
+
+
+async def test_one_node_leads_and_another_one_when_it_is_lost(
+    engine: PostgresEngine, a: LedgerDriver, b: LedgerDriver
+) -> None:
+    def leaders() -> list[str]:
+        return [driver.ledger.node for driver in (a, b) if driver.ledger.leads("pushes")]
+
+    await until(lambda: bool(leaders()))
+    (first,) = leaders()
+    leader, other = (a, b) if first == "a" else (b, a)
+    async with membership(leader)._busy:
+        await until(lambda: other.ledger.leads("pushes"))
+        assert not leader.ledger.leads("pushes"), "it had stopped before the other one began"
+    await until(lambda: membership(leader).refusing is None and membership(leader).silent_ms < LEASE_MS / 2)
+    assert leaders() == [other.ledger.node]

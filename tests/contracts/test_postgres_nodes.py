@@ -233,7 +233,7 @@ async def test_a_killed_node_is_lost_and_its_leases_are_shown_so(
     assert not (await b.show(task_id(1))).holder_lost
     await engine.kill(ledger_of(a))
     await until(lambda: _holder_lost(b), nodes.LEASE_MS * 4 / 3_000)
-    assert not b.ledger.alive(leased.lease.node, leased.lease.boot or "")
+    await until(lambda: not b.ledger.alive(leased.lease.node, leased.lease.boot or ""))
     lost, living = await b.ledger.nodes()
     assert [(node.node, node.alive, node.leases) for node in (lost, living)] == [("a", False, 1), ("b", True, 0)]
     assert lost.started_at_ms <= lost.seen_at_ms <= living.seen_at_ms

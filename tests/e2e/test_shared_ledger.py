@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.cli.daemons import COVENANT
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.ledger_contract.postgres_proxy import proxy_before
 from tests.ledger_contract.postgres_server import Databases, at, databases
+from tests.outbound.receivers import receiver
 from tests.waits import BOUND_S
 
 __all__ = ["databases"]
@@ -208,11 +210,49 @@ async def test_the_schema_is_raised_by_a_command_and_a_database_that_is_missing_
     assert (unnamed["exit"], unnamed["code"]) == (1, "no_database")
 
 
-@pytest.mark.parametrize("chosen", [{"peers": {"enabled": True}}, {"a2a": {"push_notifications": True}}])
-async def test_what_only_one_daemon_can_do_yet_is_refused(tmp_path: Path, chosen: dict[str, Any]) -> None:
+async def test_what_only_one_daemon_can_do_yet_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"does not work with ledger\.url yet"):
-        async with open_daemon_under_test(tmp_path, ledger=shared("postgres://nobody@/none"), **chosen):
+        async with open_daemon_under_test(tmp_path, ledger=shared("postgres://nobody@/none"), peers={"enabled": True}):
             pass
+
+
+async def test_a_webhook_is_told_by_one_daemon_and_by_another_when_that_one_is_gone(tmp_path: Path, url: str) -> None:
+    talker = Agent("talker")
+
+    @talker
+    async def talk(turn: Turn) -> AsyncIterator[Any]:
+        for number in range(3):
+            yield turn.status(f"part {number}")
+        yield "done"
+
+    settings: dict[str, Any] = {
+        "ledger": {**shared(url), "node_lease_ms": 1_500},
+        "a2a": {"push_notifications": True},
+        "outbound": {"allow": ("127.0.0.1",)},
+        "push": {"pause_ms": 1},
+    }
+    async with receiver() as hook, AsyncExitStack() as second:
+        config = {"taskPushNotificationConfig": {"url": hook.url(), "id": "p"}}
+
+        async def tell(daemon: DaemonUnderTest) -> int:
+            sent = (await call(daemon, "talker", "SendMessage", message=message("go"), configuration=config))["task"]
+            last: int = sent["metadata"]["covenant.generation"]
+            return last
+
+        def told() -> list[int]:
+            return [int(request.headers["covenant-generation"]) for request in hook.taken]
+
+        async with open_daemon_under_test(tmp_path / "a", talker, **settings) as a:
+            copy_keys(tmp_path)
+            b = await second.enter_async_context(open_daemon_under_test(tmp_path / "b", talker, **settings))
+            last = await tell(b)
+            await hook.until(lambda: len(told()) >= last)
+            assert told() == list(range(1, last + 1)), "each step once, by whichever daemon"
+            last += await tell(a)
+            await hook.until(lambda: len(told()) >= last)
+        last += await tell(b)
+        await hook.until(lambda: len(told()) >= last)
+        assert told() == list(range(1, last // 3 + 1)) * 3
 
 
 async def test_a_database_that_is_not_there_or_not_durable_is_a_clear_error(tmp_path: Path, url: str) -> None:
@@ -228,7 +268,11 @@ async def test_readiness_and_metrics_tell_of_the_database_and_of_its_absence(tmp
     async with proxy_before(url) as proxy:
         ledger = {**shared(proxy.url), "node_lease_ms": 1_500}
         async with open_daemon_under_test(tmp_path / "a", ledger=ledger) as a:
-            assert (await a.ask("GET", "/readyz")).json()["status"] == "ready"
+
+            async def is_ready() -> bool:
+                return (await a.ask("GET", "/readyz")).status_code == 200
+
+            await until(is_ready)
             metrics = (await a.ask("GET", "/metrics")).text
             for name in ("nodes", "batches_total", "batch_conflicts_total", "news_age_ms", "registers_behind"):
                 assert f"\ncovenant_{name} " in metrics
@@ -245,8 +289,4 @@ async def test_readiness_and_metrics_tell_of_the_database_and_of_its_absence(tmp
             sent = await call(a, "index", "SendMessage", message=message("hello"))
             assert "not answered" in str(sent)
             proxy.mend()
-
-            async def is_ready() -> bool:
-                return (await a.ask("GET", "/readyz")).status_code == 200
-
             await until(is_ready)

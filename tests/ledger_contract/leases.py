@@ -41,6 +41,13 @@ class LeaseSuite(Suite):
         assert (node.node, node.boot, node.alive, node.leases) == (ledger.node, ledger.boot, True, 1)
         assert 0 < node.started_at_ms <= node.seen_at_ms
 
+    async def test_the_only_node_leads_whatever_one_node_alone_does(self, driver: LedgerDriver) -> None:
+        async with asyncio.timeout(WAIT_MS / 1000):
+            while True:
+                if driver.ledger.leads("something"):
+                    break
+                await asyncio.sleep(0.01)
+
     async def test_a_leased_task_is_not_received_again(self, driver: LedgerDriver) -> None:
         await driver.taken(make_task())
         assert await driver.take(count=10) == ()

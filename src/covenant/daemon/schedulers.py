@@ -36,6 +36,36 @@ class Scheduler(Protocol):
         """Until canceled."""
 
 
+LEAD_LOOK_S: Final = 0.25
+
+
+class Singleton:
+    """A scheduler at one of the daemons that share a ledger. When that daemon is lost, another one goes on with it."""
+
+    def __init__(self, name: str, scheduler: Scheduler, ledger: Ledger) -> None:
+        self._name = name
+        self._scheduler = scheduler
+        self._ledger = ledger
+
+    async def run(self) -> None:
+        while True:
+            if self._ledger.leads(self._name):
+                await self._lead()
+            await asyncio.sleep(LEAD_LOOK_S)
+
+    async def _lead(self) -> None:
+        """As long as it is this daemon's. A fault of the scheduler is raised."""
+        running = asyncio.ensure_future(self._scheduler.run())
+        try:
+            while self._ledger.leads(self._name) and not running.done():
+                await asyncio.wait((running,), timeout=LEAD_LOOK_S)
+        finally:
+            running.cancel()
+            await asyncio.wait((running,))
+        if not running.cancelled():
+            running.result()
+
+
 class Sweeper:
     """Settles what is past its deadline, timeout or hold, except while the ledger's clock is paused after a step.
 

@@ -18,6 +18,7 @@ import enum
 import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain, product
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -437,12 +438,10 @@ class TaskWatchers:
                 self._waiting.append((seq, event.task_id, _Signal.PUSH))
         elif isinstance(event, (PushPut, PushDropped)):
             self._waiting.append((seq, event.task_id, _Signal.PUSH))
-        elif isinstance(event, PeerEvent):
-            if (peer := peer_of(event)) is not None:
-                self._waiting.append((seq, peer, _Signal.PEER))
-        elif type(event) is Audited:
-            if self._audited is not None:
-                self._waiting.append((seq, "", _AUDIT))
+        elif isinstance(event, PeerEvent) and (peer := peer_of(event)) is not None:
+            self._waiting.append((seq, peer, _Signal.PEER))
+        elif type(event) is Audited and self._audited is not None:
+            self._waiting.append((seq, "", _AUDIT))
         elif (changed := _REGISTERS.get(type(event))) is not None:
             self._waiting.append((seq, "", changed(event)))
 
@@ -475,24 +474,25 @@ class TaskWatchers:
         *,
         lost: Iterable[TaskId] = (),
         peers: Iterable[InstanceId] = (),
+        pushed: Iterable[TaskId] = (),
         registers: Iterable[RegisterChange] = (),
     ) -> None:
         """Somebody else has recorded this, and it is durable."""
-        if self._lost is not None:
+        if (stop := self._lost) is not None:
             for task_id in lost:
-                self._lost(task_id)
-        for peer in peers:
-            for tell in self._peer:
-                tell(peer)
-        for change in registers:
-            for listen in self._registers:
-                listen(change)
+                stop(task_id)
+        if (push := self._push) is not None:
+            for task_id in pushed:
+                push(task_id, None)
+        for tell, peer in product(self._peer, peers):
+            tell(peer)
+        for listen, change in product(self._registers, registers):
+            listen(change)
 
     def cut(self) -> None:
         """The disk failed, and nothing more will be told: whoever watches looks for itself how far it came."""
-        for watches in self._watches.values():
-            for watch in watches:
-                watch.end()
+        for watch in chain.from_iterable(self._watches.values()):
+            watch.end()
 
     def forget(self) -> None:
         """The disk failed: what was not durable never happened."""

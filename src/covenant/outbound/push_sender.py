@@ -189,13 +189,16 @@ class PushSender:
         chance: Callable[[], float],
         tally: Callable[[str], None] = lambda _: None,
         held_ms: int = HELD_MS,
+        shared: bool = False,
     ) -> None:
+        """`shared`: other nodes write steps of the same tasks, and this one is told of that, if late."""
         self._ledger = ledger
         self._webhooks = webhooks
         self._limits = limits
         self._chance = chance
         self._tally = tally
         self._held_ms = held_ms
+        self._shared = shared
         self.saved = asyncio.Event()
         """Set each time that cursors were written down, for whoever waits for that."""
         self._begin()
@@ -220,19 +223,24 @@ class PushSender:
         """Tasks of which there is news."""
         self._recent = RecentSteps()
         self._changed = asyncio.Event()
+        self._read_ms = 0
 
     async def run(self) -> None:
         """Until canceled. If cursors cannot be kept any more, nothing is delivered: it would all be repeated."""
         self._begin()
         self._ledger.on_push(self._news)
-        for push in await self._ledger.outbox():
-            self._consider(push)
+        await self._read_outbox()
         saving = asyncio.create_task(self._saver.run())
         saving.add_done_callback(lambda _: self._changed.set())
         try:
             await self._direct(saving)
         finally:
             await self._leave(saving)
+
+    async def _read_outbox(self) -> None:
+        self._read_ms = self._ledger.clock.monotonic_ms()
+        for push in await self._ledger.outbox():
+            self._consider(push)
 
     async def _direct(self, saving: asyncio.Task[None]) -> None:
         while not saving.done():
@@ -245,6 +253,8 @@ class PushSender:
             while (delivery := self._scheduler.next()) is not None:
                 delivery.task = asyncio.create_task(self._go(delivery))
             await self._pause()
+            if self._shared and self._ledger.clock.monotonic_ms() - self._read_ms >= LOOK_AGAIN_MS:
+                await self._read_outbox()  # what this node was told too late of, or never
         error = saving.exception()
         assert isinstance(error, Refusal), error
         log.error("push.stopped", extra={"code": error.code, "reason": error.message})
@@ -277,6 +287,8 @@ class PushSender:
         """Something durable happened to a task with configurations, or to one of them."""
         if step is not None:
             self._recent.add(task_id, step)
+        elif self._shared:
+            self._recent.forget(task_id)  # there may be newer ones, which another node wrote
         self._touched[task_id] = None
         self._changed.set()
 

@@ -65,6 +65,11 @@ class RecentSteps:
         self._keep(recent, task)
         self._replaced(recent)
 
+    def forget(self, task_id: TaskId) -> None:
+        known = self._tasks.pop(task_id, None)
+        if known is not None:
+            self._bytes -= known.size
+
     def after(self, task_id: TaskId, generation: int, limit: int) -> Sequence[Step] | None:
         """The steps after a generation, oldest first; None if that is not known here."""
         recent = self._tasks.get(task_id)

@@ -152,5 +152,9 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
         mailbox=mailbox,
         intake=intake,
         removals=removals,
-        schedulers=(*((scheduler,) if retry.scheduler else ()), retention, removals),
+        schedulers=(
+            *((storage.singleton("retries", scheduler),) if retry.scheduler else ()),
+            storage.singleton("retention", retention),
+            storage.singleton("removals", removals),
+        ),
     )

@@ -237,14 +237,21 @@ def tenant_routes(
     ]
 
 
-def _make_push(base: Base, exchange: A2AExchange) -> tuple[PushConfigs, PushSender] | tuple[None, None]:
+def _make_push(base: Base, exchange: A2AExchange) -> tuple[PushConfigs, Scheduler] | tuple[None, None]:
     """Who takes push configurations, and who delivers what they ask for, signed with the daemon's own key."""
     settings, ledger = base.settings, base.storage.ledger
     if not settings.a2a.push_notifications:
         return None, None
     webhooks = WebhookClient(base.outbound.fetcher, WebhookSigner(base.storage.key), ledger.now_ms)
-    sender = PushSender(ledger, webhooks, settings.push, chance=random.random, tally=base.telemetry.meter.pushed)
-    return PushConfigs(ledger, exchange.scope, check_push), sender
+    sender = PushSender(
+        ledger,
+        webhooks,
+        settings.push,
+        chance=random.random,
+        tally=base.telemetry.meter.pushed,
+        shared=base.storage.shared,
+    )
+    return PushConfigs(ledger, exchange.scope, check_push), base.storage.singleton("pushes", sender)
 
 
 def _make_mcp(base: Base, agents: Agents) -> McpDoor:

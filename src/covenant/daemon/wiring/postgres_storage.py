@@ -59,12 +59,8 @@ def node_name(settings: Settings) -> str:
 
 async def open_shared_ledger(settings: Settings, clocks: Any) -> SharedLedger:
     """The ledger that other daemons have, too. What only one daemon can do yet is refused here."""
-    for name, is_on in (
-        ("peers.enabled", settings.peers.enabled),
-        ("a2a.push_notifications", settings.a2a.push_notifications),
-    ):
-        if is_on:
-            raise SettingsError(f"{name} does not work with ledger.url yet; switch one of them off")
+    if settings.peers.enabled:
+        raise SettingsError("peers.enabled does not work with ledger.url yet; switch one of them off")
     postgres = await asyncio.to_thread(import_postgres, "open_postgres")
     ledger: SharedLedger = await postgres.open_postgres_ledger(
         settings.ledger.url,

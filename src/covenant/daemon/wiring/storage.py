@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from covenant.daemon.environment import environment, machine_name, monotonic_ms, now_ms, program_environment
 from covenant.daemon.home import KEY_NAME, UnsafeHome, make_home, read_or_make_token, save_token
 from covenant.daemon.keystore import OPERATOR_DISPLAY, Keystore, admit_operator, find_passphrase
-from covenant.daemon.schedulers import ArchiveReport, Maintenance, Scheduler, Sweeper
+from covenant.daemon.schedulers import ArchiveReport, Maintenance, Scheduler, Singleton, Sweeper
 from covenant.daemon.segment_shipper import SegmentShipper, command_words
 from covenant.daemon.settings import Settings, ledger_limits
 from covenant.daemon.telemetry import Log
@@ -62,6 +62,15 @@ class Storage:
     shipper: SegmentShipper | None
     """None: segments are not shipped."""
     schedulers: tuple[Scheduler, ...]
+
+    @property
+    def shared(self) -> bool:
+        """Whether other daemons have the same ledger."""
+        return not isinstance(self.ledger, EmbeddedLedger)
+
+    def singleton(self, name: str, scheduler: Scheduler) -> Scheduler:
+        """What runs at one daemon of those that have this ledger."""
+        return Singleton(name, scheduler, self.ledger) if self.shared else scheduler
 
 
 @asynccontextmanager

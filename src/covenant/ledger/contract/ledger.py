@@ -137,6 +137,12 @@ class Ledger(DelegationLedger, PushLedger, IdentityLedger, AuditLedger, Protocol
     async def nodes(self) -> Sequence[LedgerNode]:
         """The daemons that have served this ledger, by name; one with a ledger of its own is the only one."""
 
+    def leads(self, name: str) -> bool:
+        """Whether this node is the one that does what is named so, and that one node alone does.
+
+        Asking is the wish to do it: some node gets it soon, for as long as its run lives.
+        """
+
     async def close(self) -> None: ...
 
 

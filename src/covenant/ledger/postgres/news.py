@@ -56,6 +56,7 @@ class Topics(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     peers: tuple[str, ...] = ()
     heard: tuple[tuple[str, int], ...] = ()
     pushed: tuple[TaskId, ...] = ()
+    """Tasks with push configurations that moved, or whose configurations were changed."""
     audited: bool = False
 
 
@@ -95,6 +96,8 @@ def topics_of(work: WorkingSet, records: Iterable[tuple[Sequence[AnyEvent], int]
             entry = work.entries[task_id]
             assert entry is not None
             step = step_of(event, ts_ms)
+            if work.slots[task_id].pushed:
+                pushed[task_id] = None
             if step is not None:
                 first, _ = steps.get(task_id, (step.generation, 0))
                 steps[task_id] = (first, step.generation)

@@ -119,7 +119,11 @@ class Membership:
         self._to_tell = False
         self._task: asyncio.Task[None] | None = None
         self._busy = asyncio.Lock()
+        self._asked_s: float | None = None
+        """When the database was asked what it has not answered yet."""
         self._beat_due = False
+        self._wanted: set[str] = set()
+        self._led: set[str] = set()
         self.written = joined.seq
         """The number of this node's last batch."""
         self.heard_s = asyncio.get_running_loop().time()
@@ -135,7 +139,8 @@ class Membership:
         """Raise Unavailable if this node may have been declared lost, or knows that it was."""
         if self.refusing is not None:
             raise self.refusing
-        silent_ms = self.silent_ms
+        # Since it was asked: a loop that was held between two looks is no sign of anything.
+        silent_ms = (asyncio.get_running_loop().time() - self._asked_s) * 1_000 if self._asked_s is not None else 0
         if silent_ms > self._lease_ms * 2 / 3:
             raise Unavailable(
                 "database_unavailable",
@@ -143,6 +148,19 @@ class Membership:
                 "so other daemons may have declared this one lost; the request can be repeated",
                 retry_after_ms=1_000,
             )
+
+    def leads(self, name: str) -> bool:
+        """Whether this node does it now; it is asked for from now on."""
+        self._wanted.add(name)
+        return name in self._led and self.refusing is None and self.silent_ms <= self._lease_ms * 2 / 3
+
+    async def _lead(self, connection: asyncpg.Connection[Any]) -> None:
+        """Take what nobody who lives does. What this run has once, it has for its life."""
+        names = list(self._wanted)
+        if not self._wanted <= self._led:
+            await _execute(connection, "lead", names=names, node=self._node, boot=self._joined.boot)
+            rows = await _rows(connection, "led", node=self._node, boot=self._joined.boot)
+            self._led = {row["name"] for row in rows}
 
     @property
     def silent_ms(self) -> int:
@@ -195,6 +213,7 @@ class Membership:
         beaten_s, tidied_s, self.heard_s = 0.0, loop.time(), loop.time()
         while True:
             try:
+                self._asked_s = loop.time() if self._asked_s is None else self._asked_s
                 async with self._busy:
                     if self._beat_due or loop.time() - beaten_s >= self._lease_ms / 3_000:
                         self._beat_due = False
@@ -208,7 +227,7 @@ class Membership:
                     if loop.time() - tidied_s >= TIDY_S:
                         await self._tidy()
                         tidied_s = loop.time()
-                self.heard_s, self.trouble = loop.time(), None
+                self.heard_s, self._asked_s, self.trouble = loop.time(), None, None
             except (*UNAVAILABLE, asyncpg.PostgresError, Unavailable) as error:
                 self.trouble = str(error) or type(error).__name__
                 log.warning("ledger.signals_lost", extra={"reason": self.trouble})
@@ -238,6 +257,7 @@ class Membership:
         for row in await _rows(connection, "lapsed"):
             await self._fence(connection, row["node"], row["boot"])
         await self._read_nodes()
+        await self._lead(connection)
 
     async def _seen(self, connection: asyncpg.Connection[Any]) -> int | None:
         """Say that this run lives; None if it was declared lost."""
@@ -287,7 +307,7 @@ class Membership:
         self._tried.add(boot)
         connection = await self._connect()
         self._joined = joined = await join(connection, node=self._node, boot=boot, lease_ms=self._lease_ms)
-        self.written, self._begun_anew = joined.seq, True
+        self.written, self._begun_anew, self._led = joined.seq, True, set()
         return joined
 
     async def _catch_up(self) -> None:

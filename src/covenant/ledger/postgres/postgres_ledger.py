@@ -138,7 +138,7 @@ class PostgresLedger:
             on_fenced=self._begin_anew,
             on_begun=self._begun,
         )
-        self.alive = self._membership.alive
+        self.alive, self.leads = self._membership.alive, self._membership.leads
         self._writer = BatchWriter(
             connections,
             joined=joined,
@@ -232,6 +232,7 @@ class PostgresLedger:
         self._signals.told(
             lost=[each.task_id for each in topics.lost if (each.node, each.boot) == (self.node, self.boot)],
             peers=[InstanceId(peer) for peer in topics.peers],
+            pushed=topics.pushed,
         )
         if self.changes.on:
             self.changes.hear(dict.fromkeys([each.task_id for each in topics.steps]), topics.peers, self.now_ms())

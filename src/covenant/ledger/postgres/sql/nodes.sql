@@ -39,6 +39,14 @@ WHERE
     AND until_ms < (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 RETURNING node
 
+-- :lead
+INSERT INTO singletons AS s (name, node, boot) SELECT u, :node, :boot FROM unnest(:names::text[]) AS u ORDER BY u
+ON CONFLICT (name) DO UPDATE SET node = excluded.node, boot = excluded.boot
+WHERE NOT EXISTS (SELECT FROM nodes AS n WHERE n.node = s.node AND n.boot = s.boot AND n.lost_at_ms IS NULL)
+
+-- :led
+SELECT name FROM singletons WHERE node = :node AND boot = :boot
+
 -- :standing
 SELECT n.boot, n.started_ms, n.lost_at_ms, r.restored_at_ms
 FROM registers AS r LEFT JOIN nodes AS n ON n.node = :node
