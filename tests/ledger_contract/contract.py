@@ -22,7 +22,7 @@ from tests.ledger_contract.expiry import ExpirySuite
 from tests.ledger_contract.idempotency import IdempotencySuite
 from tests.ledger_contract.leases import LeaseSuite
 from tests.ledger_contract.push import PushDurabilitySuite, PushSuite
-from tests.ledger_contract.queries import QuerySuite
+from tests.ledger_contract.queries import LargePageSuite, QuerySuite
 from tests.ledger_contract.removal import RemovalDurabilitySuite, RemovalSuite
 from tests.ledger_contract.repair import RepairSuite
 from tests.ledger_contract.results import ResultSuite
@@ -45,6 +45,7 @@ class LedgerContract(
     AccountSuite,
     ExpirySuite,
     QuerySuite,
+    LargePageSuite,
     SearchSuite,
     WatchSuite,
     PushSuite,

@@ -2,10 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from covenant.ledger.contract.task_query import TaskQuery
 from covenant.ledger.contract.tasks import Parties, QueueQuery, TaskScope
 from tests.ledger_contract.driver import LedgerDriver
-from tests.ledger_contract.samples import ALICE, BOB, CAROL, DAVE, make_task, ok, same_work, task_id
+from tests.ledger_contract.samples import ALICE, BOB, CAROL, DAVE, make_task, ok, same_work, task_id, unsafe
 from tests.ledger_contract.suite import Suite
+
+LARGE: Final = 3 << 20
+
+
+class LargePageSuite(Suite):
+    async def test_what_is_looked_at_is_bounded_in_bytes_whatever_the_limit(self, driver: LedgerDriver) -> None:
+        """One more than fits is read, so that a door knows that there are more."""
+        for number in range(1, 7):
+            await driver.send(make_task(number, intent_text="x" * LARGE))
+        expected = [task_id(number) for number in (6, 5, 4)]
+        assert [task.id for task in await driver.ledger.recent_tasks(None, 100)] == expected
+        assert [line.task.id for line in (await driver.ledger.queue(QueueQuery(limit=100))).tasks] == [
+            task_id(number) for number in (1, 2, 3)
+        ]
+        for number in range(1, 7):
+            await driver.finish(await driver.take_one(), ok(task_id(number), "y" * LARGE))
+        assert [result.task_id for result in await driver.ledger.recent_results(None, 100)] == expected
+        queue = await driver.ledger.queue(QueueQuery(limit=100))
+        assert [result.task_id for result in queue.results] == [task_id(number) for number in (1, 2, 3)]
+        assert len((await driver.ledger.find(TaskQuery(limit=100))).tasks) == 6
+
+    async def test_a_found_task_tells_the_beginning_of_what_its_sender_named(self, driver: LedgerDriver) -> None:
+        long = "n" * 5_000
+        task = make_task(1, task_kind=long, context_id=long, idempotency=unsafe(long))
+        await driver.finish(await driver.taken(task), ok(task.id))
+        await driver.send(make_task(2, task_kind=long, context_id=long, idempotency=unsafe(long)))
+        for found in (await driver.ledger.find(TaskQuery(task_kind=long))).tasks:
+            assert {found.task_kind, found.context_id, found.key} == {long[:1_000]}
+        assert len((await driver.ledger.find(TaskQuery(key=long, context=long))).tasks) == 2
 
 
 class QuerySuite(Suite):

@@ -24,6 +24,8 @@ from covenant.model.task import Ending, Task
 
 PAGE_MAX: Final = 200
 EXCERPT_CHARS: Final = 200
+NAME_CHARS_MAX: Final = 1_000
+"""What a sender names freely, its context, kind and key, is told up to here: a page is small however long they are."""
 AGENTS_COUNTED_MAX: Final = 200
 DONE: Final = "done"
 """What a query calls a task whose result is drained, or never to be drained."""
@@ -183,12 +185,12 @@ def found_task(entry: Entry, alive: Alive) -> FoundTask:
     return FoundTask(
         task_id=task.id,
         parent=task.parent,
-        context_id=task.context_id or None,
+        context_id=task.context_id[:NAME_CHARS_MAX] if task.context_id else None,
         tenant=task.tenant,
         agent=task.recipient.display,
         sender=task.sender.display,
-        task_kind=task.task_kind,
-        key=task.idempotency.key if task.idempotency is not None else None,
+        task_kind=task.task_kind[:NAME_CHARS_MAX] if task.task_kind is not None else None,
+        key=task.idempotency.key[:NAME_CHARS_MAX] if task.idempotency is not None else None,
         origin=task.origin,
         state=state_word(entry.state),
         a2a_state=entry.a2a_state,

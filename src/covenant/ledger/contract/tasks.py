@@ -79,6 +79,8 @@ class TaskScope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 ANY: Final = TaskScope()
+READ_BYTES_MAX: Final = 8 << 20
+"""From here on no further task or result is read for one answer. Each has one at least, however large."""
 
 
 class Parties(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -346,12 +348,14 @@ class TaskLedger(Commits, Protocol):
         For one listener.
         """
 
-    async def queue(self, query: QueueQuery) -> Queue: ...
+    async def queue(self, query: QueueQuery) -> Queue:
+        """Tasks and results, up to READ_BYTES_MAX of each."""
+
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
-        """Queued tasks, the newest first; takes nothing."""
+        """Queued tasks, the newest first, up to READ_BYTES_MAX; takes nothing."""
 
     async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
-        """Undrained results, the newest first; takes nothing."""
+        """Undrained results, the newest first, up to READ_BYTES_MAX; takes nothing."""
 
     async def show(
         self, task_id: TaskId, viewer: PublicKey | None, updates_max: int, after: int | None = None

@@ -13,6 +13,7 @@ import msgspec
 from covenant.ledger.contract.retention import Erased, EraseTasks
 from covenant.ledger.contract.tasks import (
     ANY,
+    READ_BYTES_MAX,
     LeaseRecord,
     Listing,
     ListQuery,
@@ -143,16 +144,17 @@ class History:
             state=_STATES.get(state, "") if state is not None else None,
             touched_by=None if age_ms is None else now_ms - age_ms,
             due_by=None if within_ms is None else now_ms + within_ms,
+            bytes_max=READ_BYTES_MAX,
         )
-        results = await self.rows("waiting_results", viewer=query.viewer, count=query.limit)
+        results = await self.rows("waiting_results", viewer=query.viewer, count=query.limit, bytes_max=READ_BYTES_MAX)
         return Queue(tuple(map(_line, rows)), tuple(decode_result(row["body"]) for row in results))
 
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
-        rows = await self.rows("recent_tasks", viewer=viewer, count=limit)
+        rows = await self.rows("recent_tasks", viewer=viewer, count=limit, bytes_max=READ_BYTES_MAX)
         return tuple(decode_task(row["body"]) for row in rows)
 
     async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
-        rows = await self.rows("recent_results", viewer=viewer, count=limit)
+        rows = await self.rows("recent_results", viewer=viewer, count=limit, bytes_max=READ_BYTES_MAX)
         return tuple(decode_result(row["body"]) for row in rows)
 
     async def of_tenant(self, tenant: str, limit: int, *, simple: bool) -> Sequence[TaskRow]:

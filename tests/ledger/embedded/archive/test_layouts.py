@@ -92,7 +92,8 @@ def write_old(path: Path, number: int, today: Path) -> None:
             )
             old.execute(f"DELETE FROM main.{table}")
             old.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM today.{table}")
-        for table in ("ids_new", "ids_recent", "ids_old", "shelves") if number > 3 else ():
+        counts = ("task_counts",) if number > 7 else ()
+        for table in ("ids_new", "ids_recent", "ids_old", "shelves", *counts) if number > 3 else ():
             old.execute(f"DELETE FROM main.{table}")
             old.execute(f"INSERT INTO main.{table} SELECT * FROM today.{table}")
         if 3 < number < 6:  # they had no names of contexts of the mailbox's tasks
@@ -112,7 +113,7 @@ def write_old(path: Path, number: int, today: Path) -> None:
             old.execute("UPDATE main.shelves SET held = (SELECT count(*) FROM main.ids_recent) WHERE shelf = 'recent'")
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7, 8])
 async def test_an_archive_of_an_earlier_layout_keeps_its_rows_and_goes_on(tmp_path: Path, number: int) -> None:
     recorded = course()
     with closing(open_writer(tmp_path / "today.db", lasting=True)) as today:

@@ -44,7 +44,7 @@ from covenant.ledger.embedded.journal.segments import Cursor
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 
 ARCHIVE_NAME: Final = "archive.db"
-SCHEMA_VERSION: Final = 8
+SCHEMA_VERSION: Final = 9
 _INDEXES: Final = ("tasks_indexes", "listing_indexes", "counts_schema", "search_indexes")
 _ROWS_5: Final = ("from_layout_5_rows",)
 _FROM_3: Final = ("packs_schema", "erasure_schema", "from_before_rows", *_ROWS_5, *_INDEXES)
@@ -53,13 +53,13 @@ _FROM_7: Final = ("from_layout_7", "counts_schema")
 _FROM_5: Final = ("erasure_schema", "from_layout_5", *_ROWS_5, "listing_indexes", "search_indexes", *_FROM_7)
 LAYOUTS: Final[dict[int, tuple[str, ...]]] = {
     0: ("schema", "tasks_schema", "ids_schema", "packs_schema", "erasure_schema", *_INDEXES),
-    1: ("from_before", "tasks_schema", *_FROM_2),
-    2: ("from_before", "tasks_schema", *_FROM_2),
+    **dict.fromkeys((1, 2), ("from_before", "tasks_schema", *_FROM_2)),
     3: ("from_before", "tasks_schema", *_FROM_3),
     4: ("packs_schema", *_FROM_5),
     5: _FROM_5,
-    6: ("erasure_schema", "from_layout_6", *_FROM_7),
-    7: _FROM_7,
+    6: ("erasure_schema", "from_layout_6", *_FROM_7, "from_layout_8"),
+    7: (*_FROM_7, "from_layout_8"),
+    8: ("from_layout_8",),
     SCHEMA_VERSION: (),
 }
 """What brings an archive of each layout up to this one; 0 is a new file. Rows stay: the journal may not have them."""

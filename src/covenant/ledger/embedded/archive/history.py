@@ -23,6 +23,7 @@ from covenant.ledger.contract.identities import LAST, AuditRecord
 from covenant.ledger.contract.task_query import AGENTS_COUNTED_MAX, FoundPage, TaskCounts, TaskQuery
 from covenant.ledger.contract.tasks import (
     ANY,
+    READ_BYTES_MAX,
     Listing,
     ListQuery,
     Parties,
@@ -126,6 +127,7 @@ def _sender(roles: Sequence[str]) -> str:
     return "true" if roles is _ANYONE else "sender_pubkey = :viewer"
 
 
+READ: Final = {"bytes_max": READ_BYTES_MAX}
 QUEUE: Final = {False: _queue_sql(_ANYONE), True: _queue_sql(_ROLES)}
 """By whether there is a viewer; so are the others."""
 RECENT_TASKS: Final = {False: _recent_tasks_sql(_ANYONE), True: _recent_tasks_sql(_ROLES)}
@@ -176,14 +178,15 @@ class History:
             state_filter=query.state_filter,
             touched_by=None if age_ms is None else now_ms - age_ms,
             due_by=None if within_ms is None else now_ms + within_ms,
+            **READ,
             **self._here,
         )
 
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
-        return await self._ask(_tasks, RECENT_TASKS[viewer is not None], viewer=viewer, limit=limit)
+        return await self._ask(_tasks, RECENT_TASKS[viewer is not None], viewer=viewer, limit=limit, **READ)
 
     async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
-        return await self._ask(_results, RECENT_RESULTS[viewer is not None], viewer=viewer, limit=limit)
+        return await self._ask(_results, RECENT_RESULTS[viewer is not None], viewer=viewer, limit=limit, **READ)
 
     async def show(
         self, task_id: TaskId, viewer: PublicKey | None, updates_max: int, after: int | None = None

@@ -17,6 +17,7 @@ import msgspec
 
 from covenant.ledger.contract.task_query import (
     EXCERPT_CHARS,
+    NAME_CHARS_MAX,
     FoundPage,
     FoundTask,
     Place,
@@ -120,7 +121,7 @@ _EXACT: Final = (
     ("task_kind", "task_kind", "found_by_kind"),
     ("sender", "sender_display", "found_by_sender"),
     ("agent", "recipient_display", "found_by_agent"),
-    ("origin", "origin", None),
+    ("origin", "origin", "found_by_origin"),
 )
 _OF_TENANT: Final = "tenant_id <> '' AND tenant_id = "
 _INTENT: Final = (
@@ -275,7 +276,12 @@ def _merged(query: TaskQuery, walks: Sequence[Walk]) -> tuple[list[int], Place |
 
 
 def _details(db: sqlite3.Connection, numbers: Sequence[int], here: Mapping[str, str]) -> tuple[FoundTask, ...]:
-    given = {"numbers": msgspec.json.encode(numbers).decode(), "chars": EXCERPT_CHARS, **here}
+    given = {
+        "numbers": msgspec.json.encode(numbers).decode(),
+        "chars": EXCERPT_CHARS,
+        "name_chars": NAME_CHARS_MAX,
+        **here,
+    }
     (found,) = db.execute(_DETAILS, given).fetchone()
     return _found(found)
 

@@ -44,13 +44,15 @@ SELECT
     ) AS holder_lost
 FROM (
     SELECT
-        no, task_id, parent, context_id, tenant, recipient_display, sender_display, task_kind, idempotency_key, origin,
+        no, task_id, parent, left(context_id, 1000) AS context_id, tenant, recipient_display, sender_display,
+        left(task_kind, 1000) AS task_kind, left(idempotency_key, 1000) AS idempotency_key, origin,
         state, a2a_state, attempt, created_at_ms, updated_at_ms, deadline_ms, cause, intent, remote, rest, interrupted,
         node, boot, left(error_message, 200) AS error_message
     FROM live WHERE no = ANY(:nos::bigint[])
     UNION ALL
     SELECT
-        no, task_id, parent, context_id, tenant, recipient_display, sender_display, task_kind, idempotency_key, origin,
+        no, task_id, parent, left(context_id, 1000) AS context_id, tenant, recipient_display, sender_display,
+        left(task_kind, 1000) AS task_kind, left(idempotency_key, 1000) AS idempotency_key, origin,
         'drained', a2a_state, attempt, created_at_ms, updated_at_ms, deadline_ms, cause, intent, remote, rest, false, NULL,
         NULL, left(error_message, 200)
     FROM tasks WHERE no = ANY(:nos::bigint[])

@@ -118,51 +118,77 @@ WHERE no = ANY(:nos::bigint[]) AND kind = 'task_updated' AND body LIKE '%covenan
 ORDER BY no, n
 
 -- :queue
-SELECT x.*, f.body AS task_body
-FROM (
-    SELECT l.*,
-        CASE
-            WHEN l.state = 'leased' AND (
-                l.interrupted OR (
-                    l.boot IS NOT NULL AND l.node IS NOT NULL
-                    AND NOT EXISTS (
-                        SELECT FROM nodes AS o WHERE o.node = l.node AND o.boot = l.boot AND o.lost_at_ms IS NULL
+SELECT w.*, f.body AS task_body FROM (
+    SELECT x.*, sum(octet_length(f.body)) OVER (
+        ORDER BY x.rank, CASE WHEN x.state = 'leased' THEN x.touched_at_ms ELSE x.place END, x.no
+    ) - octet_length(f.body) AS before
+    FROM (
+        SELECT l.*,
+            CASE
+                WHEN l.state = 'leased' AND (
+                    l.interrupted OR (
+                        l.boot IS NOT NULL AND l.node IS NOT NULL
+                        AND NOT EXISTS (
+                            SELECT FROM nodes AS o WHERE o.node = l.node AND o.boot = l.boot AND o.lost_at_ms IS NULL
+                        )
                     )
-                )
-            ) THEN 0
-            WHEN l.state = 'leased' THEN 1
-            WHEN l.state = 'queued' THEN 2
-            ELSE 3
-        END AS rank
-    FROM live AS l
-    WHERE
-        l.state <> 'settled'
-        AND (:viewer::text IS NULL OR :viewer IN (l.sender, l.recipient, l.lessee))
-        AND (:state::text IS NULL OR l.state = :state)
-        AND (:touched_by::bigint IS NULL OR l.state <> 'leased' OR l.touched_at_ms <= :touched_by)
-        AND (:due_by::bigint IS NULL OR l.deadline_ms <= :due_by)
-    ORDER BY rank, CASE WHEN l.state = 'leased' THEN l.touched_at_ms ELSE l.place END, l.no
-    LIMIT :count
-) AS x JOIN events AS f ON f.no = x.no AND f.n = 1
-ORDER BY x.rank, CASE WHEN x.state = 'leased' THEN x.touched_at_ms ELSE x.place END, x.no
+                ) THEN 0
+                WHEN l.state = 'leased' THEN 1
+                WHEN l.state = 'queued' THEN 2
+                ELSE 3
+            END AS rank
+        FROM live AS l
+        WHERE
+            l.state <> 'settled'
+            AND (:viewer::text IS NULL OR :viewer IN (l.sender, l.recipient, l.lessee))
+            AND (:state::text IS NULL OR l.state = :state)
+            AND (:touched_by::bigint IS NULL OR l.state <> 'leased' OR l.touched_at_ms <= :touched_by)
+            AND (:due_by::bigint IS NULL OR l.deadline_ms <= :due_by)
+        ORDER BY rank, CASE WHEN l.state = 'leased' THEN l.touched_at_ms ELSE l.place END, l.no
+        LIMIT :count
+    ) AS x JOIN events AS f ON f.no = x.no AND f.n = 1
+) AS w JOIN events AS f ON f.no = w.no AND f.n = 1
+WHERE w.before < :bytes_max
+ORDER BY w.rank, CASE WHEN w.state = 'leased' THEN w.touched_at_ms ELSE w.place END, w.no
 
 -- :waiting_results
-SELECT e.body FROM results AS r JOIN live AS l ON l.no = r.no JOIN events AS e ON e.no = l.no AND e.n = l.ended_n
-WHERE :viewer::text IS NULL OR r.sender = :viewer
-ORDER BY r.place
-LIMIT :count
+SELECT e.body FROM (
+    SELECT *, sum(size) OVER (ORDER BY place) - size AS before FROM (
+        SELECT r.place, l.no, l.ended_n, octet_length(e.body) AS size
+        FROM results AS r JOIN live AS l ON l.no = r.no JOIN events AS e ON e.no = l.no AND e.n = l.ended_n
+        WHERE :viewer::text IS NULL OR r.sender = :viewer
+        ORDER BY r.place
+        LIMIT :count
+    ) AS c
+) AS w JOIN events AS e ON e.no = w.no AND e.n = w.ended_n
+WHERE w.before < :bytes_max
+ORDER BY w.place
 
 -- :recent_results
-SELECT e.body FROM results AS r JOIN live AS l ON l.no = r.no JOIN events AS e ON e.no = l.no AND e.n = l.ended_n
-WHERE :viewer::text IS NULL OR r.sender = :viewer
-ORDER BY r.place DESC
-LIMIT :count
+SELECT e.body FROM (
+    SELECT *, sum(size) OVER (ORDER BY place DESC) - size AS before FROM (
+        SELECT r.place, l.no, l.ended_n, octet_length(e.body) AS size
+        FROM results AS r JOIN live AS l ON l.no = r.no JOIN events AS e ON e.no = l.no AND e.n = l.ended_n
+        WHERE :viewer::text IS NULL OR r.sender = :viewer
+        ORDER BY r.place DESC
+        LIMIT :count
+    ) AS c
+) AS w JOIN events AS e ON e.no = w.no AND e.n = w.ended_n
+WHERE w.before < :bytes_max
+ORDER BY w.place DESC
 
 -- :recent_tasks
-SELECT e.body FROM live AS l JOIN events AS e ON e.no = l.no AND e.n = 1
-WHERE l.state = 'queued' AND (:viewer::text IS NULL OR :viewer IN (l.sender, l.recipient, l.lessee))
-ORDER BY l.place DESC
-LIMIT :count
+SELECT e.body FROM (
+    SELECT *, sum(size) OVER (ORDER BY place DESC) - size AS before FROM (
+        SELECT l.place, l.no, octet_length(e.body) AS size
+        FROM live AS l JOIN events AS e ON e.no = l.no AND e.n = 1
+        WHERE l.state = 'queued' AND (:viewer::text IS NULL OR :viewer IN (l.sender, l.recipient, l.lessee))
+        ORDER BY l.place DESC
+        LIMIT :count
+    ) AS c
+) AS w JOIN events AS e ON e.no = w.no AND e.n = 1
+WHERE w.before < :bytes_max
+ORDER BY w.place DESC
 
 -- :of_tenant
 SELECT x.*, e.body AS ended_body

@@ -1,8 +1,21 @@
--- The queue: what is live, lost holders first, and the results that wait.
-WITH chosen AS (
+-- The queue: what is live, lost holders first, and the results that wait; of each as many as are asked for, or as fit.
+WITH listed AS (
     {parts}
     ORDER BY rank, key, task_no
     LIMIT :limit
+),
+
+chosen AS (
+    SELECT * FROM (
+        SELECT
+            c.*,
+            sum(length(r.task)) OVER (
+                ORDER BY c.rank, c.key, c.task_no ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ) AS before
+        FROM listed AS c CROSS JOIN requests AS r ON r.task_no = c.task_no
+        ORDER BY c.rank, c.key, c.task_no
+    )
+    WHERE coalesce(before, 0) < :bytes_max
 ),
 
 tasks AS (
@@ -32,12 +45,21 @@ tasks AS (
 ),
 
 results AS (
-    SELECT json_group_array(json(result)) AS list FROM (
-        SELECT result FROM a2a_tasks
-        WHERE ledger_state = 'result_pending' AND {sender}
+    SELECT json_group_array(json(t.result)) AS list FROM (
+        SELECT
+            task_no,
+            sum(length(result)) OVER (
+                ORDER BY settled_place ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ) AS before
+        FROM (
+            SELECT task_no, settled_place, result FROM a2a_tasks
+            WHERE ledger_state = 'result_pending' AND {sender}
+            ORDER BY settled_place
+            LIMIT :limit
+        )
         ORDER BY settled_place
-        LIMIT :limit
-    )
+    ) AS w CROSS JOIN a2a_tasks AS t ON t.task_no = w.task_no
+    WHERE coalesce(w.before, 0) < :bytes_max
 )
 
 SELECT json_object('tasks', json(tasks.list), 'results', json(results.list)) FROM tasks CROSS JOIN results

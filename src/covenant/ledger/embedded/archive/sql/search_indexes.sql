@@ -1,10 +1,11 @@
--- For finding tasks: by the moment of their creation within each filter. Every task is in four of these. The others are
+-- For finding tasks: by the moment of their creation within each filter. Every task is in five of these. The others are
 -- partial: of open tasks, of those that did not succeed, and of those that have what is asked for at all. By tenant,
 -- context and parent, the indexes of listings and trees serve.
 CREATE INDEX found_created ON a2a_tasks (created_at);
 CREATE INDEX found_moved ON a2a_tasks (updated_at);
 CREATE INDEX found_by_agent ON a2a_tasks (recipient_display, created_at);
 CREATE INDEX found_by_sender ON a2a_tasks (sender_display, created_at);
+CREATE INDEX found_by_origin ON a2a_tasks (origin, created_at);
 CREATE INDEX found_open ON a2a_tasks (ledger_state, created_at) WHERE ledger_state <> 'resolved';
 CREATE INDEX found_open_by_agent ON a2a_tasks (recipient_display, ledger_state, created_at)
 WHERE ledger_state <> 'resolved';
