@@ -58,6 +58,8 @@ class Town:
         self.tasks: list[TaskId] = []
         self.copies: list[tuple[str, bytes]] = []
         """Envelopes that were taken, and by whom."""
+        self.handed: dict[DelegationKey, int] = {}
+        """Up to which number the other side may have what was said of each."""
         self.ends: dict[tuple[str, DelegationKey], DelegationState] = {}
         self.rita: PeerUnderTest
         self.paul: PeerUnderTest
@@ -76,6 +78,7 @@ class Town:
                 delivers=False,
             )
         )
+        opened.context.in_flight.append(lambda key: self.handed.get(key, 0))
         setattr(self, name, opened)
         self.lives += name == "paul"
 
@@ -174,6 +177,7 @@ class Town:
         """Whether it was taken. Whatever comes of it, nothing is heard but what comes next."""
         key = DelegationKey(ROLES[parcel.role], one.id, parcel.offer_id)
         before = await other.ledger.delegation(key)
+        self.handed[parcel.delegation] = max(parcel.seq, self.handed.get(parcel.delegation, 0))
         envelope = one.keyring.seal(
             bytes(parcel.body),
             typ=parcel.typ,
@@ -193,8 +197,9 @@ class Town:
         if before is not None:
             assert await heard(other, key) == max(before.heard, parcel.seq) <= before.heard + 1
         else:
-            # What is said of something unknown changes nothing, unless it is the offer.
-            assert await heard(other, key) == (parcel.seq if parcel.typ == "delegation_offer" else 0)
+            # What is said of something unknown changes nothing, unless it is the offer, or a cancel in its place.
+            begins = parcel.typ in ("delegation_offer", "delegation_cancel")
+            assert await heard(other, key) == (parcel.seq if begins else 0)
         return True
 
     async def _taken(self, one: PeerUnderTest, parcel: OutboxMessage) -> None:
@@ -215,7 +220,8 @@ class Town:
 
     async def check(self) -> None:
         for at in (self.rita, self.paul):
-            for each in await at.ledger.delegations():
+            for kept in await at.ledger.delegations():
+                each = await at.requester.shown(kept)
                 if each.ended:
                     assert self.ends.setdefault((at.name, each.key), each.state) is each.state, "it ended twice"
                 else:
@@ -251,7 +257,10 @@ class Town:
     async def agree(self) -> None:
         theirs = {each.offer_id: each for each in await self.paul.works()}
         for task_id in self.tasks:
-            our, their = await self.rita.delegation(task_id), theirs[task_id]
+            our, their = await self.rita.delegation(task_id), theirs.get(task_id)
+            if their is None:
+                assert (our.state in (CANCELLED, FAILED), our.heard, our.key in self.handed) == (True, 0, False)
+                continue
             assert (our.said, our.heard) == (their.heard, their.said)
             # A task that was canceled here stays so, whatever its provider made of it before it heard.
             given_up = our.state in (TIMEOUT, CANCELLED) or (our.state is FAILED and our.code == "provider_lost")

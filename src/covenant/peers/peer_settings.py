@@ -157,6 +157,10 @@ class PeerService:
         self._now_ms = context.ledger.now_ms
         self._monotonic_ms = context.ledger.clock.monotonic_ms
 
+    def _in_flight(self, key: DelegationKey) -> int:
+        """Up to which number the peer may have the messages of this delegation."""
+        return max((through(key) for through in self._context.in_flight), default=0)
+
 
 def root_of(url: str) -> str:
     """The one spelling of where an instance is, without a final slash. Raises InvalidUrl."""

@@ -99,7 +99,7 @@ def changed(settings: PeerSettings = SETTINGS, **changes: Any) -> PeerSettings:
 
 
 def test_a_verified_peer_gets_what_it_asks_for_within_bounds() -> None:
-    assert judged() == AgreedTerms("coder", 10_000, 60_000, 2, SETTINGS.status_interval_ms)
+    assert judged() == AgreedTerms("coder", 10_000, 60_000, None, 2, SETTINGS.status_interval_ms)
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ class PeerIndex:
             case ParcelMoved(move):
                 waiting = self._parcels[move.delegation.peer][move.delegation]
                 waiting[move.seq] = effects.moved_parcel(waiting[move.seq], move)
-            case ParcelsDropped(key, through):
-                self._delivered(key, through, ts_ms)
+            case ParcelsDropped(key, through, sent):
+                self._delivered(key, through, ts_ms, sent=sent)
             case PeerPut(peer):
                 self.put_peer(peer)
             case DelegationDropped(key):
@@ -231,12 +231,14 @@ class PeerIndex:
     def all_parcels(self) -> Iterator[OutboxMessage]:
         return (parcel for peer in self._parcels for parcel in self.parcels_of(peer))
 
-    def _delivered(self, key: DelegationKey, through: int, ts_ms: int) -> None:
+    def _delivered(self, key: DelegationKey, through: int, ts_ms: int, *, sent: bool) -> None:
         of_peer = self._parcels[key.peer]
         waiting = of_peer[key]
         for parcel in [each for each in waiting.values() if each.seq <= through]:
             del waiting[parcel.seq]
             self._parcel_counts[key.peer] -= 1
+            if not sent:
+                continue
             self.messages.append(
                 LoggedMessage(
                     at_ms=ts_ms,

@@ -81,10 +81,11 @@ class ParcelMoved(PeerEvent, frozen=True, gc=False, tag="parcel_moved"):
 
 
 class ParcelsDropped(PeerEvent, frozen=True, gc=False, tag="parcels_dropped"):
-    """The peer has all that was said of this delegation through this number."""
+    """The peer has all that was said of this delegation through this number; or is not to be sent it any more."""
 
     key: DelegationKey
     through: int
+    sent: bool = True
 
 
 class TokenRevoked(PeerEvent, frozen=True, gc=False, tag="token_revoked"):

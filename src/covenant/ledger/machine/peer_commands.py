@@ -156,6 +156,10 @@ class SendToPeer(Command[DelegationMoved], frozen=True, gc=False, kw_only=True):
     said: tuple[PeerMessage, ...] = ()
     by: AgentId | None = None
     """Who is in the audit for it, if it is to be there."""
+    withdraws: bool = False
+    """Its offer is not to be sent any more: `said` is the cancel, for a peer that may have the offer already."""
+    unsent_since_ms: int | None = None
+    """An offer that was made since then, and was not tried, was sent to nobody: it is withdrawn without a word."""
 
     def keys(self) -> tuple[Key, ...]:
         return *peer_keys(self.key.peer), *delegation_keys(self.key)

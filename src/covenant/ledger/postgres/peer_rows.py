@@ -190,8 +190,8 @@ class PeerRows:
                 self._put_parcel(parcel)
             case ParcelMoved(move):
                 self._put_parcel(effects.moved_parcel(self._parcels[move.delegation][move.seq], move))
-            case ParcelsDropped(key, through):
-                self._delivered(key, through, ts_ms)
+            case ParcelsDropped(key, through, sent):
+                self._delivered(key, through, ts_ms, sent=sent)
             case PeerRemoved(peer_id):
                 self.peer_writes.append(("parcels_of_peer_gone", {"peer": peer_id}))
                 self.counts.count("parcels", peer_id, -self.parcel_count(peer_id))
@@ -242,11 +242,13 @@ class PeerRows:
         values = _key(parcel.delegation) | {"seq": parcel.seq, "made": self.next_place(), "body": _text(parcel)}
         self.peer_writes.append(("parcel", values))
 
-    def _delivered(self, key: DelegationKey, through: int, ts_ms: int) -> None:
+    def _delivered(self, key: DelegationKey, through: int, ts_ms: int, *, sent: bool) -> None:
         waiting = self._parcels[key]
         for parcel in [each for each in waiting.values() if each.seq <= through]:
             del waiting[parcel.seq]
             self.counts.count("parcels", key.peer, -1)
+            if not sent:
+                continue
             self._log(
                 LoggedMessage(
                     at_ms=ts_ms,

@@ -146,9 +146,10 @@ _REQUESTER: Final = _table(
         "reject": {OFFERED: REJECTED, LOST: REJECTED, CANCELLING: CANCELLED},
         "status": {OFFERED: RUNNING, ACCEPTED: RUNNING, RUNNING: RUNNING, CANCELLING: CANCELLING, LOST: RUNNING},
         "cancel": dict.fromkeys((OFFERED, ACCEPTED, RUNNING, CANCELLING, LOST), CANCELLING),
+        "withdraw": {OFFERED: CANCELLED, LOST: CANCELLED},
         "silence": dict.fromkeys((OFFERED, ACCEPTED, RUNNING), LOST),
         "force_error": {LOST: FAILED, CANCELLING: CANCELLED},
-        "timeout": dict.fromkeys((OFFERED, ACCEPTED, RUNNING), TIMEOUT),
+        "timeout": dict.fromkeys((OFFERED, ACCEPTED, RUNNING, LOST), TIMEOUT),
         # Its task has ended otherwise than its provider said: a delegation is what its task is.
         **{f"task_{what}": dict.fromkeys((REJECTED, *OUTCOMES.values()), after) for what, after in OUTCOMES.items()},
     },
@@ -339,6 +340,8 @@ class ReceivedEnvelope(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit
     until_ms: int
     """From then on the envelope would be refused as stale."""
     seq: int | None = None
+    sent_at_ms: int = 0
+    """By the sender's clock."""
 
 
 class LoggedMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):

@@ -263,6 +263,7 @@ def envelope_record(header: Header) -> ReceivedEnvelope:
         typ=header.typ,
         until_ms=remember_until_ms(header),
         seq=header.seq,
+        sent_at_ms=header.iat,
     )
 
 

@@ -80,12 +80,16 @@ class OfferFacts(NamedTuple):
     our_key: PublicKey
     now_ms: int
     ages: Ages = STEADY
+    skew_ms: int = 0
+    """How far our clock is ahead of the requester's, which its deadline is by."""
 
 
 class AgreedTerms(NamedTuple):
     profile: str
     budget: int
     timeout_ms: int
+    deadline_ms: int | None
+    """By our clock."""
     depth_remaining: int
     status_interval_ms: int
 
@@ -104,7 +108,8 @@ def judge_offer(
     `rate` says for how many milliseconds this peer may not offer, and counts this offer if it may.
     """
     _check_standing(offer, peer, facts, settings)
-    _check_place_and_time(offer, facts, settings)
+    deadline_ms = offer.deadline_ms + facts.skew_ms if offer.deadline_ms is not None else None
+    _check_place_and_time(offer, deadline_ms, facts, settings)
     profile = facts.profiles.get(offer.profile)
     if profile is None:
         raise OfferRejected("no_profile", "there is no such profile for you; ask for our capabilities")
@@ -114,7 +119,7 @@ def judge_offer(
     budget = _least(most, allowed.budget)
     _check_budget(budget, settings)
     _check_room(peer, facts, settings, rate)
-    left_ms = offer.deadline_ms - facts.now_ms if offer.deadline_ms is not None else offer.timeout
+    left_ms = deadline_ms - facts.now_ms if deadline_ms is not None else offer.timeout
     if left_ms <= 0:
         # The clock was set just now, so whether the deadline has passed is not judged: the timeout alone counts.
         left_ms = offer.timeout
@@ -122,6 +127,7 @@ def judge_offer(
         profile=profile.name,
         budget=budget,
         timeout_ms=min(offer.timeout, settings.timeout_ms_max, left_ms),
+        deadline_ms=deadline_ms,
         depth_remaining=_least(min(offer.depth_remaining, settings.depth_max), allowed.depth),
         status_interval_ms=settings.status_interval_ms,
     )
@@ -137,14 +143,16 @@ def _check_standing(offer: DelegationOffer, peer: Peer, facts: OfferFacts, setti
         raise OfferRejected("invalid", "the offer has no valid signature of yours for this instance")
 
 
-def _check_place_and_time(offer: DelegationOffer, facts: OfferFacts, settings: PeerSettings) -> None:
+def _check_place_and_time(
+    offer: DelegationOffer, deadline_ms: int | None, facts: OfferFacts, settings: PeerSettings
+) -> None:
     if facts.us in offer.via:
         raise OfferRejected(
             "depth_exceeded", "the offer is made on behalf of this instance itself: it went in a circle"
         )
     if len(offer.via) > settings.depth_max:
         raise OfferRejected("depth_exceeded", f"work comes here through at most {settings.depth_max} instances")
-    if offer.deadline_ms is not None and offer.deadline_ms <= facts.now_ms and not facts.ages.paused:
+    if deadline_ms is not None and deadline_ms <= facts.now_ms and not facts.ages.paused:
         raise OfferRejected("expired", "the deadline of the offer has passed by the provider's clock")
 
 

@@ -31,6 +31,7 @@ from covenant.model.errors import Invalid, NotFound, Refusal
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import (
     CANCELLING,
+    OFFERED,
     PEER,
     REJECTED,
     TERMS,
@@ -69,12 +70,14 @@ from covenant.peers.provider.offer_admission import (
 )
 from covenant.peers.provider.task_reporter import TaskReporter
 from covenant.peers.transport.inbox import IncomingMessage
+from covenant.seal.identity import SKEW_MS
 from covenant.wire import peers as wire
 
 CONTEXT: Final = "context"
 TASK_BYTES_MAX: Final = 1024 * 1024
 """What any other door takes; a worker is handed it in one frame."""
 DESCRIPTION_CHARS_MAX: Final = 500
+WITHDRAWN: Final = "the offer was cancelled before it came here"
 RESTART_S: Final = 5.0
 """After the disk, or we ourselves, failed."""
 _REFUSED: Final[dict[str, RejectCode]] = {
@@ -147,7 +150,7 @@ class Provider(PeerService):
         if known is not None:
             return await self._answer_again(incoming, known)
         try:
-            terms = await self._judge(offer, incoming.peer)
+            terms = await self._judge(offer, incoming)
             heard = await self._accept(incoming, offer, terms)
         except OfferRejected as rejected:
             return await self._reject(incoming, offer, rejected)
@@ -172,16 +175,19 @@ class Provider(PeerService):
             self._attend(key)
         return heard
 
-    async def _judge(self, offer: DelegationOffer, peer: Peer) -> AgreedTerms:
-        ledger = self._ledger
+    async def _judge(self, offer: DelegationOffer, incoming: IncomingMessage) -> AgreedTerms:
+        ledger, peer, now_ms = self._ledger, incoming.peer, self._now_ms()
+        # What was on its way for long counts as skew too: no more than clocks may be apart.
+        skew_ms = max(-SKEW_MS, min(SKEW_MS, now_ms - (incoming.envelope.sent_at_ms or now_ms)))
         facts = OfferFacts(
             active=len(await ledger.delegations_live(DelegationRole.PROVIDER)),
             active_of_peer=len(await ledger.delegations_live(DelegationRole.PROVIDER, peer.id)),
             profiles=self._profiles(peer),
             us=self._keyring.id,
             our_key=self._keyring.identity.key,
-            now_ms=self._now_ms(),
+            now_ms=now_ms,
             ages=ledger.clock.ages,
+            skew_ms=skew_ms,
         )
         return judge_offer(offer, peer, facts, self._settings, rate=self._rate, revoked=ledger.token_revoked)
 
@@ -250,6 +256,8 @@ class Provider(PeerService):
 
     async def _hear_cancel(self, incoming: IncomingMessage, cancel: DelegationCancel) -> ReceivedFromPeer:
         key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, cancel.offer_id)
+        if await self._ledger.delegation(key) is None:
+            return await self._refuse_withdrawn(incoming, key)
         heard = await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key, happenings=("cancel",)))
         delegation = heard.moved.delegation if heard.moved is not None else None
         if delegation is not None and delegation.state is CANCELLING:
@@ -261,6 +269,32 @@ class Provider(PeerService):
                 )
             self._attend(key)
         return heard
+
+    async def _refuse_withdrawn(self, incoming: IncomingMessage, key: DelegationKey) -> ReceivedFromPeer:
+        """The cancel came without its offer. The requester is told that nothing was begun, and nothing ever will be."""
+        work = work_id(incoming.peer, key.offer_id)
+        begin = Delegation(
+            role=key.role,
+            peer=key.peer,
+            offer_id=key.offer_id,
+            task_id=work,
+            profile="",
+            state=OFFERED,
+            budget=0,
+            timeout_ms=0,
+            delegation_id=work,
+        )
+        reject = DelegationReject(offer_id=key.offer_id, code="expired", reason=WITHDRAWN)
+        return await self._ledger.commit(
+            ReceiveFromPeer(
+                envelope=incoming.envelope,
+                key=key,
+                begin=begin,
+                happenings=("offer", "reject"),
+                changes=DelegationChanges(code=reject.code, reason=reject.reason),
+                said=(outgoing(reject),),
+            )
+        )
 
     # The work
 
@@ -275,7 +309,7 @@ class Provider(PeerService):
             sender=as_agent(peer),
             recipient=self._catalogue.identity(DEFAULT, terms.profile),
             intent_text=offer.task,
-            deadline_ms=offer.deadline_ms,
+            deadline_ms=terms.deadline_ms,
             parts=tuple(parts),
             definition=agent.definition if agent is not None else None,
             timeout_ms=terms.timeout_ms,

@@ -178,10 +178,6 @@ class TaskReporter(PeerService):
         with suppress(Conflict):
             await self._ledger.commit(told)
 
-    def _in_flight(self, key: DelegationKey) -> int:
-        """Up to which number the peer may have the messages of this delegation."""
-        return max((through(key) for through in self._context.in_flight), default=0)
-
     async def _conclude(self) -> None:
         delegation = await self._now()
         if delegation is None or delegation.ended:

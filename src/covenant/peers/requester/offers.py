@@ -110,6 +110,11 @@ class OfferBuilder(PeerService):
         peer = self._ledger.peer(peer.id) or peer
         origin = await self._origin(task)
         offer = self._bounded(task, profile, origin, capabilities, target.budget)
+        entry = await self._ledger.entry(task.id)
+        over_ms = entry.times_out_at_ms(self._now_ms(), self._ledger.clock.ages) if entry is not None else None
+        deadlines = [each for each in (offer.deadline_ms, over_ms) if each is not None]
+        # Nobody here waits for longer: a provider that is away until then does not begin.
+        offer = _replace(offer, deadline_ms=min(deadlines, default=None))
         parts = task.parts or (Text(task.intent_text),)
         offer = _worded(offer, parts, target.context)
         cleared = await redact_aside(offer, self._settings.redaction)
@@ -362,9 +367,15 @@ def _hear(
     )
 
 
-def check_reject(incoming: IncomingMessage, delegation: Delegation, reject: DelegationReject) -> ReceiveFromPeer:
+def check_reject(
+    incoming: IncomingMessage, delegation: Delegation, reject: DelegationReject, now_ms: int
+) -> ReceiveFromPeer:
     why = DelegationChanges(code=reject.code, reason=reject.reason, retry_after_ms=reject.retry_after)
-    return _hear(incoming, delegation, ("reject",), why if delegation.code is None else DelegationChanges())
+    deadline_ms = delegation.offer.deadline_ms if delegation.offer is not None else None
+    over = reject.code == "expired" and deadline_ms is not None and deadline_ms <= now_ms
+    # An offer that came too late has timed out, whoever saw it first.
+    happening = "timeout" if over and delegation.state is not CANCELLING else "reject"
+    return _hear(incoming, delegation, (happening,), why if delegation.code is None else DelegationChanges())
 
 
 def _stop(

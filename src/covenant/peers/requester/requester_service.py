@@ -171,7 +171,10 @@ class Requester(PeerService):
         return (await self._tell(delegation, "force_error", changes=changes, message=cancel, by=by)).delegation
 
     async def cancel(self, offer_id: str, reason: str) -> Delegation:
-        """Durable: it reaches the provider whenever that can be reached. What has ended stays as it is."""
+        """Durable: it reaches the provider whenever that can be reached. What has ended stays as it is.
+
+        An offer that waits is not sent any more. If nobody began to send it, the delegation is over at once.
+        """
         delegation = await self._known(offer_id)
         if delegation.ended or delegation.state is CANCELLING:
             return delegation
@@ -246,7 +249,7 @@ class Requester(PeerService):
             case DelegationAccept():
                 return check_accept(incoming, delegation, message, self._now_ms())
             case DelegationReject():
-                return check_reject(incoming, delegation, message)
+                return check_reject(incoming, delegation, message, self._now_ms())
             case StatusReport():
                 return check_status(incoming, delegation, message)
             case DelegationResult():
@@ -341,7 +344,8 @@ class Requester(PeerService):
             await self._tell(delegation, "silence", changes=DelegationChanges(reason=reason))
             log.warning("peer.lost", extra={"peer": delegation.peer, "offer_id": delegation.offer_id})
             return True
-        forced = settings.force_lost and state in (LOST, CANCELLING)
+        # Nobody waits for one that was told to stop: it is over, and its provider is told all the same.
+        forced = state is CANCELLING or (settings.force_lost and state is LOST)
         if forced and min(silent_ms, age_ms(delegation.moved_at_ms)) >= settings.lost_after_ms:
             await self._give_up(delegation, "the provider was not heard of any more")
             return True
@@ -374,6 +378,8 @@ class Requester(PeerService):
                 changes=changes,
                 said=(outgoing(message),) if message is not None else (),
                 by=by,
+                withdraws=isinstance(message, DelegationCancel),
+                unsent_since_ms=self._since_ms if self._in_flight(delegation.key) == 0 else None,
             )
         )
         if moved.delegation.ended and not moved.delegation.settled:

@@ -51,6 +51,7 @@ from covenant.model.peers.instance import InstanceId, Trust
 replace = msgspec.structs.replace
 
 BUSY_RETRY_MS = 60_000
+OFFER = "delegation_offer"
 ISSUED_MAX = 32
 """Tokens of a peer that are remembered; one is given again for as long as it is good, so there are few."""
 
@@ -201,8 +202,33 @@ def tell(decide: DecisionContext, command: SendToPeer) -> DelegationMoved:
         _check_outbox(decide, command.key.peer)
     before = record or _begun(decide, command.begin)
     state = record.state if record is not None else None
-    after = _moved(decide, before, state, command.happenings, command.changes)
-    return _say(decide, after, command.said, command.by)
+    happenings, said = command.happenings, command.said
+    if record is not None and command.withdraws and _withdraw(decide, record, command):
+        happenings, said = tuple("withdraw" if each == "cancel" else each for each in happenings), ()
+    after = _moved(decide, before, state, happenings, command.changes)
+    return _say(decide, after, said, command.by)
+
+
+def _withdraw(decide: DecisionContext, record: Delegation, command: SendToPeer) -> bool:
+    """Drop the offer, if it waits. Whether nobody has begun to send it, so that nobody need be told.
+
+    Otherwise the peer may have the offer: the cancel has the next number, and is understood without the offer too. An
+    offer that was made again and waits becomes the cancel, since a number may not be left out in between.
+    """
+    view, key = decide.view, record.key
+    first = view.parcel_first(key)
+    if first is None or first.typ != OFFER or first.seq != 1:
+        return False
+    decide.add(ParcelsDropped(key, first.seq, sent=False))
+    since_ms = command.unsent_since_ms
+    if record.said == first.seq and first.attempts == 0 and since_ms is not None and first.made_at_ms >= since_ms:
+        return True
+    (cancel,) = command.said
+    for seq in range(first.seq + 1, record.said + 1):
+        again = view.parcel(key, seq)
+        if again is not None and again.typ == OFFER:
+            decide.add(ParcelPut(replace(again, typ=cancel.typ, body=cancel.body)))
+    return False
 
 
 def hear(decide: DecisionContext, command: ReceiveFromPeer) -> ReceivedFromPeer:
