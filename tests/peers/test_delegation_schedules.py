@@ -136,9 +136,9 @@ class Town:
         ]:
             decision = self.chance.random()
             if decision < 0.4:
-                await self.rita.requester.offer_again(OPERATOR, each.offer_id)
+                await self.rita.requester.offer_again(OPERATOR, each.task_id)
             elif decision < 0.5:
-                await self.rita.requester.force_error(OPERATOR, each.offer_id, "given up")
+                await self.rita.requester.force_error(OPERATOR, each.task_id, "given up")
 
     async def again(self, name: str | None = None) -> None:
         which = name or self.chance.choice(["rita", "paul"])

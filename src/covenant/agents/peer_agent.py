@@ -20,6 +20,7 @@ from covenant.agents.runtime.job import Job
 from covenant.exchange.delegation import REMOTE, target_of
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
 from covenant.model.errors import OverLimit, Refusal, Unavailable
+from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import (
     ARTIFACT,
     CANCELLED,
@@ -51,12 +52,12 @@ log = logging.getLogger(__name__)
 
 
 class PeerRequester(Protocol):
-    async def delegation(self, offer_id: str) -> Delegation | None: ...
     async def offer(
         self, task: Task, target: Target, told: Callable[[tuple[SecretFinding, ...]], None]
     ) -> Delegation: ...
-    def follow(self, offer_id: str) -> AsyncIterator[Delegation]: ...
-    async def withdraw(self, offer_id: str, reason: str) -> None: ...
+    def is_passing(self, delegation: Delegation, task: Task) -> bool: ...
+    def follow(self, task_id: TaskId) -> AsyncIterator[Delegation]: ...
+    async def withdraw(self, task_id: TaskId, reason: str) -> None: ...
 
 
 class PeerAgent:
@@ -72,9 +73,7 @@ class PeerAgent:
             return
         beating = asyncio.ensure_future(renew_lease(job))
         try:
-            if await self._requester.delegation(job.task.id) is None:
-                await self._offer(job, target)
-            self._conclude(job, await self._ended(job))
+            self._conclude(job, await self._done(job, target))
         except Refusal as refusal:
             _fail(job, refusal.code, refusal.message)
         except asyncio.CancelledError:
@@ -83,6 +82,14 @@ class PeerAgent:
             raise
         finally:
             beating.cancel()
+
+    async def _done(self, job: Job, target: Target) -> Delegation:
+        """Offered until somebody does it, or will not."""
+        while True:
+            await self._offer(job, target)
+            delegation = await self._ended(job)
+            if not self._requester.is_passing(delegation, job.task):
+                return delegation
 
     async def _offer(self, job: Job, target: Target) -> None:
         tries = 0

@@ -310,37 +310,42 @@ class PeerAdmin(PeerService):
         peer, profile, context = asked.peer_id, asked.profile, asked.context
         here = peer is None and profile is not None and self._catalogue.agent(DEFAULT, profile) is not None
         to, name = (None, profile or "") if here else await self._provider_of(peer, profile)
+        likely = to or self._services.requester.provider(name)
         made_id = parse_task_id(asked.id) if asked.id is not None else TaskId(self._new_id())
         task = build_task(
             made_id,
             sender=by,
-            recipient=self._catalogue.identity(DEFAULT, PEERS if to is not None else name),
+            recipient=self._catalogue.identity(DEFAULT, name if here else PEERS),
             parts=(Text(asked.task),),
             timeout_ms=asked.timeout,
             tenant=DEFAULT,
             origin=NATIVE,
-            request_metadata={"context": context} if to is None and context else None,
-            target=Target(peer=to, profile=name, budget=asked.max_token_budget, context=context)
-            if to is not None
-            else None,
+            request_metadata={"context": context} if here and context else None,
+            target=None
+            if here
+            else Target(
+                peer=to.id if to is not None else None, profile=name, budget=asked.max_token_budget, context=context
+            ),
         )
         accepted = await self._writer.accept(task, fingerprint(task)[0])
-        return DelegationBegun(made_id, to, name, accepted.duplicate)
+        asks = likely.id if likely is not None and not here else None
+        return DelegationBegun(made_id, asks, name, accepted.duplicate, not here)
 
-    async def _provider_of(self, named: str | None, profile: str | None) -> tuple[InstanceId, str]:
+    async def _provider_of(self, named: str | None, profile: str | None) -> tuple[Peer | None, str]:
+        """The peer that was named, if one was: otherwise the task goes to whichever can do it when it is offered."""
         if named is None:
-            found = self._services.requester.provider(profile or "")
-            if found is None:
+            requester = self._services.requester
+            if requester.provider(profile or "") is None and requester.is_introduced():
                 raise NotFound("no_profile", f"no agent here and no peer offers {profile!r}; see `covenant peers list`")
-            return found.id, profile or ""
+            return None, profile or ""
         peer = self.find(named)
         if profile is not None:
-            return peer.id, profile
+            return peer, profile
         _, offered = await self.capabilities(peer.id, fresh=False)
         names = [each.name for each in offered.profiles]
         if len(names) != 1:
             raise Invalid("profile_needed", f"name one of what {peer.name} offers: {', '.join(names) or 'nothing'}")
-        return peer.id, names[0]
+        return peer, names[0]
 
     async def delegations(self) -> Sequence[Delegation]:
         await self._ledger.durable()
@@ -360,12 +365,12 @@ class PeerAdmin(PeerService):
         except NotFound as unknown:
             view = (await self._tasks.past(parse_task_id(named))).view()
             target = target_of(view.task) if view is not None else None
-            if view is None or target is None or target.peer is None:
+            if view is None or target is None or not target.of_peer:
                 raise unknown from None
         code = (view.result.metadata or {}).get("code") if view.result is not None else None
         return Delegation(
             role=DelegationRole.REQUESTER,
-            peer=InstanceId(target.peer),
+            peer=InstanceId(target.peer or ""),
             offer_id=view.task.id,
             task_id=view.task.id,
             profile=target.profile or "",
@@ -389,17 +394,17 @@ class PeerAdmin(PeerService):
         if delegation.ended:
             raise Conflict("already_ended", f"this delegation has ended: {delegation.state.value}")
         if await self._ledger.delegation(delegation.key) is not None and delegation.role is DelegationRole.REQUESTER:
-            await self._services.requester.cancel(delegation.offer_id, reason or "canceled by the operator")
+            await self._services.requester.cancel(delegation.task_id, reason or "canceled by the operator")
         await self._ledger.commit(
             Cancel(task_id=delegation.task_id, by=by, reason=reason or "canceled by the operator")
         )
         return await self.standing(named)
 
     async def offer_again(self, by: AgentId, named: str) -> Delegation:
-        return await self._services.requester.offer_again(by, (await self._asked_for(named)).offer_id)
+        return await self._services.requester.offer_again(by, (await self._asked_for(named)).task_id)
 
     async def force_error(self, by: AgentId, named: str, reason: str) -> Delegation:
-        return await self._services.requester.force_error(by, (await self._asked_for(named)).offer_id, reason)
+        return await self._services.requester.force_error(by, (await self._asked_for(named)).task_id, reason)
 
     async def _asked_for(self, named: str) -> Delegation:
         delegation = await self.find_delegation(named)

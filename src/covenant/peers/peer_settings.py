@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from covenant.ledger.contract.ledger import DelegationLedger
     from covenant.model.ids import AgentId
     from covenant.model.peers.delegation import DelegationKey
+    from covenant.model.peers.instance import InstanceId
     from covenant.peers.directory.instance_keys import InstanceKeys
     from covenant.peers.transport.peer_http import PeerConnections
 
@@ -72,7 +73,7 @@ class PeerSettings:
     slots: int = setting(5, whole(0, 10_000), "Most delegations from peers at work at once.")
     slots_per_peer: int = setting(5, whole(0, 10_000), "Most delegations from one peer at work at once.")
     offers_per_min: int = setting(
-        60, whole(1, 1_000_000), "Most offers from one peer in a minute; ten times as many from a trusted peer."
+        600, whole(1, 1_000_000), "Most offers from one peer in a minute; ten times as many from a trusted peer."
     )
     messages_per_min: int = setting(
         1_200,
@@ -144,6 +145,8 @@ class PeerContext:
     chance: Callable[[], float]
     in_flight: list[Callable[[DelegationKey], int]] = field(default_factory=list)
     """Each says up to which number a peer may have the messages of a delegation; the transport adds them."""
+    unreachable: list[Callable[[InstanceId], bool]] = field(default_factory=list)
+    """Each says whether a peer is known not to take anything just now; the transport and the directory add them."""
 
 
 class PeerService:

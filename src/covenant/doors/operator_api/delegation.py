@@ -151,10 +151,7 @@ async def delegate(services: Services, caller: Principal, request: DelegateReque
     if request.profile is None and request.peer_id is None:
         raise Invalid("invalid_request", "give profile, peerId, or both")
     begun = await peers.delegate(caller.agent, request)
-    remote = begun.peer is not None
-    return fill(
-        DelegatedAnswer, begun, delegation_id=begun.task_id, peer_id=begun.peer, status="pending", remote=remote
-    )
+    return fill(DelegatedAnswer, begun, delegation_id=begun.task_id, peer_id=begun.peer, status="pending")
 
 
 async def list_delegations(services: Services, caller: Principal, request: ListDelegationsRequest) -> DelegationList:

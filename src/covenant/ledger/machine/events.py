@@ -65,7 +65,7 @@ class DelegationPut(PeerEvent, frozen=True, gc=False, tag="delegation_put"):
 
 
 class DelegationDropped(PeerEvent, frozen=True, gc=False, tag="delegation_dropped"):
-    """Ended, and the oldest of too many. Its task is in the archive."""
+    """Ended, and the oldest of too many, or followed by another offer of its task. Its task is in the archive."""
 
     key: DelegationKey
 

@@ -156,13 +156,17 @@ class SendToPeer(Command[DelegationMoved], frozen=True, gc=False, kw_only=True):
     said: tuple[PeerMessage, ...] = ()
     by: AgentId | None = None
     """Who is in the audit for it, if it is to be there."""
+    replaces: DelegationKey | None = None
+    """The offer of the same task that this one comes after: it has ended, and is not kept."""
     withdraws: bool = False
     """Its offer is not to be sent any more: `said` is the cancel, for a peer that may have the offer already."""
     unsent_since_ms: int | None = None
     """An offer that was made since then, and was not tried, was sent to nobody: it is withdrawn without a word."""
 
     def keys(self) -> tuple[Key, ...]:
-        return *peer_keys(self.key.peer), *delegation_keys(self.key)
+        before = self.replaces
+        of_before = (*peer_keys(before.peer), *delegation_keys(before)) if before is not None else ()
+        return *peer_keys(self.key.peer), *delegation_keys(self.key), *of_before
 
 
 class ReceivedFromPeer(msgspec.Struct, frozen=True, kw_only=True):

@@ -265,6 +265,12 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """While it has not ended, or its result was not taken: to be offered again, and to be proven."""
     result: DelegationResult | None = None
     """The requester's, until its task has taken it."""
+    number: int = 1
+    """The requester's: which offer of its task this is. The one before was rejected, or its provider was away."""
+    since_ms: int = 0
+    """When the first offer of its task was made."""
+    anyone: bool = False
+    """The requester's: any peer that offers the profile may do it."""
     settled: bool = False
     """The requester's: its task has ended too, and the state is what became of that."""
     proof: Proof | None = None
@@ -366,12 +372,13 @@ class PendingMessages(msgspec.Struct, frozen=True, gc=False, rename="camel", omi
 
 
 class DelegationBegun(NamedTuple):
-    """`peer` is None where an agent here does it."""
+    """`peer` is the one that is asked first; None where an agent here does it, or no peer is known to yet."""
 
     task_id: str
     peer: InstanceId | None
     profile: str
     duplicate: bool
+    remote: bool
 
 
 class DelegationEvidence(NamedTuple):

@@ -105,6 +105,7 @@ class Handshake(PeerService):
         self._failures: dict[InstanceId, tuple[int, CovenantError]] = {}
         self._handed: dict[InstanceId, tuple[str, int]] = {}
         self._answered: dict[InstanceId, asyncio.Event] = {}
+        context.unreachable.append(lambda peer: self._monotonic_ms() < self._failures.get(peer, (0, None))[0])
 
     async def stop(self) -> None:
         await self._flights.stop()

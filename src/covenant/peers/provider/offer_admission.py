@@ -188,14 +188,15 @@ def _allowed(
 
 
 def _check_room(peer: Peer, facts: OfferFacts, settings: PeerSettings, rate: Callable[[Peer], int | None]) -> None:
-    wait_ms = rate(peer)
-    if wait_ms is not None:
-        raise OfferRejected("rate_limited", "too many offers; slow down", wait_ms)
     own = peer.limits.concurrent
     if facts.active_of_peer >= (own if own is not None else settings.slots_per_peer):
         raise OfferRejected("busy", "your delegations have reached their limit here; offer again later", BUSY_RETRY_MS)
     if facts.active >= settings.slots:
         raise OfferRejected("busy", "all places for delegations are taken; offer again later", BUSY_RETRY_MS)
+    # Whoever is told to come back later has not used up its rate.
+    wait_ms = rate(peer)
+    if wait_ms is not None:
+        raise OfferRejected("rate_limited", "too many offers; slow down", wait_ms)
 
 
 def _least(value: int, bound: int | None) -> int:

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from covenant.exchange.delegation import call_id
 from covenant.exchange.tasks.builder import text_of
 from covenant.ledger.machine.peer_commands import DelegationChanges, ReceiveFromPeer
 from covenant.model.content import Content, Text
@@ -43,10 +44,10 @@ from covenant.model.peers.delegation_messages import (
 )
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.task import Target, Task
-from covenant.model.tenants import DEFAULT
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.message_redaction import Redacted, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
+from covenant.peers.requester.placement import has_profile
 from covenant.peers.transport.inbox import IncomingMessage
 from covenant.seal.proofs import assert_offer, verify_proof
 from covenant.seal.tokens import Narrowing, is_token, narrow
@@ -69,39 +70,10 @@ class OfferBuilder(PeerService):
         super().__init__(context)
         self._directory = directory
 
-    # Whom to ask
-
-    def peer_for(self, target: Target) -> Peer:
-        if target.peer:
-            return self._directory.find(target.peer)
-        found = self.provider(target.profile or "")
-        if found is None:
-            raise NotFound("no_profile", f"no peer offers {target.profile!r}; see `covenant peers list`")
-        return found
-
-    def provider(self, profile: str) -> Peer | None:
-        """Of the peers that said they offer this, the most trusted, and of those one with most room."""
-        found = [peer for peer in self._ledger.peers() if _offers(peer, profile)]
-        return max(found, key=_preferred, default=None)
-
-    def callee(self, tenant: str, named: str) -> Target | None:
-        """`peer/profile`, or a profile that some peer offers; None if there is no such thing for this tenant."""
-        if tenant != DEFAULT:
-            return None
-        who, slash, profile = named.partition("/")
-        if slash:
-            if not who or not profile:
-                return None
-            peer: Peer | None = self._directory.find(who)
-        else:
-            peer, profile = self.provider(named), named
-        if peer is None:
-            return None
-        return Target(name=f"{peer.id}/{profile}", peer=peer.id, profile=profile)
-
     # What to offer
 
-    async def make(self, task: Task, peer: Peer, target: Target) -> Redacted[DelegationOffer]:
+    async def make(self, task: Task, peer: Peer, target: Target, number: int = 1) -> Redacted[DelegationOffer]:
+        """`number`: which offer of its task it is. Each has an id of its own: who rejected one may take another."""
         profile = target.profile or ""
         if peer.denied:
             raise Forbidden("denied", f"{peer.name} is denied here; nothing is sent to it")
@@ -110,6 +82,8 @@ class OfferBuilder(PeerService):
         peer = self._ledger.peer(peer.id) or peer
         origin = await self._origin(task)
         offer = self._bounded(task, profile, origin, capabilities, target.budget)
+        if number > 1:
+            offer = _replace(offer, offer_id=call_id(task.id, "offer", str(number)))
         entry = await self._ledger.entry(task.id)
         over_ms = entry.times_out_at_ms(self._now_ms(), self._ledger.clock.ages) if entry is not None else None
         deadlines = [each for each in (offer.deadline_ms, over_ms) if each is not None]
@@ -132,14 +106,14 @@ class OfferBuilder(PeerService):
         try:
             capabilities = await self._directory.capabilities(peer)
             # What was said to a mere peer has no token; since then it may have verified us.
-            if not is_token(capabilities.token) or not _has(capabilities, profile):
+            if not is_token(capabilities.token) or not has_profile(capabilities, profile):
                 capabilities = await self._directory.capabilities(peer, fresh=True)
         except Refusal:
             kept = self._ledger.peer(peer.id)
-            if kept is None or kept.capabilities is None or not _has(kept.capabilities, profile):
+            if kept is None or kept.capabilities is None or not has_profile(kept.capabilities, profile):
                 raise
             return kept.capabilities
-        if not _has(capabilities, profile):
+        if not has_profile(capabilities, profile):
             names = ", ".join(each.name for each in capabilities.profiles[:20]) or "nothing"
             raise NotFound("no_profile", f"{peer.name} does not offer {profile!r} to us; it offers {names}")
         return capabilities
@@ -218,20 +192,6 @@ def _worded(offer: DelegationOffer, parts: tuple[Content, ...], context: str | N
             f"{PARTS_MAX} parts",
         )
     return _replace(offer, task=words or ATTACHED, context=context or None, parts=more)
-
-
-def _offers(peer: Peer, profile: str) -> bool:
-    known = peer.capabilities
-    return known is not None and not peer.denied and peer.trust.covers(Trust.VERIFIED) and _has(known, profile)
-
-
-def _has(capabilities: PeerCapabilities, profile: str) -> bool:
-    return any(each.name == profile for each in capabilities.profiles)
-
-
-def _preferred(peer: Peer) -> tuple[bool, bool, int]:
-    free = peer.capabilities.free_slots if peer.capabilities is not None else 0
-    return peer.trust.covers(Trust.TRUSTED), free > 0, free
 
 
 TERMS_EXCEEDED: Final = "terms_exceeded"

@@ -1,7 +1,8 @@
 """Delegations to peers: offered, followed, canceled, and given up when the provider is silent.
 
-The offer of a task has the task's id, so there is one delegation for a task: a later attempt, also after a restart,
-finds it. An offer waits for a peer that cannot be reached. Replies are checked against the offer (`offers`).
+There is one delegation for a task: a later attempt, also after a restart, finds it. An offer waits for a peer that
+cannot be reached. Where any peer may do it, or the peer is busy, the task is offered again: the next offer has another
+id and takes the place of the one before (`placement`). Replies are checked against the offer (`offers`).
 
 A provider that is silent for too long is lost. An operator has the offer sent again, or gives it up. If the provider
 is heard from again, the delegation goes on by itself.
@@ -26,7 +27,7 @@ from covenant.ledger.machine.peer_commands import (
     ReceiveFromPeer,
     SendToPeer,
 )
-from covenant.model.errors import Conflict, Invalid, Refusal
+from covenant.model.errors import Conflict, Invalid, Refusal, Unavailable
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.peers.delegation import (
     ACCEPTED,
@@ -34,12 +35,14 @@ from covenant.model.peers.delegation import (
     LOST,
     OFFERED,
     OUTCOMES,
+    REJECTED,
     RUNNING,
     STATUS,
     Delegation,
     DelegationKey,
     DelegationRole,
     DelegationState,
+    Peer,
 )
 from covenant.model.peers.delegation_messages import (
     DelegationAccept,
@@ -53,8 +56,9 @@ from covenant.model.peers.delegation_messages import (
 from covenant.model.peers.instance import InstanceId
 from covenant.model.task import Cause, Target, Task
 from covenant.model.task_view import TaskState, TaskView
+from covenant.model.tenants import DEFAULT
 from covenant.peers.directory.peer_directory import PeerDirectory
-from covenant.peers.message_redaction import outgoing, redact_aside
+from covenant.peers.message_redaction import Redacted, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.requester.offers import (
     OfferBuilder,
@@ -65,6 +69,7 @@ from covenant.peers.requester.offers import (
     check_result,
     check_status,
 )
+from covenant.peers.requester.placement import INTRODUCTION_MS, OFFLINE, PASSING, OfferPlacement
 from covenant.peers.transport.inbox import IncomingMessage
 from covenant.wire import peers as wire
 
@@ -96,8 +101,8 @@ def _settled_as(state: DelegationState, outcome: DelegationOutcome) -> Delegatio
 class _Follower:
     __slots__ = ("moved", "seen", "task_id")
 
-    def __init__(self, offer_id: str) -> None:
-        self.task_id = TaskId(offer_id)
+    def __init__(self, task_id: TaskId) -> None:
+        self.task_id = task_id
         self.moved = asyncio.Event()
         self.seen: Delegation | None = None
 
@@ -109,20 +114,31 @@ class Requester(PeerService):
         super().__init__(context)
         self._offers = OfferBuilder(context, directory)
         self._tasks = TaskReader(context.ledger)
+        self._placement = OfferPlacement(context, directory)
         self.peer = directory.find
-        self.provider = self._offers.provider
-        self.callee = self._offers.callee
+        self.provider = self._placement.provider
+        self.is_introduced = self._placement.is_introduced
         self._since_ms = self._now_ms()
         """Nobody is silent while we do not listen."""
         self._stopped = asyncio.Event()
-        self._unsettled: set[str] = set()
+        self._unsettled: set[TaskId] = set()
         """What has ended, while its task is not known to have."""
         self._followers: set[_Follower] = set()
         context.ledger.on_peer(self._wake)
 
-    async def delegation(self, offer_id: str) -> Delegation | None:
-        found = await self._ledger.delegation_of(TaskId(offer_id))
+    async def delegation(self, task_id: TaskId) -> Delegation | None:
+        found = await self._ledger.delegation_of(task_id)
         return found if found is not None and found.role is DelegationRole.REQUESTER else None
+
+    def callee(self, tenant: str, named: str) -> Target | None:
+        """`peer/profile`, or a profile that some peer offers; None if there is no such thing for this tenant."""
+        who, slash, profile = named.partition("/")
+        if tenant != DEFAULT or (slash and not (who and profile)):
+            return None
+        if slash:
+            peer = self.peer(who)
+            return Target(name=f"{peer.id}/{profile}", peer=peer.id, profile=profile)
+        return Target(name=f"*/{named}", profile=named) if self.provider(named) is not None else None
 
     # Offering
 
@@ -132,23 +148,59 @@ class Requester(PeerService):
         `told` hears what was found in it that looks like a secret.
         """
         known = await self.delegation(task.id)
-        if known is not None:
+        if known is not None and not self.is_passing(known, task):
             await self._ledger.durable()
             return known
-        peer = self._offers.peer_for(target)
-        made = await self._offers.make(task, peer, target)
-        offer = made.message
-        if made.findings:
-            told(made.findings)
-        begin = Delegation.offered(DelegationRole.REQUESTER, peer.id, task.id, offer, redacted=made.found)
+        peer = await self._placement.place(task.id, target)
+        try:
+            made = await self._offers.make(task, peer, target, known.number + 1 if known is not None else 1)
+            if made.findings:
+                told(made.findings)
+            return await self._begin(task, peer, target, made, known)
+        except Unavailable as away:
+            self._placement.pause(peer.id, task.id, away.retry_after_ms, full=False)
+            raise
+        except BaseException:
+            self._placement.leave(peer.id, task.id)
+            raise
+
+    async def _begin(
+        self, task: Task, peer: Peer, target: Target, made: Redacted[DelegationOffer], before: Delegation | None
+    ) -> Delegation:
+        begin = Delegation.offered(
+            DelegationRole.REQUESTER,
+            peer.id,
+            task.id,
+            made.message,
+            redacted=made.found,
+            number=before.number + 1 if before is not None else 1,
+            since_ms=before.since_ms if before is not None else self._now_ms(),
+            anyone=not target.peer,
+        )
         moved = await self._ledger.commit(
-            SendToPeer(key=begin.key, begin=begin, happenings=("offer",), said=(outgoing(offer),))
+            SendToPeer(
+                key=begin.key,
+                begin=begin,
+                happenings=("offer",),
+                said=(outgoing(made.message),),
+                replaces=before.key if before is not None else None,
+            )
         )
         return moved.delegation
 
-    async def offer_again(self, by: AgentId, offer_id: str) -> Delegation:
+    def is_passing(self, delegation: Delegation, task: Task) -> bool:
+        """Whether it was rejected for a reason that passes, and its task has time to be offered again."""
+        if delegation.state is not REJECTED:
+            return False
+        waited_ms = self._now_ms() - delegation.since_ms
+        if delegation.code in PASSING:
+            return waited_ms < (task.timeout_ms or self._settings.timeout_ms)
+        # Two that are being introduced have not verified each other at the same moment.
+        return delegation.code == "untrusted" and waited_ms < INTRODUCTION_MS
+
+    async def offer_again(self, by: AgentId, task_id: TaskId) -> Delegation:
         """A lost one, word for word: a provider that has it answers as it did before."""
-        delegation = await self._known(offer_id)
+        delegation = await self._known(task_id)
         if delegation.state is not LOST or delegation.offer is None:
             raise Conflict("not_lost", f"this delegation is {delegation.state.value}; only a lost one is offered again")
         return (
@@ -157,9 +209,9 @@ class Requester(PeerService):
             )
         ).delegation
 
-    async def force_error(self, by: AgentId, offer_id: str, reason: str) -> Delegation:
+    async def force_error(self, by: AgentId, task_id: TaskId, reason: str) -> Delegation:
         """Give a lost one up, or one that does not answer a cancel. Its provider is told to stop, once it can be."""
-        delegation = await self._known(offer_id)
+        delegation = await self._known(task_id)
         if delegation.state not in (LOST, CANCELLING):
             raise Conflict("not_lost", f"this delegation is {delegation.state.value}; cancel it instead")
         return await self._give_up(delegation, reason, by)
@@ -170,32 +222,32 @@ class Requester(PeerService):
         cancel = cancel_message(delegation, reason) if delegation.state is LOST else None
         return (await self._tell(delegation, "force_error", changes=changes, message=cancel, by=by)).delegation
 
-    async def cancel(self, offer_id: str, reason: str) -> Delegation:
+    async def cancel(self, task_id: TaskId, reason: str) -> Delegation:
         """Durable: it reaches the provider whenever that can be reached. What has ended stays as it is.
 
         An offer that waits is not sent any more. If nobody began to send it, the delegation is over at once.
         """
-        delegation = await self._known(offer_id)
+        delegation = await self._known(task_id)
         if delegation.ended or delegation.state is CANCELLING:
             return delegation
         return (await self._tell(delegation, "cancel", message=cancel_message(delegation, reason))).delegation
 
-    async def withdraw(self, offer_id: str, reason: str) -> None:
+    async def withdraw(self, task_id: TaskId, reason: str) -> None:
         """Whoever waited for it waits no more. If its task has not ended, the next attempt goes on with it."""
-        delegation = await self.delegation(offer_id)
+        delegation = await self.delegation(task_id)
         if delegation is not None and not delegation.ended and not await self._waits(delegation):
-            await self.cancel(offer_id, reason)
+            await self.cancel(task_id, reason)
 
     # Following
 
-    async def follow(self, offer_id: str) -> AsyncIterator[Delegation]:
+    async def follow(self, task_id: TaskId) -> AsyncIterator[Delegation]:
         """As it is now, and whenever it has moved, until it has ended. What is told is durable."""
-        follower = _Follower(offer_id)
+        follower = _Follower(task_id)
         self._followers.add(follower)
         try:
             while True:
                 follower.moved.clear()
-                delegation = await self._known(offer_id)
+                delegation = await self._known(task_id)
                 if delegation != follower.seen:
                     follower.seen = delegation
                     await self._ledger.durable()
@@ -227,8 +279,8 @@ class Requester(PeerService):
         hear = await self._heard(incoming, delegation, message)
         try:
             heard = await self._ledger.commit(hear)
-            if heard.moved is not None and heard.moved.delegation.ended:
-                self._unsettled.add(delegation.offer_id)
+            if heard.moved is not None:
+                self._note(heard.moved.delegation)
             return heard
         except Conflict as conflict:
             if conflict.code != "illegal_move":
@@ -264,8 +316,22 @@ class Requester(PeerService):
             return delegation
         outcome = await self._task_outcome(delegation)
         if outcome is None:
-            return replace(delegation, state=RUNNING)
+            return replace(delegation, state=OFFERED if delegation.state is REJECTED else RUNNING)
         return replace(delegation, state=_settled_as(delegation.state, outcome))
+
+    def _note(self, delegation: Delegation) -> None:
+        """Its end is to be its task's; and what it had at its provider is free again."""
+        if not delegation.ended:
+            if delegation.state is ACCEPTED:
+                self._placement.accepted(delegation)
+            return
+        if not delegation.settled:
+            self._unsettled.add(delegation.task_id)
+        if delegation.state is REJECTED and delegation.code in (*PASSING, "untrusted"):
+            full = delegation.code == "busy"
+            self._placement.pause(delegation.peer, delegation.task_id, delegation.retry_after_ms, full=full)
+        else:
+            self._placement.leave(delegation.peer, delegation.task_id)
 
     async def _waits(self, delegation: Delegation) -> bool:
         entry = await self._ledger.entry(delegation.task_id)
@@ -283,10 +349,12 @@ class Requester(PeerService):
     async def run(self) -> None:
         # What an earlier run had in its hands when it ended.
         self._unsettled |= {
-            each.offer_id
+            each.task_id
             for each in await self._ledger.delegations()
             if each.role is DelegationRole.REQUESTER and each.ended and not each.settled
         }
+        for delegation in await self._ledger.delegations_live(DelegationRole.REQUESTER):
+            self._placement.hold(delegation)
         while not self._stopped.is_set():
             try:
                 await self.sweep()
@@ -311,11 +379,11 @@ class Requester(PeerService):
         return moved
 
     async def _settle(self) -> None:
-        for offer_id in tuple(self._unsettled):
-            delegation = await self.delegation(offer_id)
+        for task_id in tuple(self._unsettled):
+            delegation = await self.delegation(task_id)
             if delegation is not None and await self._waits(delegation):
                 continue
-            self._unsettled.discard(offer_id)
+            self._unsettled.discard(task_id)
             if delegation is not None and delegation.ended and not delegation.settled:
                 outcome = await self._task_outcome(delegation)
                 moved = outcome is not None and _settled_as(delegation.state, outcome) is not delegation.state
@@ -325,8 +393,15 @@ class Requester(PeerService):
     async def _look_at(self, delegation: Delegation, now_ms: int) -> bool:
         settings, state = self._settings, delegation.state
         if state is not CANCELLING and not await self._waits(delegation):
-            await self.cancel(delegation.offer_id, "nobody waits for it any more")
+            await self.cancel(delegation.task_id, "nobody waits for it any more")
             return True
+        if delegation.anyone and state in (OFFERED, LOST) and not delegation.accepted_at_ms:
+            away = self._placement.is_unreachable(delegation.peer)
+            if away and self._placement.elsewhere(delegation):
+                changes = DelegationChanges(code=OFFLINE, reason="the peer cannot be reached, and another one can")
+                message = cancel_message(delegation, "offered to another peer")
+                await self._tell(delegation, "reject", changes=changes, message=message)
+                return True
         if self._ledger.clock.is_paused():
             # The wall clock was set just now: nobody is given up by it.
             return False
@@ -353,10 +428,10 @@ class Requester(PeerService):
 
     # Telling
 
-    async def _known(self, offer_id: str) -> Delegation:
-        delegation = await self.delegation(offer_id)
+    async def _known(self, task_id: TaskId) -> Delegation:
+        delegation = await self.delegation(task_id)
         if delegation is None:
-            raise unknown_delegation(offer_id)
+            raise unknown_delegation(task_id)
         return delegation
 
     async def _tell(
@@ -382,6 +457,5 @@ class Requester(PeerService):
                 unsent_since_ms=self._since_ms if self._in_flight(delegation.key) == 0 else None,
             )
         )
-        if moved.delegation.ended and not moved.delegation.settled:
-            self._unsettled.add(delegation.offer_id)
+        self._note(moved.delegation)
         return moved

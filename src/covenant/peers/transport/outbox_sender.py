@@ -84,6 +84,7 @@ class OutboxSender(PeerService):
         self._running = False
         self._stop, self._ended = asyncio.Event(), asyncio.Event()
         context.in_flight.append(self.begun)
+        context.unreachable.append(self.is_unreachable)
         context.ledger.on_peer(self._news)
 
     async def run(self) -> None:
@@ -125,6 +126,10 @@ class OutboxSender(PeerService):
         """Up to which number what was said of this has been read to be sent: nothing can take its place any more."""
         round_ = self._rounds.get(key.peer)
         return max(round_.begun.get(key, 0) if round_ is not None else 0, self._ahead.get(key, 0))
+
+    def is_unreachable(self, peer: InstanceId) -> bool:
+        round_ = self._rounds.get(peer)
+        return round_ is not None and round_.trouble is not None
 
     async def _leave(self, *helpers: asyncio.Task[None]) -> None:
         rounds, self._rounds = self._rounds, {}

@@ -200,6 +200,8 @@ def tell(decide: DecisionContext, command: SendToPeer) -> DelegationMoved:
         _peer(decide, command.key.peer)  # nobody would ever deliver what is said to one that is gone
     if record is None:
         _check_outbox(decide, command.key.peer)
+    if command.replaces is not None and decide.view.delegation(command.replaces) is not None:
+        decide.add(DelegationDropped(command.replaces))
     before = record or _begun(decide, command.begin)
     state = record.state if record is not None else None
     happenings, said = command.happenings, command.said
