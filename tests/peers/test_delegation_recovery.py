@@ -350,7 +350,7 @@ async def test_a_provider_that_rejected_a_lost_offer_rejects_it_again(tmp_path: 
     two = TwoPeers(tmp_path, worker(shout))
     await two.introduce()
     full = changed(slots=0)
-    async with two.rita(settings=changed(silence_ms=1)) as rita:
+    async with two.rita(settings=changed(silence_ms=1, timeout_ms=1)) as rita:
         async with two.paul(delivers=False, settings=full) as paul:
             task_id = await rita.delegate(paul)
             await paul.until_works(lambda works: any(work.state is REJECTED for work in works))

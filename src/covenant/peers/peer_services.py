@@ -19,7 +19,7 @@ from covenant.exchange.tasks.writer import TaskWriter
 from covenant.ledger.contract.tasks import TreeNode
 from covenant.ledger.machine.commands import Cancel
 from covenant.ledger.machine.decisions.peers import unknown_delegation
-from covenant.ledger.machine.peer_commands import RevokeToken
+from covenant.ledger.machine.peer_commands import ChangePeer, RevokeToken
 from covenant.model.content import Text
 from covenant.model.errors import Conflict, CovenantError, Invalid, NotFound, Refusal
 from covenant.model.ids import AgentId, TaskId, parse_task_id
@@ -49,12 +49,14 @@ from covenant.peers.discovery.candidates import Candidate
 from covenant.peers.discovery.discovery_service import Discovery, DiscoveryMethod
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.provider.provider_service import Provider
-from covenant.peers.requester.requester_service import Requester, task_outcome
+from covenant.peers.requester.offers import task_outcome
+from covenant.peers.requester.requester_service import Requester
 from covenant.peers.transport.inbox import Inbox
 from covenant.peers.transport.outbox_sender import OutboxSender
 from covenant.wire.peers import DelegateRequest
 
-AT_ONCE_MAX: Final = 8
+AT_ONCE_MAX: Final = 64
+"""Peers that are tried at once. One that is silent takes its time, and holds up nobody."""
 FIRST_MS: Final = 1_000
 RETRIES: Final = Backoff(FIRST_MS, longest=300_000)
 ROUND_S: Final = 1.0
@@ -79,6 +81,8 @@ class PeerMaintenance(PeerService):
         self._directory = directory
         self._unsettled: dict[str, None] = {}
         self._tried: dict[str, _Tried] = {}
+        self._trying: dict[str, asyncio.Task[None]] = {}
+        self._places = asyncio.Semaphore(AT_ONCE_MAX)
         self._stirred = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         context.ledger.on_peer(self._stir)
@@ -92,7 +96,7 @@ class PeerMaintenance(PeerService):
         self._running = asyncio.current_task()
         while True:
             self._stirred.clear()
-            await self.sweep()
+            await self._begin()
             with suppress(TimeoutError):
                 async with asyncio.timeout(ROUND_S):
                     await self._stirred.wait()
@@ -101,24 +105,41 @@ class PeerMaintenance(PeerService):
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
+        trying = tuple(self._trying.values())
+        for each in trying:
+            each.cancel()
+        await asyncio.gather(*trying, return_exceptions=True)
         await self._directory.stop()
 
-    async def settle_static(self, entries: Iterable[str]) -> None:
-        """Add the peers that the settings give (`read_peer_entry`); what cannot be done yet is tried again."""
+    def add_static(self, entries: Iterable[str]) -> None:
+        """The peers that the settings give (`read_peer_entry`): they are added as soon as that can be done."""
         self._unsettled = dict.fromkeys(entries)
         self._tried = {key: tried for key, tried in self._tried.items() if key not in self._unsettled}
+        self._stirred.set()
+
+    async def settle_static(self, entries: Iterable[str]) -> None:
+        self.add_static(entries)
         await self.sweep()
 
     async def sweep(self) -> None:
+        """Try all that are due, and wait until each was."""
+        await self._begin()
+        await asyncio.gather(*self._trying.values())
+
+    async def _begin(self) -> None:
+        """Each by itself, and no two tries of one at once."""
         await self._rotate()
-        places = asyncio.Semaphore(AT_ONCE_MAX)
-        entries = [entry for entry in self._unsettled if self._monotonic_ms() >= self._tried.get(entry, _NEVER).next_ms]
-        peers = [peer for peer in self._ledger.peers() if self._wanting(peer)]
-        await asyncio.gather(
-            *(self._try(places, entry, 0, partial(self._settle, entry)) for entry in entries),
-            *(self._try(places, peer.id, peer.heard_at_ms, partial(self._look, peer)) for peer in peers),
-        )
         self._forget()
+        entries = [entry for entry in self._unsettled if self._monotonic_ms() >= self._tried.get(entry, _NEVER).next_ms]
+        due = [(entry, 0, partial(self._settle, entry)) for entry in entries]
+        due += [
+            (peer.id, peer.heard_at_ms, partial(self._look, peer))
+            for peer in self._ledger.peers()
+            if self._wanting(peer)
+        ]
+        for key, heard_at_ms, work in due:
+            if key not in self._trying:
+                self._trying[key] = asyncio.create_task(self._try(key, heard_at_ms, work))
 
     async def _rotate(self) -> None:
         clock = self._ledger.clock
@@ -133,17 +154,18 @@ class PeerMaintenance(PeerService):
             log.warning("peers.prekeys_not_renewed", extra={"reason": str(error)})
 
     def _wanting(self, peer: Peer) -> bool:
-        if peer.url is None or peer.denied or not (_unverified(peer) or peer.conflict is not None):
+        untold = self._epoch_for(peer) != peer.told_epoch
+        if peer.url is None and untold and peer.challenge is None and not peer.denied:
+            return True  # it hears of it when it fetches
+        if peer.url is None or peer.denied or not (_unverified(peer) or peer.conflict is not None or untold):
             return False
         tried, now_ms = self._tried.get(peer.id, _NEVER), self._monotonic_ms()
         # One that is heard from knows us, and answers; one that talks without end is not called without end.
         heard = peer.heard_at_ms > tried.heard_at_ms and now_ms >= tried.at_ms + FIRST_MS
         return heard or now_ms >= tried.next_ms
 
-    async def _try(
-        self, places: asyncio.Semaphore, key: str, heard_at_ms: int, work: Callable[[], Awaitable[None]]
-    ) -> None:
-        async with places:
+    async def _try(self, key: str, heard_at_ms: int, work: Callable[[], Awaitable[None]]) -> None:
+        async with self._places:
             try:
                 await work()
             except Refusal as failed:
@@ -155,6 +177,8 @@ class PeerMaintenance(PeerService):
                 self._tried[key] = _Tried(times + 1, now_ms, next_ms, heard_at_ms)
             else:
                 self._tried.pop(key, None)
+            finally:
+                del self._trying[key]
 
     async def _settle(self, entry: str) -> None:
         place = read_peer_entry(entry)
@@ -171,7 +195,7 @@ class PeerMaintenance(PeerService):
             peer = await self._directory.refresh(peer)
             if peer.conflict is not None:
                 raise Conflict(peer.conflict, f"something else is at the address of {peer.name}")
-        if _unverified(peer):
+        if _unverified(peer) or self._epoch_for(peer) != peer.told_epoch:
             await self._directory.verify(peer)
 
     def _forget(self) -> None:
@@ -206,7 +230,7 @@ class PeerServices:
         async with asyncio.TaskGroup() as group:
             for run in (self.provider.run, self.requester.run, self.outbox.run):
                 group.create_task(run())
-            await self.maintenance.settle_static(static)
+            self.maintenance.add_static(static)
             await self.maintenance.run()
 
     async def stop(self) -> None:
@@ -276,10 +300,12 @@ class PeerAdmin(PeerService):
         return await self.verify(peer.name)
 
     async def revoke_tokens(self, by: AgentId, named: str) -> int:
-        issued = self.find(named).issued
-        for token in issued:
+        """It is given none from here on, until the operator says again how far it is trusted."""
+        peer = self.find(named)
+        await self._ledger.commit(ChangePeer(id=peer.id, by=by, tokenless=True))
+        for token in peer.issued:
             await self._ledger.commit(RevokeToken(by=by, token_id=token.id, until_ms=token.until_ms))
-        return len(issued)
+        return len(peer.issued)
 
     async def discover(self, timeout_s: float) -> tuple[Sequence[Candidate], Sequence[DiscoveryMethod]]:
         return await self._discovery.scan(timeout_s), self._discovery.ways()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
+from covenant.model.peers.instance import EPOCHS
 from covenant.model.settings_field import Kind, choice, line, peer_places, setting, several, switch, whole, words
 from covenant.outbound.outbound_settings import name_servers
 from covenant.outbound.urls import InvalidUrl, read_host, read_url
@@ -14,7 +15,7 @@ from covenant.outbound.urls import InvalidUrl, read_host, read_url
 if TYPE_CHECKING:
     from covenant.ledger.contract.ledger import DelegationLedger
     from covenant.model.ids import AgentId
-    from covenant.model.peers.delegation import DelegationKey
+    from covenant.model.peers.delegation import DelegationKey, Peer
     from covenant.model.peers.instance import InstanceId
     from covenant.peers.directory.instance_keys import InstanceKeys
     from covenant.peers.transport.peer_http import PeerConnections
@@ -143,6 +144,8 @@ class PeerContext:
     depth_max: int
     """Of calls in this instance."""
     chance: Callable[[], float]
+    epoch: str | None = None
+    """Which life of our ledger this is; None: the first one. A restore from a backup begins another."""
     in_flight: list[Callable[[DelegationKey], int]] = field(default_factory=list)
     """Each says up to which number a peer may have the messages of a delegation; the transport adds them."""
     unreachable: list[Callable[[InstanceId], bool]] = field(default_factory=list)
@@ -159,6 +162,11 @@ class PeerService:
         self._us = context.us
         self._now_ms = context.ledger.now_ms
         self._monotonic_ms = context.ledger.clock.monotonic_ms
+
+    def _epoch_for(self, peer: Peer | None) -> str | None:
+        """What an envelope to this peer says of our ledger's life. Only a peer that knows epochs is told."""
+        speaks = peer is not None and peer.keys is not None and EPOCHS in peer.keys.versions
+        return self._context.epoch if speaks else None
 
     def _in_flight(self, key: DelegationKey) -> int:
         """Up to which number the peer may have the messages of this delegation."""

@@ -28,7 +28,7 @@ from covenant.model.ids import PublicKey, from_base58
 from covenant.model.peers.instance import (
     PROTOCOL_VERSION,
     SUPPORTED_SUITES,
-    SUPPORTED_VERSIONS,
+    Epoch,
     Instance,
     InstanceId,
     Key,
@@ -118,6 +118,8 @@ class Header(
     suite: Annotated[str, msgspec.Meta(max_length=64)]
     seq: Annotated[int, msgspec.Meta(ge=1, le=2**53 - 1)] | None = None
     """Its place among what this sender says of one delegation."""
+    epoch: Epoch | None = None
+    """The life of the sender's ledger, by which the place counts. For recipients that speak of epochs."""
 
 
 class Checked(NamedTuple):
@@ -155,6 +157,7 @@ def seal(
     now_ms: int,
     life_ms: int = ENVELOPE_LIFE_MS_MAX,
     seq: int | None = None,
+    epoch: str | None = None,
 ) -> bytes:
     """`prekey` has been checked (`prekey_holds`, `bundle_holds`). `ValueError` if it or the body cannot be used."""
     if len(body) > BODY_BYTES_MAX or not 0 < life_ms <= ENVELOPE_LIFE_MS_MAX:
@@ -173,6 +176,7 @@ def seal(
         exp=now_ms + life_ms,
         suite=prekey.suite,
         seq=seq,
+        epoch=epoch,
     )
     fields = msgspec.to_builtins(header)
     # What the recipient could only call malformed is refused here, where somebody can do something about it.
@@ -228,7 +232,7 @@ def replayed(header: Header) -> EnvelopeRefused:
 def told(refused: EnvelopeRefused) -> Refusal:
     """What the other side may hear. A stranger hears the same whatever was wrong, to the byte."""
     if refused.sender is None:
-        spoken = ", ".join(map(str, SUPPORTED_VERSIONS))
+        spoken = PROTOCOL_VERSION
         return Invalid("refused", f"this envelope is not accepted; the protocol's version spoken here is {spoken}")
     kind = Conflict if refused.code is Code.REPLAYED else Invalid
     return kind(refused.code.value, refused.message)
@@ -253,7 +257,7 @@ def _parts(data: bytes) -> tuple[bytes, bytes, bytes]:
 def _header(protected: bytes) -> Header:
     try:
         terms = _READ_TERMS.decode(protected)
-        if terms.v not in SUPPORTED_VERSIONS:
+        if terms.v != PROTOCOL_VERSION:
             raise EnvelopeRefused(Code.VERSION_NOT_SUPPORTED, f"version {terms.v} is not spoken here")
         if terms.suite not in SUPPORTED_SUITES:
             raise EnvelopeRefused(Code.SUITE_NOT_SUPPORTED, f"no suite {terms.suite[:64]!r}")

@@ -146,6 +146,22 @@ class Node:
             self.stop()
         self.start()
 
+    def back_up(self) -> Path:
+        """The home as it is now, in one file."""
+        file = self.folder / f"{self.name}-{len(list(self.folder.glob('*.backup')))}.backup"
+        ran = covenant("--home", str(self.home), "backup", str(file))
+        assert ran.code == 0, ran
+        return file
+
+    def restore(self, file: Path) -> None:
+        """Everything since is lost with the disk: the home is made from the backup, and the daemon started on it."""
+        if self.runs:
+            self.kill()
+        self.home.rename(self.folder / f"{self.name}-{len(list(self.folder.iterdir()))}.lost")
+        ran = covenant("--home", str(self.home), "restore", str(file))
+        assert ran.code == 0, ran
+        self.start()
+
     @property
     def log(self) -> str:
         return (self.folder / f"{self.name}.log").read_text()

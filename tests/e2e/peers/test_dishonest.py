@@ -177,19 +177,19 @@ def test_a_peer_cannot_answer_for_another(pair: Pair, carl: ScriptedPeer) -> Non
 
 def test_a_reject_ends_the_delegation_with_its_code_and_when_to_come_back(pair: Pair, carl: ScriptedPeer) -> None:
     offer = asked(pair.alice, carl)
-    carl.say(pair.alice, DelegationReject(offer_id=offer.offer_id, code="busy", reason="not now", retry_after=7_000))
+    carl.say(pair.alice, DelegationReject(offer_id=offer.offer_id, code="denied", reason="not now", retry_after=7_000))
     ended = pair.alice.ended(offer.offer_id)
-    assert (ended["delegation"]["state"], ended["delegation"]["code"]) == ("rejected", "busy")
-    assert (ended["delegation"]["retryAfter"], ended["error"]) == (7_000, "busy: not now")
+    assert (ended["delegation"]["state"], ended["delegation"]["code"]) == ("rejected", "denied")
+    assert (ended["delegation"]["retryAfter"], ended["error"]) == (7_000, "denied: not now")
 
 
 def test_a_peer_that_speaks_another_version_is_refused_in_so_many_words(pair: Pair, carl: ScriptedPeer) -> None:
     offer = asked(pair.alice, carl)
-    carl.say(pair.alice, DelegationReject(offer_id=offer.offer_id, code="version", reason="too old", versions=(3,)))
+    carl.say(pair.alice, DelegationReject(offer_id=offer.offer_id, code="version", reason="too old", versions=(9,)))
     ended = pair.alice.ended(offer.offer_id)
     assert (ended["delegation"]["state"], ended["delegation"]["code"]) == ("rejected", "version")
     with ScriptedPeer(f"modern-{uuid4().hex[:8]}") as modern:
-        modern.versions = (3,)
+        modern.versions = (9,)
         added = pair.alice.post("/peers", {"url": modern.url, "name": modern.name})
         assert added["peer"]["trustLevel"] == "peer"
         assert "verified" in added["note"]

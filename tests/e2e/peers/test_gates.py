@@ -196,14 +196,28 @@ def test_a_token_is_over_in_time(brief: Node) -> None:
         accepted(tom, brief)
 
 
-def test_revoked_tokens_are_denied_and_new_ones_are_given(strict: Node, ann: ScriptedPeer) -> None:
+def test_revoked_tokens_are_denied_and_no_new_one_is_given_before_the_operator_trusts_it_again(
+    strict: Node, ann: ScriptedPeer
+) -> None:
     offer = ann.offer(strict)
     revoked = strict.post(f"/peers/{ann.name}/revoke-tokens")
     assert (revoked["id"], revoked["revoked"]) == (ann.id, 1)
     rejected = rejection(ann, strict, offer)
     assert rejected.code == "denied"
     assert "token_revoked" in rejected.reason
+    assert ann.ask(strict).token is None
+    assert ann.ask(strict).token is None
+    strict.ask("PUT", f"/peers/{ann.name}/trust", {"trustLevel": "verified"})
     accepted(ann, strict)
+
+
+def test_a_real_requester_whose_tokens_were_revoked_works_on_as_soon_as_it_is_trusted_again(pair: Pair) -> None:
+    assert pair.alice.ended(pair.alice.delegate("with a token", "echo", "bob"))["result"] == "echo with a token"
+    pair.bob.post("/peers/alice/revoke-tokens")
+    ended = pair.alice.ended(pair.alice.delegate("without one", "echo", "bob"))
+    assert (ended["delegation"]["state"], ended["delegation"]["code"]) == ("rejected", "denied")
+    pair.bob.ask("PUT", "/peers/alice/trust", {"trustLevel": "verified"})
+    assert pair.alice.ended(pair.alice.delegate("with another", "echo", "bob"))["result"] == "echo with another"
 
 
 # Room

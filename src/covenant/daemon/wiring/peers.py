@@ -22,6 +22,7 @@ from covenant.daemon.wiring.core import Base
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.peer_envelopes import sealed_routes
 from covenant.exchange.tasks.writer import TaskWriter
+from covenant.ledger.embedded.backup_file import ORIGINAL, read_incarnation
 from covenant.model.peers.instance import SUPPORTED_VERSIONS
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.discovery.discovery_service import Discovery
@@ -32,6 +33,12 @@ from covenant.peers.peer_settings import PeerContext
 from covenant.peers.transport.peer_http import PeerConnections
 from covenant.seal.identity import fingerprint
 from covenant.wire.peers import Introduction
+
+
+def _epoch(base: Base) -> str | None:
+    """Which life of the ledger this is. A ledger on PostgreSQL is restored by others, who do not tell us."""
+    found = read_incarnation(base.settings.home).id
+    return None if found == ORIGINAL or base.settings.ledger.url else found
 
 
 @asynccontextmanager
@@ -50,6 +57,7 @@ async def open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[Pee
             us=base.storage.operator.agent,
             depth_max=base.settings.delegation.depth_max,
             chance=random.random,
+            epoch=_epoch(base),
         )
         services = PeerServices(context, base.access.catalogue, jobs.used)
         stack.push_async_callback(services.directory.stop)

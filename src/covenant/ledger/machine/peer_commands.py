@@ -45,7 +45,10 @@ class PeerCommand(Command[Peer], frozen=True, gc=False, kw_only=True):
 
 
 class ChangePeer(PeerCommand, frozen=True, gc=False, kw_only=True):
-    """By an operator. None leaves a thing as it is; an empty `url` is none."""
+    """By an operator. None leaves a thing as it is; an empty `url` is none.
+
+    `tokenless`: its tokens were revoked, and it gets no other one before `trust` is said again.
+    """
 
     by: AgentId
     name: str | None = None
@@ -53,6 +56,7 @@ class ChangePeer(PeerCommand, frozen=True, gc=False, kw_only=True):
     trust: Trust | None = None
     denied: bool | None = None
     limits: PeerLimits | None = None
+    tokenless: bool | None = None
 
 
 class RemovePeer(PeerCommand, frozen=True, gc=False, kw_only=True):
@@ -77,6 +81,8 @@ class LearnPeer(PeerCommand, frozen=True, gc=False, kw_only=True):
     """Empty: there is none any more."""
     issued: IssuedToken | None = None
     """A token that it is given with this."""
+    epoch: str | msgspec.UnsetType | None = msgspec.UNSET
+    told_epoch: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class SucceedPeer(Command[Peer], frozen=True, gc=False, kw_only=True):
@@ -121,6 +127,7 @@ class DelegationChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     timeout_ms: int | msgspec.UnsetType = msgspec.UNSET
     accepted_at_ms: int | msgspec.UnsetType = msgspec.UNSET
     status_interval_ms: int | msgspec.UnsetType = msgspec.UNSET
+    offered_in: tuple[str | None, str | None] | msgspec.UnsetType = msgspec.UNSET
     status_seq: int | msgspec.UnsetType = msgspec.UNSET
     usage: TokenUsage | msgspec.UnsetType = msgspec.UNSET
     progress: float | msgspec.UnsetType | None = msgspec.UNSET
@@ -182,9 +189,9 @@ class ReceivedFromPeer(msgspec.Struct, frozen=True, kw_only=True):
 class ReceiveFromPeer(Command[ReceivedFromPeer], frozen=True, gc=False, kw_only=True):
     """An envelope is taken in, once (`replayed` otherwise), with all that follows from it in the same record.
 
-    What is numbered is taken in order: what was heard before changes nothing, what leaves a gap is `out_of_order`. What
-    can not happen to a delegation any more, because it has ended, changes nothing either. The rest is as in
-    `SendToPeer`.
+    What is numbered is taken in order: what was heard before changes nothing, what leaves a gap is `out_of_order`.
+    After a restore on either side the first that is heard is the first, whatever its number. What can not happen to a
+    delegation any more, because it has ended, changes nothing either. The rest is as in `SendToPeer`.
     """
 
     envelope: ReceivedEnvelope

@@ -73,6 +73,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trust: Trust = Trust.PEER
     denied: bool = False
     """Known, and nothing is taken from it."""
+    tokenless: bool = False
+    """Its tokens were revoked: it is given none, until the operator says again how far it is trusted."""
     source: PeerSource = "operator"
     added_at_ms: int = 0
     keys: KeyBundle | None = None
@@ -88,6 +90,10 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When it last proved to be there."""
     conflict: str | None = None
     """What was found at its address that is not it: `identity_changed`, `unverified_keys`."""
+    epoch: str | None = None
+    """Which life of its ledger it was last heard in; None: the first one, or it does not speak of epochs."""
+    told_epoch: str | None = None
+    """Which life of our ledger it has answered in."""
 
 
 class DelegationRole(enum.StrEnum):
@@ -248,6 +254,11 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     said: int = 0
     """The number of the last message that we sent about it; `heard`: of the last that we received."""
     heard: int = 0
+    epoch: str | None = None
+    """The lives of our ledger and of the peer's in which `heard` counts."""
+    peer_epoch: str | None = None
+    offered_in: tuple[str | None, str | None] = (None, None)
+    """The requester's: the lives of both ledgers in which it was offered last."""
     status_seq: int = 0
     usage: TokenUsage = TokenUsage()
     progress: float | None = None
@@ -348,6 +359,9 @@ class ReceivedEnvelope(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit
     seq: int | None = None
     sent_at_ms: int = 0
     """By the sender's clock."""
+    epoch: str | None = None
+    """The life of the sender's ledger, and ours when it came."""
+    our_epoch: str | None = None
 
 
 class LoggedMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):

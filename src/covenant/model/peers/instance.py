@@ -21,8 +21,10 @@ InstanceId = NewType("InstanceId", str)
 """`frd1_` and 40 characters of base32: the first 200 bits of the SHA-256 of the identity key."""
 
 PROTOCOL_VERSION: Final = 2
-"""1 is the envelope that earlier systems had: not bound to its header, and open to replay. It is not spoken."""
-SUPPORTED_VERSIONS: Final = (PROTOCOL_VERSION,)
+"""Of the envelope. 1 is what earlier systems had: not bound to its header, and open to replay. It is not spoken."""
+EPOCHS: Final = 3
+"""From this version on an envelope says in which life of its sender's ledger it was made."""
+SUPPORTED_VERSIONS: Final = (PROTOCOL_VERSION, EPOCHS)
 VERSIONS_MAX: Final = 16
 SUITE: Final = "X25519-HKDF-SHA256-AES256GCM-Ed25519"
 SUPPORTED_SUITES: Final = frozenset({SUITE})
@@ -36,6 +38,8 @@ Versions = Annotated[
 ]
 Instance = Annotated[str, msgspec.Meta(pattern=r"\Afrd1_[a-z2-7]{40}\Z")]
 Key = Annotated[str, msgspec.Meta(min_length=32, max_length=44)]
+Epoch = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
+"""A life of a ledger: each restore from a backup begins another one. None: the first one."""
 KeyId = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
 Signature = Annotated[str, msgspec.Meta(min_length=1, max_length=1_024)]
 

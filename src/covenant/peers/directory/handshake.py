@@ -166,8 +166,8 @@ class Handshake(PeerService):
             raise PeerConflict("bad_answer", f"{asked.name} did not answer the question: {wrong}") from wrong
         if not isinstance(said, CapabilityResponse):
             raise PeerConflict("bad_answer", f"{asked.name} answered with {header.typ}")
-        await self._ledger.commit(ReceiveFromPeer(envelope=envelope_record(header)))
-        return await self.learn(asked.id, said)
+        await self._ledger.commit(ReceiveFromPeer(envelope=envelope_record(header, self._context.epoch)))
+        return await self.learn(asked.id, said, header.epoch)
 
     async def _open(self, peer: Peer, sealed: msgspec.Raw | msgspec.UnsetType) -> tuple[Header, DelegationMessage]:
         if isinstance(sealed, msgspec.UnsetType):
@@ -181,7 +181,14 @@ class Handshake(PeerService):
 
     async def _post(self, peer: Peer, prekey: Prekey) -> PeerResponse:
         query = self._query(peer)
-        sealed = self._keyring.seal(encode(query), typ=type_of(query), to=peer.id, prekey=prekey, now_ms=self._now_ms())
+        sealed = self._keyring.seal(
+            encode(query),
+            typ=type_of(query),
+            to=peer.id,
+            prekey=prekey,
+            now_ms=self._now_ms(),
+            epoch=self._epoch_for(peer),
+        )
         return await self._connections.to(address(peer)).post(RECEIVE_PATH, sealed, timeout_s=TIMEOUT_S)
 
     def _query(self, peer: Peer) -> CapabilityQuery:
@@ -190,8 +197,8 @@ class Handshake(PeerService):
             nonce=peer.challenge.nonce, versions=SUPPORTED_VERSIONS, keys=self._keyring.bundle(self._now_ms())
         )
 
-    async def learn(self, peer_id: InstanceId, response: CapabilityResponse) -> Peer:
-        """What a peer said. `challenge_over` if we have not asked that, or have asked anew since."""
+    async def learn(self, peer_id: InstanceId, response: CapabilityResponse, epoch: str | None) -> Peer:
+        """What a peer said, in which life of its ledger. `challenge_over` if we have not asked that, or anew since."""
         peer, now_ms = self._known(peer_id), self._now_ms()
         if peer.challenge is None or peer.challenge.nonce != response.nonce:
             raise Conflict("challenge_over", "this is not the answer to the last challenge")
@@ -217,6 +224,8 @@ class Handshake(PeerService):
                 capabilities=learned(response, now_ms),
                 verified=True,
                 conflict="",
+                epoch=epoch,
+                told_epoch=self._epoch_for(peer),
             )
         )
         self._handed.pop(peer.id, None)
@@ -257,7 +266,7 @@ class Handshake(PeerService):
         return peer
 
 
-def envelope_record(header: Header) -> ReceivedEnvelope:
+def envelope_record(header: Header, our_epoch: str | None) -> ReceivedEnvelope:
     return ReceivedEnvelope(
         sender=InstanceId(header.sender),
         jti=header.jti,
@@ -265,6 +274,8 @@ def envelope_record(header: Header) -> ReceivedEnvelope:
         until_ms=remember_until_ms(header),
         seq=header.seq,
         sent_at_ms=header.iat,
+        epoch=header.epoch,
+        our_epoch=our_epoch,
     )
 
 

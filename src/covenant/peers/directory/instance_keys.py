@@ -101,10 +101,29 @@ class InstanceKeys:
             return True
 
     def seal(
-        self, body: bytes, *, typ: str, to: InstanceId, prekey: Prekey, now_ms: int, seq: int | None = None
+        self,
+        body: bytes,
+        *,
+        typ: str,
+        to: InstanceId,
+        prekey: Prekey,
+        now_ms: int,
+        seq: int | None = None,
+        epoch: str | None = None,
     ) -> bytes:
         """An envelope for `to`, which has shown this prekey. Each has a `jti` of its own."""
-        return seal(body, typ=typ, sender=self.identity, to=to, prekey=prekey, jti=nonce(), now_ms=now_ms, seq=seq)
+        jti = nonce()
+        return seal(
+            body,
+            typ=typ,
+            sender=self.identity,
+            to=to,
+            prekey=prekey,
+            jti=jti,
+            now_ms=now_ms,
+            seq=seq,
+            epoch=epoch,
+        )
 
     def _shown(self, now_ms: int) -> list[Prekey]:
         # One from a time when the clock was ahead is not valid yet, and would stand in the place of one that is.

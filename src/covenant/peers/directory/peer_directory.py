@@ -348,7 +348,7 @@ class PeerDirectory(PeerService):
 
     async def hear_response(self, peer: Peer, envelope: ReceivedEnvelope, response: CapabilityResponse) -> None:
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
-        await self._handshake.learn(peer.id, response)
+        await self._handshake.learn(peer.id, response, envelope.epoch)
 
     async def hear_query(self, peer: Peer, envelope: ReceivedEnvelope, query: CapabilityQuery) -> bytes:
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
@@ -375,7 +375,12 @@ class PeerDirectory(PeerService):
             now_ms=self._now_ms(),
         )
         return self._keyring.seal(
-            encode(response), typ=type_of(response), to=asker.id, prekey=prekey, now_ms=self._now_ms()
+            encode(response),
+            typ=type_of(response),
+            to=asker.id,
+            prekey=prekey,
+            now_ms=self._now_ms(),
+            epoch=self._epoch_for(asker),
         )
 
 

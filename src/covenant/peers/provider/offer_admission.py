@@ -52,7 +52,7 @@ def budget_max(peer: Peer, settings: PeerSettings) -> int:
 
 def token_terms(peer: Peer, offering: OfferedProfiles, settings: PeerSettings) -> Narrowing | None:
     """What a token for this peer allows, but for its time. None: it may not delegate, whatever it shows."""
-    if not peer.trust.covers(Trust.VERIFIED) or is_barred(peer, settings) or not offering.profiles:
+    if not peer.trust.covers(Trust.VERIFIED) or peer.tokenless or is_barred(peer, settings) or not offering.profiles:
         return None
     names = frozenset(each.name for each in offering.profiles)
     # More than a token can name are not named in it: each offer is held against what there is in any case.

@@ -107,6 +107,7 @@ class Provider(PeerService):
         self._used = used
         self._rate = OfferRate(context.settings, self._monotonic_ms)
         self._attending: dict[DelegationKey, asyncio.Task[None]] = {}
+        self._telling: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
 
     # What we offer
@@ -148,7 +149,7 @@ class Provider(PeerService):
         key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, offer.offer_id)
         known = await self._ledger.delegation(key)
         if known is not None:
-            return await self._answer_again(incoming, known)
+            return await self._answer_again(incoming, offer, known)
         try:
             terms = await self._judge(offer, incoming)
             heard = await self._accept(incoming, offer, terms)
@@ -228,8 +229,10 @@ class Provider(PeerService):
             )
         )
 
-    async def _answer_again(self, incoming: IncomingMessage, known: Delegation) -> ReceivedFromPeer:
-        """As before. What has ended is told already, or is on its way."""
+    async def _answer_again(
+        self, incoming: IncomingMessage, offer: DelegationOffer, known: Delegation
+    ) -> ReceivedFromPeer:
+        """As before. What has ended is told already, or is on its way, unless a ledger was restored since."""
         if not known.ended:
             heard = await self._ledger.commit(
                 ReceiveFromPeer(
@@ -242,7 +245,11 @@ class Provider(PeerService):
             self._attend(known.key)
             return heard
         heard = await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=known.key))
-        anew = incoming.envelope.seq is None or incoming.envelope.seq > known.heard
+        envelope = incoming.envelope
+        restored = (envelope.epoch, envelope.our_epoch) != (known.peer_epoch, known.epoch)
+        anew = restored or envelope.seq is None or envelope.seq > known.heard
+        if restored and known.state is not REJECTED:
+            self._tell_again(known, offer)
         if anew and known.state is REJECTED:
             reject = DelegationReject(
                 offer_id=known.offer_id,
@@ -352,7 +359,7 @@ class Provider(PeerService):
     async def stop(self) -> None:
         """What is under way is attended to by the next run."""
         self._stopped.set()
-        attending = tuple(self._attending.values())
+        attending = (*self._attending.values(), *self._telling)
         for each in attending:
             each.cancel()
         await asyncio.gather(*attending, return_exceptions=True)
@@ -361,6 +368,19 @@ class Provider(PeerService):
         if key not in self._attending and not self._stopped.is_set():
             self._attending[key] = attending = asyncio.ensure_future(self._see_through(key))
             attending.add_done_callback(lambda _: self._attending.pop(key, None))
+
+    def _tell_again(self, known: Delegation, offer: DelegationOffer) -> None:
+        """The result of what has ended, made again from its task: whoever asks has forgotten it, or never had it."""
+        accept = outgoing(_accepting(known))
+        reporter = TaskReporter(self._context, known.key, self._used)
+        telling = asyncio.ensure_future(reporter.tell_again(msgspec.structs.replace(known, offer=offer), accept))
+        self._telling.add(telling)
+        telling.add_done_callback(self._told_again)
+
+    def _told_again(self, telling: asyncio.Task[None]) -> None:
+        self._telling.discard(telling)
+        if not telling.cancelled() and (failure := telling.exception()) is not None:
+            log.warning("peer.not_told_again", extra={"reason": str(failure)})
 
     async def _see_through(self, key: DelegationKey) -> None:
         while True:

@@ -202,6 +202,13 @@ class TaskReporter(PeerService):
             if now is not None and not now.ended:
                 raise
 
+    async def tell_again(self, delegation: Delegation, accept: PeerMessage) -> None:
+        """What came of work that has ended, with its offer, which is not kept."""
+        await self._read(delegation.task_id)
+        built = await self._concluded(delegation)
+        last = PeerMessage(typ=wire.type_of(built.result), body=msgspec.Raw(built.body))
+        await self._ledger.commit(SendToPeer(key=delegation.key, said=(accept, last)))
+
     async def _concluded(self, delegation: Delegation) -> BuiltResult:
         view = self._folder.view()
         assert view is not None, "what has ended has begun"

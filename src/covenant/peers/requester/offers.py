@@ -25,7 +25,18 @@ from covenant.ledger.machine.peer_commands import DelegationChanges, ReceiveFrom
 from covenant.model.content import Content, Text
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, Refusal, TooLarge
 from covenant.model.ids import PublicKey
-from covenant.model.peers.delegation import BUDGET_EXCEEDED, CANCELLING, PEER, TERMS, Delegation, Peer, PeerCapabilities
+from covenant.model.peers.delegation import (
+    BUDGET_EXCEEDED,
+    CANCELLING,
+    OUTCOMES,
+    PEER,
+    STATUS,
+    TERMS,
+    Delegation,
+    DelegationState,
+    Peer,
+    PeerCapabilities,
+)
 from covenant.model.peers.delegation_messages import (
     BUDGET_MAX,
     CONTEXT_CHARS_MAX,
@@ -43,7 +54,8 @@ from covenant.model.peers.delegation_messages import (
     TokenUsage,
 )
 from covenant.model.peers.instance import InstanceId, Trust
-from covenant.model.task import Target, Task
+from covenant.model.task import Cause, Target, Task
+from covenant.model.task_view import TaskState, TaskView
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.message_redaction import Redacted, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
@@ -353,3 +365,18 @@ def _stop(
 def cancel_message(delegation: Delegation, reason: str) -> DelegationCancel:
     """As it was meant: what others have written in it is cleared before it leaves (`redact_aside`)."""
     return DelegationCancel(offer_id=delegation.offer_id, delegation_id=delegation.delegation_id, reason=reason)
+
+
+def task_outcome(view: TaskView) -> DelegationOutcome:
+    """How a task has ended, in the words of delegations. A time-out is one by its cause, whoever ended the task."""
+    code = view.result.metadata.get("code") if view.result is not None and view.result.metadata else None
+    if view.state is TaskState.COMPLETED:
+        return "completed"
+    if view.state is TaskState.CANCELED:
+        return "cancelled"
+    return "timeout" if view.cause in (Cause.TIMEOUT, Cause.DEADLINE) or code == "timeout" else "failed"
+
+
+def settled_as(state: DelegationState, outcome: DelegationOutcome) -> DelegationState:
+    """A rejected one stays so where its task has failed by that."""
+    return state if STATUS[state] == outcome else OUTCOMES[outcome]

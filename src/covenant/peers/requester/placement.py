@@ -25,7 +25,7 @@ LOOK_AGAIN_S: Final = 1.0
 PAUSE_MS: Final = 2_000
 """How long a peer that could not be asked, or said no time, is offered nothing."""
 PAUSE_MS_MAX: Final = 60_000
-INTRODUCTION_MS: Final = 30_000
+INTRODUCTION_MS: Final = 15_000
 """How long two instances that know each other have to verify each other, before an offer counts as refused."""
 PASSING: Final = frozenset({"busy", "rate_limited", "offline"})
 """Codes of rejects after which the task is offered again, there or elsewhere."""
@@ -72,8 +72,9 @@ class OfferPlacement(PeerService):
         return any(told(peer) for told in self._context.unreachable)
 
     def is_introduced(self) -> bool:
-        """Every peer has said what it offers, or will not. Until then a profile that nobody offers may come."""
-        return not any(_is_new(peer) for peer in self._ledger.peers())
+        """Every peer of the settings has said what it offers, or had time to. Until then a profile may still come."""
+        since_ms = self._now_ms() - INTRODUCTION_MS
+        return not any(_is_new(peer) and peer.added_at_ms > since_ms for peer in self._ledger.peers())
 
     def elsewhere(self, delegation: Delegation) -> bool:
         """Whether a peer that can be reached, other than the one that was asked, has room for this."""
@@ -162,7 +163,7 @@ class OfferPlacement(PeerService):
 
 def _is_new(peer: Peer) -> bool:
     never_asked = peer.trust is Trust.PEER and peer.verified_at_ms is None
-    return not peer.denied and peer.conflict is None and (never_asked or peer.capabilities is None)
+    return peer.source == "setting" and not peer.denied and (never_asked or peer.capabilities is None)
 
 
 def _offers(peer: Peer, profile: str) -> bool:

@@ -20,6 +20,7 @@ import msgspec
 
 from covenant.exchange.tasks.reader import TaskReader
 from covenant.ledger.machine.decisions.peers import unknown_delegation
+from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.peer_commands import (
     DelegationChanges,
     DelegationMoved,
@@ -34,14 +35,11 @@ from covenant.model.peers.delegation import (
     CANCELLING,
     LOST,
     OFFERED,
-    OUTCOMES,
     REJECTED,
     RUNNING,
-    STATUS,
     Delegation,
     DelegationKey,
     DelegationRole,
-    DelegationState,
     Peer,
 )
 from covenant.model.peers.delegation_messages import (
@@ -54,8 +52,7 @@ from covenant.model.peers.delegation_messages import (
     StatusReport,
 )
 from covenant.model.peers.instance import InstanceId
-from covenant.model.task import Cause, Target, Task
-from covenant.model.task_view import TaskState, TaskView
+from covenant.model.task import Target, Task
 from covenant.model.tenants import DEFAULT
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.message_redaction import Redacted, outgoing, redact_aside
@@ -68,6 +65,8 @@ from covenant.peers.requester.offers import (
     check_reject,
     check_result,
     check_status,
+    settled_as,
+    task_outcome,
 )
 from covenant.peers.requester.placement import INTRODUCTION_MS, OFFLINE, PASSING, OfferPlacement
 from covenant.peers.transport.inbox import IncomingMessage
@@ -78,24 +77,10 @@ GRACE_MS: Final = 10_000
 """What a provider has beyond the agreed time for its last word."""
 SILENT_INTERVALS: Final = 3
 SWEEP_S: Final = 1.0
+FORGOTTEN_MAX: Final = 1_000
 
 log = logging.getLogger(__name__)
 replace = msgspec.structs.replace
-
-
-def task_outcome(view: TaskView) -> DelegationOutcome:
-    """How a task has ended, in the words of delegations. A time-out is one by its cause, whoever ended the task."""
-    code = view.result.metadata.get("code") if view.result is not None and view.result.metadata else None
-    if view.state is TaskState.COMPLETED:
-        return "completed"
-    if view.state is TaskState.CANCELED:
-        return "cancelled"
-    return "timeout" if view.cause in (Cause.TIMEOUT, Cause.DEADLINE) or code == "timeout" else "failed"
-
-
-def _settled_as(state: DelegationState, outcome: DelegationOutcome) -> DelegationState:
-    """A rejected one stays so where its task has failed by that."""
-    return state if STATUS[state] == outcome else OUTCOMES[outcome]
 
 
 class _Follower:
@@ -112,6 +97,7 @@ class Requester(PeerService):
 
     def __init__(self, context: PeerContext, directory: PeerDirectory) -> None:
         super().__init__(context)
+        self._directory = directory
         self._offers = OfferBuilder(context, directory)
         self._tasks = TaskReader(context.ledger)
         self._placement = OfferPlacement(context, directory)
@@ -124,6 +110,8 @@ class Requester(PeerService):
         self._unsettled: set[TaskId] = set()
         """What has ended, while its task is not known to have."""
         self._followers: set[_Follower] = set()
+        self._forgotten: set[str] = set()
+        """Offers that peers speak of and our ledger has no record of, since it was restored."""
         context.ledger.on_peer(self._wake)
 
     async def delegation(self, task_id: TaskId) -> Delegation | None:
@@ -153,6 +141,8 @@ class Requester(PeerService):
             return known
         peer = await self._placement.place(task.id, target)
         try:
+            if known is not None and known.code == "denied":
+                await self._directory.capabilities(peer, fresh=True)
             made = await self._offers.make(task, peer, target, known.number + 1 if known is not None else 1)
             if made.findings:
                 told(made.findings)
@@ -176,6 +166,7 @@ class Requester(PeerService):
             number=before.number + 1 if before is not None else 1,
             since_ms=before.since_ms if before is not None else self._now_ms(),
             anyone=not target.peer,
+            offered_in=(self._context.epoch, peer.epoch),
         )
         moved = await self._ledger.commit(
             SendToPeer(
@@ -193,6 +184,8 @@ class Requester(PeerService):
         if delegation.state is not REJECTED:
             return False
         waited_ms = self._now_ms() - delegation.since_ms
+        if delegation.code == "denied" and delegation.number == 1:
+            return True  # its token may have been revoked: it is asked for another one, once
         if delegation.code in PASSING:
             return waited_ms < (task.timeout_ms or self._settings.timeout_ms)
         # Two that are being introduced have not verified each other at the same moment.
@@ -274,8 +267,15 @@ class Requester(PeerService):
         key = DelegationKey(DelegationRole.REQUESTER, incoming.peer.id, message.offer_id)
         delegation = await self._ledger.delegation(key)
         seq = incoming.envelope.seq
-        if delegation is None or delegation.ended or (seq is not None and seq != delegation.heard + 1):
-            return await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key))
+        envelope = incoming.envelope
+        in_step = delegation is not None and (envelope.epoch, envelope.our_epoch) == (
+            delegation.peer_epoch,
+            delegation.epoch,
+        )
+        if delegation is None or delegation.ended or (in_step and seq is not None and seq != delegation.heard + 1):
+            heard = await self._ledger.commit(ReceiveFromPeer(envelope=envelope, key=key))
+            await self._remind(incoming, key, delegation)
+            return heard
         hear = await self._heard(incoming, delegation, message)
         try:
             heard = await self._ledger.commit(hear)
@@ -290,6 +290,18 @@ class Requester(PeerService):
                 "peer.out_of_turn", extra={"peer": key.peer, "offer_id": key.offer_id, "typ": hear.envelope.typ}
             )
             return await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key))
+
+    async def _remind(self, incoming: IncomingMessage, key: DelegationKey, delegation: Delegation | None) -> None:
+        """After a restore: what has ended for us is not to be done again, and what we have forgotten is noted."""
+        goes_on = isinstance(incoming.message, DelegationAccept | StatusReport)
+        if delegation is None:
+            noted = key.offer_id in self._forgotten or len(self._forgotten) >= FORGOTTEN_MAX
+            if self._context.epoch is not None and not noted:
+                self._forgotten.add(key.offer_id)
+                row: dict[str, object] = {"type": "delegation_forgotten", "peer": key.peer, "offer_id": key.offer_id}
+                await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
+        elif delegation.ended and goes_on and incoming.envelope.epoch != delegation.peer_epoch:
+            await self._tell(delegation, message=cancel_message(delegation, "it has ended already"))
 
     async def _heard(
         self,
@@ -317,7 +329,7 @@ class Requester(PeerService):
         outcome = await self._task_outcome(delegation)
         if outcome is None:
             return replace(delegation, state=OFFERED if delegation.state is REJECTED else RUNNING)
-        return replace(delegation, state=_settled_as(delegation.state, outcome))
+        return replace(delegation, state=settled_as(delegation.state, outcome))
 
     def _note(self, delegation: Delegation) -> None:
         """Its end is to be its task's; and what it had at its provider is free again."""
@@ -386,7 +398,7 @@ class Requester(PeerService):
             self._unsettled.discard(task_id)
             if delegation is not None and delegation.ended and not delegation.settled:
                 outcome = await self._task_outcome(delegation)
-                moved = outcome is not None and _settled_as(delegation.state, outcome) is not delegation.state
+                moved = outcome is not None and settled_as(delegation.state, outcome) is not delegation.state
                 changes = DelegationChanges(result=None, settled=True)
                 await self._tell(delegation, *((f"task_{outcome}",) if moved else ()), changes=changes)
 
@@ -394,6 +406,9 @@ class Requester(PeerService):
         settings, state = self._settings, delegation.state
         if state is not CANCELLING and not await self._waits(delegation):
             await self.cancel(delegation.task_id, "nobody waits for it any more")
+            return True
+        if self._is_out_of_step(delegation):
+            await self._resume(delegation)
             return True
         if delegation.anyone and state in (OFFERED, LOST) and not delegation.accepted_at_ms:
             away = self._placement.is_unreachable(delegation.peer)
@@ -425,6 +440,25 @@ class Requester(PeerService):
             await self._give_up(delegation, "the provider was not heard of any more")
             return True
         return False
+
+    # Restored ledgers
+
+    def _is_out_of_step(self, delegation: Delegation) -> bool:
+        peer = self._ledger.peer(delegation.peer)
+        return peer is not None and delegation.offered_in != (self._context.epoch, peer.epoch)
+
+    async def _resume(self, delegation: Delegation) -> None:
+        """Our ledger was restored, or the provider's: say again what one of the two may have forgotten.
+
+        A provider that has the work answers as it did, also if the work is done. One that has forgotten it begins it.
+        """
+        peer = self._ledger.peer(delegation.peer)
+        assert peer is not None
+        changes = DelegationChanges(offered_in=(self._context.epoch, peer.epoch))
+        cancel = cancel_message(delegation, "it is still cancelled")
+        again = cancel if delegation.state is CANCELLING else delegation.offer
+        log.warning("peer.resumed", extra={"peer": peer.id, "offer_id": delegation.offer_id})
+        await self._tell(delegation, changes=changes, message=again)
 
     # Telling
 

@@ -20,7 +20,7 @@ import msgspec
 
 from covenant.exchange.access.principals import AuditBudget
 from covenant.ledger.machine.identity_commands import WriteAuditRow
-from covenant.ledger.machine.peer_commands import ReceivedFromPeer
+from covenant.ledger.machine.peer_commands import LearnPeer, ReceivedFromPeer
 from covenant.model.errors import Forbidden, Invalid, OverLimit, Refusal, Unavailable
 from covenant.model.peers.delegation import DelegationKey, DelegationRole, Peer, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse, DelegationMessage
@@ -157,7 +157,12 @@ class Inbox(PeerService):
                 self._spend(sender)
             message = await self._open(checked, decode)
             # Whom we know may have changed while it was opened.
-            return await act(self._peer(sender), envelope_record(checked.header), message)
+            peer, header = self._peer(sender), checked.header
+            if header.epoch != peer.epoch:
+                # Its ledger was restored. The requester goes on with what it may have forgotten.
+                log.warning("peer.restored", extra={"peer": peer.id, "epoch": header.epoch})
+                peer = await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, epoch=header.epoch))
+            return await act(peer, envelope_record(header, self._context.epoch), message)
         except EnvelopeRefused as refused:
             await self._refusals.note(refused.code.value, refused.message, address, refused.sender)
             raise told(refused) from None

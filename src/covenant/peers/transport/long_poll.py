@@ -141,11 +141,13 @@ class PollServer(PeerService):
         return letters
 
     async def _sealed(self, to: InstanceId, letters: Sequence[_Letter], prekey: Prekey) -> tuple[msgspec.Raw, ...]:
-        now_ms, seal = self._now_ms(), self._keyring.seal
+        now_ms, seal, epoch = self._now_ms(), self._keyring.seal, self._epoch_for(self._ledger.peer(to))
 
         def sealing() -> tuple[msgspec.Raw, ...]:
             return tuple(
-                msgspec.Raw(seal(each.body, typ=each.typ, to=to, prekey=prekey, now_ms=now_ms, seq=each.seq))
+                msgspec.Raw(
+                    seal(each.body, typ=each.typ, to=to, prekey=prekey, now_ms=now_ms, seq=each.seq, epoch=epoch)
+                )
                 for each in letters
             )
 

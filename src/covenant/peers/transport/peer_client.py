@@ -131,10 +131,10 @@ class EnvelopeSender(PeerService):
 
     async def _seal(self, peer: Peer, body: bytes, *, typ: str, seq: int | None, fresh: bool) -> bytes:
         prekey = await self._directory.prekey_for(peer, fresh=fresh)
-        now_ms, seal = self._now_ms(), self._keyring.seal
+        now_ms, seal, epoch = self._now_ms(), self._keyring.seal, self._epoch_for(self._ledger.peer(peer.id) or peer)
 
         def sealing() -> bytes:
-            return seal(body, typ=typ, to=peer.id, prekey=prekey, now_ms=now_ms, seq=seq)
+            return seal(body, typ=typ, to=peer.id, prekey=prekey, now_ms=now_ms, seq=seq, epoch=epoch)
 
         try:
             return sealing() if len(body) <= ASIDE_BYTES else await asyncio.to_thread(sealing)

@@ -88,6 +88,7 @@ def change_peer(decide: DecisionContext, command: ChangePeer) -> Peer:
     peer = _peer(decide, command.id)
     if command.name is not None:
         _check_name(decide, peer.id, command.name)
+    tokenless = command.tokenless if command.tokenless is not None else peer.tokenless and command.trust is None
     changed = replace(
         peer,
         name=command.name if command.name is not None else peer.name,
@@ -95,6 +96,7 @@ def change_peer(decide: DecisionContext, command: ChangePeer) -> Peer:
         trust=command.trust if command.trust is not None else peer.trust,
         denied=command.denied if command.denied is not None else peer.denied,
         limits=command.limits if command.limits is not None else peer.limits,
+        tokenless=tokenless,
     )
     if changed == peer:
         return peer
@@ -134,6 +136,7 @@ def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
         learned["capabilities"] = command.capabilities
     if command.conflict is not None:
         learned["conflict"] = command.conflict or None
+    learned |= {name: said for name in ("epoch", "told_epoch") if (said := getattr(command, name)) is not msgspec.UNSET}
     if command.issued is not None:
         good = [token for token in peer.issued if token.until_ms > decide.now_ms]
         learned["issued"] = (*good[-(ISSUED_MAX - 1) :], command.issued)
@@ -251,14 +254,16 @@ def hear(decide: DecisionContext, command: ReceiveFromPeer) -> ReceivedFromPeer:
     if key is None or before is None:
         return ReceivedFromPeer()
     if envelope.seq is not None:
-        if envelope.seq <= before.heard:
+        # A peer that was restored counts anew. We, who were, may have forgotten what it counted on from.
+        counts_anew = record is not None and envelope.epoch != before.peer_epoch
+        forgot = record is None or envelope.our_epoch != before.epoch
+        if envelope.seq <= before.heard and not counts_anew:
             return ReceivedFromPeer(moved=DelegationMoved(delegation=before, changed=False))
-        # Of what we know nothing of, the first that we hear is the first: we may have been put back from a backup.
-        if record is not None and envelope.seq > before.heard + 1:
+        if envelope.seq > before.heard + 1 and not counts_anew and not forgot:
             raise decide.refuse(
                 Conflict("out_of_order", f"number {before.heard + 1} is missing; send what was said in its order")
             )
-        before = replace(before, heard=envelope.seq)
+        before = replace(before, heard=envelope.seq, epoch=envelope.our_epoch, peer_epoch=envelope.epoch)
     before = replace(before, heard_at_ms=decide.now_ms)
     if record is not None and record.ended:
         decide.add(DelegationPut(before))
