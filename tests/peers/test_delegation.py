@@ -222,7 +222,6 @@ async def _sweep(at: PeerUnderTest, later_ms: int) -> None:
         ({"slots_per_peer": 0}, "busy"),
         ({"budget_min": 40_000, "budget_max": 30_000}, "budget_too_low"),
         ({"offers_per_min": 0}, "rate_limited"),
-        ({"depth_max": 0}, "depth_exceeded"),
     ],
 )
 async def test_an_offer_that_is_not_taken_fails_the_task_and_says_why(

@@ -213,7 +213,7 @@ def test_evidence_of_one_line_holds_without_the_transcript() -> None:
     evidence = {"proof": msgspec.to_builtins(PROOF), "line": line}
     report = verify_evidence(msgspec.json.encode(evidence))
     assert report.holds
-    assert report.unchecked == ("transcript", "offer", "result")
+    assert report.unchecked == ("transcript", "offer", "result", "provider")
     line["entry"]["content"] = "another"
     assert verify_evidence(msgspec.json.encode(evidence)).broken == ("line",)
     with pytest.raises(IndexError):

@@ -8,6 +8,7 @@ is the proof of its result. A task that ends here ends at the peer too, as soon 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
@@ -36,6 +37,7 @@ from covenant.model.rate_limits import Backoff
 from covenant.model.sanitizer import unreserved_parts, without_reserved
 from covenant.model.task import TIMED_OUT, Target, Task
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate
+from covenant.seal.keys import base64url
 from covenant.wire.redaction import SecretFinding
 
 BETWEEN_OFFERS: Final = Backoff(0.5, 15.0)
@@ -43,7 +45,7 @@ BETWEEN_OFFERS: Final = Backoff(0.5, 15.0)
 LAST_WORD_S: Final = 10.0
 """How long a provider that was told to stop for its own fault has to say its last word."""
 EVIDENCE_BYTES_MAX: Final = 3 * 1024 * 1024
-"""Larger evidence is kept without the transcript: its root is in the proof."""
+"""Of one update. Larger evidence is kept in several."""
 NAME_CHARS_MAX: Final = 256
 """Of an artifact that a peer made."""
 _MARKABLE: Final = (Text, Json, Resource, ResourceLink)
@@ -189,12 +191,15 @@ def _prove(job: Job, delegation: Delegation, result: DelegationResult) -> None:
         "proof": msgspec.to_builtins(result.proof),
         "broken": list(delegation.broken),
     }
-    size = len(msgspec.json.encode(evidence))
-    if size > EVIDENCE_BYTES_MAX:
-        evidence["transcript"] = None
-        size = len(msgspec.json.encode(evidence))
-    if size <= EVIDENCE_BYTES_MAX:
-        job.say(StatusUpdate(metadata={PROOF: evidence}), size)
+    whole = msgspec.json.encode(evidence)
+    if len(whole) <= EVIDENCE_BYTES_MAX:
+        job.say(StatusUpdate(metadata={PROOF: evidence}), len(whole))
+        return
+    text, sha256 = base64url(whole), hashlib.sha256(whole).hexdigest()
+    pieces = [text[at : at + EVIDENCE_BYTES_MAX] for at in range(0, len(text), EVIDENCE_BYTES_MAX)]
+    for number, piece in enumerate(pieces):
+        part = {"sha256": sha256, "part": number, "of": len(pieces), "data": piece}
+        job.say(StatusUpdate(metadata={PROOF: part}), len(piece))
 
 
 def _complete(job: Job, result: DelegationResult) -> None:

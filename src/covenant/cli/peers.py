@@ -104,6 +104,32 @@ def trust(call: Invocation, *, peer: str, level: str) -> None:
     _show_peer(call, call.ask("trust_peer", peerId=peer, trustLevel=level))
 
 
+@daemon_command(peers, "change", "peer", "peer")
+@peer_argument
+@click.option("--name", metavar="NAME", help="Another name for the peer.")
+@click.option("--url", metavar="URL", help="Another address of the peer; empty if the peer cannot be called any more.")
+@click.option("--offers-per-min", type=click.IntRange(0, 1_000_000), help="Most offers from the peer in a minute.")
+@click.option("--concurrent", type=click.IntRange(0, 1_000_000), help="Most delegations from the peer at work at once.")
+@click.option("--budget-max", type=click.IntRange(0, 1_000_000), help="Most tokens of one delegation from the peer.")
+def change(call: Invocation, *, peer: str, name: str | None, url: str | None, **limits: int | None) -> None:
+    """Rename a peer, change its address, or limit what it may have of this instance.
+
+    A limit that is not given stays as it is.
+
+    \b
+        covenant peers change lab --name laboratory --concurrent 2
+    """
+    if name is None and url is None and all(each is None for each in limits.values()):
+        raise click.UsageError("give --name, --url or a limit")
+    asked: dict[str, Any] = {"peerId": peer, "name": name, "url": url}
+    if any(each is not None for each in limits.values()):
+        known = call.ask("show_peer", peerId=peer)["peer"]["limits"]
+        fields = {"offersPerMin": "offers_per_min", "concurrent": "concurrent", "budgetMax": "budget_max"}
+        given = {wire: limits[option] for wire, option in fields.items() if limits[option] is not None}
+        asked["limits"] = {**known, **given}
+    _show_peer(call, call.ask("change_peer", **asked))
+
+
 def _add_peer_command(name: str, ask: str, meaning: str, **change: bool) -> None:
     @daemon_command(peers, name, "peer", "peer")
     @peer_argument
@@ -298,7 +324,7 @@ def proof(call: Invocation, *, delegation: str, line: int | None) -> None:
 
 @peers.command("verify-proof", epilog=json_shape("proof_verified", "holds", "checks", "unchecked"))
 @click.argument("file", type=click.File("rb"))
-@click.option("--provider", metavar="ID", help="The instance that must have made the result.")
+@click.option("--provider", metavar="ID", help="The instance that must have signed the result.")
 @click.option("--requester", metavar="ID", help="The instance for which it must have been made.")
 @click.option("--budget", type=click.IntRange(1), metavar="TOKENS", help="The most tokens that it may have used.")
 @json_option()
@@ -307,8 +333,10 @@ def verify_proof(*, file: IO[bytes], as_json: bool, **expected: Any) -> None:
 
     One changed, missing or moved line of the conversation fails, and so does a changed offer, result or usage.
 
-    Exits with 0 if the offer and the result were there and everything holds, with 1 if something is broken, and with
-    4 if the offer or the result is missing from FILE: then nothing is known about what was asked or answered.
+    Anybody can sign a result. --provider says whose signature it must be; without it the command names who signed.
+
+    Exits with 0 if the offer and the result were there, the provider was given and everything holds, with 1 if
+    something is broken, and with 4 if the offer or the result is missing from FILE, or no --provider was given.
     """
     from covenant.seal.proofs import verify_evidence
 
@@ -330,8 +358,12 @@ def verify_proof(*, file: IO[bytes], as_json: bool, **expected: Any) -> None:
             put(f"not checked  {name}")
     if not report.holds:
         raise click.exceptions.Exit(ExitCode.REFUSED)
+    if "provider" in report.unchecked:
+        signed = next(check.detail for check in report.checks if check.name == "signature")
+        say(f"covenant: this is {signed}; give --provider, the id that you expect, to have that checked")
     if not PROVEN.isdisjoint(report.unchecked):
         say("covenant: the offer or the result is not in this file, so nothing that was asked or answered is proven")
+    if not (PROVEN | {"provider"}).isdisjoint(report.unchecked):
         raise click.exceptions.Exit(ExitCode.UNCHECKED)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -53,6 +54,7 @@ from covenant.peers.requester.offers import task_outcome
 from covenant.peers.requester.requester_service import Requester
 from covenant.peers.transport.inbox import Inbox
 from covenant.peers.transport.outbox_sender import OutboxSender
+from covenant.seal.keys import from_base64url
 from covenant.wire.peers import DelegateRequest
 
 AT_ONCE_MAX: Final = 64
@@ -390,8 +392,10 @@ class PeerAdmin(PeerService):
             return await self.find_delegation(named)
         except NotFound as unknown:
             view = (await self._tasks.past(parse_task_id(named))).view()
-            target = target_of(view.task) if view is not None else None
-            if view is None or target is None or not target.of_peer:
+            if view is None or view.task.tenant != DEFAULT:
+                raise unknown from None
+            target = target_of(view.task) or Target(peer=self.id, profile=view.task.recipient.display.partition("@")[0])
+            if not target.of_peer or (target.peer == self.id and view.task.origin != NATIVE):
                 raise unknown from None
         code = (view.result.metadata or {}).get("code") if view.result is not None else None
         return Delegation(
@@ -440,11 +444,16 @@ class PeerAdmin(PeerService):
 
     async def evidence(self, named: str) -> DelegationEvidence:
         task_id = await self._task_id(named)
+        parts: dict[tuple[str, int], dict[int, str]] = {}
         steps = await self._ledger.steps(task_id, 0, STEPS_MAX)
         while steps:
             for step in reversed(steps):
                 what = step.what
                 proof = (what.metadata or {}).get(PROOF) if isinstance(what, StatusUpdate) else None
+                if isinstance(proof, dict) and "sha256" in proof:
+                    found = parts.setdefault((proof["sha256"], proof["of"]), {})
+                    found[proof["part"]] = proof["data"]
+                    proof = _joined(proof["sha256"], proof["of"], found)
                 if isinstance(proof, dict):
                     signed = msgspec.convert(proof["proof"], Proof) if proof.get("proof") else None
                     return DelegationEvidence(proof.get("offer"), proof.get("result"), proof.get("transcript"), signed)
@@ -469,6 +478,14 @@ class PeerAdmin(PeerService):
     async def messages(self) -> Sequence[LoggedMessage]:
         await self._ledger.durable()
         return await self._ledger.message_log()
+
+
+def _joined(sha256: str, count: int, parts: Mapping[int, str]) -> dict[str, Any] | None:
+    """Large evidence, once all its parts are there."""
+    if len(parts) < count:
+        return None
+    whole = from_base64url("".join(parts[number] for number in range(count)))
+    return msgspec.json.decode(whole, type=dict[str, Any]) if hashlib.sha256(whole).hexdigest() == sha256 else None
 
 
 def _next_step(peer: Peer, us: InstanceId) -> str:

@@ -129,6 +129,16 @@ def document_holds(key: PublicKey, kind: str, document: Mapping[str, Any], signa
     return True
 
 
+def signer_of(signature: str) -> PublicKey | None:
+    """The key that a signature of a document names, whether or not it holds."""
+    try:
+        named = msgspec.json.decode(from_base64url(signature.partition("..")[0]), type=dict[str, str]).get("kid")
+        checked_key(PublicKey(named or ""))
+    except (ValueError, msgspec.DecodeError):
+        return None
+    return PublicKey(named or "")
+
+
 def _header(key: PublicKey, kind: str) -> str:
     return base64url(canonical({"alg": ALGORITHM, "kid": key, "typ": PREFIX + kind}))
 

@@ -27,7 +27,16 @@ from covenant.model.peers.delegation_messages import (
 )
 from covenant.model.peers.instance import InstanceId
 from covenant.seal.identity import SKEW_MS, bundle_holds, instance_id, is_key_of, unsigned
-from covenant.seal.keys import Uncanonical, base64url, canonical, digest, document_holds, public_key, sign_document
+from covenant.seal.keys import (
+    Uncanonical,
+    base64url,
+    canonical,
+    digest,
+    document_holds,
+    public_key,
+    sign_document,
+    signer_of,
+)
 
 _OFFER: Final = "offer"
 _CAPABILITIES: Final = "capabilities"
@@ -241,8 +250,8 @@ def verify_proof(
     key = PublicKey(proof.provider_key)
     usage = proof.token_usage
     checks = [
-        Check("provider_key", is_key_of(key, proof.provider), "the key gives the provider's id"),
-        Check("signature", document_holds(key, KIND, unsigned(proof), proof.signature), "signed by the provider"),
+        Check("provider_key", is_key_of(key, proof.provider), f"the key gives the provider's id, {proof.provider}"),
+        Check("signature", document_holds(key, KIND, unsigned(proof), proof.signature), f"signed by {proof.provider}"),
         Check("usage", usage.total == usage.prompt + usage.completion, f"{usage.total} tokens in all"),
     ]
     unchecked: list[str] = []
@@ -267,6 +276,12 @@ def verify_proof(
     if budget is not None:
         checks.append(Check("budget", usage.total <= budget, f"{usage.total} of {budget} tokens"))
     return ProofReport(tuple(checks), tuple(unchecked))
+
+
+def _is_asserted(offer: DelegationOffer, requester: InstanceId, provider: InstanceId) -> bool:
+    """Whether the requester itself has signed the offer, for this provider. Its key is in the signature."""
+    key = signer_of(offer.assertion) if offer.assertion is not None else None
+    return key is not None and offer_holds(offer, requester=requester, key=key, provider=provider)
 
 
 def prove_line(transcript: Sequence[TranscriptEntry], index: int) -> LineProof:
@@ -331,7 +346,7 @@ _READ: Final = msgspec.json.Decoder(Evidence)
 def verify_evidence(
     data: bytes, *, provider: str | None = None, requester: str | None = None, budget: int | None = None
 ) -> ProofReport:
-    """`ValueError` if it cannot be read as evidence at all."""
+    """`ValueError` if it cannot be read as evidence at all. Without `provider` nobody knows who should have made it."""
     try:
         evidence = _READ.decode(data)
     except RecursionError:
@@ -348,6 +363,14 @@ def verify_evidence(
         requester=InstanceId(requester) if requester is not None else None,
         budget=budget,
     )
+    proof, offer = evidence.proof, evidence.offer
+    if offer is not None:
+        asserted = _is_asserted(offer, InstanceId(proof.requester), InstanceId(proof.provider))
+        signed = Check("assertion", asserted, f"offered by {proof.requester}, to {proof.provider}")
+        report = msgspec.structs.replace(report, checks=(*report.checks, signed))
+    if provider is None:
+        # A stranger's key signs as well as any other: whose it should be only the reader knows.
+        report = msgspec.structs.replace(report, unchecked=(*report.unchecked, "provider"))
     if evidence.line is None:
         return report
     shown = Check("line", line_holds(evidence.proof, evidence.line), f"line {evidence.line.index + 1} as it was proven")

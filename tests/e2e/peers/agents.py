@@ -23,7 +23,7 @@ async def gate(name):
 
 echo, researcher, spender = Agent("echo"), Agent("researcher"), Agent("spender")
 held, slow, relay, boss = Agent("held"), Agent("slow"), Agent("relay"), Agent("boss")
-shower, leaker, giver = Agent("shower"), Agent("leaker"), Agent("giver")
+shower, leaker, giver, bulky = Agent("shower"), Agent("leaker"), Agent("giver"), Agent("bulky")
 
 
 @echo
@@ -89,6 +89,14 @@ async def show(turn):
     """What it was given, whole."""
     extra = "|".join(str(part) for part in turn.parts)
     return f"{turn.text}|{extra}|{turn.metadata}"
+
+
+@bulky
+async def weigh(turn):
+    """As many characters as it is told, in parts."""
+    for number in range(0, int(turn.text), 262_144):
+        yield turn.file(f"part{number}.txt", b"word " * 52_428)
+    yield "so much" + " more" * 1000
 
 
 @leaker

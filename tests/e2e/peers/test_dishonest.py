@@ -177,10 +177,11 @@ def test_a_peer_cannot_answer_for_another(pair: Pair, carl: ScriptedPeer) -> Non
 
 def test_a_reject_ends_the_delegation_with_its_code_and_when_to_come_back(pair: Pair, carl: ScriptedPeer) -> None:
     offer = asked(pair.alice, carl)
-    carl.say(pair.alice, DelegationReject(offer_id=offer.offer_id, code="denied", reason="not now", retry_after=7_000))
+    reject = DelegationReject(offer_id=offer.offer_id, code="budget_too_low", reason="not now", retry_after=7_000)
+    carl.say(pair.alice, reject)
     ended = pair.alice.ended(offer.offer_id)
-    assert (ended["delegation"]["state"], ended["delegation"]["code"]) == ("rejected", "denied")
-    assert (ended["delegation"]["retryAfter"], ended["error"]) == (7_000, "denied: not now")
+    assert (ended["delegation"]["state"], ended["delegation"]["code"]) == ("rejected", "budget_too_low")
+    assert (ended["delegation"]["retryAfter"], ended["error"]) == (7_000, "budget_too_low: not now")
 
 
 def test_a_peer_that_speaks_another_version_is_refused_in_so_many_words(pair: Pair, carl: ScriptedPeer) -> None:

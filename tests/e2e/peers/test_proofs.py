@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.model.peers.delegation_messages import DelegationResult
+from covenant.model.peers.delegation_messages import DelegationOffer, DelegationResult
 from tests.cli.daemons import Ran, covenant
 from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.conftest import Pair
@@ -53,13 +53,26 @@ def test_a_proof_written_by_one_command_is_verified_by_another_offline(pair: Pai
     pair.alice.ended(offered)
     written = pair.alice.run("peers", "proof", offered)
     assert written.code == 0
-    ran = checked(tmp_path, json.loads(written.out))
+    ran = checked(tmp_path, json.loads(written.out), "--provider", pair.bob.id)
     assert (ran.code, "BROKEN" in ran.out) == (0, False), ran
+    assert f"signed by {pair.bob.id}" in ran.out
+    unnamed = checked(tmp_path, json.loads(written.out))
+    assert (unnamed.code, f"signed by {pair.bob.id}; give --provider" in unnamed.err) == (4, True)
     report = checked(
         tmp_path, json.loads(written.out), "--json", "--provider", pair.bob.id, "--requester", pair.alice.id
     ).json
     assert (report["holds"], report["unchecked"]) == (True, [])
-    names = {"provider_key", "signature", "usage", "transcript", "offer", "result", "provider", "requester"}
+    names = {
+        "provider_key",
+        "signature",
+        "usage",
+        "transcript",
+        "offer",
+        "result",
+        "assertion",
+        "provider",
+        "requester",
+    }
     assert names <= {check["name"] for check in report["checks"]}
     assert not (tmp_path / "none").exists()
 
@@ -87,18 +100,47 @@ def test_a_conversation_that_stayed_with_the_provider_takes_nothing_from_the_pro
     proof: dict[str, Any], tmp_path: Path
 ) -> None:
     kept = {**proof, "transcript": None, "result": {**proof["result"], "transcript": None}}
-    ran = checked(tmp_path, kept, "--json")
+    ran = checked(tmp_path, kept, "--json", "--provider", proof["proof"]["provider"])
     assert (ran.code, ran.json["unchecked"]) == (0, ["transcript"])
 
 
 def test_a_proof_is_held_against_whom_and_what_it_should_be(pair: Pair, proof: dict[str, Any], tmp_path: Path) -> None:
-    assert checked(tmp_path, proof, "--budget", "7").code == 0
+    bob = ("--provider", pair.bob.id)
+    assert checked(tmp_path, proof, *bob, "--budget", "7").code == 0
     assert checked(tmp_path, proof, "--budget", "6").code == 1
     assert checked(tmp_path, proof, "--provider", pair.alice.id).code == 1
     assert checked(tmp_path, proof, "--requester", pair.bob.id).code == 1
     nothing = checked(tmp_path, {"offer": None})
     assert nothing.code == 1
     assert "this is no proof" in nothing.err
+
+
+def test_a_strangers_signature_and_an_offer_that_nobody_made_do_not_hold(
+    pair: Pair, proof: dict[str, Any], tmp_path: Path
+) -> None:
+    """All of it is made up, and consistent: who signed is what tells."""
+    with ScriptedPeer("stranger") as stranger:
+        offer = msgspec.convert(proof["offer"], DelegationOffer)
+        result = stranger.result(offer, pair.alice.id, result="made up")
+        made_up = msgspec.to_builtins({"offer": offer, "result": result, "proof": result.proof})
+        named = checked(tmp_path, made_up, "--provider", pair.bob.id, "--json")
+        assert named.code == 1
+        broken = {check["name"] for check in named.json["checks"] if not check["holds"]}
+        # The offer was for bob, and says so.
+        assert broken == {"provider", "assertion"}
+        assert checked(tmp_path, made_up).code == 1
+        unsigned = msgspec.structs.replace(offer, assertion=None)
+        result = stranger.result(unsigned, pair.alice.id)
+        made_up = msgspec.to_builtins({"offer": unsigned, "result": result, "proof": result.proof})
+        assert checked(tmp_path, made_up, "--provider", stranger.id).code == 1
+
+
+def test_large_evidence_is_kept_whole(pair: Pair, tmp_path: Path) -> None:
+    offered = pair.alice.delegate(str(5 * 1024 * 1024), "bulky", "bob")
+    assert len(pair.alice.ended(offered)["result"]) > 1024
+    whole = pair.alice.get(f"/delegations/{offered}/proof")
+    assert len(json.dumps(whole)) > 3 * 1024 * 1024
+    assert checked(tmp_path, whole, "--provider", pair.bob.id).code == 0
 
 
 def test_both_sides_keep_a_proof_and_what_was_done_here_has_none(pair: Pair) -> None:

@@ -56,7 +56,7 @@ def test_a_live_peer_is_verified_while_many_others_are_silent(silence: Silence) 
     with short_folder() as folder, open_peer_daemons(folder) as made:
         bob = made.node("bob", AGENTS)
         strangers = [instance_id(public_key(new_private_key())) for _ in range(SILENT)]
-        quiet = [f"quiet{n}={each}@http://127.0.0.1:{silence.port}/{n}" for n, each in enumerate(strangers)]
+        quiet = [f"{each}@http://127.0.0.1:{silence.port}/{n}" for n, each in enumerate(strangers)]
         alice = made.node("alice", AGENTS, static=",".join([*quiet, f"bob={bob.url}"]))
         bob.add(alice.url, "alice")
 

@@ -215,14 +215,17 @@ class AgentCalls:
                 raise CallLimit(
                     UNIQUE_AGENT_LIMIT, f"this task may call {limits.agents_max} different agents elsewhere"
                 )
+            # Peers have limits of their own, by which they say when to come back.
+            paced = any(callee.remote is not None and not callee.remote.of_peer for callee in new.values())
             wait_ms = (self._last_ms or 0) + limits.cooldown_ms - now_ms
-            if self._last_ms is not None and wait_ms > 0:
+            if paced and self._last_ms is not None and wait_ms > 0:
                 raise CallLimit(
                     COOLDOWN,
                     f"this task called an agent elsewhere just now; it may again in {wait_ms} ms",
                     retry_after_ms=wait_ms,
                 )
-            self._last_ms = now_ms
+            if paced:
+                self._last_ms = now_ms
         for task_id in new:
             self._made[task_id] = elsewhere.get(task_id)
 

@@ -125,7 +125,11 @@ DELEGATION: Final = "/api/v1/a2a/delegations/{delegation_id}"
 
 def _delegation(services: Services, delegation: Delegation) -> DelegationShown:
     peer = services.ledger.peer(delegation.peer)
-    return delegation_shown(delegation, peer.name if peer is not None else delegation.peer)
+    shown = delegation_shown(delegation, peer.name if peer is not None else delegation.peer)
+    if services.peers is not None and delegation.peer == services.peers.id:
+        # An agent here does it.
+        return msgspec.structs.replace(shown, remote=False, peer=services.peers.name)
+    return shown
 
 
 def delegation_shown(delegation: Delegation, peer_name: str) -> DelegationShown:

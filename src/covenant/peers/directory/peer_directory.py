@@ -27,7 +27,15 @@ from covenant.model.errors import Conflict, Forbidden, Invalid, Refusal, Unavail
 from covenant.model.ids import AgentId, PublicKey, base58
 from covenant.model.peers.delegation import NAME_CHARS_MAX, Peer, PeerLimits, PeerSource, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse
-from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey, Trust, parse_instance_id
+from covenant.model.peers.instance import (
+    SUPPORTED_VERSIONS,
+    InstanceId,
+    KeyBundle,
+    Prekey,
+    Trust,
+    negotiate,
+    parse_instance_id,
+)
 from covenant.outbound.concurrency import SingleFlight
 from covenant.outbound.urls import InvalidUrl, read_url
 from covenant.peers.directory.handshake import Handshake, TokenIssuer, answer, keys_worth_keeping
@@ -190,6 +198,10 @@ class PeerDirectory(PeerService):
                 IDENTITY_CHANGED, f"at {place} there is {keys.id}, not {wanted}; check the address and the id"
             )
         self._check_other(InstanceId(keys.id))
+        if negotiate(keys.versions) is None:
+            spoken, ours = (", ".join(map(str, each)) for each in (keys.versions, SUPPORTED_VERSIONS))
+            why = f"{place} speaks the protocol's versions {spoken or 'none'}, and we {ours}; upgrade one of the two"
+            raise Conflict("version", why)
         if not bundle_holds(keys, InstanceId(keys.id), self._now_ms()):
             raise Conflict(
                 UNVERIFIED_KEYS, f"what {place} shows as its keys is not signed by them, or is over; check its clock"

@@ -150,8 +150,9 @@ def _check_place_and_time(
         raise OfferRejected(
             "depth_exceeded", "the offer is made on behalf of this instance itself: it went in a circle"
         )
-    if len(offer.via) > settings.depth_max:
-        raise OfferRejected("depth_exceeded", f"work comes here through at most {settings.depth_max} instances")
+    most = max(1, settings.depth_max)  # 0: what comes from a peer itself is done, and delegated no further
+    if len(offer.via) > most:
+        raise OfferRejected("depth_exceeded", f"work comes here through at most {most} instances")
     if deadline_ms is not None and deadline_ms <= facts.now_ms and not facts.ages.paused:
         raise OfferRejected("expired", "the deadline of the offer has passed by the provider's clock")
 
