@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from covenant.dashboard.dashboard import ACTS
+from covenant.dashboard.dashboard import ACTS, VERBS
 from covenant.doors.operator_api import OPERATIONS
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.dashboard.browser import (
@@ -188,7 +188,7 @@ async def token_of(daemon: DaemonUnderTest, role: str) -> str:
 @pytest.mark.parametrize("role", ROLES)
 async def test_each_role_has_the_forms_it_may_use_and_no_others(daemon: DaemonUnderTest, role: str) -> None:
     async with open_browser(daemon, await token_of(daemon, role)) as browser:
-        allowed = {"operator": set(ACTS), "viewer": set(), "tenant": TENANTS_ACTS}[role]
+        allowed = {"operator": set(VERBS), "viewer": set(), "tenant": TENANTS_ACTS}[role]
         assert set((await browser.read("session"))["can"]) == allowed
         for verb in ACTS:
             for answer in (await browser.get(f"/ui/act/{verb}"), await browser.send(f"/ui/act/{verb}")):

@@ -52,6 +52,8 @@ ACTS: Final[dict[str, Act]] = {
     "delegation": DelegationAct(),
 }
 """The verbs that have a form, each by its name in the path."""
+VERBS: Final = {**{verb: act.kind for verb, act in ACTS.items()}, "inspect": "inspect_a2a_agent"}
+"""What the pages offer, each with its operation."""
 
 
 class Dashboard:
@@ -139,7 +141,7 @@ class SessionShown(msgspec.Struct, frozen=True, kw_only=True, tag="ui_session", 
     url: str
     """Where the browser found us."""
     can: tuple[str, ...]
-    """The verbs that have a form for this role."""
+    """The verbs that this role has."""
     peers: bool
     several: bool
     """Whether other daemons serve this ledger, too."""
@@ -163,7 +165,7 @@ class SessionInfo(Endpoint):
             node=self._node,
             version=self._api.version,
             url=self._base_url.of(scope),
-            can=tuple(verb for verb, act in ACTS.items() if allowed(session.role, act.kind)),
+            can=tuple(verb for verb, kind in VERBS.items() if allowed(session.role, kind)),
             peers=self._api.services.peers is not None and session.role is not Role.TENANT,
             several=session.role is not Role.TENANT and len(await self._api.services.ledger.nodes()) > 1,
             expires_in_ms=self._sessions.expires_in_ms(session),

@@ -18,7 +18,7 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urljoin
 
 from covenant.model.errors import Invalid
@@ -29,8 +29,6 @@ from covenant.outbound.urls import InvalidUrl, Location, has_forbidden, read_url
 
 if TYPE_CHECKING:
     import httpx2
-
-    from covenant.outbound.guarded_transport import GuardedTransport
 
 MIB: Final = 1024 * 1024
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -49,6 +47,8 @@ OURS: Final = frozenset(
     transfer-encoding upgrade
     """.split()
 )
+RECORD: Final = "covenant.call_record"
+"""Where a response has the record of its call, if there is one."""
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(r"(?:[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?)?")
 
@@ -105,6 +105,20 @@ class _Call:
     content: bytes = field(repr=False)
 
 
+class CallRecord(Protocol):
+    """Hears what is answered to one request: the head, then the body as it arrives, decompressed."""
+
+    def answered(self, status: int, headers: Mapping[str, str]) -> None: ...
+
+    def heard(self, piece: bytes) -> None: ...
+
+
+class CallObserver(Protocol):
+    """Hears of each request that is sent, also of those that follow a redirect. None: its answer is not of interest."""
+
+    def sent(self, method: str, url: str, headers: Mapping[str, str], content: bytes) -> CallRecord | None: ...
+
+
 class Fetcher:
     """Raises, from each call: AddressRefused; Invalid for headers that cannot be sent; CallFailed."""
 
@@ -115,16 +129,39 @@ class Fetcher:
         *,
         user_agent: str = "covenant",
         trust: TlsTrust | None = None,
+        observer: CallObserver | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
+        """`transport`: what carries the requests, if it is not the network."""
         self._guard = guard
         self._limits = limits
         self._user_agent = user_agent
         self._trust = trust or TlsTrust()
-        self._transport: GuardedTransport | None = None
+        self._observer = observer
+        self._transport = transport
 
     def meaning(self, *places: str) -> Fetcher:
         """One that may call these places (`host:port`) at private addresses too: somebody named them."""
-        return Fetcher(self._guard.meaning(places), self._limits, user_agent=self._user_agent, trust=self._trust)
+        return Fetcher(
+            self._guard.meaning(places),
+            self._limits,
+            user_agent=self._user_agent,
+            trust=self._trust,
+            observer=self._observer,
+        )
+
+    def observed(
+        self, observer: CallObserver, limits: OutboundSettings, transport: httpx2.AsyncBaseTransport | None = None
+    ) -> Fetcher:
+        """One whose calls are observed, within other limits. Whoever asks for it closes it."""
+        return Fetcher(
+            self._guard,
+            limits,
+            user_agent=self._user_agent,
+            trust=self._trust,
+            observer=observer,
+            transport=transport,
+        )
 
     async def open(self) -> None:
         await self._opened()
@@ -217,8 +254,11 @@ class Fetcher:
         transport = await self._opened()
         import httpx2  # noqa: PLC0415  (see the module's contract)
 
+        record = None
+        if self._observer is not None:
+            record = self._observer.sent(call.method, call.location.url, call.headers, call.content)
         connect_s, idle_s = self._limits.connect_ms / 1000, idle_ms / 1000
-        return await transport.handle_async_request(
+        response = await transport.handle_async_request(
             httpx2.Request(
                 call.method,
                 call.location.url,
@@ -230,8 +270,12 @@ class Fetcher:
                 },
             )
         )
+        if record is not None:
+            record.answered(response.status_code, _plain(response))
+            response.extensions[RECORD] = record
+        return response
 
-    async def _opened(self) -> GuardedTransport:
+    async def _opened(self) -> httpx2.AsyncBaseTransport:
         if self._transport is None:
             context = await self._trust.context()
             from covenant.outbound.guarded_transport import GuardedTransport  # noqa: PLC0415  (loaded by now)
@@ -287,6 +331,7 @@ async def _bounded(response: httpx2.Response, bytes_max: int | None) -> AsyncGen
     declared: str = response.headers.get("content-length", "")
     if bytes_max is not None and declared.isdecimal() and int(declared) > bytes_max:
         raise too_large(bytes_max)
+    record: CallRecord | None = response.extensions.get(RECORD)
     seen = 0
     try:
         async with aclosing(response.aiter_bytes()) as pieces:
@@ -294,6 +339,8 @@ async def _bounded(response: httpx2.Response, bytes_max: int | None) -> AsyncGen
                 seen += len(piece)
                 if bytes_max is not None and seen > bytes_max:
                     raise too_large(bytes_max)
+                if record is not None:
+                    record.heard(piece)
                 yield piece
     except httpx2.DecodingError as error:
         raise CallFailed("bad_response", "the body is not compressed as its headers say", detail=str(error)) from error

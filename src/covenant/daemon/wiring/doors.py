@@ -30,6 +30,7 @@ from covenant.doors.a2a.cards import CardPages, PublishedAgent, extended_cards
 from covenant.doors.a2a.http_bindings import DESCRIBED as A2A_DESCRIBED
 from covenant.doors.a2a.http_bindings import PREFIX, A2ADoor
 from covenant.doors.a2a.operations import A2AServices
+from covenant.doors.a2a.own_agents import ActingGate, OwnAgents
 from covenant.doors.http import endpoint
 from covenant.doors.http.app import HttpDoor, TracedDoor, build_http
 from covenant.doors.http.bearer_auth import TenantGate, certificate_credential
@@ -45,6 +46,7 @@ from covenant.doors.mcp.streamable_http import McpDoor, installed
 from covenant.doors.mcp.tool_calls import ToolCalls
 from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.daemon_operations import SettingShown
+from covenant.doors.operator_api.inspection import AgentInspector
 from covenant.doors.operator_api.operation import ApiContext, Services
 from covenant.doors.peer_envelopes import DESCRIBED as PEERS_DESCRIBED
 from covenant.doors.waits import Waits
@@ -61,6 +63,7 @@ from covenant.ledger.contract.ledger import Ledger
 from covenant.model.mcp_servers import Tool
 from covenant.model.settings import A2aSettings
 from covenant.outbound.push_sender import PushSender, WebhookClient
+from covenant.outbound.remote.inspector import Inspector
 from covenant.seal.cards import CardSigner
 from covenant.seal.certificates import certificate_names
 from covenant.seal.keys import WebhookSigner
@@ -128,8 +131,9 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
         *mcp.routes(),
         *(peers.routes(pool) if peers is not None else ()),
     ]
+    own = _make_own_agents(base, admission, services, pages)
     api = ApiContext(
-        services=_make_services(base, peers, sources),
+        services=_make_services(base, peers, sources, own),
         identity_auth=access.identity_auth,
         waits=waits,
         meter=meter,
@@ -162,7 +166,16 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
     )
 
 
-def _make_services(base: Base, peers: Peers | None, sources: Mapping[str, Source]) -> Services:
+def _make_own_agents(base: Base, admission: Admission, services: A2AServices, pages: CardPages) -> OwnAgents:
+    """The same doors once more, behind a gate that knows the operator in a tenant's place."""
+    gate = ActingGate(base.access.gate.tenancy, base.access.gate.limiter)
+    acting = replace(admission, tenants=gate, admits=lambda _agent, _scope: False)
+    cards = pages.behind(gate)
+    door = A2ADoor(acting, services, cards.agent_page(), body_bytes_max=base.settings.http.body_bytes_max)
+    return OwnAgents(door, cards.routes())
+
+
+def _make_services(base: Base, peers: Peers | None, sources: Mapping[str, Source], own: OwnAgents) -> Services:
     access, ledger = base.access, base.storage.ledger
     codes = LoginCodes(ledger, access.identity_auth, _local_url(base)) if _serves_ui(base.settings) else None
     return Services(
@@ -178,6 +191,9 @@ def _make_services(base: Base, peers: Peers | None, sources: Mapping[str, Source
         backups=base.storage.backups,
         removals=access.removals,
         settings=tuple(SettingShown(**row._asdict()) for row in rows(Loaded(base.settings, sources))),
+        inspector=AgentInspector(
+            Inspector(base.outbound.fetcher, base.settings.outbound, ledger.now_ms), own.transport, _local_url(base)
+        ),
     )
 
 

@@ -1,6 +1,6 @@
 // Talk to any A2A agent: what was said on one side, every frame on the other, with what breaks the specification marked.
 
-import { get, post, session } from "./api.js";
+import { get, post, Refused, session } from "./api.js";
 import { attempt, begin } from "./app.js";
 import { drawTurn } from "./conversation.js";
 import { el, find, icon } from "./dom.js";
@@ -9,9 +9,20 @@ import { clipped, duration, plural, pretty } from "./format.js";
 const form = find("#ask");
 const said = [];
 const frames = [];
+const findings = [];
+/** What the next message goes on with: the interface, the context and, while it goes on, the task. */
 let follow = {};
+let task = null;
 
 const lines = (text) => Object.fromEntries(text.split("\n").filter((line) => line.includes(":")).map((line) => [line.slice(0, line.indexOf(":")).trim(), line.slice(line.indexOf(":") + 1).trim()]));
+
+function readParts(text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Refused(400, "bad_parts", `The parts are no JSON: ${error.message}`);
+  }
+}
 
 function request(method) {
   const { target, url, text, parts, headers, dialect, binding, stream, key } = form.elements;
@@ -19,35 +30,51 @@ function request(method) {
   return {
     ...(target.value ? { tenant, agent } : { url: url.value }),
     method, dialect: dialect.value, binding: binding.value, stream: stream.checked,
-    ...(method === "send" ? (parts.value.trim() ? { parts: JSON.parse(parts.value) } : { text: text.value }) : {}),
+    ...(method === "send" ? (parts.value.trim() ? { parts: readParts(parts.value) } : { text: text.value }) : {}),
     ...(headers.value.trim() ? { headers: lines(headers.value) } : {}),
     ...(key.value ? { key: key.value } : {}),
     ...(method === "card" ? {} : follow),
+    ...(["get", "cancel"].includes(method) ? { task_id: task } : {}),
   };
 }
 
 async function ask(method) {
   const busy = find("#busy");
   busy.textContent = "Asking…";
-  const asked = request(method);
   try {
-    const found = await post("a2a/inspect", asked);
-    busy.textContent = `${found.ok ? "Answered" : "Failed"} in ${duration(found.took_ms)}; ${found.findings.length ? plural(found.findings.length, "finding") : "nothing breaks the specification"}.`;
-    const first = frames.length;
-    frames.push(...found.frames);
-    said.push(...found.conversation);
-    const last = found.conversation.findLast((each) => each.task_id);
-    follow = last && /required|working|submitted/i.test(last.state ?? "") ? { task_id: last.task_id } : {};
-    draw(found.findings.map((finding) => ({ ...finding, frame: finding.frame === null ? null : finding.frame + first })));
-    if (found.card) find("#card").replaceChildren(el("pre", { class: "bytes", tabIndex: 0 }, clipped(JSON.stringify(found.card, null, 2))));
-    find("#card-of").hidden = !found.card;
-  } catch (error) {
-    busy.textContent = "";
-    throw error;
+    const found = await post("a2a/inspect", request(method));
+    const broken = found.findings.length ? plural(found.findings.length, "finding") : "nothing breaks the specification";
+    busy.textContent = found.ok ? `Answered in ${duration(found.took_ms)}; ${broken}.` : `Failed in ${duration(found.took_ms)}: ${found.error}`;
+    take(found);
+    if (found.card) drawCard(found);
+  } finally {
+    if (busy.textContent === "Asking…") busy.textContent = "";
   }
 }
 
-function draw(findings) {
+function take(found) {
+  findings.push(...found.findings.map((finding) => ({ ...finding, frame: finding.frame === null ? null : finding.frame + frames.length })));
+  frames.push(...found.frames);
+  said.push(...found.conversation);
+  const last = found.conversation.findLast((each) => each.task_id);
+  if (last) {
+    task = last.task_id;
+    const goesOn = /required|working|submitted/i.test(last.state ?? "");
+    follow = { interface: found.interface, context_id: last.context_id, ...(goesOn ? { task_id: task } : {}) };
+  }
+  draw();
+}
+
+function drawCard({ card, signature }) {
+  find("#card").replaceChildren(
+    ...(signature ? [el("p", { class: "small" }, `Signature: ${signature.state}. ${signature.detail}`)] : []),
+    el("pre", { class: "bytes", tabIndex: 0 }, clipped(JSON.stringify(card, null, 2))),
+  );
+  find("#card-of").hidden = false;
+}
+
+function draw() {
+  for (const button of ["#get", "#cancel"]) find(button).hidden = !task;
   for (const part of ["#empty", "#no-frames"]) find(part).hidden = frames.length > 0;
   find("#said").replaceChildren(...said.map((each) => drawTurn({ who: each.role === "user" ? "user" : "agent", name: each.role, note: each.state, parts: [{ type: "text", text: each.text }], asks: /required/i.test(each.state ?? ""), broke: /failed|rejected/i.test(each.state ?? "") })));
   find("#findings").replaceChildren(...findings.map((finding) => el("li", { class: "finding" }, icon("failed", "breaks the specification"), el("span", {}, `${finding.rule}: ${finding.text}`, finding.frame === null ? "" : ` (frame ${finding.frame + 1})`))));
@@ -59,7 +86,7 @@ function frame(each, index) {
   return el(
     "li",
     { class: "frame", "data-direction": each.direction },
-    el("header", {}, icon(each.direction, each.direction === "out" ? "sent" : "received"), el("b", {}, `${index + 1}. ${each.what}`), each.status ? el("span", { class: "tag" }, String(each.status)) : null),
+    el("header", {}, icon(each.direction, each.direction === "out" ? "sent" : "received"), el("b", {}, `${index + 1}. ${each.what}`), each.status ? el("span", { class: "tag" }, String(each.status)) : null, each.truncated ? el("span", { class: "tag" }, "cut") : null),
     (each.findings ?? []).map((text) => el("p", { class: "finding" }, icon("failed", "breaks the specification"), text)),
     headers ? el("details", {}, el("summary", { class: "small" }, "Headers"), el("pre", { class: "bytes", tabIndex: 0 }, headers)) : null,
     each.text ? el("pre", { class: "bytes", tabIndex: 0 }, clipped(pretty(each.text))) : null,
@@ -88,14 +115,23 @@ async function load() {
   changed();
 }
 
-form.elements.target.addEventListener("change", changed);
+function beginAnew() {
+  said.length = frames.length = findings.length = 0;
+  follow = {};
+  task = null;
+  find("#card-of").hidden = true;
+  draw();
+}
+
+form.elements.target.addEventListener("change", () => {
+  changed();
+  beginAnew();
+});
+// Another agent, dialect or binding is spoken to at another interface.
+for (const name of ["url", "dialect", "binding"]) form.elements[name].addEventListener("change", () => (follow = {}));
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   attempt(() => ask(event.submitter?.value ?? "send"));
 });
-find("#anew").addEventListener("click", () => {
-  said.length = frames.length = 0;
-  follow = {};
-  draw([]);
-});
+find("#anew").addEventListener("click", beginAnew);
 begin(load);

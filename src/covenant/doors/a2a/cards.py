@@ -135,6 +135,19 @@ class CardPages:
         self._started_ms = started_ms
         self._varies: Final = ("A2A-Version", *base_url.varies)
 
+    def behind(self, gate: TenantGate) -> CardPages:
+        """The same pages for those whom another gate lets in, and for nobody else."""
+        return CardPages(
+            self._cards,
+            self._catalogue,
+            gate,
+            self._meter,
+            base_url=self._base_url,
+            publishing=PublishedAgent(),
+            root_form=self._root_form,
+            started_ms=self._started_ms,
+        )
+
     def routes(self) -> list[BaseRoute]:
         pages: dict[str, Answer] = {
             WELL_KNOWN_PATH: self.public_card,

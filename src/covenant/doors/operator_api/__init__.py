@@ -8,6 +8,7 @@ from covenant.doors.operator_api import (
     daemon_operations,
     delegation,
     identities,
+    inspection,
     mailbox,
     peers,
     tasks,
@@ -23,6 +24,7 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     *tenants.OPERATIONS,
     *peers.OPERATIONS,
     *delegation.OPERATIONS,
+    *inspection.OPERATIONS,
     *daemon_operations.OPERATIONS,
 )
 """In the order in which they are documented."""

@@ -29,6 +29,7 @@ from covenant.wire.mailbox import Request, Wrapped
 
 if TYPE_CHECKING:
     from covenant.doors.operator_api.daemon_operations import BackupOperations, SettingShown
+    from covenant.doors.operator_api.inspection import AgentInspector
     from covenant.doors.operator_api.peers import PeerOperations
 
 
@@ -147,6 +148,8 @@ class Services:
     """None: there is no home to search."""
     settings: tuple[SettingShown, ...] = ()
     """All that are in force."""
+    inspector: AgentInspector | None = None
+    """None: nothing is called from here."""
 
     def give_up_ms(self, wait_ms: int | None) -> int:
         """When a wait is over, by a clock that nobody sets."""

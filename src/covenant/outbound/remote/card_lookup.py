@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import urljoin
 
 import msgspec
@@ -103,29 +103,49 @@ def _read(url: str) -> Location:
         raise NoCard(f"{url[:200]!r} cannot be called: {error}") from error
 
 
-async def verified(fetcher: Fetcher, card: RemoteCard) -> RemoteCard:
-    """The card with who signed it. The key must come from where the card came from, or anybody could vouch for it.
+class CardSignature(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """`unknown`: no key to check it with was found where the card came from."""
 
-    Raises NoCard if no signature holds.
-    """
+    state: Literal["valid", "invalid", "none", "unknown"]
+    detail: str
+    key_id: str | None = None
+
+
+async def check_signature(fetcher: Fetcher, card: RemoteCard) -> CardSignature:
+    """Who signed it. The key must come from where the card came from, or anybody could vouch for it."""
     # A quarter of what a call from a command line takes to start, for cards that are to be verified.
     from covenant.seal.cards import SIGNATURES_MAX, header_of, signer_of  # noqa: PLC0415
 
     if not card.signatures:
-        raise NoCard(f"the card at {card.url} has no signature")
+        return CardSignature(state="none", detail=f"the card at {card.url} has no signature")
     forms: list[dict[str, Any]] = [card.fields, v1_fields(card.fields)]
     sets: dict[str, dict[str, Any]] = {}
+    broken: str | None = None
     for signature in card.signatures[:SIGNATURES_MAX]:
-        place = header_of(signature).get("jku")
+        header = header_of(signature)
+        place = header.get("jku")
         keys_url = urljoin(card.url, place) if isinstance(place, str) else None
         if keys_url is None or not _same_origin(keys_url, card.url):
             continue
         if keys_url not in sets:
             sets[keys_url] = await _keys(fetcher, keys_url)
-        signer = signer_of(forms, signature, sets[keys_url])
+        keys = sets[keys_url]
+        signer = signer_of(forms, signature, keys)
         if signer is not None:
-            return msgspec.structs.replace(card, signed_by=signer)
-    raise NoCard(f"no signature of the card at {card.url} holds by a key from the same origin")
+            detail = f"it holds by the key {signer} from {keys_url}; all members but the signatures are signed"
+            return CardSignature(state="valid", detail=detail, key_id=signer)
+        if any(key.get("kid") == header.get("kid") for key in keys["keys"]):
+            broken = broken or str(header.get("kid"))
+    detail = f"no signature of the card at {card.url} holds by a key from the same origin"
+    return CardSignature(state="invalid" if broken is not None else "unknown", detail=detail, key_id=broken)
+
+
+async def verified(fetcher: Fetcher, card: RemoteCard) -> RemoteCard:
+    """The card with who signed it. Raises NoCard if no signature holds."""
+    signature = await check_signature(fetcher, card)
+    if signature.state != "valid":
+        raise NoCard(signature.detail)
+    return msgspec.structs.replace(card, signed_by=signature.key_id)
 
 
 def _same_origin(one: str, other: str) -> bool:

@@ -67,8 +67,13 @@ class RemoteEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def place(self) -> str:
         """Host and port, as an entry of `outbound.allow` has them: whoever wrote the entry means it to be called."""
-        location = read_url(self.url)
-        return f"{host_text(location.host)}:{location.port}"
+        return place_of(self.url)
+
+
+def place_of(url: str) -> str:
+    """Host and port. Raises InvalidUrl."""
+    location = read_url(url)
+    return f"{host_text(location.host)}:{location.port}"
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

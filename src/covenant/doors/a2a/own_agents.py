@@ -1,0 +1,47 @@
+"""The agents of this daemon as an operator calls them in a tenant's place: through the A2A door, without its token.
+
+A request that brings a token is judged by that token alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from starlette.routing import BaseRoute, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from covenant.doors.a2a.http_bindings import PREFIX, A2ADoor
+from covenant.doors.http.bearer_auth import TenantGate, credential_of
+from covenant.exchange.access.tenants import Caller
+
+if TYPE_CHECKING:
+    import httpx2
+
+ACTING: Final = "covenant.acting"
+"""Where the scope of such a request has its caller."""
+
+
+class ActingGate(TenantGate):
+    async def caller(self, scope: Scope) -> Caller:
+        acting: Caller | None = scope.get(ACTING)
+        return await super().caller(scope) if acting is None or credential_of(scope) is not None else acting
+
+
+class OwnAgents:
+    """The agents of this daemon, and the pages beside them, such as the keys of their cards."""
+
+    def __init__(self, door: A2ADoor, pages: Sequence[BaseRoute]) -> None:
+        """The gate of both is an `ActingGate`."""
+        self._door = door
+        self._pages = Router(pages, redirect_slashes=False)
+
+    def transport(self, caller: Caller) -> httpx2.AsyncBaseTransport:
+        """What carries requests of this caller to them."""
+        from covenant.doors.a2a.in_process_client import InProcessTransport  # noqa: PLC0415  (needs the HTTP library)
+
+        return InProcessTransport(self, {ACTING: caller})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        serve: ASGIApp = self._door if scope["path"].startswith(PREFIX) else self._pages
+        await serve(scope, receive, send)

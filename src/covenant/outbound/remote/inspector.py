@@ -1,0 +1,290 @@
+"""Inspecting an agent: one request of A2A, as an operator wrote it, with every frame of it and what breaks the
+specification.
+
+The request goes over the client's own transports, through the fetcher that it is given, and nothing is repeated: what
+the agent answers is what is shown. Everything is bounded: the time, the frames, the bytes of each answer and of all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from covenant.model.a2a_requests import Message, SendMessage
+from covenant.model.agent_card import JSONRPC, RemoteCard, RemoteInterface
+from covenant.model.content import Content
+from covenant.model.errors import OverLimit
+from covenant.model.task_view import RemoteEvent, RemoteStatus, plain_text
+from covenant.outbound.call_errors import CallFailed, NoCard, RemoteError
+from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.outbound_settings import OutboundSettings
+from covenant.outbound.remote.a2a_transport import HttpTransport
+from covenant.outbound.remote.card_lookup import CardSignature, check_signature, find_card
+from covenant.outbound.remote.frame_recorder import FRAMES_MAX, FrameChecks, FrameRecorder, RecordedFrame
+from covenant.outbound.remote.remote_client import KEY_HEADER
+from covenant.outbound.remote.remote_registry import Credentials, place_of
+from covenant.outbound.remote.remote_task import RemoteTaskView, answer_text
+from covenant.wire.a2a.card_codec import BadCard
+from covenant.wire.a2a.conformance import FORMS
+from covenant.wire.a2a.dialects import dialect_of
+from covenant.wire.frame_redaction import TEXT_CHARS_MAX, redact_answered, redact_body, redact_sent, secrets_in
+
+if TYPE_CHECKING:
+    import httpx2
+
+Method = Literal["send", "card", "get", "cancel"]
+
+INSPECTION_S: Final = 60.0
+INSPECTIONS_MAX: Final = 8
+RETRY_MS: Final = 2_000
+BODY_BYTES_MAX: Final = 1024 * 1024
+TURN_CHARS_MAX: Final = 64 * 1024
+
+
+class InspectedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """`interface`: where to call, if the card need not be read for it. `headers` go to the origin of `url` alone."""
+
+    url: str
+    method: Method
+    binding: str
+    version: str
+    interface: str | None = None
+    parts: tuple[Content, ...] = ()
+    headers: dict[str, str] = {}
+    key: str | None = None
+    task_id: str | None = None
+    context_id: str | None = None
+    stream: bool = False
+
+
+class InspectedFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    at_ms: int
+    direction: Literal["in", "out"]
+    what: str
+    text: str
+    status: int | None = None
+    headers: dict[str, str] = {}
+    findings: tuple[str, ...] = ()
+    truncated: bool = False
+
+
+class InspectedTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    role: Literal["user", "agent"]
+    text: str
+    state: str | None = None
+    task_id: str | None = None
+    context_id: str | None = None
+
+
+class ConformanceFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """`frame` is the place of the frame in the list; null for what no single frame shows."""
+
+    rule: str
+    text: str
+    frame: int | None = None
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """`interface` is where the request went. `error` says why there is no answer that could be read."""
+
+    ok: bool
+    interface: str | None
+    card: dict[str, Any] | None
+    signature: CardSignature | None
+    conversation: tuple[InspectedTurn, ...]
+    frames: tuple[InspectedFrame, ...]
+    findings: tuple[ConformanceFinding, ...]
+    took_ms: int
+    error: str | None = None
+    truncated: bool = False
+
+
+class _Inspected:
+    """One inspection under way: what is known by now."""
+
+    def __init__(self, call: InspectedCall, recorder: FrameRecorder, fetcher: Fetcher) -> None:
+        self.call, self.recorder, self.fetcher = call, recorder, fetcher
+        self.card: RemoteCard | None = None
+        self.signature: CardSignature | None = None
+        self.interface: str | None = None
+        self.view = RemoteTaskView()
+        self.turns: list[InspectedTurn] = []
+        self.cut = False
+
+    async def run(self) -> None:
+        call, credentials = self.call, Credentials(self.call.url, headers=self.call.headers)
+        if call.method == "card" or call.interface is None:
+            await self._read_card(credentials)
+        if call.method == "card":
+            return
+        way = self._way()
+        self.recorder.phase, self.interface = "call", way.url
+        transport = HttpTransport(way, self.fetcher, credentials, self.card)
+        if call.method == "send":
+            await self._send(transport)
+        else:
+            assert call.task_id is not None
+            ask = transport.get if call.method == "get" else transport.cancel
+            self._take(await ask(call.task_id))
+
+    async def _read_card(self, credentials: Credentials) -> None:
+        try:
+            self.card = await find_card(self.fetcher, self.call.url, credentials)
+        except (RemoteError, BadCard, CallFailed):
+            if self.call.method == "card":
+                raise
+            return
+        if self.call.method == "card":
+            self.recorder.phase = "keys"
+            self.signature = await check_signature(self.fetcher, self.card)
+
+    def _way(self) -> RemoteInterface:
+        call = self.call
+        binding, version = call.binding, call.version
+        for way in self.card.ways if self.card is not None else ():
+            if (way.binding, way.version) == (binding, version):
+                return way
+        if call.interface is None and urlsplit(call.url).path.endswith(".json"):
+            offered = ", ".join(f"{way.binding} {way.version}" for way in self.card.ways) if self.card else "none"
+            raise NoCard(f"the card at {call.url} offers no {binding} {version}; it has {offered}")
+        return RemoteInterface(url=call.interface or call.url, binding=binding, version=version)
+
+    async def _send(self, transport: HttpTransport) -> None:
+        call = self.call
+        message = Message(
+            message_id=str(uuid.uuid4()), parts=call.parts, task_id=call.task_id, context_id=call.context_id
+        )
+        self.turns.append(InspectedTurn(role="user", text=plain_text(call.parts)[:TURN_CHARS_MAX]))
+        headers = {KEY_HEADER: call.key} if call.key is not None else {}
+        if not call.stream:
+            self._take(await transport.send(SendMessage(message=message), headers, int(INSPECTION_S * 1000)))
+            return
+        async with transport.stream(SendMessage(message=message), headers) as events:
+            async for _, heard in events:
+                self._take(heard)
+                if self.recorder.full:
+                    self.cut = True
+                    return
+
+    def _take(self, heard: RemoteEvent) -> None:
+        for news in self.view.take(heard):
+            if isinstance(news, RemoteStatus) and news.message is not None:
+                self._say(plain_text(news.message.parts))
+
+    def _say(self, text: str) -> None:
+        view = self.view
+        turn = InspectedTurn(
+            role="agent",
+            text=text[:TURN_CHARS_MAX],
+            state=view.state.value if view.task_id is not None else None,
+            task_id=view.task_id,
+            context_id=view.context_id,
+        )
+        if self.turns and self.turns[-1].role == "agent" and self.turns[-1].text == turn.text:
+            self.turns.pop()
+        if len(self.turns) < FRAMES_MAX:
+            self.turns.append(turn)
+
+    def conversation(self) -> tuple[InspectedTurn, ...]:
+        view = self.view
+        if view.known:
+            self._say(answer_text(view.state, view.message, view.artifacts, view.history))
+        return tuple(self.turns)
+
+
+class Inspector:
+    """Inspects one agent at a time for each of a few operators."""
+
+    def __init__(self, fetcher: Fetcher, limits: OutboundSettings, now_ms: Callable[[], int]) -> None:
+        self._fetcher = fetcher
+        self._limits = replace(limits, body_bytes_max=min(limits.body_bytes_max, BODY_BYTES_MAX))
+        self._now_ms = now_ms
+        self._running = 0
+
+    async def inspect(self, call: InspectedCall, transport: httpx2.AsyncBaseTransport | None = None) -> Inspection:
+        """`transport`: what carries the requests, if it is not the network.
+
+        Raises AddressRefused for what may not be called, and Invalid for a request that cannot be written.
+        """
+        if self._running >= INSPECTIONS_MAX:
+            raise OverLimit("inspection_limit", "too many inspections are under way", retry_after_ms=RETRY_MS)
+        self._running += 1
+        recorder, started_s = FrameRecorder(self._now_ms), time.monotonic()
+        # Without the network there is no address to judge, on whatever port the daemon listens.
+        source = self._fetcher if transport is None else self._fetcher.meaning(place_of(call.url))
+        fetcher = source.observed(recorder, self._limits, transport)
+        under_way = _Inspected(call, recorder, fetcher)
+        try:
+            error = await _run(under_way)
+        finally:
+            self._running -= 1
+            await fetcher.close()
+        took_ms = int((time.monotonic() - started_s) * 1000)
+        # Checking and redacting a few megabytes takes a while, and others have the loop.
+        return await asyncio.to_thread(_told, under_way, error, took_ms)
+
+
+async def _run(under_way: _Inspected) -> str | None:
+    """Why there is no answer that could be read; None if there is one."""
+    try:
+        async with asyncio.timeout(INSPECTION_S):
+            await under_way.run()
+    except TimeoutError:
+        under_way.cut = True
+        return f"no answer within {INSPECTION_S:g} s"
+    except (BadCard, RemoteError) as failed:
+        return str(failed)
+    except CallFailed as failed:
+        under_way.cut = True
+        return failed.detail
+    return None
+
+
+def _told(under_way: _Inspected, error: str | None, took_ms: int) -> Inspection:
+    call, recorder = under_way.call, under_way.recorder
+    FrameChecks(
+        FORMS[dialect_of(call.version, call.binding)],
+        recorder.frames,
+        rpc=call.binding == JSONRPC,
+        stream=call.stream and call.method == "send",
+        task_alone=call.method in ("get", "cancel"),
+    ).run(cut=under_way.cut)
+    given, card = secrets_in(call.headers), under_way.card
+    findings = [
+        ConformanceFinding(rule=rule, text=text, frame=at)
+        for at, frame in enumerate(recorder.frames)
+        for rule, text in frame.findings
+    ]
+    return Inspection(
+        ok=error is None,
+        interface=under_way.interface,
+        card=card.fields if card is not None else None,
+        signature=under_way.signature,
+        conversation=under_way.conversation(),
+        frames=tuple(_shown(frame, given) for frame in recorder.frames),
+        findings=tuple(findings),
+        took_ms=took_ms,
+        error=error,
+        truncated=recorder.full,
+    )
+
+
+def _shown(frame: RecordedFrame, given: tuple[str, ...]) -> InspectedFrame:
+    out = frame.direction == "out"
+    return InspectedFrame(
+        at_ms=frame.at_ms,
+        direction=frame.direction,
+        what=frame.what,
+        text=redact_body(bytes(frame.body), given, public=frame.of != "call"),
+        status=frame.status,
+        headers=redact_sent(frame.headers) if out else redact_answered(frame.headers, given),
+        findings=tuple(f"{rule}: {text}" for rule, text in frame.findings),
+        truncated=frame.cut or len(frame.body) > TEXT_CHARS_MAX,
+    )
