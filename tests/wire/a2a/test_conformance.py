@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from covenant.wire.a2a import conformance
-from covenant.wire.a2a.conformance import FORMS, RULES, Reply, StreamCheck, check_card, check_reply, check_rpc
+from covenant.wire.a2a.conformance import FORMS, RULES, CheckedReply, StreamCheck, check_card, check_reply, check_rpc
 from covenant.wire.a2a.dialects import PROTO_V03, V03, V1
 
 PART: Any = {"text": "x"}
@@ -31,7 +31,7 @@ TASK_V03: Any = {
 }
 
 
-def rules(reply: Reply) -> list[str]:
+def rules(reply: CheckedReply) -> list[str]:
     return [finding.rule for finding in reply.findings]
 
 

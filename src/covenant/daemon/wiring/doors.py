@@ -151,12 +151,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
     return Doors(
         waits=waits,
         http=make_server(traced, settings.http, door.refusal_form, tls),
-        ipc=IpcServer(
-            settings.home / SOCKET_NAME,
-            api,
-            frame_bytes_max=settings.ipc.frame_bytes_max,
-            connections_max=settings.ipc.connections_max,
-        ),
+        ipc=_make_ipc(settings, api),
         dashboard=dashboard,
         grpc=_make_grpc(base, admission, services, tls),
         schedulers=(
@@ -327,6 +322,15 @@ def _make_dashboard(base: Base, api: ApiContext, codes: LoginCodes, base_url: Ba
         operator=base.storage.operator,
         body_bytes_max=base.settings.http.body_bytes_max,
         feeds_max=ui.feeds_max,
+    )
+
+
+def _make_ipc(settings: Settings, api: ApiContext) -> IpcServer:
+    return IpcServer(
+        settings.home / SOCKET_NAME,
+        api,
+        frame_bytes_max=settings.ipc.frame_bytes_max,
+        connections_max=settings.ipc.connections_max,
     )
 
 

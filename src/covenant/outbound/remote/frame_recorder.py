@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from covenant.outbound.remote.a2a_transport import EVENT_BYTES_MAX
 from covenant.wire.a2a import conformance
-from covenant.wire.a2a.conformance import Finding, Form
+from covenant.wire.a2a.conformance import BrokenRule, Form
 from covenant.wire.sse import EventReader
 
 FRAMES_MAX: Final = 200
@@ -36,7 +36,7 @@ class RecordedFrame:
         self.headers: Mapping[str, str] = {}
         self.body = bytearray()
         self.cut = False
-        self.findings: list[Finding] = []
+        self.findings: list[BrokenRule] = []
 
 
 class FrameRecorder:
@@ -97,7 +97,7 @@ def _media_type(headers: Mapping[str, str]) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-_NO_JSON: Final = Finding("json", "the answer is no JSON object")
+_NO_JSON: Final = BrokenRule("json", "the answer is no JSON object")
 
 
 class FrameChecks:
@@ -131,7 +131,7 @@ class FrameChecks:
     def _answer(self, frame: RecordedFrame) -> None:
         if frame.what == "stream":
             if not self._streams:
-                frame.findings += [Finding("http.content_type", "a stream answers a request that asked for none")]
+                frame.findings += [BrokenRule("http.content_type", "a stream answers a request that asked for none")]
             return
         said = conformance.parse_object(bytes(frame.body))
         if not frame.event:
@@ -147,7 +147,7 @@ class FrameChecks:
             if said.get("error") is not None or result is None:
                 return
             if failed:
-                frame.findings.append(Finding("http.status", f"a result comes with HTTP {frame.status}"))
+                frame.findings.append(BrokenRule("http.status", f"a result comes with HTTP {frame.status}"))
             said = result if isinstance(result, dict) else {}
         elif failed:
             frame.findings += conformance.check_rest_error(self._form, frame.status or 0, said)
@@ -157,7 +157,7 @@ class FrameChecks:
         if frame.event:
             frame.findings += self._stream.take(reply)
 
-    def _head(self, frame: RecordedFrame, said: Mapping[str, Any] | None) -> list[Finding]:
+    def _head(self, frame: RecordedFrame, said: Mapping[str, Any] | None) -> list[BrokenRule]:
         # A refusal may come as JSON where a stream was asked for.
         refused = said is not None and said.get("error") is not None
         if not succeeded(frame) and said is None:

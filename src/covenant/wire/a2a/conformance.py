@@ -38,7 +38,7 @@ FINDINGS_MAX: Final = 100
 NESTING_MAX: Final = 100
 
 
-class Finding(NamedTuple):
+class BrokenRule(NamedTuple):
     rule: str
     text: str
 
@@ -132,9 +132,9 @@ def parse_object(data: bytes) -> dict[str, Any] | None:
     return read if isinstance(read, dict) and not deeper_than(read, NESTING_MAX) else None
 
 
-def check_object(form: Form, name: str, said: Any, where: str) -> Iterator[Finding]:
+def check_object(form: Form, name: str, said: Any, where: str) -> Iterator[BrokenRule]:
     if not isinstance(said, dict):
-        yield Finding(name, f"{where} is no object")
+        yield BrokenRule(name, f"{where} is no object")
         return
     for member in form.objects[name]:
         yield from _check_member(form, name, member, said, where)
@@ -142,69 +142,69 @@ def check_object(form: Form, name: str, said: Any, where: str) -> Iterator[Findi
         yield from _check_part(form, said, where)
 
 
-def _check_member(form: Form, owner: str, member: Member, said: dict[str, Any], where: str) -> Iterator[Finding]:
+def _check_member(form: Form, owner: str, member: Member, said: dict[str, Any], where: str) -> Iterator[BrokenRule]:
     rule, place = f"{owner}.{member.name}", f"{where}.{member.name}"
     value = said.get(member.name)
     if value is None or (member.required and value in ("", [])):
         if member.required:
-            yield Finding(rule, f"{place} is required{'' if value is None else ' and is empty'}")
+            yield BrokenRule(rule, f"{place} is required{'' if value is None else ' and is empty'}")
     elif not member.many:
         yield from _check_value(form, member.kind, value, rule, place)
     elif isinstance(value, list):
         for at, each in enumerate(value):
             yield from _check_value(form, member.kind, each, rule, f"{place}[{at}]")
     else:
-        yield Finding(rule, f"{place} is no list")
+        yield BrokenRule(rule, f"{place} is no list")
 
 
-def _check_value(form: Form, kind: str, value: Any, rule: str, place: str) -> Iterator[Finding]:
+def _check_value(form: Form, kind: str, value: Any, rule: str, place: str) -> Iterator[BrokenRule]:
     codec = form.dialect.client
     if kind in form.objects:
         yield from check_object(form, kind, value, place)
     elif kind == "bool":
         if not isinstance(value, bool):
-            yield Finding(rule, f"{place} is neither true nor false")
+            yield BrokenRule(rule, f"{place} is neither true nor false")
     elif not isinstance(value, str):
-        yield Finding(rule, f"{place} is no text")
+        yield BrokenRule(rule, f"{place} is no text")
     elif kind == "state" and codec.states.get(value) is None:
-        yield Finding(rule, f"{place}: A2A {form.version} has no state {value[:40]!r}")
+        yield BrokenRule(rule, f"{place}: A2A {form.version} has no state {value[:40]!r}")
     elif kind == "role" and codec.roles.get(value) is None:
-        yield Finding(rule, f"{place}: A2A {form.version} has no role {value[:40]!r}")
+        yield BrokenRule(rule, f"{place}: A2A {form.version} has no role {value[:40]!r}")
     elif kind == "time" and not _TIME.fullmatch(value):
-        yield Finding(rule, f"{place} is no time of ISO 8601 with its zone")
+        yield BrokenRule(rule, f"{place} is no time of ISO 8601 with its zone")
 
 
-def _check_part(form: Form, said: dict[str, Any], where: str) -> Iterator[Finding]:
+def _check_part(form: Form, said: dict[str, Any], where: str) -> Iterator[BrokenRule]:
     if form.by_kind:
         kind = said.get("kind")
         if kind not in ("text", "file", "data"):
-            yield Finding("Part.kind", f"{where}.kind is none of text, file and data")
+            yield BrokenRule("Part.kind", f"{where}.kind is none of text, file and data")
         elif kind not in said:
-            yield Finding(f"Part.{kind}", f"{where} is a part of kind {kind} without {kind}")
+            yield BrokenRule(f"Part.{kind}", f"{where} is a part of kind {kind} without {kind}")
         return
     given = [name for name in _CONTENTS[form.dialect] if name in said]
     if len(given) != 1:
         found = " and ".join(given) or "none"
-        yield Finding("Part.content", f"{where} has {found} of {', '.join(_CONTENTS[form.dialect])}, and not one")
+        yield BrokenRule("Part.content", f"{where} has {found} of {', '.join(_CONTENTS[form.dialect])}, and not one")
 
 
-class Reply(NamedTuple):
+class CheckedReply(NamedTuple):
     """What an answer is: the name of its object, and its members. `name` is empty if it is none that is known."""
 
     name: str
     said: dict[str, Any]
-    findings: tuple[Finding, ...]
+    findings: tuple[BrokenRule, ...]
 
 
-def check_reply(form: Form, said: dict[str, Any], *, task_alone: bool = False) -> Reply:
+def check_reply(form: Form, said: dict[str, Any], *, task_alone: bool = False) -> CheckedReply:
     """`task_alone`: the answer to a get or a cancel, which is the task itself."""
     found, where = _reply_in(form, said, task_alone=task_alone)
     if found is None:
         names = " or ".join(form.members)
-        return Reply("", {}, (Finding("reply", f"the answer is none of {names}, or several of them"),))
+        return CheckedReply("", {}, (BrokenRule("reply", f"the answer is none of {names}, or several of them"),))
     name, inner = found
     findings = tuple(check_object(form, name, inner, where))[:FINDINGS_MAX]
-    return Reply(name, inner if isinstance(inner, dict) else {}, findings)
+    return CheckedReply(name, inner if isinstance(inner, dict) else {}, findings)
 
 
 def _reply_in(form: Form, said: dict[str, Any], *, task_alone: bool) -> tuple[tuple[str, Any] | None, str]:
@@ -220,48 +220,48 @@ def _reply_in(form: Form, said: dict[str, Any], *, task_alone: bool) -> tuple[tu
     return (form.members[given[0]], said[given[0]]), given[0]
 
 
-def check_rpc(said: dict[str, Any], call_id: int) -> Iterator[Finding]:
+def check_rpc(said: dict[str, Any], call_id: int) -> Iterator[BrokenRule]:
     """The envelope of JSON-RPC 2.0."""
     if said.get("jsonrpc") != "2.0":
-        yield Finding("jsonrpc.envelope", 'the response does not say "jsonrpc": "2.0"')
+        yield BrokenRule("jsonrpc.envelope", 'the response does not say "jsonrpc": "2.0"')
     if ("result" in said) == (said.get("error") is not None):
-        yield Finding("jsonrpc.envelope", "the response has not either a result or an error")
+        yield BrokenRule("jsonrpc.envelope", "the response has not either a result or an error")
     given = said.get("id")
     # An error may come before the id could be read.
     if (given != call_id or isinstance(given, bool)) and not (given is None and said.get("error") is not None):
-        yield Finding("jsonrpc.id", f"the request has the id {call_id}, the response {str(given)[:40]!r}")
+        yield BrokenRule("jsonrpc.id", f"the request has the id {call_id}, the response {str(given)[:40]!r}")
     error = said.get("error")
     if error is None:
         return
     if not isinstance(error, dict):
-        yield Finding("jsonrpc.error", "the error is no object")
+        yield BrokenRule("jsonrpc.error", "the error is no object")
         return
     if not isinstance(error.get("code"), int) or isinstance(error.get("code"), bool):
-        yield Finding("jsonrpc.error", "the error's code is no whole number")
+        yield BrokenRule("jsonrpc.error", "the error's code is no whole number")
     if not isinstance(error.get("message"), str):
-        yield Finding("jsonrpc.error", "the error has no message")
+        yield BrokenRule("jsonrpc.error", "the error has no message")
 
 
-def check_rest_error(form: Form, status: int, said: dict[str, Any]) -> Iterator[Finding]:
+def check_rest_error(form: Form, status: int, said: dict[str, Any]) -> Iterator[BrokenRule]:
     if form.dialect is not V1:
         return
     error = said.get("error")
     if not isinstance(error, dict):
-        yield Finding("rest.error", "an error of 1.0 is an object under error")
+        yield BrokenRule("rest.error", "an error of 1.0 is an object under error")
         return
     if error.get("code") != status:
-        yield Finding("rest.error", f"error.code is {str(error.get('code'))[:40]}, the status {status}")
+        yield BrokenRule("rest.error", f"error.code is {str(error.get('code'))[:40]}, the status {status}")
     for name in ("status", "message"):
         if not isinstance(error.get(name), str):
-            yield Finding("rest.error", f"error.{name} is required")
+            yield BrokenRule("rest.error", f"error.{name} is required")
 
 
-def check_media_type(said: str, *, stream: bool) -> Iterator[Finding]:
+def check_media_type(said: str, *, stream: bool) -> Iterator[BrokenRule]:
     kind = said.partition(";")[0].strip().lower()
     if stream and kind != "text/event-stream":
-        yield Finding("http.content_type", f"the answer to a stream is {kind or 'without a media type'}")
+        yield BrokenRule("http.content_type", f"the answer to a stream is {kind or 'without a media type'}")
     elif not stream and not kind.endswith(("/json", "+json")):
-        yield Finding("http.content_type", f"the answer is {kind or 'without a media type'}, and not JSON")
+        yield BrokenRule("http.content_type", f"the answer is {kind or 'without a media type'}, and not JSON")
 
 
 _STOPPED: Final = frozenset(state for state in TaskState if state.terminal or state.waits)
@@ -277,12 +277,12 @@ class StreamCheck:
         self._over = ""
         self._stopped = False
 
-    def take(self, reply: Reply) -> Iterator[Finding]:
+    def take(self, reply: CheckedReply) -> Iterator[BrokenRule]:
         self._seen += 1
         if self._over:
-            yield Finding("stream.order", f"this event comes after {self._over}")
+            yield BrokenRule("stream.order", f"this event comes after {self._over}")
         if self._seen == 1 and not self._form.by_kind and reply.name not in ("Task", "Message", ""):
-            yield Finding("stream.first", f"the stream begins with {reply.name}")
+            yield BrokenRule("stream.first", f"the stream begins with {reply.name}")
         if reply.name == "Message":
             self._over = "the message that answers"
             return
@@ -290,7 +290,7 @@ class StreamCheck:
         if self._task_id is None:
             self._task_id = task_id
         elif task_id != self._task_id:
-            yield Finding("stream.task", f"the event is about task {str(task_id)[:60]!r}")
+            yield BrokenRule("stream.task", f"the event is about task {str(task_id)[:60]!r}")
         status = reply.said.get("status")
         if isinstance(status, dict):
             said = status.get("state")
@@ -299,11 +299,11 @@ class StreamCheck:
             if state is not None and state.terminal:
                 self._over = "the task has ended"
 
-    def end(self) -> Iterator[Finding]:
+    def end(self) -> Iterator[BrokenRule]:
         if not self._seen:
-            yield Finding("stream.first", "the stream ended before it said anything")
+            yield BrokenRule("stream.first", "the stream ended before it said anything")
         elif not self._over and not self._stopped:
-            yield Finding("stream.end", "the stream ended, and the task neither has ended nor waits for its caller")
+            yield BrokenRule("stream.end", "the stream ended, and the task neither has ended nor waits for its caller")
 
 
 _CARD: Final = Form(
@@ -333,16 +333,16 @@ _CARD_V03: Final = _CARD._replace(
 )
 
 
-def check_card(said: dict[str, Any]) -> tuple[Finding, ...]:
+def check_card(said: dict[str, Any]) -> tuple[BrokenRule, ...]:
     """As a card of 1.0 if it lists interfaces, else as one of 0.3."""
     if "supportedInterfaces" in said:
         found = list(check_object(_CARD, "AgentCard", said, "card"))
     elif "url" in said:
         found = list(check_object(_CARD_V03, "AgentCard", said, "card"))
     else:
-        found = [Finding("card.interfaces", "the card has neither supportedInterfaces (1.0) nor url (0.3)")]
+        found = [BrokenRule("card.interfaces", "the card has neither supportedInterfaces (1.0) nor url (0.3)")]
     if "skills" not in said:
-        found.append(Finding("AgentCard.skills", "card.skills is required"))
+        found.append(BrokenRule("AgentCard.skills", "card.skills is required"))
     return tuple(found[:FINDINGS_MAX])
 
 
