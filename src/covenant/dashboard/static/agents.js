@@ -47,11 +47,23 @@ async function readAgents() {
   );
 }
 
+let shown = { key: null };
+
+/** It is read once for each agent that is looked at, and not whenever a count changes. */
+async function cardOf(tenant, id) {
+  const key = `${tenant}/${id}`;
+  if (shown.key !== key) {
+    const read = get(`agents/${encodeURIComponent(tenant)}/${encodeURIComponent(id)}/card`);
+    shown = { key, found: await read.catch((error) => ({ card: null, raw: error.message, signature: { state: "unknown", detail: "The card cannot be read." } })) };
+  }
+  return shown.found;
+}
+
 async function one(tenant, id, agent) {
   const display = `${id}@${tenant}`;
   const [{ tasks }, found, known] = await Promise.all([
     get("a2a/tasks", { agent: display, limit: 10 }),
-    get(`agents/${encodeURIComponent(tenant)}/${encodeURIComponent(id)}/card`).catch((error) => ({ card: null, raw: error.message, signature: { state: "none", detail: "" } })),
+    cardOf(tenant, id),
     session(),
   ]);
   const { card, signature } = found;
@@ -68,6 +80,9 @@ async function one(tenant, id, agent) {
     raw: clipped(pretty(found.raw)),
     inspect: known.may("inspect") ? { href: `/ui/inspector?${new URLSearchParams(agent?.url ? { url: agent.url } : { tenant, agent: id })}` } : null,
     every: { href: `/ui/tasks?${new URLSearchParams({ agent: display })}` },
+    made: agent ? `${agent.kind}, from ${agent.source}` : "–",
+    most: agent?.concurrency ? plural(agent.concurrency, "task at once", "tasks at once") : "as its kind has it",
+    failed: { text: plural(agent?.failed ?? 0, "task"), href: `/ui/tasks?${new URLSearchParams({ agent: display, outcome: "failed" })}` },
     busy: agent ? `${plural(agent.queued ?? 0, "task")} in the queue, ${number(agent.in_flight ?? 0)} leased, ${number(agent.failed ?? 0)} failed` : "",
   });
   list(find("#recent"), tasks, (task) => task.task_id, () => copy("recent-task"), (row, task) => {

@@ -23,6 +23,10 @@ ACTING: Final = "covenant.acting"
 
 
 class ActingGate(TenantGate):
+    async def enter(self, scope: Scope) -> Caller:
+        """To look at a card spends nothing of the tenant's rate; a call of the agent does."""
+        return await self.caller(scope)
+
     async def caller(self, scope: Scope) -> Caller:
         acting: Caller | None = scope.get(ACTING)
         return await super().caller(scope) if acting is None or credential_of(scope) is not None else acting

@@ -12,15 +12,17 @@ from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, Ap
 from covenant.exchange.access.principals import Principal, require_operator
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.cards import AGENTS_PATH
+from covenant.model.agent_card import JSONRPC
 from covenant.model.content import Content, Text
 from covenant.model.errors import Conflict, Invalid, Unavailable
 from covenant.model.tenants import DEFAULT
 from covenant.outbound.call_errors import AddressRefused
+from covenant.outbound.remote.card_lookup import CardSignature
 from covenant.outbound.remote.inspector import InspectedCall, Inspection, Inspector, Method
 from covenant.wire.a2a.conformance import BINDINGS
 from covenant.wire.a2a.parts_v1 import PartV1, contents_of
 from covenant.wire.json_input import shorten
-from covenant.wire.mailbox import StrictRequest
+from covenant.wire.mailbox import Request, StrictRequest
 
 if TYPE_CHECKING:
     import httpx2
@@ -87,6 +89,19 @@ class Inspected(ApiAnswer, Inspection, frozen=True, kw_only=True, tag="a2a_inspe
     """Every field is there."""
 
 
+class AgentCardRequest(Request, frozen=True, kw_only=True):
+    tenant: str = DEFAULT
+    agent_id: str = ""
+
+
+class AgentCardShown(ApiAnswer, frozen=True, kw_only=True, tag="agent_card", omit_defaults=False):
+    """`raw` is the card as callers get it, byte for byte. `signature` is checked as a caller would check it."""
+
+    card: dict[str, Any]
+    raw: str
+    signature: CardSignature
+
+
 class AgentInspector:
     """Inspects the agents of this daemon, in its own process, and others over the network."""
 
@@ -104,10 +119,23 @@ class AgentInspector:
         acting = await services.tenancy.acting(caller, request.tenant)
         if acting.tenant.disabled_at_ms is not None:
             raise Conflict("tenant_disabled", f"the tenant {request.tenant} is disabled: nobody calls its agents")
-        url = f"{self._base_url}{AGENTS_PATH}/{quote(request.agent or '', safe='')}"
+        url = self._url(request.agent or "")
         call = request.call(url, url)
         await services.exchange.note_inspection(caller, request.method, agent=f"{request.agent}@{request.tenant}")
         return await self._inspector.inspect(call, self._own(acting))
+
+    async def card(self, services: Services, caller: Principal, tenant: str, agent_id: str) -> AgentCardShown:
+        acting = await services.tenancy.acting(caller, tenant)
+        url = self._url((await services.catalogue.show(tenant, agent_id)).id)
+        call = InspectedCall(url=url, method="card", binding=JSONRPC, version="1.0")
+        found = await self._inspector.inspect(call, self._own(acting))
+        raw = next((frame.text for frame in found.frames if frame.status == 200), "")
+        if found.card is None or found.signature is None:
+            raise Unavailable("no_card", found.error or "the agent has no card")
+        return AgentCardShown(card=found.card, raw=raw, signature=found.signature)
+
+    def _url(self, agent_id: str) -> str:
+        return f"{self._base_url}{AGENTS_PATH}/{quote(agent_id, safe='')}"
 
     async def _elsewhere(self, services: Services, caller: Principal, request: InspectRequest, url: str) -> Inspection:
         call = request.call(url, request.interface)
@@ -126,6 +154,16 @@ async def inspect_a2a_agent(services: Services, caller: Principal, request: Insp
     return fill(Inspected, await services.inspector.inspect(services, caller, request))
 
 
+async def show_agent_card(services: Services, caller: Principal, request: AgentCardRequest) -> AgentCardShown:
+    await require_operator(services.ledger, caller, "an agent's card")
+    if services.inspector is None:
+        raise Unavailable("no_inspector", "this daemon calls no agents")
+    return await services.inspector.card(services, caller, request.tenant, request.agent_id)
+
+
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("POST", "/a2a/inspect", inspect_a2a_agent, "Talk to any A2A agent, and see every frame"),
+    ApiOperation(
+        "GET", "/agents/{tenant}/{agent_id}/card", show_agent_card, "An agent's card, and whether its signature holds"
+    ),
 )
