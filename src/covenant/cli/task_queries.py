@@ -1,4 +1,4 @@
-"""Looking at tasks: `covenant a2a status`, `list`, `export`, `show`, `tree`, `watch`, and `covenant logs`."""
+"""Looking at tasks: `covenant a2a status`, `list`, `export`, `show`, `tree`, `frames`, `watch`, and `covenant logs`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from covenant.cli.options import (
 )
 from covenant.cli.task_tables import (
     facts_table,
+    frame_text,
     lease_table,
     log_text,
     queue_tables,
@@ -208,6 +209,28 @@ def logs(call: Invocation, *, task_id: str, follow: bool, limit: int) -> None:
                 answer = call.ask_on("a2a_task_log", FOLLOW_MS, task_id=task_id, after=answer["next"], limit=1_000)
     if not follow and not answer["lines"] and not call.json:
         say("nothing was logged for this task")
+
+
+@daemon_command(commands, "frames", "a2a_frames", "task_id", "on", "frames", "left_out?", "lost?")
+@task_argument
+def frames(call: Invocation, *, task_id: str) -> None:
+    """Show what came in and went out for a task, as it was on the wire and without secrets.
+
+    The daemon keeps frames, in memory, if the setting log.frame_bytes_max is more than 0: of calls over HTTP (A2A,
+    native, mailbox) that were not refused, and of calls that its agents make to remote ones.
+    """
+    answer = call.ask("a2a_task_frames", task_id=call.task_id(task_id))
+    if call.answer(answer):
+        return
+    if not answer["on"]:
+        say("no frames are kept: see the setting log.frame_bytes_max")
+        return
+    if answer.get("left_out"):
+        say(f"{answer['left_out']} older frame(s) are not kept")
+    for frame in answer["frames"]:
+        put(frame_text(frame))
+    if not answer["frames"]:
+        say("no frame is kept for this task")
 
 
 logs_command: Final = top.commands["logs"]

@@ -224,6 +224,14 @@ def log_text(line: dict[str, Any]) -> str:
     return f"{said}\n{line['traceback']}" if line.get("traceback") else said
 
 
+def frame_text(frame: dict[str, Any]) -> str:
+    """A frame of a task: when, which way, at which door, its headers, and what it says."""
+    way, cut = "<" if frame["direction"] == "in" else ">", " (cut)" if frame.get("truncated") else ""
+    headers = [f"    {name}: {value}" for name, value in frame.get("headers", {}).items()]
+    first = f"{clock_time(frame['at_ms'])} {way} {frame['door']} {frame['what']}{cut}"
+    return "\n".join([first, *headers, *([frame["text"]] if frame["text"] else [])])
+
+
 def _body_text(body: Any) -> str:
     match body:
         case {"text": str(text)}:

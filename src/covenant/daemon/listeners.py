@@ -16,7 +16,7 @@ from covenant.daemon.telemetry import Log
 from covenant.daemon.tls_files import TlsFiles, key_is_exposed, open_tls
 from covenant.doors.http.health import ALIVE_PATHS
 from covenant.doors.http.server.bounds import HttpBounds
-from covenant.doors.http.server.http_exchange import Door
+from covenant.doors.http.server.http_exchange import Door, HttpExchange, NewExchange
 from covenant.doors.http.server.http_refusals import RefusalForm, plain_form
 from covenant.doors.http.server.http_server import HttpServer
 from covenant.doors.http.server.tls_handshakes import ServerTls
@@ -122,7 +122,11 @@ def http_bounds(settings: HttpSettings) -> HttpBounds:
 
 
 def make_server(
-    door: Door, settings: HttpSettings, refusal_form: RefusalForm = plain_form, tls: ServerTls | None = None
+    door: Door,
+    settings: HttpSettings,
+    refusal_form: RefusalForm = plain_form,
+    tls: ServerTls | None = None,
+    new_exchange: NewExchange = HttpExchange,
 ) -> HttpServer:
     return HttpServer(
         door,
@@ -132,4 +136,5 @@ def make_server(
         always=ALIVE_PATHS,
         proxies=settings.trusted_proxies,
         tls=tls,
+        new_exchange=new_exchange,
     )

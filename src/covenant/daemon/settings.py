@@ -321,6 +321,12 @@ class LogSettings:
         whole(MIB, 1024 * MIB),
         "Bytes of task logs (`covenant logs`) that are kept in memory, and as many in the home; the oldest go first.",
     )
+    frame_bytes_max: int = setting(
+        0,
+        whole(0, 1024 * MIB),
+        "Bytes of frames (`covenant a2a frames`) that are kept in memory: what came in and went out for each task, "
+        "without secrets. 0: none are kept.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from typing import Any, Final, TextIO
 import covenant
 from covenant.daemon.settings import LogFormat, LogLevel, TelemetrySettings
 from covenant.doors.metrics import Meter
+from covenant.exchange.frame_log import FrameLog
 from covenant.exchange.task_logs import TURN, TaskLogs
 from covenant.model.extras import install_command
 from covenant.model.tracing import OFF, Span, SpanKind, Trace, Tracer, Value
@@ -152,6 +153,8 @@ class Telemetry:
     log: Log
     task_logs: TaskLogs
     tracer: Tracer = OFF
+    frames: FrameLog | None = None
+    """None: switched off."""
     meter: Meter = field(default_factory=Meter)
 
 

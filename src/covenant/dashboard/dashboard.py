@@ -145,6 +145,8 @@ class SessionShown(msgspec.Struct, frozen=True, kw_only=True, tag="ui_session", 
     peers: bool
     several: bool
     """Whether other daemons serve this ledger, too."""
+    frames: bool
+    """Whether the daemon keeps what came in and went out."""
     expires_in_ms: int
 
 
@@ -168,6 +170,7 @@ class SessionInfo(Endpoint):
             can=tuple(verb for verb, kind in VERBS.items() if allowed(session.role, kind)),
             peers=self._api.services.peers is not None and session.role is not Role.TENANT,
             several=session.role is not Role.TENANT and len(await self._api.services.ledger.nodes()) > 1,
+            frames=self._api.services.frames is not None and session.role is not Role.TENANT,
             expires_in_ms=self._sessions.expires_in_ms(session),
         )
         await reply(send, 200, encode(shown))

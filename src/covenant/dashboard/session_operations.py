@@ -34,7 +34,7 @@ R = TypeVar("R", bound=Request)
 
 VIEWED: Final = frozenset(
     """
-    find_a2a_tasks count_a2a_tasks a2a_task_log recent_a2a_tasks recent_a2a_results a2a_queue
+    find_a2a_tasks count_a2a_tasks a2a_task_log a2a_task_frames recent_a2a_tasks recent_a2a_results a2a_queue
     show_a2a_task a2a_tree a2a_pushes
     list_identities recent_capabilities recent_audit verify_audit_integrity
     list_tenants list_agents show_agent show_agent_card show_settings list_nodes

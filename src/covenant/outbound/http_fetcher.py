@@ -106,11 +106,13 @@ class _Call:
 
 
 class CallRecord(Protocol):
-    """Hears what is answered to one request: the head, then the body as it arrives, decompressed."""
+    """Hears what is answered to one request: the head, the body as it arrives, decompressed, and that it is over."""
 
     def answered(self, status: int, headers: Mapping[str, str]) -> None: ...
 
     def heard(self, piece: bytes) -> None: ...
+
+    def ended(self) -> None: ...
 
 
 class CallObserver(Protocol):
@@ -246,6 +248,7 @@ class Fetcher:
                 return call, response
             # What a redirect says besides its place interests nobody.
             await response.aclose()
+            _end(response)
             call = _redirected(call, place)
             self._guard.read(call.location.url)
         raise CallFailed("bad_redirect", "redirected too often", transient=False)
@@ -258,18 +261,22 @@ class Fetcher:
         if self._observer is not None:
             record = self._observer.sent(call.method, call.location.url, call.headers, call.content)
         connect_s, idle_s = self._limits.connect_ms / 1000, idle_ms / 1000
-        response = await transport.handle_async_request(
-            httpx2.Request(
-                call.method,
-                call.location.url,
-                headers=call.headers,
-                content=call.content or None,
-                extensions={
-                    "timeout": {"connect": connect_s, "pool": connect_s, "read": idle_s, "write": idle_s},
-                    "wire_bytes_max": bytes_max,
-                },
-            )
+        request = httpx2.Request(
+            call.method,
+            call.location.url,
+            headers=call.headers,
+            content=call.content or None,
+            extensions={
+                "timeout": {"connect": connect_s, "pool": connect_s, "read": idle_s, "write": idle_s},
+                "wire_bytes_max": bytes_max,
+            },
         )
+        try:
+            response = await transport.handle_async_request(request)
+        except BaseException:
+            if record is not None:
+                record.ended()
+            raise
         if record is not None:
             record.answered(response.status_code, _plain(response))
             response.extensions[RECORD] = record
@@ -344,3 +351,11 @@ async def _bounded(response: httpx2.Response, bytes_max: int | None) -> AsyncGen
                 yield piece
     except httpx2.DecodingError as error:
         raise CallFailed("bad_response", "the body is not compressed as its headers say", detail=str(error)) from error
+    finally:
+        _end(response)
+
+
+def _end(response: httpx2.Response) -> None:
+    record: CallRecord | None = response.extensions.pop(RECORD, None)
+    if record is not None:
+        record.ended()

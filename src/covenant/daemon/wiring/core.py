@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.cards import CardFeatures
 from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.frame_log import FrameLog, TurnCalls
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.tasks.writer import Intake
 from covenant.exchange.tenant_removal import TenantRemovals
@@ -91,10 +92,13 @@ async def open_base(
         open_storage(settings, log, clocks=clocks, archive_apart=archive_apart) as storage,
         open_tracer(settings.telemetry, environment(), log) as tracer,
         open_listeners(settings, log) as listeners,
-        open_outbound(settings.outbound) as outbound,
         open_task_logs(settings.home, bytes_max=settings.log.task_bytes_max) as task_logs,
+        AsyncExitStack() as stack,
     ):
-        telemetry = Telemetry(log, task_logs, tracer)
+        frames = _make_frame_log(settings, storage)
+        telemetry = Telemetry(log, task_logs, tracer, frames)
+        calls = TurnCalls(frames) if frames is not None else None
+        outbound = await stack.enter_async_context(open_outbound(settings.outbound, calls))
         yield Base(
             settings=settings,
             telemetry=telemetry,
@@ -103,6 +107,12 @@ async def open_base(
             outbound=outbound,
             access=await open_access(settings, storage, telemetry, running),
         )
+
+
+def _make_frame_log(settings: Settings, storage: Storage) -> FrameLog | None:
+    """None: switched off."""
+    bytes_max, ledger = settings.log.frame_bytes_max, storage.ledger
+    return FrameLog(ledger.now_ms, bytes_max=bytes_max, belongs=ledger.parties) if bytes_max else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,9 +34,11 @@ from covenant.doors.a2a.own_agents import ActingGate, OwnAgents
 from covenant.doors.http import endpoint
 from covenant.doors.http.app import HttpDoor, TracedDoor, build_http
 from covenant.doors.http.bearer_auth import TenantGate, certificate_credential
+from covenant.doors.http.frame_capture import capture_into
 from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, as_host
 from covenant.doors.http.openapi import routes_of
 from covenant.doors.http.request_body import AnonymousPool
+from covenant.doors.http.server.http_exchange import HttpExchange, NewExchange
 from covenant.doors.http.server.http_server import HttpServer
 from covenant.doors.http.server.tls_handshakes import ServerTls
 from covenant.doors.ipc_server import IpcServer
@@ -54,6 +56,7 @@ from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.principals import LoginCodes
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.frame_log import FrameLog
 from covenant.exchange.native import Conversations, NativeRuns
 from covenant.exchange.push import PushConfigs
 from covenant.exchange.simple import SimpleExchange, SimpleLimits
@@ -150,13 +153,14 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
     traced = TracedDoor(door, telemetry.tracer) if telemetry.tracer.on else door
     return Doors(
         waits=waits,
-        http=make_server(traced, settings.http, door.refusal_form, tls),
+        http=make_server(traced, settings.http, door.refusal_form, tls, _new_exchange(telemetry.frames)),
         ipc=_make_ipc(settings, api),
         dashboard=dashboard,
         grpc=_make_grpc(base, admission, services, tls),
         schedulers=(
             *(each for each in (mcp, sender, dashboard.feed.clock if dashboard else None) if each is not None),
             *_tls_reloaders(base),
+            *((telemetry.frames,) if telemetry.frames is not None else ()),
         ),
     )
 
@@ -186,10 +190,15 @@ def _make_services(base: Base, peers: Peers | None, sources: Mapping[str, Source
         backups=base.storage.backups,
         removals=access.removals,
         settings=tuple(SettingShown(**row._asdict()) for row in rows(Loaded(base.settings, sources))),
+        frames=base.telemetry.frames,
         inspector=AgentInspector(
             Inspector(base.outbound.fetcher, base.settings.outbound, ledger.now_ms), own.transport, _local_url(base)
         ),
     )
+
+
+def _new_exchange(frames: FrameLog | None) -> NewExchange:
+    return HttpExchange if frames is None else capture_into(frames)
 
 
 def _tls_reloaders(base: Base) -> tuple[Scheduler, ...]:

@@ -25,7 +25,7 @@ from covenant.model.extras import not_installed
 from covenant.model.task import Target
 from covenant.outbound.address_guard import AddressGuard, NameServerResolver, SystemResolver
 from covenant.outbound.call_errors import NoCard
-from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.http_fetcher import CallObserver, Fetcher
 from covenant.outbound.outbound_settings import OutboundSettings
 from covenant.outbound.remote.card_lookup import CardCache, choose_interfaces, find_card, verified
 from covenant.outbound.remote.remote_client import Remote, RemoteOptions
@@ -131,12 +131,12 @@ class Outbound(NamedTuple):
 
 
 @asynccontextmanager
-async def open_outbound(settings: OutboundSettings) -> AsyncIterator[Outbound]:
+async def open_outbound(settings: OutboundSettings, observer: CallObserver | None = None) -> AsyncIterator[Outbound]:
     """No connection is opened before the first call."""
     patience_s = settings.connect_ms / 1000
     resolver = _resolver(settings, patience_s)
     guard = AddressGuard(settings.allow, resolver=resolver, resolve_s=patience_s)
-    fetcher = Fetcher(guard, settings, user_agent=f"covenant/{covenant.__version__}")
+    fetcher = Fetcher(guard, settings, user_agent=f"covenant/{covenant.__version__}", observer=observer)
     try:
         yield Outbound(guard, fetcher)
     finally:

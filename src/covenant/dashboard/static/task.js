@@ -4,7 +4,7 @@ import { get, on, post, rest, session } from "./api.js";
 import { attempt, begin, refuse, tabs } from "./app.js";
 import { drawTurn, readConversation, showParts } from "./conversation.js";
 import { copy, el, fill, find, icon, list, throttled } from "./dom.js";
-import { chip, clipped, duration, exact, isOver, number, shortId, shortName, stateOf, when } from "./format.js";
+import { chip, clipped, duration, exact, isOver, number, pretty, shortId, shortName, stateOf, when } from "./format.js";
 import { leaseOf, openRepair } from "./repair.js";
 import { drawWaterfall, readTimeline } from "./waterfall.js";
 
@@ -88,9 +88,20 @@ function attempts() {
 }
 
 async function frames() {
-  const { frames: found } = await get(`${path}/frames`);
-  find("#frames").replaceChildren(
-    ...found.map((frame) => el("li", { class: "frame", "data-direction": frame.direction }, el("header", {}, icon(frame.direction), frame.door, el("span", { class: "quiet" }, when(frame.at_ms))), el("pre", { class: "bytes", tabIndex: 0 }, clipped(frame.text)))),
+  const { frames: found, left_out: gone = 0, lost = 0 } = await get(`${path}/frames`);
+  const notes = [gone ? `${number(gone)} older frames are not kept.` : "", lost ? `${number(lost)} calls came faster than they could be kept.` : ""].filter(Boolean);
+  find("#no-frames").textContent = found.length ? notes.join(" ") : ["No frame is kept for this task.", ...notes].join(" ");
+  find("#frames").replaceChildren(...found.map(drawFrame));
+}
+
+function drawFrame(frame) {
+  const headers = Object.entries(frame.headers ?? {}).map(([name, value]) => `${name}: ${value}`).join("\n");
+  return el(
+    "li",
+    { class: "frame", "data-direction": frame.direction },
+    el("header", {}, icon(frame.direction, frame.direction === "out" ? "sent" : "received"), el("b", {}, frame.what), el("span", { class: "tag" }, frame.door), frame.truncated ? el("span", { class: "tag" }, "cut") : null, el("span", { class: "quiet" }, when(frame.at_ms))),
+    headers ? el("details", {}, el("summary", { class: "small" }, "Headers"), el("pre", { class: "bytes", tabIndex: 0 }, headers)) : null,
+    frame.text ? el("pre", { class: "bytes", tabIndex: 0 }, clipped(pretty(frame.text))) : null,
   );
 }
 

@@ -18,6 +18,7 @@ from covenant.exchange.access.identities import IdentityAdmin
 from covenant.exchange.access.principals import IdentityAuth, LoginCodes, Principal
 from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.frame_log import FrameLog
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.task_logs import TaskLogs
 from covenant.exchange.tasks.writer import Intake
@@ -148,6 +149,8 @@ class Services:
     """None: there is no home to search."""
     settings: tuple[SettingShown, ...] = ()
     """All that are in force."""
+    frames: FrameLog | None = None
+    """None: no frames are kept."""
     inspector: AgentInspector | None = None
     """None: nothing is called from here."""
 

@@ -24,9 +24,10 @@ from covenant.doors.operator_api.operation import (
 from covenant.doors.waits import Pause
 from covenant.exchange import push as pushes
 from covenant.exchange import task_search
-from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.principals import Principal, require_operator
 from covenant.exchange.bulk_repair import BulkReport, repair_tasks
 from covenant.exchange.delegation import tenant_of
+from covenant.exchange.frame_log import LoggedFrame
 from covenant.exchange.task_logs import TASK_LINES_MAX, LogLine
 from covenant.exchange.tasks.reader import unknown_task
 from covenant.ledger.contract.task_query import FoundTask, TaskCounts
@@ -277,6 +278,33 @@ def _without_inner(line: LogLine) -> LogLine:
     return msgspec.structs.replace(line, fields={}, traceback="") if line.writer == "daemon" else line
 
 
+class FramesShown(ApiAnswer, frozen=True, kw_only=True, tag="a2a_frames"):
+    """The oldest first. `on`: whether the daemon keeps frames. `left_out`: frames of the task that are kept no more.
+
+    `lost`: calls, of whatever task, that came faster than they could be kept.
+    """
+
+    task_id: TaskId
+    on: bool
+    frames: tuple[LoggedFrame, ...]
+    left_out: int = 0
+    lost: int = 0
+
+
+async def a2a_task_frames(services: Services, caller: Principal, request: TaskRequest) -> FramesShown:
+    await require_operator(services.ledger, caller, "the frames of a task")
+    task_id = request.parsed_task_id()
+    if await services.ledger.parties(task_id) is None:
+        raise unknown_task(task_id)
+    if services.frames is None:
+        return FramesShown(task_id=task_id, on=False, frames=())
+    kept = await services.frames.read(task_id)
+    # The newest fit: an operator asks what has just happened.
+    frames = tuple(reversed(fit(kept.frames[::-1])))
+    left_out = kept.left_out + len(kept.frames) - len(frames)
+    return FramesShown(task_id=task_id, on=True, frames=frames, left_out=left_out, lost=kept.lost)
+
+
 class ListPushesRequest(Request, frozen=True, kw_only=True):
     """`dead`: only those that were given up; `task_id`: only those of this task."""
 
@@ -398,6 +426,7 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
         wait=log_waiting,
         for_tenants=True,
     ),
+    ApiOperation("GET", "/a2a/tasks/{task_id}/frames", a2a_task_frames, "What came in and went out for a task"),
     ApiOperation("POST", "/a2a/compact", compact_a2a, "Merge resolved history into a snapshot"),
     ApiOperation(
         "GET", "/a2a/pushes", a2a_pushes, "Push configurations and how their deliveries stand; those given up first"

@@ -92,6 +92,9 @@ class _Answer:
         elif self._frame is not None:
             self._recorder.keep(self._frame, piece)
 
+    def ended(self) -> None:
+        """What was heard is shown as it is."""
+
 
 def _media_type(headers: Mapping[str, str]) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -54,6 +54,7 @@ class HttpConnection(asyncio.Protocol):
         "deadline_s",
         "heads",
         "loop",
+        "new_exchange",
         "reserved",
         "scheme",
         "server",
@@ -113,6 +114,7 @@ class HttpConnection(asyncio.Protocol):
         self.bounds = http.bounds
         self.heads = http.heads
         self.urls = http.urls
+        self.new_exchange = http.new_exchange
         self.tasks = http.tasks
         self._queue: deque[HttpExchange] = deque()
         self._writes: list[bytes] = []

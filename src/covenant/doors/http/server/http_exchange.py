@@ -107,6 +107,10 @@ class Door(Protocol):
         """Answer. A door that raises, or returns without a whole answer, is a defect: the server answers 500."""
 
 
+NewExchange = Callable[["HttpConnection", Scope, bool, bool], "HttpExchange"]
+"""What makes the exchange of a request; with whether the connection stays, and whether 100 Continue is awaited."""
+
+
 class HttpExchange:
     __slots__ = (
         "_begun",

@@ -20,7 +20,7 @@ from typing import Final
 
 from covenant.doors.http.server.bounds import HttpBounds
 from covenant.doors.http.server.http_connection import HttpConnection
-from covenant.doors.http.server.http_exchange import Door, ResponseHeadCache
+from covenant.doors.http.server.http_exchange import Door, HttpExchange, NewExchange, ResponseHeadCache
 from covenant.doors.http.server.http_refusals import RefusalForm, plain_form
 from covenant.doors.http.server.request_reader import Urls
 from covenant.doors.http.server.tls_handshakes import ServerTls, TlsHandshakes, counted_as
@@ -48,6 +48,7 @@ class HttpServer:
         always: Collection[str] = (),
         proxies: Sequence[str] = (),
         tls: ServerTls | None = None,
+        new_exchange: NewExchange = HttpExchange,
     ) -> None:
         """`always` are paths that are answered also where there is no place; `proxies` are networks of peers that bring
         many callers, and so have no bound for each address."""
@@ -58,6 +59,7 @@ class HttpServer:
         self.always = frozenset(always)
         self.heads = ResponseHeadCache()
         self.urls = Urls()
+        self.new_exchange = new_exchange
         self.tasks: set[asyncio.Task[None]] = set()
         self._unsent: dict[HttpConnection, None] = {}
         """Connections with bytes that their clients do not read."""

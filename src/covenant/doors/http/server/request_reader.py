@@ -210,7 +210,7 @@ class HttpRequestReader:
         keep_alive = keep_alive and parser.should_keep_alive()
         self.ended = not keep_alive
         expects = b"expect" in by_name and by_name[b"expect"].lower() == b"100-continue"
-        self.exchange = exchange = HttpExchange(connection, scope, keep_alive, expects)
+        self.exchange = exchange = connection.new_exchange(connection, scope, keep_alive, expects)
         connection.accept(exchange)
 
     def _measure_head(self) -> None:

@@ -1,0 +1,110 @@
+"""Requests and answers of the doors that tasks come through, captured for the frame log.
+
+Only a daemon that keeps frames has this: otherwise the server makes plain exchanges, and nothing here runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from starlette.types import Scope
+
+from covenant.doors.http.server.http_exchange import Header, HttpExchange, NewExchange
+from covenant.exchange.frame_log import CapturedCall, FrameLog
+
+if TYPE_CHECKING:
+    from covenant.doors.http.server.http_connection import HttpConnection
+
+DOORS: Final = (
+    ("/v1/a2a/", "a2a"),
+    ("/v1/agents/", "native"),
+    ("/v1/orchestrate", "native"),
+    ("/v1/conversations", "native"),
+    ("/v1/requests/", "native"),
+    ("/a2a/", "mailbox"),
+)
+"""Where tasks are sent, worked on and read, by how a path begins. The simple door is among those of the mailbox."""
+LOOKS: Final = ("/show", "/tree", "/log", "/frames", "/recent", "/counts", "/queue", "/events")
+"""How the paths end by which an operator looks at tasks."""
+
+
+def door_of(scope: Scope) -> str | None:
+    path: str = scope["path"]
+    door = next((name for prefix, name in DOORS if path.startswith(prefix)), None)
+    if door == "mailbox" and (path.endswith(LOOKS) or (path == "/a2a/tasks" and scope["method"] == "GET")):
+        return None
+    return door
+
+
+class CapturedExchange(HttpExchange):
+    __slots__ = ("_call", "_log")
+
+    def __init__(
+        self,
+        connection: HttpConnection,
+        scope: Scope,
+        keep_alive: bool,  # noqa: FBT001  (as the plain one)
+        expects: bool,  # noqa: FBT001
+        *,
+        log: FrameLog,
+        door: str,
+    ) -> None:
+        super().__init__(connection, scope, keep_alive, expects)
+        self._log = log
+        what = f"{scope['method']} {scope['path']}"
+        self._call: CapturedCall | None = CapturedCall(log.now_ms(), "in", door, what, _read(scope["headers"]))
+
+    def take_body(self, data: bytes) -> None:
+        if self._call is not None:
+            self._call.ask(data)
+        super().take_body(data)
+
+    def answer(self, status: int, headers: tuple[Header, ...], body: bytes) -> None:
+        self._tell(status, headers)
+        if self._call is not None:
+            self._call.tell(body)
+        super().answer(status, headers, body)
+
+    def _begin(self, status: int, headers: Iterable[Header]) -> None:
+        said = tuple(headers)
+        self._tell(status, said)
+        super()._begin(status, said)
+
+    def _write(self, body: bytes, *, more: bool) -> None:
+        if self._call is not None:
+            self._call.tell(body)
+        super()._write(body, more=more)
+
+    def _finish(self, data: bytes) -> None:
+        super()._finish(data)
+        self._over()
+
+    def disconnect(self) -> None:
+        super().disconnect()
+        self._over()
+
+    def _tell(self, status: int, headers: Iterable[Header]) -> None:
+        call = self._call
+        if call is not None:
+            call.status, call.answer_headers, call.answered_ms = status, _read(headers), self._log.now_ms()
+
+    def _over(self) -> None:
+        """It is offered once, whether it was answered or left."""
+        call, self._call = self._call, None
+        if call is not None:
+            self._log.offer(call)
+
+
+def _read(headers: Iterable[Header]) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+
+
+def capture_into(log: FrameLog) -> NewExchange:
+    def new_exchange(connection: HttpConnection, scope: Scope, keep_alive: bool, expects: bool) -> HttpExchange:  # noqa: FBT001
+        door = door_of(scope)
+        if door is None:
+            return HttpExchange(connection, scope, keep_alive, expects)
+        return CapturedExchange(connection, scope, keep_alive, expects, log=log, door=door)
+
+    return new_exchange

@@ -1,0 +1,269 @@
+"""What came in and went out for each task, as it was on the wire and without secrets: in memory, within bounds.
+
+A call is kept when it is over, with the tasks that its answer or its address names: of a call that was refused nothing
+is kept. Everything is bounded: the bytes of a frame, the frames and bytes of one task, the tasks, the bytes of all. Of
+one task the oldest frames go first; of all tasks, the one that was added to the longest time ago. Where more calls come
+than can be kept up with, calls are left out and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from covenant.exchange.task_logs import TURN
+from covenant.model.ids import TaskId
+from covenant.wire.frame_redaction import redact_answered, redact_body, redact_sent
+
+CAPTURED_BYTES_MAX: Final = 64 * 1024
+"""Of a request, and of its answer."""
+TASK_FRAMES_MAX: Final = 200
+TASK_BYTES_MAX: Final = 1024 * 1024
+TASKS_MAX: Final = 10_000
+WAITING_MAX: Final = 256
+"""Calls that are over, and not kept yet."""
+TASKS_OF_CALL_MAX: Final = 8
+OVERHEAD: Final = 200
+"""About what a frame costs besides its texts."""
+
+Direction = Literal["in", "out"]
+Belongs = Callable[[TaskId], Awaitable[object | None]]
+"""Something, if there is such a task."""
+
+
+class LoggedFrame(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """`door`: `a2a`, `native` or `mailbox` for a call that came in, `remote` for a call that an agent made."""
+
+    at_ms: int
+    direction: Direction
+    door: str
+    what: str
+    text: str
+    headers: dict[str, str] = {}
+    truncated: bool = False
+
+    @property
+    def size(self) -> int:
+        return OVERHEAD + len(self.text) + sum(len(name) + len(value) for name, value in self.headers.items())
+
+
+class CapturedCall:
+    """One request and its answer, while they are on their way. `direction` is that of the request."""
+
+    __slots__ = (
+        "answer",
+        "answer_bytes",
+        "answer_headers",
+        "answered_ms",
+        "at_ms",
+        "direction",
+        "door",
+        "headers",
+        "request",
+        "request_bytes",
+        "status",
+        "task_id",
+        "what",
+    )
+
+    def __init__(self, at_ms: int, direction: Direction, door: str, what: str, headers: Mapping[str, str]) -> None:
+        self.at_ms, self.direction, self.door, self.what, self.headers = at_ms, direction, door, what, headers
+        self.request, self.answer = bytearray(), bytearray()
+        self.request_bytes = self.answer_bytes = 0
+        self.status = 0
+        self.answered_ms = at_ms
+        self.answer_headers: Mapping[str, str] = {}
+        self.task_id: TaskId | None = None
+        """The task that it belongs to, where that is known."""
+
+    def ask(self, piece: bytes) -> None:
+        self.request += piece[: max(0, CAPTURED_BYTES_MAX - len(self.request))]
+        self.request_bytes += len(piece)
+
+    def tell(self, piece: bytes) -> None:
+        self.answer += piece[: max(0, CAPTURED_BYTES_MAX - len(self.answer))]
+        self.answer_bytes += len(piece)
+
+
+class KeptFrames(msgspec.Struct, frozen=True, gc=False):
+    """`left_out`: frames of the task that are kept no more. `lost`: calls, of whatever task, that were not kept."""
+
+    frames: tuple[LoggedFrame, ...]
+    left_out: int = 0
+    lost: int = 0
+
+
+class _TaskFrames:
+    __slots__ = ("bytes", "frames", "left_out")
+
+    def __init__(self) -> None:
+        self.frames: deque[LoggedFrame] = deque()
+        self.bytes = 0
+        self.left_out = 0
+
+
+class FrameLog:
+    """Lives on one loop. A scheduler: it keeps what was captured. Whoever reads keeps it, too."""
+
+    def __init__(self, now_ms: Callable[[], int], *, bytes_max: int, belongs: Belongs) -> None:
+        self.now_ms: Final = now_ms
+        self._belongs = belongs
+        self._bytes_max = bytes_max
+        self._tasks: OrderedDict[TaskId, _TaskFrames] = OrderedDict()
+        self._bytes = 0
+        self._waiting: deque[CapturedCall] = deque()
+        self._news = asyncio.Event()
+        self._keeping = asyncio.Lock()
+        self._lost = 0
+
+    def offer(self, call: CapturedCall) -> None:
+        """A call that is over."""
+        if len(self._waiting) >= WAITING_MAX:
+            self._lost += 1
+            return
+        self._waiting.append(call)
+        self._news.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._news.wait()
+            await self._keep_all()
+
+    async def read(self, task_id: TaskId) -> KeptFrames:
+        """Frames in the order of time, those of calls that are over by now."""
+        await self._keep_all()
+        known = self._tasks.get(task_id)
+        if known is None:
+            return KeptFrames((), lost=self._lost)
+        ordered = sorted(known.frames, key=lambda frame: frame.at_ms)
+        return KeptFrames(tuple(ordered), known.left_out, self._lost)
+
+    async def _keep_all(self) -> None:
+        async with self._keeping:
+            for _ in range(len(self._waiting)):
+                call = self._waiting.popleft()
+                # Reading and redacting take a while, and others have the loop.
+                task_ids, frames = await asyncio.to_thread(_frames_of, call)
+                for task_id in task_ids:
+                    if call.task_id is not None or await self._belongs(task_id) is not None:
+                        self._add(task_id, frames)
+            if not self._waiting:
+                self._news.clear()
+
+    def _add(self, task_id: TaskId, frames: tuple[LoggedFrame, ...]) -> None:
+        known = self._tasks.pop(task_id, None) or _TaskFrames()
+        self._tasks[task_id] = known
+        for frame in frames:
+            known.frames.append(frame)
+            known.bytes += frame.size
+            self._bytes += frame.size
+        while len(known.frames) > TASK_FRAMES_MAX or known.bytes > TASK_BYTES_MAX:
+            forgotten = known.frames.popleft().size
+            known.bytes -= forgotten
+            self._bytes -= forgotten
+            known.left_out += 1
+        while len(self._tasks) > TASKS_MAX or self._bytes > self._bytes_max:
+            _, dropped = self._tasks.popitem(last=False)
+            self._bytes -= dropped.bytes
+
+
+class TurnCalls:
+    """Observes the calls that agents make within their turns, for the daemon's fetcher."""
+
+    def __init__(self, log: FrameLog) -> None:
+        self._log = log
+
+    def sent(self, method: str, url: str, headers: Mapping[str, str], content: bytes) -> _TurnCall | None:
+        turn = TURN.get()
+        if turn is None:
+            return None
+        call = CapturedCall(self._log.now_ms(), "out", "remote", f"{method} {url.partition('?')[0]}", headers)
+        call.task_id = turn.task.id
+        call.ask(content)
+        return _TurnCall(self._log, call)
+
+
+class _TurnCall:
+    def __init__(self, log: FrameLog, call: CapturedCall) -> None:
+        self._log = log
+        self._call = call
+
+    def answered(self, status: int, headers: Mapping[str, str]) -> None:
+        self._call.status, self._call.answer_headers = status, headers
+        self._call.answered_ms = self._log.now_ms()
+
+    def heard(self, piece: bytes) -> None:
+        self._call.tell(piece)
+
+    def ended(self) -> None:
+        self._log.offer(self._call)
+
+
+_UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_INNER: Final = ("result", "task", "message", "statusUpdate", "artifactUpdate", "lease")
+_NAMED: Final = ("taskId", "task_id", "request_id")
+
+
+def _frames_of(call: CapturedCall) -> tuple[tuple[TaskId, ...], tuple[LoggedFrame, ...]]:
+    """The tasks that a call may be about, and its frames."""
+    task_ids = (call.task_id,) if call.task_id is not None else tuple(_task_ids(call))
+    if not task_ids:
+        return (), ()
+    back: Direction = "out" if call.direction == "in" else "in"
+    asked = LoggedFrame(
+        at_ms=call.at_ms,
+        direction=call.direction,
+        door=call.door,
+        what=call.what,
+        text=redact_body(bytes(call.request)),
+        headers=redact_sent(call.headers),
+        truncated=call.request_bytes > len(call.request),
+    )
+    told = LoggedFrame(
+        at_ms=call.answered_ms,
+        direction=back,
+        door=call.door,
+        what=str(call.status or "no answer"),
+        text=redact_body(bytes(call.answer)),
+        headers=redact_answered(call.answer_headers),
+        truncated=call.answer_bytes > len(call.answer),
+    )
+    return task_ids, (asked, told)
+
+
+def _task_ids(call: CapturedCall) -> list[TaskId]:
+    """What the address and the answer name. A part of a message may say anything, and is not looked at."""
+    if not 200 <= call.status < 300:
+        return []
+    said = _answer_of(bytes(call.answer))
+    if isinstance(said, dict) and said.get("error") is not None:
+        return []
+    found = dict.fromkeys([*_UUID.findall(call.what), *_named_in(said, 0)])
+    return [TaskId(name) for name in list(found)[:TASKS_OF_CALL_MAX]]
+
+
+def _answer_of(data: bytes) -> Any:
+    """The answer; of a stream, its first event; nothing if it cannot be read, or was cut."""
+    if not data.startswith(b"{"):
+        data = next((line[5:] for line in data.split(b"\n") if line.startswith(b"data:")), b"")
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _named_in(said: Any, depth: int) -> Iterator[str]:
+    if not isinstance(said, dict) or depth > 2:
+        return
+    given = [said.get(name) for name in _NAMED]
+    # What has an id may be a call of JSON-RPC: a task also has a state, or a recipient.
+    if "status" in said or "recipient" in said:
+        given.append(said.get("id"))
+    yield from (name for name in given if isinstance(name, str) and _UUID.fullmatch(name))
+    for name in _INNER:
+        yield from _named_in(said.get(name), depth + 1)

@@ -1,0 +1,174 @@
+"""The frame log: what came in and went out for a task, without secrets, within bounds, and only where it is on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.agents.api import Agent
+from covenant.doors.http.frame_capture import CapturedExchange, capture_into
+from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.exchange import frame_log
+from covenant.exchange.frame_log import CapturedCall, FrameLog
+from covenant.model.ids import TaskId
+from tests.daemon_under_test import open_daemon_under_test
+from tests.dashboard.browser import asking_agent, leave_stuck, new_viewer, open_browser, send_task
+from tests.outbound.sdk_servers import JSONRPC_1, sdk_server
+
+ON: Any = {"frame_bytes_max": 1024 * 1024}
+TASK = TaskId("11111111-1111-4111-8111-111111111111")
+OTHER = TaskId("22222222-2222-4222-8222-222222222222")
+
+
+async def test_the_frames_of_a_task_are_kept_without_the_token(short_path: Path) -> None:
+    async with open_daemon_under_test(short_path / "home", asking_agent(), log=ON) as daemon:
+        task = await send_task(daemon, "paint it with password=hunter2hunter2")
+        for token in (daemon.token, await new_viewer(daemon)):
+            async with open_browser(daemon, token) as browser:
+                assert (await browser.read("session"))["frames"]
+                shown = await browser.read(f"a2a/tasks/{task['id']}/frames")
+                asked, told = shown["frames"]
+                assert (shown["kind"], shown["on"]) == ("a2a_frames", True)
+                assert (asked["direction"], asked["door"], asked["what"]) == ("in", "a2a", "POST /v1/a2a/agents/teller")
+                assert "paint it" in asked["text"]
+                assert (told["direction"], told["what"]) == ("out", "200")
+                assert json.loads(told["text"])["result"]["task"]["id"] == task["id"]
+                text = json.dumps(shown)
+                assert daemon.token not in text
+                assert "hunter2hunter2" not in text
+        async with open_browser(daemon, await daemon.add_tenant("acme")) as tenant:
+            answer = await tenant.api("GET", f"a2a/tasks/{task['id']}/frames")
+            assert (answer.status_code, answer.json()["code"]) == (403, "role_forbidden")
+            assert not (await tenant.read("session"))["frames"]
+
+
+async def test_streams_the_mailbox_and_rest_are_kept_too(short_path: Path) -> None:
+    async with open_daemon_under_test(short_path / "home", asking_agent(), log=ON) as daemon:
+        message = {"message": {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "blue"}]}}
+        streamed = await daemon.ask("POST", "/v1/a2a/agents/teller/message:stream", json=message)
+        first = json.loads(next(line[6:] for line in streamed.text.splitlines() if line.startswith("data: ")))
+        stuck = await leave_stuck(daemon)
+        await daemon.ask("GET", f"/v1/a2a/agents/teller/tasks/{first['task']['id']}")
+        async with open_browser(daemon, daemon.token) as browser:
+            of_stream = (await browser.read(f"a2a/tasks/{first['task']['id']}/frames"))["frames"]
+            assert [frame["what"].split()[0] for frame in of_stream] == ["POST", "200", "GET", "200"]
+            assert "data: " in of_stream[1]["text"]
+            of_mailbox = (await browser.read(f"a2a/tasks/{stuck.task_id}/frames"))["frames"]
+            assert [frame["what"] for frame in of_mailbox] == ["POST /a2a/tasks", "200", "GET /a2a/tasks/next", "200"]
+            assert {frame["door"] for frame in of_mailbox} == {"mailbox"}
+
+
+async def test_what_an_agent_calls_elsewhere_is_kept_with_its_task(short_path: Path) -> None:
+    async with sdk_server(JSONRPC_1) as server:
+        allowed = {"allow": ("127.0.0.1",)}
+        async with open_daemon_under_test(short_path / "home", log=ON, outbound=allowed) as daemon:
+            definition = {"id": "far", "kind": "remote", "url": server.url("/rpc")}
+            added = await daemon.ask("POST", "/v1/admin/tenants/default/agents", json={"agent_def": definition})
+            assert added.status_code == 201, added.text
+            task = await send_task(daemon, "hello", agent="far")
+            async with open_browser(daemon, daemon.token) as browser:
+                frames = (await browser.read(f"a2a/tasks/{task['id']}/frames"))["frames"]
+            called = [frame for frame in frames if frame["door"] == "remote"]
+            assert any("echo: hello" in frame["text"] for frame in called if frame["direction"] == "in")
+            assert any(frame["what"] == f"POST {server.url('/rpc')}" for frame in called)
+
+
+async def test_where_it_is_off_nothing_is_kept_and_the_server_makes_plain_exchanges(short_path: Path) -> None:
+    async with open_daemon_under_test(short_path / "home", asking_agent()) as daemon:
+        task = await send_task(daemon, "blue")
+        assert daemon.daemon.doors.http.new_exchange is HttpExchange
+        assert daemon.daemon.base.telemetry.frames is None
+        async with open_browser(daemon, daemon.token) as browser:
+            shown = await browser.read(f"a2a/tasks/{task['id']}/frames")
+            assert (shown["on"], shown["frames"]) == (False, [])
+            assert not (await browser.read("session"))["frames"]
+
+
+async def test_a_curious_tenant_puts_nothing_into_the_frames_of_another(short_path: Path) -> None:
+    async with open_daemon_under_test(short_path / "home", asking_agent(), log=ON) as daemon:
+        token = await daemon.add_tenant("acme", echo())
+        task = await send_task(daemon, "blue")
+        named = {
+            "id": task["id"],
+            "taskId": task["id"],
+            "task_id": task["id"],
+            "status": {},
+            "task": {"id": task["id"]},
+        }
+        parts = [{"data": named}, {"text": json.dumps(named)}]
+        message = {"messageId": task["id"], "role": "ROLE_USER", "parts": parts, "metadata": named}
+        for params in ({"message": message}, {"message": {**message, "taskId": task["id"]}}, {"id": task["id"]}):
+            for method in ("SendMessage", "GetTask", "CancelTask"):
+                body = {"jsonrpc": "2.0", "id": task["id"], "method": method, "params": params}
+                await daemon.ask("POST", "/v1/a2a/agents/echo", token=token, json=body, headers={"A2A-Version": "1.0"})
+        await daemon.ask("GET", f"/v1/a2a/agents/echo/tasks/{task['id']}", token=token)
+        async with open_browser(daemon, daemon.token) as browser:
+            frames = (await browser.read(f"a2a/tasks/{task['id']}/frames"))["frames"]
+        assert len(frames) == 2
+
+
+def echo() -> Agent:
+    agent = Agent("echo")
+
+    @agent
+    async def answer(turn: Any) -> Any:
+        return turn.text
+
+    return agent
+
+
+def call(task_id: str, size: int = 10) -> CapturedCall:
+    made = CapturedCall(1, "in", "a2a", "POST /v1/a2a/agents/x", {})
+    made.ask(b"x" * size)
+    made.status = 200
+    made.tell(json.dumps({"task_id": task_id}).encode())
+    return made
+
+
+async def everything(_: TaskId) -> object:
+    return True
+
+
+async def test_frames_are_bounded_for_a_task_for_all_and_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = FrameLog(lambda: 1, bytes_max=300_000, belongs=everything)
+    for _ in range(frame_log.TASK_FRAMES_MAX):
+        log.offer(call(TASK))
+    kept = await log.read(TASK)
+    assert (len(kept.frames), kept.left_out) == (frame_log.TASK_FRAMES_MAX, frame_log.TASK_FRAMES_MAX)
+    large = call(OTHER, 10 * frame_log.CAPTURED_BYTES_MAX)
+    log.offer(large)
+    frames = (await log.read(OTHER)).frames
+    assert (len(frames[0].text), frames[0].truncated) == (frame_log.CAPTURED_BYTES_MAX, True)
+    for _ in range(4):
+        log.offer(call(OTHER, frame_log.CAPTURED_BYTES_MAX))
+    assert (await log.read(TASK)).frames == (), "the task that was added to the longest time ago goes first"
+    for _ in range(frame_log.WAITING_MAX + 5):
+        log.offer(call(TASK))
+    assert (await log.read(TASK)).lost == 5
+    monkeypatch.setattr(frame_log, "TASKS_MAX", 1)
+    log.offer(call(TASK))
+    await log.read(TASK)
+    assert (await log.read(OTHER)).frames == ()
+
+
+async def test_a_call_that_names_no_task_of_ours_is_not_kept() -> None:
+    async def nothing(_: TaskId) -> None:
+        return None
+
+    log = FrameLog(lambda: 1, bytes_max=300_000, belongs=nothing)
+    log.offer(call(TASK))
+    hostile = (b"", b"{", b"[" * 100_000, b"data: 7", json.dumps({"task_id": [TASK], "result": {"result": 7}}).encode())
+    for said in hostile:
+        made = call(TASK)
+        made.answer[:] = said
+        log.offer(made)
+    assert (await log.read(TASK)).frames == ()
+
+
+def test_only_doors_that_tasks_come_through_are_captured() -> None:
+    new = capture_into(FrameLog(lambda: 1, bytes_max=1, belongs=everything))
+    for path, captured in {"/v1/a2a/agents/x": True, "/ui/api/a2a/tasks": False, "/a2a/tasks/x/show": False}.items():
+        scope: Any = {"method": "GET", "path": path, "headers": []}
+        made = new(None, scope, True, False)  # type: ignore[arg-type]  # no connection is needed to be made
+        assert isinstance(made, CapturedExchange) == captured
