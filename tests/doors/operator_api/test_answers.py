@@ -7,6 +7,8 @@ from covenant.doors.operator_api.daemon_operations import (
     BackupBegun,
     BackupEnded,
     DrainProgress,
+    NodeList,
+    NodeShown,
     SettingShown,
     SettingsShown,
 )
@@ -29,6 +31,7 @@ from covenant.doors.operator_api.identities import (
     LoginCodeAnswer,
     TokenRotated,
 )
+from covenant.doors.operator_api.inspection import AgentCardShown, Inspected
 from covenant.doors.operator_api.mailbox import (
     LeasedShown,
     LeaseReleasedAnswer,
@@ -60,6 +63,7 @@ from covenant.doors.operator_api.tasks import (
     CompactedAnswer,
     Counted,
     Found,
+    FramesShown,
     PushList,
     PushRetried,
     PushShown,
@@ -85,6 +89,7 @@ from covenant.doors.operator_api.tenants import (
     TenantShown,
 )
 from covenant.exchange.bulk_repair import BulkOutcome
+from covenant.exchange.frame_log import LoggedFrame
 from covenant.exchange.task_logs import LogLine
 from covenant.ledger.contract.task_query import AgentLanes, FoundTask, LaneCounts
 from covenant.ledger.contract.tasks import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
@@ -96,6 +101,8 @@ from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.retry_policy import RepairOutcome, Requeued, RetryPolicy, RetryReport, Skipped, SkipReason
 from covenant.model.task import DuplicateSafety, Ending, Idempotency, Result, ResultStatus, Task, error_result
 from covenant.model.tenants import TenantLimits
+from covenant.outbound.remote.card_lookup import CardSignature
+from covenant.outbound.remote.inspector import ConformanceFinding, InspectedFrame, InspectedTurn
 from tests.doors.operator_api.peer_golden import GOLDEN as PEER_GOLDEN
 
 T, T2, L = TaskId("t-1"), TaskId("t-2"), LeaseId("l-1")
@@ -568,6 +575,53 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
     ),
     (PushList(count=3, dead=1, pushes=(PUSH,)), f'{{"kind":"a2a_pushes","count":3,"dead":1,"pushes":[{PUSH_JSON}]}}'),
     (PushRetried(push=PUSH), f'{{"kind":"a2a_push_retried","push":{PUSH_JSON}}}'),
+    (
+        NodeList(nodes=(NodeShown(node="n", boot="b", alive=True, started_at_ms=1, seen_at_ms=2, leases=3),)),
+        (
+            '{"kind":"node_list","nodes":[{"node":"n","boot":"b","alive":true,"started_at_ms":1,"seen_at_ms":2,'
+            '"leases":3}]}'
+        ),
+    ),
+    (
+        FramesShown(
+            task_id=TaskId("t-1"),
+            on=True,
+            frames=(
+                LoggedFrame(at_ms=1, direction="in", door="a2a", what="POST /x", text="{}", headers={"host": "h"}),
+                LoggedFrame(at_ms=2, direction="out", door="a2a", what="200", text="", truncated=True),
+            ),
+            left_out=3,
+            lost=4,
+        ),
+        (
+            '{"kind":"a2a_frames","task_id":"t-1","on":true,"frames":[{"at_ms":1,"direction":"in","door":"a2a",'
+            '"what":"POST /x","text":"{}","headers":{"host":"h"}},{"at_ms":2,"direction":"out","door":"a2a",'
+            '"what":"200","text":"","truncated":true}],"left_out":3,"lost":4}'
+        ),
+    ),
+    (
+        AgentCardShown(card={"name": "n"}, raw="{}", signature=CardSignature(state="none", detail="d")),
+        '{"kind":"agent_card","card":{"name":"n"},"raw":"{}","signature":{"state":"none","detail":"d"}}',
+    ),
+    (
+        Inspected(
+            ok=False,
+            interface="http://h/",
+            card=None,
+            signature=None,
+            conversation=(InspectedTurn(role="agent", text="x", state="working", task_id="t"),),
+            frames=(InspectedFrame(at_ms=1, direction="in", what="answer", text="{}", status=200, findings=("f",)),),
+            findings=(ConformanceFinding(rule="json", text="f", frame=0),),
+            took_ms=2,
+            error="e",
+        ),
+        (
+            '{"kind":"a2a_inspected","ok":false,"interface":"http://h/","card":null,"signature":null,"conversation":'
+            '[{"role":"agent","text":"x","state":"working","task_id":"t"}],"frames":[{"at_ms":1,"direction":"in",'
+            '"what":"answer","text":"{}","status":200,"findings":["f"]}],"findings":[{"rule":"json","text":"f",'
+            '"frame":0}],"took_ms":2,"error":"e","truncated":false}'
+        ),
+    ),
     (Authenticated(display="bob@x"), '{"kind":"authenticated","display":"bob@x"}'),
     (AuthenticationFailed(reason="r"), '{"kind":"authentication_failed","reason":"r"}'),
     (Pong(), '{"kind":"pong"}'),

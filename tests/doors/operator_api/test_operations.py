@@ -845,6 +845,27 @@ async def test_the_operator_sees_the_daemon_itself_among_those_that_serve_the_le
     assert (node["leases"], node["started_at_ms"] <= node["seen_at_ms"]) == (0, True)
 
 
+async def test_frames_are_told_to_be_off_and_nothing_is_inspected_where_nothing_is_called(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    """What these do where they are on is tested with the dashboard, which shows them."""
+    alice, bob = await under_test.pair()
+    sent = await speaker.ask(alice, "send_a2a_task", task=new_task(bob))
+    shown = await speaker.ask(under_test.operator, "a2a_task_frames", task_id=sent["task_id"])
+    assert (shown["on"], shown["frames"]) == (False, [])
+    for kind, fields in (
+        ("a2a_task_frames", {"task_id": sent["task_id"]}),
+        ("inspect_a2a_agent", {"agent": "index", "text": "x"}),
+        ("show_agent_card", {"tenant": "default", "agent_id": "index"}),
+    ):
+        assert (await speaker.tell(bob, kind, **fields)).answer["code"] == "operator_required", kind
+    for kind, fields in (
+        ("inspect_a2a_agent", {"agent": "index", "text": "x"}),
+        ("show_agent_card", {"tenant": "default", "agent_id": "index"}),
+    ):
+        assert (await speaker.tell(under_test.operator, kind, **fields)).answer["code"] == "no_inspector"
+
+
 async def test_the_operator_has_the_ledger_copied_and_the_copy_removed(
     under_test: DoorsUnderTest, speaker: Speaker
 ) -> None:
