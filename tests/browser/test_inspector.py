@@ -136,4 +136,4 @@ def test_what_breaks_the_specification_is_marked_at_its_frame(chromium: Browser,
             page.fill("[name=text]", "hello")
             page.click("button[value=send]")
             page.wait_for_selector("#findings li >> text=TaskStatus.state")
-            assert page.locator("#frames .finding >> text=TaskStatus.state").is_visible()
+            page.wait_for_selector("#frames .finding >> text=TaskStatus.state")

@@ -160,6 +160,7 @@ RUNS: dict[str, list[Words]] = {
         lambda d: after(settled(d), "--next", "--wait-ms", "1", "--max", "2"),
     ],
     "a2a show": [lambda d: [settled(d)]],
+    "a2a frames": [lambda d: [settled(d)]],
     "a2a tree": [lambda d: [send(d)], lambda _: [str(uuid4())]],
     "a2a list": [lambda _: ["--limit", "3"], lambda _: ["--count"]],
     "a2a export": [lambda d: [str(d.home / "tasks.jsonl")]],

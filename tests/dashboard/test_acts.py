@@ -204,6 +204,7 @@ READING = {
     *(
         "a2a_queue",
         "a2a_task_log",
+        "a2a_task_frames",
         "a2a_tree",
         "a2a_pushes",
         "verify_audit_integrity",
