@@ -43,6 +43,7 @@ def test_a_stuck_task_is_seen_requeued_with_a_reason_and_finishes_live(
         page.wait_for_selector("#said >> text=begun ended")
         page.click("#tab-mended")
         page.wait_for_selector("#repairs >> text=its host went down")
+        page.wait_for_selector("#repairs >> text=requeue by operator@local, accepting that it may run twice")
     kinds = [event["kind"] for event in one.daemon.json("audit", "recent", "--limit", "50")["events"]]
     assert any("its host went down" in str(kind) for kind in kinds)
 

@@ -22,7 +22,7 @@ async function load() {
   drawWaterfall(find("#fall"), readTimeline(shown, calls.tasks, pushes));
   talk();
   steps();
-  attempts();
+  await attempts();
   if (known.frames) await frames();
 }
 
@@ -79,12 +79,27 @@ function steps() {
   });
 }
 
-function attempts() {
+/** Who has repaired the leases of this task, by lease: the audit knows. */
+async function repairs(ended) {
+  if (known.role === "tenant" || !ended.some((lease) => lease.reason)) return new Map();
+  const { events } = await get("audit/recent", { type: "a2a_repair_applied", since_ms: shown.created_at_ms, limit: 200 });
+  return new Map(events.filter(({ kind }) => kind.task_id === id).map((row) => [row.kind.lease_id, row]));
+}
+
+async function attempts() {
   const ended = shown.leases.filter((lease) => lease.reason || !["settled", null].includes(lease.outcome ?? null));
   find("#no-repairs").hidden = ended.length > 0;
+  const by = await repairs(ended);
   list(find("#repairs"), ended, (lease) => lease.lease_id, () => copy("lease"), (row, lease) => {
-    fill(row, { what: `Attempt ${lease.attempt}: ${lease.outcome ?? "under way"}`, why: lease.reason ?? null, who: shortName(lease.leased_to.display), at: [when(lease.ended_at_ms)] });
+    fill(row, { what: `Attempt ${lease.attempt}: ${lease.outcome ?? "under way"}`, why: lease.reason ?? null, who: told(by.get(lease.lease_id), lease), at: [when(lease.ended_at_ms)] });
   });
+}
+
+function told(row, lease) {
+  const holder = `held by ${shortName(lease.leased_to.display)}`;
+  if (!row) return holder;
+  const risk = { idempotent: "said to be idempotent", operator_accepted: "accepting that it may run twice" }[row.kind.duplicate_risk];
+  return [`${row.kind.action} by ${shortName(row.issuer.display)}`, risk, holder].filter(Boolean).join(", ");
 }
 
 async function frames() {
@@ -105,15 +120,43 @@ function drawFrame(frame) {
   );
 }
 
-/** The request that made this task, or the one that reads it, for a shell. The token stays out of it. */
+/** The request that would send this task again, or the one that reads it, for a shell. The token stays out of it. */
 function curl() {
   const { task } = shown;
-  const auth = `-H "Authorization: Bearer $COVENANT_TOKEN"`;
-  if (task.origin !== "a2a") return `curl -s ${quote(`${known.url}/a2a/tasks/${id}/show`)} ${auth}`;
-  const parts = [{ text: task.intent_text }];
-  const body = { jsonrpc: "2.0", id: 1, method: "SendMessage", params: { message: { messageId: crypto.randomUUID?.() ?? String(Date.now()), role: "ROLE_USER", parts } } };
-  const agent = task.recipient.display.replace(/@.*$/, "");
-  return [`curl -s ${quote(`${known.url}/v1/a2a/agents/${agent}`)} ${auth}`, `-H 'Content-Type: application/json' -H 'A2A-Version: 1.0'`, `-d ${quote(JSON.stringify(body))}`].join(" \\\n  ");
+  const made = { a2a: a2aRequest, mailbox: mailboxRequest }[task.origin ?? "mailbox"];
+  const { path: place, headers = [], body } = made ? made(task) : { path: `/a2a/tasks/${id}/show` };
+  const words = [`curl -s ${quote(known.url + place)} -H "Authorization: Bearer $COVENANT_TOKEN"`];
+  if (body) words.push(["Content-Type: application/json", ...headers].map((header) => `-H ${quote(header)}`).join(" "), `-d ${quote(JSON.stringify(body))}`);
+  return words.join(" \\\n  ");
+}
+
+const newId = () => crypto.randomUUID?.() ?? "00000000-0000-4000-8000-000000000000".replace(/0/g, () => Math.floor(Math.random() * 16).toString(16));
+
+function a2aRequest(task) {
+  const parts = task.parts?.length ? task.parts.map(partOf) : [{ text: task.intent_text }];
+  const message = { messageId: newId(), role: "ROLE_USER", parts };
+  return {
+    path: `/v1/a2a/agents/${encodeURIComponent(task.recipient.display.replace(/@.*$/, ""))}`,
+    headers: ["A2A-Version: 1.0", ...(task.idempotency ? [`Idempotency-Key: ${task.idempotency.key}`] : [])],
+    body: { jsonrpc: "2.0", id: 1, method: "SendMessage", params: { message } },
+  };
+}
+
+function mailboxRequest({ recipient, intent_text, parts, idempotency }) {
+  return { path: "/a2a/tasks", body: { id: newId(), recipient: { display: recipient.display }, intent_text, ...(parts?.length ? { parts } : {}), ...(idempotency ? { idempotency } : {}) } };
+}
+
+/** A part of A2A 1.0 from content as the ledger has it. */
+function partOf({ type, text, value, data, uri, name, filename, resource, mimeType }) {
+  const said = {
+    text: () => ({ text }),
+    json: () => ({ data: value }),
+    resource_link: () => ({ url: uri }),
+    resource: () => (resource.blob ? { raw: resource.blob } : { text: resource.text ?? "" }),
+  }[type]?.() ?? { raw: data };
+  const file = filename ?? name;
+  const media = mimeType ?? resource?.mimeType;
+  return { ...said, ...(file ? { filename: file } : {}), ...(media ? { mediaType: media } : {}) };
 }
 
 const quote = (words) => `'${words.replaceAll("'", "'\\''")}'`;
