@@ -1,7 +1,7 @@
 // What was said in a task, in order, and the artifacts it made. All of it is text from elsewhere, shown as text.
 
 import { download, el, icon } from "./dom.js";
-import { clipped, when } from "./format.js";
+import { clipped, pretty, when } from "./format.js";
 
 /** Parts of a message or artifact. Files are downloads, links show their host, data is JSON. */
 export const showParts = (parts) => parts.map(showPart);
@@ -89,4 +89,17 @@ function join(before, added = []) {
 export function drawTurn({ who, name, at_ms, parts, asks, broke, note }) {
   const classes = ["turn", who, asks && "asks", broke && "broke"].filter(Boolean).join(" ");
   return el("li", { class: classes }, el("header", {}, el("b", {}, name), note ? el("span", {}, note) : null, at_ms ? when(at_ms) : null), el("div", {}, showParts(parts)));
+}
+
+/** A frame as it was on the wire, with what it breaks. */
+export function drawFrame({ at_ms, direction, findings = [], headers = {}, text, truncated }, what, tags) {
+  const said = Object.entries(headers).map(([name, value]) => `${name}: ${value}`).join("\n");
+  return el(
+    "li",
+    { class: "frame", "data-direction": direction },
+    el("header", {}, icon(direction, direction === "out" ? "sent" : "received"), el("b", {}, what), [...tags, truncated && "cut"].filter(Boolean).map((tag) => el("span", { class: "tag" }, String(tag))), el("span", { class: "quiet small" }, when(at_ms))),
+    findings.map((broken) => el("p", { class: "finding" }, icon("failed", "breaks the specification"), broken)),
+    said ? el("details", {}, el("summary", { class: "small" }, "Headers"), bytes(said)) : null,
+    text ? bytes(pretty(text)) : null,
+  );
 }

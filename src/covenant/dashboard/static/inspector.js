@@ -2,9 +2,9 @@
 
 import { get, post, Refused, session } from "./api.js";
 import { attempt, begin } from "./app.js";
-import { drawTurn } from "./conversation.js";
+import { drawFrame, drawTurn } from "./conversation.js";
 import { el, find, icon } from "./dom.js";
-import { clipped, duration, plural, pretty } from "./format.js";
+import { clipped, duration, plural } from "./format.js";
 
 const form = find("#ask");
 const said = [];
@@ -78,19 +78,7 @@ function draw() {
   for (const part of ["#empty", "#no-frames"]) find(part).hidden = frames.length > 0;
   find("#said").replaceChildren(...said.map((each) => drawTurn({ who: each.role === "user" ? "user" : "agent", name: each.role, note: each.state, parts: [{ type: "text", text: each.text }], asks: /required/i.test(each.state ?? ""), broke: /failed|rejected/i.test(each.state ?? "") })));
   find("#findings").replaceChildren(...findings.map((finding) => el("li", { class: "finding" }, icon("failed", "breaks the specification"), el("span", {}, `${finding.rule}: ${finding.text}`, finding.frame === null ? "" : ` (frame ${finding.frame + 1})`))));
-  find("#frames").replaceChildren(...frames.map(frame));
-}
-
-function frame(each, index) {
-  const headers = Object.entries(each.headers ?? {}).map(([name, value]) => `${name}: ${value}`).join("\n");
-  return el(
-    "li",
-    { class: "frame", "data-direction": each.direction },
-    el("header", {}, icon(each.direction, each.direction === "out" ? "sent" : "received"), el("b", {}, `${index + 1}. ${each.what}`), each.status ? el("span", { class: "tag" }, String(each.status)) : null, each.truncated ? el("span", { class: "tag" }, "cut") : null),
-    (each.findings ?? []).map((text) => el("p", { class: "finding" }, icon("failed", "breaks the specification"), text)),
-    headers ? el("details", {}, el("summary", { class: "small" }, "Headers"), el("pre", { class: "bytes", tabIndex: 0 }, headers)) : null,
-    each.text ? el("pre", { class: "bytes", tabIndex: 0 }, clipped(pretty(each.text))) : null,
-  );
+  find("#frames").replaceChildren(...frames.map((each, index) => drawFrame(each, `${index + 1}. ${each.what}`, [each.status])));
 }
 
 function changed() {

@@ -2,9 +2,9 @@
 
 import { get, on, post, rest, session } from "./api.js";
 import { attempt, begin, refuse, tabs } from "./app.js";
-import { drawTurn, readConversation, showParts } from "./conversation.js";
-import { copy, el, fill, find, icon, list, throttled } from "./dom.js";
-import { chip, clipped, duration, exact, isOver, number, pretty, shortId, shortName, stateOf, when } from "./format.js";
+import { drawFrame, drawTurn, readConversation, showParts } from "./conversation.js";
+import { copy, el, fill, find, list, throttled } from "./dom.js";
+import { chip, clipped, duration, exact, isOver, number, shortId, shortName, stateOf, when } from "./format.js";
 import { leaseOf, openRepair } from "./repair.js";
 import { drawWaterfall, readTimeline } from "./waterfall.js";
 
@@ -106,18 +106,7 @@ async function frames() {
   const { frames: found, left_out: gone = 0, lost = 0 } = await get(`${path}/frames`);
   const notes = [gone ? `${number(gone)} older frames are not kept.` : "", lost ? `${number(lost)} calls came faster than they could be kept.` : ""].filter(Boolean);
   find("#no-frames").textContent = found.length ? notes.join(" ") : ["No frame is kept for this task.", ...notes].join(" ");
-  find("#frames").replaceChildren(...found.map(drawFrame));
-}
-
-function drawFrame(frame) {
-  const headers = Object.entries(frame.headers ?? {}).map(([name, value]) => `${name}: ${value}`).join("\n");
-  return el(
-    "li",
-    { class: "frame", "data-direction": frame.direction },
-    el("header", {}, icon(frame.direction, frame.direction === "out" ? "sent" : "received"), el("b", {}, frame.what), el("span", { class: "tag" }, frame.door), frame.truncated ? el("span", { class: "tag" }, "cut") : null, el("span", { class: "quiet" }, when(frame.at_ms))),
-    headers ? el("details", {}, el("summary", { class: "small" }, "Headers"), el("pre", { class: "bytes", tabIndex: 0 }, headers)) : null,
-    frame.text ? el("pre", { class: "bytes", tabIndex: 0 }, clipped(pretty(frame.text))) : null,
-  );
+  find("#frames").replaceChildren(...found.map((frame) => drawFrame(frame, frame.what, [frame.door])));
 }
 
 /** The request that would send this task again, or the one that reads it, for a shell. The token stays out of it. */
@@ -130,7 +119,8 @@ function curl() {
   return words.join(" \\\n  ");
 }
 
-const newId = () => crypto.randomUUID?.() ?? "00000000-0000-4000-8000-000000000000".replace(/0/g, () => Math.floor(Math.random() * 16).toString(16));
+/** Also where the page came over plain HTTP, and the browser makes no UUID. */
+const newId = () => "10000000-1000-4000-8000-100000000000".replace(/[01]/g, () => Math.floor(Math.random() * 16).toString(16));
 
 function a2aRequest(task) {
   const parts = task.parts?.length ? task.parts.map(partOf) : [{ text: task.intent_text }];
