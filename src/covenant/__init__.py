@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from covenant.agents.runtime.agent_calls import Call as Call
     from covenant.agents.runtime.agent_calls import CallLimit as CallLimit
     from covenant.agents.runtime.agent_calls import NotEnough as NotEnough
+    from covenant.agents.runtime.turn_steps import StepError as StepError
     from covenant.client import Client as Client
     from covenant.client import Posted as Posted
     from covenant.client import Sent as Sent
@@ -99,6 +100,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "covenant.agents.api": "Agent SyncTurn Turn",
     "covenant.agents.runtime.agent_calls": "Answer Call CallLimit NotEnough",
+    "covenant.agents.runtime.turn_steps": "StepError",
     "covenant.client": "Client Posted Sent Taken",
     "covenant.daemon.connect": "connect",
     "covenant.ledger.contract.task_query": "FoundPage FoundTask",

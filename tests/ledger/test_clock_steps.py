@@ -20,6 +20,7 @@ from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.grants import give
 from tests.ledger_contract.samples import ALICE, BOB, OPERATOR, make_grant, make_task, ok, same_work, task_id
+from tests.ledger_contract.suspensions import sleep
 from tests.waits import BOUND_S
 
 MINUTE_MS = 60_000
@@ -273,3 +274,27 @@ async def test_what_passed_while_the_machine_was_off_has_passed(tmp_path: Path) 
     assert await driver.take() == ()
     assert (await driver.show(task_id(1))).state == "result_pending"
     await ledger.close()
+
+
+@BOTH_WAYS
+async def test_a_sleep_takes_as_long_as_it_says(driver: LedgerDriver, step_ms: int) -> None:
+    await sleep(driver, await driver.taken(make_task()), 10 * MINUTE_MS)
+    driver.clock.advance(5 * MINUTE_MS)
+    assert (await driver.sweep()).woken == 0
+    driver.clock.step(step_ms)
+    assert (await driver.sweep()).woken == 0
+    driver.clock.advance(PAUSE_MS)
+    assert (await driver.sweep()).woken == 0
+    driver.clock.advance(4 * MINUTE_MS - 1)
+    assert (await driver.sweep()).woken == 0
+    driver.clock.advance(1)
+    assert (await driver.sweep()).woken == 1
+
+
+async def test_a_task_that_is_not_to_begin_before_a_moment_begins_by_the_clock(driver: LedgerDriver) -> None:
+    await driver.send(make_task(not_before_ms=driver.clock() + DAY_MS))
+    driver.clock.step(DAY_MS)
+    assert (await driver.sweep()).woken == 0
+    driver.clock.advance(PAUSE_MS)
+    assert (await driver.sweep()).woken == 1
+    assert (await driver.take_one()).lease.attempt == 1

@@ -27,6 +27,7 @@ from tests.ledger_contract.removal import RemovalDurabilitySuite, RemovalSuite
 from tests.ledger_contract.repair import RepairSuite
 from tests.ledger_contract.results import ResultSuite
 from tests.ledger_contract.searches import SearchSuite
+from tests.ledger_contract.suspensions import SuspensionDurabilitySuite, SuspensionSuite
 from tests.ledger_contract.tenants import TenantDurabilitySuite, TenantSuite
 from tests.ledger_contract.updates import UpdateSuite
 from tests.ledger_contract.watches import WatchSuite
@@ -53,6 +54,7 @@ class LedgerContract(
     WithdrawalSuite,
     ErasingSuite,
     RemovalSuite,
+    SuspensionSuite,
 ):
     """What every engine promises, in memory too."""
 
@@ -67,6 +69,7 @@ class DurableLedgerContract(
     WithdrawalDurabilitySuite,
     ErasingDurabilitySuite,
     RemovalDurabilitySuite,
+    SuspensionDurabilitySuite,
     LedgerContract,
 ):
     """What an engine promises besides when its facts outlive the process."""

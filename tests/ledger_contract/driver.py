@@ -222,6 +222,7 @@ class LedgerDriver:
                 total.uncached + swept.uncached,
                 pushes=total.pushes + swept.pushes,
                 interrupted=total.interrupted + swept.interrupted,
+                woken=total.woken + swept.woken,
             )
             if not swept.more:
                 return total

@@ -21,6 +21,7 @@ import msgspec
 
 from covenant.agents.runtime import turn_output
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling, TurnCalls
+from covenant.agents.runtime.turn_steps import DurableSteps, perform_step
 from covenant.exchange.argument_checks import checks_arguments
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.agent_definition import OnLost, Skill
@@ -56,6 +57,8 @@ class TurnWork(Protocol):
     def messages(self) -> tuple[MessageUpdate, ...]: ...
     @property
     def calls(self) -> TurnCalls: ...
+    @property
+    def steps(self) -> DurableSteps: ...
     def spend(self, amounts: dict[str, float]) -> None: ...
 
 
@@ -114,6 +117,14 @@ class BaseTurn:
     def attempt(self) -> int:
         """1, unless this turn was begun before and its holder was lost."""
         return self._job.leased.lease.attempt
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether an attempt before this one was cut short after the last step that the ledger has.
+
+        Nobody knows how far it came. So the first step that is done now may have been done before: look first.
+        """
+        return self._job.steps.interrupted
 
     file = staticmethod(checks_arguments(turn_output.file))
     data = staticmethod(turn_output.data)
@@ -193,6 +204,27 @@ class Turn(BaseTurn):
         """The first `count` that complete, as they come; the others are canceled. Raises `NotEnough`."""
         return await self._job.calls.quorum(count, calls)
 
+    @overload
+    async def step(self, name: str, do: Callable[[], Awaitable[T]]) -> T: ...
+    @overload
+    async def step(self, name: str, do: Callable[[], T]) -> T: ...
+    async def step(self, name: str, do: Callable[[], Any]) -> Any:
+        """Do it once, whatever happens: its result is in the ledger before the function goes on.
+
+        If this turn is run again, the same step gives that result, and `do` is not called. `name` is its own in the
+        turn, and the steps of a turn are asked for in the same order each time. The result is what JSON can hold, up
+        to 256 KiB, and is given as JSON has it. What `do` raises is raised here, and is not kept.
+        """
+        return await perform_step(self._job.steps, name, do)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait without holding a place, also while the daemon is down. The turn is run again when the time is over."""
+        await self._job.steps.sleep(seconds)
+
+    async def wait_for(self, name: str, *, timeout_s: float | None = None) -> Any:
+        """Wait for a signal of this name, without holding a place; what its sender gave. Raises `TimeoutError`."""
+        return await self._job.steps.wait_for(name, timeout_s)
+
     async def answer(self, call: Answer | str, what: Sendable) -> Answer:
         """Say what a call waits for (`answer.waits`), by its answer or its task's id, and wait for the next one."""
         return await self._job.calls.answer(call, what)
@@ -243,6 +275,26 @@ class SyncTurn(BaseTurn):
 
     def answer(self, call: Answer | str, what: Sendable) -> Answer:
         return self._ask(lambda: self._job.calls.answer(call, what))
+
+    def step(self, name: str, do: Callable[[], T]) -> T:
+        steps = self._job.steps
+        asked = self._ask(lambda: steps.begin(name))
+        if asked.found is not None:
+            done: T = asked.found.result
+            return done
+        try:
+            value = do()
+        except BaseException:
+            self._ask(lambda: steps.give_up(asked))
+            raise
+        kept: T = self._ask(lambda: steps.end(asked, value))
+        return kept
+
+    def sleep(self, seconds: float) -> None:
+        self._ask(lambda: self._job.steps.sleep(seconds))
+
+    def wait_for(self, name: str, *, timeout_s: float | None = None) -> Any:
+        return self._ask(lambda: self._job.steps.wait_for(name, timeout_s))
 
     def spend(self, tokens: float = 0, **more: float) -> None:
         self._ask(lambda: BaseTurn.spend(self, tokens, **more))

@@ -39,6 +39,8 @@ class FunctionJob(TurnWork, Protocol):
     @property
     def ended(self) -> bool: ...
     @property
+    def begun_before(self) -> bool: ...
+    @property
     def holder(self) -> AgentId: ...
     @property
     def threads(self) -> AgentThreads: ...
@@ -89,6 +91,8 @@ class FunctionAgent:
             else:
                 _say_returned(await made if inspect.isawaitable(made) else made, job, output)
         if not job.ended:
+            if job.begun_before:
+                await job.steps.check_end()
             job.complete(*output.close())
 
     async def _listen(self, generator: AsyncGenerator[Any, Any], job: FunctionJob, output: FunctionOutput) -> None:

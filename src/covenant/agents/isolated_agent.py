@@ -21,7 +21,9 @@ from covenant.agents.api import Agent
 from covenant.agents.function_agent import earlier
 from covenant.agents.process_agent import OUTPUT_BYTES_MAX, ProcessAgent
 from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit, NotEnough, TurnCalls
+from covenant.agents.runtime.function_threads import TurnStopped
 from covenant.agents.runtime.job import Job
+from covenant.agents.runtime.turn_steps import AskedStep, StepError, StepVerb
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.content import Content
 from covenant.model.errors import REFUSALS, Refusal, Unavailable
@@ -35,14 +37,19 @@ replace = msgspec.structs.replace
 
 
 class ProgramCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="call"):
-    """`verb`: which method of `TurnCalls`. `answer` has `child` and `parts`; of a call, `what` is parts."""
+    """`verb`: which method of `TurnCalls`, or of `DurableSteps`. `answer` has `child` and `parts`; of a call, `what` is
+    parts."""
 
     id: int
-    verb: Literal["one", "all", "quorum", "answer"]
+    verb: Literal["one", "all", "quorum", "answer"] | StepVerb
     calls: tuple[Call, ...] = ()
     wanted: int = 0
     child: str = ""
     parts: tuple[Content, ...] = ()
+    name: str = ""
+    step: AskedStep | None = None
+    value: Any = None
+    seconds: float | None = None
 
 
 class ProgramCallRefusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,11 +64,14 @@ class ProgramCallAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     id: int
     answers: tuple[Answer, ...] = ()
     refused: ProgramCallRefusal | None = None
+    step: AskedStep | None = None
+    value: Any = None
+    timed_out: bool = False
 
 
 def refused(refusal: Refusal, wanted: int = 0) -> ProgramCallRefusal:
     kind = type(refusal).__name__
-    if kind not in KINDS and not isinstance(refusal, CallLimit | NotEnough):
+    if kind not in KINDS and not isinstance(refusal, CallLimit | NotEnough | StepError):
         kind = next(name for name, base in KINDS.items() if isinstance(refusal, base))
     return ProgramCallRefusal(
         kind=kind,
@@ -78,6 +88,8 @@ def raised(answered: ProgramCallAnswer) -> Refusal:
     if told.kind == CallLimit.__name__:
         reason = told.code.upper()
         return CallLimit(reason, told.message.removeprefix(f"{reason}: "), retry_after_ms=told.retry_after_ms)
+    if told.kind == StepError.__name__:
+        return StepError(told.code, told.message)
     if told.kind == NotEnough.__name__:
         return NotEnough(told.wanted, answered.answers)
     return KINDS[told.kind](told.code, told.message, retry_after_ms=told.retry_after_ms)
@@ -120,7 +132,12 @@ class ProgramCalls:
 
     async def _perform(self, asked: ProgramCall) -> None:
         try:
-            answered = ProgramCallAnswer(id=asked.id, answers=await _make_calls(self._job.calls, asked))
+            answered = await _answer(self._job, asked)
+        except TurnStopped:
+            # The turn is over for now: it waits, or is held. The program ends with it.
+            if self._job.runner is not None:
+                self._job.runner.cancel()
+            return
         except NotEnough as few:
             answered = ProgramCallAnswer(id=asked.id, answers=few.answers, refused=refused(few, asked.wanted))
         except Refusal as refusal:
@@ -134,6 +151,30 @@ class ProgramCalls:
             await self._stdin.drain()
 
 
+async def _answer(job: Job, asked: ProgramCall) -> ProgramCallAnswer:
+    match asked.verb:
+        case "begin":
+            return ProgramCallAnswer(id=asked.id, step=await job.steps.begin(asked.name))
+        case "end":
+            assert asked.step is not None
+            return ProgramCallAnswer(id=asked.id, value=await job.steps.end(asked.step, asked.value))
+        case "give_up":
+            assert asked.step is not None
+            job.steps.give_up(asked.step)
+        case "sleep":
+            await job.steps.sleep(asked.seconds or 0)
+        case "wait_for":
+            try:
+                return ProgramCallAnswer(id=asked.id, value=await job.steps.wait_for(asked.name, asked.seconds))
+            except TimeoutError:
+                return ProgramCallAnswer(id=asked.id, timed_out=True)
+        case "check_end":
+            await job.steps.check_end()
+        case _:
+            return ProgramCallAnswer(id=asked.id, answers=await _make_calls(job.calls, asked))
+    return ProgramCallAnswer(id=asked.id)
+
+
 async def _make_calls(calls: TurnCalls, asked: ProgramCall) -> tuple[Answer, ...]:
     one: Awaitable[Answer]
     match asked.verb:
@@ -143,7 +184,7 @@ async def _make_calls(calls: TurnCalls, asked: ProgramCall) -> tuple[Answer, ...
             return await calls.quorum(asked.wanted, asked.calls)
         case "answer":
             one = calls.answer(asked.child, asked.parts)
-        case "one":
+        case _:
             one = calls.one(asked.calls[0])
     return (await one,)
 

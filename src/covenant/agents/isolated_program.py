@@ -30,7 +30,8 @@ from covenant.agents.isolated_agent import IsolatedTurn, ProgramCall, ProgramCal
 from covenant.agents.process_agent import LOGGED_LENGTH_MAX
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling
 from covenant.agents.runtime.function_threads import AgentThreads
-from covenant.agents.runtime.job import FAILED
+from covenant.agents.runtime.job_buffer import FAILED
+from covenant.agents.runtime.turn_steps import AskedStep, StepError, StepVerb, as_json
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.content import Content
 from covenant.model.ids import AgentId
@@ -118,7 +119,17 @@ class _Calls:
         asked = ProgramCall(id=next(self._ids), verb="answer", child=child_id, parts=parts_of(what))
         return (await self._ask(asked))[0]
 
+    async def ask(self, **given: Any) -> ProgramCallAnswer:
+        return await self._exchange(ProgramCall(id=next(self._ids), **given))
+
+    def tell(self, **given: Any) -> None:
+        """Without waiting for an answer."""
+        self._output.write_line(_encode(ProgramCall(id=next(self._ids), **given)))
+
     async def _ask(self, asked: ProgramCall) -> tuple[Answer, ...]:
+        return (await self._exchange(asked)).answers
+
+    async def _exchange(self, asked: ProgramCall) -> ProgramCallAnswer:
         waiting: asyncio.Future[ProgramCallAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[asked.id] = waiting
         self._output.write_line(_encode(asked))
@@ -131,7 +142,43 @@ class _Calls:
             del self._waiting[asked.id]
         if answered.refused is not None:
             raise raised(answered)
-        return answered.answers
+        return answered
+
+
+class _Steps:
+    """The daemon does what there is to do; a wait ends this program."""
+
+    def __init__(self, calls: _Calls, leased: LeasedTask) -> None:
+        self._calls = calls
+        self.interrupted = leased.cut
+
+    async def begin(self, name: str) -> AskedStep:
+        step = (await self._ask("begin", name=name)).step
+        assert step is not None
+        return step
+
+    async def end(self, asked: AskedStep, value: Any) -> Any:
+        kept = (await self._ask("end", step=asked, value=as_json(asked, value))).value
+        self.interrupted = False
+        return kept
+
+    def give_up(self, asked: AskedStep) -> None:
+        self._calls.tell(verb="give_up", step=asked)
+
+    async def sleep(self, seconds: float) -> None:
+        await self._ask("sleep", seconds=seconds)
+
+    async def wait_for(self, name: str, timeout_s: float | None) -> Any:
+        answered = await self._ask("wait_for", name=name, seconds=timeout_s)
+        if answered.timed_out:
+            raise TimeoutError(f"nobody has signaled {name!r} within {timeout_s} seconds")
+        return answered.value
+
+    async def check_end(self) -> None:
+        await self._ask("check_end")
+
+    async def _ask(self, verb: StepVerb, **given: Any) -> ProgramCallAnswer:
+        return await self._calls.ask(verb=verb, **given)
 
 
 def _asked(call: Calling) -> Call:
@@ -150,6 +197,8 @@ class _Turn:
         self.task: Final[Task] = leased.task
         self.holder: Final[AgentId] = leased.lease.leased_to
         self.calls: Final = calls
+        self.steps: Final = _Steps(calls, leased)
+        self.begun_before: Final = leased.continues or leased.lease.attempt > 1
         self.threads: Final = AgentThreads(1)
         self.full = False
         self.ended = False
@@ -234,6 +283,9 @@ async def _perform(agent: Agent, given: IsolatedTurn, output: _Output, printed: 
     threading.Thread(target=_listen, args=(calls, loop), daemon=True).start()
     try:
         await FunctionAgent(agent).perform(turn, turn, given.history)
+    except StepError as wrong:
+        traceback.print_exc()
+        turn.fail(f"{FAILED}: {wrong.message}")
     except (Exception, SystemExit, asyncio.CancelledError):  # noqa: BLE001  (whatever it is, only its task fails)
         traceback.print_exc()
         turn.fail(FAILED)

@@ -35,7 +35,8 @@ import msgspec
 
 from covenant.agents.function_agent import earlier
 from covenant.agents.runtime import turn_output
-from covenant.agents.runtime.job import FAILED, Job
+from covenant.agents.runtime.job import Job
+from covenant.agents.runtime.job_buffer import FAILED
 from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.model.content import Content, Text
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 from uuid import uuid4
 
@@ -49,6 +50,8 @@ a2a.commands.update(task_list.commands.commands)
 @click.option("--parent", metavar="ID", shell_complete=complete_tasks, help="The parent task.")
 @click.option("--deadline-ms", type=click.IntRange(min=1), help="Deadline in epoch milliseconds.")
 @click.option("--deadline-in", type=Duration(), metavar="5m", help="Deadline from now.")
+@click.option("--not-before-ms", type=click.IntRange(min=1), help="Nobody begins it before, in epoch milliseconds.")
+@click.option("--not-before-in", type=Duration(), metavar="1h", help="Nobody begins it before so long from now.")
 @click.option("--key", help="Idempotency key: names the work, across tasks.")
 @click.option("--idempotent", is_flag=True, help="Running the task twice is safe. Needs --key.")
 @click.option("--wait", is_flag=True, help="Wait for the result, drain it, and print what it says.")
@@ -127,6 +130,27 @@ def respond(
     call.show(answer, answer["task_id"], *talk)
 
 
+@daemon_command(a2a, "signal", "a2a_signaled", "task_id", "duplicate?")
+@task_argument
+@click.argument("name")
+@click.argument("value", required=False)
+@click.option("--signal-id", help="If the answer was lost, repeat the command with the same signal id.")
+def signal(call: Invocation, *, task_id: str, name: str, value: str | None, signal_id: str | None) -> None:
+    """Tell a task what a step of it waits for, by NAME. VALUE is JSON, or else a text.
+
+    A signal that comes before the task waits for it is kept.
+    """
+    given: Any = None
+    if value is not None:
+        try:
+            given = json.loads(value)
+        except ValueError:
+            given = value
+    answer = call.ask("signal_a2a_task", task_id=call.task_id(task_id), name=name, value=given, signal_id=signal_id)
+    talk = ["this was signaled before; nothing changed"] if answer.get("duplicate") else []
+    call.show(answer, answer["task_id"], *talk)
+
+
 @daemon_command(
     a2a,
     "results",
@@ -176,10 +200,20 @@ def _receive(
 
 
 def _task(
-    text: str, *, deadline_ms: int | None, deadline_in: int | None, key: str | None, idempotent: bool, **given: Any
+    text: str,
+    *,
+    deadline_ms: int | None,
+    deadline_in: int | None,
+    not_before_ms: int | None,
+    not_before_in: int | None,
+    key: str | None,
+    idempotent: bool,
+    **given: Any,
 ) -> dict[str, Any]:
     if deadline_ms is not None and deadline_in is not None:
         raise click.UsageError("--deadline-ms and --deadline-in exclude each other")
+    if not_before_ms is not None and not_before_in is not None:
+        raise click.UsageError("--not-before-ms and --not-before-in exclude each other")
     if idempotent and key is None:
         raise click.UsageError("--idempotent needs --key: the key names the work that may run twice")
     task: dict[str, Any] = {
@@ -189,6 +223,7 @@ def _task(
         "task_kind": given["task_kind"],
         "parent": given["parent"],
         "deadline_ms": deadline_ms if deadline_in is None else now_ms() + deadline_in,
+        "not_before_ms": not_before_ms if not_before_in is None else now_ms() + not_before_in,
     }
     if key is not None:
         task["idempotency"] = {"duplicate_safety": "idempotent" if idempotent else "unsafe", "key": key}

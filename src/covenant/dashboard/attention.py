@@ -25,11 +25,14 @@ from covenant.exchange.access.principals import Principal
 from covenant.exchange.audit_search import AuditFilter, find_audit
 from covenant.ledger.contract.ledger import Counts
 from covenant.ledger.contract.tasks import QueueQuery
+from covenant.model.task_event import Interruption
 from covenant.wire.mailbox import FindRequest
 
 LISTED_MAX: Final = 50
 """Of each kind of trouble."""
 PARKED_MS: Final = 3_600_000
+WAITS_FOR_SENDER: Final = frozenset(Interruption)
+"""Others that are parked wait for a moment, or for a signal."""
 """A task that has waited for its sender so long may have been forgotten."""
 BEHIND_MAX: Final = 10_000
 """Records that history may lack before somebody should know."""
@@ -220,7 +223,7 @@ async def _parked(services: Services, operator: Principal) -> Sequence[Need]:
             act=_act("Answer", "answer", task=each.task_id),
         )
         for each in page.tasks
-        if each.updated_at_ms < before_ms
+        if each.updated_at_ms < before_ms and each.a2a_state in WAITS_FOR_SENDER
     ]
 
 

@@ -7,7 +7,7 @@ capability. So an invalid task costs no audit row, and a caller without part in 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -39,6 +39,7 @@ from covenant.ledger.machine.commands import (
     Settle,
     Settled,
     Take,
+    Tell,
     Withdraw,
 )
 from covenant.ledger.machine.decisions.acceptance import unknown_recipient
@@ -67,7 +68,7 @@ from covenant.model.retry_policy import (
 )
 from covenant.model.settings import DEPTH_MAX
 from covenant.model.task import DELEGATION, Lease, Result, Task, check_chain, fingerprint
-from covenant.model.task_event import MessageUpdate, Update
+from covenant.model.task_event import SIGNAL_CHARS_MAX, MessageUpdate, Signal, Update
 from covenant.model.tracing import DUPLICATE, OFF, Tracer, traced
 from covenant.seal.keys import nonce
 
@@ -261,12 +262,26 @@ class MailboxExchange:
         entry = await self._ledger.entry(task_id)
         if entry is None or principal.viewer not in (None, entry.task.sender.pubkey):
             raise NotFound("unknown_task", f"no task {task_id} of yours is live here")
-        if entry.state is not PARKED:
+        if entry.state is not PARKED or entry.wait is not None:
             raise Conflict("not_waiting", f"task {task_id} does not wait for its sender: it is {entry.state.wire_name}")
         assert message.message_id is not None
         await self._ledger.commit(
             Continue(task_id=task_id, viewer=principal.viewer, message=message, message_id=message.message_id)
         )
+
+    async def signal(
+        self, principal: Principal, task_id: TaskId, name: str, value: Any, signal_id: str | None
+    ) -> Reported:
+        """What a step of a task waits for, now or later; from its sender, its recipient or the operator.
+
+        `signal_id`: the same again is the same signal.
+        """
+        check_request_id(signal_id)
+        if not 0 < len(name) <= SIGNAL_CHARS_MAX or not name.isprintable():
+            raise Invalid("invalid_signal", f"a signal needs a name of at most {SIGNAL_CHARS_MAX} printable characters")
+        signal = Signal(name, signal_id or nonce(), value)
+        check_size(_encode(signal), self.limits.update_bytes_max, "signal")
+        return await self._ledger.commit(Tell(task_id=task_id, viewer=principal.viewer, signal=signal))
 
     async def settle(self, principal: Principal, result: Result, lease_id: LeaseId | None) -> Settled:
         check_size(_encode(result), self.limits.result_bytes_max, "result")

@@ -158,6 +158,8 @@ class Task(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     tracestate: str | None = None
     target: Target | None = None
     """Where the task is done, if not here. Written by the daemon alone."""
+    not_before_ms: int | None = None
+    """Nobody begins it before this moment, in epoch milliseconds."""
 
 
 class CacheKey(msgspec.Struct, frozen=True, gc=False):

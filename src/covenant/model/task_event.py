@@ -7,10 +7,11 @@ a lease, what was audited); none of that is for a watcher.
 from __future__ import annotations
 
 import enum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
+from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.content import Content
 from covenant.model.task import Cause, Ending, Result, Task
 
@@ -67,6 +68,78 @@ def weigh_message(message: MessageUpdate) -> int:
 
 
 Update = StatusUpdate | ArtifactUpdate | MessageUpdate
+"""What a holder may say at a door."""
+
+StepKind = Literal["step", "sleep", "wait"]
+
+
+class StepUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="step", omit_defaults=True):
+    """A durable step of a turn: what it came to, or that it waits. Its result is for the agent alone.
+
+    `no` counts the steps of a turn in the order in which the function asks for them. While it `waits`, `wait` says for
+    what; what comes of that is told by another one with the same number.
+    """
+
+    name: str
+    no: int
+    turn: int = 1
+    kind: StepKind = "step"
+    result: Any = None
+    wait: Wait | None = None
+    timed_out: bool = False
+    usage: dict[str, float] | None = None
+    """What was used since the step before it."""
+
+    @property
+    def waits(self) -> bool:
+        return self.wait is not None
+
+
+class Wait(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """What a parked task waits for, where that is not its sender: a moment, a signal, or either.
+
+    A moment is `for_ms` after `since_ms`, however the clock is set meanwhile; or `until_ms`, by the clock.
+    """
+
+    since_ms: int
+    for_ms: int | None = None
+    until_ms: int | None = None
+    signal: str | None = None
+    step: int = 0
+    """The number of the step that waits; 0: none does, and the attempt begins anew (or for the first time)."""
+    name: str = ""
+
+    def ends_at_ms(self, now_ms: int, ages: Ages = STEADY) -> int | None:
+        """When it ends by itself, by the clock as it is now."""
+        if self.until_ms is not None or self.for_ms is None:
+            return self.until_ms
+        return self.for_ms + (ages.moment_ms(self.since_ms, now_ms) if ages.steps else self.since_ms)
+
+    @property
+    def kind(self) -> StepKind:
+        return "sleep" if self.signal is None else "wait"
+
+
+SIGNAL_CHARS_MAX: Final = 128
+"""Of the name of a step or a signal."""
+
+
+class Signal(msgspec.Struct, frozen=True, gc=False):
+    """What somebody told a task by name. `id` names this saying of it: the same again is the same signal."""
+
+    name: str
+    id: str
+    value: Any = None
+
+
+def weigh_signal(signal: Signal) -> int:
+    return len(_encode(signal))
+
+
+TurnUpdate = Update | StepUpdate
+"""What a holder in this process may say."""
+STEP_MARK: Final = "covenant.step"
+"""In the metadata of a status that tells of a step: its name."""
 
 
 class Interruption(enum.StrEnum):
@@ -98,7 +171,7 @@ class Ended(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="ended"
     cause: Cause = Cause.RESULT
 
 
-StepContent = Began | Started | StatusUpdate | ArtifactUpdate | MessageUpdate | Continued | Ended
+StepContent = Began | Started | StatusUpdate | ArtifactUpdate | MessageUpdate | StepUpdate | Continued | Ended
 """A `StatusUpdate` whose state is not `working` has parked the task: it waits for its sender."""
 
 

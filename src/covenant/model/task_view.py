@@ -23,6 +23,7 @@ from covenant.model.task_event import (
     Started,
     StatusUpdate,
     Step,
+    StepUpdate,
     weigh_message,
 )
 
@@ -214,6 +215,9 @@ class TaskViewBuilder:
         while len(self._progress) > PROGRESS_MAX or self._progress_bytes > PROGRESS_BYTES_MAX:
             self._progress_bytes -= self._progress.popleft()[2]
 
+    def _step(self, _: StepUpdate) -> None:
+        """Nothing that its sender is shown: it goes on, or waits."""
+
     def _continue(self, what: Continued) -> None:
         self.state, self._message = _WORKING, None
         self._history.append(what.message)
@@ -230,6 +234,7 @@ class TaskViewBuilder:
         ArtifactUpdate: _artifact,
         MessageUpdate: _say,
         StatusUpdate: _status,
+        StepUpdate: _step,
         Continued: _continue,
         Ended: _end,
     }

@@ -8,7 +8,7 @@ daemon's own keys is left out (see `model.metadata`). A request that also has a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Final, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypedDict, TypeVar
 
 import msgspec
 
@@ -88,6 +88,7 @@ class SendTask(Request, frozen=True, kw_only=True):
     context_id: str | None = None
     idempotency: Idempotency | None = None
     parts: tuple[Content, ...] | None = None
+    not_before_ms: Moment | None = None
 
     def task(self, caller: AgentId, enrolled: Enrolled) -> Task:
         return Task(
@@ -102,6 +103,7 @@ class SendTask(Request, frozen=True, kw_only=True):
             parts=unreserved_parts(self.parts or ()),
             timeout_ms=self.timeout_ms,
             context_id=self.context_id,
+            not_before_ms=self.not_before_ms,
         )
 
     def _sender(self, caller: AgentId) -> AgentId:
@@ -268,6 +270,14 @@ class AnswerRequest(TaskRequest, frozen=True, kw_only=True):
     """What the sender of a task says to it, as text."""
 
     text: str
+
+
+class SignalRequest(TaskRequest, frozen=True, kw_only=True):
+    """What a step of a task waits for by name. `signal_id`: the same again is the same signal."""
+
+    name: str
+    value: Any = None
+    signal_id: str | None = None
 
 
 class RequeueCommand(msgspec.Struct, frozen=True, gc=False, tag_field="action", tag="requeue"):

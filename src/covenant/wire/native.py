@@ -28,6 +28,7 @@ from covenant.model.errors import Invalid
 from covenant.model.sanitizer import file_name_of
 from covenant.model.task import NATIVE, Ending, Result, Task
 from covenant.model.task_event import (
+    STEP_MARK,
     ArtifactUpdate,
     Began,
     Continued,
@@ -36,6 +37,7 @@ from covenant.model.task_event import (
     Started,
     StatusUpdate,
     Step,
+    StepUpdate,
 )
 from covenant.model.task_view import TaskState, TaskView, final_message, plain_text
 from covenant.model.usage import usage_in
@@ -193,6 +195,8 @@ class RequestEvents:
                 return name, {"state": state, "text": said, "metadata": what.metadata}
             case MessageUpdate():
                 return "message", {"role": what.role, "text": plain_text(what.parts)}
+            case StepUpdate(name=name):
+                return "status", {"state": TaskState.WORKING, "text": "", "metadata": {STEP_MARK: name}}
             case Continued(message):
                 return "message", {"role": message.role, "text": plain_text(message.parts)}
             case Ended():

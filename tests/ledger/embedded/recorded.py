@@ -7,8 +7,9 @@ import msgspec
 
 from covenant.ledger.embedded.journal.record import encode_line
 from covenant.ledger.embedded.journal.segments import Cursor, Lines
-from covenant.ledger.machine.entry import Entry, evolve
+from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import Audited, LedgerEvent, TaskEvent, TaskLeased, TaskSent, TaskSettled
+from covenant.ledger.machine.evolution import evolve
 from covenant.model.grant import GENESIS, AuditHead, AuditRow, link
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.task import Cause, Ending, Lease, Result, ResultStatus, Task

@@ -29,7 +29,7 @@ from covenant.model.push import Push, PushMove
 from covenant.model.retry_policy import ForceError, Posture, Requeue, RetryPolicy
 from covenant.model.settings import Limits
 from covenant.model.task import DELEGATION, CacheKey, Task, account_of, fingerprint
-from covenant.model.task_event import MessageUpdate, StatusUpdate
+from covenant.model.task_event import MessageUpdate, Signal, StatusUpdate, Wait
 from covenant.model.tenants import Tenant, TenantLimits
 from tests.ledger.machine.peer_commands import peer_commands
 from tests.ledger.machine.pure import Pure
@@ -332,6 +332,10 @@ def holder_commands(leased: c.LeasedTask) -> list[c.Command[Any]]:
         c.Report(task_id=which, holder=BOB, lease_id=lease_id, update=parking),
         c.Continue(task_id=which, message=MessageUpdate(), message_id="m1"),
         c.Advance(task_id=which, holder=BOB, lease_id=lease_id, updates=(StatusUpdate("on it"),)),
+        c.Tell(task_id=which, signal=Signal("paid", "s1", 1)),
+        c.Advance(task_id=which, holder=BOB, lease_id=lease_id, wait=Wait(since_ms=1, signal="paid", step=1)),
+        c.Advance(task_id=which, holder=BOB, lease_id=lease_id, wait=Wait(since_ms=1, signal="sent", step=2)),
+        c.Tell(task_id=which, signal=Signal("sent", "s2", 1)),
         c.Release(task_id=which, holder=BOB, lease_id=lease_id, reason="no room"),
     ]
 

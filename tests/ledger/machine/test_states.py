@@ -6,7 +6,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from covenant.ledger.machine.entry import Entry, IllegalMoveError, evolve
+from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import (
     AnyTaskEvent,
     LeaseInterrupted,
@@ -15,6 +15,8 @@ from covenant.ledger.machine.events import (
     MessageKept,
     ResultDrained,
     ResultReturned,
+    SignalKept,
+    SignalTaken,
     TaskClosed,
     TaskContinued,
     TaskEvent,
@@ -23,11 +25,14 @@ from covenant.ledger.machine.events import (
     TaskParked,
     TaskPromoted,
     TaskRequeued,
+    TaskResumed,
     TaskSent,
     TaskSettled,
+    TaskSuspended,
     TaskUpdated,
     TurnEnded,
 )
+from covenant.ledger.machine.evolution import IllegalMoveError, evolve
 from covenant.ledger.machine.states import (
     DRAINED,
     FINISHED,
@@ -43,7 +48,7 @@ from covenant.model.clock_steps import STEADY
 from covenant.model.ids import LeaseId
 from covenant.model.retry_policy import Posture
 from covenant.model.task import Cause, Ending, Lease
-from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
+from covenant.model.task_event import Interruption, MessageUpdate, Signal, StatusUpdate, Wait
 from tests.ledger_contract.samples import BOB, make_task, ok, task_id
 
 LEASE = Lease(lease_id=LeaseId("l1"), leased_to=BOB, leased_at_ms=10, attempt=1)
@@ -58,6 +63,10 @@ EVENTS: list[TaskEvent] = [
     LeaseInterrupted(ID, LEASE.lease_id, "stopping"),
     TaskUpdated(ID, LEASE.lease_id, 3, StatusUpdate("on it")),
     TaskParked(ID, LEASE.lease_id, 3, Interruption.INPUT_REQUIRED, StatusUpdate("which?")),
+    TaskSuspended(ID, Wait(since_ms=1, for_ms=5), LEASE.lease_id),
+    TaskResumed(ID),
+    SignalKept(ID, Signal("paid", "s1")),
+    SignalTaken(ID, "s0"),
     TaskContinued(ID, 4, MessageUpdate(), "m1"),
     MessageKept(ID, 4, MessageUpdate(), "m2"),
     TurnEnded(ID, LEASE.lease_id, MessageUpdate(), 5),
@@ -71,7 +80,7 @@ TAGS = {str(event.__struct_config__.tag): event for event in EVENTS}
 
 # What each state holds when it is reached by the shortest way.
 SENT = evolve(None, TAGS["task_sent"], 1)
-HELD = evolve(SENT, TAGS["task_leased"], 2)
+HELD = evolve(evolve(SENT, TAGS["task_leased"], 2), SignalKept(ID, Signal("paid", "s0")), 2)
 ENTRIES: dict[State | None, Entry | None] = {
     None: None,
     QUEUED: SENT,

@@ -1,8 +1,6 @@
 """A job: one attempt at a turn of a task, while an agent in this process works on it.
 
-What the agent says is buffered, and written in order, several updates a record. The agent does not wait for the disk,
-and nobody sees an update before it is durable. An agent that says everything at once and ends costs one record. The
-buffer is bounded: an agent that is faster than the disk waits for `room`. So is the output of a turn (`A2aSettings`).
+What the agent says is buffered (`job_buffer`). An agent that says everything at once and ends costs one record.
 
 A job ends once, in the first way that was named. What is said after that, or after the job was stopped, is dropped.
 """
@@ -12,38 +10,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from covenant.agents.runtime.agent_calls import AgentCalls
 from covenant.agents.runtime.agent_spans import begin_attempt
 from covenant.agents.runtime.function_threads import AgentThreads, TurnStopped
+from covenant.agents.runtime.job_buffer import FAILED, JobBuffer, JobServices
 from covenant.agents.runtime.turn_limits import Spending, TurnSlot, recall_usage
-from covenant.exchange.delegation import Delegations
-from covenant.exchange.native import earlier_messages, kept_files
+from covenant.agents.runtime.turn_steps import StepError, TurnSteps
 from covenant.exchange.task_logs import TURN
-from covenant.exchange.tasks.reader import PAGE, TaskReader
-from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.machine.commands import Advance, Advanced, Interrupt, LeasedTask, Release, Renew
+from covenant.ledger.machine.commands import Advanced, Interrupt, LeasedTask, Release, Renew
 from covenant.model.content import Content
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLimit, Refusal, Unavailable
 from covenant.model.ids import AgentId
 from covenant.model.sanitizer import named_safely
-from covenant.model.settings import A2aSettings
-from covenant.model.task import NATIVE, Ending, Result, ResultStatus, error_result
-from covenant.model.task_event import MessageUpdate, StatusUpdate, Update
-from covenant.model.task_view import TaskView, first_message
+from covenant.model.task import Ending, Result, ResultStatus, error_result
+from covenant.model.task_event import StatusUpdate, StepUpdate, TurnUpdate, Wait
 from covenant.model.tracing import Span, Tracer
 
-FAILED: Final = "the agent failed"
 DAEMON_STOPS: Final = "the daemon stops"
-BUFFERED_MAX: Final = 256
-BUFFERED_BYTES_MAX: Final = 256 * 1024
-# A job writes at most once in this time, except for its end: what comes faster than that shares a record.
-PAUSE_S: Final = 0.001
-
+WAITS: Final = "waits"
+HELD: Final = "held"
 # Read through their classes, which have a hook for that, these would take fifty times as long.
 _OK, _COMPLETED = ResultStatus.OK, Ending.COMPLETED
 log = logging.getLogger(__name__)
@@ -57,50 +47,21 @@ class RunnableAgent(Protocol):
         """Say what there is to say, and end the job. To return without a word is to have completed it."""
 
 
-class JobServices(NamedTuple):
-    """What the jobs of a worker pool share. `done` is called once for each job, when it has ended."""
-
-    ledger: Ledger
-    loop: asyncio.AbstractEventLoop
-    limits: A2aSettings
-    done: Callable[[Job], None]
-    delegations: Delegations | None
-    tracer: Tracer
-
-
-class Job:
+class Job(JobBuffer):
     __slots__ = (
-        "_bytes",
         "_calls",
         "_ending",
-        "_flusher",
-        "_ledger",
-        "_loop",
-        "_mute",
-        "_next_flush",
         "_parked",
-        "_pending",
-        "_pending_bytes",
         "_result",
-        "_room",
-        "_services",
         "_spending",
-        "_timer",
-        "_updates",
+        "_steps",
         "deadline",
-        "finishing",
-        "full",
-        "holder",
-        "leased",
-        "notes",
-        "over",
+        "parking",
         "runner",
         "slot",
         "span",
         "stopping",
-        "task",
         "threads",
-        "unfinished",
     )
 
     def __init__(
@@ -111,6 +72,8 @@ class Job:
         self.over = False
         """Nothing more is written."""
         self.finishing = False
+        self.parking = False
+        """Its last record parks the task until something comes."""
         self.stopping: str | None = None
         """Why it is being stopped."""
         self.runner: asyncio.Task[None] | None = None
@@ -120,6 +83,7 @@ class Job:
         """Closes what is being said."""
         self._spending: Spending | None = None
         self._calls: AgentCalls | None = None
+        self._steps: TurnSteps | None = None
         self._mute = False
         self._pending_bytes = 0
         self._updates = 0
@@ -143,38 +107,7 @@ class Job:
         self._services = services
         self._ledger = services.ledger
         self._loop = services.loop
-        self._pending: list[Update] = []
-
-    def say(self, update: Update, size: int | None = None, *, last: bool = False) -> None:
-        """Never waits. `size` is about how many bytes it has, where the caller knows. `last`: the job ends with it."""
-        if self._mute:
-            if self.over:
-                raise TurnStopped
-            return
-        if size is None:
-            update = named_safely(update)
-            size = len(_encode(update))
-        self._updates += 1
-        self._bytes += size
-        limits = self._services.limits
-        if self._updates > limits.turn_updates_max or self._bytes > limits.turn_bytes_max:
-            self._flooded()
-        pending = self._pending
-        pending.append(update)
-        self._pending_bytes += size
-        if len(pending) >= BUFFERED_MAX or self._pending_bytes >= BUFFERED_BYTES_MAX:
-            self.full = True
-        if self._timer is None and self._flusher is None and not last:
-            self._schedule()
-
-    async def room(self) -> None:
-        """Wait until there is room for more: that is, until what was said is being written."""
-        while self.full and not self.over:
-            if self._flusher is None:
-                self._flush()
-            if self._room is None:
-                self._room = self._loop.create_future()
-            await self._room
+        self._pending: list[TurnUpdate] = []
 
     @property
     def tracer(self) -> Tracer:
@@ -201,6 +134,40 @@ class Job:
                 raise Unavailable("no_delegation", "this agent cannot call other agents")
             self._calls = AgentCalls(self, delegations)
         return self._calls
+
+    @property
+    def steps(self) -> TurnSteps:
+        if self._steps is None:
+            self._steps = TurnSteps(self)
+        return self._steps
+
+    @property
+    def has_spent(self) -> bool:
+        return self._spending is not None
+
+    async def suspend(
+        self, wait: Wait, steps: tuple[StepUpdate, ...] = (), told: StatusUpdate | None = None
+    ) -> Advanced:
+        """The turn stops here, and is run again when what it waits for has come; unless a signal is there already."""
+        self.parking = True
+        try:
+            advanced = await self.write(*steps, wait=wait, told=told)
+        finally:
+            self.parking = False
+        if advanced.signal is None:
+            self.over = self._mute = True
+            self.stopping = WAITS
+        return advanced
+
+    async def hold(self, reason: str) -> None:
+        """The turn cannot go on: its task keeps what it has, and an operator decides."""
+        log.warning("agent.held", extra=self.fields(reason=reason))
+        self.over = self._mute = True
+        self.stopping = HELD
+        lease_id, hold_ms = self.leased.lease.lease_id, self.limits.hold_ms
+        await self.leave(
+            Interrupt(task_id=self.task.id, holder=self.holder, lease_id=lease_id, reason=reason, hold_ms=hold_ms)
+        )
 
     @property
     def left_ms(self) -> float | None:
@@ -241,25 +208,6 @@ class Job:
                 Renew(task_id=self.task.id, holder=self.holder, lease_id=self.leased.lease.lease_id)
             )
 
-    async def noted(self, name: str) -> Any:
-        """What was last said under this name in the metadata of a status, in this turn or before it."""
-        found, after = None, 0
-        while steps := await self._ledger.steps(self.task.id, after, PAGE):
-            for step in steps:
-                if isinstance(step.what, StatusUpdate) and name in (step.what.metadata or {}):
-                    assert step.what.metadata is not None
-                    found = step.what.metadata[name]
-            after = steps[-1].generation
-        return found
-
-    async def thread(self, *, context: bool = False) -> tuple[MessageUpdate, ...]:
-        """What was said in its conversation before this task, if it is part of one; `context`: or in its context."""
-        wanted = self.task.origin == NATIVE or (context and self._services.limits.context_history)
-        return await earlier_messages(self._ledger, self.task) if wanted else ()
-
-    async def kept_files(self) -> dict[str, str]:
-        return await kept_files(self._ledger, self.task)
-
     @property
     def said(self) -> tuple[Content, ...]:
         """Its result's content, once it has one."""
@@ -271,16 +219,8 @@ class Job:
         if self._parked is not None:
             return self._parked.state, False
         if self._ending is None:
-            return self.stopping or "stopped", True
+            return self.stopping or "stopped", self.stopping != WAITS
         return self._ending.value, self._ending in (Ending.FAILED, Ending.REJECTED)
-
-    async def view(self) -> TaskView | None:
-        """The task as it stands: what was said in earlier turns."""
-        return (await TaskReader(self._ledger).past(self.task.id)).view()
-
-    @property
-    def messages(self) -> tuple[MessageUpdate, ...]:
-        return self.leased.messages or (first_message(self.task),)
 
     async def run(self, agent: RunnableAgent) -> None:
         """Everything from the first word to the last record. Raises nothing. Runs in a context of its own."""
@@ -295,6 +235,9 @@ class Job:
                     # Nobody asked it to stop: it waited for something of its own that was canceled.
                     log.warning("agent.failed", exc_info=True, extra=self.fields())
                     self.fail(FAILED)
+            except StepError as wrong:
+                log.warning("agent.failed", exc_info=True, extra=self.fields())
+                self.fail(f"{FAILED}: {wrong.message}")
             except BaseException:  # agents raise what they like: it fails the task, and no more
                 if self.stopping is None:
                     log.warning("agent.failed", exc_info=True, extra=self.fields())
@@ -347,22 +290,6 @@ class Job:
         if not self.notes:
             return parked
         return msgspec.structs.replace(parked, metadata={**(parked.metadata or {}), **self.notes})
-
-    def _advance(
-        self, updates: tuple[Update, ...], result: Result | None = None, ending: Ending | None = None
-    ) -> Awaitable[Advanced]:
-        if result is not None and self.notes:
-            result = msgspec.structs.replace(result, metadata=self.notes)
-        return self._ledger.commit(
-            Advance(
-                task_id=self.task.id,
-                holder=self.holder,
-                lease_id=self.leased.lease.lease_id,
-                updates=updates,
-                result=result,
-                ending=ending,
-            )
-        )
 
     def lose(self, why: str) -> None:
         """The lease is somebody else's: nothing of it is written any more."""
@@ -417,43 +344,6 @@ class Job:
         except Refusal as refusal:
             self._refused(refusal)
 
-    def _schedule(self) -> None:
-        if self._loop.time() >= self._next_flush:
-            self._timer = self._loop.call_soon(self._flush)
-        else:
-            self._timer = self._loop.call_at(self._next_flush, self._flush)
-
-    def _flush(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._pending and self._flusher is None and not self.finishing and not self.over:
-            self._flusher = self._loop.create_task(self._write())
-
-    async def _write(self) -> None:
-        updates, self._pending, self._pending_bytes = tuple(self._pending), [], 0
-        self._next_flush = self._loop.time() + PAUSE_S
-        self._make_room()
-        try:
-            await self._advance(updates)
-        except Refusal as refusal:
-            self._refused(refusal)
-        except Exception:
-            log.exception("agent.unwritten", extra=self.fields())
-            self.cut(FAILED)
-        finally:
-            self._flusher = None
-            if self.full:
-                self._flush()
-            elif self._pending and not self.finishing and not self.over:
-                self._schedule()
-
-    def _make_room(self) -> None:
-        self.full = False
-        room, self._room = self._room, None
-        if room is not None and not room.done():
-            room.set_result(None)
-
     def _refused(self, refusal: Refusal) -> None:
         if isinstance(refusal, Invalid | OverLimit):
             log.warning("agent.refused", extra=self.fields(code=refusal.code, reason=refusal.message))
@@ -464,18 +354,6 @@ class Job:
             # The disk: what was not written is still leased, and an operator will see it.
             log.error("agent.unwritten", extra=self.fields(code=refusal.code, reason=refusal.message))
         self.lose(refusal.code)
-
-    def _flooded(self) -> None:
-        limits = self._services.limits
-        many = self._updates > limits.turn_updates_max
-        much = f"{limits.turn_updates_max} updates" if many else f"{limits.turn_bytes_max} bytes"
-        message = f"the agent said more than {much} in one turn"
-        log.warning("agent.flooded", extra=self.fields(limit=much))
-        self.unfinished = None
-        self.fail(message)
-        # Canceled a moment later, and only if it is still at it: the end of this very task must still be written.
-        self._loop.call_soon(self.cut, message)
-        raise TurnStopped
 
     def _error(self, message: str, content: tuple[Content, ...]) -> Result:
         return Result(task_id=self.task.id, status=ResultStatus.ERROR, error_message=message, content=content)
@@ -493,6 +371,3 @@ class Job:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def fields(self, **more: Any) -> dict[str, Any]:
-        return {"task_id": self.task.id, "agent": self.holder.display, "attempt": self.leased.lease.attempt, **more}

@@ -194,6 +194,12 @@ class Spending:
         return used
 
     @property
+    def own_usage(self) -> dict[str, float]:
+        """Without what others used, whom the task had asked."""
+        others = self._notes.get(DELEGATED, {})
+        return {name: amount - others.get(name, 0) for name, amount in self._notes.get(USAGE, {}).items()}
+
+    @property
     def told(self) -> dict[str, Any] | None:
         """For the metadata of a result that somebody else writes; None if nothing was used."""
         used = self.usage

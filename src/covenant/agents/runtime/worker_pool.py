@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from covenant.agents.runtime.agent_spans import end_attempt, trace_queue
 from covenant.agents.runtime.function_threads import AgentThreads
-from covenant.agents.runtime.job import Job, JobServices, RunnableAgent
+from covenant.agents.runtime.job import Job, RunnableAgent
+from covenant.agents.runtime.job_buffer import JobServices
 from covenant.agents.runtime.lost_work import OUTLOOKS, STOPPED, LostWork
 from covenant.agents.runtime.turn_limits import TenantSlots, TurnSlot
 from covenant.exchange.delegation import Delegations, tenant_of

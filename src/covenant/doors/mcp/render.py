@@ -10,7 +10,16 @@ import msgspec
 from covenant.exchange.task_lookup import QueueStatus
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
-from covenant.model.task_event import ArtifactUpdate, Continued, Ended, MessageUpdate, Started, StatusUpdate, Step
+from covenant.model.task_event import (
+    ArtifactUpdate,
+    Continued,
+    Ended,
+    MessageUpdate,
+    Started,
+    StatusUpdate,
+    Step,
+    StepUpdate,
+)
 from covenant.model.task_view import TaskState, TaskView
 from covenant.model.tenants import DEFAULT
 
@@ -107,6 +116,8 @@ def render_step(step: Step) -> str | None:
             return str(ending.value)
         case Continued():
             return "message received"
+        case StepUpdate(name=name, wait=wait):
+            return f"waits: {name}" if wait is not None else f"step {name}"
         case _:
             return None
 

@@ -46,6 +46,7 @@ from covenant.wire.mailbox import (
     RepairTasks,
     Request,
     RetryStaleRequest,
+    SignalRequest,
     TaskRequest,
     Whole,
     WrappedPolicy,
@@ -114,6 +115,11 @@ class Repaired(ApiAnswer, frozen=True, kw_only=True, tag="a2a_repaired"):
 
 class AnsweredTask(ApiAnswer, frozen=True, kw_only=True, tag="a2a_answered"):
     task_id: TaskId
+
+
+class SignaledTask(ApiAnswer, frozen=True, kw_only=True, tag="a2a_signaled", omit_defaults=True):
+    task_id: TaskId
+    duplicate: bool = False
 
 
 class AutoRetried(ApiAnswer, frozen=True, kw_only=True, tag="a2a_auto_retried"):
@@ -185,6 +191,12 @@ async def answer_a2a_task(services: Services, caller: Principal, request: Answer
     task_id = request.parsed_task_id()
     await services.exchange.answer(caller, task_id, request.text)
     return AnsweredTask(task_id=task_id)
+
+
+async def signal_a2a_task(services: Services, caller: Principal, request: SignalRequest) -> SignaledTask:
+    task_id = request.parsed_task_id()
+    told = await services.exchange.signal(caller, task_id, request.name, request.value, request.signal_id)
+    return SignaledTask(task_id=task_id, duplicate=told.duplicate)
 
 
 async def repair_a2a_task(services: Services, caller: Principal, request: RepairTask) -> Repaired:
@@ -412,6 +424,7 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("GET", "/a2a/tasks/{task_id}/show", show_a2a_task, "Everything known of one task", wait=show_waiting),
     ApiOperation("GET", "/a2a/tasks/{task_id}/tree", a2a_tree, "The tasks under a root, by parent"),
     ApiOperation("POST", "/a2a/tasks/{task_id}/answer", answer_a2a_task, "Answer a task that waits for its sender"),
+    ApiOperation("POST", "/a2a/tasks/{task_id}/signal", signal_a2a_task, "Tell a task what a step of it waits for"),
     ApiOperation(
         "POST", "/a2a/repair", repair_a2a_task, "Requeue a leased task, or settle it with an error", frame=WrappedRepair
     ),

@@ -100,15 +100,15 @@ class Accounts:
             account = self._accounts[name] = Account()
         account.tasks += 1
         account.size += entry.body_bytes  # nobody has said anything to it yet, unless it comes from a snapshot
-        if entry.messages_bytes or entry.kept_bytes:
-            account.size += entry.messages_bytes + entry.kept_bytes
+        if entry.messages_bytes or entry.kept_bytes or entry.signals_bytes:
+            account.size += entry.messages_bytes + entry.kept_bytes + entry.signals_bytes
 
     def end(self, entry: Entry) -> None:
         """`entry` as it was before it ended."""
         name = account_of(entry.task)
         account = self._accounts[name]
         account.tasks -= 1
-        account.size -= entry.body_bytes + entry.messages_bytes + entry.kept_bytes
+        account.size -= entry.body_bytes + entry.messages_bytes + entry.kept_bytes + entry.signals_bytes
         if not account.tasks:
             assert not account.size, f"the account {name} has no task, and {account.size} bytes"
             del self._accounts[name]

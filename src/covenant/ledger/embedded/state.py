@@ -19,7 +19,7 @@ from covenant.ledger.embedded.peer_index import PeerIndex
 from covenant.ledger.embedded.queues import Accounts, FifoQueues, LargeBodies, ReadBodies, ResultCache
 from covenant.ledger.machine import effects
 from covenant.ledger.machine.effects import RequestKey, Sharing
-from covenant.ledger.machine.entry import Alive, Entry, evolve
+from covenant.ledger.machine.entry import Alive, Entry
 from covenant.ledger.machine.events import (
     TASK_EVENTS,
     AnyEvent,
@@ -31,6 +31,8 @@ from covenant.ledger.machine.events import (
     PushEvent,
     RequestWithdrawn,
     ResultDrained,
+    SignalKept,
+    SignalTaken,
     TaskContinued,
     TaskEvent,
     TaskLeased,
@@ -39,6 +41,7 @@ from covenant.ledger.machine.events import (
     TenantErased,
     TurnEnded,
 )
+from covenant.ledger.machine.evolution import evolve
 from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
 from covenant.ledger.machine.view import Archived, Cached, Remembered
 from covenant.ledger.registries import PushIndex, Registries
@@ -156,7 +159,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
             self._judge_holder(new)
             if (ends_at_ms := new.hold_ends_at_ms(new.updated_at_ms, self._due_ages)) is not None:
                 heapq.heappush(self._due, (ends_at_ms, new.task.id))
-        elif isinstance(event, (MessageKept, TurnEnded)):
+        elif isinstance(event, (MessageKept, TurnEnded, SignalKept, SignalTaken)):
             self.accounts.resize(old, new)
 
     def _move(self, event: TaskEvent, old: Entry | None, new: Entry, ts_ms: int, seq: int) -> None:
@@ -242,6 +245,11 @@ class LedgerState(Registries, PushIndex, PeerIndex):
             return
         elif state is PARKED:
             self.parked += 1
+            if (
+                entry.wait is not None
+                and (end_ms := entry.wait.ends_at_ms(entry.updated_at_ms, self._due_ages)) is not None
+            ):
+                heapq.heappush(self._due, (end_ms, task.id))
         elif state is FOLLOWING:
             self.following += 1
         if task.deadline_ms is not None and state is not LEASED:

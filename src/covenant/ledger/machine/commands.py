@@ -18,7 +18,7 @@ from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.push import Push, PushMove
 from covenant.model.retry_policy import RepairCommand, RepairOutcome, RetryPolicy, RetryReport
 from covenant.model.task import DELEGATION, Ending, Lease, Result, Task, account_of, cache_key
-from covenant.model.task_event import MessageUpdate, Update
+from covenant.model.task_event import MessageUpdate, Signal, StatusUpdate, TurnUpdate, Update, Wait
 
 A = TypeVar("A")
 Key = tuple[str, ...]
@@ -67,6 +67,10 @@ class LeasedTask(msgspec.Struct, frozen=True, gc=False):
     lease: Lease
     turn: int = 1
     messages: tuple[MessageUpdate, ...] = ()
+    continues: bool = False
+    """The same attempt goes on, after a wait."""
+    cut: bool = False
+    """An attempt before was cut short, and nobody knows how far it came beyond the last step in the ledger."""
 
 
 class Accepted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -214,6 +218,8 @@ class Advanced(msgspec.Struct, frozen=True, gc=False):
 
     generation: int
     goes_on: bool = False
+    signal: Signal | None = None
+    """The signal that was there already: the task is not parked for it."""
 
 
 class Advance(HolderCommand[Advanced], frozen=True, gc=False, kw_only=True):
@@ -222,10 +228,14 @@ class Advance(HolderCommand[Advanced], frozen=True, gc=False, kw_only=True):
     Only the last update may park the task, and not beside a result.
     """
 
-    updates: tuple[Update, ...] = ()
+    updates: tuple[TurnUpdate, ...] = ()
     result: Result | None = None
     ending: Ending | None = None
     """None: as the result's status says."""
+    wait: Wait | None = None
+    """Instead of a result: the lease ends, and the task is parked until what is waited for has come."""
+    told: StatusUpdate | None = None
+    """What its watchers hear of a wait that is not a step's."""
 
 
 class Continue(TaskCommand[Reported], frozen=True, gc=False, kw_only=True):
@@ -238,6 +248,12 @@ class Continue(TaskCommand[Reported], frozen=True, gc=False, kw_only=True):
     message: MessageUpdate
     message_id: str
     key: str | None = None
+
+
+class Tell(TaskCommand[Reported], frozen=True, gc=False, kw_only=True):
+    """A signal to a task: what a step waits for, now or later."""
+
+    signal: Signal
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):
@@ -375,10 +391,13 @@ class Swept(msgspec.Struct, frozen=True, gc=False):
     """Configurations dropped."""
     interrupted: tuple[TaskId, ...] = ()
     """Work that was interrupted, and for which no operator decided in time."""
+    woken: int = 0
+    """Tasks whose wait was over."""
 
 
 class Sweep(Command[Swept], frozen=True, gc=False, kw_only=True):
-    """Settle what is past its deadline, timeout or hold, forget what nobody drains, drop what is too old to replay."""
+    """Settle what is past its deadline, timeout or hold, wake what has waited long enough, forget what nobody drains,
+    and drop what is too old to replay."""
 
     count: int = 100
 

@@ -1,35 +1,13 @@
-"""The entry: what the ledger knows of one task, and what each event does to it."""
+"""The entry: what the ledger knows of one task. `evolution` says what each event does to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
 
 import msgspec
 
-from covenant.ledger.machine.events import (
-    LeaseInterrupted,
-    LeaseReleased,
-    LeaseRenewed,
-    MessageKept,
-    ResultDrained,
-    ResultReturned,
-    TaskClosed,
-    TaskContinued,
-    TaskEvent,
-    TaskFollowed,
-    TaskLeased,
-    TaskParked,
-    TaskPromoted,
-    TaskRequeued,
-    TaskSent,
-    TaskSettled,
-    TaskUpdated,
-    TurnEnded,
-)
-from covenant.ledger.machine.states import FINISHED, LEASED, SETTLED, TRANSITIONS, State
+from covenant.ledger.machine.states import FINISHED, LEASED, State
 from covenant.model.clock_steps import STEADY, Ages
-from covenant.model.content import Text
 from covenant.model.ids import LeaseId, PublicKey
 from covenant.model.task import (
     CacheKey,
@@ -39,14 +17,14 @@ from covenant.model.task import (
     Result,
     Task,
     cache_key,
-    weigh,
-    weigh_result,
     without_body,
 )
-from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate, weigh_message
-
-SAID_MAX: Final = 16
-"""Of so many messages to a task is it known that they were said, however often they are said again."""
+from covenant.model.task_event import (
+    Interruption,
+    MessageUpdate,
+    Signal,
+    Wait,
+)
 
 replace = msgspec.structs.replace
 
@@ -119,6 +97,15 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The artifact that this attempt last wrote text to, until it writes the last chunk of it."""
     hold: Hold | None = None
     """Counts while `interrupted`. None: nobody was told that an operator decides."""
+    wait: Wait | None = None
+    """What it waits for while it is parked, if not for its sender."""
+    continues: bool = False
+    """Its next lease, or the one that it has, goes on with the attempt before, which a wait had ended."""
+    cut: bool = False
+    """An attempt was cut short, and no step of this turn was written since: what it was at may have happened."""
+    signals: tuple[Signal, ...] = ()
+    """What nobody has waited for yet."""
+    signals_bytes: int = 0
 
     @property
     def finished(self) -> bool:
@@ -127,7 +114,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     @property
     def queued_bytes(self) -> int:
         """What the task and the messages to it count against its account."""
-        return self.body_bytes + self.messages_bytes + self.kept_bytes
+        return self.body_bytes + self.messages_bytes + self.kept_bytes + self.signals_bytes
 
     @property
     def cache_key(self) -> CacheKey | None:
@@ -160,12 +147,14 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return hold.hold_ms + (ages.moment_ms(hold.since_ms, now_ms) if ages.steps else hold.since_ms)
 
     def due_at_ms(self, now_ms: int, ages: Ages = STEADY) -> int | None:
-        """When its timeout, its hold or, while nobody works on it, its deadline passes."""
+        """When its timeout, its hold, its wait or, while nobody works on it, its deadline is over."""
         state = self.state
         if state is LEASED:
             timeout_ms, other_ms = self.times_out_at_ms(now_ms, ages), self.hold_ends_at_ms(now_ms, ages)
         elif state in FINISHED:
             return None
+        elif self.wait is not None:  # while it waits, no time of its turn passes
+            timeout_ms, other_ms = self.wait.ends_at_ms(now_ms, ages), self.task.deadline_ms
         else:
             timeout_ms, other_ms = self.times_out_at_ms(now_ms, ages), self.task.deadline_ms
         if timeout_ms is None or other_ms is None:
@@ -177,7 +166,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         """The state as an A2A client is told it."""
         if self.ending is not None:
             return self.ending
-        if self.state is State.PARKED:
+        if self.state is State.PARKED and self.wait is None:
             return self.interruption or ""
         return "working" if self.attempt > 0 or self.turn > 1 else "submitted"
 
@@ -187,243 +176,3 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         if self.state is not LEASED or lease is None:
             return False
         return self.interrupted or (lease.boot is not None and not alive(lease.node, lease.boot))
-
-
-def evolve(entry: Entry | None, event: TaskEvent, ts_ms: int) -> Entry:
-    """The entry after `event`. A move that the table does not have is a defect, here or in the journal."""
-    move, afters = _MOVES[type(event)]
-    after = afters.get(entry.state if entry is not None else None)
-    if after is None:
-        raise IllegalMoveError(entry, event)
-    return move(entry, event, after, ts_ms)
-
-
-class IllegalMoveError(Exception):
-    """An event that cannot follow the state its task is in."""
-
-    def __init__(self, entry: Entry | None, event: TaskEvent) -> None:
-        before = "unknown" if entry is None else entry.state.value
-        super().__init__(f"{event.__struct_config__.tag} cannot happen to task {event.task_id}, which is {before}")
-
-
-def _began(_: None, event: TaskSent | TaskFollowed, after: State, ts_ms: int) -> Entry:
-    return Entry(event.task, event.digest, after, ts_ms, ts_ms, body_bytes=weigh(event.task))
-
-
-def _moved(entry: Entry, _: TaskPromoted | ResultDrained, after: State, ts_ms: int) -> Entry:
-    return replace(entry, state=after, events=entry.events + 1, updated_at_ms=ts_ms)
-
-
-def _leased(entry: Entry, event: TaskLeased, after: State, ts_ms: int) -> Entry:
-    return replace(
-        entry,
-        state=after,
-        events=entry.events + 1,
-        updated_at_ms=ts_ms,
-        generation=event.generation or entry.generation,
-        attempt=event.lease.attempt,
-        lease=event.lease,
-        turn_started_ms=entry.turn_started_ms or event.lease.leased_at_ms,
-        interrupted=False,
-        update_no=0,
-        update_generation=0,
-        artifacts=frozenset(),
-        open_text=None,
-    )
-
-
-def _renewed(entry: Entry, event: LeaseRenewed, after: State, ts_ms: int) -> Entry:
-    lease = replace(entry.lease, renewed_at_ms=event.renewed_at_ms)  # type: ignore[type-var]
-    return replace(entry, state=after, events=entry.events + 1, updated_at_ms=ts_ms, lease=lease, interrupted=False)
-
-
-def _requeued(entry: Entry, _: TaskRequeued, after: State, ts_ms: int) -> Entry:
-    return replace(entry, state=after, events=entry.events + 1, updated_at_ms=ts_ms, interrupted=False)
-
-
-def _released(entry: Entry, event: LeaseReleased, after: State, ts_ms: int) -> Entry:
-    undelivered = entry.undelivered + event.undelivered
-    untouched = undelivered == entry.attempt
-    return replace(
-        entry,
-        state=after,
-        events=entry.events + 1,
-        updated_at_ms=ts_ms,
-        interrupted=False,
-        undelivered=undelivered,
-        lease=None if untouched else entry.lease,
-        turn_started_ms=0 if untouched else entry.turn_started_ms,
-    )
-
-
-def _returned(entry: Entry | None, event: ResultReturned, after: State, ts_ms: int) -> Entry:
-    if entry is not None:
-        return replace(entry, state=after, events=entry.events + 1, updated_at_ms=ts_ms)
-    return Entry(
-        event.task,
-        event.digest,
-        after,
-        event.accepted_at_ms,
-        ts_ms,
-        generation=event.generation,
-        lease=event.lease,
-        result=event.result,
-        ending=event.ending,
-        cause=event.cause,
-        body_bytes=weigh(event.task),
-        result_bytes=weigh_result(event.result),
-    )
-
-
-def _interrupted(entry: Entry, event: LeaseInterrupted, after: State, ts_ms: int) -> Entry:
-    hold = Hold(ts_ms, event.hold_ms, event.reason) if event.held else None
-    return replace(entry, state=after, events=entry.events + 1, updated_at_ms=ts_ms, interrupted=True, hold=hold)
-
-
-def _updated(entry: Entry, event: TaskUpdated, after: State, ts_ms: int) -> Entry:
-    artifacts, open_text = entry.artifacts, entry.open_text
-    update = event.update
-    if type(update) is ArtifactUpdate:
-        if update.artifact_id not in artifacts:
-            artifacts |= {update.artifact_id}
-        if update.last_chunk:
-            open_text = None if update.artifact_id == open_text else open_text
-        elif update.parts and type(update.parts[-1]) is Text:
-            open_text = update.artifact_id
-    return replace(
-        entry,
-        state=after,
-        events=entry.events + 1,
-        updated_at_ms=ts_ms,
-        generation=event.generation,
-        update_no=event.update_no or entry.update_no,
-        update_generation=event.generation if event.update_no else entry.update_generation,
-        artifacts=artifacts,
-        open_text=open_text,
-    )
-
-
-def _parked(entry: Entry, event: TaskParked, after: State, ts_ms: int) -> Entry:
-    return replace(
-        entry,
-        state=after,
-        events=entry.events + 1,
-        updated_at_ms=ts_ms,
-        generation=event.generation,
-        interruption=event.interruption,
-        # The turn is over and its clock stops: how long the sender thinks is not the holder's time.
-        turn_started_ms=0,
-        update_no=event.update_no or entry.update_no,
-        update_generation=event.generation if event.update_no else entry.update_generation,
-    )
-
-
-def _continued(entry: Entry, event: TaskContinued, after: State, ts_ms: int) -> Entry:
-    return replace(
-        entry,
-        state=after,
-        events=entry.events + 1,
-        updated_at_ms=ts_ms,
-        generation=event.generation,
-        turn=entry.turn + 1,
-        attempt=0,
-        undelivered=0,
-        lease=None,
-        turn_started_ms=0,
-        interruption=None,
-        said=_said(entry, event),
-        messages=(event.message,),
-        messages_bytes=weigh_message(event.message),
-    )
-
-
-def _kept(entry: Entry, event: MessageKept, after: State, ts_ms: int) -> Entry:
-    return replace(
-        entry,
-        state=after,
-        events=entry.events + 1,
-        updated_at_ms=ts_ms,
-        generation=event.generation,
-        said=_said(entry, event),
-        kept=(*entry.kept, event.message),
-        kept_bytes=entry.kept_bytes + weigh_message(event.message),
-    )
-
-
-def _said(entry: Entry, event: TaskContinued | MessageKept) -> tuple[tuple[str, int], ...]:
-    return (*entry.said[1 - SAID_MAX :], (event.message_id, event.generation))
-
-
-def _turned(entry: Entry, event: TurnEnded, after: State, ts_ms: int) -> Entry:
-    return replace(
-        entry,
-        state=after,
-        events=entry.events + 1,
-        updated_at_ms=ts_ms,
-        generation=event.generation or entry.generation,
-        turn=entry.turn + 1,
-        attempt=0,
-        undelivered=0,
-        lease=None,
-        turn_started_ms=0,
-        interrupted=False,
-        interruption=None,
-        messages=entry.kept,
-        kept=(),
-        messages_bytes=entry.kept_bytes,
-        kept_bytes=0,
-        ended_turn=_ended_turn(entry, event),
-    )
-
-
-def _ended_turn(entry: Entry, event: TurnEnded) -> EndedTurn | None:
-    lease = entry.lease
-    if event.digest is None or lease is None:
-        return None
-    return EndedTurn(event.lease_id, lease.leased_to.pubkey, event.digest)
-
-
-def _settled(entry: Entry, event: TaskSettled, after: State, ts_ms: int) -> Entry:
-    return replace(
-        entry,
-        state=after,
-        events=entry.events + 1,
-        updated_at_ms=ts_ms,
-        generation=event.generation,
-        interrupted=False,
-        interruption=None,
-        result=event.result,
-        result_bytes=weigh_result(event.result) if after is SETTLED else 0,
-        ending=event.ending,
-        cause=event.cause,
-    )
-
-
-_MADE: Final[dict[type[TaskEvent], Callable[[Any, Any, State, int], Entry]]] = {
-    TaskSent: _began,
-    TaskFollowed: _began,
-    TaskPromoted: _moved,
-    TaskLeased: _leased,
-    LeaseRenewed: _renewed,
-    LeaseReleased: _released,
-    LeaseInterrupted: _interrupted,
-    TaskRequeued: _requeued,
-    TaskUpdated: _updated,
-    TaskParked: _parked,
-    TaskContinued: _continued,
-    MessageKept: _kept,
-    TurnEnded: _turned,
-    TaskSettled: _settled,
-    TaskClosed: _settled,
-    ResultDrained: _moved,
-    ResultReturned: _returned,
-}
-
-
-def _afters(event: type[TaskEvent]) -> dict[State | None, State]:
-    """The table's moves by this event: from which state to which."""
-    tag = event.__struct_config__.tag
-    return {before: after for (before, named), after in TRANSITIONS.items() if named == tag}
-
-
-_MOVES: Final = {event: (made, _afters(event)) for event, made in _MADE.items()}

@@ -21,7 +21,16 @@ from covenant.model.peers.instance import InstanceId
 from covenant.model.push import Push, PushMove
 from covenant.model.retry_policy import Posture
 from covenant.model.task import CacheKey, Cause, Ending, Lease, Result, Task
-from covenant.model.task_event import Interruption, MessageUpdate, Update
+from covenant.model.task_event import (
+    Interruption,
+    MessageUpdate,
+    Signal,
+    StatusUpdate,
+    StepUpdate,
+    TurnUpdate,
+    Update,
+    Wait,
+)
 from covenant.model.tenants import Tenant
 from covenant.wire.validation import encode, read_back
 
@@ -170,7 +179,7 @@ class LeaseInterrupted(TaskEvent, frozen=True, gc=False, tag="lease_interrupted"
 class TaskUpdated(TaskEvent, frozen=True, gc=False, tag="task_updated"):
     lease_id: LeaseId
     generation: int
-    update: Update
+    update: TurnUpdate
     update_no: int = 0
 
 
@@ -180,6 +189,36 @@ class TaskParked(TaskEvent, frozen=True, gc=False, tag="task_parked"):
     interruption: Interruption
     update: Update
     update_no: int = 0
+
+
+class TaskSuspended(TaskEvent, frozen=True, gc=False, tag="task_suspended"):
+    """Parked until a moment, or for a signal: before its first lease, between two attempts, or in the middle of one."""
+
+    wait: Wait
+    lease_id: LeaseId | None = None
+    generation: int = 0
+    """Set if there is an update: what its watchers are told."""
+    update: StatusUpdate | StepUpdate | None = None
+
+
+class TaskResumed(TaskEvent, frozen=True, gc=False, tag="task_resumed"):
+    """What it waited for has come. `update`: as the result of the step that waited, where one did."""
+
+    generation: int = 0
+    update: StepUpdate | None = None
+    signal_id: str | None = None
+
+
+class SignalKept(TaskEvent, frozen=True, gc=False, tag="signal_kept"):
+    """A signal that the task does not wait for yet."""
+
+    signal: Signal
+
+
+class SignalTaken(TaskEvent, frozen=True, gc=False, tag="signal_taken"):
+    """A signal that was kept is what a step waits for: its value is the result of the step, in the same record."""
+
+    signal_id: str
 
 
 class TaskContinued(TaskEvent, frozen=True, gc=False, tag="task_continued"):
@@ -386,6 +425,10 @@ AnyTaskEvent = (
     | LeaseInterrupted
     | TaskUpdated
     | TaskParked
+    | TaskSuspended
+    | TaskResumed
+    | SignalKept
+    | SignalTaken
     | TaskContinued
     | MessageKept
     | TurnEnded

@@ -16,7 +16,7 @@ class State(enum.StrEnum):
     LEASED = "leased"
     """One holder works on it."""
     PARKED = "parked"
-    """Waiting, without a lease, for its next message."""
+    """Waiting, without a lease, for its next message, a signal or a moment."""
     FOLLOWING = "following"
     """The same work is under way for an earlier task; its result will be this one's too."""
     SETTLED = "settled"
@@ -59,8 +59,16 @@ TRANSITIONS: Final[dict[tuple[State | None, str], State]] = {
     (LEASED, "task_requeued"): QUEUED,
     (LEASED, "task_parked"): PARKED,
     (PARKED, "task_continued"): QUEUED,
+    (QUEUED, "task_suspended"): PARKED,
+    (LEASED, "task_suspended"): PARKED,
+    (PARKED, "task_resumed"): QUEUED,
+    (QUEUED, "signal_kept"): QUEUED,
+    (LEASED, "signal_kept"): LEASED,
+    (PARKED, "signal_kept"): PARKED,
+    (LEASED, "signal_taken"): LEASED,
     (QUEUED, "message_kept"): QUEUED,
     (LEASED, "message_kept"): LEASED,
+    (PARKED, "message_kept"): PARKED,
     (QUEUED, "turn_ended"): QUEUED,
     (LEASED, "turn_ended"): QUEUED,
     (PARKED, "turn_ended"): QUEUED,

@@ -19,6 +19,8 @@ from covenant.ledger.machine.events import (
     LeaseRenewed,
     ResultDrained,
     ResultReturned,
+    SignalKept,
+    SignalTaken,
     TaskEvent,
     TaskFollowed,
     TaskPromoted,
@@ -29,12 +31,12 @@ from covenant.ledger.machine.events import (
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived
 from covenant.model.task import CacheKey, Cause, Ending, Lease, Result, Task
-from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate
+from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate, Signal, Wait
 
 BIGINT_MAX: Final = (1 << 63) - 1
 ARTIFACT: Final = "artifact"
 """The kind of an event that writes to an artifact; any other is called by its tag."""
-NOT_KEPT: Final = frozenset({LeaseRenewed, LeaseInterrupted, TaskPromoted, ResultDrained})
+NOT_KEPT: Final = frozenset({LeaseRenewed, LeaseInterrupted, TaskPromoted, ResultDrained, SignalKept, SignalTaken})
 """Events that history does not tell of."""
 
 _ESCAPED: Final = re.compile("\x01[\x01\x02]?")
@@ -125,6 +127,11 @@ class StoredEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_d
     kept_cache_key: CacheKey | None = None
     open_text: str | None = None
     hold: Hold | None = None
+    wait: Wait | None = None
+    continues: bool = False
+    cut: bool = False
+    signals: tuple[Signal, ...] = ()
+    signals_bytes: int = 0
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -180,6 +187,11 @@ def encode_rest(entry: Entry) -> str:
             entry.cache_key,
             entry.open_text,
             entry.hold,
+            entry.wait,
+            entry.continues,
+            entry.cut,
+            entry.signals,
+            entry.signals_bytes,
         )
     ).decode()
 
@@ -221,6 +233,11 @@ def decode_entry(row: Row) -> Entry:
         kept_cache_key=rest.kept_cache_key,
         open_text=rest.open_text,
         hold=rest.hold,
+        wait=rest.wait,
+        continues=rest.continues,
+        cut=rest.cut,
+        signals=rest.signals,
+        signals_bytes=rest.signals_bytes,
     )
 
 

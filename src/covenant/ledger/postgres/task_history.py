@@ -38,7 +38,9 @@ from covenant.ledger.machine.events import (
     TaskLeased,
     TaskParked,
     TaskRequeued,
+    TaskResumed,
     TaskSettled,
+    TaskSuspended,
     TaskUpdated,
     TurnEnded,
 )
@@ -332,6 +334,8 @@ _OUTCOMES: Final[dict[type[TaskEvent], str]] = {
     LeaseReleased: "released",
     TaskRequeued: "requeued",
     TaskParked: "parked",
+    TaskSuspended: "suspended",
+    TaskResumed: "resumed",
     TaskContinued: "continued",
     TurnEnded: "continued",
 }

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from covenant.ledger.contract.task_query import excerpt
 from covenant.ledger.machine import effects
 from covenant.ledger.machine.effects import RequestKey
-from covenant.ledger.machine.entry import Entry, evolve
+from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import (
     AnyEvent,
     Audited,
@@ -31,6 +31,7 @@ from covenant.ledger.machine.events import (
     TaskEvent,
     TaskLeased,
 )
+from covenant.ledger.machine.evolution import evolve
 from covenant.ledger.machine.states import DRAINED, LEASED, QUEUED, SETTLED
 from covenant.ledger.machine.view import Account, Archived, Remembered
 from covenant.ledger.postgres.cache_rows import SharedRows

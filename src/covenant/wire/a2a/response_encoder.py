@@ -18,6 +18,7 @@ from covenant.model.content import Content
 from covenant.model.task import ERROR_CODE, Result, ResultStatus, Task
 from covenant.model.task_event import (
     AWAITING_REPAIR,
+    STEP_MARK,
     ArtifactUpdate,
     Began,
     Continued,
@@ -26,6 +27,7 @@ from covenant.model.task_event import (
     Started,
     StatusUpdate,
     Step,
+    StepUpdate,
 )
 from covenant.model.task_view import Artifact, TaskState, TaskView, final_message, fold, status_message
 from covenant.model.usage import usage_in
@@ -197,7 +199,7 @@ class _StatusChange(msgspec.Struct, frozen=True, gc=False):
 
 
 _WORKING: Final = _StatusChange(TaskState.WORKING)
-_StatusStep = Started | StatusUpdate | MessageUpdate | Continued | Ended
+_StatusStep = Started | StatusUpdate | MessageUpdate | StepUpdate | Continued | Ended
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -335,6 +337,8 @@ def _status_change(task: Task, generation: int, what: _StatusStep) -> _StatusCha
             return _StatusChange(TaskState(state), status_message(task.id, update, generation), metadata)
         case MessageUpdate() as message:
             return _StatusChange(TaskState.WORKING, message)
+        case StepUpdate(name=name):
+            return _StatusChange(TaskState.WORKING, metadata={STEP_MARK: name})
         case Ended(ending, result):
             return _StatusChange(TaskState(ending.value), final_message(result, ending), result=result)
 

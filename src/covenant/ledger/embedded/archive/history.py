@@ -55,6 +55,7 @@ from covenant.model.task_event import (
     StatusUpdate,
     Step,
     StepContent,
+    StepUpdate,
 )
 
 PAGE_ROWS: Final = 1_000
@@ -396,6 +397,7 @@ _KINDS: Final[dict[str, Callable[[msgspec.Raw], StepContent]]] = {
     "status": _decoded(StatusUpdate, _as_it_is),
     "artifact": _decoded(ArtifactUpdate, _as_it_is),
     "message": _decoded(MessageUpdate, _as_it_is),
+    "step": _decoded(StepUpdate, _as_it_is),
     "parked": _decoded(StatusUpdate, _as_it_is),
     "continued": _decoded(MessageUpdate, Continued),
     "settled": _decoded(_StoredEnd, lambda end: Ended(end.ending, end.result, end.cause)),

@@ -1,7 +1,7 @@
 """What an event does to the row of its task, and what it adds to the archive beside. Pure.
 
 Of an event only what has a column is decoded: what it carries stays the text that it is. What an event means is said
-by the machine (`entry.evolve`); this is what it means for the columns, and the tests hold the two against each other.
+by the machine (`evolution.evolve`); this is what it means for the columns, and the tests hold the two against each other.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class TaskRowUpdate(msgspec.Struct, gc=False, array_like=True):
     def in_words_of_a2a(self) -> str:
         if self.ending is not None:
             return self.ending
-        if self.ledger_state == PARKED:
-            return self.interruption or ""
+        if self.ledger_state == PARKED and self.interruption is not None:
+            return self.interruption
         return "working" if self.attempt > 0 or self.turn > 1 else "submitted"
 
 
@@ -290,6 +290,29 @@ class _TaskParked(OfTask, frozen=True, gc=False, tag="task_parked"):
         rows.handed(row, "parked", None, None)
 
 
+class _TaskSuspended(OfTask, frozen=True, gc=False, tag="task_suspended"):
+    generation: int = 0
+    update: Raw = _NULL
+
+    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+        row.ledger_state = PARKED
+        row.interrupted = 0
+        if self.generation:
+            rows.updated(row, self.generation, _kind(self.update).type, text_of(self.update))
+        rows.handed(row, "suspended", None, None)
+
+
+class _TaskResumed(OfTask, frozen=True, gc=False, tag="task_resumed"):
+    generation: int = 0
+    update: Raw = _NULL
+
+    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+        row.queue(rows.place)
+        if self.generation:
+            rows.updated(row, self.generation, _kind(self.update).type, text_of(self.update))
+        rows.handed(row, "resumed", None, None)
+
+
 class _TaskContinued(OfTask, frozen=True, gc=False, tag="task_continued"):
     generation: int
     message: Raw
@@ -397,6 +420,8 @@ _OURS: Final = (
     _LeaseInterrupted,
     _TaskUpdated,
     _TaskParked,
+    _TaskSuspended,
+    _TaskResumed,
     _TaskContinued,
     _MessageKept,
     _TurnEnded,

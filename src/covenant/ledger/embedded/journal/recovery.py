@@ -36,7 +36,7 @@ from covenant.ledger.embedded.journal.segments import (
     segment_path,
     write_all,
 )
-from covenant.ledger.machine.entry import IllegalMoveError
+from covenant.ledger.machine.evolution import IllegalMoveError
 from covenant.model.errors import Damaged, HomeLocked
 
 CHUNK_BYTES: Final = 1 << 20

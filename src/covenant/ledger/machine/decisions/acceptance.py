@@ -9,7 +9,7 @@ from covenant.ledger.machine.decisions.context import CommandRefused, DecisionCo
 from covenant.ledger.machine.decisions.identities import being_removed
 from covenant.ledger.machine.decisions.push import check_room, make_push
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.events import TaskClosed, TaskFollowed, TaskLeased, TaskSent, TaskSettled
+from covenant.ledger.machine.events import TaskClosed, TaskFollowed, TaskLeased, TaskSent, TaskSettled, TaskSuspended
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived, Cached
 from covenant.model.errors import Conflict, Invalid, OverLimit
@@ -28,6 +28,7 @@ from covenant.model.task import (
     cache_key,
     weigh,
 )
+from covenant.model.task_event import Wait
 
 LIVE_TASKS: Final = "live_task_limit"
 QUEUED_BYTES: Final = "queued_bytes_limit"
@@ -67,6 +68,7 @@ def check_account(decide: DecisionContext, task: Task, tasks: int, size: int) ->
 
 DEADLINE_MS_MAX: Final = 2**64 - 1
 """What JSON is decoded to. A column that holds less has its own greatest number for a later moment."""
+NOT_BEFORE_MS_MAX: Final = 10 * 366 * 86_400_000
 BUSY_RETRY_MS = 1_000
 
 
@@ -81,6 +83,8 @@ def accept(decide: DecisionContext, command: Accept) -> Accepted:
         raise decide.refuse(Invalid("deadline_past", "deadline_ms is already past; send it with a later one"))
     if task.deadline_ms is not None and task.deadline_ms > DEADLINE_MS_MAX:
         raise decide.refuse(Invalid("invalid_task", f"deadline_ms must be at most {DEADLINE_MS_MAX}"))
+    if task.not_before_ms is not None:
+        _check_start(decide, task, task.not_before_ms)
     if command.access is not None:
         authorize(decide, command.access)
     if command.recipient_fault is not None:
@@ -128,10 +132,20 @@ def accept(decide: DecisionContext, command: Accept) -> Accepted:
         decide.add(sent)
     else:
         _begin(decide, command, sent)
+    if task.not_before_ms is not None and task.not_before_ms > decide.now_ms:
+        decide.add(TaskSuspended(task.id, Wait(since_ms=decide.now_ms, until_ms=task.not_before_ms)))
+        return Accepted(task_id=task.id)
     starter = command.starter
     if starter is None or waiting:
         return Accepted(task_id=task.id)
     return Accepted(task_id=task.id, leased=_start(decide, task, starter))
+
+
+def _check_start(decide: DecisionContext, task: Task, not_before_ms: int) -> None:
+    if not 0 <= not_before_ms <= decide.now_ms + NOT_BEFORE_MS_MAX:
+        raise decide.refuse(Invalid("invalid_task", "not_before_ms must be within ten years from now"))
+    if task.deadline_ms is not None and task.deadline_ms <= not_before_ms:
+        raise decide.refuse(Invalid("invalid_task", "deadline_ms must be later than not_before_ms"))
 
 
 def _is_fresh(decide: DecisionContext, cached: Cached) -> bool:

@@ -37,6 +37,7 @@ from covenant.ledger.machine.decisions.context import (
     unknown_task,
 )
 from covenant.ledger.machine.decisions.results import ByteBudget, conclude, expire
+from covenant.ledger.machine.decisions.waits import suspend
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import (
     LeaseInterrupted,
@@ -62,7 +63,7 @@ from covenant.model.task_event import (
     ArtifactUpdate,
     Interruption,
     StatusUpdate,
-    Update,
+    TurnUpdate,
     weigh_message,
 )
 from covenant.wire.timestamps import format_ms
@@ -119,14 +120,14 @@ def _lease(decide: DecisionContext, entry: Entry, task: Task, command: Take) -> 
         lease_id=LeaseId(decide.new_id()),
         leased_to=command.holder or entry.task.recipient,
         leased_at_ms=decide.now_ms,
-        attempt=entry.attempt + 1,
+        attempt=entry.attempt if entry.continues else entry.attempt + 1,
         node=command.node,
         boot=command.boot,
     )
     generation = entry.generation + 1 if entry.attempt == 0 and entry.turn == 1 else 0
     by = command.by.pubkey if command.by is not None else None
     decide.add(TaskLeased(entry.task.id, lease, generation, command.request_id, by))
-    return LeasedTask(task, lease, entry.turn, entry.messages)
+    return LeasedTask(task, lease, entry.turn, entry.messages, entry.continues, entry.cut)
 
 
 def _taken_before(decide: DecisionContext, task_ids: tuple[TaskId, ...], lease_ids: tuple[LeaseId, ...]) -> Leased:
@@ -138,7 +139,7 @@ def _taken_before(decide: DecisionContext, task_ids: tuple[TaskId, ...], lease_i
             task = decide.view.task(entry)
             if task is None:
                 raise decide.refuse(body_unreadable(f"the body of task {task_id}, which this request was given,"))
-            taken.append(LeasedTask(task, entry.lease, entry.turn, entry.messages))
+            taken.append(LeasedTask(task, entry.lease, entry.turn, entry.messages, entry.continues, entry.cut))
     return Leased(tuple(taken), again=True)
 
 
@@ -198,7 +199,7 @@ def _say(
     decide: DecisionContext,
     entry: Entry,
     command: HolderCommand[Any],
-    update: Update,
+    update: TurnUpdate,
     generation: int,
     *,
     update_no: int = 0,
@@ -221,6 +222,8 @@ def advance(decide: DecisionContext, command: Advance) -> Advanced:
     for update in updates:
         generation += 1
         _say(decide, entry, command, update, generation)
+    if command.wait is not None:
+        return suspend(decide, entry, command, command.wait, generation)
     if result is None:
         return Advanced(generation)
     ending = command.ending or ending_of(result)
@@ -238,9 +241,9 @@ def _said_before(entry: Entry, command: Report) -> bool:
     )
 
 
-def _normalise_all(decide: DecisionContext, entry: Entry, command: Advance) -> list[Update]:
+def _normalise_all(decide: DecisionContext, entry: Entry, command: Advance) -> list[TurnUpdate]:
     artifacts, parked = entry.artifacts, False
-    updates: list[Update] = []
+    updates: list[TurnUpdate] = []
     for said in command.updates:
         if parked:
             raise decide.refuse(Invalid("invalid_update", "nothing can be said after an update that parks the task"))
@@ -251,12 +254,14 @@ def _normalise_all(decide: DecisionContext, entry: Entry, command: Advance) -> l
         elif type(update) is StatusUpdate:
             parked = update.state in _INTERRUPTIONS
         updates.append(update)
+    if (parked or command.result is not None) and command.wait is not None:
+        raise decide.refuse(Invalid("invalid_update", "a task that waits has no result yet, and asks nothing"))
     if parked and command.result is not None:
         raise decide.refuse(Invalid("invalid_update", "a task that waits for its sender has no result yet"))
     return updates
 
 
-def _normalise(decide: DecisionContext, artifacts: AbstractSet[str], update: Update) -> Update:
+def _normalise(decide: DecisionContext, artifacts: AbstractSet[str], update: TurnUpdate) -> TurnUpdate:
     if type(update) is StatusUpdate and update.state != "working" and update.state not in _INTERRUPTIONS:
         raise decide.refuse(Invalid("invalid_update", "update.state must be working, input-required or auth-required"))
     if type(update) is not ArtifactUpdate or update.artifact_id in artifacts:
@@ -283,7 +288,7 @@ def continue_(decide: DecisionContext, command: Continue) -> Reported:
             raise decide.refuse(key_reused())
     check_account(decide, entry.task, 0, weigh_message(command.message))
     generation = entry.generation + 1
-    if entry.state is PARKED:
+    if entry.state is PARKED and entry.wait is None:
         decide.add(TaskContinued(command.task_id, generation, command.message, command.message_id))
         return Reported(generation)
     if entry.state is FOLLOWING:

@@ -34,6 +34,7 @@ from covenant.ledger.machine.decisions.context import (
     stale_lease,
     unknown_task,
 )
+from covenant.ledger.machine.decisions.waits import resume
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import (
     CacheDropped,
@@ -341,6 +342,7 @@ def sweep(decide: DecisionContext, command: Sweep) -> Swept:
     expired: list[TaskId] = []
     timed_out: list[TaskId] = []
     interrupted: list[TaskId] = []
+    woken = 0
     view, now_ms, ages = decide.view, decide.now_ms, decide.ages
     if ages.paused:
         return Swept()
@@ -348,6 +350,10 @@ def sweep(decide: DecisionContext, command: Sweep) -> Swept:
     # Promoting a follower changes the queue that the next entry is judged in, so a leader and its followers
     # are never settled by one sweep: `due` gives at most one task of a cache key.
     for entry in due:
+        if entry.wait is not None and not decide.has_passed(entry.task.deadline_ms):
+            resume(decide, entry)
+            woken += 1
+            continue
         times_out_at_ms = entry.times_out_at_ms(now_ms, ages)
         if times_out_at_ms is not None and times_out_at_ms <= now_ms:
             result = error_result(entry.task.id, TIMED_OUT)
@@ -370,4 +376,4 @@ def sweep(decide: DecisionContext, command: Sweep) -> Swept:
         decide.add(PushDropped(push.task_id, push.id))
     more = bool(due) or max(len(forgotten), len(idle), len(uncached)) >= command.count
     ended_count = len(forgotten), len(uncached)
-    return Swept(tuple(expired), tuple(timed_out), *ended_count, more, len(idle), tuple(interrupted))
+    return Swept(tuple(expired), tuple(timed_out), *ended_count, more, len(idle), tuple(interrupted), woken)

@@ -1,0 +1,82 @@
+"""Waits: a task that is parked until a moment or for a signal, and what ends the wait.
+
+A step of a turn waits (a sleep, a signal), or the next attempt does (a retry), or the first one (`not_before_ms`). A
+signal that comes before somebody waits for it is kept. The wait is over once: the event that ends it is the result of
+the step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from covenant.ledger.machine.commands import Advance, Advanced, Reported, Tell
+from covenant.ledger.machine.decisions.acceptance import check_account
+from covenant.ledger.machine.decisions.context import DecisionContext, find_task, takes_no_more, unknown_task
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.events import SignalKept, SignalTaken, TaskResumed, TaskSuspended, TaskUpdated
+from covenant.ledger.machine.evolution import SIGNAL_MARK
+from covenant.ledger.machine.states import FOLLOWING
+from covenant.model.errors import Conflict, Invalid, OverLimit
+from covenant.model.task_event import StepUpdate, Wait, weigh_signal
+
+WAIT_MS_MAX: Final = 10 * 366 * 86_400_000
+
+
+def suspend(decide: DecisionContext, entry: Entry, command: Advance, wait: Wait, generation: int) -> Advanced:
+    """End the lease with a wait; or, if its signal is there already, give that and go on."""
+    if wait.for_ms is not None and not 0 <= wait.for_ms <= WAIT_MS_MAX:
+        raise decide.refuse(Invalid("invalid_wait", "a wait takes ten years at most"))
+    task_id, lease_id = command.task_id, command.lease_id
+    if wait.signal is not None:
+        signal = next((each for each in entry.signals if each.name == wait.signal), None)
+        if signal is not None:
+            decide.add(SignalTaken(task_id, signal.id))
+            decide.add(TaskUpdated(task_id, lease_id, generation + 1, _come(entry, wait, signal.value)))
+            return Advanced(generation + 1, signal=signal)
+    told = command.told if not wait.step else StepUpdate(wait.name, wait.step, entry.turn, wait.kind, wait=wait)
+    if told is None:
+        decide.add(TaskSuspended(task_id, wait, lease_id))
+        return Advanced(generation)
+    decide.add(TaskSuspended(task_id, wait, lease_id, generation + 1, told))
+    return Advanced(generation + 1)
+
+
+def resume(decide: DecisionContext, entry: Entry) -> None:
+    """The moment has come. A signal that has not come by then comes too late for this step."""
+    wait = entry.wait
+    assert wait is not None
+    if not wait.step:
+        decide.add(TaskResumed(entry.task.id))
+        return
+    come = _come(entry, wait, None, timed_out=wait.signal is not None)
+    decide.add(TaskResumed(entry.task.id, entry.generation + 1, come))
+
+
+def _come(entry: Entry, wait: Wait, value: Any, *, timed_out: bool = False) -> StepUpdate:
+    return StepUpdate(wait.name, wait.step, entry.turn, wait.kind, value, timed_out=timed_out)
+
+
+def tell(decide: DecisionContext, command: Tell) -> Reported:
+    entry, signal = find_task(decide, command), command.signal
+    if entry is None:
+        raise decide.refuse(unknown_task(command.task_id))
+    if entry.ending is not None:
+        raise decide.refuse(takes_no_more(command.task_id, entry.ending))
+    assert isinstance(entry, Entry)
+    for said, generation in entry.said:
+        if said == SIGNAL_MARK + signal.id:
+            return Reported(generation, duplicate=True)
+    if entry.state is FOLLOWING:
+        raise decide.refuse(Conflict("following", f"task {command.task_id} waits for the result of the same work"))
+    wait = entry.wait
+    if wait is not None and wait.signal == signal.name:
+        generation = entry.generation + 1
+        decide.add(TaskResumed(command.task_id, generation, _come(entry, wait, signal.value), signal.id))
+        return Reported(generation)
+    check_account(decide, entry.task, 0, weigh_signal(signal))
+    if len(entry.signals) >= decide.view.limits.messages_kept_max:
+        raise decide.refuse(
+            OverLimit("too_many_signals", f"too many signals to task {command.task_id} wait to be heard")
+        )
+    decide.add(SignalKept(command.task_id, signal))
+    return Reported(entry.generation)

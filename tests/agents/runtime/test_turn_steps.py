@@ -1,0 +1,327 @@
+"""Durable steps of a function: each is done once, a wait holds no place, and a changed function is told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant import SyncTurn, Turn
+from covenant.ledger.machine.commands import Repair, Sweep, Tell
+from covenant.model.errors import Invalid, Refusal
+from covenant.model.ids import TaskId
+from covenant.model.retry_policy import Posture, Requeue
+from covenant.model.task_event import Signal, StepUpdate
+from covenant.model.task_view import TaskState, TaskView
+from tests.agents.pool_under_test import PoolUnderTest, a_ledger, cut_short, open_pool, statuses, told
+from tests.ledger_contract.samples import OPERATOR
+from tests.waits import BOUND_S, LOOK_S
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[PoolUnderTest]:
+    async with a_ledger(None) as ledger, open_pool(ledger) as opened:
+        yield opened
+
+
+async def swept(pool: PoolUnderTest, task_id: TaskId) -> TaskView:
+    """The task at its end, while what is due is woken, as the daemon does."""
+    async with asyncio.timeout(BOUND_S):
+        ended = asyncio.ensure_future(pool.ended(task_id))
+        while not ended.done():
+            await pool.ledger.commit(Sweep())
+            await asyncio.wait((ended,), timeout=LOOK_S)
+        return ended.result()
+
+
+async def requeue(pool: PoolUnderTest, task_id: TaskId) -> None:
+    command = Requeue(Posture.OPERATOR_ACCEPTED)
+    await pool.ledger.commit(Repair(task_id=task_id, by=OPERATOR, command=command, reason="again"))
+
+
+async def waiting(pool: PoolUnderTest, task_id: TaskId) -> None:
+    async with asyncio.timeout(BOUND_S):
+        with pool.ledger.watch(task_id) as watch:
+            while (entry := await pool.ledger.entry(task_id)) is None or entry.wait is None:
+                await watch.next(BOUND_S)
+    await pool.idle()
+
+
+class Done(list[str]):
+    """What was done, and so often."""
+
+    def do(self, name: str, value: Any = None) -> Any:
+        self.append(name)
+        return value
+
+
+async def test_a_step_gives_its_result_as_json_has_it(pool: PoolUnderTest) -> None:
+    async def work(turn: Turn) -> str:
+        async def later() -> Any:
+            return ("a", 1)
+
+        plain = await turn.step("plain", lambda: {"n": (1, 2)})
+        return f"{plain} {await turn.step('later', later)}"
+
+    pool.serve(work)
+    assert told(await pool.ask()) == "{'n': [1, 2]} ['a', 1]"
+
+
+async def test_a_plain_function_has_steps_too(pool: PoolUnderTest) -> None:
+    done = Done()
+
+    def work(turn: SyncTurn) -> str:
+        first = turn.step("first", lambda: done.do("first", 1))
+        turn.sleep(0.01)
+        return f"{first} {turn.step('second', lambda: done.do('second', 2))} {turn.wait_for('go')}"
+
+    pool.serve(work)
+    task_id = await pool.send()
+    await pool.ledger.commit(Tell(task_id=task_id, signal=Signal("go", "s1", "!")))
+    assert told(await swept(pool, task_id)) == "1 2 !"
+    assert done == ["first", "second"]
+
+
+async def test_a_turn_that_is_run_again_does_no_step_twice_and_tells_what_was_interrupted(pool: PoolUnderTest) -> None:
+    done, hung, interrupted = Done(), asyncio.Event(), list[tuple[str, bool]]()
+
+    async def work(turn: Turn) -> str:
+        async def hang() -> int:
+            interrupted.append(("hang", turn.interrupted))
+            if not hung.is_set():
+                hung.set()
+                await asyncio.Event().wait()
+            return 2
+
+        first = await turn.step("first", lambda: done.do("first", 1))
+        second = await turn.step("second", hang)
+        await turn.step("third", lambda: interrupted.append(("third", turn.interrupted)))
+        return f"{first} {second} {turn.attempt}"
+
+    pool.serve(work)
+    task_id = await pool.send()
+    await asyncio.wait_for(hung.wait(), BOUND_S)
+    await requeue(pool, task_id)
+    assert told(await pool.ended(task_id)) == "1 2 2"
+    assert done == ["first"]
+    assert interrupted == [("hang", False), ("hang", True), ("third", False)]
+
+
+async def test_a_sleep_ends_the_lease_and_the_turn_goes_on_after_it(pool: PoolUnderTest) -> None:
+    done = Done()
+
+    async def work(turn: Turn) -> AsyncIterator[str]:
+        yield "begun, "
+        await turn.step("one", lambda: done.do("one"))
+        await turn.sleep(0.05)
+        await turn.step("two", lambda: done.do("two"))
+        await turn.sleep(0.05)
+        yield f"done in attempt {turn.attempt}"
+
+    pool.serve(work, concurrency=1)
+    task_id = await pool.send()
+    await waiting(pool, task_id)
+    assert pool.workers.jobs == 0
+    view = await swept(pool, task_id)
+    assert told(view) == "begun, done in attempt 1"
+    assert done == ["one", "two"]
+    kinds = [step.what.kind for step in await pool.steps(task_id) if isinstance(step.what, StepUpdate)]
+    assert kinds == ["step", "sleep", "sleep", "step", "sleep", "sleep"]
+
+
+async def test_waits_that_begin_at_once_wait_at_once(pool: PoolUnderTest) -> None:
+    done = Done()
+
+    async def slow() -> str:
+        await asyncio.sleep(0.02)
+        return str(done.do("slow", "s"))
+
+    async def work(turn: Turn) -> str:
+        found = await asyncio.gather(
+            turn.sleep(0.03), turn.step("slow", slow), turn.wait_for("go", timeout_s=60), turn.sleep(0.01)
+        )
+        return str(found)
+
+    pool.serve(work)
+    task_id = await pool.send()
+    await waiting(pool, task_id)
+    await pool.ledger.commit(Tell(task_id=task_id, signal=Signal("go", "s1", 7)))
+    assert told(await swept(pool, task_id)) == "[None, 's', 7, None]"
+    assert done == ["slow"]
+
+
+async def test_a_signal_that_does_not_come_raises_a_timeout(pool: PoolUnderTest) -> None:
+    async def work(turn: Turn) -> str:
+        try:
+            await turn.wait_for("go", timeout_s=0.01)
+        except TimeoutError:
+            return await turn.step("instead", lambda: "nobody came")
+        return "?"
+
+    pool.serve(work)
+    assert told(await swept(pool, await pool.send())) == "nobody came"
+
+
+async def test_what_a_step_raises_is_raised_and_not_kept(pool: PoolUnderTest) -> None:
+    done = Done()
+
+    async def work(turn: Turn) -> str:
+        def fail() -> None:
+            done.do("tried")
+            raise ValueError("no")
+
+        with pytest.raises(ValueError, match="no"):
+            await turn.step("risky", fail)
+        await turn.sleep(0)
+        return str(len(done))
+
+    pool.serve(work)
+    assert told(await swept(pool, await pool.send())) == "2"
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [(object(), "cannot be written as JSON"), ({1j}, "cannot be written as JSON"), ("x" * 300_000, "more than 262144")],
+)
+async def test_a_result_that_cannot_be_kept_fails_the_task_and_says_why(
+    pool: PoolUnderTest, result: Any, says: str
+) -> None:
+    async def work(turn: Turn) -> None:
+        await turn.step("odd", lambda: result)
+
+    pool.serve(work)
+    view = await pool.ask()
+    assert view.state is TaskState.FAILED
+    assert "step 'odd'" in told(view)
+    assert says in told(view)
+
+
+async def test_a_name_that_is_used_twice_fails_the_task_and_says_so(pool: PoolUnderTest) -> None:
+    async def work(turn: Turn) -> None:
+        await turn.step("same", lambda: 1)
+        await turn.step("same", lambda: 2)
+
+    pool.serve(work)
+    assert "step 'same' was asked for twice" in told(await pool.ask())
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "a\nb"])
+async def test_a_name_that_is_none_is_refused(pool: PoolUnderTest, name: str) -> None:
+    async def work(turn: Turn) -> str:
+        try:
+            await turn.step(name, lambda: 1)
+        except Invalid as error:
+            return str(error)
+        return "?"
+
+    pool.serve(work)
+    assert "printable characters" in told(await pool.ask())
+
+
+@pytest.mark.parametrize("seconds", [-1, 1e12, float("nan"), "long"])
+async def test_a_sleep_that_makes_no_sense_is_refused(pool: PoolUnderTest, seconds: Any) -> None:
+    async def work(turn: Turn) -> str:
+        try:
+            await turn.sleep(seconds)
+        except Refusal as error:
+            return type(error).__name__
+        return "?"
+
+    pool.serve(work)
+    assert told(await pool.ask()) in ("Invalid", "WrongType")
+
+
+@pytest.mark.parametrize("change", ["renamed", "removed", "kind"])
+async def test_a_function_that_was_changed_meanwhile_holds_the_task_and_goes_on_when_it_is_put_right(
+    pool: PoolUnderTest, change: str
+) -> None:
+    done, old = Done(), True
+
+    async def work(turn: Turn) -> str:
+        if old or change == "kind":
+            first = "sleep" if change == "kind" else "charge"
+            await (turn.step(first, lambda: done.do(first)) if old else turn.sleep(0))
+        elif change == "renamed":
+            await turn.step("charge card", lambda: done.do("charge card"))
+        if len(done) == 1 and old:
+            await turn.sleep(0)
+        return "done"
+
+    pool.serve(work)
+    task_id = await pool.send()
+    await waiting(pool, task_id)
+    old = False
+    await pool.ledger.commit(Sweep())
+    view = await pool.until(task_id, lambda view: "was changed" in told(view))
+    await pool.idle()
+    assert not view.state.terminal
+    entry = await pool.ledger.entry(task_id)
+    assert entry is not None
+    assert entry.interrupted, "it is held for an operator"
+    assert len(done) == 1, "nothing was done that the ledger does not have"
+    old = True
+    await requeue(pool, task_id)
+    assert told(await swept(pool, task_id)) == "done"
+    assert len(done) == 1
+    assert any("step 1 of this turn is" in text for text in statuses(await pool.steps(task_id)))
+
+
+async def test_usage_of_steps_is_counted_once(pool: PoolUnderTest) -> None:
+    async def work(turn: Turn) -> str:
+        await turn.step("think", lambda: turn.spend(tokens=10))
+        await turn.sleep(0)
+        await turn.step("more", lambda: turn.spend(tokens=5))
+        await turn.sleep(0)
+        return "done"
+
+    pool.serve(work)
+    view = await swept(pool, await pool.send())
+    assert view.result is not None
+    assert view.result.metadata == {"usage": {"tokens": 15}}
+
+
+async def test_a_turn_that_asks_its_sender_begins_its_steps_anew(pool: PoolUnderTest) -> None:
+    done = Done()
+
+    async def work(turn: Turn) -> AsyncIterator[Any]:
+        await turn.step("read", lambda: done.do(f"read {turn.text}"))
+        if turn.turn == 1:
+            yield turn.need_input("which?")
+        await turn.sleep(0)
+        yield "done"
+
+    pool.serve(work)
+    task_id = await pool.send("a")
+    await pool.parked(task_id)
+    await pool.say(task_id, "b")
+    assert told(await swept(pool, task_id)) == "done"
+    assert done == ["read a", "read b"]
+
+
+async def test_steps_outlive_a_stop_of_the_pool(tmp_path: Path) -> None:
+    done, hung = Done(), asyncio.Event()
+
+    async def work(turn: Turn) -> str:
+        await turn.step("one", lambda: done.do("one"))
+        await turn.sleep(0.01)
+        await turn.step("two", lambda: done.do("two"))
+        if not hung.is_set():
+            hung.set()
+            await asyncio.Event().wait()
+        return f"{turn.attempt} {turn.interrupted}"
+
+    def setting(pool: PoolUnderTest) -> None:
+        pool.serve(work, idempotent=True)
+
+    async with a_ledger(tmp_path) as ledger, open_pool(ledger, setting=setting) as pool:
+        task_id = await pool.send()
+        await waiting(pool, task_id)
+        while not hung.is_set():
+            await ledger.commit(Sweep())
+            await asyncio.sleep(LOOK_S)
+        assert pool.running is not None
+        await cut_short(pool.workers, pool.running)
+    async with a_ledger(tmp_path) as ledger, open_pool(ledger, setting=setting) as pool:
+        assert told(await swept(pool, task_id)) == "2 True"
+    assert done == ["one", "two"]

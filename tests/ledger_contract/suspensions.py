@@ -1,0 +1,263 @@
+"""Rule 17: waits. A task that is parked until a moment or for a signal goes on once, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from covenant.ledger.machine.commands import Advance, Advanced, LeasedTask, Reported, Tell
+from covenant.ledger.machine.states import State
+from covenant.model.ids import TaskId
+from covenant.model.settings import Limits
+from covenant.model.task_event import Signal, StatusUpdate, StepUpdate, TurnUpdate, Wait
+from tests.ledger_contract.driver import LedgerDriver, check_generations, refused
+from tests.ledger_contract.engine import DurableEngine, Engine
+from tests.ledger_contract.samples import ALICE, make_task, ok, same_work, task_id
+from tests.ledger_contract.suite import Suite
+
+
+async def suspend(
+    driver: LedgerDriver,
+    leased: LeasedTask,
+    *,
+    updates: tuple[TurnUpdate, ...] = (),
+    told: StatusUpdate | None = None,
+    **wait: Any,
+) -> Advanced:
+    return await driver.ledger.commit(
+        Advance(
+            task_id=leased.task.id,
+            holder=leased.lease.leased_to,
+            lease_id=leased.lease.lease_id,
+            updates=updates,
+            told=told,
+            wait=Wait(since_ms=driver.clock(), **wait),
+        )
+    )
+
+
+async def sleep(driver: LedgerDriver, leased: LeasedTask, for_ms: int, step: int = 1) -> Advanced:
+    return await suspend(driver, leased, for_ms=for_ms, step=step, name="sleep")
+
+
+async def wait_for(driver: LedgerDriver, leased: LeasedTask, name: str, **more: Any) -> Advanced:
+    return await suspend(driver, leased, signal=name, step=1, name=name, **more)
+
+
+async def signal(driver: LedgerDriver, which: TaskId, name: str, value: Any = None, said: str = "s1") -> Reported:
+    return await driver.ledger.commit(Tell(task_id=which, signal=Signal(name, said, value)))
+
+
+async def durable_steps(driver: LedgerDriver, which: TaskId) -> list[StepUpdate]:
+    steps = await driver.ledger.steps(which, 0, 1_000)
+    return [step.what for step in steps if isinstance(step.what, StepUpdate)]
+
+
+class SuspensionSuite(Suite):
+    async def test_a_sleeping_task_wakes_once_when_its_time_is_over(self, driver: LedgerDriver) -> None:
+        leased = await driver.taken(make_task())
+        await sleep(driver, leased, 5_000)
+        entry = await driver.entry(task_id(1))
+        assert (entry.state, entry.a2a_state) == (State.PARKED, "working")
+        driver.clock.advance(4_999)
+        assert (await driver.sweep()).woken == 0
+        assert await driver.take() == ()
+        driver.clock.advance(1)
+        assert (await driver.sweep()).woken == 1
+        assert (await driver.sweep()).woken == 0
+        again = await driver.take_one()
+        assert (again.lease.attempt, again.continues, again.cut) == (1, True, False)
+        assert [(step.no, step.waits) for step in await durable_steps(driver, task_id(1))] == [(1, True), (1, False)]
+        await driver.finish(again, ok(task_id(1)))
+        shown = await check_generations(driver, task_id(1))
+        assert [update.kind for update in shown.updates] == ["submitted", "working", "step", "step", "settled"]
+        assert [lease.outcome for lease in shown.leases] == ["suspended", "settled"]
+
+    async def test_a_task_is_not_begun_before_its_time(self, driver: LedgerDriver) -> None:
+        task = make_task(not_before_ms=driver.clock() + 1_000)
+        await driver.send(task)
+        assert (await driver.send(task)).duplicate
+        assert await driver.take() == ()
+        driver.clock.advance(1_000)
+        assert (await driver.sweep()).woken == 1
+        leased = await driver.take_one()
+        assert (leased.lease.attempt, leased.continues) == (1, False)
+        await driver.send(make_task(2, not_before_ms=driver.clock()))
+        assert (await driver.take_one()).task.id == task_id(2)
+
+    async def test_a_start_that_makes_no_sense_is_refused(self, driver: LedgerDriver) -> None:
+        now_ms = driver.clock()
+        with refused("invalid_task", 400):
+            await driver.send(make_task(not_before_ms=now_ms + 2_000, deadline_ms=now_ms + 1_000))
+        with refused("invalid_task", 400):
+            await driver.send(make_task(not_before_ms=1 << 60))
+        with refused("invalid_task", 400):
+            await driver.send(make_task(not_before_ms=-1))
+
+    async def test_a_deadline_ends_a_task_that_waits(self, driver: LedgerDriver) -> None:
+        leased = await driver.taken(make_task(deadline_ms=driver.clock() + 1_000))
+        await sleep(driver, leased, 5_000)
+        driver.clock.advance(1_000)
+        swept = await driver.sweep()
+        assert (swept.expired, swept.woken) == ((task_id(1),), 0)
+        driver.clock.advance(10_000)
+        assert (await driver.sweep()).woken == 0
+
+    async def test_no_time_of_a_turn_passes_while_it_waits(self, driver: LedgerDriver) -> None:
+        leased = await driver.taken(make_task(timeout_ms=1_000))
+        await sleep(driver, leased, 60_000)
+        driver.clock.advance(60_000)
+        swept = await driver.sweep()
+        assert (swept.timed_out, swept.woken) == ((), 1)
+        await driver.take_one()
+        driver.clock.advance(1_000)
+        assert (await driver.sweep()).timed_out == (task_id(1),)
+
+    async def test_a_signal_ends_the_wait_for_it_and_is_its_result(self, driver: LedgerDriver) -> None:
+        leased = await driver.taken(make_task())
+        await wait_for(driver, leased, "paid")
+        assert not (await signal(driver, task_id(1), "other", 1, "s0")).duplicate
+        assert await driver.take() == ()
+        told = await signal(driver, task_id(1), "paid", {"amount": 3})
+        assert (await signal(driver, task_id(1), "paid", {"amount": 3})).duplicate
+        assert told.generation == (await driver.entry(task_id(1))).generation
+        assert (await driver.take_one()).continues
+        waited, come = await durable_steps(driver, task_id(1))
+        assert (waited.waits, come.waits, come.kind, come.result) == (True, False, "wait", {"amount": 3})
+        await check_generations(driver, task_id(1))
+
+    async def test_a_signal_that_comes_early_is_kept(self, driver: LedgerDriver) -> None:
+        leased = await driver.taken(make_task())
+        before = (await driver.entry(task_id(1))).queued_bytes
+        await signal(driver, task_id(1), "paid", 1, "s1")
+        await signal(driver, task_id(1), "paid", 2, "s2")
+        assert (await signal(driver, task_id(1), "paid", 1, "s1")).duplicate
+        first = await wait_for(driver, leased, "paid")
+        assert first.signal is not None
+        assert first.signal.value == 1
+        second = await suspend(driver, leased, signal="paid", step=2, name="paid")
+        assert second.signal is not None
+        assert second.signal.value == 2
+        entry = await driver.entry(task_id(1))
+        assert (entry.state, entry.signals, entry.queued_bytes) == (State.LEASED, (), before)
+        assert [step.result for step in await durable_steps(driver, task_id(1))] == [1, 2]
+        await driver.finish(leased, ok(task_id(1)))
+        with refused("already_settled", 409):
+            await signal(driver, task_id(1), "paid", 3, "s3")
+
+    async def test_a_signal_that_does_not_come_in_time_is_told_as_that(self, driver: LedgerDriver) -> None:
+        leased = await driver.taken(make_task())
+        await wait_for(driver, leased, "paid", for_ms=1_000)
+        driver.clock.advance(1_000)
+        assert (await driver.sweep()).woken == 1
+        assert [step.timed_out for step in await durable_steps(driver, task_id(1))] == [False, True]
+
+    async def test_who_has_no_part_in_a_task_cannot_signal_it(self, driver: LedgerDriver) -> None:
+        await driver.send(make_task())
+        with refused("unknown_task", 404):
+            await driver.ledger.commit(Tell(task_id=task_id(1), viewer=task_id(9), signal=Signal("a", "b")))  # type: ignore[arg-type]
+        with refused("unknown_task", 404):
+            await signal(driver, task_id(8), "a")
+
+    async def test_signals_are_bounded(self, engine: Engine) -> None:
+        driver = LedgerDriver(await engine.open(Limits(messages_kept_max=2)), engine.clock)
+        await driver.send(make_task())
+        await signal(driver, task_id(1), "a", 1, "s1")
+        await signal(driver, task_id(1), "a", 1, "s2")
+        with refused("too_many_signals"):
+            await signal(driver, task_id(1), "a", 1, "s3")
+
+    async def test_a_retry_is_a_further_attempt_and_its_wait_is_told(self, driver: LedgerDriver) -> None:
+        leased = await driver.taken(make_task())
+        await suspend(driver, leased, for_ms=1_000, told=StatusUpdate("again in a second"))
+        assert (await driver.entry(task_id(1))).a2a_state == "working"
+        driver.clock.advance(1_000)
+        await driver.sweep()
+        again = await driver.take_one()
+        assert (again.lease.attempt, again.continues, again.cut) == (2, False, False)
+        await driver.finish(again, ok(task_id(1)))
+        shown = await check_generations(driver, task_id(1))
+        assert [update.kind for update in shown.updates] == ["submitted", "working", "status", "settled"]
+
+    async def test_a_message_to_a_task_that_sleeps_is_for_its_next_turn(self, driver: LedgerDriver) -> None:
+        leased = await driver.taken(make_task())
+        await sleep(driver, leased, 1_000)
+        await driver.say(task_id(1), "and this")
+        assert await driver.take() == ()
+        driver.clock.advance(1_000)
+        await driver.sweep()
+        again = await driver.take_one()
+        assert (again.turn, again.messages) == (1, ())
+        assert (await driver.finish(again, ok(task_id(1)))).goes_on
+        assert (await driver.take_one()).turn == 2
+
+    async def test_nothing_more_is_taken_from_a_holder_whose_task_waits(self, driver: LedgerDriver) -> None:
+        leased = await driver.taken(make_task())
+        await sleep(driver, leased, 1_000)
+        with refused("not_leased", 409):
+            await driver.finish(leased, ok(task_id(1)))
+        with refused("not_leased", 409):
+            await driver.report(leased, "still here")
+        assert (await driver.cancel(task_id(1))).canceled
+        driver.clock.advance(1_000)
+        assert (await driver.sweep()).woken == 0
+
+    async def test_what_was_cut_short_is_told_until_a_step_is_written(self, driver: LedgerDriver) -> None:
+        leased = await driver.taken(make_task())
+        assert not leased.cut
+        await driver.requeue(task_id(1))
+        leased = await driver.take_one()
+        assert leased.cut
+        await suspend(driver, leased, for_ms=0)
+        await driver.sweep()
+        leased = await driver.take_one()
+        assert leased.cut, "a retry does not tell what the attempt before it did"
+        await driver.ledger.commit(
+            Advance(
+                task_id=task_id(1),
+                holder=leased.lease.leased_to,
+                lease_id=leased.lease.lease_id,
+                updates=(StepUpdate("charge", 1),),
+            )
+        )
+        await suspend(driver, leased, for_ms=0)
+        await driver.sweep()
+        assert not (await driver.take_one()).cut
+
+    async def test_who_waits_in_a_line_follows_a_leader_that_sleeps(self, driver: LedgerDriver) -> None:
+        leased = await driver.taken(same_work(1))
+        assert (await driver.send(same_work(2))).following == task_id(1)
+        await sleep(driver, leased, 1_000)
+        with refused("following", 409):
+            await signal(driver, task_id(2), "a")
+        driver.clock.advance(1_000)
+        await driver.sweep()
+        await driver.finish(await driver.take_one(), ok(task_id(1)))
+        assert len(await driver.drain(ALICE, 2)) == 2
+
+
+class SuspensionDurabilitySuite(Suite):
+    async def test_a_sleep_outlives_restarts_and_wakes_once(self, engine: DurableEngine) -> None:
+        ledger = await engine.open()
+        driver = LedgerDriver(ledger, engine.clock)
+        leased = await driver.taken(make_task())
+        await signal(driver, task_id(1), "later", [1])
+        await sleep(driver, leased, 3_000)
+        await driver.send(make_task(2, not_before_ms=driver.clock() + 3_000))
+        for _ in range(3):
+            ledger = await engine.crash_and_reopen(ledger)
+            driver = LedgerDriver(ledger, engine.clock)
+            assert (await driver.sweep()).woken == 0
+            engine.clock.advance(1_000)
+        await ledger.compact()
+        ledger = await engine.close_and_reopen(ledger)
+        driver = LedgerDriver(ledger, engine.clock)
+        assert (await driver.sweep()).woken == 2
+        ledger = await engine.crash_and_reopen(ledger)
+        driver = LedgerDriver(ledger, engine.clock)
+        assert (await driver.sweep()).woken == 0
+        again = await driver.take(count=2)
+        assert [each.task.id for each in again] == [task_id(1), task_id(2)]
+        assert again[0].continues
+        kept = await suspend(driver, again[0], signal="later", step=2, name="later")
+        assert kept.signal is not None
+        assert kept.signal.value == [1]
