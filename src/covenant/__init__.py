@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from covenant.model.ids import LeaseId as LeaseId
     from covenant.model.ids import PublicKey as PublicKey
     from covenant.model.ids import TaskId as TaskId
+    from covenant.model.rate_limits import Backoff as Backoff
     from covenant.model.retry_policy import ForceError as ForceError
     from covenant.model.retry_policy import Posture as Posture
     from covenant.model.retry_policy import RepairOutcome as RepairOutcome
@@ -112,6 +113,7 @@ _NAMES = {
     "covenant.model.errors": "Conflict CovenantError Damaged Forbidden HomeLocked HomeUnusable Invalid "
     "NotFound OverLimit Refusal SettingsError TooLarge Unauthenticated Unavailable WrongType",
     "covenant.model.ids": "AgentId LeaseId PublicKey TaskId",
+    "covenant.model.rate_limits": "Backoff",
     "covenant.model.retry_policy": "ForceError Posture RepairOutcome RepairRequest Requeue",
     "covenant.model.task": "DuplicateSafety Hop Idempotency Lease ReceivedTask Result ResultStatus Task",
     "covenant.model.task_event": "ArtifactUpdate MessageUpdate StatusUpdate Update",

@@ -21,11 +21,13 @@ import msgspec
 
 from covenant.agents.runtime import turn_output
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling, TurnCalls
-from covenant.agents.runtime.turn_steps import DurableSteps, perform_step
+from covenant.agents.runtime.turn_steps import SECONDS_MAX, DurableSteps, perform_step
 from covenant.exchange.argument_checks import checks_arguments
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.agent_definition import OnLost, Skill
 from covenant.model.content import Content, Text
+from covenant.model.rate_limits import Backoff
+from covenant.model.retry_policy import AttemptPolicy
 from covenant.model.task import Task
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from covenant.outbound.remote.remote_task import Sendable
@@ -35,14 +37,24 @@ class Rejection(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
+class Retry(msgspec.Struct, frozen=True, gc=False):
+    """The turn is begun again after a pause; `last`: there is no further attempt, and the task fails."""
+
+    after_s: float
+    text: str
+    last: bool
+
+
 class BareReply(msgspec.Struct, frozen=True, gc=False):
     """A bare message: all that the agent has to say, and no task."""
 
     content: tuple[Content, ...]
 
 
+ATTEMPTS: Final = AttemptPolicy().attempts
+ATTEMPTS_MAX: Final = 100
 T = TypeVar("T")
-Sayable = str | Content | StatusUpdate | Rejection | BareReply
+Sayable = str | Content | StatusUpdate | Rejection | Retry | BareReply
 Function = Callable[[Any], AsyncIterator[Sayable] | Awaitable[Sayable | Iterable[Sayable] | None] | Any]
 
 
@@ -63,10 +75,11 @@ class TurnWork(Protocol):
 
 
 class BaseTurn:
-    __slots__ = ("_job", "_parts", "history")
+    __slots__ = ("_attempts", "_job", "_parts", "history")
 
-    def __init__(self, job: TurnWork, history: tuple[MessageUpdate, ...] = ()) -> None:
+    def __init__(self, job: TurnWork, history: tuple[MessageUpdate, ...] = (), attempts: int = ATTEMPTS) -> None:
         self._job = job
+        self._attempts = attempts
         self._parts: tuple[Content, ...] | None = None
         self.history: Final = history
         """What was said before this turn, in order, by the sender (`role` "user") and by the agent ("agent")."""
@@ -152,6 +165,17 @@ class BaseTurn:
     def reject(text: str) -> Rejection:
         """Yield it: the task ends as rejected, for this reason."""
         return Rejection(text)
+
+    @checks_arguments
+    def retry(self, after: float, text: str = "") -> Retry:
+        """Yield it, or return it: this turn is begun again so many seconds later, as a further attempt.
+
+        The sender is told, with `text`. After the last attempt (`Agent(attempts=…)`, 3 unless said) the task fails
+        instead. Steps that are in the ledger are not done again.
+        """
+        if not 0 <= after <= SECONDS_MAX:
+            raise ValueError("after is from 0 seconds to ten years")
+        return Retry(after, text, self.attempt >= self._attempts)
 
     @staticmethod
     @checks_arguments
@@ -248,8 +272,10 @@ class SyncTurn(BaseTurn):
 
     __slots__ = ("_ask",)
 
-    def __init__(self, job: TurnWork, history: tuple[MessageUpdate, ...], ask: AskLoop) -> None:
-        super().__init__(job, history)
+    def __init__(
+        self, job: TurnWork, history: tuple[MessageUpdate, ...], ask: AskLoop, attempts: int = ATTEMPTS
+    ) -> None:
+        super().__init__(job, history, attempts)
         self._ask = ask
 
     def call(
@@ -308,6 +334,9 @@ class Agent:
     or (if idempotent) requeued. `concurrency`: turns at once; 0 leaves it to the daemon. `default_project`: the simple
     door gives its tasks to the first agent that has one.
 
+    `retry_on`: exceptions after which a turn is begun again by itself, up to `attempts` in all, after pauses by
+    `backoff` (1 s, 2 s, 4 s … up to 5 minutes, unless said). Only an idempotent agent may have it.
+
     An `async def` runs on the daemon's loop, and must not block it; so does one behind a decorator that uses
     `functools.wraps`, and an object whose `__call__` is one. A plain function runs in a thread. `isolate`: each turn
     runs in a process of its own, which imports the file of the agent; if it dies, only its task fails.
@@ -329,6 +358,9 @@ class Agent:
         extensions: Sequence[str] = (),
         default_project: str = "",
         isolate: bool = False,
+        attempts: int = ATTEMPTS,
+        backoff: Backoff | None = None,
+        retry_on: Sequence[type[Exception]] = (),
     ) -> None:
         self.name = name
         self.description = description
@@ -342,6 +374,14 @@ class Agent:
         self.extensions = tuple(extensions)
         self.default_project = default_project
         self.isolate = isolate
+        if not 1 <= attempts <= ATTEMPTS_MAX:
+            raise ValueError(f"attempts is from 1 to {ATTEMPTS_MAX}")
+        if retry_on and not idempotent:
+            raise ValueError(
+                "retry_on needs idempotent=True: what failed may have been done; or use turn.retry(after=…)"
+            )
+        self.retries = AttemptPolicy(attempts=attempts, backoff=backoff or AttemptPolicy().backoff)
+        self.retry_on = tuple(retry_on)
         self.function: Function | None = None
 
     @overload

@@ -7,18 +7,21 @@ async if it, what its decorator wraps (`functools.wraps`), or the `__call__` of 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from types import CoroutineType
 from typing import Any, Final, Protocol
 
-from covenant.agents.api import Agent, BareReply, Rejection, SyncTurn, Turn, TurnWork
+from covenant.agents.api import Agent, BareReply, Rejection, Retry, SyncTurn, Turn, TurnWork
 from covenant.agents.runtime.function_threads import AgentThreads, ThreadChannel, TurnStopped
 from covenant.agents.runtime.job import Job
+from covenant.agents.runtime.job_buffer import FAILED
 from covenant.agents.runtime.turn_output import TurnOutput
+from covenant.agents.runtime.turn_steps import StepError
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
 from covenant.model.errors import WrongType
-from covenant.model.ids import AgentId
+from covenant.model.ids import AgentId, LeaseId
 from covenant.model.task import NATIVE
 from covenant.model.task_event import MessageUpdate, StatusUpdate
 from covenant.wire.json_input import TOLD_NESTING_MAX
@@ -26,7 +29,8 @@ from covenant.wire.validation import checked
 
 SAYABLE: Final = "text, turn.file(…), turn.data(…), turn.status(…) and the other words of a turn"
 _CONTENT: Final = (Text, Json, Image, Audio, Resource, ResourceLink)
-_VALUES: Final = (*_CONTENT, StatusUpdate, Rejection, BareReply)
+_VALUES: Final = (*_CONTENT, StatusUpdate, Rejection, Retry, BareReply)
+log = logging.getLogger(__name__)
 _WRAPPING: Final = 4
 """Levels of the value itself, around what its author put into it."""
 
@@ -48,6 +52,7 @@ class FunctionJob(TurnWork, Protocol):
     def complete(self, *content: Content, reply: bool = False) -> None: ...
     def fail(self, message: str) -> None: ...
     def reject(self, message: str) -> None: ...
+    def retry(self, after_s: float, text: str) -> None: ...
     def park(self, update: StatusUpdate) -> None: ...
 
 
@@ -69,6 +74,8 @@ class FunctionAgent:
             raise TypeError(f"agent {agent.name!r} has no function: decorate one with it")
         self._function: Any = agent.function
         self._plain = not _is_async(agent.function)
+        self._retries = agent.retries
+        self._retry_on = agent.retry_on
 
     def run(self, job: Job) -> Coroutine[Any, Any, None]:
         if job.leased.turn > 1 or job.task.origin == NATIVE:
@@ -79,17 +86,24 @@ class FunctionAgent:
         await self.perform(job, TurnOutput(job), await earlier(job))
 
     async def perform(self, job: FunctionJob, output: FunctionOutput, history: tuple[MessageUpdate, ...]) -> None:
-        if self._plain:
-            await self._listen_to_thread(job, output, history)
-        else:
-            # A decorator may make something else of an async function: what counts is what was made.
-            made: Any = self._function(Turn(job, history))
-            if type(made) is CoroutineType:  # what an `async def` makes
-                _say_returned(await made, job, output)
-            elif inspect.isasyncgen(made):
-                await self._listen(made, job, output)
+        try:
+            if self._plain:
+                await self._listen_to_thread(job, output, history)
             else:
-                _say_returned(await made if inspect.isawaitable(made) else made, job, output)
+                # A decorator may make something else of an async function: what counts is what was made.
+                made: Any = self._function(Turn(job, history, self._retries.attempts))
+                if type(made) is CoroutineType:  # what an `async def` makes
+                    _say_returned(await made, job, output)
+                elif inspect.isasyncgen(made):
+                    await self._listen(made, job, output)
+                else:
+                    _say_returned(await made if inspect.isawaitable(made) else made, job, output)
+        except self._retry_on as error:
+            pause_s = self._retries.pause_s(job.leased.lease.attempt, _chance(job.leased.lease.lease_id))
+            if job.ended or pause_s is None or isinstance(error, StepError):
+                raise
+            log.warning("agent.retried", exc_info=True, extra={"task_id": job.task.id, "pause_s": pause_s})
+            job.retry(pause_s, "")
         if not job.ended:
             if job.begun_before:
                 await job.steps.check_end()
@@ -122,7 +136,7 @@ class FunctionAgent:
                 raise TurnStopped
 
         def work(line: ThreadChannel) -> None:
-            made = self._function(SyncTurn(job, history, line.ask))
+            made = self._function(SyncTurn(job, history, line.ask, self._retries.attempts))
             if inspect.isgenerator(made):
                 _tell_all(made, line, hear_yielded)
             else:
@@ -133,6 +147,11 @@ class FunctionAgent:
         except TurnStopped:
             if not job.ended:
                 raise
+
+
+def _chance(lease_id: LeaseId) -> float:
+    """From 0 to 1, the same for a lease each time: its id was made by chance."""
+    return int(lease_id[:8], 16) / 0xFFFFFFFF
 
 
 def _is_async(function: Any) -> bool:
@@ -204,6 +223,11 @@ def _say(said: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
             job.park(said)
         case Rejection(text):
             job.reject(text)
+        case Retry(after_s, text, last):
+            if last:
+                job.fail(text or FAILED)
+            else:
+                job.retry(after_s, text)
         case BareReply(content):
             _reply(content, job, output)
         case _ if isinstance(said, _CONTENT):

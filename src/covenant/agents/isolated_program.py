@@ -257,6 +257,9 @@ class _Turn:
     def reject(self, message: str) -> None:
         self._end(type="reject", text=message)
 
+    def retry(self, after_s: float, text: str) -> None:
+        self._end(type="retry", after_s=after_s, text=text)
+
     def park(self, update: StatusUpdate) -> None:
         needs_auth = update.state == Interruption.AUTH_REQUIRED.value
         self._end(type="auth_request" if needs_auth else "approval_request", text=update.text)

@@ -38,6 +38,7 @@ from covenant.agents.runtime import turn_output
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.job_buffer import FAILED
 from covenant.agents.runtime.turn_output import TurnOutput
+from covenant.agents.runtime.turn_steps import SECONDS_MAX
 from covenant.model.content import Content, Text
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from covenant.model.usage import read_usage
@@ -285,6 +286,11 @@ class ProgramOutput:
                 output.close()
                 state = Interruption.INPUT_REQUIRED if kind == "approval_request" else Interruption.AUTH_REQUIRED
                 job.park(StatusUpdate(_words(event) or APPROVAL, state.value))
+            case "retry":
+                after_s = event.get("after_s")
+                job.retry(
+                    after_s if isinstance(after_s, int | float) and 0 <= after_s <= SECONDS_MAX else 1.0, _words(event)
+                )
             case "reject":
                 job.reject(_words(event) or FAILED)
             case "error" | "session_error":

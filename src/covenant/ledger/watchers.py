@@ -6,9 +6,7 @@ there; one that was woken in vain keeps its place. Waiting, waking and leaving c
 
 Watches: each durable step is handed to whoever watches its task, in order, once. A watch begins at once and misses
 nothing from then on. What happened before is in the archive: begin to watch, read the past, then go on with what is
-newer; generations tell them apart. Steps wait here until their record is durable.
-
-All of it is used on one loop.
+newer; generations tell them apart. Steps wait here until their record is durable. All of it is used on one loop.
 """
 
 from __future__ import annotations
@@ -62,8 +60,7 @@ DEAD_MAX: Final = 64
 
 
 class QueueWaiters:
-    """Everybody who waits for one kind of thing. `pending` says whether something is there for an identity, or for
-    any (None)."""
+    """Everybody who waits for one kind of thing. `pending`: is something there for an identity, or for any (None)?"""
 
     def __init__(self, pending: Callable[[PublicKey | None], bool]) -> None:
         self._pending = pending

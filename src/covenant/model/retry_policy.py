@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from covenant.model.ids import LeaseId, TaskId
+from covenant.model.rate_limits import Backoff
 from covenant.model.task import Result
 
 
@@ -50,6 +51,18 @@ class RetryPolicy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     max_attempts: int = 3
     max_requeues: int = 1
     scan_limit: int = 100
+
+
+class AttemptPolicy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """How often a turn of an agent is begun again by itself after it failed, and after which pauses."""
+
+    attempts: int = 3
+    backoff: Backoff = Backoff(1.0, 300.0, jitter=0.2)
+    """In seconds."""
+
+    def pause_s(self, attempt: int, chance: float) -> float | None:
+        """Between this attempt, which failed, and the next one; None: there is none."""
+        return self.backoff.pause(attempt, chance) if attempt < self.attempts else None
 
 
 class SkipReason(enum.StrEnum):

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from covenant import SyncTurn, Turn
+from covenant import Agent, SyncTurn, Turn
 from covenant.ledger.machine.commands import Repair, Sweep, Tell
 from covenant.model.errors import Invalid, Refusal
 from covenant.model.ids import TaskId
+from covenant.model.rate_limits import Backoff
 from covenant.model.retry_policy import Posture, Requeue
 from covenant.model.task_event import Signal, StepUpdate
 from covenant.model.task_view import TaskState, TaskView
-from tests.agents.pool_under_test import PoolUnderTest, a_ledger, cut_short, open_pool, statuses, told
+from tests.agents.pool_under_test import PoolUnderTest, a_ledger, cut_short, function_agent, open_pool, statuses, told
 from tests.ledger_contract.samples import OPERATOR
 from tests.waits import BOUND_S, LOOK_S
 
@@ -325,3 +326,80 @@ async def test_steps_outlive_a_stop_of_the_pool(tmp_path: Path) -> None:
     async with a_ledger(tmp_path) as ledger, open_pool(ledger, setting=setting) as pool:
         assert told(await swept(pool, task_id)) == "2 True"
     assert done == ["one", "two"]
+
+
+FAST = Backoff(0.01, 0.02)
+
+
+async def test_a_turn_that_fails_is_begun_again_after_a_pause_and_its_sender_is_told(pool: PoolUnderTest) -> None:
+    done = Done()
+
+    async def work(turn: Turn) -> AsyncIterator[str]:
+        yield f"attempt {turn.attempt}"
+        await turn.step("once", lambda: done.do("once"))
+        if turn.attempt < 3:
+            raise ConnectionError("the other side is gone")
+
+    pool.serve(function_agent(work, idempotent=True, attempts=3, backoff=FAST, retry_on=(ConnectionError,)))
+    task_id = await pool.send()
+    view = await swept(pool, task_id)
+    assert (view.state, told(view)) == (TaskState.COMPLETED, "attempt 3")
+    assert done == ["once"]
+    steps = await pool.steps(task_id)
+    assert [text.partition(" begins")[0] for text in statuses(steps)] == [
+        "attempt 1 failed; attempt 2",
+        "attempt 2 failed; attempt 3",
+    ]
+    shown = await pool.ledger.show(task_id, None, 100)
+    assert shown is not None
+    assert [(lease.attempt, lease.outcome) for lease in shown.leases] == [
+        (1, "suspended"),
+        (2, "suspended"),
+        (3, "settled"),
+    ]
+
+
+@pytest.mark.parametrize("error", [ConnectionError, KeyError])
+async def test_the_last_attempt_and_another_failure_fail_the_task(pool: PoolUnderTest, error: type[Exception]) -> None:
+    attempts = list[int]()
+
+    async def work(turn: Turn) -> None:
+        attempts.append(turn.attempt)
+        raise error
+
+    pool.serve(function_agent(work, idempotent=True, attempts=2, backoff=FAST, retry_on=(ConnectionError,)))
+    view = await swept(pool, await pool.send())
+    assert view.state is TaskState.FAILED
+    assert attempts == ([1, 2] if error is ConnectionError else [1])
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_function_may_ask_for_a_further_attempt(pool: PoolUnderTest, *, plain: bool) -> None:
+    async def work(turn: Turn) -> Any:
+        return turn.retry(after=0.01, text="the shop is closed") if turn.attempt < 3 else "open"
+
+    def work_in_a_thread(turn: SyncTurn) -> Any:
+        return turn.retry(after=0.01, text="the shop is closed") if turn.attempt < 3 else "open"
+
+    pool.serve(work_in_a_thread if plain else work)
+    task_id = await pool.send()
+    assert told(await swept(pool, task_id)) == "open"
+    assert statuses(await pool.steps(task_id))[0] == "the shop is closed; attempt 2 begins in 0.01 s"
+
+
+async def test_who_asks_for_one_attempt_too_many_has_failed(pool: PoolUnderTest) -> None:
+    async def work(turn: Turn) -> AsyncIterator[Any]:
+        yield turn.retry(after=0, text="closed for ever")
+
+    pool.serve(work)
+    view = await swept(pool, await pool.send())
+    assert (view.state, told(view)) == (TaskState.FAILED, "closed for ever")
+    assert view.generation == 5, "submitted, working, two pauses, and the end"
+
+
+def test_retries_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="idempotent"):
+        Agent("a", retry_on=(OSError,))
+    for attempts in (0, 101):
+        with pytest.raises(ValueError, match="attempts"):
+            Agent("a", attempts=attempts)

@@ -53,6 +53,7 @@ class Job(JobBuffer):
         "_ending",
         "_parked",
         "_result",
+        "_retry",
         "_spending",
         "_steps",
         "deadline",
@@ -95,6 +96,7 @@ class Job(JobBuffer):
         self._result: Result | None = None
         self._ending: Ending | None = None
         self._parked: StatusUpdate | None = None
+        self._retry: tuple[int, StatusUpdate] | None = None
         if services.tracer.on:
             self.span, leased = begin_attempt(services.tracer, leased)
         self.leased = leased
@@ -197,9 +199,17 @@ class Job(JobBuffer):
             self._parked = named_safely(update)
             self._mute = True
 
+    def retry(self, after_s: float, text: str) -> None:
+        """This attempt has failed, and the next one begins after a pause; its sender is told."""
+        if not self.ended:
+            attempt = self.leased.lease.attempt
+            told = f"{text or f'attempt {attempt} failed'}; attempt {attempt + 1} begins in {after_s:.3g} s"
+            self._retry = (round(after_s * 1000), StatusUpdate(told))
+            self._mute = True
+
     @property
     def ended(self) -> bool:
-        return self._result is not None or self._parked is not None
+        return self._result is not None or self._parked is not None or self._retry is not None
 
     async def renew(self) -> None:
         """A heartbeat, for work that takes long: its lease stays young, and nobody takes it for stale."""
@@ -218,6 +228,8 @@ class Job(JobBuffer):
         """How it ended, in a word, and whether that is a failure."""
         if self._parked is not None:
             return self._parked.state, False
+        if self._retry is not None:
+            return "retried", True
         if self._ending is None:
             return self.stopping or "stopped", self.stopping != WAITS
         return self._ending.value, self._ending in (Ending.FAILED, Ending.REJECTED)
@@ -266,6 +278,11 @@ class Job(JobBuffer):
             await asyncio.wait((self._flusher,))
             if self.over:
                 return
+        if self._retry is not None:
+            for_ms, told = self._retry
+            updates, self._pending = tuple(self._pending), []
+            await self._advance(updates, wait=Wait(since_ms=self.now_ms, for_ms=for_ms), told=self._noted(told))
+            return
         if self._result is None and self._parked is None:
             self.complete()
         updates, self._pending = tuple(self._pending), []
@@ -303,7 +320,7 @@ class Job(JobBuffer):
             return
         with contextlib.suppress(TurnStopped):
             self.fail(message)  # which closes what is being said
-        self._result, self._ending, self._parked = self._error(message, ()), Ending.FAILED, None
+        self._result, self._ending, self._parked, self._retry = self._error(message, ()), Ending.FAILED, None, None
         self._mute = True
         self._cancel(message)
 
@@ -361,7 +378,7 @@ class Job(JobBuffer):
     def _end(self, result: Result, ending: Ending) -> None:
         if self.unfinished is not None and not self._mute:
             self.unfinished()
-        if self._result is None and self._parked is None:
+        if self._result is None and self._parked is None and self._retry is None:
             self._result, self._ending = named_safely(result), ending
             self._mute = True
 

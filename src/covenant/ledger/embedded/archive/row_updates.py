@@ -1,7 +1,7 @@
 """What an event does to the row of its task, and what it adds to the archive beside. Pure.
 
 Of an event only what has a column is decoded: what it carries stays the text that it is. What an event means is said
-by the machine (`evolution.evolve`); this is what it means for the columns, and the tests hold the two against each other.
+by the machine (`evolution.evolve`); this is what it means for the columns. The tests hold the two against each other.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import msgspec
 
 from covenant.ledger.machine import commands, identity_commands, peer_commands
 from covenant.ledger.machine.commands import Command
-from covenant.ledger.machine.decisions import acceptance, identities, leases, peers, push, repairs, results, waits
+from covenant.ledger.machine.decisions import acceptance, identities, leases, peers, push, repairs, results, suspensions
 from covenant.ledger.machine.decisions.context import DecisionContext, NewId
 from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.view import View
@@ -26,7 +26,7 @@ _DECISIONS: Final[dict[type[Any], Callable[[DecisionContext, Any], Any]]] = {
     commands.Report: leases.report,
     commands.Advance: leases.advance,
     commands.Continue: leases.continue_,
-    commands.Tell: waits.tell,
+    commands.Tell: suspensions.tell,
     commands.Settle: results.settle,
     commands.Cancel: results.cancel,
     commands.Drain: results.drain,

@@ -37,7 +37,7 @@ from covenant.ledger.machine.decisions.context import (
     unknown_task,
 )
 from covenant.ledger.machine.decisions.results import ByteBudget, conclude, expire
-from covenant.ledger.machine.decisions.waits import suspend
+from covenant.ledger.machine.decisions.suspensions import suspend
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import (
     LeaseInterrupted,

@@ -34,7 +34,7 @@ from covenant.ledger.machine.decisions.context import (
     stale_lease,
     unknown_task,
 )
-from covenant.ledger.machine.decisions.waits import resume
+from covenant.ledger.machine.decisions.suspensions import resume
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import (
     CacheDropped,
