@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from covenant.ledger.embedded.journal import snapshot
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.commands import Command
-from covenant.ledger.machine.events import AnyEvent, decode_events
+from covenant.ledger.machine.event_codec import decode_events
+from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.peer_commands import (
     ChangePeer,
     DelegationChanges,

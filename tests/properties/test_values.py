@@ -33,7 +33,8 @@ from covenant import (
     local_agent,
 )
 from covenant.agents.api import BaseTurn, Rejection, TurnWork
-from covenant.ledger.machine.events import TaskSent, TaskUpdated, decode_events, encode_events
+from covenant.ledger.machine.event_codec import decode_events, encode_events
+from covenant.ledger.machine.events import TaskSent, TaskUpdated
 from covenant.model.content import Json
 from covenant.model.errors import Refusal, WrongType
 from covenant.model.ids import LeaseId, TaskId

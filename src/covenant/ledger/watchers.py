@@ -55,8 +55,7 @@ from covenant.model.ids import PublicKey, TaskId
 from covenant.model.peers.instance import InstanceId
 from covenant.model.task_event import Began, Continued, Ended, Started, StatusUpdate, Step
 
-DEAD_MAX: Final = 64
-"""A line may hold so many numbers of waiters that left, besides as many as there are waiters."""
+DEAD_MAX: Final = 64  # numbers of waiters that left, in a line, besides as many as there are waiters
 
 
 class QueueWaiters:

@@ -1,7 +1,7 @@
 """What was written before tenants had more limits is read as it was meant: without limits of their own."""
 
 from covenant.ledger.embedded.state import LedgerState
-from covenant.ledger.machine.events import decode_events
+from covenant.ledger.machine.event_codec import decode_events
 from covenant.model.settings import Limits
 from covenant.model.tenants import TenantLimits
 

@@ -28,7 +28,8 @@ from covenant.ledger.embedded.journal import snapshot
 from covenant.ledger.embedded.journal.record import Record
 from covenant.ledger.embedded.journal.recovery import JournalReport, examine_journal
 from covenant.ledger.embedded.state import LedgerState
-from covenant.ledger.machine.events import TaskFollowed, TaskSent, decode_events
+from covenant.ledger.machine.event_codec import decode_events
+from covenant.ledger.machine.events import TaskFollowed, TaskSent
 from covenant.model.errors import Damaged, SettingsError
 from covenant.model.ids import TaskId
 from covenant.model.settings import Limits

@@ -35,7 +35,8 @@ from covenant.ledger.machine.commands import (
 )
 from covenant.ledger.machine.decisions import Decision, decide
 from covenant.ledger.machine.decisions.context import CommandRefused
-from covenant.ledger.machine.events import TASK_EVENTS, AnyEvent, TaskLeased, TaskUpdated, encode_events
+from covenant.ledger.machine.event_codec import encode_events
+from covenant.ledger.machine.events import TASK_EVENTS, AnyEvent, TaskLeased, TaskUpdated
 from covenant.ledger.machine.peer_commands import ReceiveFromPeer
 from covenant.ledger.machine.states import FINISHED, QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived

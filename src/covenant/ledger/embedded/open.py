@@ -39,7 +39,8 @@ from covenant.ledger.embedded.journal.shipped_segments import ShippedSegments
 from covenant.ledger.embedded.journal.snapshot import EVICT_EVERY, Replayed, read_events, records, state_at
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.events import TaskFollowed, TaskSent, decode_events
+from covenant.ledger.machine.event_codec import decode_events
+from covenant.ledger.machine.events import TaskFollowed, TaskSent
 from covenant.model.errors import HomeUnusable, Unavailable
 from covenant.model.ids import TaskId
 from covenant.model.settings import Limits

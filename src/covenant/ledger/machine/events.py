@@ -6,14 +6,12 @@ watchers see carries the `generation` it became; 0 means it is not an update of 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, get_args
 
 import msgspec
 
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.errors import WrongType
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage, OutboxMove, Peer, ReceivedEnvelope
@@ -32,7 +30,6 @@ from covenant.model.task_event import (
     Wait,
 )
 from covenant.model.tenants import Tenant
-from covenant.wire.validation import encode, read_back
 
 
 class LedgerEvent(msgspec.Struct, frozen=True, gc=False, tag_field="type", omit_defaults=True):
@@ -473,43 +470,3 @@ AnyEvent = (
     | Audited
     | AuditPurged
 )
-
-
-NESTING_MAX: Final = 512
-"""Levels in a record. Doors stop at 64; the interpreter, and the JSON of databases, carry some 900."""
-
-_EVENT: Final = re.compile(r"\[(?P<index>\d+)\](?P<inside>.*)", re.DOTALL)
-
-_LINE_BREAK: Final = ord("\n")
-"""A byte is looked for by its number: what is no number is first found not to be one, which takes ten times as long."""
-
-decode_events = msgspec.json.Decoder(list[AnyEvent]).decode
-
-
-def encode_events(events: Sequence[AnyEvent]) -> tuple[bytes, list[AnyEvent]]:
-    """A record's bytes, and its events as they will be read back. It stands before every write: nothing is kept that
-    could not be read again, and memory holds what is kept, whatever its caller does to a dictionary afterwards.
-
-    Raises `WrongType` with the field's name if the decoder would refuse them, or read something else.
-    """
-    try:
-        encoded = encode(events)
-        decoded = decode_events(encoded)
-        # A level takes two brackets: so few bytes cannot be nested too deeply, and counting takes longer than decoding.
-        shallow = len(encoded) <= 2 * NESTING_MAX or encoded.count(b"{") + encoded.count(b"[") <= NESTING_MAX
-        # A line break can only come from what was encoded elsewhere (`msgspec.Raw`).
-        if shallow and decoded == events and _LINE_BREAK not in encoded:
-            return encoded, decoded
-    except Exception:  # noqa: BLE001, S110  objects of all kinds are encoded here: `read_back` says what is wrong
-        pass
-    try:
-        encoded, decoded = read_back(events, decode_events, NESTING_MAX)
-    except WrongType as wrong:
-        raise WrongType(_field_name(wrong.field, events), wrong.what) from None
-    return (encode(decoded) if _LINE_BREAK in encoded else encoded), decoded
-
-
-def _field_name(place: str, events: Sequence[AnyEvent]) -> str:
-    """`[0].task.parent` as `task_sent.task.parent`."""
-    found = _EVENT.match(place)
-    return f"{events[int(found['index'])].__struct_config__.tag}{found['inside']}" if found else f"events{place}"

@@ -24,7 +24,8 @@ from covenant.ledger.machine.commands import Accept, Command, TaskCommand
 from covenant.ledger.machine.decisions import decide
 from covenant.ledger.machine.decisions.context import CommandRefused
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.events import AnyEvent, encode_events
+from covenant.ledger.machine.event_codec import encode_events
+from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.identity_commands import PurgeAudit
 from covenant.ledger.machine.states import DRAINED
 from covenant.ledger.postgres.batch_items import (

@@ -20,7 +20,8 @@ from covenant.ledger.embedded.journal.record import BadLine, Record, decode_line
 from covenant.ledger.embedded.journal.segments import list_segments, write_all
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.events import AnyEvent, TokenRevoked, decode_events
+from covenant.ledger.machine.event_codec import decode_events
+from covenant.ledger.machine.events import AnyEvent, TokenRevoked
 from covenant.ledger.machine.view import Cached, Remembered
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Damaged
