@@ -13,6 +13,7 @@ from covenant.ledger.machine.commands import Accept, CancelOrphans, LeasedTask, 
 from covenant.ledger.machine.identity_commands import Enroll, RevokeGrant, RevokeIdentity
 from covenant.ledger.postgres import nodes
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
+from covenant.ledger.postgres.sql import Statement
 from covenant.model.errors import Refusal, Unavailable
 from covenant.model.grant import send_actions
 from covenant.model.ids import TaskId
@@ -389,3 +390,21 @@ async def _cut(engine: PostgresEngine) -> None:
             )
     finally:
         connection.terminate()
+
+
+async def test_behind_a_pooler_nothing_is_kept_in_a_session_and_news_are_polled_for(databases: Databases) -> None:
+    url = await databases.borrow()
+    engine = PostgresEngine(url, pooler=True)
+    a, b = [LedgerDriver(await engine.join(name), engine.clock) for name in ("a", "b")]
+    with b.ledger.watch(task_id(1)) as watch:
+        await a.finish(await a.taken(make_task()), ok(task_id(1)))
+        assert isinstance((await seen(watch))[-1].what, Ended)
+    assert len(await b.drain()) == 1
+    listening = (
+        "SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND query ILIKE 'LISTEN%'"
+    )
+    kept = "SELECT count(*) AS n FROM pg_prepared_statements"
+    assert [row["n"] for row in await ledger_of(a)._connections.fetch(Statement(listening), {})] == [0]
+    assert [row["n"] for row in await ledger_of(a)._connections.fetch(Statement(kept), {})] <= [1], "the one that asks"
+    await engine.close()
+    await databases.give_back(url)

@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
 
 from covenant.agents.api import Agent, Turn
 from covenant.daemon.home import KEY_NAME, TOKEN_NAME, UnsafeHome, read_token
-from covenant.ledger.postgres.migrations import LEVEL, NotDurable
+from covenant.ledger.postgres.migrations import LEVEL, NotDurable, WrongSchema
 from covenant.ledger.postgres.open_postgres import DatabaseUnusable
 from covenant.model.errors import HomeLocked, SettingsError
 from tests.cli.daemons import COVENANT
@@ -290,3 +291,69 @@ async def test_readiness_and_metrics_tell_of_the_database_and_of_its_absence(tmp
             assert "not answered" in str(sent)
             proxy.mend()
             await until(is_ready)
+
+
+async def execute(url: str, *statements: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        for each in statements:
+            await connection.execute(each)
+    finally:
+        await connection.close()
+
+
+async def test_the_doctor_says_what_a_start_on_the_database_would_stumble_over(
+    tmp_path: Path, databases: Databases
+) -> None:
+    url = await databases.make()
+    home = tmp_path / "a"
+    await covenant("ledger", "init", "--ledger", url, "--home", str(home))
+    (home / "settings.toml").write_text(f'[ledger]\nurl = "{url}"\ndurability = "os"\n')
+    (home / "settings.toml").chmod(0o600)
+
+    async def of_database() -> list[tuple[bool, str]]:
+        found = (await covenant("doctor", "--home", str(home)))["findings"]
+        return [(each["well"], each["what"]) for each in found if "database" in each["what"]]
+
+    ((is_well, what),) = await of_database()
+    assert is_well
+    assert f"level {LEVEL}" in what
+    await execute(url, "ALTER TABLE live DROP COLUMN attempt", "ALTER TABLE queue ALTER COLUMN place TYPE text")
+    assert await of_database() == [
+        (False, "the database: live.attempt is not there, and should be integer"),
+        (False, "the database: queue.place is text, and should be bigint"),
+    ]
+    await execute(url, f"UPDATE ledger_level SET level = {LEVEL + 1}")
+    ((is_well, what),) = await of_database()
+    assert (is_well, what) == (False, f"the database is at level {LEVEL + 1}")
+    with pytest.raises(WrongSchema, match="install the version"):
+        async with open_daemon_under_test(home, ledger=shared(url)):
+            pass
+    await databases.drop(url)
+
+
+async def test_a_role_without_rights_or_connections_is_a_clear_error_and_costs_nothing(
+    tmp_path: Path, databases: Databases
+) -> None:
+    url = await databases.make()
+    role = f"guest_{os.getpid()}"
+    parts = urlsplit(url)
+    as_guest = urlunsplit(
+        parts._replace(netloc=f"{role}@{parts.hostname or ''}" + (f":{parts.port}" if parts.port else ""))
+    )
+    await execute(url, f"CREATE ROLE {role} LOGIN", f"GRANT CREATE, USAGE ON SCHEMA public TO {role}")
+    try:
+        async with open_daemon_under_test(tmp_path / "a", ledger=shared(as_guest)) as a:
+            assert (await call(a, "index", "SendMessage", message=message("one")))["task"]["id"]
+            await execute(url, f"ALTER TABLE events OWNER TO {parts.username}")
+            answer = await call(a, "index", "SendMessage", message=message("two"))
+            assert "permission denied" in str(answer)
+            await execute(url, f"ALTER TABLE events OWNER TO {role}")
+            assert (await call(a, "index", "SendMessage", message=message("three")))["task"]["id"]
+        await execute(url, f"ALTER ROLE {role} CONNECTION LIMIT 1")
+        with pytest.raises(DatabaseUnusable, match="too many connections"):
+            async with open_daemon_under_test(tmp_path / "a", ledger=shared(as_guest)):
+                pass
+    finally:
+        await databases.drop(url)
+        await execute(databases.url, f"DROP ROLE {role}")

@@ -14,7 +14,8 @@ from tests.ledger_contract.fake_clock import FakeClock
 class PostgresEngine:
     """Ledgers on one database, one after the other, or several nodes at once (`join`)."""
 
-    def __init__(self, url: str, *, lease_ms: int = LEASE_MS) -> None:
+    def __init__(self, url: str, *, lease_ms: int = LEASE_MS, pooler: bool = False) -> None:
+        self._pooler = pooler
         self._lease_ms = lease_ms
         self.clock = FakeClock()
         self.url = url
@@ -37,6 +38,7 @@ class PostgresEngine:
             node=node,
             boot=f"boot-{self._boots}",
             lease_ms=self._lease_ms,
+            pooler=self._pooler,
         )
         self._open.append(ledger)
         return ledger

@@ -136,7 +136,7 @@ class Databases:
     """Empty databases of a server. Making one takes a second; one that a ledger has left is emptied in no time."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = self._url = url
         self._made = 0
         self._used: list[str] = []
 

@@ -177,6 +177,11 @@ class LedgerSettings:
         "The PostgreSQL database that holds the ledger, for several daemons; empty: files in the home.",
         flag="--ledger",
     )
+    pooler: bool = setting(
+        False,
+        switch,
+        "A transaction pooler stands before the database: nothing is kept in a session, and news are polled for.",
+    )
     node_lease_ms: int = setting(
         3_000,
         whole(1_000, 60_000),

@@ -6,6 +6,7 @@ ledger's files are in `ledger_check`; those of a running daemon are not checked.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import socket
@@ -33,6 +34,7 @@ from covenant.daemon.settings import Settings, ledger_limits
 from covenant.daemon.settings_loader import load
 from covenant.daemon.tls_files import key_is_exposed, open_tls
 from covenant.daemon.wiring.core import mcp_servers
+from covenant.daemon.wiring.postgres_storage import import_postgres
 from covenant.ledger.embedded.disk import MIB, free_bytes
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments
@@ -66,6 +68,7 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
         lambda: _room(home),
         lambda: _backup(home),
         lambda: _tls(settings),
+        lambda: _database(settings),
     ):
         findings += _guarded(home, part)
     try:
@@ -86,6 +89,27 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
         if lock is not None:
             lock.close()
     return ledger._replace(findings=(*findings, *ledger.findings))
+
+
+def _database(settings: Settings | None) -> Iterator[CheckFinding]:
+    if settings is None or not settings.ledger.url:
+        return
+    try:
+        admin = import_postgres("database_admin")
+        durable = settings.ledger.durability == "fsync"
+        level, troubles = asyncio.run(admin.find_troubles(settings.ledger.url, durable=durable))
+        newest = admin.LEVEL
+    except CovenantError as error:
+        yield wrong(str(error), "put ledger.url right, or the database")
+        return
+    for trouble in troubles:
+        yield wrong(f"the database: {trouble}", "put it back from a backup of the schema, or grant it to this role")
+    if level > newest:
+        yield wrong(
+            f"the database is at level {level}", f"install the version of the other daemons: this knows {newest}"
+        )
+    elif not troubles:
+        yield CheckFinding(f"the database is at level {level} of {newest}; the next start brings it to {newest}")
 
 
 def _guarded(home: Path, part: Callable[[], Iterable[CheckFinding]]) -> Iterator[CheckFinding]:

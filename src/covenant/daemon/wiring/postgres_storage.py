@@ -71,6 +71,7 @@ async def open_shared_ledger(settings: Settings, clocks: Any) -> SharedLedger:
         durability=settings.ledger.durability,
         node=node_name(settings),
         lease_ms=settings.ledger.node_lease_ms,
+        pooler=settings.ledger.pooler,
     )
     return ledger
 

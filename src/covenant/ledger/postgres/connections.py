@@ -98,25 +98,29 @@ def outcome_unknown() -> Unavailable:
 
 
 class Connections:
-    """`dsn` names the database, as PostgreSQL's own programs take it."""
+    """`dsn` names the database, as PostgreSQL's own programs take it.
 
-    def __init__(self, dsn: str) -> None:
+    `pooler`: a transaction pooler stands between. Then no statement is kept, no setting is sent, and nobody listens.
+    """
+
+    def __init__(self, dsn: str, *, pooler: bool = False) -> None:
         self._dsn = dsn
+        self.pooler = pooler
         self._readers: asyncpg.Pool[Any] | None = None
 
     async def connect(
         self, settings: dict[str, str] = SETTINGS, *, timeout_s: float = CONNECT_S
     ) -> asyncpg.Connection[Any]:
-        return await asyncpg.connect(self._dsn, timeout=timeout_s, command_timeout=COMMAND_S, server_settings=settings)
+        return await asyncpg.connect(self._dsn, timeout=timeout_s, **self._options(settings))
+
+    def _options(self, settings: dict[str, str]) -> dict[str, Any]:
+        if self.pooler:
+            return {"command_timeout": COMMAND_S, "statement_cache_size": 0}
+        return {"command_timeout": COMMAND_S, "server_settings": settings}
 
     async def open(self) -> None:
         self._readers = await asyncpg.create_pool(
-            self._dsn,
-            min_size=1,
-            max_size=READERS_MAX,
-            timeout=CONNECT_S,
-            command_timeout=COMMAND_S,
-            server_settings=SETTINGS,
+            self._dsn, min_size=1, max_size=READERS_MAX, timeout=CONNECT_S, **self._options(SETTINGS)
         )
 
     async def fetch(self, asked: Statement, values: dict[str, Any]) -> Sequence[Row]:

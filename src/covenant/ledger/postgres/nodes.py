@@ -205,7 +205,8 @@ class Membership:
     async def _connect(self) -> asyncpg.Connection[Any]:
         if self._connection is None or self._connection.is_closed():
             self._connection = await self._connections.connect(timeout_s=self._lease_ms / 1_000)
-            await self._connection.add_listener(CHANNEL, lambda *_: self._look.set())
+            if not self._connections.pooler:
+                await self._connection.add_listener(CHANNEL, lambda *_: self._look.set())
         return self._connection
 
     async def _run(self) -> None:
@@ -406,7 +407,7 @@ class Membership:
             self._registers.heard(InstanceId(row["peer"]), row["heard_at_ms"])
 
     async def _tell(self) -> None:
-        if self._to_tell:
+        if self._to_tell and not self._connections.pooler:
             self._to_tell = False
             connection = await self._connect()
             await _execute(connection, "tell")

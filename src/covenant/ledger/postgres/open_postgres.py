@@ -38,17 +38,19 @@ async def open_postgres_ledger(
     node: str = NODE,
     boot: str | None = None,
     lease_ms: int = LEASE_MS,
+    pooler: bool = False,
 ) -> PostgresLedger:
     """The ledger in the database that `dsn` names; its tables are made if they are not there.
 
     `node` names this daemon for ever, and no two that run at the same time: an earlier run of it is fenced here.
-    `lease_ms`: how long it may be silent before the others declare it lost.
+    `lease_ms`: how long it may be silent before the others declare it lost. `pooler`: a transaction pooler stands
+    before the database.
 
     Raises DatabaseUnusable, WrongSchema or NotDurable.
     """
     new_id = new_id or Uuids()
     boot = boot or new_id()
-    connections = Connections(dsn)
+    connections = Connections(dsn, pooler=pooler)
     try:
         connection = await connections.connect()
         try:
@@ -72,6 +74,9 @@ async def open_postgres_ledger(
     )
     try:
         await ledger.begin()
+    except (*UNAVAILABLE, asyncpg.PostgresError) as error:
+        await ledger.abort()
+        raise unusable(error) from error
     except BaseException:
         await ledger.abort()
         raise

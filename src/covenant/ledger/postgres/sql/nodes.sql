@@ -146,3 +146,15 @@ SELECT
         FROM registers AS r JOIN nodes AS n
             ON n.lost_at_ms IS NULL AND n.until_ms >= (extract(epoch FROM clock_timestamp()) * 1000)::bigint
     ) AS registers_behind
+
+-- :columns
+SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = :schema
+
+-- :rights_missing
+SELECT tablename AS table_name FROM pg_tables
+WHERE
+    schemaname = :schema
+    AND EXISTS (
+        SELECT FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS r (right_)
+        WHERE NOT has_table_privilege(format('%I.%I', schemaname, tablename), r.right_)
+    )
