@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from covenant.ledger.machine.commands import Settled as Settled
     from covenant.mailbox import Mailbox as Mailbox
     from covenant.mailbox import local_agent as local_agent
+    from covenant.model.agent_definition import Schedule as Schedule
     from covenant.model.agent_definition import Skill as Skill
     from covenant.model.content import Audio as Audio
     from covenant.model.content import Content as Content
@@ -108,7 +109,7 @@ _NAMES = {
     "covenant.ledger.contract.tasks": "QueueEntry TaskDetail TreeNode",
     "covenant.ledger.machine.commands": "Accepted Canceled LeasedTask Settled",
     "covenant.mailbox": "Mailbox local_agent",
-    "covenant.model.agent_definition": "Skill",
+    "covenant.model.agent_definition": "Schedule Skill",
     "covenant.model.content": "Audio Content Embedded Image Json Resource ResourceLink Text",
     "covenant.model.errors": "Conflict CovenantError Damaged Forbidden HomeLocked HomeUnusable Invalid "
     "NotFound OverLimit Refusal SettingsError TooLarge Unauthenticated Unavailable WrongType",

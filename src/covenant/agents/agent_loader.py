@@ -28,7 +28,8 @@ SDK: Final = "a2a.server.agent_execution"
 PYDANTIC: Final = "pydantic_ai.agent"
 
 DECLARED: Final = (
-    "name description input_modes output_modes timeout_ms idempotent on_lost extensions default_project".split()
+    *"name description input_modes output_modes timeout_ms idempotent on_lost extensions".split(),
+    *"default_project schedules".split(),
 )
 """What a definition takes from an `Agent` as it is."""
 _LOADERS: Final = ("<frozen importlib._bootstrap_external>", "<frozen importlib._bootstrap>")

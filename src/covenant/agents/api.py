@@ -23,8 +23,9 @@ from covenant.agents.runtime import turn_output
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling, TurnCalls
 from covenant.agents.runtime.turn_steps import SECONDS_MAX, DurableSteps, perform_step
 from covenant.exchange.argument_checks import checks_arguments
+from covenant.exchange.cron import check_schedules
 from covenant.ledger.machine.commands import LeasedTask
-from covenant.model.agent_definition import OnLost, Skill
+from covenant.model.agent_definition import OnLost, Schedule, Skill
 from covenant.model.content import Content, Text
 from covenant.model.rate_limits import Backoff
 from covenant.model.retry_policy import AttemptPolicy
@@ -361,6 +362,7 @@ class Agent:
         attempts: int = ATTEMPTS,
         backoff: Backoff | None = None,
         retry_on: Sequence[type[Exception]] = (),
+        schedules: Sequence[Schedule] = (),
     ) -> None:
         self.name = name
         self.description = description
@@ -382,6 +384,8 @@ class Agent:
             )
         self.retries = AttemptPolicy(attempts=attempts, backoff=backoff or AttemptPolicy().backoff)
         self.retry_on = tuple(retry_on)
+        self.schedules = tuple(schedules)
+        check_schedules(self.schedules)
         self.function: Function | None = None
 
     @overload

@@ -15,6 +15,7 @@ from typing import Final
 
 from covenant.exchange.access.identities import ReservedIdentity
 from covenant.exchange.access.tenants import Caller
+from covenant.exchange.cron import check_schedules
 from covenant.ledger.contract.identities import IdentityLedger, Register, RegisterChange
 from covenant.ledger.machine.decisions.identities import agent_exists, unknown_agent, unknown_tenant
 from covenant.ledger.machine.identity_commands import PutAgent, RemoveAgent
@@ -194,6 +195,7 @@ class Catalogue:
         stored_by = definition.kind_rules.stored_by
         if stored_by == "code":
             raise _only_code()
+        check_schedules(definition.schedules)
         if stored_by == "operator" and not caller.operator:
             raise Forbidden("kind_not_allowed", f'/kind: only the operator may add a "{definition.kind}" agent')
 

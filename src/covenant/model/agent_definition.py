@@ -73,6 +73,19 @@ class Skill(_Part, frozen=True, gc=False, kw_only=True):
     output_modes: Lines = ()
 
 
+class Schedule(_Part, frozen=True, gc=False, kw_only=True):
+    """When an agent is given a task by itself: at the times of `cron` in a time zone, or every so many seconds."""
+
+    id: AgentKey
+    cron: Line = ""
+    every_s: Annotated[int, msgspec.Meta(ge=0, le=366 * 86_400)] = 0
+    time_zone: Line = "UTC"
+    text: Prose = ""
+    """What the task says. Empty: the schedule's id."""
+    catch_up_s: Annotated[int, msgspec.Meta(ge=0, le=31 * 86_400)] = 0
+    """Moments that were missed are run if they are no longer ago than this."""
+
+
 class AgentDefinition(_Part, frozen=True, gc=False, kw_only=True):
     id: AgentKey
     name: Line = ""
@@ -123,6 +136,7 @@ class AgentDefinition(_Part, frozen=True, gc=False, kw_only=True):
     """A2A extensions that a caller must declare, by URI."""
     concurrency: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
     """Tasks at once. 0: as agents of its kind do."""
+    schedules: Annotated[tuple[Schedule, ...], msgspec.Meta(max_length=100)] = ()
 
     @property
     def kind_rules(self) -> KindRules:

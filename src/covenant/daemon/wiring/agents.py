@@ -37,6 +37,8 @@ from covenant.exchange.cards import CardFeatures
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import Delegations, OrphanCanceller
 from covenant.exchange.push import check_config
+from covenant.exchange.schedules import ScheduleRunner
+from covenant.exchange.tasks.writer import TaskWriter
 from covenant.ledger.clock import Uuids
 from covenant.ledger.contract.identities import IdentityLedger
 from covenant.model.a2a_requests import PushConfig
@@ -249,6 +251,8 @@ async def open_agents(
         set_up, grpc = card_features(settings, servers), base.listeners.grpc
         if grpc is not None:
             set_up = msgspec.structs.replace(set_up, grpc_port=grpc.port)
+        writer = TaskWriter(ledger, workers, base.telemetry.tracer, base.access.intake)
+        schedules = ScheduleRunner(ledger, catalogue, writer)
         yield Agents(
             workers=workers,
             remotes=remotes,
@@ -264,7 +268,7 @@ async def open_agents(
                 intake=base.access.intake,
             ),
             features=Features(set_up, tools, services, models, remotes),
-            schedulers=(OrphanCanceller(ledger), files, remote_cards, sync),
+            schedulers=(OrphanCanceller(ledger), files, remote_cards, sync, schedules),
         )
 
 
