@@ -166,6 +166,6 @@ async def open_daemon_under_test(
             open_daemon(settings, Log(), served=served, clocks=clocks, archive_apart=False)
         )
         if serve:
-            await stack.enter_async_context(serving(daemon, served))
+            await stack.enter_async_context(serving(daemon))
         http = httpx2.AsyncClient(base_url=daemon.base.listeners.url, timeout=BOUND_S)
         yield DaemonUnderTest(daemon, await stack.enter_async_context(http))

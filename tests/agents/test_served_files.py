@@ -3,15 +3,14 @@
 import http.client
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.cli.daemons import COVENANT, Daemon, covenant, environment, said_until
+from tests.cli.daemons import Daemon, covenant
 from tests.waits import BOUND_S, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -34,15 +33,7 @@ async def dawdle(turn):
 """
 
 
-class Reloaded(NamedTuple):
-    home: Path
-    url: str
-
-
-Served = Daemon | Reloaded
-
-
-def call(daemon: Served, agent: str, method: str, **params: Any) -> dict[str, Any]:
+def call(daemon: Daemon, agent: str, method: str, **params: Any) -> dict[str, Any]:
     address = urlsplit(daemon.url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=BOUND_S)
     token = (daemon.home / "operator.token").read_text().strip()
@@ -56,14 +47,14 @@ def call(daemon: Served, agent: str, method: str, **params: Any) -> dict[str, An
         connection.close()
 
 
-def send(daemon: Served, agent: str, text: str, *, wait: bool = True) -> dict[str, Any]:
+def send(daemon: Daemon, agent: str, text: str, *, wait: bool = True) -> dict[str, Any]:
     message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": text}]}
     answer = call(daemon, agent, "SendMessage", message=message, configuration={"returnImmediately": not wait})
     task: dict[str, Any] = answer["result"]["task"]
     return task
 
 
-def get(daemon: Served, agent: str, task_id: str) -> dict[str, Any]:
+def get(daemon: Daemon, agent: str, task_id: str) -> dict[str, Any]:
     task: dict[str, Any] = call(daemon, agent, "GetTask", id=task_id)["result"]
     return task
 
@@ -230,32 +221,97 @@ def test_a_file_that_cannot_be_served_is_refused_with_its_reason(short_path: Pat
     assert "--reload needs the files" in ran.err
 
 
-def test_a_changed_file_is_served_again(short_path: Path, file: Path) -> None:
-    home = short_path / "home"
-    serving = subprocess.Popen(
-        [str(COVENANT), "serve", "--home", str(home), "--http-port", "0", "--reload", str(file)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment(),
-    )
-    try:
-        assert answer(serving, home) == "VERSION x"
-        # A mistake does not end it: it waits for the next change.
-        file.write_text("def broken(:\n")
-        said_until(serving, b"SyntaxError")
-        file.write_text(AGENTS.replace("VERSION", "SECOND"))
-        assert answer(serving, home) == "SECOND x"
-        serving.send_signal(signal.SIGTERM)
-        assert serving.wait(BOUND_S) == 0
-    finally:
-        serving.kill()
-        serving.wait()
-        assert serving.stdout is not None
-        serving.stdout.close()
+RELOADED = """
+import pathlib, time
+from covenant import Agent
+from words import VERSION
+
+quick, gated, gone = Agent("quick"), Agent("gated"), Agent("gone")
+
+@quick
+async def answer(turn):
+    return f"{VERSION} {turn.text}"
+
+@gated
+def wait(turn):
+    yield "begun"
+    while not pathlib.Path(turn.text).exists():
+        time.sleep(0.01)
+    yield f"ended by {VERSION}"
+
+@gone
+async def vanish(turn):
+    return "here"
+"""
 
 
-def answer(serving: "subprocess.Popen[bytes]", home: Path) -> str:
-    """What the agent says, once it is served."""
-    (line,) = [line for line in said_until(serving, b"/agents/again\n").splitlines() if line.startswith("covenant l")]
-    text: str = send(Reloaded(home, line.split()[3]), "quick", "x")["status"]["message"]["parts"][0]["text"]
+class Stream:
+    """A stream of a send that is open while other things happen."""
+
+    def __init__(self, daemon: Daemon, agent: str, text: str) -> None:
+        address = urlsplit(daemon.url)
+        self._connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=BOUND_S)
+        message = {"messageId": "s", "role": "ROLE_USER", "parts": [{"text": text}]}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "SendStreamingMessage", "params": {"message": message}}
+        token = (daemon.home / "operator.token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", "A2A-Version": "1.0"}
+        self._connection.request("POST", f"/v1/a2a/agents/{agent}", json.dumps(body), headers)
+        self._answer = self._connection.getresponse()
+
+    def read_until(self, text: str) -> str:
+        """Up to a text; to the end, if it does not come."""
+        said = ""
+        while text not in said and (line := self._answer.readline()):
+            said += line.decode()
+        return said
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def quick(daemon: Daemon) -> str:
+    text: str = send(daemon, "quick", "x")["status"]["message"]["parts"][0]["text"]
     return text
+
+
+def test_changed_files_are_served_in_place_and_a_mistake_changes_nothing(short_path: Path, file: Path) -> None:
+    file.write_text(RELOADED)
+    words, gate = short_path / "words.py", short_path / "gate"
+    words.write_text("VERSION = 'first'\n")
+    daemon = Daemon(short_path / "home", "--reload", str(file))
+    following = Stream(daemon, "gated", str(gate))
+    try:
+        assert "begun" in following.read_until("begun")
+        assert (quick(daemon), status_text({"task": send(daemon, "gone", "x")})) == ("first x", "here")
+        words.write_text("VERSION = 'later'\n")  # as many bytes, in the same second
+        until(lambda: quick(daemon) == "later x")
+        file.write_text("def broken(:\n")
+        until(lambda: "agents.not_reloaded" in daemon.log)
+        assert "SyntaxError" in daemon.log
+        assert quick(daemon) == "later x"
+        file.write_text(
+            RELOADED.replace(', gone = Agent("quick")', ' = Agent("quick")')
+            .replace(', Agent("gone")', "")
+            .partition("@gone")[0]
+        )
+        until(lambda: "gone" not in daemon.run("agents", "list").out)
+        gate.touch()
+        assert "ended by first" in following.read_until("ended by")
+        assert quick(daemon) == "later x"
+        assert daemon.process.poll() is None
+    finally:
+        following.close()
+        assert daemon.stop() == 0
+
+
+def test_no_send_is_refused_while_files_are_reloaded(short_path: Path, file: Path) -> None:
+    (short_path / "words.py").write_text("VERSION = '0'\n")
+    file.write_text(RELOADED)
+    daemon = Daemon(short_path / "home", "--reload", str(file))
+    try:
+        for version in range(1, 4):
+            (short_path / "words.py").write_text(f"VERSION = '{version}'\n")
+            until(lambda wanted=f"{version} x": quick(daemon) == wanted)
+        assert daemon.log.count("agents.reloaded") == 3
+    finally:
+        assert daemon.stop() == 0

@@ -157,12 +157,17 @@ def _definition(declared: dict[str, Any]) -> AgentDefinition:
 
 
 class AgentStacks:
-    """`found`: the agents of served files. Their code may also run in tasks that they have begun themselves."""
+    """Which agent of a served file is at work. Its code may also run in tasks that it has begun itself."""
 
-    def __init__(self, found: Iterable[LoadedAgent]) -> None:
+    def __init__(self) -> None:
         self._names: dict[str, list[str]] = {}
+
+    def learn(self, found: Iterable[LoadedAgent]) -> None:
+        """These are served from now on."""
+        names: dict[str, list[str]] = {}
         for each in found:
-            self._names.setdefault(str(each.path.resolve()), []).append(each.definition.id)
+            names.setdefault(str(each.path.resolve()), []).append(each.definition.id)
+        self._names = names
 
     def agent_at(self, frame: FrameType | None) -> str | None:
         """May be called from any thread. By the job at the bottom of the stack, or by the file of one of its calls."""

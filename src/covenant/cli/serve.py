@@ -10,7 +10,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import click
 
@@ -35,7 +35,6 @@ from covenant.ledger.embedded.disk import unusable_by
 from covenant.model.errors import CovenantError, SettingsError
 from covenant.model.extras import install_command
 
-RELOAD: Final = "--reload"
 _ALONE: Final = CommandGroup("covenant")
 MCP_PATH: Final = "/mcp"
 MCP_CHECK_S: Final = 10.0
@@ -63,8 +62,8 @@ def _flag(entry: SettingEntry) -> click.Option:
 
 
 def _serve(*, files: tuple[Path, ...], home: str | None, demo: bool, reload: bool, **given: str | None) -> None:
-    if reload:
-        _serve_again_and_again(files)
+    if reload and not files:
+        raise click.UsageError("--reload needs the files to serve")
     # Collecting garbage while modules are loaded takes a tenth of a start. The daemon switches it on when it serves.
     gc.disable()
     from covenant.daemon.demo import make_demo_home, suggestions
@@ -84,24 +83,13 @@ def _serve(*, files: tuple[Path, ...], home: str | None, demo: bool, reload: boo
         sys.stdout.flush()
 
     try:
-        run_daemon(load(flags, environment(), home=home), announce, demo=demo, files=files)
+        run_daemon(load(flags, environment(), home=home), announce, demo=demo, files=files, reload=reload)
     except (UnsafeHome, SettingsError) as error:
         raise Failure("cannot_serve", f"{error}; `covenant doctor` looks at all of the home") from error
     except CovenantError as error:
         raise Failure("cannot_serve", str(error)) from error
     except OSError as error:
         raise Failure("cannot_serve", str(unusable_by(error, find_home(home, environment())[0]))) from error
-
-
-def _serve_again_and_again(files: tuple[Path, ...]) -> NoReturn:
-    from covenant.daemon.lifecycle import serve_again_and_again
-    from covenant.daemon.telemetry import Log, start_logging
-
-    if not files:
-        raise click.UsageError("--reload needs the files to serve")
-    start_logging("text", "info")
-    command = [sys.executable, sys.argv[0], *(word for word in sys.argv[1:] if word != RELOAD)]
-    sys.exit(serve_again_and_again(command, files, Log()))
 
 
 serve: Final = click.Command(
@@ -119,7 +107,7 @@ serve: Final = click.Command(
     """,
     params=[
         click.Argument(["files"], nargs=-1, type=click.Path(path_type=Path), metavar="[FILES]..."),
-        click.Option([RELOAD], is_flag=True, help="Start again whenever the files change: for development."),
+        click.Option(["--reload"], is_flag=True, help="Load FILES again whenever they change: for development."),
         click.Option(["--demo"], is_flag=True, help="A try-out in ./.demo, with an agent that echoes."),
         click.Option(["--home"], metavar="FOLDER", help="The home. Default: COVENANT_HOME, else ~/.covenant."),
         *(_flag(entry) for entry in entries()),

@@ -17,7 +17,6 @@ import os
 import resource
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -29,7 +28,7 @@ from typing import Any, Final, NoReturn
 
 import uvloop
 
-from covenant.agents.agent_loader import AgentStacks, LoadedAgent, load_agents
+from covenant.agents.agent_loader import LoadedAgent, load_agents
 from covenant.daemon.demo import demo_agents, open_demo
 from covenant.daemon.environment import environment
 from covenant.daemon.home import SOCKET_NAME, left_in
@@ -172,10 +171,13 @@ NOTIFY_VARIABLE: Final = "NOTIFY_SOCKET"
 Announce = Callable[[Listening], None]
 
 
-def run_daemon(loaded: Loaded, announce: Announce, *, demo: bool = False, files: Sequence[Path] = ()) -> None:
+def run_daemon(
+    loaded: Loaded, announce: Announce, *, demo: bool = False, files: Sequence[Path] = (), reload: bool = False
+) -> None:
     """Blocks until the daemon was told to stop. `announce` is called once, when it listens.
 
-    `files` are Python files with agents to serve; CannotLoad says which of them is no good, and why.
+    `files` are Python files with agents to serve; CannotLoad says which of them is no good, and why. `reload`: they are
+    loaded again whenever they change.
     """
     settings = loaded.settings
     start_logging(settings.log.format, settings.log.level)
@@ -185,23 +187,29 @@ def run_daemon(loaded: Loaded, announce: Announce, *, demo: bool = False, files:
     found = [*load_agents(files), *(demo_agents() if demo else ())]
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     loaded = loaded._replace(settings=fit_open_files(settings, log))
-    run_to_end(_live(loaded, announce, log, found, demo=demo), log)
+    run_to_end(_live(loaded, announce, log, found, demo=demo, reloaded=files if reload else ()), log)
 
 
 async def _live(
-    loaded: Loaded, announce: Announce, log: Log, found: Sequence[LoadedAgent], *, demo: bool
+    loaded: Loaded,
+    announce: Announce,
+    log: Log,
+    found: Sequence[LoadedAgent],
+    *,
+    demo: bool,
+    reloaded: Sequence[Path],
 ) -> tuple[str, ...]:
     """Until it has stopped. Returns the agents that go on regardless."""
     settings = loaded.settings
     stops = StopSignals(settings.daemon.grace_ms / 1000, log)
-    async with open_daemon(settings, log, served=found, sources=loaded.sources) as daemon:
+    async with open_daemon(settings, log, served=found, reloaded=reloaded, sources=loaded.sources) as daemon:
         url = daemon.base.listeners.url
         listening = Listening(url, settings.home / SOCKET_NAME, tuple(agent.definition.id for agent in found))
         if demo:
             await open_demo(daemon)
         with ExitStack() as left:
             left.enter_context(capture_streams(daemon.base.telemetry.task_logs))
-            async with serving(daemon, found, hurried=stops.hurried):
+            async with serving(daemon, hurried=stops.hurried):
                 # Not before: whoever finds the address calls at once. It is there until the doors are closed.
                 left.enter_context(left_in(settings.home, url))
                 _settle_memory()
@@ -253,12 +261,10 @@ def notify_service_manager(state: str, log: Log) -> None:
 
 
 @asynccontextmanager
-async def serving(
-    daemon: Daemon, found: Sequence[LoadedAgent] = (), *, hurried: asyncio.Event | None = None
-) -> AsyncIterator[None]:
+async def serving(daemon: Daemon, *, hurried: asyncio.Event | None = None) -> AsyncIterator[None]:
     """Opens the doors and runs the schedulers and agents; stops them in order when it is left.
 
-    `found`: agents from files, for the watchdog. `hurried` ends the grace time of the stop.
+    `hurried` ends the grace time of the stop.
     """
     doors, log = daemon.doors, daemon.base.telemetry.log
     failed: Exception | None = None
@@ -266,7 +272,7 @@ async def serving(
         await doors.ipc.start()
         await _start_grpc(daemon)
         await doors.http.start(daemon.base.listeners.http)
-        with _watchdog(daemon, found).watching(asyncio.get_running_loop()):
+        with _watchdog(daemon).watching(asyncio.get_running_loop()):
             async with asyncio.TaskGroup() as group:
                 scheduled = [group.create_task(_supervised(each, log)) for each in daemon.schedulers]
                 working = group.create_task(daemon.agents.workers.run())
@@ -313,7 +319,7 @@ async def _close(daemon: Daemon, working: asyncio.Task[None], grace_s: float) ->
     await asyncio.gather(*stops, *([grpc.stop(grace_s)] if grpc is not None else []))
 
 
-def _watchdog(daemon: Daemon, found: Sequence[LoadedAgent]) -> Watchdog:
+def _watchdog(daemon: Daemon) -> Watchdog:
     meter, workers, server = daemon.base.telemetry.meter, daemon.agents.workers, daemon.doors.http
     meter.gauge(
         "covenant_agent_threads_abandoned",
@@ -326,7 +332,7 @@ def _watchdog(daemon: Daemon, found: Sequence[LoadedAgent]) -> Watchdog:
         lambda made: loop.call_soon_threadsafe(server.adopt, made),
         connections_max=daemon.base.settings.http.connections_max,
     )
-    agent_at = AgentStacks(found).agent_at
+    agent_at = daemon.agents.stacks.agent_at
     return Watchdog(stand_in=stand_in, agent_at=agent_at, log=daemon.base.telemetry.log, held=meter.loop_held)
 
 
@@ -354,43 +360,3 @@ def _settle_memory() -> None:
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
-
-
-LOOK_S: Final = 0.3
-FILES_MAX: Final = 2_000
-
-Stamps = dict[Path, tuple[int, int]]
-
-
-def serve_again_and_again(command: Sequence[str], files: Sequence[Path], log: Log) -> int:
-    """Run `command` anew whenever a file changes, until a signal. Returns its exit code."""
-    told = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: told.set())
-    while True:
-        before = stamps(files)
-        # In a session of its own: a Ctrl-C is passed on once, by us, and not a second time by the terminal.
-        child = subprocess.Popen(command, start_new_session=True)  # noqa: S603  (our own command, as it was given)
-        while not told.wait(LOOK_S) and stamps(files) == before:
-            pass
-        if child.poll() is None:
-            child.send_signal(signal.SIGTERM)
-        code = child.wait()
-        if told.is_set():
-            return code
-        log.info("serve.reloading")
-
-
-def stamps(files: Sequence[Path]) -> Stamps:
-    """The Python files that are served, and those beside and below them that they may import."""
-    found: Stamps = {}
-    for folder in {file.resolve().parent for file in files}:
-        for path in folder.rglob("*.py"):
-            if len(found) >= FILES_MAX:
-                break
-            try:
-                is_now = path.stat()
-            except OSError:
-                continue
-            found[path] = (is_now.st_mtime_ns, is_now.st_size)
-    return found

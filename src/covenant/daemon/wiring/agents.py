@@ -9,12 +9,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from covenant.agents.agent_directory import AgentDirectory, RemoteCards
-from covenant.agents.agent_loader import LoadedAgent
+from covenant.agents.agent_loader import AgentStacks, LoadedAgent
 from covenant.agents.model.agent_memory import AgentMemories
 from covenant.agents.model.mcp_tools import McpTools
 from covenant.agents.model.toolbox import ToolServices
@@ -25,6 +26,7 @@ from covenant.agents.router import IndexAgent, UnavailableAgent
 from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.worker_pool import RunningJobs, WorkerPool
 from covenant.daemon.agent_files import AgentFiles
+from covenant.daemon.agent_reload import AgentReloader
 from covenant.daemon.environment import environment, now_ms, program_environment
 from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import ModelSettings
@@ -85,9 +87,17 @@ class AgentSync:
         self._models = models
         self._peers = peers
         self._seen = -1
+        self._served: set[str] = set()
+        self.stacks = AgentStacks()
         self._remote_concurrency = remote_concurrency
 
     def serve(self, found: Sequence[LoadedAgent]) -> None:
+        """In place of those that were served before: turns under way end with the code that they began with."""
+        for agent_id in self._served.difference(agent.definition.id for agent in found):
+            self._catalogue.remove_resident(DEFAULT, agent_id)
+            self._unregister(DEFAULT, agent_id)
+        self._served = {agent.definition.id for agent in found}
+        self.stacks.learn(found)
         for agent in found:
             self._catalogue.add_resident(DEFAULT, agent.definition, "code")
             self._register(DEFAULT, agent.definition, agent.body)
@@ -183,6 +193,7 @@ class Agents:
     remotes: RemoteAgents
     exchange: A2AExchange
     features: Features
+    stacks: AgentStacks
     schedulers: tuple[Scheduler, ...]
 
 
@@ -208,9 +219,16 @@ class Features:
 
 @asynccontextmanager
 async def open_agents(
-    base: Base, requester: Requester | None, jobs: RunningJobs, served: Sequence[LoadedAgent] = ()
+    base: Base,
+    requester: Requester | None,
+    jobs: RunningJobs,
+    served: Sequence[LoadedAgent] = (),
+    reloaded: Sequence[Path] = (),
 ) -> AsyncIterator[Agents]:
-    """`requester` delegates to peers. `served`: agents from Python files, which belong to the first tenant."""
+    """`requester` delegates to peers. `served`: agents from Python files, which belong to the first tenant.
+
+    `reloaded`: files whose agents are loaded again when they change.
+    """
     settings, log = base.settings, base.telemetry.log
     ledger, catalogue, fetcher = base.storage.ledger, base.access.catalogue, base.outbound.fetcher
     servers = mcp_servers(settings.home)
@@ -268,8 +286,21 @@ async def open_agents(
                 intake=base.access.intake,
             ),
             features=Features(set_up, tools, services, models, remotes),
-            schedulers=(OrphanCanceller(ledger), files, remote_cards, sync, schedules),
+            stacks=sync.stacks,
+            schedulers=(
+                OrphanCanceller(ledger),
+                files,
+                remote_cards,
+                sync,
+                schedules,
+                *((_reloader(sync, served, reloaded, log),) if reloaded else ()),
+            ),
         )
+
+
+def _reloader(sync: AgentSync, served: Sequence[LoadedAgent], files: Sequence[Path], log: Log) -> AgentReloader:
+    others = [agent for agent in served if agent.path not in files]
+    return AgentReloader(files, lambda found: sync.serve([*found, *others]), log)
 
 
 def _make_workers(base: Base, remotes: RemoteAgents, requester: Requester | None, jobs: RunningJobs) -> WorkerPool:

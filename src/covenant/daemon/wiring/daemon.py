@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from covenant.agents.agent_loader import LoadedAgent
@@ -55,11 +56,13 @@ async def open_daemon(
     log: Log,
     *,
     served: Sequence[LoadedAgent] = (),
+    reloaded: Sequence[Path] = (),
     clocks: Clocks = SYSTEM_CLOCKS,
     archive_apart: bool = True,
     sources: Mapping[str, Source] | None = None,
 ) -> AsyncIterator[Daemon]:
-    """`served`: agents from Python files. `sources`: where each setting came from.
+    """`served`: agents from Python files. `reloaded`: those of the files that are loaded again when they change.
+    `sources`: where each setting came from.
 
     `archive_apart`: a process of its own writes the archive.
 
@@ -70,7 +73,7 @@ async def open_daemon(
     async with (
         open_base(settings, log, jobs.__len__, clocks=clocks, archive_apart=archive_apart) as base,
         _open_peer_services(base, jobs) as services,
-        open_agents(base, services.requester if services is not None else None, jobs, served) as agents,
+        open_agents(base, services.requester if services is not None else None, jobs, served, reloaded) as agents,
     ):
         peers = _make_peers(base, services, agents) if services is not None else None
         yield Daemon(base=base, agents=agents, peers=peers, doors=make_doors(base, agents, peers, sources or {}))
