@@ -4,6 +4,7 @@ import http.client
 import json
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -304,6 +305,10 @@ def test_changed_files_are_served_in_place_and_a_mistake_changes_nothing(short_p
         assert daemon.stop() == 0
 
 
+def answers(daemon: Daemon, wanted: str) -> bool:
+    return quick(daemon) == wanted
+
+
 def test_no_send_is_refused_while_files_are_reloaded(short_path: Path, file: Path) -> None:
     (short_path / "words.py").write_text("VERSION = '0'\n")
     file.write_text(RELOADED)
@@ -311,7 +316,7 @@ def test_no_send_is_refused_while_files_are_reloaded(short_path: Path, file: Pat
     try:
         for version in range(1, 4):
             (short_path / "words.py").write_text(f"VERSION = '{version}'\n")
-            until(lambda wanted=f"{version} x": quick(daemon) == wanted)
+            until(partial(answers, daemon, f"{version} x"))
         assert daemon.log.count("agents.reloaded") == 3
     finally:
         assert daemon.stop() == 0

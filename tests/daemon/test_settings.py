@@ -275,3 +275,33 @@ def test_trusted_proxies_are_addresses_and_networks(tmp_path: Path) -> None:
     loaded = load({"http.trusted_proxies": "10.0.0.0/8, ::1"}, {}, home=tmp_path)
     assert loaded.settings.http.trusted_proxies == ("10.0.0.0/8", "::1/128")
     assert "http.trusted_proxies" in refusal(tmp_path, {"COVENANT_HTTP_TRUSTED_PROXIES": "10.0.0.1/8"})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "s3cmd --secret_key s3cr3tvalue put {path} s3://b/{name}",
+        "env AWS_SECRET_ACCESS_KEY=s3cr3tvalue aws s3 cp {path} s3://b/{name}",
+        "curl -u me:s3cr3tvalue -T {path} https://host/{name}",
+        "curl -H 'Authorization: Bearer s3cr3tvalue' -T {path} https://host/{name}",
+        "curl -H 'X-Api-Key: s3cr3tvalue' -T {path} https://host/{name}",
+        "curl -T {path} https://me:s3cr3tvalue@host/{name}",
+        "curl -T {path} https://s3cr3tvalue@host/{name}",
+        "curl -T {path} https://host/{name}?access_token=s3cr3tvalue&x=1",
+        "ship --password=s3cr3tvalue {path} {name}",
+        "ship --token s3cr3tvalue {path} {name}",
+    ],
+)
+def test_rows_leave_out_what_a_command_or_a_url_keeps_secret(tmp_path: Path, given: str) -> None:
+    loaded = load({"backup.command": given}, {}, home=str(tmp_path))
+    shown = {row.name: row.value for row in rows(loaded)}
+    assert "s3cr3tvalue" not in str(shown)
+    assert "***" in shown["backup.command"]
+    assert "{path}" in shown["backup.command"]
+    assert "{name}" in shown["backup.command"]
+
+
+def test_rows_show_a_command_without_a_secret_as_it_is(tmp_path: Path) -> None:
+    given = "rsync --partial {path} backup@host:/srv/{incarnation}/{name}"
+    shown = {row.name: row.value for row in rows(load({"backup.command": given}, {}, home=str(tmp_path)))}
+    assert shown["backup.command"] == given

@@ -205,8 +205,30 @@ def _unread(variables: Mapping[str, str]) -> Iterator[str]:
             yield f"{name}; did you mean {near[0]}?" if near else name
 
 
-_PASSWORD: Final = re.compile(r"(://[^:/@]*:)[^/]*(?=@)|([?&](?:ssl)?password=)[^&]*")
-"""In a URL. It is in force, and is not shown."""
+_NAMES: Final = r"[\w.-]*(?:password|passwd|passphrase|secret|token|credential|api[-_]?key|access[-_]?key|auth)[\w.-]*"
+_MASKED: Final = (
+    re.compile(r"(://[^:/@\s]*:)[^/\s]*(?=@)"),  # the password in a URL
+    re.compile(r"(https?://)[^:/@\s]{8,}(?=@)"),  # a token in its place
+    re.compile(rf"([?&]{_NAMES}=)[^&\s]*", re.IGNORECASE),
+    re.compile(rf"(\b{_NAMES}=)(?!\{{)[^\s&'\"]+", re.IGNORECASE),  # a variable or an option with its value
+    re.compile(rf"(\s--?{_NAMES}\s+)(?!\{{)[^\s'\"]+", re.IGNORECASE),
+    re.compile(r"((?:^|\s)(?:-u|--user)[\s=]+[^\s:]+:)[^\s'\"]+"),
+    re.compile(
+        r"((?:authorization|x-[\w-]*key|[\w-]*token):\s*(?:(?:bearer|basic|token)\s+)?)[^\s'\"]+", re.IGNORECASE
+    ),
+)
+"""What stands before a secret in a URL or a command, and the secret. It is in force, and is not shown."""
+
+
+def masked(value: Any) -> Any:
+    """A value without passwords, tokens and keys, for whoever looks at it."""
+    if isinstance(value, tuple | list):
+        return type(value)(masked(each) for each in value)
+    if not isinstance(value, str):
+        return value
+    for secret in _MASKED:
+        value = secret.sub(r"\1***", value)
+    return value
 
 
 class Row(NamedTuple):
@@ -223,11 +245,9 @@ def rows(loaded: Loaded) -> Iterator[Row]:
     yield Row("home", str(loaded.settings.home), "", source, HOME_VARIABLE, HOME_MEANING)
     for entry in entries():
         value = getattr(getattr(loaded.settings, entry.section), entry.key)
-        if isinstance(value, str):
-            value = _PASSWORD.sub(r"\1\2***", value)
         yield Row(
             entry.name,
-            value,
+            masked(value),
             entry.default,
             loaded.sources.get(entry.name, "default"),
             entry.variable,

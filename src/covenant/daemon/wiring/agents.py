@@ -288,19 +288,15 @@ async def open_agents(
             features=Features(set_up, tools, services, models, remotes),
             stacks=sync.stacks,
             schedulers=(
-                OrphanCanceller(ledger),
-                files,
-                remote_cards,
-                sync,
-                schedules,
-                *((_reloader(sync, served, reloaded, log),) if reloaded else ()),
+                *(OrphanCanceller(ledger), files, remote_cards, sync, schedules),
+                *_reloaders(sync, served, reloaded),
             ),
         )
 
 
-def _reloader(sync: AgentSync, served: Sequence[LoadedAgent], files: Sequence[Path], log: Log) -> AgentReloader:
+def _reloaders(sync: AgentSync, served: Sequence[LoadedAgent], files: Sequence[Path]) -> Sequence[Scheduler]:
     others = [agent for agent in served if agent.path not in files]
-    return AgentReloader(files, lambda found: sync.serve([*found, *others]), log)
+    return (AgentReloader(files, lambda found: sync.serve([*found, *others]), Log()),) if files else ()
 
 
 def _make_workers(base: Base, remotes: RemoteAgents, requester: Requester | None, jobs: RunningJobs) -> WorkerPool:
