@@ -274,17 +274,7 @@ async def open_agents(
         yield Agents(
             workers=workers,
             remotes=remotes,
-            exchange=A2AExchange(
-                ledger,
-                catalogue,
-                workers,
-                Uuids(),
-                settings.a2a,
-                depth_max=settings.delegation.depth_max,
-                check_push=check_push if settings.a2a.push_notifications else None,
-                tracer=base.telemetry.tracer,
-                intake=base.access.intake,
-            ),
+            exchange=_make_exchange(base, workers),
             features=Features(set_up, tools, services, models, remotes),
             stacks=sync.stacks,
             schedulers=(
@@ -297,6 +287,21 @@ async def open_agents(
 def _reloaders(sync: AgentSync, served: Sequence[LoadedAgent], files: Sequence[Path]) -> Sequence[Scheduler]:
     others = [agent for agent in served if agent.path not in files]
     return (AgentReloader(files, lambda found: sync.serve([*found, *others]), Log()),) if files else ()
+
+
+def _make_exchange(base: Base, workers: WorkerPool) -> A2AExchange:
+    settings = base.settings
+    return A2AExchange(
+        base.storage.ledger,
+        base.access.catalogue,
+        workers,
+        Uuids(),
+        settings.a2a,
+        depth_max=settings.delegation.depth_max,
+        check_push=check_push if settings.a2a.push_notifications else None,
+        tracer=base.telemetry.tracer,
+        intake=base.access.intake,
+    )
 
 
 def _make_workers(base: Base, remotes: RemoteAgents, requester: Requester | None, jobs: RunningJobs) -> WorkerPool:
