@@ -165,6 +165,7 @@ RUNS: dict[str, list[Words]] = {
     "a2a list": [lambda _: ["--limit", "3"], lambda _: ["--count"]],
     "a2a export": [lambda d: [str(d.home / "tasks.jsonl")]],
     "logs": [lambda d: [settled(d)]],
+    "attention": [lambda _: []],
     "completion": [lambda _: ["bash"], lambda _: ["fish"]],
     "capabilities recent": [lambda d: after(grant(d), "-n", "5")],
     "capabilities grant": [

@@ -1,8 +1,13 @@
 """What the first page and the page of settings are told."""
 
 from pathlib import Path
+from typing import Any
 
-from covenant.dashboard.attention import PARKED_MS
+import msgspec
+import pytest
+
+from covenant.doors.operator_api.attention import BEHIND_MAX, PARKED_MS, storage_needs
+from covenant.ledger.contract.ledger import Counts
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.dashboard.browser import Browser, asking_agent, new_viewer, open_browser, send_task
 from tests.ledger_contract.fake_clock import FakeClock
@@ -12,7 +17,8 @@ async def test_a_quiet_daemon_needs_nobody(operator: Browser) -> None:
     found = await operator.read("a2a/attention")
     assert (found["kind"], found["items"]) == ("a2a_attention", [])
     assert found["numbers"]["queued"] == 0
-    assert len(found["sparks"]["settled"]) == len(found["sparks"]["failed"]) == 60
+    rates = await operator.read("rates")
+    assert len(rates["settled"]) == len(rates["failed"]) == 60
 
 
 async def test_refused_logins_are_told_with_where_they_came_from(daemon: DaemonUnderTest, operator: Browser) -> None:
@@ -32,15 +38,51 @@ async def test_a_task_that_waits_for_long_is_told_with_the_form_that_answers_it(
         async with open_browser(daemon, daemon.token) as browser:
             (item,) = (await browser.read("a2a/attention"))["items"]
             assert (item["what"], item["task_id"]) == ("parked_long", task["id"])
+            assert item["command"] == f"covenant a2a show {task['id']}"
             assert (await browser.get(item["act"]["href"])).status_code == 200
+
+
+CALM = Counts(
+    queued=0,
+    leased=0,
+    parked=0,
+    following=0,
+    settled=0,
+    cached=0,
+    oldest_lease_age_ms=0,
+    holders_lost=0,
+    commits=0,
+    failure=None,
+    behind=BEHIND_MAX,
+)
+
+
+@pytest.mark.parametrize(
+    ("counts", "what", "severity"),
+    [
+        ({"failure": "No space left on device"}, "writer_failed", "bad"),
+        ({"history_failure": "disk I/O error"}, "archive_lag", "warn"),
+        ({"behind": BEHIND_MAX + 1}, "archive_lag", "warn"),
+        ({"rejected": 1}, "archive_lag", "warn"),
+    ],
+    ids=["writer", "archive", "behind", "set aside"],
+)
+def test_a_failed_writer_and_an_archive_that_lags_are_told_with_what_mends_them(
+    counts: dict[str, Any], what: str, severity: str
+) -> None:
+    assert list(storage_needs(CALM, 1)) == []
+    (need,) = storage_needs(msgspec.structs.replace(CALM, **counts), 1)
+    assert (need.what, need.severity) == (what, severity)
+    assert need.command is not None
 
 
 async def test_viewers_look_too_and_tenants_do_not(daemon: DaemonUnderTest) -> None:
     async with open_browser(daemon, await new_viewer(daemon)) as viewer:
         await viewer.read("a2a/attention")
+        await viewer.read("rates")
         await viewer.read("v1/admin/settings")
     async with open_browser(daemon, await daemon.add_tenant("acme")) as tenant:
-        for path in ("a2a/attention", "v1/admin/settings"):
+        for path in ("a2a/attention", "rates", "v1/admin/settings"):
             assert (await tenant.api("GET", path)).status_code == 403
 
 

@@ -97,6 +97,10 @@ async def test_what_was_given_up_is_seen_and_tried_again_by_the_operator_and_nob
         (push,) = (await settled(daemon, dead=1))["pushes"]
         assert (push["state"], push["failure"], push["attempts"]) == ("dead", "HTTP 500", 2)
         assert push["host"] == f"127.0.0.1:{hook.served.port}"
+        (need,) = (await asyncio.to_thread(daemon.json, "attention"))["items"]
+        assert (need["what"], need["task_id"], need["push_id"]) == ("push_dead", task["id"], "p")
+        assert need["command"] == f"covenant a2a push retry {task['id']} p"
+        assert need["act"]["href"] == f"/ui/act/push?task={task['id']}&push=p"
         table = await asyncio.to_thread(daemon.run, "a2a", "push", "list", "--dead")
         shown = await asyncio.to_thread(daemon.run, "a2a", "show", task["id"], "--json")
         audit = await asyncio.to_thread(daemon.run, "audit", "recent", "--json")

@@ -20,6 +20,7 @@ PLACES: Final = {
     "ui": "serve.ui",
     "a2a": "tasks.a2a",
     "logs": "task_queries.logs_command",
+    "attention": "task_queries.attention",
     "capabilities": "capability_grants.capabilities",
     "audit": "audit.audit",
     "identities": "identities.identities",

@@ -30,7 +30,7 @@ from covenant.cli.task_tables import (
     update_line,
     update_table,
 )
-from covenant.cli.terminal import console, put, say
+from covenant.cli.terminal import ago, brief, console, print_table, put, say
 from covenant.ledger.machine.states import LEASED, LIVE_NAMES
 
 if TYPE_CHECKING:
@@ -234,3 +234,25 @@ def frames(call: Invocation, *, task_id: str) -> None:
 
 
 logs_command: Final = top.commands["logs"]
+
+
+@daemon_command(top, "attention", "a2a_attention", "at_ms", "items", "numbers")
+def attention_command(call: Invocation) -> None:
+    """List what needs a person, the worst first, with the command that mends it."""
+    answer = call.ask("show_attention")
+    if call.answer(answer):
+        return
+    if not answer["items"]:
+        say("nothing needs you")
+        return
+    print_table(("what", "since", "detail", "mended by"), map(_need, answer["items"]))
+
+
+def _need(item: dict[str, Any]) -> tuple[str, ...]:
+    style = "red" if item["severity"] == "bad" else "yellow"
+    since = ago(item["since_ms"]) if item.get("since_ms") else ""
+    told = item["detail"] if item["what"] == "login_refused" else f"{item['title']}: {item['detail']}"
+    return style, item["what"].replace("_", " "), since, brief(told, 100), item.get("command", "")
+
+
+attention: Final = top.commands["attention"]

@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.dashboard.act_pages import Act, ActPages
 from covenant.dashboard.admin_acts import DelegationAct, GrantAct, RevokeAct, TenantAct, TrustAct
-from covenant.dashboard.attention import AttentionEndpoint, RateSampler
 from covenant.dashboard.audit_export import AuditExport
 from covenant.dashboard.feed import FeedClock, FeedEndpoint
 from covenant.dashboard.form_page import FormPage
@@ -24,6 +23,7 @@ from covenant.dashboard.page_endpoint import HOME, ROOT, redirect, reply_page
 from covenant.dashboard.same_origin import check_same_origin, read_cookie, security_headers
 from covenant.dashboard.session_operations import SESSION, allowed, operation_router
 from covenant.dashboard.sessions import Role, Sessions, UiSession
+from covenant.dashboard.settle_rates import RateSampler, RatesEndpoint
 from covenant.dashboard.static_files import StaticFiles, reply_file
 from covenant.dashboard.task_acts import AnswerAct, BulkAct, CancelAct, PushAct, RepairAct
 from covenant.doors.http.endpoint import Endpoint
@@ -74,7 +74,7 @@ class Dashboard:
         self.sampler: Final = RateSampler(api.services, operator)
         more: dict[str, ASGIApp] = {
             "/session": SessionInfo(api, sessions, base_url, node),
-            "/a2a/attention": AttentionEndpoint(api, self.sampler),
+            "/rates": RatesEndpoint(api, self.sampler),
             "/audit/export": AuditExport(api, sessions),
         }
         self._operations = operation_router(api, body_bytes_max=body_bytes_max, more=more)

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from covenant.doors.operator_api.attention import Attention, Need
 from covenant.doors.operator_api.daemon_operations import (
     BackupBegun,
     BackupEnded,
@@ -534,6 +535,18 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
         (
             '{"kind":"drain_progress","draining":true,"running":1,"left_ms":2,"leased":3,"queued":4,"parked":5,'
             '"results":6}'
+        ),
+    ),
+    (
+        Attention(
+            at_ms=1,
+            items=(Need(what="holder_lost", severity="bad", title="t", detail="d", act={"verb": "v", "href": "h"}),),
+            numbers=LaneCounts(queued=2),
+        ),
+        (
+            '{"kind":"a2a_attention","at_ms":1,"items":[{"what":"holder_lost","severity":"bad","title":"t","detail":"d",'
+            '"act":{"verb":"v","href":"h"}}],"numbers":{"queued":2,"in_flight":0,"parked":0,"following":0,'
+            '"result_pending":0,"failed":0,"done":0}}'
         ),
     ),
     (

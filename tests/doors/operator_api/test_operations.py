@@ -824,6 +824,7 @@ async def test_what_is_wrong_about_a_tenant_or_agent_is_said(
         ("drain_status", {}),
         ("list_nodes", {}),
         ("show_settings", {}),
+        ("show_attention", {}),
     ],
 )
 async def test_tenants_are_the_operators_alone(
@@ -834,6 +835,11 @@ async def test_tenants_are_the_operators_alone(
     assert told.answer["code"] == "operator_required"
     assert told.status in (None, 403)
     assert len(await under_test.audit("operator_required")) == 1
+
+
+async def test_nothing_needs_a_person_at_a_quiet_daemon(under_test: DoorsUnderTest, speaker: Speaker) -> None:
+    found = await speaker.ask(under_test.operator, "show_attention")
+    assert (found["items"], found["numbers"]["queued"]) == ([], 0)
 
 
 async def test_the_operator_sees_the_daemon_itself_among_those_that_serve_the_ledger(

@@ -42,6 +42,9 @@ def test_a_lost_delegation_is_first_in_the_list_and_is_offered_again_under_its_i
     newer = nervous.delegate("later", "echo")
     assert nervous.delegations()[0]["id"] == offered
     assert [each["id"] for each in nervous.delegations(status="lost")][:1] == [offered]
+    (need,) = [each for each in nervous.cli("attention")["items"] if each.get("task_id") == offered]
+    assert (need["what"], need["command"]) == ("delegation_lost", f"covenant peers offer-again {offered}")
+    assert need["act"]["href"] == f"/ui/act/delegation?id={offered}&do=offer_again"
     again = nervous.post(f"/delegations/{offered}/offer-again")["delegation"]
     assert again["state"] == "offered"
     until(lambda: sum(isinstance(each.message, DelegationOffer) for each in mute.heard), lambda count: count == 2)

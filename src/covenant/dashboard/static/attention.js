@@ -12,10 +12,10 @@ const SIGNS = {
 const SHOWN = ["queued", "in_flight", "parked", "following", "result_pending", "failed"];
 
 begin(async () => {
-  const [found, known] = await Promise.all([get("a2a/attention"), session()]);
+  const [found, rates, known] = await Promise.all([get("a2a/attention"), get("rates"), session()]);
   numbers(found.numbers);
-  spark(find("#settled"), found.sparks.settled);
-  spark(find("#broken"), found.sparks.failed);
+  spark(find("#settled"), rates.settled);
+  spark(find("#broken"), rates.failed);
   needs(found.items, known.role === "operator");
 }, ["counts", "pushes", "peers", "audit"], 1_000);
 

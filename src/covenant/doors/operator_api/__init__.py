@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from covenant.doors.operator_api import (
+    attention,
     daemon_operations,
     delegation,
     identities,
@@ -20,6 +21,7 @@ from covenant.wire.ipc_frames import canonical_kind
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     *mailbox.OPERATIONS,
     *tasks.OPERATIONS,
+    *attention.OPERATIONS,
     *identities.OPERATIONS,
     *tenants.OPERATIONS,
     *peers.OPERATIONS,

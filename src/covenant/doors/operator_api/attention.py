@@ -5,28 +5,22 @@ Each look is bounded: of each kind of trouble so many are listed, and `count` sa
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlencode
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
-from covenant.dashboard.session_operations import SESSION, role_forbidden
-from covenant.dashboard.sessions import Role, UiSession
-from covenant.doors.http.endpoint import Endpoint
-from covenant.doors.http.responses import MAILBOX, reply
-from covenant.doors.operator_api.operation import ApiContext, Services, encode
+from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, ApiOperation, Services
 from covenant.exchange import push as pushes
 from covenant.exchange import task_search
-from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.principals import Principal, require_operator
 from covenant.exchange.audit_search import AuditFilter, find_audit
 from covenant.ledger.contract.ledger import Counts
+from covenant.ledger.contract.task_query import LaneCounts
 from covenant.ledger.contract.tasks import QueueQuery
 from covenant.model.task_event import Interruption
-from covenant.wire.mailbox import FindRequest
+from covenant.wire.mailbox import EmptyRequest, FindRequest
 
 LISTED_MAX: Final = 50
 """Of each kind of trouble."""
@@ -38,12 +32,10 @@ BEHIND_MAX: Final = 10_000
 """Records that history may lack before somebody should know."""
 LOGINS_MS: Final = 3_600_000
 AUDIT_ROWS: Final = 500
-MINUTES: Final = 60
-MINUTE_S: Final = 60.0
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`act` names the verb that mends it, and where."""
+    """`act` names the verb that mends it, and its page on the dashboard; `command` is the same for a shell."""
 
     what: str
     severity: str
@@ -55,74 +47,24 @@ class Need(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     peer: str | None = None
     push_id: str | None = None
     act: dict[str, str] | None = None
+    command: str | None = None
 
 
-class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tasks ended in each of the last minutes, the oldest first; and how many of them failed."""
+class Attention(ApiAnswer, frozen=True, kw_only=True, tag="a2a_attention"):
+    """The first of a kind says in `count` how many of it there are. `numbers` are of all tasks, lane by lane."""
 
-    settled: tuple[int, ...]
-    failed: tuple[int, ...]
-    step_ms: int = 60_000
-
-
-class RateSampler:
-    """Looks at the running totals once a minute."""
-
-    def __init__(self, services: Services, operator: Principal) -> None:
-        self._services = services
-        self._operator = operator
-        self._settled: deque[int] = deque([0] * MINUTES, MINUTES)
-        self._failed: deque[int] = deque([0] * MINUTES, MINUTES)
-        self._before: tuple[int, int] | None = None
-
-    async def run(self) -> None:
-        """As long as the daemon runs."""
-        while True:
-            await self.sample()
-            await asyncio.sleep(MINUTE_S)
-
-    async def sample(self) -> None:
-        lanes = (await task_search.count(self._services.ledger, self._operator)).lanes
-        ended, failed = lanes.result_pending + lanes.failed + lanes.done, lanes.failed
-        if self._before is not None:
-            # Totals shrink when history is purged.
-            self._settled.append(max(0, ended - self._before[0]))
-            self._failed.append(max(0, failed - self._before[1]))
-        self._before = ended, failed
-
-    @property
-    def rates(self) -> Rates:
-        return Rates(settled=tuple(self._settled), failed=tuple(self._failed))
-
-
-class Attention(msgspec.Struct, frozen=True, kw_only=True, tag="a2a_attention", tag_field="kind"):
     at_ms: int
     items: tuple[Need, ...]
-    numbers: Any
-    sparks: Rates
+    numbers: LaneCounts
 
 
-class AttentionEndpoint(Endpoint):
-    """For the operator and for viewers."""
-
-    def __init__(self, api: ApiContext, sampler: RateSampler) -> None:
-        super().__init__("ui_attention", MAILBOX, api.meter)
-        self._services = api.services
-        self._sampler = sampler
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
-        session: UiSession = scope[SESSION]
-        if session.role is Role.TENANT:
-            raise role_forbidden(session.role, "attention")
-        sees_all = msgspec.structs.replace(session.principal, operator=True)
-        counted = await task_search.count(self._services.ledger, sees_all)
-        found = Attention(
-            at_ms=self._services.ledger.now_ms(),
-            items=tuple(await find_needs(self._services, sees_all)),
-            numbers=counted.lanes,
-            sparks=self._sampler.rates,
-        )
-        await reply(send, 200, encode(found))
+async def show_attention(services: Services, caller: Principal, _: EmptyRequest) -> Attention:
+    await require_operator(services.ledger, caller, "what needs attention")
+    return Attention(
+        at_ms=services.ledger.now_ms(),
+        items=tuple(await find_needs(services, caller)),
+        numbers=(await task_search.count(services.ledger, caller)).lanes,
+    )
 
 
 async def find_needs(services: Services, operator: Principal) -> list[Need]:
@@ -130,7 +72,7 @@ async def find_needs(services: Services, operator: Principal) -> list[Need]:
     ledger = services.ledger
     counts = await ledger.counts()
     return [
-        *_of_storage(counts, ledger.now_ms()),
+        *storage_needs(counts, ledger.now_ms()),
         *await _lost_holders(services, operator, counts),
         *await _lost_delegations(services, counts),
         *await _dead_pushes(services, operator),
@@ -139,15 +81,17 @@ async def find_needs(services: Services, operator: Principal) -> list[Need]:
     ]
 
 
-def _of_storage(counts: Counts, now_ms: int) -> Iterator[Need]:
+def storage_needs(counts: Counts, now_ms: int) -> Iterator[Need]:
     if counts.failure is not None:
         detail = f"{counts.failure}. Mend the disk and restart the daemon."
-        yield Need(what="writer_failed", severity="bad", title="Nothing can be written", detail=detail, since_ms=now_ms)
+        title, command = "Nothing can be written", "covenant doctor"
+        yield Need(what="writer_failed", severity="bad", title=title, detail=detail, since_ms=now_ms, command=command)
     if counts.history_failure is not None or counts.behind > BEHIND_MAX or counts.rejected:
         detail = (
             counts.history_failure or f"{counts.behind} records are not in history yet, {counts.rejected} set aside"
         )
-        yield Need(what="archive_lag", severity="warn", title="History lags behind", detail=detail, since_ms=now_ms)
+        title, command = "History lags behind", "covenant doctor"
+        yield Need(what="archive_lag", severity="warn", title=title, detail=detail, since_ms=now_ms, command=command)
 
 
 async def _lost_holders(services: Services, operator: Principal, counts: Counts) -> Sequence[Need]:
@@ -164,6 +108,7 @@ async def _lost_holders(services: Services, operator: Principal, counts: Counts)
             since_ms=each.renewed_at_ms or each.leased_at_ms,
             task_id=each.task.id,
             act=_act("Repair", "repair", task=each.task.id, lease=each.lease_id or ""),
+            command=f"covenant a2a requeue {each.task.id}",
         )
         for each in found.tasks
         if each.holder_lost
@@ -185,6 +130,7 @@ async def _lost_delegations(services: Services, counts: Counts) -> Sequence[Need
             task_id=each.task_id,
             peer=each.peer,
             act=_act("Offer again", "delegation", id=each.task_id, do="offer_again"),
+            command=f"covenant peers offer-again {each.task_id}",
         )
         for each in found[:LISTED_MAX]
     ]
@@ -203,6 +149,7 @@ async def _dead_pushes(services: Services, operator: Principal) -> Sequence[Need
             task_id=each.task_id,
             push_id=each.id,
             act=_act("Try again", "push", task=each.task_id, push=each.id),
+            command=f"covenant a2a push retry {each.task_id} {each.id}",
         )
         for each in found[:LISTED_MAX]
     ]
@@ -221,6 +168,7 @@ async def _parked(services: Services, operator: Principal) -> Sequence[Need]:
             since_ms=each.updated_at_ms,
             task_id=each.task_id,
             act=_act("Answer", "answer", task=each.task_id),
+            command=f"covenant a2a show {each.task_id}",
         )
         for each in page.tasks
         if each.updated_at_ms < before_ms and each.a2a_state in WAITS_FOR_SENDER
@@ -244,9 +192,15 @@ async def _refused_logins(services: Services, operator: Principal) -> Sequence[N
             detail=f"from {', '.join(addresses[:5])}",
             since_ms=max(row["timestamp_ms"] for row in refused),
             act={"verb": "Look", "href": "/ui/audit?type=authentication_failed"},
+            command="covenant audit recent --type authentication_failed",
         )
     ]
 
 
 def _act(words: str, verb: str, **fields: str) -> dict[str, str]:
     return {"verb": words, "href": f"/ui/act/{verb}?{urlencode(fields)}"}
+
+
+OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
+    ApiOperation("GET", "/a2a/attention", show_attention, "What needs a person, with the verb that mends it"),
+)

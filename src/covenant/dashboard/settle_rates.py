@@ -1,0 +1,73 @@
+"""How many tasks ended in each of the last minutes, and how many of them failed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from covenant.dashboard.session_operations import SESSION, role_forbidden
+from covenant.dashboard.sessions import Role, UiSession
+from covenant.doors.http.endpoint import Endpoint
+from covenant.doors.http.responses import MAILBOX, reply
+from covenant.doors.operator_api.operation import ApiContext, Services, encode
+from covenant.exchange import task_search
+from covenant.exchange.access.principals import Principal
+
+MINUTES: Final = 60
+MINUTE_S: Final = 60.0
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True, tag="ui_rates", tag_field="kind"):
+    """The oldest minute first."""
+
+    settled: tuple[int, ...]
+    failed: tuple[int, ...]
+    step_ms: int = 60_000
+
+
+class RateSampler:
+    """Looks at the running totals once a minute."""
+
+    def __init__(self, services: Services, operator: Principal) -> None:
+        self._services = services
+        self._operator = operator
+        self._settled: deque[int] = deque([0] * MINUTES, MINUTES)
+        self._failed: deque[int] = deque([0] * MINUTES, MINUTES)
+        self._before: tuple[int, int] | None = None
+
+    async def run(self) -> None:
+        """As long as the daemon runs."""
+        while True:
+            await self.sample()
+            await asyncio.sleep(MINUTE_S)
+
+    async def sample(self) -> None:
+        lanes = (await task_search.count(self._services.ledger, self._operator)).lanes
+        ended, failed = lanes.result_pending + lanes.failed + lanes.done, lanes.failed
+        if self._before is not None:
+            # Totals shrink when history is purged.
+            self._settled.append(max(0, ended - self._before[0]))
+            self._failed.append(max(0, failed - self._before[1]))
+        self._before = ended, failed
+
+    @property
+    def rates(self) -> Rates:
+        return Rates(settled=tuple(self._settled), failed=tuple(self._failed))
+
+
+class RatesEndpoint(Endpoint):
+    """For the operator and for viewers."""
+
+    def __init__(self, api: ApiContext, sampler: RateSampler) -> None:
+        super().__init__("ui_rates", MAILBOX, api.meter)
+        self._sampler = sampler
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
+        session: UiSession = scope[SESSION]
+        if session.role is Role.TENANT:
+            raise role_forbidden(session.role, "rates")
+        await reply(send, 200, encode(self._sampler.rates))
