@@ -1,10 +1,11 @@
 """A real daemon, killed at every boundary of a workflow: each step that was completed is done once."""
 
 import signal
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -95,6 +96,29 @@ def test_a_workflow_that_is_killed_at_each_boundary_does_each_completed_step_onc
                 maybe == [] and place == "between" and number == STEPS
             )
     assert daemon.stop() == 0
+
+
+def test_a_message_for_later_is_begun_later_and_a_moment_that_is_none_is_refused(short_path: Path, file: Path) -> None:
+    daemon = Daemon(short_path / "home", str(file))
+    message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "0"}]}
+    configuration = {"returnImmediately": True}
+
+    def ask(moment: object) -> dict[str, Any]:
+        metadata = {"covenant.not_before_ms": moment}
+        return call(daemon, "nap", "SendMessage", message=message, configuration=configuration, metadata=metadata)
+
+    try:
+        for wrong in ("soon", -1, 1.5, True, 1 << 60):
+            assert "error" in ask(wrong), wrong
+        later_ms = time.time_ns() // 1_000_000 + 2_000
+        task = ask(later_ms)["result"]["task"]
+        assert task["status"]["state"] == "TASK_STATE_SUBMITTED"
+        assert daemon.stop(signal.SIGKILL) == -signal.SIGKILL
+        daemon = Daemon(short_path / "home", str(file))
+        until(lambda: "after" in lines(file, "nap"))
+        assert time.time_ns() // 1_000_000 >= later_ms
+    finally:
+        assert daemon.stop() == 0
 
 
 def test_a_sleep_over_three_restarts_wakes_once_and_a_signal_is_heard_after_a_kill(

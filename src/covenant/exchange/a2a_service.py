@@ -23,6 +23,7 @@ from covenant.exchange.tasks.builder import (
     check_size,
     next_message,
     read_idempotency,
+    read_not_before,
     unkeyed_id,
 )
 from covenant.exchange.tasks.reader import WATCH_S, TaskReader, TaskStream, handed_over, parse_known_id
@@ -249,6 +250,7 @@ class A2AExchange:
             message=message,
             output_modes=sent.output_modes,
             request_metadata=sent.metadata,
+            not_before_ms=read_not_before(sent.metadata) if sent.metadata else None,
         )
         return task_id, task, key
 

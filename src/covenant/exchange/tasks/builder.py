@@ -35,6 +35,9 @@ PARTS_MAX: Final = 1_000
 IDEMPOTENCY: Final = "covenant.idempotency"
 """In the request's metadata: the key, and perhaps that running the work twice does no harm."""
 
+NOT_BEFORE: Final = "covenant.not_before_ms"
+"""In the request's metadata: the moment before which nobody begins the task, in epoch milliseconds."""
+
 _NO_NAMES: Final[tuple[str, ...]] = ()
 _PLAIN: Final = "text/plain"
 _JSON: Final = "application/json"
@@ -67,6 +70,13 @@ def read_idempotency(ask: SendMessage, header: str | None) -> IdempotencyKey | N
     return IdempotencyKey(_key(given.key), given.duplicate_safety is DuplicateSafety.IDEMPOTENT)
 
 
+def read_not_before(metadata: dict[str, Any]) -> int | None:
+    said = metadata.get(NOT_BEFORE)
+    if said is None or (type(said) is int and said >= 0):
+        return said
+    raise Invalid("invalid_task", f"metadata {NOT_BEFORE} must be a moment, in epoch milliseconds")
+
+
 def _key(key: str) -> str:
     if not key.strip() or len(key) > KEY_LENGTH_MAX:
         raise Invalid("invalid_idempotency", f"an idempotency key has 1 to {KEY_LENGTH_MAX} characters")
@@ -94,6 +104,7 @@ def build_task(
     request_metadata: dict[str, Any] | None = None,
     deadline_ms: int | None = None,
     target: Target | None = None,
+    not_before_ms: int | None = None,
 ) -> Task:
     """The task of a request, whichever door it came by.
 
@@ -142,6 +153,7 @@ def build_task(
         traceparent=traceparent,
         tracestate=tracestate,
         target=target,
+        not_before_ms=not_before_ms,
     )
 
 
