@@ -101,7 +101,7 @@ def _definition(agent_id: str | None, file: str | None, given: dict[str, Any]) -
     if agent_id is not None:
         definition["id"] = agent_id
     if "id" not in definition:
-        raise click.UsageError("say which: ID, or a file with an id")
+        raise click.UsageError("say which agent: give an ID, or --file with a definition that has an id")
     definition |= {key: given[key] for key in ("kind", "name", "description") if given[key] is not None}
     if given["skills"]:
         definition["skills"] = list(given["skills"])

@@ -41,7 +41,9 @@ def backup(*, file: str, home: str | None, token_file: str | None, as_json: bool
     writes it to standard output.
     """
     if file == STDIO and as_json:
-        raise click.UsageError("standard output cannot be both the backup and a JSON object")
+        raise click.UsageError(
+            "standard output cannot be both the backup and a JSON object; name a FILE, or leave out --json"
+        )
     folder = given_home(home)
     try:
         with _staged(folder, given_before("token_file", token_file)) as staged:

@@ -69,7 +69,7 @@ def enroll(
 def list_identities(call: Invocation, *, limit: int, prefix: str | None, live_only: bool, revoked_only: bool) -> None:
     """List identities, newest first."""
     if live_only and revoked_only:
-        raise click.UsageError("--live-only and --revoked-only exclude each other")
+        raise click.UsageError("--live-only and --revoked-only exclude each other; give one of them")
     status = "live" if live_only else "revoked" if revoked_only else None
     answer = call.ask("list_identities", limit=limit, prefix=prefix, status=status)
     found, operator = answer["identities"], answer["operator_pubkey_b58"]

@@ -183,7 +183,9 @@ def _credentials(entry: RemoteEntry, options: Options) -> Credentials:
     if token is None and options.token_env is not None:
         token = variables.get(options.token_env)
         if not token:
-            raise Invalid("no_token", f"the environment has no token in {options.token_env}")
+            raise Invalid(
+                "no_token", f"the environment has no token in {options.token_env}; set it, or give another token_env"
+            )
     return Credentials(
         entry.url,
         token=entry.token(variables) if token is None else token,

@@ -112,7 +112,10 @@ def _extend(journal: Path, manifest: Manifest, segments: Path | None, until: Unt
     if segments is not None:
         position = add_segments(journal, segments, position, until)
     if until.position != POSITION_MAX and position < until.position:
-        raise CannotRestore(f"the backup and its segments end with record {position}; --until is later")
+        raise CannotRestore(
+            f"the backup and its segments end with record {position}, and --until is later; "
+            "give an earlier --until, or --segments with later records"
+        )
     return position
 
 
@@ -127,7 +130,10 @@ def add_segments(journal: Path, source: Path, position: int, until: Until) -> in
         if after is not None and after.first_seq <= expected:
             continue
         if segment.first_seq > expected:
-            raise CannotRestore(f"the segment with record {expected} is missing in {source}")
+            raise CannotRestore(
+                f"the segment with record {expected} is missing in {source}; "
+                f"put it there, or end before it with --until {expected - 1}"
+            )
         last, whole = _copy_records(segment.path, segment_path(journal, expected), expected, until)
         expected = last + 1
         if not whole:
@@ -150,7 +156,9 @@ def _copy_records(source: Path, target: Path, expected: int, until: Until) -> tu
             if record.seq < expected:
                 continue
             if record.seq != expected:
-                raise CannotRestore(f"{source}, line {number}: record {record.seq} is where {expected} belongs")
+                raise CannotRestore(
+                    f"{source}, line {number}: record {record.seq} is where {expected} belongs; ship this segment again"
+                )
             if record.seq > until.position or (until.time_ms is not None and record.ts_ms > until.time_ms):
                 whole = False
                 break

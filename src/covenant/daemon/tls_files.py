@@ -82,7 +82,10 @@ class TlsFiles:
         try:
             validity = validity_of_pem(certificate)
         except ValueError:
-            raise SettingsError(f"http.tls_cert: {settings.tls_cert} holds no certificate in PEM") from None
+            raise SettingsError(
+                f"http.tls_cert: {settings.tls_cert} holds no certificate in PEM; "
+                "name the file that begins with -----BEGIN CERTIFICATE-----"
+            ) from None
         if validity.until_ms <= self._now_ms():
             raise SettingsError(f"http.tls_cert: the certificate in {settings.tls_cert} has expired; renew it")
         return TlsPair(certificate, key, client_ca, validity.until_ms), _context(settings)
@@ -149,7 +152,7 @@ def open_tls(settings: HttpSettings, now_ms: Callable[[], int]) -> TlsFiles | No
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise SettingsError("http.tls_cert and http.tls_key belong together; name both, or neither")
     if settings.tls_client_ca and not settings.tls_cert:
-        raise SettingsError("http.tls_client_ca needs http.tls_cert and http.tls_key")
+        raise SettingsError("http.tls_client_ca needs http.tls_cert and http.tls_key; name both, or remove it")
     if not settings.tls_cert:
         return None
     return TlsFiles(settings, now_ms)

@@ -128,7 +128,9 @@ def narrow(token: str, provider_key: PublicKey, further: Narrowing, *, sealed: b
     """
     chain = _read(token, provider_key)
     if chain.secret is None:
-        raise Invalid("token_malformed", "the token is sealed: it cannot be narrowed")
+        raise Invalid(
+            "token_malformed", "the token is sealed, so it cannot be narrowed; narrow the one that the provider gave"
+        )
     if further == Narrowing() and not sealed:
         return token
     if len(chain.blocks) >= BLOCKS_MAX:
@@ -150,7 +152,9 @@ def authorize(
     """
     chain = _read(token, provider_key)
     if any(map(revoked, _ids(chain))):
-        raise Forbidden("token_revoked", "the token was revoked")
+        raise Forbidden(
+            "token_revoked", "the token was revoked; ask the provider for its capabilities, which brings a new one"
+        )
     terms = reduce(Narrowing.and_also, (block.terms() for block in chain.blocks))
     first = chain.blocks[0]
     failed = [

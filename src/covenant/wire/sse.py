@@ -48,7 +48,9 @@ def last_event_id(header: str | None) -> int | None:
     if not said:
         return None
     if not (said.isascii() and said.isdigit() and len(said) <= _DIGITS_MAX):
-        raise InvalidParams("Last-Event-ID", "must be the number of the last frame that was seen")
+        raise InvalidParams(
+            "Last-Event-ID", "must be the number of the last frame that was seen; leave it out to begin with the task"
+        )
     return int(said)
 
 

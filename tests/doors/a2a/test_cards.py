@@ -247,7 +247,11 @@ async def test_a_card_of_another_tenants_agent_is_not_found_as_if_it_were_nowher
         name = path.split("/")[4]
         assert (reply.status, reply.json) == (
             404,
-            {"error": f"no agent {name!r} for this tenant", "code": "unknown_agent"},
+            {
+                "error": f"no agent {name!r} for this tenant; "
+                "`covenant agents list` and GET /v1/agents name those that there are",
+                "code": "unknown_agent",
+            },
         )
         assert "etag" not in reply.headers
 

@@ -220,7 +220,9 @@ class GrpcCalls:
     async def _run(self, row: _Row, stream: TaskStream, call: A2ACall, context: Any) -> None:
         """Leaving, or being made to leave, ends the stream and not the task."""
         writer, tenancy = _StreamWriter(stream, call, row.writer, context), self._admission.tenants.tenancy
-        turned_out = Unauthenticated("unauthenticated", "no longer allowed: the task goes on")
+        turned_out = Unauthenticated(
+            "unauthenticated", "the token is no longer valid; the task goes on, and a valid token can follow it again"
+        )
         with stream:
             # Alone, since a first write that is broken off would have this sent a second time, which ends the call.
             await context.send_initial_metadata(())

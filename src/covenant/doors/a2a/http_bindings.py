@@ -262,7 +262,7 @@ class RestBinding(_Binding):
             place, task_id, config_id = split_path(path.removeprefix(spoken.prefix))
             by_method = spoken.routes.get(place)
             if by_method is None:
-                raise NotFound("unknown_method", "there is no operation at this path")
+                raise NotFound("unknown_method", "there is no operation at this path; /docs lists those that there are")
             found = by_method.get(scope["method"])
             if found is None:
                 await _not_allowed(send, error_kind, tuple(by_method), spoken.dialect)

@@ -148,7 +148,10 @@ def unread(_: Any) -> None:
 
 async def _push(services: A2AServices, call: A2ACall) -> Any:
     if services.pushes is None:
-        raise Conflict("push_not_supported", "push notifications are switched off here")
+        raise Conflict(
+            "push_not_supported",
+            "push notifications are off here; the operator turns them on with a2a.push_notifications",
+        )
     return await services.pushes.ask(call.ask, call.request)
 
 
@@ -169,10 +172,12 @@ async def _delete_push(services: A2AServices, call: A2ACall) -> bytes:
 
 async def _extended_card(services: A2AServices, call: A2ACall) -> bytes:
     if services.extended_card is None:
-        raise Conflict("extended_card_not_configured", "there is no extended card")
+        raise Conflict("extended_card_not_configured", "this agent has no extended card; its card says all there is")
     if call.ask.caller.anonymous:
         # What it says beyond the public card is for those who say who they are; the card of an open agent says so.
-        raise Conflict("unsupported_operation", "the extended card is for callers with a token")
+        raise Conflict(
+            "unsupported_operation", "the extended card is for callers with a token; send `Authorization: Bearer TOKEN`"
+        )
     return services.extended_card(call.ask, call.dialect, call.base_url())
 
 

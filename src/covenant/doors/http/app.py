@@ -89,7 +89,11 @@ class HttpDoor:
         """The answer, still to be awaited: a coroutine of our own around it would cost at each of its pauses."""
         scope = exchange.scope
         if not self._hosts.allows(scope):
-            refusal = Forbidden("host_not_allowed", "this daemon is not called by that name; see http.allowed_hosts")
+            refusal = Forbidden(
+                "host_not_allowed",
+                "the Host header names a host that this daemon does not serve; "
+                "the operator adds it to http.allowed_hosts",
+            )
             return reply_refused(exchange, MAILBOX, refusal)
         if self._any_origins and (origin := self._origins.of(scope)) is not None:
             exchange.add_headers(cors_headers(origin))
@@ -184,7 +188,7 @@ def _page_routes(health: Health, version: str, others: Sequence[Described], dash
 
 
 async def _not_found(scope: Scope, _: Receive, send: Send) -> None:
-    unknown = NotFound("unknown_route", "there is nothing at this path")
+    unknown = NotFound("unknown_route", "there is nothing at this path; GET / says where to begin")
     await reply_refused(send, style_of(scope["path"]), unknown)
 
 

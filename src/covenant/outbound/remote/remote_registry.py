@@ -122,7 +122,9 @@ class RemoteRegistry:
             known = ", ".join(sorted(self._entries)) or "none"
             raise NotFound("unknown_remote", f"there is no remote agent {name!r} in {self.path}; it has {known}")
         if not entry.enabled:
-            raise Invalid("remote_disabled", f"the remote agent {name!r} is disabled in {self.path}")
+            raise Invalid(
+                "remote_disabled", f"the remote agent {name!r} is disabled in {self.path}; set `enabled` to true there"
+            )
         return entry
 
     def entry_of(self, tenant: str, name: str) -> RemoteEntry:

@@ -404,7 +404,11 @@ def unknown_tenant(name: str) -> NotFound:
 
 def unknown_agent(agent_id: str) -> NotFound:
     """The same for an agent that is nowhere and for one that is another tenant's."""
-    return NotFound("unknown_agent", f"no agent {agent_id[:80]!r} for this tenant")
+    return NotFound(
+        "unknown_agent",
+        f"no agent {agent_id[:80]!r} for this tenant; "
+        "`covenant agents list` and GET /v1/agents name those that there are",
+    )
 
 
 def agent_exists(agent_id: str) -> Conflict:
