@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "peers.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
-LAB, OFFICE, MEET, DELEGATE, PROOF = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+LAB, OFFICE, MEET, DELEGATE, _, PROOF = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
 (AGENTS,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 

@@ -19,6 +19,7 @@ KINDS = {
     "allow": "peer",
     "cancel": "delegation",
     "capabilities": "peer_capabilities",
+    "change": "peer",
     "config": "peer_config",
     "delegate": "delegation",
     "delegations": "delegations",

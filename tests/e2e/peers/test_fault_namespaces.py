@@ -6,6 +6,7 @@ is not heard, and when the line is so narrow that packets are lost on it.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 from covenant.model.ids import PublicKey
 from covenant.seal.identity import fingerprint
-from tests.cli.daemons import Daemon, covenant, said_until
+from tests.cli.daemons import Daemon, covenant, environment, said_until
 from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.faults import STEADY
 from tests.e2e.peers.peer_daemons import ENDED, QUICK, until
@@ -32,6 +33,8 @@ PORT: Final = 8421
 CABLE: Final = "cable"
 SILENT: Final = {"silence_ms": "1000", "status_interval_ms": "300"}
 ROOT: Final = Path(__file__).parents[3]
+GUIDE: Final = (ROOT / "docs" / "peers.md").read_text(encoding="utf-8")
+(GUIDE_AGENTS,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
 
 def ip(*words: str) -> None:
@@ -292,3 +295,39 @@ def test_a_line_that_loses_packets_costs_time_and_nothing_else(town: Town) -> No
     assert all(lost_on(machine) > 0 for machine in (alice, bob))
     runs = (town.folder / "runs").read_text()
     assert [runs.count(f"bob echo {number} ") for number in range(5)] == [1] * 5
+
+
+def test_daemons_on_two_machines_meet_as_it_is_written(town: Town) -> None:
+    """Each line is run on a machine of its own, as far as the kernel is concerned."""
+    agents = town.folder / "agents.py"
+    agents.write_text(GUIDE_AGENTS)
+    (lines,) = [block for block in re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL) if "--http-bind-addr" in block]
+    addresses = {"192.0.2.1": town.alice.address, "192.0.2.2": town.bob.address}
+    serving: list[subprocess.Popen[bytes]] = []
+    try:
+        for line, machine in zip(lines.strip().splitlines(), (town.bob, town.alice), strict=True):
+            for written, address in addresses.items():
+                line = line.replace(written, address)  # noqa: PLW2901
+            serving.append(
+                subprocess.Popen(
+                    [*machine.inside, "bash", "-c", f"exec env {line}"],
+                    cwd=town.folder,
+                    env=environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            )
+        lab, office = town.folder / "lab", town.folder / "office"
+        for home in (lab, office):
+            until(lambda at=home: covenant("--home", str(at), "peers", "config").code, lambda code: code == 0)  # type: ignore[misc]
+        asked = ("peers", "add", f"http://{town.bob.address}:9102", "--name", "lab")
+        assert covenant("--home", str(office), *asked).code == 0
+        asked = ("peers", "add", f"http://{town.alice.address}:9101", "--name", "office")
+        assert covenant("--home", str(lab), *asked).code == 0
+        # Straight away: the introduction is waited for.
+        did = covenant("--home", str(office), "peers", "delegate", "researcher", "the tides", "--peer", "lab")
+        assert (did.code, "All there is about the tides." in did.out) == (0, True), did
+    finally:
+        for process in serving:
+            process.terminate()
+            process.wait(BOUND_S)

@@ -46,6 +46,57 @@ def test_calls_to_peers_are_not_paced_by_the_cooldown_for_agents_elsewhere() -> 
         assert alice.ended(here["delegationId"])["result"] == "echo one echo two"
 
 
+SPREAD = '''
+import asyncio
+spread, thrifty, gathering = Agent("spread"), Agent("thrifty"), Agent("gathering")
+
+
+@thrifty
+async def spend_one_by_one(turn):
+    """As many tokens as it is told, one at a time, while it may."""
+    for _ in range(int(turn.text)):
+        turn.spend(1)
+        yield turn.status("spent")
+    note(f"thrifty {turn.text}")
+    yield "all spent"
+
+
+@spread
+async def spread_out(turn):
+    """`3 80`: so many calls at once, of so many tokens each."""
+    count, each = turn.text.split()
+    answers = await turn.call_all([("thrifty", f"{each}")] * int(count))
+    return " ".join(answer.state for answer in answers)
+
+
+@gathering
+async def gather_calls(turn):
+    """The same, each call by itself."""
+    count, each = turn.text.split()
+    answers = await asyncio.gather(*(turn.call("thrifty", each) for _ in range(int(count))), return_exceptions=True)
+    return " ".join(getattr(answer, "state", "refused") for answer in answers)
+'''
+
+
+def test_what_is_delegated_of_a_peers_work_stays_within_its_budget() -> None:
+    with short_folder() as folder, open_peer_daemons(folder) as made:
+        alice, bob = made.node("alice", AGENTS), made.node("bob", AGENTS + SPREAD)
+        introduce(alice, bob)
+
+        def spent(task: str, agent: str) -> tuple[int, str]:
+            ended = alice.ended(alice.delegate(task, agent, "bob", maxTokenBudget=100))
+            return ended["delegation"]["tokenUsage"]["total"], ended.get("result") or ended["error"]
+
+        # 240 were spent of 100: a child stops at its share, or one token beyond it, which is how it finds out.
+        total, said = spent("3 80", "spread")
+        assert total <= 103, said
+        assert "completed" not in said
+        # What one does not use another can: each of these takes 30 of what is left.
+        assert spent("3 30", "gathering") == (90, "completed completed completed")
+        # The fourth has 10, and finds out with the eleventh.
+        assert spent("4 30", "gathering")[0] <= 101
+
+
 def test_what_an_agent_here_does_is_shown_by_its_delegation_id(pair: Pair) -> None:
     here = pair.alice.post("/delegate", {"task": "at home", "profile": "echo"})
     ended = pair.alice.ended(here["delegationId"])

@@ -20,6 +20,7 @@ from covenant.exchange.delegation import Callee, DelegatedTask, Delegations, cal
 from covenant.model.content import Content
 from covenant.model.errors import Conflict, Invalid, OverLimit, Refusal
 from covenant.model.ids import TaskId
+from covenant.model.peers.delegation import budget_of, with_budget
 from covenant.model.task import DELEGATION, Result, Task
 from covenant.model.task_view import Artifact, TaskState, TaskView
 from covenant.model.usage import tokens_of, usage_in
@@ -177,18 +178,28 @@ class AgentCalls:
             found.append(asked)
             callees[asked.task.id] = callee
         new = {task_id: callee for task_id, callee in callees.items() if task_id not in self._made}
-        self._admit(new)
-        return found
+        budget = self._job.spending.budget
+        if budget is None or not new:
+            self._admit(new)
+            return found
+        share = await budget.reserve(tuple(new))
+        try:
+            self._admit(new)
+        except CallLimit:
+            for task_id in new:
+                budget.release(task_id)
+            raise
+        return [
+            msgspec.structs.replace(asked, task=with_budget(asked.task, share)) if asked.task.id in new else asked
+            for asked in found
+        ]
 
     async def _asked(self, call: Call) -> tuple[DelegatedTask, Callee]:
         job, delegations = self._job, self._delegations
         name = checked("agent", getattr(call.agent, "name", call.agent), str)
         for field, kind in _CALL_TYPES.items():
             checked(field, getattr(call, field), kind)
-        callee, budget = delegations.callee(job.holder, name), job.spending.budget
-        if budget is not None and callee.remote is not None and callee.remote.of_peer:
-            bounded = msgspec.structs.replace(callee.remote, budget=max(1, budget.left))
-            callee = msgspec.structs.replace(callee, remote=bounded)
+        callee = delegations.callee(job.holder, name)
         parts = parts_of(call.what)
         if call.key is not None:
             task_id = call_id(job.task.id, "key", call.key)
@@ -243,6 +254,10 @@ class AgentCalls:
                 self._charged.add(child.task_id)  # by an earlier turn, whose usage counts on
             name = _elsewhere(child.task)
             self._made[child.task_id] = name
+            if job.spending.budget is not None and child.result_status is None:
+                target = target_of(child.task)
+                share = target.budget if target is not None and target.of_peer else budget_of(child.task)
+                job.spending.budget.reserved[child.task_id] = share or 0
             if name is not None:
                 made_ms = clock.monotonic_ms() - clock.age_ms(child.created_at_ms or 0)
                 self._last_ms = made_ms if self._last_ms is None else max(self._last_ms, made_ms)
@@ -255,6 +270,9 @@ class AgentCalls:
                 # The author does not wait for it any more. Whoever stops the whole job says what becomes of its calls.
                 await self._withdraw(asked.task)
             raise
+        except Refusal:
+            self._release(asked.task.id)
+            raise
 
     async def _withdraw(self, task: Task) -> None:
         canceling = asyncio.ensure_future(self._delegations.cancel(task, "its caller does not wait for it any more"))
@@ -263,6 +281,12 @@ class AgentCalls:
                 with suppress(asyncio.CancelledError):
                     await asyncio.shield(canceling)
             self._charge(task.id, usage_of(canceling.result()))
+        self._release(task.id)
+
+    def _release(self, task_id: TaskId) -> None:
+        """What it was given and did not use."""
+        if self._job.spending.budget is not None:
+            self._job.spending.budget.release(task_id)
 
     async def _gather(self, asked: Sequence[DelegatedTask], wanted: int | None) -> dict[int, Answer]:
         """By their place, as they come, until `wanted` have completed, or cannot any more. The rest is withdrawn."""
@@ -303,6 +327,7 @@ class AgentCalls:
         """Once for each call, however often its answer is heard."""
         if task_id not in self._charged:
             self._charged.add(task_id)
+            self._release(task_id)
             self._job.spend(usage, delegated=True)
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from covenant.model.errors import OverLimit
+from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import BUDGET_EXCEEDED, budget_of
 from covenant.model.task import Task
 from covenant.model.usage import add_usage, read_usage, tokens_of
@@ -141,16 +143,34 @@ DELEGATED: Final = "delegated"
 
 
 class TokenBudget:
-    __slots__ = ("spent", "tokens")
+    """`reserved`: the shares of calls that have not ended, by their tasks. What they do not use comes back."""
+
+    __slots__ = ("_released", "reserved", "spent", "tokens")
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
         self.spent = 0.0
+        self.reserved: dict[TaskId, int] = {}
+        self._released = asyncio.Event()
 
     @property
     def left(self) -> int:
-        """For what is delegated: at least one, since whoever has none left is stopped."""
-        return max(1, int(self.tokens - self.spent))
+        return max(0, int(self.tokens - self.spent) - sum(self.reserved.values()))
+
+    async def reserve(self, calls: Sequence[TaskId]) -> int:
+        """An equal share of what is left for each of these. Waits while other calls have it all."""
+        while (share := self.left // len(calls)) < 1:
+            if not self.reserved:
+                left = f"{self.left} of {self.tokens} tokens are left for {len(calls)} more calls"
+                raise OverLimit(BUDGET_EXCEEDED, f"{BUDGET_EXCEEDED}: {left}")
+            self._released.clear()
+            await self._released.wait()
+        self.reserved |= dict.fromkeys(calls, share)
+        return share
+
+    def release(self, call: TaskId) -> None:
+        self.reserved.pop(call, None)
+        self._released.set()
 
     def take(self, amounts: Mapping[str, float], notes: dict[str, Any]) -> str | None:
         """Why the job is over, if it is by this; said once. `notes` are the job's, for its result."""

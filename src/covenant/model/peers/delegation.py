@@ -23,7 +23,7 @@ from covenant.model.peers.delegation_messages import (
     TokenUsage,
 )
 from covenant.model.peers.instance import InstanceId, KeyBundle, Trust, Versions
-from covenant.model.task import Task
+from covenant.model.task import DELEGATION, Task
 
 NAME_CHARS_MAX: Final = 64
 
@@ -215,12 +215,26 @@ PROOF: Final = "covenant.proof"
 BUDGET_EXCEEDED: Final = "budget_exceeded"
 
 
+BUDGET: Final = "covenant.budget"
+"""In the request metadata of a task that was delegated here: its share of its parent's tokens."""
+
+
 def budget_of(task: Task) -> int | None:
     """How many tokens a task may use, with all that it delegates; None where nobody has said."""
-    if task.origin != PEER:
-        return None
-    budget = ((task.request_metadata or {}).get(TERMS) or {}).get("budget")
+    noted = task.request_metadata or {}
+    if task.origin == PEER:
+        budget = (noted.get(TERMS) or {}).get("budget")
+    else:
+        # Nothing of a client's is in the metadata of such a task.
+        budget = noted.get(BUDGET) if task.origin == DELEGATION else None
     return budget if isinstance(budget, int) else None
+
+
+def with_budget(task: Task, tokens: int) -> Task:
+    """A task that is delegated, bounded to so many tokens wherever it is done."""
+    if task.target is not None and task.target.of_peer:
+        return msgspec.structs.replace(task, target=msgspec.structs.replace(task.target, budget=tokens))
+    return msgspec.structs.replace(task, request_metadata={**(task.request_metadata or {}), BUDGET: tokens})
 
 
 class DelegationKey(msgspec.Struct, frozen=True, gc=False):
