@@ -116,10 +116,8 @@ def build_task(
     plain = type(first) is Text and first.metadata is None and first.mimeType is None and first.filename is None
     if intent_text is None:
         intent_text = first.text if type(first) is Text else text_of(parts)
-    if definition is not None:
-        own_ms = definition.timeout_ms or KINDS[definition.kind].timeout_ms
-        if own_ms is not None:
-            timeout_ms = own_ms if timeout_ms is None else min(own_ms, timeout_ms)
+    if definition is not None and (own_ms := definition.timeout_ms or KINDS[definition.kind].timeout_ms) is not None:
+        timeout_ms = own_ms if timeout_ms is None else min(own_ms, timeout_ms)
     traceparent = tracestate = message_id = None
     depth, chain, extensions, references = 0, _NO_NAMES, _NO_NAMES, _NO_NAMES
     if hop is not None:
