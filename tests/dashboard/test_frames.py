@@ -108,6 +108,35 @@ async def test_a_curious_tenant_puts_nothing_into_the_frames_of_another(short_pa
         assert len(frames) == 2
 
 
+async def test_a_tenant_that_is_removed_leaves_no_frame(short_path: Path) -> None:
+    async with open_daemon_under_test(short_path / "home", log=ON) as daemon:
+        token = await daemon.add_tenant("acme", asking_agent())
+        task = await send_task(daemon, "blue", token=token)
+        frames = daemon.daemon.base.telemetry.frames
+        assert frames is not None
+        assert len((await frames.read(task["id"])).frames) == 2
+        asked = {"dry_run": False, "reason": "they left", "cancel_live": True, "wait_ms": 20_000}
+        removed = await daemon.ask("POST", "/v1/admin/tenants/acme/removal", json=asked)
+        assert removed.json()["done"], removed.text
+        assert (await frames.read(task["id"])).frames == ()
+
+
+async def test_frames_of_tasks_that_are_gone_are_forgotten_and_their_room_is_free() -> None:
+    there = {TASK, OTHER}
+
+    async def belongs(task_id: TaskId) -> object | None:
+        return task_id if task_id in there else None
+
+    log = FrameLog(lambda: 1, bytes_max=10_000, belongs=belongs)
+    log.offer(call(TASK))
+    log.offer(call(OTHER))
+    there.discard(TASK)
+    await log.forget_unknown()
+    there.add(TASK)
+    assert (await log.read(TASK)).frames == ()
+    assert len((await log.read(OTHER)).frames) == 2
+
+
 def echo() -> Agent:
     agent = Agent("echo")
 

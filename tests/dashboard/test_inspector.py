@@ -1,5 +1,6 @@
 """The inspector: any agent, ours or elsewhere, with every frame and what breaks the specification."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 
 from covenant.agents.api import Agent
+from covenant.outbound.remote.inspector import INSPECTIONS_MAX
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.dashboard.browser import Browser, asking_agent, new_viewer, open_browser
-from tests.outbound.http_servers import HERE, always, http_server, redirect, reply
+from tests.outbound.http_servers import HERE, always, http_server, redirect, reply, silence
 from tests.outbound.sdk_servers import JSONRPC_03, JSONRPC_1, REST_03, REST_1, sdk_server
+from tests.waits import until
 
 SECRET = "Bearer s3cret-w0rd-0f-the-operator"
 
@@ -285,3 +288,25 @@ async def test_parts_are_sent_as_they_were_written(short_path: Path) -> None:
         await inspect(browser, url=served.url(), interface=served.url(), parts=parts)
         sent = json.loads(served.requests[0].body)
         assert sent["params"]["message"]["parts"] == parts
+
+
+async def test_no_more_inspections_run_at_once_than_may(short_path: Path) -> None:
+    async with http_server(silence) as served, open_inspector(short_path) as (_, browser):
+        asked = {"url": served.url(), "interface": served.url(), "text": "x"}
+        waiting = [asyncio.create_task(browser.api("POST", "a2a/inspect", asked)) for _ in range(INSPECTIONS_MAX)]
+        await asyncio.to_thread(until, lambda: served.connections == INSPECTIONS_MAX)
+        answer = await browser.api("POST", "a2a/inspect", asked)
+        assert (answer.status_code, answer.json()["code"]) == (429, "inspection_limit")
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@pytest.mark.parametrize("body", [b"[" * 900 + b"]" * 900, b'{"a":' * 400 + b"7" + b"}" * 400, b"\xff" * 100, b"null"])
+async def test_hostile_answers_are_shown_and_named(short_path: Path, body: bytes) -> None:
+    answer = always(reply(200, body, content_type="application/json"))
+    async with http_server(answer) as served, open_inspector(short_path) as (_, browser):
+        for binding in ("jsonrpc", "rest"):
+            found = await inspect(browser, url=served.url(), interface=served.url(), text="x", binding=binding)
+            assert not found["ok"]
+            assert found["findings"], found

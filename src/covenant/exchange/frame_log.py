@@ -143,6 +143,14 @@ class FrameLog:
         ordered = sorted(known.frames, key=lambda frame: frame.at_ms)
         return KeptFrames(tuple(ordered), known.left_out, self._lost)
 
+    async def forget_unknown(self) -> None:
+        """The frames of tasks that there are no more go, also those that wait to be kept."""
+        await self._keep_all()
+        for task_id in list(self._tasks):
+            if await self._belongs(task_id) is None:
+                gone = self._tasks.pop(task_id, None)
+                self._bytes -= gone.bytes if gone is not None else 0
+
     async def _keep_all(self) -> None:
         async with self._keeping:
             for _ in range(len(self._waiting)):
@@ -150,7 +158,7 @@ class FrameLog:
                 # Reading and redacting take a while, and others have the loop.
                 task_ids, frames = await asyncio.to_thread(_frames_of, call)
                 for task_id in task_ids:
-                    if call.task_id is not None or await self._belongs(task_id) is not None:
+                    if await self._belongs(task_id) is not None:
                         self._add(task_id, frames)
             if not self._waiting:
                 self._news.clear()

@@ -20,6 +20,7 @@ import msgspec
 
 from covenant.exchange.access.principals import Principal, require_operator
 from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.frame_log import FrameLog
 from covenant.exchange.mailbox import check_reason
 from covenant.exchange.task_logs import TaskLogs
 from covenant.ledger.contract.identities import Register, RegisterChange
@@ -83,11 +84,19 @@ class TenantRemovals:
     """One of a daemon. It runs as a scheduler: removals that an earlier run had begun go on."""
 
     def __init__(
-        self, ledger: Ledger, catalogue: Catalogue, logs: TaskLogs, files: TenantFiles, operator: AgentId
+        self,
+        ledger: Ledger,
+        catalogue: Catalogue,
+        logs: TaskLogs,
+        files: TenantFiles,
+        operator: AgentId,
+        *,
+        frames: FrameLog | None = None,
     ) -> None:
         self._ledger = ledger
         self._catalogue = catalogue
         self._logs = logs
+        self._frames = frames
         self._files = files
         self._operator = operator
         self._asked = asyncio.Event()
@@ -209,6 +218,8 @@ class TenantRemovals:
         await self._say(name, "erasing files", removal)
         await self._files.erase(name)
         await self._logs.forget_unknown(self._is_known)
+        if self._frames is not None:
+            await self._frames.forget_unknown()
         await self._say(name, "rewriting what has its bytes", removal)
         await self._ledger.scrub(name, removal.keys)
         await self._say(name, "searching", removal)

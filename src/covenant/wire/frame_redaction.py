@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from covenant.wire.json_input import NESTING_MAX, deeper_than
 from covenant.wire.redaction import find_secrets, redact
 from covenant.wire.redaction_patterns import SEGMENT_CHARS_MAX, name_hint
 
@@ -77,10 +78,12 @@ def redact_body(
 
 
 def _parsed(data: bytes) -> Any:
+    """None for what is no JSON, and for what is nested too deeply to be searched by its members."""
     try:
-        return msgspec.json.decode(data)
+        value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    return None if deeper_than(value, NESTING_MAX) else value
 
 
 def _without(text: str, given: Iterable[str]) -> str:

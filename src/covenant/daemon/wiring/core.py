@@ -153,7 +153,8 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
         seat=catalogue.seat,
     )
     retention = Retention(ledger, identity_admin, operator, settings.retention, telemetry.log)
-    removals = TenantRemovals(ledger, catalogue, telemetry.task_logs, HomeFiles(settings.home), operator.agent)
+    files = HomeFiles(settings.home)
+    removals = TenantRemovals(ledger, catalogue, telemetry.task_logs, files, operator.agent, frames=telemetry.frames)
     return Access(
         identity_auth=identity_auth,
         identity_admin=identity_admin,

@@ -1,0 +1,71 @@
+"""What an operator is shown of requests and answers: no secrets, and nothing that stops the one who shows it."""
+
+import json
+
+import pytest
+
+from covenant.wire.frame_redaction import (
+    HEADER_CHARS_MAX,
+    HEADERS_MAX,
+    HIDDEN,
+    TEXT_CHARS_MAX,
+    redact_answered,
+    redact_body,
+    redact_sent,
+    secrets_in,
+)
+
+KEY = "ghp_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3xY5"
+
+
+def test_of_a_request_only_headers_without_secrets_are_told() -> None:
+    said = {"Authorization": f"Bearer {KEY}", "X-Team": "blue", "Cookie": "a=b", "A2A-Version": "1.0", "host": "h"}
+    shown = redact_sent(said)
+    assert {name for name, value in shown.items() if value == HIDDEN} == {"Authorization", "X-Team", "Cookie"}
+    assert (shown["A2A-Version"], shown["host"]) == ("1.0", "h")
+
+
+def test_of_an_answer_headers_are_told_unless_they_hold_a_secret() -> None:
+    said = {
+        "content-type": "text/plain",
+        "set-cookie": "sid=1",
+        "x-api-key": KEY,
+        "x-note": f"token={KEY}",
+        "x-id": "7",
+    }
+    shown = redact_answered(said)
+    assert {name for name, value in shown.items() if value == HIDDEN} >= {"set-cookie", "x-note"}
+    assert KEY not in json.dumps(shown)
+    assert (shown["content-type"], shown["x-id"]) == ("text/plain", "7")
+
+
+def test_what_was_given_along_is_hidden_wherever_it_is_repeated() -> None:
+    given = secrets_in({"Authorization": "Basic dXNlcjpwYXNz", "Accept": "text/plain"})
+    assert "text/plain" not in given
+    assert redact_body(b"you said dXNlcjpwYXNz twice: dXNlcjpwYXNz", given) == f"you said {HIDDEN} twice: {HIDDEN}"
+    assert redact_body(b"public dXNlcjpwYXNz", given, public=True) == f"public {HIDDEN}"
+    assert redact_answered({"x-echo": "Basic dXNlcjpwYXNz"}, given) == {"x-echo": HIDDEN}
+
+
+def test_secrets_in_a_body_are_taken_out_also_where_it_is_cut() -> None:
+    body = json.dumps({"message": {"password": "hunter2hunter2", "text": f"the key is {KEY}"}}).encode()
+    assert KEY not in redact_body(body)
+    assert "hunter2hunter2" not in redact_body(body)
+    long = b"x" * (TEXT_CHARS_MAX - len(KEY) // 2 - 1) + b" " + KEY.encode() + b" " + b"x" * 1_000
+    shown = redact_body(long)
+    assert len(shown) <= TEXT_CHARS_MAX
+    assert KEY[: len(KEY) // 2] not in shown
+
+
+@pytest.mark.parametrize("depth", [50, 200, 400, 900, 5_000, 100_000])
+def test_deeply_nested_answers_stop_nobody(depth: int) -> None:
+    for body in (b"[" * depth + b"]" * depth, b'{"a":' * depth + b"7" + b"}" * depth):
+        assert len(redact_body(body)) == min(len(body), TEXT_CHARS_MAX)
+
+
+def test_hostile_bytes_and_headers_are_bounded() -> None:
+    assert redact_body(b"\xff\xfe\x00") == "\ufffd\ufffd\x00"
+    many = {f"h{at}": "v" * 10_000 for at in range(1_000)}
+    for shown in (redact_sent(many), redact_answered(many)):
+        assert len(shown) == HEADERS_MAX
+        assert all(len(value) <= HEADER_CHARS_MAX for value in shown.values())
