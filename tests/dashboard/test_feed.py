@@ -173,3 +173,25 @@ def test_the_ring_is_bounded_and_knows_from_where_on_it_is_whole() -> None:
     assert ring.since(3) is None
     assert ring.since(9) == []
     assert TASKS_PER_ROUND * 4 <= 20
+
+
+async def test_the_work_of_a_round_does_not_grow_with_what_changed(
+    operator: Browser, daemon: DaemonUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At thousands of tasks a second, a reader looks up a few of them."""
+    ledger, dashboard = daemon.daemon.base.storage.ledger, daemon.daemon.doors.dashboard
+    assert dashboard is not None
+    looked: list[str] = []
+    for name in ("entry", "parties"):
+        look_up = getattr(ledger, name)
+
+        async def counted(task_id: TaskId, look_up: Any = look_up) -> Any:
+            looked.append(task_id)
+            return await look_up(task_id)
+
+        monkeypatch.setattr(ledger, name, counted)
+    await operator.read("session")
+    (session,) = dashboard.sessions.open.values()
+    many = [Changes(position=0, tasks={TaskId(f"t{each}"): TaskChange(None, 0) for each in range(2_000)})]
+    assert await dashboard.feed._tasks(session, many) == ([], 2_000)
+    assert 0 < len(looked) <= 2 * TASKS_PER_ROUND
