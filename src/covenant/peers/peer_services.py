@@ -211,17 +211,19 @@ def _unverified(peer: Peer) -> bool:
 
 
 class PeerServices:
-    """For one loop. `used`: what a task at work has used so far, where that is known here."""
+    """For one loop. `used`: what a task at work has used so far, where that is known here. `draining`: whether nothing
+    new is taken any more."""
 
     def __init__(
         self,
         context: PeerContext,
         catalogue: Catalogue,
         used: Callable[[TaskId], Mapping[str, Any] | None] = lambda _: None,
+        draining: Callable[[], bool] = lambda: False,
     ) -> None:
         self.context = context
         self.catalogue = catalogue
-        self.provider = Provider(context, catalogue, used)
+        self.provider = Provider(context, catalogue, used, draining)
         self.directory = PeerDirectory(context, self.provider.offering)
         self.requester = Requester(context, self.directory)
         self.inbox = Inbox(context, self.directory, self.provider, self.requester)

@@ -123,6 +123,7 @@ def test_a_verified_peer_gets_what_it_asks_for_within_bounds() -> None:
         ("denied", {"token": None}, {}, {}, {}),
         ("denied", {"token": "nonsense"}, {}, {}, {}),
         ("denied", {}, {}, {}, {"now_ms": NOW + SETTINGS.token_life_ms + 1}),
+        ("busy", {}, {}, {}, {"draining": True}),
         ("busy", {}, {}, {}, {"active": SETTINGS.slots}),
         ("busy", {}, {}, {}, {"active_of_peer": SETTINGS.slots_per_peer}),
         ("busy", {}, {"limits": PeerLimits(concurrent=1)}, {}, {"active_of_peer": 1}),

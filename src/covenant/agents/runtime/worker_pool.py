@@ -124,7 +124,7 @@ class WorkerPool:
         self._idle = asyncio.Event()
         self._idle.set()
         self._fewer = asyncio.Event()
-        """While it stops: somebody is done."""
+        """While it drains or stops: somebody is done."""
         self._others: set[asyncio.Task[None]] = set()
         self._abandoned: dict[asyncio.Task[None], Job] = {}
         """Jobs that have ended although their agents go on, by the task of the agent."""
@@ -255,7 +255,7 @@ class WorkerPool:
         worker.leave()
         if not self._jobs:
             self._idle.set()
-        if not self._running:
+        if self._draining or not self._running:
             self._fewer.set()
 
     def _lost(self, task_id: TaskId) -> None:

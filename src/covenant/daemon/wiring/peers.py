@@ -59,7 +59,7 @@ async def open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[Pee
             chance=random.random,
             epoch=_epoch(base),
         )
-        services = PeerServices(context, base.access.catalogue, jobs.used)
+        services = PeerServices(context, base.access.catalogue, jobs.used, base.access.intake.asked.is_set)
         stack.push_async_callback(services.directory.stop)
         stack.push_async_callback(services.stop)
         base.telemetry.log.info("peers.on", id=keys.id, peers=len(base.storage.ledger.peers()))

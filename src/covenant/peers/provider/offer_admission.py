@@ -82,6 +82,8 @@ class OfferFacts(NamedTuple):
     ages: Ages = STEADY
     skew_ms: int = 0
     """How far our clock is ahead of the requester's, which its deadline is by."""
+    draining: bool = False
+    """Nothing new is taken here before the next start."""
 
 
 class AgreedTerms(NamedTuple):
@@ -189,6 +191,8 @@ def _allowed(
 
 
 def _check_room(peer: Peer, facts: OfferFacts, settings: PeerSettings, rate: Callable[[Peer], int | None]) -> None:
+    if facts.draining:
+        raise OfferRejected("busy", "this daemon is draining; offer again later", BUSY_RETRY_MS)
     own = peer.limits.concurrent
     if facts.active_of_peer >= (own if own is not None else settings.slots_per_peer):
         raise OfferRejected("busy", "your delegations have reached their limit here; offer again later", BUSY_RETRY_MS)

@@ -101,8 +101,10 @@ class Provider(PeerService):
         context: PeerContext,
         catalogue: Catalogue,
         used: Callable[[TaskId], Mapping[str, Any] | None] = lambda _: None,
+        draining: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(context)
+        self._draining = draining
         self._catalogue = catalogue
         self._used = used
         self._rate = OfferRate(context.settings, self._monotonic_ms)
@@ -189,6 +191,7 @@ class Provider(PeerService):
             now_ms=now_ms,
             ages=ledger.clock.ages,
             skew_ms=skew_ms,
+            draining=self._draining(),
         )
         return judge_offer(offer, peer, facts, self._settings, rate=self._rate, revoked=ledger.token_revoked)
 
