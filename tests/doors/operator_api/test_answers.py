@@ -72,6 +72,7 @@ from covenant.doors.operator_api.tasks import (
     Repaired,
     RepairedTasks,
     Results,
+    SignaledTask,
     TaskLogShown,
     Tasks,
     TaskShown,
@@ -167,7 +168,8 @@ AGENT_JSON = (
     '"age_decay":true,"age_half_life_days":90.0,"age_floor":0.5},'
     '"intent":{"mode":"off","min_confidence":0.8,"apply_routing":true,"model":""},"kind":"model",'
     '"default_project":"","mcp_tool_permissions":null,"timeout_ms":null,"idempotent":false,"on_lost":"hold",'
-    '"input_modes":[],"output_modes":[],"command":[],"url":"","peer":"","skills":[],"extensions":[],"concurrency":0},'
+    '"input_modes":[],"output_modes":[],"command":[],"url":"","peer":"","skills":[],"extensions":[],"concurrency":0,'
+    '"schedules":[]},'
     '"ignored":[]}'
 )
 
@@ -514,6 +516,7 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
         '{"kind":"login_code","code":"c","url":"http://h/ui/code#c","lasts_ms":60000}',
     ),
     (AnsweredTask(task_id=TaskId("t")), '{"kind":"a2a_answered","task_id":"t"}'),
+    (SignaledTask(task_id=TaskId("t")), '{"kind":"a2a_signaled","task_id":"t"}'),
     (AuditPurgedAnswer(before_ms=1, purged=2), '{"kind":"audit_purged","before_ms":1,"purged":2}'),
     (
         ProtocolInfo(info=ProtocolVersions(), server="covenant/1"),

@@ -497,6 +497,10 @@ async def test_a_task_that_waits_is_answered_by_its_sender_alone(under_test: Doo
     empty = await speaker.tell(alice, "answer_a2a_task", task_id=task["id"], text=" ")
     assert empty.answer["code"] == "invalid_answer"
     answered = await speaker.ask(alice, "answer_a2a_task", task_id=task["id"], text="red")
+    told = await speaker.ask(alice, "signal_a2a_task", task_id=task["id"], name="paid", value=1, signal_id="s1")
+    assert (told["kind"], told["task_id"]) == ("a2a_signaled", task["id"])
+    again = await speaker.ask(alice, "signal_a2a_task", task_id=task["id"], name="paid", value=1, signal_id="s1")
+    assert again["duplicate"]
     assert answered == {"kind": "a2a_answered", "task_id": task["id"]}
     taken = (await speaker.ask(bob, "try_recv_a2a_task"))["tasks"][0]
     assert (taken["turn"], taken["messages"][0]["parts"]) == (2, [{"type": "text", "text": "red"}])
