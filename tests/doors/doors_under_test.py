@@ -13,6 +13,7 @@ from typing import Any, Final
 from covenant.daemon.keystore import admit_operator
 from covenant.daemon.listeners import bound, make_server
 from covenant.daemon.settings import HttpSettings
+from covenant.daemon.tenant_files import HomeFiles
 from covenant.doors import native
 from covenant.doors.http.app import HttpDoor, build_http
 from covenant.doors.http.bearer_auth import TenantGate
@@ -31,6 +32,7 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.task_logs import TaskLogs
 from covenant.exchange.tasks.writer import Intake
+from covenant.exchange.tenant_removal import TenantRemovals
 from covenant.ledger.clock import Uuids
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.backup_file import StagedBackups
@@ -186,7 +188,8 @@ async def _open_doors(ledger: EmbeddedLedger, folder: Path, options: dict[str, A
     tenancy = TenantAccess(ledger, operator, identity_auth)
     await tenancy.open()
     limiter = TenantLimiter(now_ms, options.pop("tenant_limits", None))
-    waits, meter = WatchedWaits(identity_auth, ledger.limits), Meter()
+    waits, meter, logs = WatchedWaits(identity_auth, ledger.limits), Meter(), TaskLogs(ledger.now_ms)
+    removals = TenantRemovals(ledger, catalogue, logs, HomeFiles(folder / "home"), operator)
     api = ApiContext(
         services=Services(
             exchange,
@@ -194,10 +197,11 @@ async def _open_doors(ledger: EmbeddedLedger, folder: Path, options: dict[str, A
             ledger,
             tenancy,
             catalogue,
-            TaskLogs(ledger.now_ms),
+            logs,
             Intake(),
             options.pop("peers", None),
             backups=options.pop("backups", StagedBackups(folder / "home", ledger, Uuids())),
+            removals=removals,
         ),
         identity_auth=identity_auth,
         waits=waits,
@@ -215,6 +219,7 @@ async def _open_doors(ledger: EmbeddedLedger, folder: Path, options: dict[str, A
     door = build_http(api, **options, more_routes=routes, described=routes_of(native.AgentDoor))
     ipc = IpcServer(folder / "sock", api, **of_ipc)
     await ipc.start()
+    removing = asyncio.create_task(removals.run())
     async with _listening(door, door.refusal_form) as port:
         try:
             yield DoorsUnderTest(
@@ -236,6 +241,8 @@ async def _open_doors(ledger: EmbeddedLedger, folder: Path, options: dict[str, A
             )
         finally:
             waits.stop()
+            removing.cancel()
+            await asyncio.wait((removing,))
             await ipc.stop()
 
 

@@ -87,12 +87,15 @@ from covenant.doors.operator_api.tenants import (
     TenantAdded,
     TenantChanged,
     TenantList,
+    TenantRemovalTold,
     TenantRotated,
     TenantShown,
+    TenantTraces,
 )
 from covenant.exchange.bulk_repair import BulkOutcome
 from covenant.exchange.frame_log import LoggedFrame
 from covenant.exchange.task_logs import LogLine
+from covenant.ledger.contract.retention import SearchedPlace
 from covenant.ledger.contract.task_query import AgentLanes, FoundTask, LaneCounts
 from covenant.ledger.contract.tasks import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
 from covenant.model.agent_definition import Advisor, AgentDefinition, CatalogueAgent
@@ -572,6 +575,33 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
     (
         TenantRotated(tenant=TENANT, token="atr_1"),
         f'{{"kind":"tenant_rotated","tenant":{TENANT_JSON},"token":"atr_1"}}',
+    ),
+    (
+        TenantRemovalTold(
+            name="acme",
+            done=True,
+            stage="removed",
+            tasks=1,
+            digest="ab",
+            canceled=2,
+            agents=3,
+            identities=4,
+            grants=5,
+            pushes=6,
+            cached=7,
+            places=(SearchedPlace(place="journal", found=8, kept=8),),
+            left=0,
+            problem="",
+        ),
+        (
+            '{"kind":"tenant_removal","name":"acme","done":true,"stage":"removed","tasks":1,"digest":"ab","canceled":2,'
+            '"agents":3,"identities":4,"grants":5,"pushes":6,"cached":7,"places":[{"place":"journal","found":8,'
+            '"kept":8}],"left":0,"problem":""}'
+        ),
+    ),
+    (
+        TenantTraces(name="acme", places=(SearchedPlace(place="audit", found=1),), left=1),
+        '{"kind":"tenant_traces","name":"acme","places":[{"place":"audit","found":1}],"left":1}',
     ),
     (
         AgentList(tenant="acme", count=1, agents=(AGENT,)),

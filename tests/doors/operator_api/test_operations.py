@@ -784,9 +784,32 @@ async def test_the_operator_keeps_tenants_and_their_agents(under_test: DoorsUnde
     assert rotated["tenant"]["disabled"] is True
 
 
+async def test_the_operator_removes_a_tenant_after_a_dry_run_and_is_shown_that_nothing_is_left(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    operator = under_test.operator
+    await speaker.ask(operator, "add_tenant", name="acme")
+    await speaker.ask(operator, "add_agent", tenant="acme", agent_def={"id": "writer", "kind": "worker"})
+    dry = await speaker.ask(operator, "remove_tenant", name="acme")
+    assert (dry["done"], dry["stage"], dry["holdings"]["agents"]) == (False, "dry_run", 1)
+    assert (await speaker.ask(operator, "tenant_traces", name="acme"))["left"] > 0
+    told = await speaker.tell(operator, "tenant_removal", name="acme")
+    assert told.answer["code"] == "no_removal"
+
+    await speaker.ask(operator, "remove_tenant", name="acme", dry_run=False, reason="left")
+    removed = await speaker.ask(operator, "tenant_removal", name="acme", wait_ms=LONG_MS)
+    assert (removed["done"], removed["stage"], removed["agents"], removed["left"]) == (True, "removed", 1, 0)
+    assert (await speaker.ask(operator, "tenant_traces", name="acme"))["left"] == 0
+    listed = await speaker.ask(operator, "list_tenants")
+    assert [tenant["name"] for tenant in listed["tenants"]] == ["default"]
+
+
 @pytest.mark.parametrize(
     ("kind", "code", "status", "fields"),
     [
+        ("remove_tenant", "unknown_tenant", 404, {"name": "nobody"}),
+        ("remove_tenant", "invalid_wait", 400, {"name": "default", "dry_run": False, "reason": "r", "wait_ms": -1}),
+        ("tenant_removal", "no_removal", 404, {"name": "nobody"}),
         ("add_tenant", "tenant_exists", 409, {"name": "default"}),
         ("add_tenant", "invalid_tenant", 400, {"name": "a@b"}),
         ("add_tenant", "invalid_tenant", 400, {"name": "x" * 64}),
@@ -818,6 +841,10 @@ async def test_what_is_wrong_about_a_tenant_or_agent_is_said(
         ("list_tenants", {}),
         ("change_tenant", {"name": "default", "disabled": True}),
         ("rotate_tenant", {"name": "default"}),
+        ("remove_tenant", {"name": "default"}),
+        ("remove_tenant", {"name": "default", "dry_run": False, "reason": "r", "cancel_live": True}),
+        ("tenant_removal", {"name": "default"}),
+        ("tenant_traces", {"name": "default"}),
         ("add_agent", {"tenant": "default", "agent_def": {"id": "a"}}),
         ("list_agents", {"tenant": "default"}),
         ("show_agent", {"tenant": "default", "agent_id": "index"}),
