@@ -137,7 +137,7 @@ RUNS: dict[str, list[Words]] = {
         lambda d: [lease(d)[0], "--reason", "not needed"],
         lambda d: after(lease(d)[0], "--state", "in-flight", "--reason", "not needed"),
     ],
-    "a2a signal": [lambda d: [lease(d)[0], "approval", "{\"by\": \"ann\"}"]],
+    "a2a signal": [lambda d: [lease(d)[0], "approval", '{"by": "ann"}']],
     "a2a release": [lambda d: [*_leased(d), "--reason", "not begun", *as_bob(d)]],
     "a2a renew": [lambda d: [*_leased(d), *as_bob(d)]],
     "a2a force-error": [
