@@ -36,6 +36,8 @@ from covenant.ledger.machine.events import (
     MessageKept,
     ResultDrained,
     ResultReturned,
+    SignalKept,
+    SignalTaken,
     TaskClosed,
     TaskContinued,
     TaskFollowed,
@@ -43,8 +45,10 @@ from covenant.ledger.machine.events import (
     TaskParked,
     TaskPromoted,
     TaskRequeued,
+    TaskResumed,
     TaskSent,
     TaskSettled,
+    TaskSuspended,
     TaskUpdated,
     TurnEnded,
 )
@@ -54,7 +58,15 @@ from covenant.model.errors import CovenantError, Damaged, Unavailable
 from covenant.model.ids import AgentId
 from covenant.model.retry_policy import Posture
 from covenant.model.task import Cause, Ending, Lease, Result, ResultStatus
-from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate, StatusUpdate
+from covenant.model.task_event import (
+    ArtifactUpdate,
+    Interruption,
+    MessageUpdate,
+    Signal,
+    StatusUpdate,
+    StepUpdate,
+    Wait,
+)
 from tests.ledger.embedded.recorded import (
     ALICE,
     BOB,
@@ -72,6 +84,9 @@ from tests.ledger.embedded.recorded import (
 from tests.waits import BOUND_S
 
 TABLES = ("a2a_tasks", "packs", "requests", "updates", "handovers", "audit", "meta", "ids")
+
+WAIT = Wait(since_ms=START_MS, signal="paid", step=1, name="paid")
+STEP = StepUpdate("paid", 1, kind="wait")
 
 agents = st.sampled_from([ALICE, BOB, CAROL])
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -91,16 +106,24 @@ def histories(draw: st.DrawFn) -> Recorded:
         for number in sorted(draw(st.sets(st.integers(1, 4), min_size=1, max_size=3))):
             entry = recorded.entries.get(task_id(number))
             state = None if entry is None else entry.state
-            # A result is returned only to a task that was drained, which is always known here.
-            types = sorted(
-                name for before, name in TRANSITIONS if before is state and (before, name) != (None, "result_returned")
-            )
+            types = sorted(name for before, name in TRANSITIONS if before is state and may_follow(name, entry))
             if types:
                 events.append(draw(an_event(draw(st.sampled_from(types)), number, entry)))
         if draw(st.booleans()):
             events.append(recorded.audited(draw(agents), draw(texts), ts_ms))
         recorded.record(*events, ts_ms=ts_ms)
     return recorded
+
+
+def may_follow(kind: str, entry: Entry | None) -> bool:
+    """What the table of states does not say: a wait ends once, and a signal is there before it is taken."""
+    if entry is None:  # A result is returned only to a task that was drained, which is always known here.
+        return kind != "result_returned"
+    if kind == "signal_taken":
+        return bool(entry.signals)
+    if kind in ("task_resumed", "task_continued"):
+        return (entry.wait is not None) == (kind == "task_resumed")
+    return True
 
 
 @st.composite
@@ -140,6 +163,12 @@ def an_event(draw: st.DrawFn, kind: str, number: int, entry: Entry | None) -> Le
         "task_updated": lambda: TaskUpdated(name, lease, after, draw(updates)),
         "task_requeued": lambda: TaskRequeued(name, lease, draw(reasons), Posture.IDEMPOTENT, entry.attempt),
         "task_parked": lambda: TaskParked(name, lease, after, draw(st.sampled_from(Interruption)), StatusUpdate("?")),
+        "task_suspended": lambda: draw(
+            st.sampled_from([TaskSuspended(name, WAIT), TaskSuspended(name, WAIT, lease, after, STEP)])
+        ),
+        "task_resumed": lambda: draw(st.sampled_from([TaskResumed(name), TaskResumed(name, after, STEP, "s1")])),
+        "signal_kept": lambda: SignalKept(name, Signal("paid", f"s{entry.events}")),
+        "signal_taken": lambda: SignalTaken(name, entry.signals[0].id),
         "task_continued": lambda: TaskContinued(name, after, MessageUpdate("user"), "message"),
         "message_kept": lambda: MessageKept(name, after, MessageUpdate("user"), "message"),
         "turn_ended": lambda: draw(
@@ -295,6 +324,8 @@ def updates_expected(recorded: Recorded) -> list[tuple[str, int, str, int, Any]]
                     rows.append((event.task_id, event.generation, str(kind), ts_ms, event.update))
                 case TaskParked():
                     rows.append((event.task_id, event.generation, "parked", ts_ms, event.update))
+                case TaskSuspended() | TaskResumed() if event.generation:
+                    rows.append((event.task_id, event.generation, "step", ts_ms, event.update))
                 case TaskContinued():
                     rows.append((event.task_id, event.generation, "continued", ts_ms, event.message))
                 case MessageKept():
@@ -382,6 +413,10 @@ MOVES: dict[str, LedgerEvent] = {
         LeaseInterrupted(task_id(1), lease_id(1), "stopped"),
         TaskUpdated(task_id(1), lease_id(1), 3, StatusUpdate("half")),
         TaskParked(task_id(1), lease_id(1), 3, Interruption.INPUT_REQUIRED, StatusUpdate("?")),
+        TaskSuspended(task_id(1), WAIT, lease_id(1), 3, STEP),
+        TaskResumed(task_id(1), 4, STEP),
+        SignalKept(task_id(1), Signal("paid", "s1")),
+        SignalTaken(task_id(1), "s1"),
         TaskContinued(task_id(1), 4, MessageUpdate("user"), "m"),
         MessageKept(task_id(1), 4, MessageUpdate("user"), "m"),
         TurnEnded(task_id(1), lease_id(1)),

@@ -313,6 +313,21 @@ class _TaskResumed(OfTask, frozen=True, gc=False, tag="task_resumed"):
         rows.handed(row, "resumed", None, None)
 
 
+class _Signaled(OfTask, frozen=True, gc=False):
+    """Only the moment of the task's last change is told: the state stays what it was, and no watcher is told."""
+
+    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+        pass
+
+
+class _SignalKept(_Signaled, frozen=True, gc=False, tag="signal_kept"):
+    pass
+
+
+class _SignalTaken(_Signaled, frozen=True, gc=False, tag="signal_taken"):
+    pass
+
+
 class _TaskContinued(OfTask, frozen=True, gc=False, tag="task_continued"):
     generation: int
     message: Raw
@@ -422,6 +437,8 @@ _OURS: Final = (
     _TaskParked,
     _TaskSuspended,
     _TaskResumed,
+    _SignalKept,
+    _SignalTaken,
     _TaskContinued,
     _MessageKept,
     _TurnEnded,
