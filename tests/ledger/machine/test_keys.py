@@ -30,7 +30,7 @@ from covenant.model.retry_policy import ForceError, Posture, Requeue, RetryPolic
 from covenant.model.settings import Limits
 from covenant.model.task import DELEGATION, CacheKey, Task, account_of, fingerprint
 from covenant.model.task_event import MessageUpdate, Signal, StatusUpdate, Wait
-from covenant.model.tenants import Tenant, TenantLimits
+from covenant.model.tenants import Tenant, TenantLimits, TenantRemoval
 from tests.ledger.machine.peer_commands import peer_commands
 from tests.ledger.machine.pure import Pure
 from tests.ledger_contract.grants import responding, sending
@@ -451,6 +451,8 @@ def push_commands() -> list[c.Command[Any]]:
 
 def tenant_commands() -> list[c.Command[Any]]:
     definition = AgentDefinition(id="bob")
+    cached = (CacheKey(ALICE.pubkey, BOB.pubkey, "work", "a"),)
+    removal = TenantRemoval(begun_at_ms=1, reason="over", digest="0" * 64, keys=(BOB.pubkey,))
     return [
         t.PutAgent(by=OPERATOR, tenant="here", definition=definition, identity=BOB),
         t.AddTenant(by=OPERATOR, tenant=Tenant(name="here", token_sha256="1")),
@@ -459,6 +461,10 @@ def tenant_commands() -> list[c.Command[Any]]:
         t.RemoveAgent(by=OPERATOR, tenant="here", agent_id="bob"),
         t.ChangeTenant(by=OPERATOR, name="here", disabled=True, limits=TenantLimits(burst=1)),
         t.RotateTenant(by=OPERATOR, name="here", token_sha256="2", token_prefix="atr_2"),
+        t.EraseTenant(by=OPERATOR, name="here", removal=removal, cached=cached),
+        t.BeginTenantRemoval(by=OPERATOR, name="here", reason="over", cancel_live=True),
+        t.EraseTenant(by=OPERATOR, name="here", removal=removal, cached=cached),
+        t.FinishTenantRemoval(by=OPERATOR, name="here", places=1),
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from covenant.ledger.machine.commands import AUDIT, Command, Key, _access_keys
 from covenant.model.agent_definition import RESERVED, AgentDefinition, CatalogueAgent
 from covenant.model.grant import Grant, Identity
@@ -163,7 +165,8 @@ class EraseTenant(TenantCommand, frozen=True, gc=False, kw_only=True):
     cached: tuple[CacheKey, ...] = ()
 
     def keys(self) -> tuple[Key, ...]:
-        return ("tenant", self.name), ("account", self.name), ("tenants",), ("cache",), AUDIT
+        cached: list[Key] = [("cache", *msgspec.structs.astuple(key)) for key in self.cached]
+        return ("tenant", self.name), ("account", self.name), ("tenants",), *cached, AUDIT
 
 
 class FinishTenantRemoval(TenantCommand, frozen=True, gc=False, kw_only=True):
