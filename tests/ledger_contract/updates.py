@@ -88,8 +88,10 @@ class UpdateSuite(Suite):
         await driver.release(leased)
         await driver.take_one()
         await driver.requeue(task_id(1))
-        await driver.interrupt(await driver.take_one())
+        leased = await driver.take_one()
         assert (await check_generations(driver, task_id(1))).generation == 2
+        await driver.interrupt(leased)  # that its holder is gone is told to those who watch
+        assert (await check_generations(driver, task_id(1))).generation == 3
 
     async def test_a_new_attempt_replaces_what_the_earlier_one_had_written(self, driver: LedgerDriver) -> None:
         first = await driver.taken(make_task())

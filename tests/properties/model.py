@@ -35,6 +35,8 @@ class Piece:
     generation: int = 1
     update_no: int = 0
     update_generation: int = 0
+    hold: tuple[int, int] | None = None
+    """Since when its work is interrupted, and for how long an operator may decide; 0: without a bound."""
     written: set[str] = field(default_factory=set)
     artifacts: dict[str, str] = field(default_factory=dict)
     open: bool = False
@@ -123,6 +125,7 @@ class Model:
         piece.lease = lease
         piece.turn_started_ms = now_ms if piece.turn_started_ms is None else piece.turn_started_ms
         piece.update_no = 0
+        piece.hold = None
         piece.written, piece.open = set(), False
 
     def held(self, id_: str, lease: str) -> Piece:
@@ -136,12 +139,18 @@ class Model:
         return piece
 
     def renew(self, id_: str, lease: str) -> None:
-        self.held(id_, lease)
+        self.held(id_, lease).hold = None
         self.held_longest.remove(id_)
         self.held_longest.append(id_)
 
     def release(self, id_: str, lease: str) -> None:
         self._back(self.held(id_, lease))
+
+    def interrupt(self, id_: str, lease: str, now_ms: int, hold_ms: int) -> None:
+        piece = self.held(id_, lease)
+        if piece.hold is None:  # told once, and not prolonged
+            piece.hold = now_ms, hold_ms
+            piece.generation += 1
 
     def report(self, id_: str, lease: str, number: int, chunk: tuple[str, str, bool] | None) -> tuple[int, bool]:
         """The generation it became, and whether it had become that before."""
@@ -259,13 +268,18 @@ class Model:
             started, timeout, deadline = piece.turn_started_ms, piece.timeout_ms, piece.deadline_ms
             if started is not None and timeout is not None and started + timeout <= now_ms:
                 due[piece.id] = "timeout"
+            elif piece.state == "in_flight" and piece.hold is not None and 0 < piece.hold[1] <= now_ms - piece.hold[0]:
+                due[piece.id] = "interrupted"
             elif deadline is not None and deadline <= now_ms and piece.state != "in_flight":
                 due[piece.id] = "deadline_exceeded"
         return due
 
     def expire(self, id_: str, now_ms: int) -> None:
         cause = self.due(now_ms)[id_]
-        text = "Task timed out" if cause == "timeout" else cause
+        text = {
+            "timeout": "Task timed out",
+            "interrupted": "interrupted: stopping; no operator decided within 1 s",
+        }.get(cause, cause)
         self.end(self.pieces[id_], ("error", text), cause)
 
     def end(self, piece: Piece, result: Result, cause: str) -> None:

@@ -164,9 +164,12 @@ class LedgerMachine(RuleBasedStateMachine):
     def release(self, leased: LeasedTask) -> None:
         self.both(self.driver.release(leased), lambda: self.model.release(leased.task.id, leased.lease.lease_id))
 
-    @rule(leased=leases)
-    def interrupt(self, leased: LeasedTask) -> None:
-        self.both(self.driver.interrupt(leased), lambda: self.model.held(leased.task.id, leased.lease.lease_id))
+    @rule(leased=leases, hold_ms=st.sampled_from([0, 1_000]))
+    def interrupt(self, leased: LeasedTask, hold_ms: int) -> None:
+        self.both(
+            self.driver.interrupt(leased, hold_ms=hold_ms),
+            lambda: self.model.interrupt(leased.task.id, leased.lease.lease_id, self.now_ms, hold_ms),
+        )
 
     @rule(leased=leases, number=st.integers(0, 2), text=st.sampled_from("xyz"), name=st.sampled_from(["", "a", "b"]))
     def report(self, leased: LeasedTask, number: int, text: str, name: str) -> None:
@@ -285,12 +288,18 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         swept = self.run(self.driver.sweep())
-        assert len(swept.expired) + len(swept.timed_out) == len({*swept.expired, *swept.timed_out})
-        left = [*swept.timed_out, *swept.expired]
+        causes = [
+            *((which, "timeout") for which in swept.timed_out),
+            *((which, "interrupted") for which in swept.interrupted),
+            *((which, "deadline_exceeded") for which in swept.expired),
+        ]
+        cause_of = dict(causes)
+        assert len(cause_of) == len(causes)
+        left = set(cause_of)
         while left:  # which of several comes first is the engine's to choose; that each is due in its turn is not
             due = self.model.due(self.now_ms)
             first = next(which for which in self._order() if which in left)
-            assert due[first] == ("timeout" if first in swept.timed_out else "deadline_exceeded")
+            assert due[first] == cause_of[first]
             self.model.expire(first, self.now_ms)
             left.remove(first)
         assert self.model.due(self.now_ms) == {}
