@@ -12,7 +12,10 @@ from covenant.ledger.embedded.journal.segments import Segment, list_segments
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import DropPush, MovePushes, PutPush, Withdraw
 from covenant.ledger.machine.identity_commands import (
+    BeginTenantRemoval,
     Enroll,
+    EraseTenant,
+    FinishTenantRemoval,
     PurgeAudit,
     PurgeGrants,
     PurgeIdentities,
@@ -28,6 +31,7 @@ from covenant.model.ids import TaskId
 from covenant.model.push import move_of
 from covenant.model.settings import Limits
 from covenant.model.task import Task
+from covenant.model.tenants import TenantRemoval
 from tests.faults import letters
 from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.fake_clock import FakeClock
@@ -44,11 +48,14 @@ from tests.ledger_contract.samples import (
     same_work,
 )
 from tests.ledger_contract.samples import task_id as n
+from tests.ledger_contract.suspensions import signal, suspend, wait_for
 from tests.ledger_contract.tenants import add_tenant, put_agent
 
 SEGMENT_BYTES: Final = 4_000
 LIMITS: Final = Limits(cache_entries_max=1, delegations_kept_max=1)
 MANY: Final = 100
+WAIT_MS: Final = 5_000
+"""How long a task of this home waits for a signal, or for its time."""
 
 
 class HomeHistory:
@@ -129,11 +136,25 @@ async def _tasks_of_every_state(history: HomeHistory, driver: LedgerDriver, base
     (promoted,) = await driver.take(count=1)
     await driver.finish(promoted, ok(promoted.task.id))
     await driver.sweep()
+    await _waits(history, driver, base)
     pushed = await driver.ledger.commit(PutPush(task_id=n(base + 1), config=PushConfig(url="https://hooks.example/")))
     await driver.ledger.commit(MovePushes(moves=(msgspec.structs.replace(move_of(pushed), delivered=2),)))
     gone = PushConfig(url="https://hooks.example/", id="gone")
     await driver.ledger.commit(PutPush(task_id=n(base + 1), config=gone))
     await driver.ledger.commit(DropPush(task_id=n(base + 1), id="gone"))
+
+
+async def _waits(history: HomeHistory, driver: LedgerDriver, base: int) -> None:
+    """Tasks that wait for a moment and for signals: some of them still do."""
+    await history.send(driver, *(make_task(base + number) for number in (30, 31, 32)))
+    waiting = {each.task.id: each for each in await driver.take(count=MANY)}
+    await wait_for(driver, waiting[n(base + 30)], "paid", for_ms=WAIT_MS)
+    await signal(driver, n(base + 30), "paid", {"amount": 3})
+    await signal(driver, n(base + 31), "paid", 1)
+    await wait_for(driver, waiting[n(base + 31)], "paid")
+    await signal(driver, n(base + 31), "later", 2, "s2")
+    await suspend(driver, waiting[n(base + 32)], for_ms=WAIT_MS, step=1, name="sleep")
+    await history.send(driver, make_task(base + 33, not_before_ms=driver.clock() + WAIT_MS))
 
 
 async def _moves_of_earlier_tasks(driver: LedgerDriver) -> None:
@@ -159,11 +180,19 @@ async def _registers(driver: LedgerDriver, number: int) -> None:
     await add_tenant(driver, f"tenant-{number}")
     await put_agent(driver, f"tenant-{number}", "writer")
     await driver.ledger.commit(RemoveAgent(by=OPERATOR, tenant=f"tenant-{number}", agent_id="writer"))
+    await _remove_tenant(driver, f"tenant-{number}")
     found = await driver.ledger.audit_before(driver.clock())
     ((count, through, anchor_hash, _),) = found
     await driver.ledger.commit(
         PurgeAudit(by=OPERATOR, before_ms=driver.clock(), through=through, anchor_hash=anchor_hash, count=count)
     )
+
+
+async def _remove_tenant(driver: LedgerDriver, name: str) -> None:
+    await driver.ledger.commit(BeginTenantRemoval(by=OPERATOR, name=name, reason="over"))
+    removal = TenantRemoval(begun_at_ms=driver.clock(), reason="over", digest="0" * 64)
+    await driver.ledger.commit(EraseTenant(by=OPERATOR, name=name, removal=removal))
+    await driver.ledger.commit(FinishTenantRemoval(by=OPERATOR, name=name, places=1))
 
 
 async def _peers(driver: LedgerDriver, commands: Any) -> None:
@@ -253,6 +282,8 @@ async def exercise(history: HomeHistory, home: Path) -> None:
 
 
 async def _finish_everything(driver: LedgerDriver) -> None:
+    driver.clock.advance(WAIT_MS)
+    await driver.sweep()
     for queued in await driver.queue(limit=1_000, state_filter="in_flight"):
         await driver.requeue(queued.task.id)
     for queued in await driver.queue(limit=1_000, state_filter="parked"):
