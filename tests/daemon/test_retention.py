@@ -11,7 +11,7 @@ import pytest
 
 from covenant.agents.api import Agent, Turn
 from covenant.daemon import schedulers
-from covenant.daemon.schedulers import Retention
+from covenant.daemon.schedulers import Retention, Singleton
 from covenant.ledger.contract.retention import ERASED_AT_ONCE_MAX
 from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME
 from covenant.model.settings import HOUR_MS
@@ -55,7 +55,8 @@ async def knows(daemon: DaemonUnderTest, token: str, task_id: str) -> bool:
 
 
 def retention(daemon: DaemonUnderTest) -> Retention:
-    (found,) = [each for each in daemon.daemon.schedulers if isinstance(each, Retention)]
+    inner = [each.scheduler if isinstance(each, Singleton) else each for each in daemon.daemon.schedulers]
+    (found,) = [each for each in inner if isinstance(each, Retention)]
     return found
 
 

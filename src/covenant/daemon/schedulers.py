@@ -44,7 +44,7 @@ class Singleton:
 
     def __init__(self, name: str, scheduler: Scheduler, ledger: Ledger) -> None:
         self._name = name
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._ledger = ledger
 
     async def run(self) -> None:
@@ -55,7 +55,7 @@ class Singleton:
 
     async def _lead(self) -> None:
         """As long as it is this daemon's. A fault of the scheduler is raised."""
-        running = asyncio.ensure_future(self._scheduler.run())
+        running = asyncio.ensure_future(self.scheduler.run())
         try:
             while self._ledger.leads(self._name) and not running.done():
                 await asyncio.wait((running,), timeout=LEAD_LOOK_S)
