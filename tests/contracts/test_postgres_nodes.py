@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import pytest
 
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.tenants import TenantAccess
 from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.machine.commands import Accept, CancelOrphans, LeasedTask, Starter
 from covenant.ledger.machine.identity_commands import Enroll, RevokeGrant, RevokeIdentity
@@ -20,6 +22,7 @@ from covenant.model.ids import TaskId
 from covenant.model.settings import Limits
 from covenant.model.task import DELEGATION, Task, fingerprint
 from covenant.model.task_event import Ended, StatusUpdate
+from covenant.model.tenants import DEFAULT
 from tests.ledger_contract.driver import WAIT_MS, LedgerDriver, refused
 from tests.ledger_contract.grants import give, sending
 from tests.ledger_contract.postgres_engine import PostgresEngine
@@ -408,3 +411,12 @@ async def test_behind_a_pooler_nothing_is_kept_in_a_session_and_news_are_polled_
     assert [row["n"] for row in await ledger_of(a)._connections.fetch(Statement(kept), {})] <= [1], "the one that asks"
     await engine.close()
     await databases.give_back(url)
+
+
+async def test_daemons_that_open_an_empty_ledger_at_once_all_have_its_first_tenant(engine: PostgresEngine) -> None:
+    joined = await asyncio.gather(*(engine.join(name) for name in ("one", "two", "three")))
+    opened = [TenantAccess(each, OPERATOR, IdentityAuth(each, OPERATOR)) for each in joined]
+    await asyncio.gather(*(each.open() for each in opened))
+    for ledger in joined:
+        await ledger.durable()
+        assert [tenant.name for tenant in await ledger.tenants()] == [DEFAULT]

@@ -39,7 +39,8 @@ DAEMONS = ("one", "two", "three")
 HOME = "/var/lib/covenant"
 PASSPHRASE = "what the operator exports"
 ECHO = "import json,sys;said=json.loads(sys.stdin.readline());print(json.dumps({'type':'result','text':'echoed'}))"
-SLOW = "import os,sys;open({path!r},'w').write(str(os.getppid()));sys.stdin.read()"
+SLOW = "import os,signal;open({path!r},'w').write(str(os.getppid()));signal.alarm(120);signal.pause()"
+"""Works until it is stopped; nobody stops it when its daemon is killed, so it ends by itself as well."""
 
 
 def test_every_service_has_no_more_rights_than_it_needs() -> None:

@@ -80,9 +80,16 @@ class TenantAccess:
         ledger.on_registers(self._changed)
 
     async def open(self) -> None:
-        """See to it that the first tenant is there. It has no token of its own until one is made by rotating."""
+        """See to it that the first tenant is there. It has no token of its own until one is made by rotating.
+
+        Another daemon that opens the same ledger at this moment may add it first.
+        """
         if self._ledger.tenant(DEFAULT) is None:
-            await self._ledger.commit(AddTenant(by=self._operator, tenant=Tenant(name=DEFAULT)))
+            try:
+                await self._ledger.commit(AddTenant(by=self._operator, tenant=Tenant(name=DEFAULT)))
+            except Conflict as conflict:
+                if conflict.code != "tenant_exists":
+                    raise
 
     def recognise(self, token: str) -> Caller | None:
         """The hot path: one hash, one look-up."""
