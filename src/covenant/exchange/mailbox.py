@@ -427,8 +427,10 @@ class MailboxExchange:
         row: dict[str, object] = {"type": "drain_begun", "timeout_ms": timeout_ms}
         await self._ledger.commit(WriteAuditRow(by=principal.agent, row=row))
 
-    async def note_inspection(self, principal: Principal, method: str, **whom: str) -> None:
-        row: dict[str, object] = {"type": "agent_inspected", "method": method, **whom}
+    async def note_inspection(
+        self, principal: Principal, method: str, *, agent: str | None = None, host: str | None = None
+    ) -> None:
+        row: dict[str, object] = {"type": "agent_inspected", "method": method, "agent": agent, "host": host}
         await self._ledger.commit(WriteAuditRow(by=principal.agent, row=row))
 
     def _check_page(self, value: int, most: int, name: str) -> None:

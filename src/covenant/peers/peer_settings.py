@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from covenant.model.peers.instance import EPOCHS
 from covenant.model.settings_field import Kind, choice, line, peer_places, setting, several, switch, whole, words
 from covenant.outbound.outbound_settings import name_servers
 from covenant.outbound.urls import InvalidUrl, read_host, read_url
@@ -165,8 +164,7 @@ class PeerService:
 
     def _epoch_for(self, peer: Peer | None) -> str | None:
         """What an envelope to this peer says of our ledger's life. Only a peer that knows epochs is told."""
-        speaks = peer is not None and peer.keys is not None and EPOCHS in peer.keys.versions
-        return self._context.epoch if speaks else None
+        return self._context.epoch if peer is not None and peer.keys is not None and peer.keys.has_epochs else None
 
     def _in_flight(self, key: DelegationKey) -> int:
         """Up to which number the peer may have the messages of this delegation."""

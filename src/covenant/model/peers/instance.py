@@ -99,6 +99,10 @@ class KeyBundle(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unkn
     """How this instance came to have its key, if it had another one before."""
     signature: Signature = ""
 
+    @property
+    def has_epochs(self) -> bool:
+        return EPOCHS in self.versions
+
 
 def parse_instance_id(value: str) -> InstanceId:
     if _INSTANCE(value) is None:

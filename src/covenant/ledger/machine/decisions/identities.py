@@ -306,21 +306,24 @@ def finish_tenant_removal(decide: DecisionContext, command: FinishTenantRemoval)
     removal = tenant.removal
     assert removal is not None
     decide.add(TenantRemoved(tenant.name))
-    erased = {name: getattr(removal, name) for name in ("tasks", "digest", "canceled", *REGISTERED)}
     decide.audit(
         command.by,
         {
             "type": "tenant_removed",
             "tenant": tenant.name,
             "reason": removal.reason,
-            **erased,
+            "tasks": removal.tasks,
+            "digest": removal.digest,
+            "canceled": removal.canceled,
+            "agents": removal.agents,
+            "identities": removal.identities,
+            "grants": removal.grants,
+            "pushes": removal.pushes,
+            "cached": removal.cached,
             "places_searched": command.places,
         },
     )
     return tenant
-
-
-REGISTERED: Final = ("agents", "identities", "grants", "pushes", "cached")
 
 
 def _removed_tenant(decide: DecisionContext, name: str) -> Tenant:
