@@ -220,7 +220,9 @@ def _signal_kept(entry: Entry, event: SignalKept, after: State, ts_ms: int) -> E
 
 
 def _signal_taken(entry: Entry, event: SignalTaken, after: State, ts_ms: int) -> Entry:
-    taken = next(signal for signal in entry.signals if signal.id == event.signal_id)
+    taken = next((signal for signal in entry.signals if signal.id == event.signal_id), None)
+    if taken is None:
+        raise IllegalMoveError(entry, event)
     return replace(
         entry,
         state=after,
