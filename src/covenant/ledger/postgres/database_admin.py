@@ -93,7 +93,7 @@ async def _altered(connection: asyncpg.Connection[Any]) -> list[str]:
     return [
         *(
             f"{table}.{column} is {found.get((table, column), 'not there')}, and should be {kind}"
-            for (table, column), kind in made.items()
+            for (table, column), kind in sorted(made.items())
             if found.get((table, column)) != kind
         ),
         *(f"this role may not change the table {row['table_name']}" for row in rights),
