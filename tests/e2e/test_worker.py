@@ -163,6 +163,11 @@ async def test_what_only_mcp_blocks_have_passes_through_a2a_both_ways(site: Site
         {"text": "read this", "metadata": {"covenant.mcp": more, "mine": 1}},
         {"url": "https://example.org/r", "filename": "report", "metadata": {"covenant.mcp": described}},
         {"raw": "aGk=", "mediaType": "image/png", "metadata": {"covenant.mcp": {**more, "resource_meta": {"a": 1}}}},
+        {"raw": "aGk=", "mediaType": "image/png", "metadata": {"covenant.mcp": more}},
+        {"raw": "aGk=", "mediaType": "audio/wav"},
+        {"raw": "aGk=", "mediaType": "image/png", "filename": "a.png"},
+        {"raw": "aGk=", "mediaType": "image/png", "metadata": {"covenant.mcp": {"uri": "file:///a.png"}}},
+        {"text": "t", "mediaType": "text/x", "metadata": {"covenant.mcp": {"uri": "file:///t", **more}}},
         {"text": "no such fields of a text", "metadata": {"covenant.mcp": {"size": 1}}},
         {"text": "no object", "metadata": {"covenant.mcp": "words"}},
     ]
@@ -174,6 +179,15 @@ async def test_what_only_mcp_blocks_have_passes_through_a2a_both_ways(site: Site
             "resource": {"uri": "", "mimeType": "image/png", "blob": "aGk=", "_meta": {"a": 1}},
             **more,
         },
+        {"type": "image", "data": "aGk=", "mimeType": "image/png", **more},
+        {"type": "audio", "data": "aGk=", "mimeType": "audio/wav"},
+        {
+            "type": "resource",
+            "resource": {"uri": "", "mimeType": "image/png", "blob": "aGk="},
+            "filename": "a.png",
+        },
+        {"type": "resource", "resource": {"uri": "file:///a.png", "mimeType": "image/png", "blob": "aGk="}},
+        {"type": "resource", "resource": {"uri": "file:///t", "mimeType": "text/x", "text": "t"}, **more},
         {"type": "text", "text": "no such fields of a text"},
         {"type": "text", "text": "no object"},
     ]
@@ -184,11 +198,10 @@ async def test_what_only_mcp_blocks_have_passes_through_a2a_both_ways(site: Site
     ) as worker:
         taken = (await worker.get("/a2a/tasks/next", params={"wait_ms": 5_000})).json()
         assert taken["task"]["parts"] == blocks
-        picture = {"type": "image", "data": "aGk=", "mimeType": "image/png", **more}
-        result = {"task_id": sent["id"], "status": "ok", "content": [*blocks, picture]}
+        result = {"task_id": sent["id"], "status": "ok", "content": blocks}
         posted = await worker.post("/a2a/results", json={**result, "lease_id": taken["lease"]["lease_id"]})
         assert posted.status_code == 200, posted.text
-    expected = [more, described, {**more, "resource_meta": {"a": 1}}, None, None, more]
+    expected = [part.get("metadata", {}).get("covenant.mcp") for part in parts[:-2]] + [None, None]
     for method in ("GetTask", "tasks/get"):
         task = await site.rpc(method, {"id": sent["id"]})
         told = [part.get("metadata", {}) for part in task["status"]["message"]["parts"]]

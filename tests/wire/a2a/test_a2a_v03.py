@@ -171,7 +171,11 @@ def test_push_configurations_have_a_list_of_schemes() -> None:
         ),
         (
             Resource(Embedded("file:x", "text/x", text="t")),
-            {"kind": "text", "text": "t", "metadata": {"covenant.media_type": "text/x"}},
+            {
+                "kind": "text",
+                "text": "t",
+                "metadata": {"covenant.mcp": {"uri": "file:x"}, "covenant.media_type": "text/x"},
+            },
         ),
         (
             ResourceLink("https://x", "n", "a/b"),

@@ -202,8 +202,11 @@ def test_push_configurations_are_flat() -> None:
     [
         (Image("aGk=", "image/png"), {"raw": "aGk=", "mediaType": "image/png"}),
         (Audio("aGk=", "audio/wav"), {"raw": "aGk=", "mediaType": "audio/wav"}),
-        (Resource(Embedded("file:x", "text/x", text="t")), {"text": "t", "mediaType": "text/x"}),
-        (Resource(Embedded("file:x")), {"text": ""}),
+        (
+            Resource(Embedded("file:x", "text/x", text="t")),
+            {"text": "t", "mediaType": "text/x", "metadata": {"covenant.mcp": {"uri": "file:x"}}},
+        ),
+        (Resource(Embedded("file:x")), {"text": "", "metadata": {"covenant.mcp": {"uri": "file:x"}}}),
         (Json(None), {"data": None}),
         (ResourceLink("https://x", "n"), {"url": "https://x", "filename": "n"}),
     ],

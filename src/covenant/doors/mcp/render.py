@@ -9,7 +9,7 @@ import msgspec
 
 from covenant.exchange.task_lookup import QueueStatus
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.content import Content, Json, Resource, ResourceLink, Text
+from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
 from covenant.model.task_event import (
     ArtifactUpdate,
     Continued,
@@ -93,6 +93,8 @@ def _named(part: Content, otherwise: str | None) -> str | None:
     match part:
         case Resource() if part.resource.text is None:
             return part.filename or otherwise or part.resource.uri or "unnamed"
+        case Image() | Audio():
+            return otherwise or "unnamed"
         case ResourceLink():
             return f"{part.name or otherwise or 'unnamed'} <{part.uri}>"
         case Text() if part.filename:

@@ -13,11 +13,11 @@ from typing import Any, Final
 import msgspec
 
 from covenant.model.a2a_requests import Message
-from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text, is_plain
+from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text, is_plain
 from covenant.model.errors import InvalidParams
 from covenant.model.sanitizer import file_name_of
 from covenant.model.task_event import MessageUpdate
-from covenant.wire.a2a.parts_v1 import metadata_of, with_mcp_fields
+from covenant.wire.a2a.parts_v1 import bytes_block, metadata_of, with_mcp_fields
 from covenant.wire.a2a.protojson import standard_base64
 
 MEDIA_TYPE: Final = "covenant.media_type"
@@ -83,8 +83,7 @@ def _file(file: FileV03, metadata: dict[str, Any] | None, where: str) -> Content
         raise InvalidParams(where, "must have either bytes or uri")
     media_type, name = file.mime_type or None, file_name_of(file.name) if file.name else None
     if file.bytes is not None:
-        blob = standard_base64(file.bytes, f"{where}.bytes")
-        return with_mcp_fields(Resource(Embedded("", media_type, blob=blob), name, metadata))
+        return bytes_block(standard_base64(file.bytes, f"{where}.bytes"), media_type, name, metadata)
     if not file.uri:
         raise InvalidParams(f"{where}.uri", "is empty")
     return with_mcp_fields(ResourceLink(file.uri, name or "", media_type, metadata=metadata))

@@ -6,7 +6,7 @@ What only MCP's blocks have is in the part's metadata under `covenant.mcp`, in e
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -39,9 +39,11 @@ class McpFields(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbi
     icons: tuple[dict[str, Any], ...] | None = None
     resource_meta: dict[str, Any] | None = None
     """`_meta` of what a `resource` block holds."""
+    uri: str | None = None
+    """The address of what a `resource` block holds."""
 
 
-_Block = TypeVar("_Block", bound=Text | Resource | ResourceLink)
+_BY_MEDIA: Final[dict[str, type[Image | Audio]]] = {"image": Image, "audio": Audio}
 
 
 class PartV1(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
@@ -76,7 +78,7 @@ def contents_of(parts: Iterable[PartV1], where: str) -> tuple[Content, ...]:
     return tuple([_plain(part) or content_of(part, f"{where}[{at}]") for at, part in enumerate(parts)])
 
 
-def _plain(part: PartV1) -> Text | None:
+def _plain(part: PartV1) -> Content | None:
     """What most parts are: text, and nothing beside it."""
     text, data = part.text, part.data
     if text is None or part.raw is not None or part.url is not None or not (data is msgspec.UNSET or data is None):
@@ -95,8 +97,7 @@ def content_of(part: PartV1, where: str) -> Content:
     if given > 1:
         raise InvalidParams(where, "must have one of text, raw, url and data, not several")
     if part.raw is not None:
-        blob = standard_base64(part.raw, f"{where}.raw")
-        return with_mcp_fields(Resource(Embedded("", media_type, blob=blob), filename, part.metadata))
+        return bytes_block(standard_base64(part.raw, f"{where}.raw"), media_type, filename, part.metadata)
     if part.url is not None:
         if not part.url:
             raise InvalidParams(f"{where}.url", "is empty")
@@ -111,7 +112,18 @@ def _holds(data: Any) -> bool:
     return data is not msgspec.UNSET and data is not None
 
 
-def with_mcp_fields(block: _Block) -> _Block:
+def bytes_block(blob: str, media_type: str | None, filename: str | None, metadata: dict[str, Any] | None) -> Content:
+    """An image or audio, as MCP has those, unless it has an address, a file name or metadata: then it is a resource."""
+    block = with_mcp_fields(Resource(Embedded("", media_type, blob=blob), filename, metadata))
+    kind = _BY_MEDIA.get(media_type.partition("/")[0].lower()) if media_type is not None else None
+    if kind is None or media_type is None or not isinstance(block, Resource):
+        return block
+    if block.filename or block.metadata or block.resource.uri or block.resource.meta:
+        return block
+    return kind(blob, media_type, block.annotations, block.meta)
+
+
+def with_mcp_fields(block: Text | Resource | ResourceLink) -> Content:
     """The block with the fields of MCP that its metadata has; as it is if they are not what MCP has there."""
     metadata = block.metadata
     if metadata is None or MCP not in metadata:
@@ -120,18 +132,25 @@ def with_mcp_fields(block: _Block) -> _Block:
         found = msgspec.convert(metadata[MCP], McpFields)
     except msgspec.ValidationError:
         return block
-    given = {name: getattr(found, name) for name in McpFields.__struct_fields__ if name in block.__struct_fields__}
-    if isinstance(block, Resource) and found.resource_meta is not None:
-        given["resource"] = msgspec.structs.replace(block.resource, meta=found.resource_meta)
     left = {key: value for key, value in metadata.items() if key != MCP} or None
+    if isinstance(block, Text) and found.uri is not None:
+        inner = Embedded(found.uri, block.mimeType, text=block.text, meta=found.resource_meta)
+        return Resource(inner, block.filename, left, found.annotations, found.meta)
+    names = [name for name in _BESIDE if name in block.__struct_fields__]
+    given = {name: getattr(found, name) for name in names}
+    if isinstance(block, Resource):
+        given["resource"] = msgspec.structs.replace(block.resource, uri=found.uri or "", meta=found.resource_meta)
     return msgspec.structs.replace(block, metadata=left, **given)
+
+
+_BESIDE: Final = tuple(name for name in McpFields.__struct_fields__ if name not in ("resource_meta", "uri"))
 
 
 def metadata_of(block: Content) -> dict[str, Any] | None:
     """A block's own metadata, and what only MCP has for it."""
-    given = {name: getattr(block, name, None) for name in McpFields.__struct_fields__}
+    given = {name: getattr(block, name, None) for name in _BESIDE}
     if isinstance(block, Resource):
-        given["resource_meta"] = block.resource.meta
+        given["resource_meta"], given["uri"] = block.resource.meta, block.resource.uri or None
     metadata: dict[str, Any] | None = getattr(block, "metadata", None)
     if not any(value is not None for value in given.values()):
         return metadata
