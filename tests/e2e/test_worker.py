@@ -139,6 +139,24 @@ async def test_the_text_of_a_worker_over_plain_http_ends_with_its_last_chunk(sit
     assert [part["text"] for part in task["artifacts"][0]["parts"]] == ["HELLO"]
 
 
+async def test_the_text_of_a_worker_over_plain_http_that_parks_its_task_ends_with_its_last_chunk(site: Site) -> None:
+    sent = await site.send("hello", configuration={"returnImmediately": True})
+    headers = {"authorization": f"Bearer {site.token}"}
+    async with httpx2.AsyncClient(
+        base_url=site.daemon.url, headers=headers, timeout=BOUND_S, trust_env=False
+    ) as worker:
+        taken = (await worker.get("/a2a/tasks/next", params={"wait_ms": 5_000})).json()
+        words = {"type": "artifact", "artifact_id": "words", "parts": [{"type": "text", "text": "HEL"}]}
+        asks = {"type": "status", "state": "input-required", "text": "which one?"}
+        for update in (words, asks):
+            told = {"lease_id": taken["lease"]["lease_id"], "update": update}
+            posted = await worker.post(f"/a2a/tasks/{sent['id']}/updates", json=told)
+            assert posted.status_code == 200, posted.text
+    assert (await site.rpc("GetTask", {"id": sent["id"]}))["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+    await site.rpc("CancelTask", {"id": sent["id"]})  # the stream of a task that waits goes on
+    assert await site.chunks(sent["id"]) == [("HEL", False), ("", True)]
+
+
 async def test_the_text_of_a_turn_that_times_out_ends_with_its_last_chunk(site: Site, tmp_path: Path) -> None:
     says = """echo '{"type": "assistant", "text": "I am"}'; exec sleep 3600"""
     definition = tmp_path / "hanging.json"
@@ -159,7 +177,7 @@ async def test_what_only_mcp_blocks_have_passes_through_a2a_both_ways(site: Site
     more = {"annotations": {"audience": ["user"], "priority": 0.5}, "_meta": {"example.org/trace": "7"}}
     icons = [{"src": "https://example.org/icon.png", "sizes": ["48x48"]}]
     described = {"title": "The report", "description": "Of the year", "size": 12, "icons": icons, **more}
-    parts = [
+    parts: list[dict[str, Any]] = [
         {"text": "read this", "metadata": {"covenant.mcp": more, "mine": 1}},
         {"url": "https://example.org/r", "filename": "report", "metadata": {"covenant.mcp": described}},
         {"raw": "aGk=", "mediaType": "image/png", "metadata": {"covenant.mcp": {**more, "resource_meta": {"a": 1}}}},

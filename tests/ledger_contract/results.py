@@ -8,13 +8,13 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from covenant.ledger.machine.commands import LeasedTask
+from covenant.ledger.machine.commands import LeasedTask, Reported
 from covenant.ledger.machine.states import State
 from covenant.model.content import Json, Text
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, LeaseId
 from covenant.model.task import Ending
-from covenant.model.task_event import ArtifactUpdate, Ended
+from covenant.model.task_event import ArtifactUpdate, Ended, StatusUpdate
 from tests.ledger_contract.driver import LedgerDriver, check_generations, refused
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, failed, make_task, ok, partial, same_work, task_id
 from tests.ledger_contract.suite import Suite
@@ -201,7 +201,7 @@ class ResultSuite(Suite):
         assert result.error_message == "canceled: changed my mind"
         assert (await check_generations(driver, task_id(number))).a2a_state == "canceled"
 
-    @pytest.mark.parametrize("end", ["result", "cancel", "timeout"])
+    @pytest.mark.parametrize("end", ["result", "cancel", "timeout", "park"])
     @pytest.mark.parametrize("closed", [False, True])
     async def test_a_text_that_its_holder_leaves_open_is_closed_once(
         self, driver: LedgerDriver, end: str, closed: bool
@@ -214,6 +214,9 @@ class ResultSuite(Suite):
             await driver.finish(leased, ok(task_id(1)))
         elif end == "cancel":
             await driver.cancel(task_id(1))
+        elif end == "park":
+            parked = await driver.park(leased, 4)
+            assert await driver.park(leased, 4) == Reported(parked.generation, duplicate=True)
         else:
             driver.clock.advance(2_000)
             await driver.sweep()
@@ -222,7 +225,7 @@ class ResultSuite(Suite):
         said = [step.what for step in steps if isinstance(step.what, ArtifactUpdate)]
         last = ArtifactUpdate("words", (Text(""),), append=True, last_chunk=True)
         assert said[3:] == ([] if closed else [last])
-        assert isinstance(steps[-1].what, Ended)
+        assert isinstance(steps[-1].what, StatusUpdate if end == "park" else Ended)
 
     async def test_a_holder_learns_of_a_cancel_by_whatever_it_says_next(self, driver: LedgerDriver) -> None:
         leased = await driver.taken(make_task())

@@ -44,7 +44,7 @@ class UpdateSuite(Suite):
         await driver.park(leased)
         await driver.say(task_id(1), "that one")
         leased = await driver.take_one()
-        assert (await driver.report(leased, "again")).generation == 8
+        assert (await driver.report(leased, "again")).generation == 9
         await driver.finish(leased, ok(task_id(1)))
         shown = await check_generations(driver, task_id(1))
         assert [update.kind for update in shown.updates] == [
@@ -53,6 +53,7 @@ class UpdateSuite(Suite):
             "status",
             "artifact",
             "artifact",
+            "artifact",  # the last chunk
             "parked",
             "continued",
             "status",

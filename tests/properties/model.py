@@ -175,6 +175,7 @@ class Model:
 
     def park(self, id_: str, lease: str) -> None:
         piece = self.held(id_, lease)
+        self._close(piece)
         piece.generation += 1
         self.held_longest.remove(id_)
         piece.state = "parked"

@@ -36,7 +36,7 @@ from covenant.ledger.machine.decisions.context import (
     takes_no_more,
     unknown_task,
 )
-from covenant.ledger.machine.decisions.results import ByteBudget, conclude, expire
+from covenant.ledger.machine.decisions.results import ByteBudget, close_text, conclude, expire
 from covenant.ledger.machine.decisions.suspensions import suspend
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import (
@@ -189,8 +189,10 @@ def report(decide: DecisionContext, command: Report) -> Reported:
                     f"{entry.update_no + 1}",
                 )
             )
-    update = _normalise(decide, entry.artifacts, command.update)
-    generation = entry.generation + 1
+    update, generation = _normalise(decide, entry.artifacts, command.update), entry.generation
+    if type(update) is StatusUpdate and update.state in _INTERRUPTIONS:
+        generation = close_text(decide, entry, generation)
+    generation += 1
     _say(decide, entry, command, update, generation, update_no=command.update_no)
     return Reported(generation)
 

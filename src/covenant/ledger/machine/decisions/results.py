@@ -106,7 +106,7 @@ def settle(decide: DecisionContext, command: Settle) -> Settled:
         raise _too_late(decide, command, _lessee(entry), entry.ending)
     lease = _answerable(decide, command, entry)
     ending = command.ending or ending_of(command.result)
-    generation = _close_text(decide, entry, entry.generation)
+    generation = close_text(decide, entry, entry.generation)
     goes_on = conclude(decide, entry, command.result, ending=ending, lease_id=lease.lease_id, generation=generation)
     return Settled(task_id, goes_on=goes_on)
 
@@ -202,7 +202,7 @@ def end(
     if cause is not _RESULT:
         if (used := decide.view.used(entry.task.id)) is not None:
             result = msgspec.structs.replace(result, metadata=used)
-        generation = _close_text(decide, entry, entry.generation if generation is None else generation)
+        generation = close_text(decide, entry, entry.generation if generation is None else generation)
     key = entry.cache_key if entry.task.idempotency is not None else None
     shared = key is not None and cause is _RESULT
     decide.add(
@@ -242,7 +242,7 @@ def end(
     return result
 
 
-def _close_text(decide: DecisionContext, entry: Entry, generation: int) -> int:
+def close_text(decide: DecisionContext, entry: Entry, generation: int) -> int:
     """The text that the holder was writing gets its last chunk: those who stream it hear that nothing follows."""
     if entry.open_text is None or entry.state is not LEASED or entry.lease is None:
         return generation
