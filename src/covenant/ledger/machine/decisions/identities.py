@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from covenant.ledger.machine.decisions.context import DecisionContext, authorize
