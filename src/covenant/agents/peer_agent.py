@@ -193,10 +193,12 @@ def _prove(job: Job, delegation: Delegation, result: DelegationResult) -> None:
     }
     whole = msgspec.json.encode(evidence)
     if len(whole) <= EVIDENCE_BYTES_MAX:
+        job.allow(len(whole))
         job.say(StatusUpdate(metadata={PROOF: evidence}), len(whole))
         return
     text, sha256 = base64url(whole), hashlib.sha256(whole).hexdigest()
     pieces = [text[at : at + EVIDENCE_BYTES_MAX] for at in range(0, len(text), EVIDENCE_BYTES_MAX)]
+    job.allow(len(text))
     for number, piece in enumerate(pieces):
         part = {"sha256": sha256, "part": number, "of": len(pieces), "data": piece}
         # Not counted: the agent has not said it, and the envelope that brought it was bounded.

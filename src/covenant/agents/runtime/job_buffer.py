@@ -102,6 +102,10 @@ class JobBuffer(TaskPast):
     def _refused(self, refusal: Refusal) -> None:
         raise NotImplementedError
 
+    def allow(self, size: int) -> None:
+        """So many bytes more may be said: they are no output of the agent."""
+        self._bytes -= size
+
     def say(self, update: Update, size: int | None = None, *, last: bool = False) -> None:
         """Never waits. `size` is about how many bytes it has, where the caller knows. `last`: the job ends with it."""
         if self._mute:
