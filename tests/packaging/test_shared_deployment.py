@@ -7,6 +7,7 @@ the daemons are asked in turn.
 
 import itertools
 import json
+import random
 import re
 import shutil
 import signal
@@ -14,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -78,9 +79,11 @@ def test_the_proxy_knows_the_daemons_passes_streams_on_and_waits_longer_than_the
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
+    """Below those that the system gives to connections: nobody is given it before the daemon listens."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Deployment:
