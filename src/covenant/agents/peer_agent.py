@@ -201,8 +201,7 @@ def _prove(job: Job, delegation: Delegation, result: DelegationResult) -> None:
     job.allow(len(text))
     for number, piece in enumerate(pieces):
         part = {"sha256": sha256, "part": number, "of": len(pieces), "data": piece}
-        # Not counted: the agent has not said it, and the envelope that brought it was bounded.
-        job.say(StatusUpdate(metadata={PROOF: part}), 0)
+        job.say(StatusUpdate(metadata={PROOF: part}), len(piece))
 
 
 def _complete(job: Job, result: DelegationResult) -> None:

@@ -91,7 +91,7 @@ class LostWork:
             return
         query = QueueQuery(limit=min(count, LOST_AT_ONCE_MAX), state_filter=LEASED.wire_name)
         found = (await self._ledger.queue(query)).tasks if count else ()
-        unserved, self._unserved = self._unserved, set()
+        unserved, self._unserved, contested = self._unserved, set(), False
         for entry in found:
             lease_id, agent = entry.lease_id, self._agents.get(entry.task.recipient.pubkey)
             if not entry.holder_lost or lease_id is None or lease_id in self._held:
@@ -99,11 +99,12 @@ class LostWork:
             if agent is None and lease_id not in unserved:
                 # Its agent may only be late: such work is held when it is seen for the second time.
                 self._unserved.add(lease_id)
-            else:
-                await self._handle(agent, entry, lease_id)
-        self._count, self._rounds_left = count, 0 if self._unserved else ROUNDS
+            elif not await self._handle(agent, entry, lease_id):
+                contested = True
+        self._count, self._rounds_left = count, 0 if self._unserved or contested else ROUNDS
 
-    async def _handle(self, agent: LossPolicy | None, entry: QueueEntry, lease_id: LeaseId) -> None:
+    async def _handle(self, agent: LossPolicy | None, entry: QueueEntry, lease_id: LeaseId) -> bool:
+        """False if somebody was faster: another node, or an operator. The next round shows what they did."""
         task_id, recipient = entry.task.id, entry.task.recipient
         on_lost: OnLost = agent.on_lost if agent is not None else "hold"
         if on_lost == "requeue" and not (agent is not None and agent.follows) and entry.attempt >= ATTEMPTS_MAX:
@@ -122,5 +123,6 @@ class LostWork:
                 reason = f"its holder was lost, and the agent says on_lost={on_lost}"
                 await self._ledger.commit(Repair(task_id=task_id, by=recipient, command=command, reason=reason))
         except (Conflict, NotFound):
-            return  # somebody was faster: another node, or an operator
+            return False
         log.info("agent.lost", extra={"task_id": task_id, "on_lost": on_lost, "attempts": entry.attempt})
+        return True
