@@ -261,6 +261,7 @@ async def test_a_tenant_whose_hosts_all_hang_leaves_places_to_others(ledger: Emb
             url = (one if number % 2 else other).url()
             await begin(ledger, number, PushConfig(url=url), recipient=agent("bob@greedy"))
         await one.asked(1)
+        await other.asked(1)
         await advance(ledger, await begin(ledger, 20, PushConfig(url=hook.url())), end=True)
         await hook.got(3)
         assert len(one.served.requests) + len(other.served.requests) == 2
