@@ -31,6 +31,7 @@ LEASE_MS: Final = 3_000
 POLL_S: Final = 0.05
 HINT_S: Final = 0.01
 NEWS_MAX: Final = 1_000
+STOP_S: Final = 0.5
 TIDY_S: Final = 30.0
 MESSAGES_KEPT: Final = 1_000
 OWN_KEPT: Final = 10_000
@@ -185,22 +186,25 @@ class Membership:
         self._to_tell = True
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        with suppress(*UNAVAILABLE):
-            connection = await self._connect()
-            await _execute(connection, "leave", node=self._node, boot=self._joined.boot)
-            await connection.close()
-
-    async def abort(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await self._stop()
+        with suppress(TimeoutError, *UNAVAILABLE):
+            async with asyncio.timeout(self._lease_ms / 1_000):
+                connection = await self._connect()
+                await _execute(connection, "leave", node=self._node, boot=self._joined.boot)
+                await connection.close()
         if self._connection is not None:
             self._connection.terminate()
+
+    async def abort(self) -> None:
+        await self._stop()
+        if self._connection is not None:
+            self._connection.terminate()
+
+    async def _stop(self) -> None:
+        """Cancel until it has ended: a cancel that comes as a bounded wait ends may be lost."""
+        while self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait((self._task,), timeout=STOP_S)
 
     async def _connect(self) -> asyncpg.Connection[Any]:
         if self._connection is None or self._connection.is_closed():
