@@ -38,10 +38,10 @@ from covenant.ledger.postgres.batch_items import Committed
 from covenant.ledger.postgres.batch_writer import BatchWriter
 from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.counters import Counters
+from covenant.ledger.postgres.engine_metrics import EngineMetrics
 from covenant.ledger.postgres.found_rows import count_lanes, find_tasks
 from covenant.ledger.postgres.news import Topics
 from covenant.ledger.postgres.nodes import Joined, Membership
-from covenant.ledger.postgres.operating_numbers import OperatingNumbers
 from covenant.ledger.postgres.registers import Registers
 from covenant.ledger.postgres.step_follower import StepFollower
 from covenant.ledger.postgres.stored_task import column, decode_head
@@ -104,7 +104,7 @@ class PostgresLedger:
         self._counters = Counters()
         self._history = History(connections)
         self._audit = AuditLog(connections)
-        self._numbers = OperatingNumbers(connections, self._history, self._counters)
+        self._numbers = EngineMetrics(connections, self._history, self._counters)
         self._bell = KeyedWakeups()
         self._task_waiters = QueueWaiters(lambda recipient: self._waits("queued", recipient))
         self._result_waiters = QueueWaiters(lambda sender: self._waits("settled", sender))

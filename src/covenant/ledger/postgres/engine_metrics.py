@@ -20,7 +20,7 @@ KEPT_S: Final = 5.0
 """The database is asked for its own numbers at most this often, however often somebody looks."""
 
 
-class OperatingNumbers:
+class EngineMetrics:
     def __init__(self, connections: Connections, history: History, counters: Counters) -> None:
         self._connections = connections
         self._history = history
