@@ -28,7 +28,8 @@ from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.discovery.dns_sd import TxtRecord
 from covenant.peers.discovery.mdns import Announcement
-from covenant.peers.peer_services import PeerAdmin, PeerServices
+from covenant.peers.peer_admin import PeerAdmin
+from covenant.peers.peer_services import PeerServices
 from covenant.peers.peer_settings import PeerContext
 from covenant.peers.transport.peer_http import PeerConnections
 from covenant.seal.identity import fingerprint
