@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,12 +11,23 @@ from typing import Any
 
 import pytest
 
-from covenant.dashboard.feed import PER_SESSION_MAX, RING_TASKS_MAX, TASKS_PER_ROUND, FeedRing
-from covenant.ledger.change_log import Changes, TaskChange
-from covenant.ledger.machine.states import QUEUED
+from covenant.dashboard.feed import (
+    PER_SESSION_MAX,
+    RING_ROUNDS_MAX,
+    FeedClock,
+    FeedRing,
+    FeedRound,
+    TaskRow,
+    write_all,
+    write_own,
+)
+from covenant.ledger.change_log import LATEST_MAX
+from covenant.ledger.embedded.open import open_ledger
+from covenant.ledger.machine.commands import Accept
 from covenant.model.ids import TaskId
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.dashboard.browser import OUR_PAGE, Browser, asking_agent, leave_stuck, new_viewer, open_browser, send_task
+from tests.ledger.embedded.recorded import task as new_task
 
 
 class Feed:
@@ -148,14 +160,14 @@ async def test_the_feed_needs_a_session_and_its_readers_are_bounded(short_path: 
     assert PER_SESSION_MAX > 0
 
 
-def changes(position: int, *ids: str) -> Changes:
-    return Changes(position=position, tasks={TaskId(each): TaskChange(QUEUED, 0) for each in ids})
+def row(task_id: str, tenant: str = "default") -> TaskRow:
+    return TaskRow(TaskId(task_id), "queued", "a@default", tenant, 0)
 
 
 def test_the_ring_tells_what_came_after_a_position_the_newest_first() -> None:
     ring = FeedRing(10)
     for position in (12, 15, 20):
-        ring.add(changes(position, f"t{position}"))
+        ring.add(FeedRound(position=position))
     assert [each.position for each in ring.since(12) or ()] == [20, 15]
     assert ring.since(20) == []
     assert ring.since(9) is None
@@ -164,34 +176,50 @@ def test_the_ring_tells_what_came_after_a_position_the_newest_first() -> None:
 
 def test_the_ring_is_bounded_and_knows_from_where_on_it_is_whole() -> None:
     ring = FeedRing(0)
-    many = [f"t{number}" for number in range(RING_TASKS_MAX // 2)]
-    for position in (1, 2, 3):
-        ring.add(changes(position, *many))
+    for position in range(1, RING_ROUNDS_MAX + 2):
+        ring.add(FeedRound(position=position))
     assert ring.since(0) is None
-    assert [each.position for each in ring.since(1) or ()] == [3, 2]
-    ring.add(Changes(position=9, tasks={}, complete=False))
+    assert len(ring.since(1) or ()) == RING_ROUNDS_MAX
+    ring.clear(9_999)
     assert ring.since(3) is None
-    assert ring.since(9) == []
-    assert TASKS_PER_ROUND * 4 <= 20
+    assert ring.since(9_999) == []
 
 
-async def test_the_work_of_a_round_does_not_grow_with_what_changed(
-    operator: Browser, daemon: DaemonUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At thousands of tasks a second, a reader looks up a few of them."""
-    ledger, dashboard = daemon.daemon.base.storage.ledger, daemon.daemon.doors.dashboard
-    assert dashboard is not None
-    looked: list[str] = []
-    for name in ("entry", "parties"):
-        look_up = getattr(ledger, name)
+def test_whoever_was_away_for_long_is_told_of_few_tasks_each_once() -> None:
+    rounds = [
+        FeedRound(position=each, tasks=[row("same"), *(row(f"t{each}-{n}") for n in range(4))], more=7)
+        for each in (9, 8)
+    ]
+    event, data = write_all(rounds).decode().splitlines()[1:3]
+    told = json.loads(data.removeprefix("data: "))
+    assert event == "event: tasks"
+    assert [each["task_id"] for each in told["tasks"]] == ["same", "t9-0", "t9-1", "t9-2", "t9-3"]
+    assert told["more"] == 7 + 7 + 4
+    assert LATEST_MAX * 4 <= 20
 
-        async def counted(task_id: TaskId, look_up: Any = look_up) -> Any:
-            looked.append(task_id)
-            return await look_up(task_id)
 
-        monkeypatch.setattr(ledger, name, counted)
-    await operator.read("session")
-    (session,) = dashboard.sessions.open.values()
-    many = [Changes(position=0, tasks={TaskId(f"t{each}"): TaskChange(None, 0) for each in range(2_000)})]
-    assert await dashboard.feed._tasks(session, many) == ([], 2_000)
-    assert 0 < len(looked) <= 2 * TASKS_PER_ROUND
+def test_a_tenant_cannot_count_what_others_do() -> None:
+    rounds = [FeedRound(position=9, tasks=[row("own", "acme"), row("other")], more=312)]
+    told = json.loads(write_own(rounds, "acme").decode().splitlines()[2].removeprefix("data: "))
+    assert [each["task_id"] for each in told["tasks"]] == ["own"]
+    assert told["more"] == 1
+    assert write_own([FeedRound(position=9, tasks=[row("other")], audited=3)], "acme") == b""
+
+
+async def test_the_look_ups_of_a_round_do_not_grow_with_what_changed(tmp_path: Path) -> None:
+    """At thousands of tasks a second, a few of them are looked up, once for all readers."""
+    ledger = await open_ledger(tmp_path, clock=lambda: 1_000)
+    try:
+        clock = FeedClock(ledger, followers_max=1)
+        ledger.changes.begin()
+        sent = [new_task(number) for number in range(200)]
+        await asyncio.gather(*(ledger.commit(Accept(task=each, digest="d" * 64, minted=True)) for each in sent))
+        await clock.look(counting=True)
+        (only,) = clock.ring.since(clock.ring.start) or ()
+        assert len(only.tasks) == LATEST_MAX
+        assert only.more == len(sent) - LATEST_MAX
+        assert {each.state for each in only.tasks} == {"queued"}
+        assert [each.task_id for each in only.tasks] == [each.id for each in reversed(sent)][:LATEST_MAX]
+        assert clock.counts["queued"] == len(sent)
+    finally:
+        await ledger.close()

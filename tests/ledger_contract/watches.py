@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from covenant.ledger.change_log import LATEST_MAX
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import Watch
 from covenant.ledger.machine.commands import Accept, Advance, Advanced, LeasedTask, Starter
@@ -116,14 +117,19 @@ class WatchSuite(Suite):
         await driver.finish(await driver.take_one(), ok(task_id(3)))
         await driver.send(make_task(2))
         told = changes.take()
-        assert [(each, change.state) for each, change in told.tasks.items()] == [
-            (task_id(1), State.QUEUED),
-            (task_id(3), State.SETTLED),
+        assert [(each, change.state) for each, change in told.latest.items()] == [
             (task_id(2), State.QUEUED),
+            (task_id(3), State.SETTLED),
+            (task_id(1), State.QUEUED),
         ]
-        assert told.tasks[task_id(1)].agent == BOB.display
-        assert (told.position > before, told.complete) == (True, True)
+        assert told.latest[task_id(1)].agent == BOB.display
+        assert (told.position > before, told.complete, told.others) == (True, True, 0)
         assert not changes.take()
+        for number in range(10, 10 + LATEST_MAX + 2):
+            await driver.send(make_task(number))
+        told = changes.take()
+        assert list(told.latest) == [task_id(9 + LATEST_MAX + 2 - each) for each in range(LATEST_MAX)]
+        assert told.others == 2
         changes.end()
         await driver.send(make_task(4))
         assert not changes.take()

@@ -1,19 +1,20 @@
 """`/ui/feed`: what changes, as server-sent events. The id of each is the ledger's durable position.
 
-One clock serves all who follow: so often it takes what changed, keeps it in a bounded ring, and wakes them. Each one
-reads from the ring at its own place, so a slow reader costs nobody anything and gets what happened meanwhile at once.
-A reader whose place is not in the ring any more is told to read everything anew (`resync`).
+One clock serves all who follow: so often it takes what changed, looks up the few tasks that it tells of, keeps the
+round in a bounded ring, and wakes them. Each one reads from the ring at its own place, so a slow reader costs nobody
+anything and gets what happened meanwhile at once. A reader whose place is not in the ring any more is told to read
+everything anew (`resync`).
 
-A round tells of at most `TASKS_PER_ROUND` tasks, those that changed last, and of how many more there were.
+A round tells of the tasks that changed last, `LATEST_MAX` at most, and of how many more there were. Its cost does not
+grow with its readers, who share what is looked up and written, and hardly with what changed.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -27,23 +28,23 @@ from covenant.doors.http.responses import MAILBOX
 from covenant.doors.metrics import LIVE
 from covenant.doors.operator_api.operation import ApiContext
 from covenant.doors.waits import CallerGoneError, while_connected
-from covenant.ledger.change_log import Changes, TaskChange
+from covenant.ledger.change_log import LATEST_MAX, Changes, TaskChange
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.errors import OverLimit, Unauthenticated
 from covenant.model.ids import TaskId
 from covenant.wire.sse import KEEP_ALIVE, KEEP_ALIVE_S
 
 ROUND_S: Final = 0.25
-TASKS_PER_ROUND: Final = 5
-"""So a client is told of 20 tasks a second at most."""
+"""A round tells of `LATEST_MAX` tasks: a client is told of 20 a second at most."""
 ROUNDS_PER_COUNT: Final = 2
 """So counts are told twice a second at most."""
-RING_TASKS_MAX: Final = 20_000
 RING_ROUNDS_MAX: Final = 1_200
 LINGER_S: Final = 60.0
 """How long changes are kept after the last reader left: it may only be loading its next page."""
 PER_SESSION_MAX: Final = 8
 LAST_SEEN_MAX: Final = 18
+NAMES_MAX: Final = 100
+"""Peers, and tasks with pushes, that one event names."""
 
 _encode = msgspec.json.Encoder().encode
 _HEADERS: Final = [
@@ -53,37 +54,50 @@ _HEADERS: Final = [
 ]
 
 
+class TaskRow(msgspec.Struct, frozen=True, gc=False):
+    task_id: TaskId
+    state: str
+    agent: str
+    tenant: str | None
+    at_ms: int
+
+
+class FeedRound(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What is told of a moment. `position`: of the last record that it tells of."""
+
+    position: int
+    tasks: Sequence[TaskRow] = ()
+    """The one that changed last comes first."""
+    more: int = 0
+    """Tasks that changed besides."""
+    peers: frozenset[str] = frozenset()
+    pushes: frozenset[TaskId] = frozenset()
+    audited: int = 0
+
+
 class FeedRing:
-    """Rounds of changes, the newest last. `start`: what happened after this position is all there."""
+    """Rounds, the newest last. `start`: what happened after this position is all there."""
 
     def __init__(self, position: int) -> None:
         self.start = position
         self.position = position
-        self._rounds: deque[Changes] = deque()
-        self._tasks = 0
+        self._rounds: deque[FeedRound] = deque()
 
-    def add(self, changes: Changes) -> None:
-        self.position = changes.position
-        if not changes.complete:
-            self.clear(changes.position)
-            return
-        self._rounds.append(changes)
-        self._tasks += len(changes.tasks)
-        while self._tasks > RING_TASKS_MAX or len(self._rounds) > RING_ROUNDS_MAX:
-            dropped = self._rounds.popleft()
-            self._tasks -= len(dropped.tasks)
-            self.start = dropped.position
+    def add(self, new: FeedRound) -> None:
+        self.position = new.position
+        self._rounds.append(new)
+        while len(self._rounds) > RING_ROUNDS_MAX:
+            self.start = self._rounds.popleft().position
 
     def clear(self, position: int) -> None:
         self._rounds.clear()
-        self._tasks = 0
         self.start = self.position = position
 
-    def since(self, position: int) -> Sequence[Changes] | None:
+    def since(self, position: int) -> Sequence[FeedRound] | None:
         """What happened after a position, the newest first; None if that is not known."""
         if not self.start <= position <= self.position:
             return None
-        found: list[Changes] = []
+        found: list[FeedRound] = []
         for each in reversed(self._rounds):
             if each.position <= position:
                 break
@@ -105,8 +119,6 @@ class FeedClock:
         self._of_session: dict[str, int] = {}
         self._news = asyncio.Event()
         self._wanted = asyncio.Event()
-        self.spent_s = 0.0
-        """How long the loop was busy with rounds."""
 
     @contextmanager
     def following(self, session: UiSession) -> Iterator[None]:
@@ -143,25 +155,54 @@ class FeedClock:
             await self._run_rounds()
 
     async def _run_rounds(self) -> None:
-        loop = asyncio.get_running_loop()
         rounds, left_s = 0, 0.0
         try:
             while left_s < LINGER_S:
                 await asyncio.sleep(ROUND_S)
-                began_s = loop.time()
                 left_s = 0.0 if self._followers else left_s + ROUND_S
-                changes = self._ledger.changes.take()
                 rounds += 1
-                if changes and rounds % ROUNDS_PER_COUNT == 0:
-                    await self._count()
-                if changes:
-                    self.ring.add(changes)
-                    woken, self._news = self._news, asyncio.Event()
-                    woken.set()
-                self.spent_s += loop.time() - began_s
+                await self.look(counting=rounds % ROUNDS_PER_COUNT == 0)
         finally:
             self._wanted.clear()
             self._ledger.changes.end()
+
+    async def look(self, *, counting: bool) -> None:
+        """One round: what changed goes into the ring, and whoever follows is woken."""
+        changes = self._ledger.changes.take()
+        if not changes:
+            return
+        if counting:
+            await self._count()
+        if changes.complete:
+            self.ring.add(await self._round(changes))
+        else:
+            self.ring.clear(changes.position)
+        woken, self._news = self._news, asyncio.Event()
+        woken.set()
+
+    async def _round(self, changes: Changes) -> FeedRound:
+        found = [await self._row(task_id, change) for task_id, change in changes.latest.items()]
+        rows = tuple(row for row in found if row is not None)
+        return FeedRound(
+            position=changes.position,
+            tasks=rows,
+            more=changes.others + len(found) - len(rows),
+            peers=changes.peers,
+            pushes=changes.pushes,
+            audited=changes.audited,
+        )
+
+    async def _row(self, task_id: TaskId, change: TaskChange) -> TaskRow | None:
+        agent, tenant, state = change.agent, change.tenant, change.state
+        if agent is None:
+            parties = await self._ledger.parties(task_id)
+            if parties is None:
+                return None
+            agent, tenant = parties.recipient.display, parties.tenant
+        if state is None:
+            entry = await self._ledger.entry(task_id)
+            state = entry.state if entry is not None else None
+        return TaskRow(task_id, state.wire_name if state is not None else "resolved", agent, tenant, change.at_ms)
 
     async def _count(self) -> None:
         counts = await self._ledger.counts()
@@ -186,6 +227,8 @@ class FeedEndpoint(Endpoint):
         self._base_url = base_url
         self._node = node
         self.clock: Final = FeedClock(self._ledger, followers_max=followers_max)
+        self._written: tuple[tuple[int, int], bytes] = ((-1, -1), b"")
+        """What was told last to those who see everything, and from where to where."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_same_origin(scope, self._base_url, unsafe=False)
@@ -220,13 +263,14 @@ class FeedEndpoint(Endpoint):
         if seen is not None:
             position = seen
         while True:
-            changes = ring.since(position)
-            if changes is None:
+            rounds = ring.since(position)
+            if rounds is None:
                 position = ring.position
                 await write(_frame("resync", position, {"position": position}))
-            elif changes:
-                position = changes[0].position
-                await write(await self._frames(session, changes, position))
+            elif rounds:
+                if told := self._tell(session, position, rounds):
+                    await write(told)
+                position = rounds[0].position
             if clock.counted != counted and session.role is not Role.TENANT and clock.counts:
                 counted = clock.counted
                 await write(_frame("counts", position, {"lanes": clock.counts, "at_ms": self._ledger.now_ms()}))
@@ -239,56 +283,49 @@ class FeedEndpoint(Endpoint):
         self._sessions.check(session)
         await write(KEEP_ALIVE)
 
-    async def _frames(self, session: UiSession, changes: Sequence[Changes], position: int) -> bytes:
-        """What happened in these rounds, the newest first, as this session may see it."""
-        told, more = await self._tasks(session, changes)
-        frames: list[bytes] = []
-        if told or more:
-            frames.append(_frame("tasks", position, {"tasks": told, "more": more}))
-        if session.role is not Role.TENANT:
-            peers = sorted(set().union(*(each.peers for each in changes)))
-            pushes = sorted(set().union(*(each.pushes for each in changes)))
-            audited = sum(each.audited for each in changes)
-            if peers:
-                frames.append(_frame("peers", position, {"peers": peers[:100]}))
-            if pushes:
-                frames.append(_frame("pushes", position, {"tasks": pushes[:100]}))
-            if audited:
-                frames.append(_frame("audit", position, {"count": audited}))
-        return b"".join(frames)
-
-    async def _tasks(self, session: UiSession, changes: Sequence[Changes]) -> tuple[list[dict[str, Any]], int]:
-        total = sum(len(each.tasks) for each in changes)
-        newest = (pair for each in changes for pair in reversed(each.tasks.items()))
-        told: list[dict[str, Any]] = []
-        looked: set[TaskId] = set()
-        for task_id, change in islice(newest, TASKS_PER_ROUND):
-            if task_id in looked:
-                continue
-            looked.add(task_id)
-            shown = await self._shown(session, task_id, change)
-            if shown is not None:
-                told.append(shown)
+    def _tell(self, session: UiSession, position: int, rounds: Sequence[FeedRound]) -> bytes:
+        """What happened in these rounds after a position, as this session may see it."""
         if session.role is Role.TENANT:
-            # Others' tasks are not even counted: a tenant hears that it may look again, once a second or so.
-            return told, int(total > TASKS_PER_ROUND)
-        return told, total - len(told)
+            return write_own(rounds, session.tenant)
+        span = position, rounds[0].position
+        if self._written[0] != span:
+            self._written = span, write_all(rounds)
+        return self._written[1]
 
-    async def _shown(self, session: UiSession, task_id: TaskId, change: TaskChange) -> dict[str, Any] | None:
-        """None: this session may not see the task."""
-        agent, tenant, state = change.agent, change.tenant, change.state
-        if agent is None:
-            parties = await self._ledger.parties(task_id)
-            if parties is None:
-                return None
-            agent, tenant = parties.recipient.display, parties.tenant
-        if session.role is Role.TENANT and tenant != session.tenant:
-            return None
-        if state is None:
-            entry = await self._ledger.entry(task_id)
-            state = entry.state if entry is not None else None
-        word = state.wire_name if state is not None else "resolved"
-        return {"task_id": task_id, "state": word, "agent": agent, "tenant": tenant, "at_ms": change.at_ms}
+
+def write_own(rounds: Sequence[FeedRound], tenant: str | None) -> bytes:
+    """Others' tasks are not even counted: a tenant hears that it may look again."""
+    told = _newest(row for each in rounds for row in each.tasks if row.tenant == tenant)[:LATEST_MAX]
+    more = any(each.more for each in rounds)
+    return _frame("tasks", rounds[0].position, {"tasks": told, "more": int(more)}) if told or more else b""
+
+
+def write_all(rounds: Sequence[FeedRound]) -> bytes:
+    position = rounds[0].position
+    rows = _newest(row for each in rounds for row in each.tasks)
+    told = rows[:LATEST_MAX]
+    more = sum(each.more for each in rounds) + len(rows) - len(told)
+    peers = sorted(set().union(*(each.peers for each in rounds)))
+    pushes = sorted(set().union(*(each.pushes for each in rounds)))
+    audited = sum(each.audited for each in rounds)
+    frames: list[bytes] = []
+    if told or more:
+        frames.append(_frame("tasks", position, {"tasks": told, "more": more}))
+    if peers:
+        frames.append(_frame("peers", position, {"peers": peers[:NAMES_MAX]}))
+    if pushes:
+        frames.append(_frame("pushes", position, {"tasks": pushes[:NAMES_MAX]}))
+    if audited:
+        frames.append(_frame("audit", position, {"count": audited}))
+    return b"".join(frames)
+
+
+def _newest(rows: Iterable[TaskRow]) -> list[TaskRow]:
+    """Each task once, as it was last."""
+    found: dict[TaskId, TaskRow] = {}
+    for row in rows:
+        found.setdefault(row.task_id, row)
+    return [*found.values()]
 
 
 def _frame(event: str, position: int, data: dict[str, Any]) -> bytes:

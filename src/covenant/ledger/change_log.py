@@ -1,15 +1,16 @@
 """What has changed lately, for whoever shows it live: which tasks, peers and push configurations; and how much audit.
 
 Off, it costs a look at a flag for each record. On, records are kept as they are decided, a bounded number of them, and
-`take` tells what the durable ones among them changed: each task once, with the state that it has now.
+`take` tells what the durable ones among them changed: how many tasks, and the `LATEST_MAX` that changed last.
 
 Used on one loop.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -45,7 +46,10 @@ from covenant.model.ids import TaskId
 
 RECORDS_MAX: Final = 50_000
 """Records that wait to be taken. Beyond that, what changed is not known any more."""
+LATEST_MAX: Final = 5
+"""Tasks that `take` tells of by their names. Of the others it tells how many there are, which costs much less."""
 
+_number = itemgetter(0)
 _STATES: Final[dict[type[AnyEvent], State | None]] = {
     TaskSent: QUEUED,
     TaskFollowed: FOLLOWING,
@@ -82,15 +86,17 @@ class Changes(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What changed up to a position. `complete` is False if there was more than could be kept."""
 
     position: int
-    tasks: dict[TaskId, TaskChange]
-    """The one that changed last comes last."""
+    latest: dict[TaskId, TaskChange]
+    """The one that changed last comes first."""
+    others: int = 0
+    """Tasks that changed before these."""
     peers: frozenset[str] = frozenset()
     pushes: frozenset[TaskId] = frozenset()
     audited: int = 0
     complete: bool = True
 
     def __bool__(self) -> bool:
-        return bool(self.tasks or self.peers or self.pushes or self.audited or not self.complete)
+        return bool(self.latest or self.peers or self.pushes or self.audited or not self.complete)
 
 
 class ChangeLog:
@@ -100,9 +106,11 @@ class ChangeLog:
         self.on = False
         self.position = position
         self._newest = position
-        self._records: deque[tuple[int, int, Sequence[AnyEvent]]] = deque()
+        self._records: list[tuple[int, int, Sequence[AnyEvent]]] = []
         self._heard: list[tuple[TaskId, int]] = []
         self._heard_peers: set[str] = set()
+        self._heard_pushes: set[TaskId] = set()
+        self._heard_audited = 0
         self._complete = True
 
     def begin(self) -> None:
@@ -114,6 +122,8 @@ class ChangeLog:
         self._records.clear()
         self._heard.clear()
         self._heard_peers.clear()
+        self._heard_pushes.clear()
+        self._heard_audited = 0
 
     def note(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
         """A record was decided. `seq` 0: it has no number."""
@@ -127,13 +137,17 @@ class ChangeLog:
         """Records through this one are durable; all of them, if they have no numbers."""
         self.position = durable_seq or self._newest
 
-    def hear(self, tasks: Iterable[TaskId], peers: Iterable[str], at_ms: int) -> None:
+    def hear(
+        self, tasks: Iterable[TaskId], peers: Iterable[str], pushes: Iterable[TaskId], at_ms: int, *, audited: bool
+    ) -> None:
         """Somebody else has recorded this, and it is durable."""
         if len(self._heard) >= RECORDS_MAX:
             self._heard.clear()
             self._complete = False
         self._heard += [(task_id, at_ms) for task_id in tasks]
         self._heard_peers.update(peers)
+        self._heard_pushes.update(pushes)
+        self._heard_audited += audited
         self._newest += 1
         self.position = self._newest
 
@@ -144,40 +158,45 @@ class ChangeLog:
 
     def take(self) -> Changes:
         """What changed since the last call."""
-        records, position = self._records, self.position
-        tasks: dict[TaskId, TaskChange] = {task_id: TaskChange(None, at_ms) for task_id, at_ms in self._heard}
-        peers, pushes, audited = self._heard_peers, set[TaskId](), 0
-        self._heard, self._heard_peers = [], set()
-        while records and records[0][0] <= position:
-            _, ts_ms, events = records.popleft()
-            event: Any
-            for event in events:
+        position, records = self.position, self._records
+        durable = bisect_right(records, position, key=_number)
+        taken, self._records = records[:durable], records[durable:]
+        heard, self._heard = self._heard, []
+        peers, self._heard_peers = self._heard_peers, set()
+        pushes, self._heard_pushes = self._heard_pushes, set()
+        audited, self._heard_audited = self._heard_audited, 0
+        complete, self._complete = self._complete, True
+        latest: dict[TaskId, TaskChange] = {}
+        changed: set[TaskId] = set()
+        event: Any
+        for _, ts_ms, events in reversed(taken):
+            for event in reversed(events):
                 kind = type(event)
                 if kind in _STATES:
-                    _add(tasks, event, _STATES[kind], ts_ms)
+                    task_id = event.task_id
+                    if task_id not in changed:
+                        changed.add(task_id)
+                        if len(latest) < LATEST_MAX:
+                            latest[task_id] = TaskChange(_STATES[kind], ts_ms)
+                    if (kind is TaskSent or kind is TaskFollowed) and task_id in latest:
+                        task = event.task
+                        latest[task_id] = latest[task_id]._replace(agent=task.recipient.display, tenant=task.tenant)
                 elif kind is Audited:
                     audited += 1
                 elif kind is PushPut or kind is PushDropped:
                     pushes.add(event.task_id)
                 elif isinstance(event, PeerEvent) and (peer := peer_of(event)) is not None:
                     peers.add(peer)
-        complete, self._complete = self._complete, True
+        for task_id, at_ms in reversed(heard):
+            if task_id not in changed and len(latest) < LATEST_MAX:
+                latest[task_id] = TaskChange(None, at_ms)
+            changed.add(task_id)
         return Changes(
             position=position,
-            tasks=tasks,
+            latest=latest,
+            others=len(changed) - len(latest),
             peers=frozenset(peers),
             pushes=frozenset(pushes),
             audited=audited,
             complete=complete,
         )
-
-
-def _add(tasks: dict[TaskId, TaskChange], event: Any, state: State | None, ts_ms: int) -> None:
-    before = tasks.pop(event.task_id, None)
-    if type(event) is TaskSent or type(event) is TaskFollowed:
-        task = event.task
-        tasks[event.task_id] = TaskChange(state, ts_ms, task.recipient.display, task.tenant)
-    elif before is None:
-        tasks[event.task_id] = TaskChange(state, ts_ms)
-    else:
-        tasks[event.task_id] = TaskChange(state or before.state, ts_ms, before.agent, before.tenant)

@@ -235,7 +235,8 @@ class PostgresLedger:
             pushed=topics.pushed,
         )
         if self.changes.on:
-            self.changes.hear(dict.fromkeys([each.task_id for each in topics.steps]), topics.peers, self.now_ms())
+            tasks = dict.fromkeys([each.task_id for each in topics.steps] + [each.task_id for each in topics.lost])
+            self.changes.hear(tasks, topics.peers, topics.pushed, self.now_ms(), audited=topics.audited)
         self._ring(topics)
 
     def _ring(self, topics: Topics) -> None:
