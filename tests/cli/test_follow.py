@@ -3,13 +3,16 @@
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 from uuid import uuid4
 
 import pytest
 
+from covenant.cli.task_queries import FOLLOW_MS
 from tests.cli.daemons import COVENANT, Daemon, environment, said_until
 from tests.waits import BOUND_S, until
 
@@ -123,6 +126,22 @@ def test_a_watched_queue_survives_a_kill_of_the_daemon(restarted: Daemon) -> Non
             said_until(watching, b"1 queued")
         finally:
             daemon.stop()
+
+
+def test_a_watched_queue_is_told_by_the_daemon_and_not_asked_for_at_intervals(restarted: Daemon) -> None:
+    with running(restarted, "a2a", "watch", "--every", "100ms") as watching:
+        began_s = time.monotonic()
+        said_until(watching, b"nothing is queued")
+        for number in range(3):
+            restarted.json("a2a", "send", "--to", "bob@host", f"dig {number}")
+            said_until(watching, b"%d queued" % (number + 1))
+        until(lambda: time.monotonic() > began_s + 3)
+        with urlopen(f"{restarted.url}/metrics", timeout=BOUND_S) as answer:
+            lines = answer.read().decode().splitlines()
+        (told,) = [line for line in lines if "_seconds_count{" in line and 'operation="a2a_queue"' in line]
+        # One look at first, one for each change, and one whenever a wait is over. At intervals it would be thirty.
+        waits = (time.monotonic() - began_s) * 1000 // FOLLOW_MS
+        assert float(told.split()[-1]) <= 4 + waits
 
 
 def test_a_daemon_that_is_not_there_at_first_is_a_failure(short_path: Path) -> None:

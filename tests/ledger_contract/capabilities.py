@@ -34,6 +34,7 @@ from tests.ledger_contract.samples import (
     task_id,
 )
 from tests.ledger_contract.suite import Suite
+from tests.waits import BOUND_S
 
 SEND_TO_BOB = send_actions(BOB)[0]
 
@@ -291,6 +292,16 @@ class CapabilitySuite(Suite):
         await asyncio.sleep(0)
         await driver.note("after")
         assert await waiting
+
+    async def test_whoever_waits_for_any_move_is_woken_by_the_next_one(self, driver: LedgerDriver) -> None:
+        await driver.note("before")
+        moved, same = driver.ledger.changes.moved(), driver.ledger.changes.moved()
+        assert moved is same
+        await asyncio.sleep(0)
+        assert not moved.done()
+        await driver.note("after")
+        await asyncio.wait_for(asyncio.shield(moved), BOUND_S)
+        assert not driver.ledger.changes.moved().done()
 
     async def test_a_limit_on_audit_rows_applies_after_their_issuer_is_chosen(self, driver: LedgerDriver) -> None:
         with refused("capability_missing", 403):

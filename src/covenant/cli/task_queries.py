@@ -136,14 +136,16 @@ def tree(call: Invocation, *, task_id: str) -> None:
 
 @daemon_command(commands, "watch", "a2a_status", *STATUS_FIELDS)
 @queue_options
-@click.option("--every", "every_ms", type=Duration(), default="1s", show_default=True, help="Pause between two looks.")
+@click.option(
+    "--every", "every_ms", type=Duration(), default="1s", show_default=True, help="Least time between two tables."
+)
 @click.option("--once", is_flag=True, help="Look once, and end.")
 def watch(call: Invocation, *, every_ms: int, once: bool, **given: Any) -> None:
     """Watch the queue: a table that keeps itself up to date. Ctrl-C ends it.
 
-    A restart of the daemon does not end it. With --json it looks once.
+    The daemon tells when the queue is another one. A restart of the daemon does not end it. With --json it looks once.
     """
-    told, answer = _queue(call, **given)
+    told, answer = _queue(call, **given, wait_ms=FOLLOW_MS)
     if call.answer(told):
         return
     screen = console()
@@ -155,22 +157,39 @@ def watch(call: Invocation, *, every_ms: int, once: bool, **given: Any) -> None:
 
 
 def _keep_up(call: Invocation, screen: Console, answer: Answer, every_s: float, given: dict[str, Any]) -> None:
-    """On a terminal, one table that changes. In a pipe, a table whenever there is another one."""
-    from rich.live import Live
-
+    """On a terminal, one table whose ages go on. In a pipe, a table whenever there is another one."""
     if screen.is_terminal:
-        with Live(queue_tables(answer), console=screen, auto_refresh=False, screen=True) as live:
+        from rich.live import Live
+
+        with Live(
+            get_renderable=lambda: queue_tables(answer), console=screen, refresh_per_second=1 / every_s, screen=True
+        ) as live:
             while True:
-                time.sleep(every_s)
-                live.update(queue_tables(_queue(call, **given)[1]), refresh=True)
+                answer = _another(call, answer, every_s, given)
+                live.refresh()
     while True:
-        time.sleep(every_s)
-        told, (_, answer) = answer, _queue(call, **given)
-        if answer != told:
-            screen.print(queue_tables(answer))
+        answer = _another(call, answer, every_s, given)
+        screen.print(queue_tables(answer))
 
 
-def _queue(call: Invocation, *, counts: bool, state_filter: str | None, **given: Any) -> tuple[Answer, Answer]:
+def _another(call: Invocation, seen: Answer, every_s: float, given: dict[str, Any]) -> Answer:
+    """The queue when it is another one than was seen, yet not sooner than it may be shown."""
+    time.sleep(every_s)
+    while True:
+        answer = _queue(call, **given, after=seen["next"], wait_ms=FOLLOW_MS)[1]
+        if answer["next"] != seen["next"]:
+            return answer
+
+
+def _queue(
+    call: Invocation,
+    *,
+    counts: bool,
+    state_filter: str | None,
+    after: str | None = None,
+    wait_ms: int = 0,
+    **given: Any,
+) -> tuple[Answer, Answer]:
     """The queue as --json tells it, with what was asked for; and the daemon's whole answer."""
     query: dict[str, Any] = {
         "limit": given["limit"],
@@ -178,7 +197,7 @@ def _queue(call: Invocation, *, counts: bool, state_filter: str | None, **given:
         "deadline_within_ms": given["deadline_within_ms"],
         "state_filter": state_filter.replace("-", "_") if state_filter else None,
     }
-    answer = call.ask_on("a2a_queue", 0, **query)
+    answer = call.ask_on("a2a_queue", wait_ms, after=after, **query)
     told: Answer = {**query, **{name: answer[name] for name in ("tasks", "results", "warnings") if name in answer}}
     return {**told, "counts": answer.get("counts")} if counts else told, answer
 

@@ -8,6 +8,7 @@ Used on one loop.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
@@ -112,6 +113,17 @@ class ChangeLog:
         self._heard_pushes: set[TaskId] = set()
         self._heard_audited = 0
         self._complete = True
+        self._moved: asyncio.Future[None] | None = None
+
+    def moved(self) -> asyncio.Future[None]:
+        """Done as soon as something more is durable, whoever recorded it. Of all who wait: not to be canceled."""
+        if self._moved is None:
+            self._moved = asyncio.get_running_loop().create_future()
+        return self._moved
+
+    def _ring(self, moved: asyncio.Future[None]) -> None:
+        self._moved = None
+        moved.set_result(None)
 
     def begin(self) -> None:
         self.on = True
@@ -136,11 +148,17 @@ class ChangeLog:
     def landed(self, durable_seq: int) -> None:
         """Records through this one are durable; all of them, if they have no numbers."""
         self.position = durable_seq or self._newest
+        if self._moved is not None:
+            self._ring(self._moved)
 
     def hear(
         self, tasks: Iterable[TaskId], peers: Iterable[str], pushes: Iterable[TaskId], at_ms: int, *, audited: bool
     ) -> None:
         """Somebody else has recorded this, and it is durable."""
+        if self._moved is not None:
+            self._ring(self._moved)
+        if not self.on:
+            return
         if len(self._heard) >= RECORDS_MAX:
             self._heard.clear()
             self._complete = False

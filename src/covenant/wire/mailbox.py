@@ -154,10 +154,14 @@ class RecentRequest(Request, frozen=True, kw_only=True):
 
 
 class QueueRequest(Request, frozen=True, kw_only=True):
+    """`after`: the `next` of what the caller has seen. With `wait_ms`, the answer comes when it is another one."""
+
     limit: Whole | None = None
     min_lease_age_ms: Whole | None = None
     deadline_within_ms: Whole | None = None
     state_filter: Literal["queued", "in_flight", "in-flight", "parked", "following"] | None = None
+    after: str | None = None
+    wait_ms: Whole | None = None
 
 
 class TaskFilter(StrictRequest, frozen=True, kw_only=True):

@@ -58,6 +58,7 @@ from covenant.doors.operator_api.operation import (
     encode_legacy,
     error_of,
 )
+from covenant.doors.operator_api.task_queue import QueueShown
 from covenant.doors.operator_api.tasks import (
     AnsweredTask,
     AutoRetried,
@@ -68,7 +69,6 @@ from covenant.doors.operator_api.tasks import (
     PushList,
     PushRetried,
     PushShown,
-    QueueShown,
     Repaired,
     RepairedTasks,
     Results,
@@ -250,6 +250,10 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
             '"leased_to":{"display":"bob@x","pubkey":"B"},"leased_at_ms":5,"renewed_at_ms":6,"holder_lost":true}],'
             f'"results":[{OK_JSON}]}}'
         ),
+    ),
+    (
+        QueueShown(tasks=(), results=(), next="0f"),
+        '{"kind":"a2a_queue","tasks":[],"results":[],"next":"0f"}',
     ),
     (
         LeaseRenewedAnswer(task_id=T, lease=LEASE),

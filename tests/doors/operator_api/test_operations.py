@@ -15,6 +15,7 @@ from covenant.model.push import move_of
 from covenant.model.settings import Limits
 from tests.doors.doors_under_test import DoorsUnderTest, EnrolledCaller, new_task, now_ms, open_doors
 from tests.doors.speakers import HttpSpeaker, IpcSpeaker, Speaker
+from tests.waits import BOUND_S
 
 LONG_MS = 20_000
 
@@ -178,6 +179,46 @@ async def test_the_queue_is_looked_at_without_taking_anything(under_test: DoorsU
     assert await listed(limit=1) == [task["id"]]
     stranger = await under_test.enroll("carol@test")
     assert (await speaker.ask(stranger, "a2a_queue"))["tasks"] == []
+
+
+async def test_whoever_watches_the_queue_is_answered_when_it_is_another_one(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
+    operator = under_test.operator
+    empty = await speaker.ask(operator, "a2a_queue", wait_ms=LONG_MS)
+    assert empty["tasks"] == []
+    waiting = asyncio.create_task(speaker.ask(operator, "a2a_queue", after=empty["next"], wait_ms=LONG_MS))
+    await under_test.waits.until(1)
+    task, _ = await leased_task(speaker, alice, bob)
+    shown = await asyncio.wait_for(waiting, BOUND_S)
+    while [entry["state"] for entry in shown["tasks"]] != ["in_flight"]:
+        shown = await speaker.ask(operator, "a2a_queue", after=shown["next"], wait_ms=LONG_MS)
+    assert shown["tasks"][0]["task"]["id"] == task["id"]
+    # What moved between two requests, and what was seen of another daemon, is told at once.
+    for seen in (empty["next"], "of another run"):
+        again = await speaker.ask(operator, "a2a_queue", after=seen, wait_ms=LONG_MS)
+        assert [entry["state"] for entry in again["tasks"]] == ["in_flight"]
+        assert (await speaker.ask(operator, "a2a_queue", after=again["next"], wait_ms=5))["next"] == again["next"]
+    assert "next" not in await speaker.ask(operator, "a2a_queue")
+
+
+async def test_whoever_watches_the_queue_is_not_woken_by_what_it_may_not_see(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
+    carol = await under_test.enroll("carol@test")
+    seen = (await speaker.ask(carol, "a2a_queue", wait_ms=LONG_MS))["next"]
+    watching = asyncio.create_task(speaker.ask(carol, "a2a_queue", after=seen, wait_ms=LONG_MS))
+    await under_test.waits.until(1)
+    operator = (await speaker.ask(under_test.operator, "a2a_queue", wait_ms=LONG_MS))["next"]
+    await leased_task(speaker, alice, bob)
+    # The operator, who began to watch later, has seen it.
+    await speaker.ask(under_test.operator, "a2a_queue", after=operator, wait_ms=LONG_MS)
+    assert not watching.done()
+    await under_test.grant("a2a.send.carol@test", alice)
+    await speaker.ask(alice, "send_a2a_task", task=new_task(carol))
+    assert len((await asyncio.wait_for(watching, BOUND_S))["tasks"]) == 1
 
 
 async def test_tasks_are_found_live_and_finished_by_what_is_known_of_them(

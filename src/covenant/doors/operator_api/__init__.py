@@ -12,6 +12,7 @@ from covenant.doors.operator_api import (
     inspection,
     mailbox,
     peers,
+    task_queue,
     tasks,
     tenants,
 )
@@ -20,6 +21,7 @@ from covenant.wire.ipc_frames import canonical_kind
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     *mailbox.OPERATIONS,
+    *task_queue.OPERATIONS,
     *tasks.OPERATIONS,
     *attention.OPERATIONS,
     *identities.OPERATIONS,

@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from covenant.doors.metrics import LIVE
 from covenant.doors.operator_api.mailbox import LIMIT
 from covenant.doors.operator_api.operation import (
     PAGE_BYTES_MAX,
@@ -31,7 +30,7 @@ from covenant.exchange.frame_log import LoggedFrame
 from covenant.exchange.task_logs import TASK_LINES_MAX, LogLine
 from covenant.exchange.tasks.reader import unknown_task
 from covenant.ledger.contract.task_query import FoundTask, TaskCounts
-from covenant.ledger.contract.tasks import QueueEntry, QueueQuery, TaskDetail, TreeNode
+from covenant.ledger.contract.tasks import TaskDetail, TreeNode
 from covenant.model.ids import TaskId, parse_task_id
 from covenant.model.push import Push
 from covenant.model.retry_policy import RepairOutcome, RetryReport
@@ -40,7 +39,6 @@ from covenant.wire.mailbox import (
     AnswerRequest,
     EmptyRequest,
     FindRequest,
-    QueueRequest,
     RecentRequest,
     RepairTask,
     RepairTasks,
@@ -64,31 +62,6 @@ class Tasks(ApiAnswer, frozen=True, kw_only=True, tag="a2a_tasks"):
 class Results(ApiAnswer, frozen=True, kw_only=True, tag="a2a_results"):
     results: tuple[Result, ...]
     truncated: bool = False
-
-
-class CountsShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """How much there is of everything, whatever the filters and limits leave of it."""
-
-    queued: int
-    in_flight: int
-    parked: int
-    following: int
-    result_pending: int
-    cached: int
-    holders_lost: int
-    delegations_lost: int = 0
-    """Of those that peers do: `covenant peers delegations` shows them."""
-
-
-class QueueShown(ApiAnswer, frozen=True, kw_only=True, tag="a2a_queue"):
-    """`counts` and `warnings` are for the operator."""
-
-    tasks: tuple[QueueEntry, ...]
-    results: tuple[Result, ...]
-    truncated: bool = False
-    counts: CountsShown | None = None
-    warnings: tuple[str, ...] = ()
-    """What wants an operator, and is no task."""
 
 
 class ShowTaskRequest(TaskRequest, frozen=True, kw_only=True):
@@ -140,26 +113,6 @@ async def recent_a2a_results(services: Services, caller: Principal, request: Rec
     found = await services.exchange.recent_results(caller, page_limit(request.limit, LIMIT))
     results = fit(found)
     return Results(results=results, truncated=len(results) < len(found))
-
-
-async def a2a_queue(services: Services, caller: Principal, request: QueueRequest) -> QueueShown:
-    query = QueueQuery(
-        limit=page_limit(request.limit, LIMIT),
-        min_lease_age_ms=request.min_lease_age_ms,
-        deadline_within_ms=request.deadline_within_ms,
-        state_filter=request.state_filter.replace("-", "_") if request.state_filter else None,
-    )
-    found = await services.exchange.queue(caller, query)
-    tasks = fit(found.tasks)
-    results = fit(found.results, PAGE_BYTES_MAX - size_of(tasks))
-    truncated = len(tasks) < len(found.tasks) or len(results) < len(found.results)
-    answer = QueueShown(tasks=tasks, results=results, truncated=truncated)
-    if not caller.operator:
-        return answer
-    counts = await services.ledger.counts()
-    shown = fill(CountsShown, counts, **{state.wire_name: getattr(counts, state.value) for state in LIVE})
-    warning = services.backups.warning if services.backups is not None else None
-    return msgspec.structs.replace(answer, counts=shown, warnings=(warning,) if warning else ())
 
 
 async def show_a2a_task(services: Services, caller: Principal, request: ShowTaskRequest) -> TaskShown:
@@ -420,7 +373,6 @@ async def repair_a2a_tasks(services: Services, caller: Principal, request: Repai
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("GET", "/a2a/tasks/recent", recent_a2a_tasks, "Look at queued tasks without taking them"),
     ApiOperation("GET", "/a2a/results/recent", recent_a2a_results, "Look at undrained results without taking them"),
-    ApiOperation("GET", "/a2a/queue", a2a_queue, "Leases, queued tasks and undrained results; the most worrying first"),
     ApiOperation("GET", "/a2a/tasks/{task_id}/show", show_a2a_task, "Everything known of one task", wait=show_waiting),
     ApiOperation("GET", "/a2a/tasks/{task_id}/tree", a2a_tree, "The tasks under a root, by parent"),
     ApiOperation("POST", "/a2a/tasks/{task_id}/answer", answer_a2a_task, "Answer a task that waits for its sender"),

@@ -234,9 +234,8 @@ class PostgresLedger:
             peers=[InstanceId(peer) for peer in topics.peers],
             pushed=topics.pushed,
         )
-        if self.changes.on:
-            tasks = dict.fromkeys([each.task_id for each in topics.steps] + [each.task_id for each in topics.lost])
-            self.changes.hear(tasks, topics.peers, topics.pushed, self.now_ms(), audited=topics.audited)
+        tasks = dict.fromkeys([each.task_id for each in topics.steps] + [each.task_id for each in topics.lost])
+        self.changes.hear(tasks, topics.peers, topics.pushed, self.now_ms(), audited=topics.audited)
         self._ring(topics)
 
     def _ring(self, topics: Topics) -> None:
