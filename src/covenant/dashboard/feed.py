@@ -54,7 +54,7 @@ _HEADERS: Final = [
 ]
 
 
-class TaskRow(msgspec.Struct, frozen=True, gc=False):
+class FeedRow(msgspec.Struct, frozen=True, gc=False):
     task_id: TaskId
     state: str
     agent: str
@@ -66,7 +66,7 @@ class FeedRound(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What is told of a moment. `position`: of the last record that it tells of."""
 
     position: int
-    tasks: Sequence[TaskRow] = ()
+    tasks: Sequence[FeedRow] = ()
     """The one that changed last comes first."""
     more: int = 0
     """Tasks that changed besides."""
@@ -192,7 +192,7 @@ class FeedClock:
             audited=changes.audited,
         )
 
-    async def _row(self, task_id: TaskId, change: TaskChange) -> TaskRow | None:
+    async def _row(self, task_id: TaskId, change: TaskChange) -> FeedRow | None:
         agent, tenant, state = change.agent, change.tenant, change.state
         if agent is None:
             parties = await self._ledger.parties(task_id)
@@ -202,7 +202,7 @@ class FeedClock:
         if state is None:
             entry = await self._ledger.entry(task_id)
             state = entry.state if entry is not None else None
-        return TaskRow(task_id, state.wire_name if state is not None else "resolved", agent, tenant, change.at_ms)
+        return FeedRow(task_id, state.wire_name if state is not None else "resolved", agent, tenant, change.at_ms)
 
     async def _count(self) -> None:
         counts = await self._ledger.counts()
@@ -320,9 +320,9 @@ def write_all(rounds: Sequence[FeedRound]) -> bytes:
     return b"".join(frames)
 
 
-def _newest(rows: Iterable[TaskRow]) -> list[TaskRow]:
+def _newest(rows: Iterable[FeedRow]) -> list[FeedRow]:
     """Each task once, as it was last."""
-    found: dict[TaskId, TaskRow] = {}
+    found: dict[TaskId, FeedRow] = {}
     for row in rows:
         found.setdefault(row.task_id, row)
     return [*found.values()]
