@@ -332,7 +332,7 @@ async def test_a_flood_of_artifacts_is_stopped_by_the_ledger(pool: PoolUnderTest
     view = await pool.ask()
     assert (view.state, told(view)) == (
         TaskState.FAILED,
-        "the agent failed: this attempt has written too many artifacts",
+        "the agent failed: this attempt has written too many artifacts; append to one of them",
     )
     assert len(endings(await pool.steps(view.task.id))) == 1
 

@@ -34,7 +34,7 @@ METADATA = """
 """.split()
 
 
-NO_URL = "redirected to a URL that cannot be called"
+NO_URL = "the server redirects to a URL that cannot be called"
 
 
 @pytest.fixture

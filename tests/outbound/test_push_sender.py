@@ -284,7 +284,7 @@ async def test_a_redirect_elsewhere_gets_nothing(ledger: EmbeddedLedger, hook: R
         await begin(ledger, 1, PushConfig(url=first.url(), token="secret"))
         (push,) = await owed(runner, ledger, lambda found: bool(found and found[0].dead_at_ms))
         assert push.failure is not None
-        assert "redirected" in push.failure
+        assert "redirects" in push.failure
     assert not hook.served.connections
 
 

@@ -23,6 +23,7 @@ from tests.waits import BOUND_S
 ROOT = Path(__file__).parents[2]
 CORE_MB_MAX = 55
 INSTALL_S_MAX = 200
+PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 URL = re.compile(r"http://[^ ]+:\d+")
 
 
@@ -103,6 +104,15 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = (sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"))
     run(*pip, "install", "--quiet", "--no-compile", str(one(built, "*.whl")))
     return folder / "bin"
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("python", PYTHONS)
+def test_every_locked_package_has_a_wheel_for_each_python(tmp_path: Path, python: str) -> None:
+    """Also for interpreters that are not here: an install there compiles nothing."""
+    locks = [word for name in ("runtime", "extras") for word in ("-r", str(ROOT / "requirements" / f"{name}.lock"))]
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--ignore-installed")
+    run(*pip, "--only-binary", ":all:", "--python-version", python, "--target", str(tmp_path), *locks)
 
 
 def test_the_core_is_small(installed: Path) -> None:

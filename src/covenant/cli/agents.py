@@ -96,12 +96,12 @@ def remove(call: Invocation, *, agent_id: str, tenant: str) -> None:
 def _definition(agent_id: str | None, file: str | None, given: dict[str, Any]) -> dict[str, Any]:
     """The file's definition, changed by what the options say."""
     if file is None and agent_id is not None and agent_id.endswith((".json", ".toml")):
-        raise click.UsageError(f"an id has no dot in it; to read a file: --file {shlex.quote(agent_id)}")
+        raise click.UsageError(f"an agent's ID has no dot; to give a file, use --file {shlex.quote(agent_id)}")
     definition: dict[str, Any] = _read(file) if file is not None else {"kind": "worker"}
     if agent_id is not None:
         definition["id"] = agent_id
     if "id" not in definition:
-        raise click.UsageError("say which agent: give an ID, or --file with a definition that has an id")
+        raise click.UsageError("no agent is named; give an ID, or --file with a definition that has an id")
     definition |= {key: given[key] for key in ("kind", "name", "description") if given[key] is not None}
     if given["skills"]:
         definition["skills"] = list(given["skills"])

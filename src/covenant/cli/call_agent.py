@@ -214,7 +214,7 @@ class Progress:
         if reply.text and reply.text.strip() not in wrote:
             put(reply.text)
         if reply.waits:
-            say(f"covenant: it waits for you ({reply.state.value}); answer with --task {reply.task_id}")
+            say(f"covenant: the task waits for you ({reply.state.value}); answer with --task {reply.task_id}")
         elif not reply.ok:
             say(f"covenant: the task was not completed: {reply.state.value}")
         for artifact in reply.artifacts:

@@ -120,7 +120,7 @@ def change(call: Invocation, *, peer: str, name: str | None, url: str | None, **
         covenant peers change lab --name laboratory --concurrent 2
     """
     if name is None and url is None and all(each is None for each in limits.values()):
-        raise click.UsageError("give --name, --url or a limit")
+        raise click.UsageError("nothing to change is named; give --name, --url or a limit")
     asked: dict[str, Any] = {"peerId": peer, "name": name, "url": url}
     if any(each is not None for each in limits.values()):
         known = call.ask("show_peer", peerId=peer)["peer"]["limits"]
@@ -177,9 +177,9 @@ def discover(call: Invocation, *, wait_ms: int) -> None:
         for failure in way.get("failures") or ():
             say(f"{way['source']}: {failure}")
     if not any(way["on"] for way in answer["ways"]):
-        say("no way of finding is on; see static, mdns and dns_domains under [peers] in docs/settings.md")
+        say("no discovery is switched on; set static, mdns or dns_domains under [peers] (docs/settings.md)")
     if not answer["discovered"]:
-        say("nobody was found")
+        say("no instance was found")
         return
     print_table(("found by", "name", "where", "id", ""), map(_candidate_row, answer["discovered"]))
 
@@ -200,7 +200,7 @@ def capabilities(call: Invocation, *, peer: str | None, fresh: bool) -> None:
     print_table(("profile", "tokens", "description"), rows)
     put(f"{found['activeDelegations']} at work, {found['freeSlots']} slots free; said {ago(found['issuedAtMs'])}")
     if peer:
-        put(f"we are {found['trustLevel']} to it")
+        put(f"the peer takes us for {found['trustLevel']}")
 
 
 @daemon_command(peers, "delegate", "delegation", "delegation", "result?", "error?")
@@ -241,12 +241,14 @@ def delegate(
         if not call.answer(begun, kind="delegated"):
             put(delegation_id)
             if not begun["remote"]:
-                say(f"an agent here does it; see: {call.again} a2a show {delegation_id}")
+                say(f"an agent of this daemon does the work; see: {call.again} a2a show {delegation_id}")
         return
     try:
         answer = _ended(call, delegation_id)
     except KeyboardInterrupt:
-        raise Failure("interrupted", f"it goes on; end it with: {call.again} peers cancel {delegation_id}") from None
+        raise Failure(
+            "interrupted", f"the delegation goes on; end it with: {call.again} peers cancel {delegation_id}"
+        ) from None
     _show_outcome(call, answer)
 
 
@@ -318,7 +320,9 @@ def proof(call: Invocation, *, delegation: str, line: int | None) -> None:
         try:
             answer = {**answer, "transcript": None, "line": show_line(answer["transcript"], line - 1)}
         except (IndexError, ValueError):
-            raise Failure("no_line", f"the conversation is not here, or has no line {line}") from None
+            raise Failure(
+                "no_line", f"this daemon does not have the conversation, or the conversation has no line {line}"
+            ) from None
     call.show(answer, json.dumps(answer, ensure_ascii=False, indent=2))
 
 

@@ -128,7 +128,7 @@ def filters(call: Invocation, given: dict[str, Any]) -> dict[str, Any]:
     ended = tuple(OUTCOMES[word] for word in (*outcomes, *(word for word in states if word in OUTCOMES)))
     live = tuple(STATES[word] for word in states if word in STATES)
     if ended and live and states and not outcomes:
-        raise click.UsageError("--state takes states or ways to end, not both: nothing is in both at once")
+        raise click.UsageError("--state takes states or ways to end, not both; no task is in both at once")
     agent, now = given["agent"], now_ms()
     query = {
         "state": ",".join(live) or None,
@@ -181,7 +181,7 @@ def list_tasks(
         covenant a2a list --state queued --count
     """
     if as_csv and call.json:
-        raise click.UsageError("--csv and --json exclude each other")
+        raise click.UsageError("--csv and --json exclude each other; give one of them")
     query = filters(call, given) | {"order": order, "ascending": ascending or None}
     if only_count:
         answer = call.ask("find_a2a_tasks", limit=1, count=True, **query)
@@ -197,7 +197,7 @@ def list_tasks(
     elif tasks:
         console().print(found_table(tasks))
     else:
-        say("no task is so")
+        say("no task matches")
     if more is not None:
         say(f"there may be more: --after {more}")
 

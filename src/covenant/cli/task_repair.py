@@ -106,15 +106,15 @@ def cancel(call: Invocation, *, task_id: str | None, reason: str, **given: Any) 
 
 def _check_one(given: dict[str, Any]) -> None:
     if given["apply"] or any(given[name] is not None for name in FILTERS):
-        raise click.UsageError("TASK_ID is one task; filters and --apply are for many: leave one of them out")
+        raise click.UsageError("TASK_ID names one task; filters and --apply are for many. Leave one of them out")
 
 
 def _repair_all(call: Invocation, given: dict[str, Any], lease_id: str | None, **command: Any) -> None:
     if lease_id is not None:
-        raise click.UsageError("--lease-id is the lease of one task: name the task, too")
+        raise click.UsageError("--lease-id names the lease of one task; give its TASK_ID, too")
     chosen = filters(call, given)
     if not chosen:
-        raise click.UsageError("say which: a TASK_ID, or filters such as --agent and --state")
+        raise click.UsageError("no task is named; give a TASK_ID, or filters such as --agent and --state")
     answer = call.ask(
         "repair_a2a_tasks", filter=chosen, dry_run=not given["apply"], limit=given["limit"], within_s=BULK_S, **command
     )

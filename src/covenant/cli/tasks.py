@@ -117,7 +117,7 @@ def respond(
     Needs the capability a2a.respond.SENDER, and the lease.
     """
     if error is not None and partial:
-        raise click.UsageError("--error and --partial exclude each other")
+        raise click.UsageError("--error and --partial exclude each other; give one of them")
     if text is None and error is None:
         raise click.UsageError("give a TEXT, `-` to read it from standard input, or --error MESSAGE")
     status = "error" if error is not None else "partial" if partial else "ok"
@@ -171,10 +171,10 @@ def signal(call: Invocation, *, task_id: str, name: str, value: str | None, sign
 def results(call: Invocation, *, drain: bool, recent: bool, limit: int | None, **given: Any) -> None:
     """Look at the results that wait for the caller, or drain them."""
     if drain and recent:
-        raise click.UsageError("--next and --recent exclude each other")
+        raise click.UsageError("--next and --recent exclude each other; give one of them")
     if drain:
         if limit is not None:
-            raise click.UsageError("--limit belongs to --recent; with --next say --max")
+            raise click.UsageError("--limit belongs to --recent; with --next give --max")
         _drain(call, given)
         return
     if any(value for value in given.values()):
@@ -211,9 +211,9 @@ def _task(
     **given: Any,
 ) -> dict[str, Any]:
     if deadline_ms is not None and deadline_in is not None:
-        raise click.UsageError("--deadline-ms and --deadline-in exclude each other")
+        raise click.UsageError("--deadline-ms and --deadline-in exclude each other; give one of them")
     if not_before_ms is not None and not_before_in is not None:
-        raise click.UsageError("--not-before-ms and --not-before-in exclude each other")
+        raise click.UsageError("--not-before-ms and --not-before-in exclude each other; give one of them")
     if idempotent and key is None:
         raise click.UsageError("--idempotent needs --key: the key names the work that may run twice")
     task: dict[str, Any] = {

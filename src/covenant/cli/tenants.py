@@ -125,7 +125,7 @@ def remove(call: Invocation, *, name: str, dry_run: bool, yes: bool, cancel_live
         covenant tenants remove acme --reason "contract ended" --cancel-live
     """
     if not dry_run and reason is None:
-        raise click.UsageError("say why: --reason")
+        raise click.UsageError("the removal needs a reason; give --reason")
     would = call.ask("remove_tenant", within_s=SEARCH_S, name=name) if dry_run or not yes else {}
     if dry_run:
         if not call.answer(would):
@@ -133,7 +133,7 @@ def remove(call: Invocation, *, name: str, dry_run: bool, yes: bool, cancel_live
         return
     if not yes:
         if call.json or not sys.stdin.isatty():
-            raise click.UsageError("this cannot be undone: look at it with --dry-run, then say --yes")
+            raise click.UsageError("a removal cannot be undone; look at it with --dry-run, then give --yes")
         _put_holdings(name, would["holdings"])
         click.confirm(f"Erase all of this? Nothing brings {name} back", abort=True, err=True)
     answer = call.ask("remove_tenant", name=name, dry_run=False, reason=reason, cancel_live=cancel_live)

@@ -223,7 +223,11 @@ class A2AExchange:
         check_message(message, agent, call.extensions)
         if sent.push is not None:
             if self._check_push is None:
-                raise Conflict("push_not_supported", "push notifications are switched off here")
+                raise Conflict(
+                    "push_not_supported",
+                    "push notifications are switched off;"
+                    " the operator turns them on with the setting a2a.push_notifications",
+                )
             self._check_push(sent.push)
         key = None
         if call.idempotency_key is not None or sent.metadata or message.metadata:
@@ -277,7 +281,7 @@ class A2AExchange:
         check_size(len(encoded), self.settings.message_bytes_max)
         view = await self.reader.get(task_id, scope)
         if message.context_id not in (None, view.task.context_id):
-            raise InvalidParams("message.contextId", f"task {task_id} is in another context")
+            raise InvalidParams("message.contextId", f"task {task_id} is in another context; leave contextId out")
         recipient = view.task.recipient.pubkey
         if sent.push is not None and not view.state.terminal:
             # Before the message, so that its step is told too; once, since many clients say it with every message.

@@ -125,7 +125,7 @@ def _command(request: RepairTasks, action: str) -> Requeue | ForceError | None:
         check_repair(command, request.reason)
         return command
     if request.duplicate_risk is None:
-        raise Invalid("invalid_repair", "a requeue says its duplicate_risk: idempotent or operator_accepted")
+        raise Invalid("invalid_repair", "a requeue needs duplicate_risk: idempotent or operator_accepted")
     return Requeue(Posture(request.duplicate_risk.replace("-", "_")))
 
 
@@ -140,7 +140,7 @@ def _query(request: RepairTasks) -> TaskQuery:
     """The oldest tasks first. Unless the filter names states, those that the command can be for."""
     query = query_of(request.filter)
     if query == TaskQuery():
-        raise Invalid("invalid_filter", "a repair in bulk needs a filter: say which tasks it is for")
+        raise Invalid("invalid_filter", "a repair in bulk needs a filter that says which tasks it is for")
     open_states = tuple(state for state in State if state not in FINISHED)
     states = query.states or (open_states if request.command == CANCEL else (LEASED,))
     return msgspec.structs.replace(query, states=states, ascending=True)

@@ -57,7 +57,7 @@ class CronTimes:
         self._any_day, self._any_weekday = fields[2].startswith("*"), fields[4].startswith("*")
         self._zone = zone
         if self.after(0) is None:
-            raise invalid_schedule(f"cron: {expression!r} never comes")
+            raise invalid_schedule(f"cron: {expression!r} names a date that never comes; check its day and month")
 
     def after(self, moment_ms: int) -> int | None:
         """The next moment, in epoch milliseconds; None: there is none."""
@@ -142,5 +142,5 @@ def check_schedules(schedules: Iterable[Schedule]) -> None:
     for schedule in schedules:
         read_times(schedule)
         if schedule.id in seen:
-            raise invalid_schedule(f"two schedules of an agent have the id {schedule.id!r}")
+            raise invalid_schedule(f"two schedules of an agent have the id {schedule.id!r}; give each its own")
         seen.add(schedule.id)

@@ -159,7 +159,7 @@ class Delegations:
         if callee.agent is not None:
             check_message(Message(message_id=task_id, parts=parts), callee.agent, callee.agent.definition.extensions)
         if callee.remote is not None and not callee.remote.of_peer and not all(isinstance(p, Text) for p in parts):
-            raise Invalid("text_only", "an agent elsewhere is sent text, and nothing else")
+            raise Invalid("text_only", "an agent elsewhere takes text alone; leave out the other parts")
         if idempotent is None:
             idempotent = definition is not None and definition.idempotent
         task = build_task(
@@ -194,7 +194,9 @@ class Delegations:
                 known = (await self._writer.accept(task, asked.digest)).duplicate
             except Refusal as refusal:
                 if refusal.code == "duplicate_task_id":
-                    raise Conflict("key_reused", "this key was used for another call of this task") from None
+                    raise Conflict(
+                        "key_reused", "this key was used for another call of this task; give each call its own key"
+                    ) from None
                 raise
             builder = await self._reader.past(task.id) if known else TaskViewBuilder()
             give_up_ms = None
@@ -220,7 +222,7 @@ class Delegations:
         """The next message to a child that waits for one; then as `perform`."""
         view = (await self._reader.past(child)).view()
         if view is None or view.task.parent != parent.id or view.task.origin != DELEGATION:
-            raise Invalid("unknown_call", f"task {child} is no call of this task")
+            raise Invalid("unknown_call", f"task {child} was not called by this task")
         update = MessageUpdate(role="user", parts=parts, message_id=message_id)
         with self.ledger.watch(child) as watch:
             await self.ledger.commit(Continue(task_id=child, message=update, message_id=message_id))

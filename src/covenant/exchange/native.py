@@ -307,7 +307,7 @@ def inline_agent(given: dict[str, Any]) -> AgentDefinition:
     """The definition of an agent for one request. Only a model may play it."""
     definition = read_agent_definition({"id": "inline", **given})
     if not definition.kind_rules.needs_model:
-        raise Invalid("invalid_agent", '/kind: an agent that comes with a request is a "model" agent')
+        raise Invalid("invalid_agent", '/kind: an agent that comes with a request must be a "model" agent')
     return definition
 
 

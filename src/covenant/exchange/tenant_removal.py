@@ -137,7 +137,10 @@ class TenantRemovals:
         await require_operator(self._ledger, principal, "removing a tenant")
         check_reason(reason, "removal")
         if host_of(principal.agent.display) == name:
-            raise Conflict("tenant_of_operator", f"{principal.agent.display} would be erased with the tenant {name!r}")
+            raise Conflict(
+                "tenant_of_operator",
+                f"the operator {principal.agent.display} belongs to the tenant {name!r}, and would be erased with it",
+            )
         if not cancel_live:
             await self._check_idle(name)
         await self._ledger.commit(

@@ -251,7 +251,7 @@ class Fetcher:
             _end(response)
             call = _redirected(call, place)
             self._guard.read(call.location.url)
-        raise CallFailed("bad_redirect", "redirected too often", transient=False)
+        raise CallFailed("bad_redirect", "the server redirects too often", transient=False)
 
     async def _send(self, call: _Call, *, idle_ms: int, bytes_max: int | None) -> httpx2.Response:
         transport = await self._opened()
@@ -299,7 +299,7 @@ def _check_headers(headers: Mapping[str, str]) -> None:
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
             raise Invalid("bad_header", f"the header {name!r} has characters that a header cannot have")
         if name.lower() in OURS:
-            raise Invalid("bad_header", f"the header {name!r} is not for the caller to set")
+            raise Invalid("bad_header", f"the header {name!r} is set by the daemon; leave it out")
 
 
 def _redirection(call: _Call, response: httpx2.Response) -> str | None:
@@ -316,13 +316,19 @@ def _redirected(call: _Call, place: str) -> _Call:
             raise InvalidUrl("it has spaces, control characters or backslashes")
         location = read_url(urljoin(call.location.url, place))
     except ValueError as error:
-        raise CallFailed("bad_redirect", "redirected to a URL that cannot be called", transient=False) from error
+        raise CallFailed(
+            "bad_redirect", "the server redirects to a URL that cannot be called", transient=False
+        ) from error
     if call.location.scheme == "https" and location.scheme == "http":
-        raise CallFailed("bad_redirect", "redirected from https to http", transient=False)
+        raise CallFailed("bad_redirect", "the server redirects from https to http", transient=False)
     if location.origin == call.location.origin:
         return replace(call, location=location)
     if call.content:
-        raise CallFailed("bad_redirect", "redirected to another origin, where no body is sent", transient=False)
+        raise CallFailed(
+            "bad_redirect",
+            "the server redirects to another origin, and a body is not sent there; call that address itself",
+            transient=False,
+        )
     kept = {name: value for name, value in call.headers.items() if name in FORWARDED}
     return replace(call, location=location, headers=kept)
 

@@ -368,7 +368,7 @@ async def test_a_question_of_a_call_can_be_answered_or_passed_on(under_test: Cal
     assert told(await under_test.parked(task_id)) == "which?"
     await under_test.say(task_id, "the blue one")
     assert told(await under_test.ended(task_id)) == "so the blue one"
-    with pytest.raises(Refusal, match="no call of this task"):
+    with pytest.raises(Refusal, match="not called by this task"):
         await under_test.workers.delegations.answer(task_id, Task(**_fields(task_id)), (), "m")  # type: ignore[union-attr]
 
 

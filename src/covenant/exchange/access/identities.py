@@ -92,7 +92,10 @@ class IdentityAdmin:
         await require_operator(self._ledger, principal, "enrolling an identity")
         check_display(display)
         if len(actions) > GRANTS_PER_ENROLMENT_MAX:
-            raise Invalid("invalid_limit", f"at most {GRANTS_PER_ENROLMENT_MAX} grants at once")
+            raise Invalid(
+                "invalid_limit",
+                f"an enrolment takes at most {GRANTS_PER_ENROLMENT_MAX} grants; grant the others afterwards",
+            )
         key, actions = self._placed(display, pubkey, actions)
         agent = AgentId(display, key)
         taken = self._ledger.enrolled(agent)
@@ -183,7 +186,7 @@ class IdentityAdmin:
             raise NotFound("unknown_identity", f"no live identity is called {which!r}")
         if len(matches) > 1:
             names = ", ".join(f"{m.agent.display} ({m.token_prefix}…)" for m in matches[:16])
-            raise Conflict("ambiguous_identity", f"{which!r} matches several: {names}")
+            raise Conflict("ambiguous_identity", f"{which!r} matches several identities: {names}; name one of them")
         return matches[0]
 
     async def grant(

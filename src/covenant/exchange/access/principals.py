@@ -197,7 +197,11 @@ class LoginCodes:
         now_ms = self._ledger.clock.monotonic_ms()
         self._codes = {code: made for code, made in self._codes.items() if made[0] > now_ms}
         if len(self._codes) >= CODES_MAX:
-            raise OverLimit("too_many_codes", "too many login codes are unused; use one", retry_after_ms=CODE_MS)
+            raise OverLimit(
+                "too_many_codes",
+                "too many login codes are unused; use one of them, or wait until they expire",
+                retry_after_ms=CODE_MS,
+            )
         code = new_token()
         self._codes[token_hash(code)] = now_ms + CODE_MS, principal
         return LoginCode(code, f"{self._base_url}/ui/code#{code}", CODE_MS)

@@ -66,7 +66,10 @@ def read_idempotency(ask: SendMessage, header: str | None) -> IdempotencyKey | N
     except msgspec.ValidationError as error:
         raise Invalid("invalid_idempotency", f"metadata {IDEMPOTENCY}: {error}") from None
     if header is not None and header != given.key:
-        raise Invalid("invalid_idempotency", f"the header Idempotency-Key and metadata {IDEMPOTENCY} name two keys")
+        raise Invalid(
+            "invalid_idempotency",
+            f"the header Idempotency-Key and metadata {IDEMPOTENCY} name different keys; give one of them",
+        )
     return IdempotencyKey(_key(given.key), given.duplicate_safety is DuplicateSafety.IDEMPOTENT)
 
 
@@ -206,7 +209,7 @@ def text_of(parts: Iterable[Content]) -> str:
 def check_message(message: Message, agent: CatalogueAgent, extensions: Iterable[str]) -> None:
     """Refuse a message that is not well formed, or that this agent does not take."""
     if message.role != "user":
-        raise InvalidParams("message.role", "a client sends as the user")
+        raise InvalidParams("message.role", "a client's message has the role of the user")
     if not message.parts or len(message.parts) > PARTS_MAX:
         raise InvalidParams("message.parts", f"1 to {PARTS_MAX} parts")
     _check_id("contextId", message.context_id)
@@ -250,7 +253,7 @@ def _covers(mode: str, media_type: str) -> bool:
 
 def check_size(size: int, limit: int) -> None:
     if size > limit:
-        raise TooLarge("task_too_large", f"the message has {size} bytes, {limit} are allowed")
+        raise TooLarge("task_too_large", f"the message has {size} bytes; the limit is {limit}")
 
 
 UNGUESSABLE_LENGTH_MIN: Final = 32

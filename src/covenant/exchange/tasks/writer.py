@@ -72,7 +72,11 @@ class Intake:
     def close(self, timeout_ms: int) -> None:
         """Take nothing new. A second call changes how long running turns have."""
         self._until_ms = self._monotonic_ms() + timeout_ms
-        self.closed = Unavailable(DRAINING, "the daemon is draining and takes nothing new", retry_after_ms=RETRY_MS)
+        self.closed = Unavailable(
+            DRAINING,
+            "the daemon is draining and takes nothing new; send to another, or when it has started again",
+            retry_after_ms=RETRY_MS,
+        )
         self.asked.set()
 
     @property

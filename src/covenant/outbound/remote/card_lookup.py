@@ -190,7 +190,7 @@ def choose_interfaces(card: RemoteCard | None, url: str, at_home: Callable[[str]
     )
     if not known and card is not None and (offered or card.url == url):
         said = ", ".join(f"{way.binding} {way.version}" for way in offered) or "none"
-        raise NoCard(f"the card of {card.name!r} offers no way to call it that is known here; it has {said}")
+        raise NoCard(f"the card of {card.name!r} offers no binding that is known here; it has {said}")
     if not known:
         known = [RemoteInterface(url=url, binding=JSONRPC, version="1.0")]
     tried = [way for way in known if way.binding != GRPC] or known

@@ -214,7 +214,11 @@ class Inspector:
         Raises AddressRefused for what may not be called, and Invalid for a request that cannot be written.
         """
         if self._running >= INSPECTIONS_MAX:
-            raise OverLimit("inspection_limit", "too many inspections are under way", retry_after_ms=RETRY_MS)
+            raise OverLimit(
+                "inspection_limit",
+                "too many inspections are under way; try again when one has ended",
+                retry_after_ms=RETRY_MS,
+            )
         self._running += 1
         recorder, started_s = FrameRecorder(self._now_ms), time.monotonic()
         # Without the network there is no address to judge, on whatever port the daemon listens.

@@ -136,7 +136,9 @@ class RemoteRegistry:
         except Invalid as wrong:
             if not self._may_know(tenant, name):
                 raise _unknown(name) from None
-            raise Invalid(wrong.code, f"the entry {name!r} of {FILE} cannot be used now, or is disabled") from wrong
+            raise Invalid(
+                wrong.code, f"the entry {name!r} of {FILE} cannot be used, or is disabled; `covenant doctor` says why"
+            ) from wrong
         if tenant not in entry.tenants:
             raise _unknown(name)
         return entry

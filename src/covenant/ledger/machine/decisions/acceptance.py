@@ -169,7 +169,9 @@ def _check_parent(decide: DecisionContext, task: Task) -> None:
     """What is delegated ends with its parent, so it cannot begin after it."""
     parent = decide.view.entry(task.parent) if task.parent is not None else None
     if parent is None or parent.finished:
-        raise decide.refuse(Conflict("parent_ended", f"task {task.parent}, which this would be part of, has ended"))
+        raise decide.refuse(
+            Conflict("parent_ended", f"task {task.parent}, the parent of this one, has ended; send it without a parent")
+        )
 
 
 def _begin(decide: DecisionContext, command: Accept, event: TaskSent | TaskFollowed) -> None:
@@ -244,7 +246,7 @@ def _follow(decide: DecisionContext, command: Accept, key: CacheKey, leader: Tas
         raise decide.refuse(
             OverLimit(
                 "followers_full",
-                f"too many tasks already wait for the result of task {leader}",
+                f"too many tasks already wait for the result of task {leader}; send again when it has ended",
                 retry_after_ms=BUSY_RETRY_MS,
             )
         )

@@ -211,7 +211,9 @@ def add_tenant(decide: DecisionContext, command: AddTenant) -> Tenant:
         )
     if decide.view.tenant_count() >= decide.view.limits.tenants_max:
         raise decide.refuse(
-            OverLimit("too_many_tenants", f"there may be at most {decide.view.limits.tenants_max} tenants")
+            OverLimit(
+                "too_many_tenants", f"there may be at most {decide.view.limits.tenants_max} tenants; remove one first"
+            )
         )
     for taken in (display for display in command.displays if decide.view.identities(display)):
         raise decide.refuse(Conflict("display_taken", f"{taken} is an identity of its own; revoke it first"))
@@ -368,7 +370,9 @@ def put_agent(decide: DecisionContext, command: PutAgent) -> CatalogueAgent:
 def _check_room(decide: DecisionContext, command: PutAgent) -> None:
     most = decide.view.limits.agents_per_tenant_max
     if decide.view.agent_count(command.tenant) >= most:
-        raise decide.refuse(OverLimit("too_many_agents", f"a tenant may have at most {most} stored agents"))
+        raise decide.refuse(
+            OverLimit("too_many_agents", f"a tenant may have at most {most} stored agents; remove one first")
+        )
     taken = [
         identity for identity in decide.view.identities(command.identity.display) if identity.agent != command.identity
     ]
@@ -413,4 +417,4 @@ def unknown_agent(agent_id: str) -> NotFound:
 
 
 def agent_exists(agent_id: str) -> Conflict:
-    return Conflict("agent_exists", f"there is an agent {agent_id!r} already")
+    return Conflict("agent_exists", f"there is an agent {agent_id!r} already; replace it, or choose another id")

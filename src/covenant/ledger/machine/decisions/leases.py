@@ -248,7 +248,7 @@ def _normalise_all(decide: DecisionContext, entry: Entry, command: Advance) -> l
     updates: list[TurnUpdate] = []
     for said in command.updates:
         if parked:
-            raise decide.refuse(Invalid("invalid_update", "nothing can be said after an update that parks the task"))
+            raise decide.refuse(Invalid("invalid_update", "an update that parks the task must be the last one"))
         update = _normalise(decide, artifacts, said)
         if type(update) is ArtifactUpdate:
             if update.artifact_id not in artifacts:
@@ -257,9 +257,11 @@ def _normalise_all(decide: DecisionContext, entry: Entry, command: Advance) -> l
             parked = update.state in _INTERRUPTIONS
         updates.append(update)
     if (parked or command.result is not None) and command.wait is not None:
-        raise decide.refuse(Invalid("invalid_update", "a task that waits has no result yet, and asks nothing"))
+        raise decide.refuse(
+            Invalid("invalid_update", "an update that makes a task wait has neither a result nor a question")
+        )
     if parked and command.result is not None:
-        raise decide.refuse(Invalid("invalid_update", "a task that waits for its sender has no result yet"))
+        raise decide.refuse(Invalid("invalid_update", "an update that asks the sender has no result"))
     return updates
 
 
@@ -269,7 +271,9 @@ def _normalise(decide: DecisionContext, artifacts: AbstractSet[str], update: Tur
     if type(update) is not ArtifactUpdate or update.artifact_id in artifacts:
         return update
     if len(artifacts) >= decide.view.limits.artifacts_per_attempt_max:
-        raise decide.refuse(OverLimit("too_many_artifacts", "this attempt has written too many artifacts"))
+        raise decide.refuse(
+            OverLimit("too_many_artifacts", "this attempt has written too many artifacts; append to one of them")
+        )
     if not update.append:
         return update
     # An earlier attempt may have left chunks of it: this attempt's first one starts it anew.
@@ -297,7 +301,10 @@ def continue_(decide: DecisionContext, command: Continue) -> Reported:
         raise decide.refuse(Conflict("following", f"task {command.task_id} waits for the result of the same work"))
     if len(entry.kept) >= decide.view.limits.messages_kept_max:
         raise decide.refuse(
-            OverLimit("too_many_messages", f"too many messages to task {command.task_id} wait for its next turn")
+            OverLimit(
+                "too_many_messages",
+                f"too many messages to task {command.task_id} wait for its next turn; send again when it has begun",
+            )
         )
     decide.add(MessageKept(command.task_id, generation, command.message, command.message_id))
     return Reported(generation)

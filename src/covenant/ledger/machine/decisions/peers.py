@@ -280,7 +280,11 @@ def _check_outbox(decide: DecisionContext, peer: InstanceId) -> None:
     most = decide.view.limits.parcels_per_peer_max
     if decide.view.parcel_count(peer) >= most:
         raise decide.refuse(
-            OverLimit("outbox_full", f"{most} messages wait to be taken already", retry_after_ms=BUSY_RETRY_MS)
+            OverLimit(
+                "outbox_full",
+                f"{most} messages wait to be taken already; send again when the peer has taken some",
+                retry_after_ms=BUSY_RETRY_MS,
+            )
         )
 
 

@@ -321,7 +321,11 @@ def _drainable(decide: DecisionContext, command: Drain) -> Sequence[Entry]:
     if known is None or command.sender not in (None, _sender_of(known)):
         raise decide.refuse(unknown_task(task_id))
     if entry is None or entry.state is DRAINED:
-        raise decide.refuse(Conflict("already_drained", f"the result of task {task_id} was drained already"))
+        raise decide.refuse(
+            Conflict(
+                "already_drained", f"the result of task {task_id} was drained already; `covenant a2a show` still has it"
+            )
+        )
     return (entry,) if entry.state is SETTLED else ()
 
 

@@ -25,7 +25,7 @@ WAIT_MS_MAX: Final = 10 * 366 * 86_400_000
 def suspend(decide: DecisionContext, entry: Entry, command: Advance, wait: Wait, generation: int) -> Advanced:
     """End the lease with a wait; or, if its signal is there already, give that and go on."""
     if wait.for_ms is not None and not 0 <= wait.for_ms <= WAIT_MS_MAX:
-        raise decide.refuse(Invalid("invalid_wait", "a wait takes ten years at most"))
+        raise decide.refuse(Invalid("invalid_wait", "a wait must be at most ten years"))
     task_id, lease_id = command.task_id, command.lease_id
     if wait.signal is not None:
         signal = next((each for each in entry.signals if each.name == wait.signal), None)
@@ -76,7 +76,10 @@ def tell(decide: DecisionContext, command: Tell) -> Reported:
     check_account(decide, entry.task, 0, weigh_signal(signal))
     if len(entry.signals) >= decide.view.limits.messages_kept_max:
         raise decide.refuse(
-            OverLimit("too_many_signals", f"too many signals to task {command.task_id} wait to be heard")
+            OverLimit(
+                "too_many_signals",
+                f"too many signals to task {command.task_id} wait to be heard; send again when the task has taken some",
+            )
         )
     decide.add(SignalKept(command.task_id, signal))
     return Reported(entry.generation)
