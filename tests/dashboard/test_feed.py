@@ -17,7 +17,7 @@ from covenant.dashboard.feed import (
     FeedClock,
     FeedRing,
     FeedRound,
-    TaskRow,
+    FeedRow,
     write_all,
     write_own,
 )
@@ -160,8 +160,8 @@ async def test_the_feed_needs_a_session_and_its_readers_are_bounded(short_path: 
     assert PER_SESSION_MAX > 0
 
 
-def row(task_id: str, tenant: str = "default") -> TaskRow:
-    return TaskRow(TaskId(task_id), "queued", "a@default", tenant, 0)
+def row(task_id: str, tenant: str = "default") -> FeedRow:
+    return FeedRow(TaskId(task_id), "queued", "a@default", tenant, 0)
 
 
 def test_the_ring_tells_what_came_after_a_position_the_newest_first() -> None:
