@@ -148,6 +148,7 @@ async def picture(ledger: Ledger) -> dict[str, Any]:
         "addressees": sorted(await ledger.addressees()),
         "envelopes": [await ledger.envelope_taken(each.sender, each.jti) for _, each in TAKEN],
         "revoked": ledger.token_revoked("t1"),
+        "usage": tuple(await ledger.peer_usage(0)),
         "log": tuple(await ledger.message_log()),
     }
 

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from covenant.ledger.machine.commands import CancelOrphans
+from covenant.ledger.machine.commands import CancelOrphans, Command
+from covenant.ledger.machine.peer_commands import DelegationChanges, ReceiveFromPeer, SendToPeer, SucceedPeer
 from covenant.model.ids import AgentId, TaskId
+from covenant.model.peers.delegation import DelegationRole
+from covenant.model.peers.delegation_messages import TokenUsage
+from covenant.model.peers.usage_by_day import DAY_MS, USAGE_DAYS, PeerUsage, day_of
 from covenant.model.task import DELEGATION, Ending, Task
+from tests.ledger.machine.peer_commands import (
+    add,
+    begun,
+    bundle_of,
+    envelope,
+    heard,
+    id_of,
+    key_of,
+    offered,
+    offering,
+    result_of,
+)
 from tests.ledger_contract.driver import WAIT_MS, LedgerDriver, check_generations, refused
 from tests.ledger_contract.durability import Restart, RestartSuite
-from tests.ledger_contract.samples import ALICE, BOB, CAROL, DAVE, failed, make_task, ok, task_id
+from tests.ledger_contract.fake_clock import START_MS
+from tests.ledger_contract.samples import ALICE, BOB, CAROL, DAVE, OPERATOR, failed, make_task, ok, task_id
 from tests.ledger_contract.suite import Suite
 
 
@@ -122,3 +140,66 @@ class DelegationDurabilitySuite(RestartSuite):
         assert await endings(driver, 5) == ["submitted"]
         await driver.cancel(second.task.id, by=ALICE)
         assert await cancel_orphans(driver) == [task_id(5)]
+
+    async def test_what_peers_used_is_summed_by_day_and_survives_a_restart_compacted_or_not(
+        self, driver: LedgerDriver, restart: Restart
+    ) -> None:
+        today, used = day_of(START_MS), TokenUsage(prompt=10, completion=5, total=15)
+        commands: tuple[Command[Any], ...] = (
+            add(1),
+            offering(1),
+            offering(2),
+            heard("accept", seq=1, delegation_id="d"),
+            heard("accept", seq=1, jti="again", delegation_id="d"),
+            heard("result_completed", seq=2, usage=used, result=result_of()),
+            SendToPeer(key=key_of(1), changes=DelegationChanges(result=None)),
+            heard("reject", seq=1, jti="no", number=2, code="busy"),
+            offered(3),
+        )
+        for command in commands:
+            await driver.ledger.commit(command)
+        asked = PeerUsage(
+            day=today,
+            role=DelegationRole.REQUESTER,
+            peer=id_of(1),
+            profile="coder",
+            offers=2,
+            accepted=1,
+            rejected=1,
+            completed=1,
+            tokens=15,
+        )
+        given = PeerUsage(day=today, role=DelegationRole.PROVIDER, peer=id_of(1), profile="coder", offers=1, accepted=1)
+        for again in range(3):
+            assert set(await driver.ledger.peer_usage(today)) == {asked, given}
+            assert await driver.ledger.peer_usage(today + 1) == ()
+            assert await driver.ledger.peer_usage(today, id_of(2)) == ()
+            if again:
+                await driver.ledger.compact()
+            driver = await restart(driver)
+        await driver.ledger.commit(
+            SucceedPeer(by=OPERATOR, old=id_of(1), keys_shown=bundle_of(4), vouched=True),
+        )
+        moved = {msgspec.structs.replace(each, peer=id_of(4)) for each in (asked, given)}
+        assert set(await driver.ledger.peer_usage(0)) == moved
+
+    async def test_sums_of_long_ago_are_dropped_and_names_that_a_peer_made_up_are_not_kept(
+        self, driver: LedgerDriver, restart: Restart
+    ) -> None:
+        key = key_of(1, role=DelegationRole.PROVIDER)
+        refused = ReceiveFromPeer(
+            envelope=envelope("made-up", seq=1),
+            key=key,
+            begin=msgspec.structs.replace(begun(key), profile="made-up"),
+            happenings=("offer", "reject"),
+            changes=DelegationChanges(code="no_profile"),
+        )
+        await driver.ledger.commit(add(1))
+        await driver.ledger.commit(refused)
+        (row,) = await driver.ledger.peer_usage(0)
+        assert (row.profile, row.offers, row.rejected) == ("", 1, 1)
+        driver = await restart(driver)
+        driver.clock.advance(USAGE_DAYS * DAY_MS)
+        await driver.ledger.commit(offering(2))
+        (row,) = await driver.ledger.peer_usage(0)
+        assert (row.day, row.role) == (day_of(START_MS) + USAGE_DAYS, DelegationRole.REQUESTER)

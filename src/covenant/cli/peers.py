@@ -7,6 +7,7 @@ from typing import IO, Any, Final
 
 import click
 
+from covenant.cli import peer_reports
 from covenant.cli.daemon_client import ANSWER_S, Answer
 from covenant.cli.options import CommandGroup, Invocation, daemon_command, json_option, limit_option
 from covenant.cli.terminal import ExitCode, Failure, ago, brief, json_shape, print_table, put, put_json, say
@@ -26,6 +27,14 @@ WAIT_MS: Final = 10_000
 PROOF_BYTES_MAX: Final = 64 * 1024 * 1024
 PROVEN: Final = frozenset({"offer", "result"})
 """A proof is about these. The conversation may stay with the provider, and the proof still says something."""
+
+WIRE_NAMES: Final = {
+    "offers_per_min": "offersPerMin",
+    "concurrent": "concurrent",
+    "budget_max": "budgetMax",
+    "offers_per_day": "offersPerDay",
+    "tokens_per_day": "tokensPerDay",
+}
 
 peers: Final = CommandGroup(
     "peers", help="Peers: other instances, what is delegated to them and by them.", no_args_is_help=True
@@ -111,6 +120,8 @@ def trust(call: Invocation, *, peer: str, level: str) -> None:
 @click.option("--offers-per-min", type=click.IntRange(0, 1_000_000), help="Most offers from the peer in a minute.")
 @click.option("--concurrent", type=click.IntRange(0, 1_000_000), help="Most delegations from the peer at work at once.")
 @click.option("--budget-max", type=click.IntRange(0, 1_000_000), help="Most tokens of one delegation from the peer.")
+@click.option("--offers-per-day", type=click.IntRange(0), help="Most offers of the peer that are accepted in a day.")
+@click.option("--tokens-per-day", type=click.IntRange(0), help="Most tokens that its delegations use in a day.")
 def change(call: Invocation, *, peer: str, name: str | None, url: str | None, **limits: int | None) -> None:
     """Rename a peer, change its address, or limit what it may have of this instance.
 
@@ -124,8 +135,7 @@ def change(call: Invocation, *, peer: str, name: str | None, url: str | None, **
     asked: dict[str, Any] = {"peerId": peer, "name": name, "url": url}
     if any(each is not None for each in limits.values()):
         known = call.ask("show_peer", peerId=peer)["peer"]["limits"]
-        fields = {"offersPerMin": "offers_per_min", "concurrent": "concurrent", "budgetMax": "budget_max"}
-        given = {wire: limits[option] for wire, option in fields.items() if limits[option] is not None}
+        given = {WIRE_NAMES[option]: limit for option, limit in limits.items() if limit is not None}
         asked["limits"] = {**known, **given}
     _show_peer(call, call.ask("change_peer", **asked))
 
@@ -371,33 +381,6 @@ def verify_proof(*, file: IO[bytes], as_json: bool, **expected: Any) -> None:
         raise click.exceptions.Exit(ExitCode.UNCHECKED)
 
 
-@daemon_command(peers, "messages", "peer_messages", "messages", "total")
-@click.option("--peer", metavar="PEER", help="Only messages to and from this peer.")
-@click.option("--type", "typ", metavar="TYPE", help="Only messages of this type, such as delegation_offer.")
-@limit_option(20, 100)
-def messages(call: Invocation, *, peer: str | None, typ: str | None, limit: int) -> None:
-    """List the latest messages to and from peers, the newest first. Their contents are sealed, and not shown."""
-    answer = call.ask("list_peer_messages", peerId=peer, type=typ, limit=limit)
-    if call.answer(answer):
-        return
-    rows = (
-        ("", ago(each["atMs"]), each["direction"], each["type"], each["peer"], each.get("offerId", ""))
-        for each in answer["messages"]
-    )
-    print_table(("when", "", "type", "peer", "of"), rows)
-
-
-@daemon_command(peers, "config", "peer_config", "id", "name", "config")
-def config(call: Invocation) -> None:
-    """Show the settings of peers in force, and who this instance is."""
-    answer = call.ask("peer_config")
-    if call.answer(answer):
-        return
-    put(f"{answer['name']}  {answer['id']}")
-    for name, value in answer["config"].items():
-        put(f"{name} = {value}")
-
-
 def _ended(call: Invocation, delegation_id: str) -> Answer:
     """The delegation with its outcome. Says on the way how it stands, as the daemon hears of it."""
     said, since_ms = "", 0
@@ -497,3 +480,6 @@ def _delegation_row(found: dict[str, Any]) -> tuple[str, ...]:
     way = f"{ELSEWHERE} {found['peer']}" if found["role"] == "requester" else f"from {found['peer']}"
     about = brief(found["reason"] or found["message"] or "", 60)
     return style, found["state"], found["id"], way, profile, _spent(found), moved, about
+
+
+peers.commands.update(peer_reports.commands.commands)

@@ -38,7 +38,7 @@ VIEWED: Final = frozenset(
     show_a2a_task a2a_tree a2a_pushes
     list_identities recent_capabilities recent_audit verify_audit_integrity
     list_tenants list_agents show_agent show_agent_card show_settings list_nodes show_attention
-    list_peers show_peer peer_capabilities list_peer_messages peer_config
+    list_peers show_peer peer_capabilities list_peer_messages peer_usage peer_config
     list_delegations show_delegation delegation_tree delegation_proof
     """.split()
 )

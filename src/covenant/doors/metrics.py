@@ -44,6 +44,15 @@ class Timed(NamedTuple):
     sum_s: float
 
 
+class PeerNumbers(NamedTuple):
+    """What one peer and we had of each other today, in UTC. `role` is ours."""
+
+    peer: str
+    role: str
+    outcomes: Mapping[str, int]
+    tokens: int
+
+
 class Numbers(NamedTuple):
     """All numbers at one moment. They belong to nobody any more: any thread may make text of them."""
 
@@ -57,6 +66,7 @@ class Numbers(NamedTuple):
     gauges: Mapping[str, tuple[str, float]]
     queues: Sequence[tuple[str, int, float]]
     """Recipients, how many tasks wait for each, and the age of the oldest in seconds."""
+    peers: Sequence[PeerNumbers]
     standard: CollectorRegistry
 
     def text(self) -> bytes:
@@ -95,6 +105,20 @@ class Numbers(NamedTuple):
             yield _head("covenant_recipient_oldest_queued_age_seconds", "gauge", "Age of the oldest of them.")
             for agent, _, age_s in self.queues:
                 yield _sample("covenant_recipient_oldest_queued_age_seconds", age_s, {"agent": agent})
+        if self.peers:
+            yield from self._of_peers()
+
+    def _of_peers(self) -> Iterator[str]:
+        yield _head(
+            "covenant_peer_delegations_today", "gauge", "Delegations of the busiest peers since midnight in UTC."
+        )
+        for peer, role, outcomes, _ in self.peers:
+            for outcome, count in outcomes.items():
+                labels = {"peer": _escaped(peer), "role": role, "outcome": outcome}
+                yield _sample("covenant_peer_delegations_today", count, labels)
+        yield _head("covenant_peer_tokens_today", "gauge", "Tokens that they have used.")
+        for peer, role, _, tokens in self.peers:
+            yield _sample("covenant_peer_tokens_today", tokens, {"peer": _escaped(peer), "role": role})
 
 
 class Meter:
@@ -131,7 +155,9 @@ class Meter:
         """A number that is read when somebody asks."""
         self._gauges[name] = (text, read)
 
-    def read(self, counts: Counts, queues: Sequence[tuple[str, int, float]] = ()) -> Numbers:
+    def read(
+        self, counts: Counts, queues: Sequence[tuple[str, int, float]] = (), peers: Sequence[PeerNumbers] = ()
+    ) -> Numbers:
         """On the loop, where they change."""
         timed = ((names, timer.read()) for names, timer in self._timers.items())
         return Numbers(
@@ -144,6 +170,7 @@ class Meter:
             loop_held_s=self._loop_held_s,
             gauges={name: (text, read()) for name, (text, read) in self._gauges.items()},
             queues=queues,
+            peers=peers,
             standard=self._standard,
         )
 
@@ -211,6 +238,11 @@ def _sample(name: str, value: float, labels: Mapping[str, str] | None = None) ->
 def _labels(labels: Mapping[str, str]) -> str:
     # Labels are our own words (doors, operations, codes, states) and displays. None has a character to be escaped.
     return ",".join(f'{label}="{word}"' for label, word in labels.items())
+
+
+def _escaped(name: str) -> str:
+    """A name that somebody chose."""
+    return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _histogram(name: str, labels: Mapping[str, str], timed: Timed) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -44,6 +45,7 @@ from covenant.peers.discovery.candidates import Candidate
 from covenant.peers.discovery.discovery_service import Discovery, DiscoveryMethod
 from covenant.peers.peer_services import PeerServices
 from covenant.peers.peer_settings import PeerService
+from covenant.peers.provider.offer_admission import daily_quota
 from covenant.peers.requester.offers import task_outcome
 from covenant.seal.keys import from_base64url
 from covenant.wire.peers import DelegateRequest
@@ -70,6 +72,7 @@ class PeerAdmin(PeerService):
         self.remove = services.directory.remove
         self.change = services.directory.change
         self.succeed = services.directory.succeed
+        self.quota = partial(daily_quota, settings=self._settings)
         self._services = services
         self._catalogue = services.catalogue
         self._writer = writer

@@ -75,6 +75,14 @@ class PeerSettings:
     offers_per_min: int = setting(
         600, whole(1, 1_000_000), "Most offers from one peer in a minute; ten times as many from a trusted peer."
     )
+    offers_per_day: int = setting(
+        0, whole(0, 1_000_000_000), "Most offers of one peer that are accepted in a day (UTC); 0: as many as come."
+    )
+    tokens_per_day: int = setting(
+        0,
+        whole(0, 1_000_000_000_000),
+        "Most tokens that the delegations of one peer may use in a day (UTC); 0: as many as they use.",
+    )
     messages_per_min: int = setting(
         1_200,
         whole(10, 1_000_000),

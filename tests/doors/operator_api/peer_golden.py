@@ -9,6 +9,7 @@ from covenant.doors.operator_api.delegation import (
     delegation_shown,
 )
 from covenant.doors.operator_api.operation import ApiAnswer, fill
+from covenant.doors.operator_api.peer_usage import PeerQuotaShown, PeerUsageAnswer, PeerUsageShown
 from covenant.doors.operator_api.peers import (
     CapabilitiesAnswer,
     CapabilitiesShown,
@@ -108,6 +109,23 @@ SHOWN = CapabilitiesShown(
     issued_at_ms=5,
     expires_at_ms=6,
 )
+
+USED = PeerUsageShown(
+    day="2026-01-02",
+    role=DelegationRole.PROVIDER,
+    peer_id=ID,
+    peer="lab",
+    profile="coder",
+    offers=3,
+    accepted=2,
+    rejected=1,
+    completed=1,
+    failed=1,
+    cancelled=0,
+    timeout=0,
+    tokens=15,
+)
+QUOTA = PeerQuotaShown(peer_id=ID, peer="lab", accepted_today=2, tokens_today=15, offers_per_day=10)
 
 
 GOLDEN: list[tuple[ApiAnswer, str]] = [
@@ -218,6 +236,15 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
         (
             '{"kind":"peer_config","id":"frd1_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","name":"us","config":{"sl'
             'ots":5}}'
+        ),
+    ),
+    (
+        PeerUsageAnswer(usage=(USED,), total=1, quotas=(QUOTA,)),
+        (
+            '{"kind":"peer_usage","usage":[{"day":"2026-01-02","role":"provider","peerId":"frd1_aaaaaaaaaaaaaaaaaaaaaaa'
+            'aaaaaaaaaaaaaaaaa","peer":"lab","profile":"coder","offers":3,"accepted":2,"rejected":1,"completed":1,"fail'
+            'ed":1,"cancelled":0,"timeout":0,"tokens":15}],"total":1,"quotas":[{"peerId":"frd1_aaaaaaaaaaaaaaaaaaaaaaaaa'
+            'aaaaaaaaaaaaaaa","peer":"lab","acceptedToday":2,"tokensToday":15,"offersPerDay":10}]}'
         ),
     ),
 ]

@@ -127,6 +127,9 @@ async def test_a_delegation_can_be_made_followed_and_proven(door: Door, peer: Sc
     assert (proof["kind"], proof["proof"]["provider"]) == ("delegation_proof", peer.id)
     messages = await door.ask("list_peer_messages", peerId=peer.name, type="delegation_result")
     assert (messages["kind"], [each["offerId"] for each in messages["messages"]]) == ("peer_messages", [made])
+    used = await door.ask("peer_usage", peerId=peer.name, role="requester", profile="researcher", days=1)
+    assert (used["kind"], used["total"], used["quotas"]) == ("peer_usage", 1, [])
+    assert [(each["peer"], each["offers"], each["completed"]) for each in used["usage"]] == [(peer.name, 1, 1)]
 
 
 async def test_a_look_at_a_delegation_waits_for_the_next_move_or_for_the_outcome(

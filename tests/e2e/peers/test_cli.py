@@ -34,6 +34,7 @@ KINDS = {
     "revoke-tokens": "peer_tokens_revoked",
     "show": "peer",
     "trust": "peer",
+    "usage": "peer_usage",
     "verify": "peer",
     "verify-proof": "proof_verified",
 }

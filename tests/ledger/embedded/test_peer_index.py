@@ -48,6 +48,7 @@ async def known(ledger: Ledger) -> dict[str, Any]:
         "addressees": sorted(await ledger.addressees()),
         "envelopes": [await ledger.envelope_taken(peer, f"j{number}") for peer in everybody for number in range(9)],
         "revoked": [ledger.token_revoked(f"t{number}") for number in range(3)],
+        "usage": await ledger.peer_usage(0),
         "log": await ledger.message_log(),
     }
 
@@ -56,7 +57,7 @@ async def test_what_is_known_of_peers_is_the_same_after_a_crash_and_after_a_stop
     ledger = await engine.open()
     await everything_happens(ledger)
     before = await known(ledger)
-    assert all(before[question] for question in ("peers", "delegations", "addressees", "log"))
+    assert all(before[question] for question in ("peers", "delegations", "addressees", "usage", "log"))
     ledger = await engine.crash_and_reopen(ledger)
     assert await known(ledger) == before
     ledger = await engine.close_and_reopen(ledger)

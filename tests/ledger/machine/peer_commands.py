@@ -219,5 +219,6 @@ def held(state: LedgerState) -> dict[str, Any]:
         "counts": {peer: state.parcel_count(peer) for peer in state.addressees()},
         "envelopes": sorted(state.all_envelopes(), key=lambda envelope: (envelope.sender, envelope.jti)),
         "revoked": dict(state.tokens_revoked),
+        "usage": list(state.peer_usage(0, None)),
         "log": list(state.messages),
     }

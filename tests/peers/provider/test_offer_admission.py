@@ -102,6 +102,15 @@ def test_a_verified_peer_gets_what_it_asks_for_within_bounds() -> None:
     assert judged() == AgreedTerms("coder", 10_000, 60_000, None, 2, SETTINGS.status_interval_ms)
 
 
+def test_what_the_day_leaves_is_all_that_is_agreed() -> None:
+    settings = changed(offers_per_day=9, tokens_per_day=12_000)
+    assert judged(settings=settings, accepted_today=8, tokens_today=4_000).budget == 8_000
+    assert judged(of=peer(limits=PeerLimits(tokens_per_day=50_000)), settings=settings).budget == 10_000
+    with pytest.raises(OfferRejected) as rejected:
+        judged(settings=settings, accepted_today=9)
+    assert (NOW + (rejected.value.retry_after_ms or 0)) % 86_400_000 == 0, "it may come back when the day is over"
+
+
 @pytest.mark.parametrize(
     ("rejected", "made", "of", "settings", "now"),
     [
@@ -123,6 +132,10 @@ def test_a_verified_peer_gets_what_it_asks_for_within_bounds() -> None:
         ("denied", {"token": None}, {}, {}, {}),
         ("denied", {"token": "nonsense"}, {}, {}, {}),
         ("denied", {}, {}, {}, {"now_ms": NOW + SETTINGS.token_life_ms + 1}),
+        ("rate_limited", {}, {}, {"offers_per_day": 3}, {"accepted_today": 3}),
+        ("rate_limited", {}, {"limits": PeerLimits(offers_per_day=0)}, {}, {}),
+        ("rate_limited", {}, {}, {"tokens_per_day": 500}, {"tokens_today": 500}),
+        ("rate_limited", {}, {"limits": PeerLimits(tokens_per_day=0)}, {}, {}),
         ("busy", {}, {}, {}, {"draining": True}),
         ("busy", {}, {}, {}, {"active": SETTINGS.slots}),
         ("busy", {}, {}, {}, {"active_of_peer": SETTINGS.slots_per_peer}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,10 +19,13 @@ from starlette.responses import Response
 
 from covenant.doors.http.bearer_auth import bearer
 from covenant.doors.http.responses import TRANSPORT, Problem
+from covenant.doors.metrics import PeerNumbers
 from covenant.doors.operator_api.operation import ApiContext, encode
 from covenant.exchange.tasks.writer import DRAINING
 from covenant.ledger.contract.ledger import Counts
 from covenant.model.errors import Refusal, Unavailable
+from covenant.model.peers.instance import InstanceId
+from covenant.model.peers.usage_by_day import COUNTED, day_of
 
 # A disk that hangs keeps every reader of the ledger waiting; whoever asks for health must not hang with it.
 COUNTS_TIMEOUT_S: Final = 2.0
@@ -31,6 +35,8 @@ METRICS_KEPT_S: Final = 1.0
 _CHALLENGE: Final = {"www-authenticate": "Bearer", "cache-control": "no-store"}
 QUEUES_TOLD_MAX: Final = 50
 """How many recipients have a label of their own."""
+PEERS_TOLD_MAX: Final = 50
+OTHERS: Final = "others"
 ALIVE_PATHS: Final = ("/healthz", "/health")
 """Answered however many connections there are."""
 
@@ -99,8 +105,9 @@ class Health:
         if counts is None:
             return None
         queues = await self._queues() if self._metrics_token else ()
+        peers = await self._peers() if self._metrics_token else ()
         # Text for a few thousand lines takes milliseconds, in which nobody else would be served.
-        return await asyncio.to_thread(self._meter.read(counts, queues).text)
+        return await asyncio.to_thread(self._meter.read(counts, queues, peers).text)
 
     async def _queues(self) -> Sequence[tuple[str, int, float]]:
         """The longest queues: for those who showed the token, since it names agents."""
@@ -110,6 +117,26 @@ class Health:
         except (TimeoutError, OSError, Refusal):
             return ()
         return [(each.agent, each.depth, max(0, now_ms - each.oldest_at_ms) / 1000) for each in found]
+
+    async def _peers(self) -> Sequence[PeerNumbers]:
+        """The busiest peers of today, by name, and all others together: no peer adds labels without end."""
+        try:
+            found = await asyncio.wait_for(self._ledger.peer_usage(day_of(self._ledger.now_ms())), COUNTS_TIMEOUT_S)
+        except (TimeoutError, OSError, Refusal):
+            return ()
+        offers: Counter[InstanceId] = Counter()
+        for each in found:
+            offers[each.peer] += each.offers
+        known = {peer.id: peer.name for peer in self._ledger.peers()}
+        named = {peer: known.get(peer, peer) for peer, _ in offers.most_common(PEERS_TOLD_MAX)}
+        sums: dict[tuple[str, str], Counter[str]] = {}
+        for each in found:
+            of = sums.setdefault((named.get(each.peer, OTHERS), each.role.value), Counter())
+            of.update({name: getattr(each, name) for name in COUNTED})
+        return [
+            PeerNumbers(peer, role, {name: of[name] for name in COUNTED if name != "tokens"}, of["tokens"])
+            for (peer, role), of in sums.items()
+        ]
 
     async def version(self, _: Request) -> Response:
         return Response(self._info, media_type="application/json")

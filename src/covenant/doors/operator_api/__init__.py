@@ -11,6 +11,7 @@ from covenant.doors.operator_api import (
     identities,
     inspection,
     mailbox,
+    peer_usage,
     peers,
     task_queue,
     tasks,
@@ -28,6 +29,7 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     *tenants.OPERATIONS,
     *peers.OPERATIONS,
     *delegation.OPERATIONS,
+    *peer_usage.OPERATIONS,
     *inspection.OPERATIONS,
     *daemon_operations.OPERATIONS,
 )

@@ -33,6 +33,7 @@ PAGE_MAX = 100
 Page = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 PeerBound = Offset
+DayBound = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
 
 
 class PeerQuery(Request, frozen=True, kw_only=True, rename="camel"):
@@ -77,6 +78,8 @@ class PeerLimitsInput(msgspec.Struct, frozen=True, gc=False, kw_only=True, renam
     offers_per_min: PeerBound | None = None
     concurrent: PeerBound | None = None
     budget_max: PeerBound | None = None
+    offers_per_day: DayBound | None = None
+    tokens_per_day: DayBound | None = None
 
 
 class ChangePeerRequest(PeerChange, frozen=True, kw_only=True):
@@ -290,6 +293,8 @@ class PeerOperations(Protocol):
     async def evidence(self, named: str) -> DelegationEvidence: ...
     async def tree(self, named: str) -> TreeNode: ...
     async def messages(self) -> Sequence[LoggedMessage]: ...
+    def quota(self, peer: Peer) -> tuple[int | None, int | None]:
+        """Most offers and tokens of a peer in a day; None: no bound."""
 
 
 async def require_peers(services: Services, caller: Principal, what: str) -> PeerOperations:

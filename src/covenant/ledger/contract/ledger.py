@@ -22,6 +22,7 @@ from covenant.model.peers.delegation import (
     Peer,
 )
 from covenant.model.peers.instance import InstanceId
+from covenant.model.peers.usage_by_day import PeerUsage
 from covenant.model.task import CacheKey
 
 
@@ -53,6 +54,9 @@ class PeerLedger(Commits, Protocol):
         """The peers for whom something waits."""
 
     async def envelope_taken(self, sender: InstanceId, jti: str) -> bool: ...
+    async def peer_usage(self, since: int, peer: InstanceId | None = None) -> Sequence[PeerUsage]:
+        """What peers had of us and we of them, from that day on (`day_of`): the newest day first."""
+
     async def message_log(self) -> Sequence[LoggedMessage]:
         """What went to and fro lately, the newest first."""
 

@@ -35,6 +35,7 @@ from covenant.model.peers.delegation import (
     ReceivedEnvelope,
 )
 from covenant.model.peers.instance import InstanceId
+from covenant.model.peers.usage_by_day import USAGE_DAYS, USAGE_ROWS_MAX, PeerUsage, UsageKey, usage_change
 
 replace = msgspec.structs.replace
 
@@ -62,6 +63,8 @@ class PeerIndex:
         self._fading: list[tuple[int, InstanceId, str]] = []
         """When each envelope that was taken may be forgotten."""
         self.tokens_revoked: dict[str, TokenRevoked] = {}
+        self.usage: dict[UsageKey, PeerUsage] = {}
+        """The oldest day first."""
         self.messages: deque[LoggedMessage] = deque(maxlen=LOG_MAX)
 
     def apply_peer(self, event: PeerEvent, ts_ms: int) -> None:
@@ -69,6 +72,9 @@ class PeerIndex:
             case EnvelopeTaken(envelope, offer_id):
                 self._take(envelope, offer_id, ts_ms)
             case DelegationPut(delegation):
+                change = usage_change(self._delegations.get(delegation.key), delegation, ts_ms)
+                if change is not None:
+                    self.add_usage(change)
                 self.put_delegation(delegation)
             case ParcelPut(parcel):
                 self.put_parcel(parcel)
@@ -120,10 +126,29 @@ class PeerIndex:
         for delegation in [each for each in self._delegations.values() if each.peer == old]:
             self._drop_delegation(delegation.key)
             self.put_delegation(replace(delegation, peer=peer.id))
+        for usage in [each for each in self.usage.values() if each.peer == old]:
+            del self.usage[usage.key]
+            self.add_usage(replace(usage, peer=peer.id))
         self._parcel_counts.pop(old, None)
         for waiting in self._parcels.pop(old, {}).values():
             for parcel in waiting.values():
                 self.put_parcel(replace(parcel, peer=peer.id))
+
+    # What was used
+
+    def add_usage(self, change: PeerUsage) -> None:
+        known = self.usage.get(change.key)
+        if known is None:
+            over = change.day - USAGE_DAYS
+            for key in [key for key in self.usage if key[0] <= over]:
+                del self.usage[key]
+            if len(self.usage) >= USAGE_ROWS_MAX:
+                del self.usage[min(self.usage)]
+        self.usage[change.key] = change if known is None else known.plus(change)
+
+    def peer_usage(self, since: int, peer: InstanceId | None) -> Iterator[PeerUsage]:
+        found = (each for each in self.usage.values() if each.day >= since and peer in (None, each.peer))
+        return iter(sorted(found, key=lambda each: (-each.day, *each.key[1:])))
 
     # Delegations
 

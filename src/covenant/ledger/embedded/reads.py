@@ -64,6 +64,7 @@ from covenant.model.peers.delegation import (
     Peer,
 )
 from covenant.model.peers.instance import InstanceId
+from covenant.model.peers.usage_by_day import PeerUsage
 from covenant.model.push import Push
 from covenant.model.settings import Limits
 from covenant.model.task import Result, Task
@@ -317,6 +318,9 @@ class Reads:
 
     async def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
         return self._state.envelope_taken(sender, jti)
+
+    async def peer_usage(self, since: int, peer: InstanceId | None = None) -> Sequence[PeerUsage]:
+        return tuple(self._state.peer_usage(since, peer))
 
     async def message_log(self) -> Sequence[LoggedMessage]:
         return tuple(reversed(self._state.messages))

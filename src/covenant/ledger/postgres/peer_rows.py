@@ -41,6 +41,7 @@ from covenant.model.peers.delegation import (
     Peer,
 )
 from covenant.model.peers.instance import InstanceId
+from covenant.model.peers.usage_by_day import COUNTED, USAGE_DAYS, usage_change
 
 replace = msgspec.structs.replace
 
@@ -183,6 +184,7 @@ class PeerRows:
             case EnvelopeTaken():
                 self._take(event, ts_ms)
             case DelegationPut(delegation):
+                self._count_usage(delegation, ts_ms)
                 self._put_delegation(delegation)
             case DelegationDropped(key):
                 self._drop_delegation(key)
@@ -199,6 +201,15 @@ class PeerRows:
                 self._succeed(old, peer)
             case _:
                 pass  # the registers have it
+
+    def _count_usage(self, delegation: Delegation, ts_ms: int) -> None:
+        change = usage_change(self._delegations.get(delegation.key), delegation, ts_ms)
+        if change is None:
+            return
+        if change.offers:
+            self.peer_writes.append(("usage_over", {"day": change.day - USAGE_DAYS}))
+        of = {"day": change.day, "role": change.role.value, "peer": change.peer, "profile": change.profile}
+        self.peer_writes.append(("usage", of | {name: getattr(change, name) for name in COUNTED}))
 
     def _put_delegation(self, delegation: Delegation) -> None:
         old = self._delegations.get(delegation.key)
@@ -292,6 +303,7 @@ class PeerRows:
             assert delegation is not None
             self._drop_delegation(key)
             self._put_delegation(replace(delegation, peer=peer.id))
+        self.peer_writes.append(("usage_succeeded", {"old": old, "new": peer.id}))
         waiting = [parcel for key, of in self._parcels.items() if key.peer == old for parcel in of.values()]
         self.peer_writes.append(("parcels_of_peer_gone", {"peer": old}))
         self.counts.count("parcels", old, -len(waiting))

@@ -60,6 +60,7 @@ from covenant.model.peers.delegation import (
     Peer,
 )
 from covenant.model.peers.instance import InstanceId
+from covenant.model.peers.usage_by_day import PeerUsage
 from covenant.model.push import Push
 from covenant.model.settings import Limits
 from covenant.model.task import CacheKey, Result, Task
@@ -412,6 +413,10 @@ class PostgresLedger:
 
     async def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
         return bool(await self._history.value("envelope", sender=sender, jti=column(jti), now_ms=self.now_ms()))
+
+    async def peer_usage(self, since: int, peer: InstanceId | None = None) -> Sequence[PeerUsage]:
+        rows = await self._history.rows("peer_usage", since=since, peer=peer)
+        return tuple([msgspec.convert(dict(row), PeerUsage) for row in rows])
 
     async def message_log(self) -> Sequence[LoggedMessage]:
         return tuple([_message(row["body"]) for row in await self._history.rows("messages", count=MESSAGES_MAX)])

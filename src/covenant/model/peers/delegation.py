@@ -36,6 +36,8 @@ class PeerLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
     offers_per_min: int | None = None
     concurrent: int | None = None
     budget_max: int | None = None
+    offers_per_day: int | None = None
+    tokens_per_day: int | None = None
 
 
 class PeerCapabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

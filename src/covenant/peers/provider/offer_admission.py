@@ -16,6 +16,7 @@ from covenant.model.ids import PublicKey
 from covenant.model.peers.delegation import Peer
 from covenant.model.peers.delegation_messages import BUDGET_MAX, DelegationOffer, Profile, RejectCode
 from covenant.model.peers.instance import InstanceId, Trust
+from covenant.model.peers.usage_by_day import DAY_MS
 from covenant.model.rate_limits import MINUTE_MS, TokenBuckets
 from covenant.peers.peer_settings import PeerSettings
 from covenant.seal.proofs import offer_holds
@@ -84,6 +85,9 @@ class OfferFacts(NamedTuple):
     """How far our clock is ahead of the requester's, which its deadline is by."""
     draining: bool = False
     """Nothing new is taken here before the next start."""
+    accepted_today: int = 0
+    """Offers of this peer; and the tokens that its delegations have used today, or may still use."""
+    tokens_today: int = 0
 
 
 class AgreedTerms(NamedTuple):
@@ -120,6 +124,7 @@ def judge_offer(
     allowed = _allowed(offer, peer, facts, settings, revoked)
     budget = _least(most, allowed.budget)
     _check_budget(budget, settings)
+    budget = min(budget, _check_quota(peer, facts, settings))
     _check_room(peer, facts, settings, rate)
     left_ms = deadline_ms - facts.now_ms if deadline_ms is not None else offer.timeout
     if left_ms <= 0:
@@ -188,6 +193,31 @@ def _allowed(
             "denied",
             f"{refused.message} ({refused.code}); ask for our capabilities again: the answer brings a new token",
         ) from None
+
+
+def daily_quota(peer: Peer, settings: PeerSettings) -> tuple[int | None, int | None]:
+    """Most offers and tokens of this peer in a day; None: no bound."""
+    offers, tokens = peer.limits.offers_per_day, peer.limits.tokens_per_day
+    return (
+        offers if offers is not None else settings.offers_per_day or None,
+        tokens if tokens is not None else settings.tokens_per_day or None,
+    )
+
+
+def _check_quota(peer: Peer, facts: OfferFacts, settings: PeerSettings) -> int:
+    """How many tokens the day leaves for this offer."""
+    offers, tokens = daily_quota(peer, settings)
+    retry_ms = DAY_MS - facts.now_ms % DAY_MS
+    if offers is not None and facts.accepted_today >= offers:
+        raise OfferRejected("rate_limited", f"{offers} of your offers were accepted today; no more are", retry_ms)
+    if tokens is None:
+        return BUDGET_MAX
+    left = tokens - facts.tokens_today
+    if left < max(1, settings.budget_min):
+        raise OfferRejected(
+            "rate_limited", f"your delegations have used, or may still use, the {tokens} tokens of today", retry_ms
+        )
+    return left
 
 
 def _check_room(peer: Peer, facts: OfferFacts, settings: PeerSettings, rate: Callable[[Peer], int | None]) -> None:

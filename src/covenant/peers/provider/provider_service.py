@@ -50,6 +50,7 @@ from covenant.model.peers.delegation_messages import (
     RejectCode,
 )
 from covenant.model.peers.instance import SUPPORTED_VERSIONS
+from covenant.model.peers.usage_by_day import day_of
 from covenant.model.sanitizer import blocks_named_safely, unreserved_parts
 from covenant.model.task import Hop, Task, fingerprint
 from covenant.model.task_view import first_message
@@ -65,6 +66,7 @@ from covenant.peers.provider.offer_admission import (
     OfferRate,
     OfferRejected,
     budget_max,
+    daily_quota,
     is_barred,
     judge_offer,
 )
@@ -182,9 +184,11 @@ class Provider(PeerService):
         ledger, peer, now_ms = self._ledger, incoming.peer, self._now_ms()
         # What was on its way for long counts as skew too: no more than clocks may be apart.
         skew_ms = max(-SKEW_MS, min(SKEW_MS, now_ms - (incoming.envelope.sent_at_ms or now_ms)))
+        live = await ledger.delegations_live(DelegationRole.PROVIDER, peer.id)
+        accepted, used = await self._used_today(peer, now_ms)
         facts = OfferFacts(
             active=len(await ledger.delegations_live(DelegationRole.PROVIDER)),
-            active_of_peer=len(await ledger.delegations_live(DelegationRole.PROVIDER, peer.id)),
+            active_of_peer=len(live),
             profiles=self._profiles(peer),
             us=self._keyring.id,
             our_key=self._keyring.identity.key,
@@ -192,8 +196,18 @@ class Provider(PeerService):
             ages=ledger.clock.ages,
             skew_ms=skew_ms,
             draining=self._draining(),
+            accepted_today=accepted,
+            tokens_today=used + sum(each.budget for each in live),
         )
         return judge_offer(offer, peer, facts, self._settings, rate=self._rate, revoked=ledger.token_revoked)
+
+    async def _used_today(self, peer: Peer, now_ms: int) -> tuple[int, int]:
+        """Offers accepted and tokens used; not looked up where nothing depends on them."""
+        if daily_quota(peer, self._settings) == (None, None):
+            return 0, 0
+        found = await self._ledger.peer_usage(day_of(now_ms), peer.id)
+        ours = [each for each in found if each.role is DelegationRole.PROVIDER]
+        return sum(each.accepted for each in ours), sum(each.tokens for each in ours)
 
     async def _accept(self, incoming: IncomingMessage, offer: DelegationOffer, terms: AgreedTerms) -> ReceivedFromPeer:
         begin = msgspec.structs.replace(
@@ -209,6 +223,7 @@ class Provider(PeerService):
             ReceiveFromPeer(
                 envelope=incoming.envelope,
                 key=begin.key,
+                by=as_agent(incoming.peer),
                 begin=begin,
                 happenings=("offer", "accept"),
                 said=(outgoing(_accepting(begin)),),
@@ -225,6 +240,7 @@ class Provider(PeerService):
             ReceiveFromPeer(
                 envelope=incoming.envelope,
                 key=begin.key,
+                by=as_agent(incoming.peer),
                 begin=begin,
                 happenings=("offer", "reject"),
                 changes=_why(reject),

@@ -28,6 +28,7 @@ from covenant.model.errors import Damaged
 from covenant.model.grant import AuditHead, Grant, Identity
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.peers.delegation import Delegation, LoggedMessage, OutboxMessage, Peer, ReceivedEnvelope
+from covenant.model.peers.usage_by_day import PeerUsage
 from covenant.model.push import Push
 from covenant.model.settings import Limits
 from covenant.model.task import CacheKey, Task, short_kind
@@ -93,6 +94,10 @@ class RevokedLine(_Line, frozen=True, gc=False, tag="revoked"):
     token: TokenRevoked
 
 
+class UsageLine(_Line, frozen=True, gc=False, tag="peer_usage"):
+    usage: PeerUsage
+
+
 class MessageLine(_Line, frozen=True, gc=False, tag="message"):
     message: LoggedMessage
 
@@ -127,6 +132,7 @@ Line = (
     | ParcelLine
     | EnvelopeLine
     | RevokedLine
+    | UsageLine
     | MessageLine
     | CacheLine
     | RequestLine
@@ -243,6 +249,8 @@ def _restore(state: LedgerState, line: Line) -> None:
             state.put_envelope(envelope)
         case RevokedLine(token):
             state.put_revoked(token, token.at_ms)
+        case UsageLine(usage):
+            state.add_usage(usage)
         case MessageLine(message):
             state.messages.append(message)
         case Head():
@@ -290,6 +298,7 @@ def _contents(seq: int, state: LedgerState, read_task: Callable[[TaskId], Task])
     yield from map(ParcelLine, state.all_parcels())
     yield from map(EnvelopeLine, state.all_envelopes())
     yield from map(RevokedLine, state.tokens_revoked.values())
+    yield from map(UsageLine, state.usage.values())
     yield from map(MessageLine, state.messages)
     for key, cached in state.cache.items():
         yield CacheLine(key, cached)

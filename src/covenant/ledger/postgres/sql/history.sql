@@ -323,6 +323,11 @@ SELECT DISTINCT peer FROM parcels
 -- :envelope
 SELECT EXISTS (SELECT FROM envelopes WHERE sender = :sender AND jti = :jti AND until_ms >= :now_ms)
 
+-- :peer_usage
+SELECT day, role, peer, profile, offers, accepted, rejected, completed, failed, cancelled, timeout, tokens FROM peer_usage
+WHERE day >= :since AND (:peer::text IS NULL OR peer = :peer)
+ORDER BY day DESC, role, peer, profile COLLATE "C" LIMIT 50000
+
 -- :messages
 SELECT body FROM messages ORDER BY place DESC LIMIT :count
 

@@ -242,3 +242,23 @@ ON CONFLICT (peer) DO UPDATE SET heard_at_ms = excluded.heard_at_ms
 
 -- :message
 INSERT INTO messages (place, body) VALUES (:place, :body)
+
+-- :usage
+INSERT INTO peer_usage AS u (day, role, peer, profile, offers, accepted, rejected, completed, failed, cancelled, timeout, tokens)
+VALUES (:day, :role, :peer, :profile, :offers, :accepted, :rejected, :completed, :failed, :cancelled, :timeout, :tokens)
+ON CONFLICT (day, role, peer, profile) DO UPDATE SET
+    offers = u.offers + excluded.offers, accepted = u.accepted + excluded.accepted, rejected = u.rejected + excluded.rejected,
+    completed = u.completed + excluded.completed, failed = u.failed + excluded.failed, cancelled = u.cancelled + excluded.cancelled,
+    timeout = u.timeout + excluded.timeout, tokens = u.tokens + excluded.tokens
+
+-- :usage_over
+DELETE FROM peer_usage WHERE day <= :day
+
+-- :usage_succeeded
+WITH gone AS (DELETE FROM peer_usage WHERE peer = :old RETURNING *)
+INSERT INTO peer_usage AS u (day, role, peer, profile, offers, accepted, rejected, completed, failed, cancelled, timeout, tokens)
+SELECT day, role, :new, profile, offers, accepted, rejected, completed, failed, cancelled, timeout, tokens FROM gone
+ON CONFLICT (day, role, peer, profile) DO UPDATE SET
+    offers = u.offers + excluded.offers, accepted = u.accepted + excluded.accepted, rejected = u.rejected + excluded.rejected,
+    completed = u.completed + excluded.completed, failed = u.failed + excluded.failed, cancelled = u.cancelled + excluded.cancelled,
+    timeout = u.timeout + excluded.timeout, tokens = u.tokens + excluded.tokens
