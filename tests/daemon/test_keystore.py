@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from covenant.daemon.home import KEY_NAME, LockedHome, UnsafeHome, _write_aside, save_secret
-from covenant.daemon.keystore import CHANGE_NAME, PREKEYS_NAME, Keystore, find_passphrase
+from covenant.daemon.keystore import CHANGE_NAME, PREKEYS_NAME, Keystore, PastIdentities, find_passphrase
 from covenant.model.errors import SettingsError
 from covenant.peers.directory.instance_keys import PREKEYS_KEPT_MAX, InstanceKeys
 from covenant.seal.identity import PREKEY_PERIOD_MS, PrivatePrekey, new_prekey, sign_change
@@ -255,14 +255,14 @@ class TestLocker:
 
 def test_a_change_of_identity_is_read_where_there_is_one(tmp_path: Path) -> None:
     store = keystore(tmp_path, None)
-    assert store.read_change() is None
+    assert store.read_past() == PastIdentities()
     (tmp_path / "identity").mkdir()
     change = sign_change(new_private_key(), new_private_key(), NOW)
     (tmp_path / CHANGE_NAME).write_bytes(msgspec.json.encode(change))
-    assert store.read_change() == change
+    assert store.read_past().changes == (change,)
     (tmp_path / CHANGE_NAME).write_text("{}")
     with pytest.raises(UnsafeHome, match="remove it"):
-        store.read_change()
+        store.read_past()
 
 
 async def test_the_library_keeps_a_home_under_a_passphrase_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "peers.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
-LAB, OFFICE, MEET, DELEGATE, _, PROOF = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+LAB, OFFICE, MEET, DELEGATE, _, ROTATE, PROOF = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
 (AGENTS,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
@@ -50,6 +50,9 @@ def test_two_daemons_delegate_and_prove_as_it_is_written(short_path: Path) -> No
             proven = typed(PROOF)
             assert "BROKEN" not in proven
             assert "every line as it was proven" in proven
+            lab.stop()
+            typed(ROTATE)
+            assert (short_path / "lab.backup").exists()
         finally:
             office.stop()
     finally:

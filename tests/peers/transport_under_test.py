@@ -350,7 +350,9 @@ async def transport_under_test(
     """An instance that is open, listens nowhere and delivers nothing yet."""
     keys, clock = keys or Keys(), clock or Clock()
     ledger = await open_ledger(folder, clock=clock, monotonic_ms=clock.monotonic_ms, limits=limits)
-    keyring = InstanceKeys(keys.private_key, keys.prekeys, keys.save, change=keys.change)
+    keyring = InstanceKeys(
+        keys.private_key, keys.prekeys, keys.save, changes=(keys.change,) if keys.change is not None else ()
+    )
     keyring.rotate(clock())
     connections = PeerConnections(AddressGuard((), resolver=nobody))
 

@@ -9,6 +9,7 @@ import click
 
 from covenant.cli import peer_reports
 from covenant.cli.daemon_client import ANSWER_S, Answer
+from covenant.cli.identity_rotation import revocation, rotate_identity
 from covenant.cli.options import CommandGroup, Invocation, daemon_command, json_option, limit_option
 from covenant.cli.terminal import ExitCode, Failure, ago, brief, json_shape, print_table, put, put_json, say
 
@@ -166,6 +167,10 @@ def accept_identity(call: Invocation, *, peer: str, new_id: str) -> None:
     operator first, by another way than the network.
     """
     _show_peer(call, call.ask("succeed_peer", peerId=peer, newId=new_id))
+
+
+peers.add_command(rotate_identity)
+peers.add_command(revocation)
 
 
 @daemon_command(peers, "revoke-tokens", "peer_tokens_revoked", "id", "revoked")

@@ -1,11 +1,15 @@
 """The keys in the home: the instance's own, and those that other instances seal to.
 
-    identity/local.key       the identity key
+    identity/local.key       the home's own key: it signs grants, and the keys of agents follow from it
+    identity/instance.key    the key that other instances know; where it is missing, local.key is that key
     identity/prekeys.json    what others seal to, with the private halves
-    identity/change.json     optional: an earlier key names this one as its successor, signed by both
+    identity/changes.json    optional: who this instance was before, each change signed by both keys; and dead keys
 
-With a passphrase (COVENANT_PASSPHRASE, or the file that COVENANT_PASSPHRASE_FILE names) the first two are locked, also
-in place if they are not yet. A locked key is never replaced. Prekeys that cannot be read are.
+With a passphrase (COVENANT_PASSPHRASE, or the file that COVENANT_PASSPHRASE_FILE names) the first three are locked,
+also in place if they are not yet. A locked key is never replaced. Prekeys that cannot be read are.
+
+An identity is changed in two steps: the signed change is saved, then the new key. Until the key is there, the change
+was not made: what the file says beyond the present key is left out.
 
 Only the holder of the home's lock writes. Unlocking takes half a second of a processor: call it from a thread.
 """
@@ -16,7 +20,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -40,14 +44,31 @@ from covenant.ledger.machine.identity_commands import Enroll, RevokeIdentity, Ro
 from covenant.model.errors import SettingsError
 from covenant.model.grant import Identity
 from covenant.model.ids import AgentId
-from covenant.model.peers.instance import IdentityChange, Prekey
-from covenant.seal.identity import PrivatePrekey
-from covenant.seal.keys import COST, TOKEN_PREFIX_LENGTH, KeyLocked, Locker, is_locked, new_token, token_hash
+from covenant.model.peers.instance import CHANGES_MAX, IdentityChange, InstanceId, KeyRevocation, Prekey
+from covenant.seal.identity import PrivatePrekey, instance_id, new_prekey, sign_bundle, sign_change
+from covenant.seal.identity_chain import chain_to, sign_revocation
+from covenant.seal.keys import (
+    COST,
+    TOKEN_PREFIX_LENGTH,
+    KeyLocked,
+    Locker,
+    is_locked,
+    new_private_key,
+    new_token,
+    public_key,
+    token_hash,
+)
+from covenant.wire.peers import Introduction
 
 PREKEYS_NAME: Final = "identity/prekeys.json"
+INSTANCE_NAME: Final = "identity/instance.key"
+CHANGES_NAME: Final = "identity/changes.json"
 CHANGE_NAME: Final = "identity/change.json"
+"""What earlier releases read: one change, that somebody made by hand."""
 FILE_BYTES_MAX: Final = 32_768
 PASSPHRASE_BYTES_MAX: Final = 4_096
+
+D = TypeVar("D", bound=msgspec.Struct)
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +81,13 @@ class _Kept(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 class _KeptPrekeys(msgspec.Struct, frozen=True):
     prekeys: tuple[_Kept, ...]
+
+
+class PastIdentities(msgspec.Struct, frozen=True):
+    """`changes`: the newest last. `revocations`: keys that are dead."""
+
+    changes: tuple[IdentityChange, ...] = ()
+    revocations: tuple[KeyRevocation, ...] = ()
 
 
 def find_passphrase(variables: Mapping[str, str]) -> str | None:
@@ -87,6 +115,8 @@ class Keystore:
     def __init__(self, home: Path, passphrase: str | None, *, cost: int = COST) -> None:
         self._key_path = home / KEY_NAME
         self._prekeys_path = home / PREKEYS_NAME
+        self._instance_path = home / INSTANCE_NAME
+        self._changes_path = home / CHANGES_NAME
         self._change_path = home / CHANGE_NAME
         self._cost = cost
         self._locker = self._make_locker(passphrase)
@@ -111,20 +141,32 @@ class Keystore:
 
     def read_key(self) -> bytes | None:
         """None if this home has none yet. Raises LockedHome and UnsafeHome."""
-        if not is_there(self._key_path):
+        return self._read(self._key_path)
+
+    def read_instance_key(self) -> bytes | None:
+        """The key that other instances know. None if it is that of the home."""
+        return self._read(self._instance_path)
+
+    def _read(self, path: Path) -> bytes | None:
+        if not is_there(path):
             return None
-        text = read_secret(self._key_path)
+        text = read_secret(path)
         if self._locker is not None and LOCKED_MARK in text:
-            text = _unlock(self._locker, self._key_path, text.encode()).decode("ascii", "replace")
-        return parse_key(self._key_path, text)
+            text = _unlock(self._locker, path, text.encode()).decode("ascii", "replace")
+        return parse_key(path, text)
 
     def lock_key(self) -> bool:
-        """Lock a key that is not locked yet, if there is a passphrase. Returns whether this was done."""
-        text = read_secret(self._key_path)
-        if self._locker is None or LOCKED_MARK in text:
+        """Lock the keys that are not locked yet, if there is a passphrase. Returns whether one was."""
+        if self._locker is None:
             return False
-        self._save_key(parse_key(self._key_path, text))
-        return True
+        unlocked = [
+            path
+            for path in (self._key_path, self._instance_path)
+            if is_there(path) and LOCKED_MARK not in read_secret(path)
+        ]
+        for path in unlocked:
+            self._save_key(parse_key(path, read_secret(path)), path)
+        return bool(unlocked)
 
     def relock(self, passphrase: str | None) -> bool:
         """Lock both secrets with this passphrase from now on, or with none. Raises LockedHome and UnsafeHome.
@@ -136,9 +178,22 @@ class Keystore:
         if key is None:
             raise UnsafeHome(f"{self._key_path} is not there; put it back from a backup")
         before, self._locker = self._locker, self._make_locker(passphrase)
+        self._relock_instance(before)
         kept = self._relock_prekeys(before)
-        self._save_key(key)
+        self._save_key(key, self._key_path)
         return kept
+
+    def _relock_instance(self, before: Locker | None) -> None:
+        path = self._instance_path
+        if not is_there(path):
+            return
+        text = read_secret(path)
+        if LOCKED_MARK in text:
+            try:
+                text = _unlock(before, path, text.encode()).decode("ascii", "replace")
+            except LockedHome:  # an earlier try came as far as this
+                text = _unlock(self._locker, path, text.encode()).decode("ascii", "replace")
+        self._save_key(parse_key(path, text), path)
 
     def _relock_prekeys(self, before: Locker | None) -> bool:
         path = self._prekeys_path
@@ -153,10 +208,10 @@ class Keystore:
                 return True
         return False
 
-    def _save_key(self, key: bytes) -> None:
-        save_secret(self._key_path, self._sealed(key.hex()))
+    def _save_key(self, key: bytes, path: Path) -> None:
+        save_secret(path, self._sealed(key.hex()))
         # What an earlier try left may be locked with less.
-        drop_unfinished(self._key_path)
+        drop_unfinished(path)
 
     def make_key(self, new_key: Callable[[], bytes]) -> bytes:
         """A first key. Only for a ledger that knows nobody yet: what another key has signed would be worthless."""
@@ -191,15 +246,35 @@ class Keystore:
         self._prekeys_path.parent.mkdir(mode=0o700, exist_ok=True)
         save_secret(self._prekeys_path, self._sealed(msgspec.json.encode(kept).decode()))
 
-    def read_change(self) -> IdentityChange | None:
-        """The change of identity that this key came by. Whoever is shown it checks its signatures."""
-        path = self._change_path
+    def make_instance_key(self, new_key: Callable[[], bytes]) -> bytes:
+        """A key of its own for this instance, unless there is one. Only where no other instance knows the home's."""
+        make_key_file(self._instance_path, self._sealed(new_key().hex()))
+        key = self.read_instance_key()
+        assert key is not None
+        return key
+
+    def read_past(self) -> PastIdentities:
+        """Whom this instance has been. Whoever is shown it checks its signatures."""
+        past = self._read_document(self._changes_path, PastIdentities)
+        if past is None:
+            change = self._read_document(self._change_path, IdentityChange)
+            past = PastIdentities(changes=(change,) if change is not None else ())
+        return past
+
+    def _read_document(self, path: Path, kind: type[D]) -> D | None:
         try:
-            return msgspec.json.decode(path.read_bytes()[:FILE_BYTES_MAX], type=IdentityChange)
+            return msgspec.json.decode(path.read_bytes()[:FILE_BYTES_MAX], type=kind)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as wrong:
             raise UnsafeHome(f"{path} holds no change of identity: {wrong}; remove it, or put it right") from None
+
+    def save_identity(self, past: PastIdentities, new_key: bytes) -> None:
+        """Durably, the new key last: before it is there, this instance is who it was."""
+        drop_unfinished(self._changes_path)
+        drop_unfinished(self._instance_path)
+        save_secret(self._changes_path, msgspec.json.encode(past).decode())
+        self._save_key(new_key, self._instance_path)
 
     def _make_locker(self, passphrase: str | None) -> Locker | None:
         return Locker(passphrase, cost=self._cost) if passphrase is not None else None
@@ -207,6 +282,32 @@ class Keystore:
     def _sealed(self, text: str) -> str:
         """The text as it is kept: locked, if there is a passphrase."""
         return text if self._locker is None else self._locker.lock(text.encode()).decode().strip()
+
+
+def change_identity(keystore: Keystore, now_ms: int, *, compromised: bool) -> tuple[InstanceId, InstanceId]:
+    """Another identity key, which the present one names as its successor. Who this instance was, and who it is."""
+    key, past = _identity_key(keystore), keystore.read_past()
+    before = instance_id(public_key(key))
+    new_key = new_private_key()
+    changes = (*chain_to(past.changes, before), sign_change(key, new_key, now_ms))
+    revocations = (*past.revocations, *((sign_revocation(key, now_ms),) if compromised else ()))
+    keystore.save_identity(PastIdentities(changes[-CHANGES_MAX:], revocations[-CHANGES_MAX:]), new_key)
+    return before, instance_id(public_key(new_key))
+
+
+def write_revocation(keystore: Keystore, now_ms: int) -> tuple[InstanceId, str]:
+    """This instance's id, and what anybody can show a peer of it when its key is dead."""
+    key = _identity_key(keystore)
+    shown = sign_bundle(key, (new_prekey(key, now_ms).prekey,), now_ms)
+    said = Introduction(keys=shown, revocations=(sign_revocation(key, now_ms),))
+    return InstanceId(shown.id), msgspec.json.encode(said).decode()
+
+
+def _identity_key(keystore: Keystore) -> bytes:
+    key = keystore.read_instance_key() or keystore.read_key()
+    if key is None:
+        raise UnsafeHome("this home has no key yet; the first start makes one")
+    return key
 
 
 def _unlock(locker: Locker | None, path: Path, data: bytes) -> bytes:

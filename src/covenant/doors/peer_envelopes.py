@@ -32,6 +32,7 @@ from covenant.wire.peers import (
     Received,
 )
 
+INTRODUCTION_BYTES_MAX: Final = 64 * 1024
 IDENTITY_AGE_S: Final = 60
 """How long a cache may show our keys: a small part of the time for which they overlap."""
 
@@ -51,6 +52,7 @@ class EnvelopeInbox(Protocol):
 
     async def receive(self, body: bytes, address: str | None) -> Received: ...
     async def poll(self, body: bytes, address: str | None) -> Polled: ...
+    async def introduced(self, body: bytes, address: str | None) -> Received: ...
     async def too_large(self, address: str | None) -> Refusal: ...
 
 
@@ -74,8 +76,10 @@ class EnvelopeEndpoint(Endpoint):
         pool: AnonymousPool,
         *,
         waits: bool = False,
+        bytes_max: int = ENVELOPE_BYTES_MAX,
     ) -> None:
         super().__init__(name, STYLE, meter)
+        self._bytes_max = bytes_max
         self._run = run
         self._inbox = inbox
         self._pool = pool
@@ -85,7 +89,7 @@ class EnvelopeEndpoint(Endpoint):
         caller = address(scope)
         with self._pool.lease(caller) as take:
             try:
-                body = await self._pool.read(scope, receive, ENVELOPE_BYTES_MAX, take)
+                body = await self._pool.read(scope, receive, self._bytes_max, take)
             except Refusal as unread:
                 refusal = await self._inbox.too_large(caller) if isinstance(unread, TooLarge) else unread
                 # The rest of the body may still be on its way: the connection is of no more use.
@@ -108,6 +112,16 @@ DESCRIBED: Final = (
         "Who this instance is: its name and its signed keys",
         Introduction,
         token=False,
+    ),
+    Described(
+        "POST",
+        IDENTITY_PATH,
+        "peer_introduced",
+        "Hear who a peer is now and who it was; each change is signed by both keys",
+        Received,
+        request=Introduction,
+        token=False,
+        refusal=EnvelopeRefusal,
     ),
     Described(
         "POST",
@@ -144,6 +158,9 @@ def sealed_routes(
         DESCRIBED,
         {
             "peer_identity": identity,
+            "peer_introduced": EnvelopeEndpoint(
+                "peer_introduced", inbox.introduced, inbox, meter, pool, bytes_max=INTRODUCTION_BYTES_MAX
+            ),
             "peer_receive": EnvelopeEndpoint("peer_receive", inbox.receive, inbox, meter, pool),
             "peer_poll": EnvelopeEndpoint("peer_poll", inbox.poll, inbox, meter, pool, waits=True),
         },

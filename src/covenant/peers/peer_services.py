@@ -123,7 +123,7 @@ class PeerMaintenance(PeerService):
             log.warning("peers.prekeys_not_renewed", extra={"reason": str(error)})
 
     def _wanting(self, peer: Peer) -> bool:
-        untold = self._epoch_for(peer) != peer.told_epoch
+        untold = self._is_untold(peer)
         if peer.url is None and untold and peer.challenge is None and not peer.denied:
             return True  # it hears of it when it fetches
         if peer.url is None or peer.denied or not (_unverified(peer) or peer.conflict is not None or untold):
@@ -164,8 +164,17 @@ class PeerMaintenance(PeerService):
             peer = await self._directory.refresh(peer)
             if peer.conflict is not None:
                 raise Conflict(peer.conflict, f"something else is at the address of {peer.name}")
-        if _unverified(peer) or self._epoch_for(peer) != peer.told_epoch:
+        if self._is_untold_identity(peer):
+            await self._directory.announce(peer)
+        if _unverified(peer) or self._is_untold(peer):
             await self._directory.verify(peer)
+
+    def _is_untold(self, peer: Peer) -> bool:
+        """Whether it may not know of our ledger's present life, or of our present identity."""
+        return self._epoch_for(peer) != peer.told_epoch or self._is_untold_identity(peer)
+
+    def _is_untold_identity(self, peer: Peer) -> bool:
+        return bool(self._keyring.former) and peer.told_id != self._keyring.id
 
     def _forget(self) -> None:
         known = {*self._unsettled, *(peer.id for peer in self._ledger.peers())}

@@ -180,6 +180,15 @@ def token_ids(token: str, provider_key: PublicKey) -> tuple[str, ...]:
     return _ids(_read(token, provider_key))
 
 
+def named_in(token: str) -> tuple[str, str]:
+    """The holder and the audience that a token names, whether or not it holds; empty if it names none."""
+    try:
+        first = _DECODER.decode(from_base64url(token[:TOKEN_CHARS_MAX].removeprefix(TOKEN_START))).blocks[0]
+    except ValueError:
+        return "", ""
+    return first.holder or "", first.audience or ""
+
+
 def is_token(text: str | None) -> bool:
     """Whether this has the form of a token. An earlier form is replaced when the holder next asks the provider."""
     return text is not None and text.startswith(TOKEN_START)

@@ -32,7 +32,7 @@ from covenant.model.peers.delegation_messages import (
     SubDelegation,
     Uuid,
 )
-from covenant.model.peers.instance import WHOLE_MAX, KeyBundle
+from covenant.model.peers.instance import CHANGES_MAX, WHOLE_MAX, IdentityChange, KeyBundle, KeyRevocation
 from covenant.wire.json_input import decode as decode_json
 from covenant.wire.json_input import members
 from covenant.wire.mailbox import StrictRequest
@@ -111,9 +111,15 @@ ENVELOPES_MAX: Final = 50
 ACKS_MAX: Final = 1_000
 
 
-class Introduction(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Introduction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """Who an instance is, and who it was before. All but the name proves itself."""
+
     name: Annotated[str, msgspec.Meta(max_length=64)] = ""
     keys: KeyBundle
+    changes: Annotated[tuple[IdentityChange, ...], msgspec.Meta(max_length=CHANGES_MAX)] = ()
+    """How it came to have its key, the newest change last."""
+    revocations: Annotated[tuple[KeyRevocation, ...], msgspec.Meta(max_length=CHANGES_MAX)] = ()
+    """Keys that are dead, each by its own word."""
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):

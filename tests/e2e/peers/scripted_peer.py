@@ -112,7 +112,7 @@ class ScriptedPeer:
     def __init__(self, name: str, private_key: bytes | None = None, *, change: IdentityChange | None = None) -> None:
         self.name = name
         self.private_key = private_key or new_private_key()
-        self.keyring = InstanceKeys(self.private_key, (), lambda _: None, change=change)
+        self.keyring = InstanceKeys(self.private_key, (), lambda _: None, changes=(change,) if change else ())
         self.keyring.rotate(now_ms())
         self.shows: KeyBundle | None = None
         """What it shows as its keys, if not its own."""
@@ -151,7 +151,7 @@ class ScriptedPeer:
     def become(self, private_key: bytes, change: IdentityChange | None = None) -> None:
         """From now on it is somebody else, at the same address."""
         self.private_key = private_key
-        self.keyring = InstanceKeys(private_key, (), lambda _: None, change=change)
+        self.keyring = InstanceKeys(private_key, (), lambda _: None, changes=(change,) if change else ())
         self.keyring.rotate(now_ms())
 
     def close(self) -> None:

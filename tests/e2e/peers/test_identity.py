@@ -127,7 +127,7 @@ def test_yesterdays_key_still_opens_what_was_sealed_to_it_and_the_day_befores_is
         late.known_to(node)
         node.stop()
         keystore = Keystore(node.home, None)
-        key = keystore.read_key()
+        key = keystore.read_instance_key()
         assert key is not None
         ages = {days: new_prekey(key, now_ms() - days * PREKEY_PERIOD_MS - 3_600_000) for days in (1, 2)}
         keystore.save_prekeys(tuple(ages.values()))

@@ -167,7 +167,7 @@ def test_every_envelope_has_a_name_of_its_own() -> None:
 
 def test_a_ring_that_took_over_from_another_says_so_under_both_signatures() -> None:
     old, new = new_private_key(), new_private_key()
-    keyring = InstanceKeys(new, (), Saved(), change=sign_change(old, new, NOW))
+    keyring = InstanceKeys(new, (), Saved(), changes=(sign_change(old, new, NOW),))
     bundle = keyring.bundle(NOW)
     assert bundle_holds(bundle, InstanceId(bundle.id), NOW)
     assert bundle.change is not None

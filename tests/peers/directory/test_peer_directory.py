@@ -469,7 +469,7 @@ class TestCapabilities:
             depth_remaining=3,
             token=narrowed,
         )
-        facts = OfferFacts(0, 0, {"coder": CODER}, b.id, b.keyring.key, b.clock())
+        facts = OfferFacts(0, 0, {"coder": CODER}, b.keyring, b.clock())
         terms = judge_offer(
             assert_offer(a.keyring.private_key, made, provider=b.id),
             of_a,

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from covenant.model.clock_steps import Ages
-from covenant.model.ids import PublicKey
 from covenant.model.peers.delegation import Peer, PeerLimits
 from covenant.model.peers.delegation_messages import DelegationOffer, Profile
 from covenant.model.peers.instance import InstanceId, Trust
@@ -68,8 +67,7 @@ def facts(**changes: Any) -> OfferFacts:
         "active": 0,
         "active_of_peer": 0,
         "profiles": {each.name: each for each in OFFERING.profiles},
-        "us": US.id,
-        "our_key": US.key,
+        "us": US,
         "now_ms": NOW,
     }
     return OfferFacts(**{**given, **changes})
@@ -300,7 +298,6 @@ def test_room_is_told_with_when_to_come_back() -> None:
     with pytest.raises(OfferRejected) as rejected:
         judged(active=SETTINGS.slots)
     assert rejected.value.retry_after_ms is not None
-    assert PublicKey(US.key) == facts().our_key
 
 
 def test_a_token_that_had_expired_stays_expired_while_a_clock_that_was_set_back_is_paused() -> None:

@@ -179,7 +179,7 @@ def _secrets(home: Path, variables: Mapping[str, str]) -> Iterator[CheckFinding]
             yield _told(unsafe)
         else:
             yield CheckFinding(f"{name} is there, for its owner alone")
-    for read_other in (keystore.check_prekeys, keystore.read_change):
+    for read_other in (keystore.check_prekeys, keystore.read_past):
         try:
             read_other()
         except UnsafeHome as unsafe:

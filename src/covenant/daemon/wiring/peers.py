@@ -88,7 +88,7 @@ class Peers:
         return sealed_routes(self._services.inbox, self._introduction, self._base.telemetry.meter, pool)
 
     def _introduction(self) -> Introduction:
-        return Introduction(name=self.admin.name, keys=self._keys.bundle(self._base.storage.ledger.now_ms()))
+        return self._services.directory.introduction(self.admin.name)
 
     async def run(self) -> None:
         await self._discovery.start()

@@ -102,7 +102,7 @@ async def open_storage(
         yield Storage(
             ledger=ledger,
             key=key,
-            instance_keys=await _read_instance_keys(key, keystore, clocks) if settings.peers.enabled else None,
+            instance_keys=await _read_instance_keys(key, keystore, ledger, clocks) if settings.peers.enabled else None,
             operator=operator,
             backups=backups,
             shipper=shipper,
@@ -173,11 +173,21 @@ async def _opened_ledger(
         yield ledger
 
 
-async def _read_instance_keys(key: bytes, keystore: Keystore, clocks: Clocks) -> InstanceKeys:
-    """With a fresh prekey if it is time for one."""
+async def _read_instance_keys(key: bytes, keystore: Keystore, ledger: Ledger, clocks: Clocks) -> InstanceKeys:
+    """With a fresh prekey if it is time for one. `key` is the home's, which is nobody's identity in a new home."""
     prekeys = await asyncio.to_thread(keystore.read_prekeys)
-    change = await asyncio.to_thread(keystore.read_change)
-    keys = InstanceKeys(key, prekeys, keystore.save_prekeys, change=change)
+    past = await asyncio.to_thread(keystore.read_past)
+    own = await asyncio.to_thread(keystore.read_instance_key)
+    if own is None and not prekeys and not past.changes and not ledger.peers():
+        own = await asyncio.to_thread(keystore.make_instance_key, new_private_key)
+    keys = InstanceKeys(
+        own or key,
+        prekeys,
+        keystore.save_prekeys,
+        changes=past.changes,
+        revocations=past.revocations,
+        salt_key=key,
+    )
     await asyncio.to_thread(keys.rotate, clocks.now_ms())
     return keys
 

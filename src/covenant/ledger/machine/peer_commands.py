@@ -18,7 +18,7 @@ from covenant.model.peers.delegation import (
     ReceivedEnvelope,
 )
 from covenant.model.peers.delegation_messages import DelegationResult, Proof, TokenUsage
-from covenant.model.peers.instance import InstanceId, KeyBundle, Trust
+from covenant.model.peers.instance import FormerKey, InstanceId, KeyBundle, Trust
 
 PEERS: Key = ("peers",)
 """How many there are, and what they are called."""
@@ -83,6 +83,9 @@ class LearnPeer(PeerCommand, frozen=True, gc=False, kw_only=True):
     """A token that it is given with this."""
     epoch: str | msgspec.UnsetType | None = msgspec.UNSET
     told_epoch: str | msgspec.UnsetType | None = msgspec.UNSET
+    told_id: str | msgspec.UnsetType | None = msgspec.UNSET
+    former: tuple[FormerKey, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The identities that it had, with what was heard of them since."""
 
 
 class SucceedPeer(Command[Peer], frozen=True, gc=False, kw_only=True):
@@ -93,6 +96,8 @@ class SucceedPeer(Command[Peer], frozen=True, gc=False, kw_only=True):
     keys_shown: KeyBundle
     vouched: bool
     """By the old key. Otherwise the operator says so, and it is a mere peer until it is verified again."""
+    former: tuple[FormerKey, ...] = ()
+    """The identities between the one that we know and the new one, the known one first."""
 
     def keys(self) -> tuple[Key, ...]:
         return PEERS, *peer_keys(self.old), *peer_keys(InstanceId(self.keys_shown.id))

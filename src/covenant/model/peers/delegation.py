@@ -22,7 +22,7 @@ from covenant.model.peers.delegation_messages import (
     Proof,
     TokenUsage,
 )
-from covenant.model.peers.instance import InstanceId, KeyBundle, Trust, Versions
+from covenant.model.peers.instance import FormerKey, InstanceId, KeyBundle, Trust, Versions
 from covenant.model.task import DELEGATION, Task
 
 NAME_CHARS_MAX: Final = 64
@@ -96,6 +96,22 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which life of its ledger it was last heard in; None: the first one, or it does not speak of epochs."""
     told_epoch: str | None = None
     """Which life of our ledger it has answered in."""
+    told_id: str | None = None
+    """By which identity of ours it has answered; None: the first one."""
+    former: tuple[FormerKey, ...] = ()
+    """The identities that it had before, the newest last."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Those that it has and had."""
+        return self.id, *(each.id for each in self.former)
+
+    def signed_as(self, claimed: str) -> InstanceId:
+        """This identity, if the peer had it; otherwise the one that it has now.
+
+        For what comes in an envelope of the peer's: its present key answers for what an old one signed, dead or not.
+        """
+        return InstanceId(claimed) if claimed in self.ids else self.id
 
 
 class DelegationRole(enum.StrEnum):

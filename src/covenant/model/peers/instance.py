@@ -29,6 +29,8 @@ VERSIONS_MAX: Final = 16
 SUITE: Final = "X25519-HKDF-SHA256-AES256GCM-Ed25519"
 SUPPORTED_SUITES: Final = frozenset({SUITE})
 PREKEYS_MAX: Final = 8
+CHANGES_MAX: Final = 16
+"""Changes of identity that are kept and shown, the newest ones."""
 WHOLE_MAX: Final = 2**53 - 1
 """What the canonical form of JSON can hold exactly."""
 
@@ -84,6 +86,23 @@ class IdentityChange(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid
     issued_at_ms: Whole
     old_signature: Signature = ""
     new_signature: Signature = ""
+
+
+class KeyRevocation(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """An identity key says of itself that it is dead: nothing that it signed is to be believed any more."""
+
+    id: Instance
+    key: Key
+    issued_at_ms: Whole
+    signature: Signature = ""
+
+
+class FormerKey(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """An identity that an instance had. What it signed is believed where the present one answers for it."""
+
+    id: Instance
+    key: Key
+    dead: bool = False
 
 
 class KeyBundle(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True, rename="camel"):

@@ -226,6 +226,7 @@ class Handshake(PeerService):
                 conflict="",
                 epoch=epoch,
                 told_epoch=self._epoch_for(peer),
+                told_id=self._keyring.id if self._keyring.former else msgspec.UNSET,
             )
         )
         self._handed.pop(peer.id, None)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from covenant.model.ids import PublicKey
-from covenant.model.peers.instance import IdentityChange, InstanceId, KeyBundle, Prekey
+from covenant.model.peers.instance import FormerKey, IdentityChange, InstanceId, KeyBundle, KeyRevocation, Prekey
 from covenant.seal.envelope import seal
 from covenant.seal.identity import (
     SKEW_MS,
@@ -26,6 +26,7 @@ from covenant.seal.identity import (
     prekey_to_use,
     sign_bundle,
 )
+from covenant.seal.identity_chain import chain_to, former_keys
 from covenant.seal.keys import nonce
 
 BUNDLE_MS: Final = 3_600_000
@@ -41,13 +42,21 @@ class InstanceKeys:
         prekeys: Iterable[PrivatePrekey],
         save: Callable[[Sequence[PrivatePrekey]], None],
         *,
-        change: IdentityChange | None = None,
+        changes: Sequence[IdentityChange] = (),
+        revocations: Sequence[KeyRevocation] = (),
+        salt_key: bytes | None = None,
     ) -> None:
-        """`save` puts these prekeys in the place of those saved before, durably. `change`: from whom we came to be."""
+        """`save` puts these prekeys in the place of those saved before, durably.
+
+        `changes`: from whom we came to be, the newest last. `salt_key`: what salts follow from; it outlives identities.
+        """
         self.identity = InstanceIdentity(private_key)
         self.private_key = private_key
         self._save = save
-        self._change = change
+        self.changes = chain_to(changes, self.identity.id)
+        self.revocations = tuple(revocations)
+        self.former = former_keys(self.changes, self.revocations)
+        self.salt_key = salt_key or private_key
         # Those of another identity, from a backup that does not go together, could seal nothing that anybody believes.
         self._prekeys = {each.prekey.kid: each for each in prekeys if prekey_holds(self.key, each.prekey)}
         self._bundle: KeyBundle | None = None
@@ -60,6 +69,16 @@ class InstanceKeys:
     @property
     def key(self) -> PublicKey:
         return self.identity.key
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The identities that we have and had."""
+        return self.id, *(each.id for each in self.former)
+
+    def signed_as(self, claimed: str) -> FormerKey:
+        """The key of ours that this identity was, if it is not dead; otherwise the one that we have now."""
+        alive = (each for each in self.former if each.id == claimed and not each.dead)
+        return next(alive, FormerKey(id=self.id, key=self.key))
 
     def __repr__(self) -> str:
         return f"InstanceKeys({self.id})"
@@ -74,7 +93,7 @@ class InstanceKeys:
             # Nobody has rotated for a day, as after a long sleep of the machine: late is better than never.
             self.rotate(now_ms)
             prekeys = self._shown(now_ms)
-        self._bundle = sign_bundle(self.private_key, prekeys, now_ms, change=self._change)
+        self._bundle = sign_bundle(self.private_key, prekeys, now_ms, change=self.changes[-1] if self.changes else None)
         return self._bundle
 
     def prekey(self, kid: str) -> PrivatePrekey | None:

@@ -29,6 +29,7 @@ from covenant.model.peers.delegation import NAME_CHARS_MAX, Peer, PeerLimits, Pe
 from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse
 from covenant.model.peers.instance import (
     SUPPORTED_VERSIONS,
+    FormerKey,
     InstanceId,
     KeyBundle,
     Prekey,
@@ -39,6 +40,7 @@ from covenant.model.peers.instance import (
 from covenant.outbound.concurrency import SingleFlight
 from covenant.outbound.urls import InvalidUrl, read_url
 from covenant.peers.directory.handshake import Handshake, TokenIssuer, answer, keys_worth_keeping
+from covenant.peers.directory.succession import Succession
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.provider.offer_admission import OfferedProfiles
 from covenant.peers.transport.peer_client import address
@@ -138,6 +140,10 @@ class PeerDirectory(PeerService):
         self.capabilities = self._handshake.capabilities
         self.pending_query = self._handshake.pending_query
         self._tokens = TokenIssuer(context)
+        self._succession = Succession(context)
+        self.introduction = self._succession.introduction
+        self.announce = self._succession.announce
+        self.hear_introduction = self._succession.hear
         self._refreshing: SingleFlight[Peer] = SingleFlight()
 
     async def stop(self) -> None:
@@ -147,6 +153,8 @@ class PeerDirectory(PeerService):
     def find(self, named: str) -> Peer:
         """By its id, its name, or the beginning of an id that is nobody else's."""
         if peer := (self._ledger.peer(InstanceId(named)) or self._ledger.peer_named(named)):
+            return peer
+        if peer := self._succession.formerly(named):
             return peer
         if len(named) >= BEGINNING_MIN and named.startswith("frd1_"):
             found = [each for each in self._ledger.peers() if each.id.startswith(named)]
@@ -164,6 +172,8 @@ class PeerDirectory(PeerService):
         """Tries to verify it too; where that cannot be, it is added all the same and stays a mere peer."""
         wanted = parse_instance_id(peer_id) if peer_id is not None else None
         self._check_other(wanted)
+        if wanted is not None and (known := self._succession.formerly(wanted)) is not None:
+            raise Conflict("peer_exists", f"{known.name} had this id, and goes by {known.id} now")
         called = check_name(name) if name is not None else None
         if url is None:
             if wanted is None or called is None:
@@ -208,7 +218,7 @@ class PeerDirectory(PeerService):
             )
 
     def _check_other(self, peer_id: InstanceId | None) -> None:
-        if peer_id == self._keyring.id:
+        if peer_id in self._keyring.ids:
             raise Invalid("self_peer", "that is this instance itself; give the address or id of another one")
 
     def _free_name(self, said: str, peer_id: InstanceId) -> str:
@@ -273,16 +283,18 @@ class PeerDirectory(PeerService):
         return await self._refreshing.join(peer.id, lambda: self._refresh(peer))
 
     async def _refresh(self, peer: Peer) -> Peer:
-        keys = (await self._introduction(address(peer))).keys
-        holds = bundle_holds(keys, InstanceId(keys.id), self._now_ms())
+        shown = await self._introduction(address(peer))
+        keys = shown.keys
         if keys.id == peer.id:
+            holds = bundle_holds(keys, InstanceId(keys.id), self._now_ms())
             return await (self._shown(peer, keys) if holds else self._conflict(peer, UNVERIFIED_KEYS))
-        if not holds or keys.change is None or keys.change.old_id != peer.id or keys.id == self._keyring.id:
-            return await self._conflict(peer, IDENTITY_CHANGED)
         try:
-            return await self._ledger.commit(SucceedPeer(by=self._us, old=peer.id, keys_shown=keys, vouched=True))
+            followed = await self._succession.follow(shown)
         except Conflict:  # its successor is a peer of its own already: which of the two stays, an operator says
+            followed = None
+        if followed is None or peer.id not in followed.ids:
             return await self._conflict(peer, IDENTITY_CHANGED)
+        return followed
 
     async def _shown(self, peer: Peer, keys: KeyBundle) -> Peer:
         """Its keys hold. Older ones than we have are somebody's memory of it, and are not taken back."""
@@ -304,7 +316,10 @@ class PeerDirectory(PeerService):
         keys = (await self._introduction(peer.url)).keys
         self._check_shown(peer.url, keys, wanted)
         vouched = keys.change is not None and keys.change.old_id == peer.id
-        changed = await self._ledger.commit(SucceedPeer(by=by, old=peer.id, keys_shown=keys, vouched=vouched))
+        former = FormerKey(id=peer.id, key=_key_of(peer), dead=not vouched)
+        changed = await self._ledger.commit(
+            SucceedPeer(by=by, old=peer.id, keys_shown=keys, vouched=vouched, former=(former,))
+        )
         try:
             return await self.verify(changed)
         except Refusal as failed:

@@ -18,9 +18,11 @@ from covenant.model.peers.delegation_messages import BUDGET_MAX, DelegationOffer
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.peers.usage_by_day import DAY_MS
 from covenant.model.rate_limits import MINUTE_MS, TokenBuckets
+from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerSettings
+from covenant.seal.keys import signer_of
 from covenant.seal.proofs import offer_holds
-from covenant.seal.tokens import PROFILES_MAX, Narrowing, Use, authorize
+from covenant.seal.tokens import PROFILES_MAX, Narrowing, Use, authorize, named_in
 
 TRUSTED_RATE: Final = 10
 BUSY_RETRY_MS: Final = 5_000
@@ -39,7 +41,8 @@ class OfferedProfiles(NamedTuple):
 
 
 def listed(peer: Peer, entries: tuple[str, ...]) -> bool:
-    return peer.id in entries or peer.name in entries
+    """By its name, or by an id that it has or had."""
+    return peer.name in entries or any(each in entries for each in peer.ids)
 
 
 def is_barred(peer: Peer, settings: PeerSettings) -> bool:
@@ -77,8 +80,7 @@ class OfferFacts(NamedTuple):
     active_of_peer: int
     profiles: Mapping[str, Profile]
     """Those that this peer may have."""
-    us: InstanceId
-    our_key: PublicKey
+    us: InstanceKeys
     now_ms: int
     ages: Ages = STEADY
     skew_ms: int = 0
@@ -145,15 +147,25 @@ def _check_standing(offer: DelegationOffer, peer: Peer, facts: OfferFacts, setti
         raise OfferRejected("denied", "you may not delegate to this instance")
     if not peer.trust.covers(Trust.VERIFIED) or peer.keys is None:
         raise OfferRejected("untrusted", "you are not verified here yet: answer our challenge, and offer again")
-    key = PublicKey(peer.keys.identity_key)
-    if not offer_holds(offer, requester=peer.id, key=key, provider=facts.us):
+    if not _is_asserted(offer, peer, facts.us):
         raise OfferRejected("invalid", "the offer has no valid signature of yours for this instance")
+
+
+def _is_asserted(offer: DelegationOffer, peer: Peer, us: InstanceKeys) -> bool:
+    """By the peer's key, for us. What it signed before either of us changed its identity holds too."""
+    assert peer.keys is not None
+    key = PublicKey(peer.keys.identity_key)
+    signer = signer_of(offer.assertion or "")
+    before = next((each for each in peer.former if each.key == signer), None)
+    requester = InstanceId(before.id) if before is not None else peer.id
+    key = PublicKey(before.key) if before is not None else key
+    return any(offer_holds(offer, requester=requester, key=key, provider=InstanceId(each)) for each in us.ids)
 
 
 def _check_place_and_time(
     offer: DelegationOffer, deadline_ms: int | None, facts: OfferFacts, settings: PeerSettings
 ) -> None:
-    if facts.us in offer.via:
+    if any(each in offer.via for each in facts.us.ids):
         raise OfferRejected(
             "depth_exceeded", "the offer is made on behalf of this instance itself: it went in a circle"
         )
@@ -182,12 +194,19 @@ def _allowed(
                 "denied", "the offer has no token; ask for our capabilities again: the answer brings one"
             )
         return Narrowing()
+    holder, audience = named_in(offer.token)
     use = Use(
-        sender=peer.id, profile=offer.profile, budget=max(1, settings.budget_min), depth=0, offer_id=offer.offer_id
+        sender=peer.signed_as(holder),
+        profile=offer.profile,
+        budget=max(1, settings.budget_min),
+        depth=0,
+        offer_id=offer.offer_id,
     )
     expiry_ms = facts.ages.expiry_ms(facts.now_ms)
     try:
-        return authorize(offer.token, facts.our_key, use, now_ms=expiry_ms, revoked=revoked)
+        return authorize(
+            offer.token, PublicKey(facts.us.signed_as(audience).key), use, now_ms=expiry_ms, revoked=revoked
+        )
     except Refusal as refused:
         raise OfferRejected(
             "denied",

@@ -214,7 +214,7 @@ class TaskReporter(PeerService):
         assert view is not None, "what has ended has begun"
         delegation_id = delegation.delegation_id or delegation.task_id
         asked = self._question if delegation.code == INPUT_REQUIRED else None
-        lines = self._transcriber.entries(lambda seq: line_salt(self._keyring.private_key, delegation_id, seq))
+        lines = self._transcriber.entries(lambda seq: line_salt(self._keyring.salt_key, delegation_id, seq))
         tree = await self._ledger.tree(delegation.task_id, None)
         work = FinishedWork(delegation, view, lines, below(tree), asked)
         settings, now_ms = self._settings, self._ledger.now_ms()

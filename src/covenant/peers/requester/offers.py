@@ -56,6 +56,7 @@ from covenant.model.peers.delegation_messages import (
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.task import Cause, Target, Task
 from covenant.model.task_view import TaskState, TaskView
+from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.message_redaction import Redacted, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
@@ -259,11 +260,11 @@ async def check_result(
     delegation: Delegation,
     result: DelegationResult,
     *,
-    us: InstanceId,
+    us: InstanceKeys,
     task: DelegationOutcome | None,
 ) -> ReceiveFromPeer:
     """`task`: how its task here has ended; None while that waits for the result."""
-    broken = await _broken(delegation, result, us)
+    broken = await _broken(delegation, incoming.peer, result, us)
     usage = _used(delegation, result.token_usage)
     overspent = delegation.overspent or usage.total > delegation.budget
     code, reason = result.error_code, result.error
@@ -296,7 +297,7 @@ async def check_result(
     return _hear(incoming, delegation, (f"result_{outcome}",), changes)
 
 
-async def _broken(delegation: Delegation, result: DelegationResult, us: InstanceId) -> tuple[str, ...]:
+async def _broken(delegation: Delegation, peer: Peer, result: DelegationResult, us: InstanceKeys) -> tuple[str, ...]:
     """What of it is not as it should be. What it cost is looked at by itself."""
     if result.proof is None:
         return ("missing",)
@@ -306,8 +307,8 @@ async def _broken(delegation: Delegation, result: DelegationResult, us: Instance
         result.transcript,
         offer=delegation.offer,
         result=result,
-        provider=delegation.peer,
-        requester=us,
+        provider=peer.signed_as(result.proof.provider),
+        requester=InstanceId(result.proof.requester) if result.proof.requester in us.ids else us.id,
     )
     size = sum(len(line.content) for line in result.transcript or ()) + len(result.result or "")
     light = size <= LIGHT_BYTES and not result.parts and not (delegation.offer and delegation.offer.parts)

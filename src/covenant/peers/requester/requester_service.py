@@ -282,4 +282,4 @@ class Requester(PeerService):
                 return check_status(incoming, delegation, message)
             case DelegationResult():
                 task = await self._writer.task_outcome(delegation)
-                return await check_result(incoming, delegation, message, us=self._keyring.id, task=task)
+                return await check_result(incoming, delegation, message, us=self._keyring, task=task)

@@ -131,6 +131,14 @@ class Inbox(PeerService):
         """An envelope that we fetched ourselves. At our own pace, so no rate is asked for."""
         return await self._hear(body, None, wire.decode, self._took, metered=False)
 
+    async def introduced(self, body: bytes, address: str | None) -> wire.Received:
+        """An instance shows who it is now, and who it was. It proves itself, so no envelope is needed."""
+        try:
+            return await self._directory.hear_introduction(body)
+        except Refusal as refusal:
+            await self._refusals.note(refusal.code, refusal.message, address, None)
+            raise
+
     async def too_large(self, address: str | None) -> Refusal:
         refused = EnvelopeRefused(Code.TOO_LARGE, "more than an envelope can have")
         await self._refusals.note(refused.code.value, refused.message, address, None)

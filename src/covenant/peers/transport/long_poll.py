@@ -221,7 +221,9 @@ class PollClient(PeerService):
     def _fetches_from(self, peer: Peer) -> bool:
         named = self._named
         return (
-            peer.url is not None and not peer.denied and (EVERYBODY in named or peer.id in named or peer.name in named)
+            peer.url is not None
+            and not peer.denied
+            and (EVERYBODY in named or peer.name in named or any(each in named for each in peer.ids))
         )
 
     async def _fetch_always(self, peer_id: InstanceId) -> None:

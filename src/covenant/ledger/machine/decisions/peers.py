@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -46,7 +46,7 @@ from covenant.model.peers.delegation import (
     Peer,
     move,
 )
-from covenant.model.peers.instance import InstanceId, Trust
+from covenant.model.peers.instance import CHANGES_MAX, InstanceId, Trust
 
 replace = msgspec.structs.replace
 
@@ -127,6 +127,9 @@ def remove_peer(decide: DecisionContext, command: RemovePeer) -> Peer:
     return peer
 
 
+HEARD: Final = ("epoch", "told_epoch", "told_id", "former")
+
+
 def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
     peer = _peer(decide, command.id)
     learned: dict[str, Any] = {}
@@ -136,7 +139,7 @@ def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
         learned["capabilities"] = command.capabilities
     if command.conflict is not None:
         learned["conflict"] = command.conflict or None
-    learned |= {name: said for name in ("epoch", "told_epoch") if (said := getattr(command, name)) is not msgspec.UNSET}
+    learned |= {name: said for name in HEARD if (said := getattr(command, name)) is not msgspec.UNSET}
     if command.issued is not None:
         good = [token for token in peer.issued if token.until_ms > decide.now_ms]
         learned["issued"] = (*good[-(ISSUED_MAX - 1) :], command.issued)
@@ -178,6 +181,7 @@ def succeed_peer(decide: DecisionContext, command: SucceedPeer) -> Peer:
         verified_at_ms=peer.verified_at_ms if command.vouched else None,
         capabilities=None,
         conflict=None,
+        former=(*peer.former, *command.former)[-CHANGES_MAX:],
     )
     decide.add(PeerSucceeded(peer.id, changed))
     decide.audit(

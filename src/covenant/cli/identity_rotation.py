@@ -1,0 +1,78 @@
+"""`covenant peers rotate-identity` and `covenant peers revocation`: this instance's own key, without a daemon."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from covenant.cli.options import given_home, home_option, json_option
+from covenant.cli.terminal import Failure, json_shape, put, put_json, say
+from covenant.daemon.environment import environment, now_ms
+from covenant.model.errors import CovenantError, HomeLocked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from covenant.daemon.keystore import Keystore
+
+
+@click.command("rotate-identity", epilog=json_shape("identity_rotated", "home", "before", "id", "compromised"))
+@home_option("The home with the keys.")
+@click.option("--compromised", is_flag=True, help="The old key may be stolen: it says of itself that it is dead.")
+@json_option()
+def rotate_identity(*, home: str | None, compromised: bool, as_json: bool) -> None:
+    """Give this instance another identity key, which the old one names as its successor.
+
+    The daemon must not run. After its next start it tells every peer, and peers that fetch find out when they next
+    call: they keep their trust in this instance, and delegations go on. A backup from before has the old key, which
+    peers refuse once they know the new one: make a backup afterwards.
+    """
+    from covenant.daemon.keystore import change_identity
+    from covenant.ledger.embedded.journal.recovery import lock_home
+
+    folder = given_home(home)
+    keystore = _open(folder)
+    try:
+        with lock_home(folder):
+            before, now = change_identity(keystore, now_ms(), compromised=compromised)
+    except HomeLocked as running:
+        raise Failure("daemon_runs", f"{running}; stop it first: it speaks under the key that it has") from None
+    except (CovenantError, OSError) as error:
+        raise Failure("cannot_change", f"{error}") from error
+    if as_json:
+        said = {"home": str(folder), "before": before, "id": now, "compromised": compromised}
+        put_json({"kind": "identity_rotated", **said})
+        return
+    say(f"this instance was {before}")
+    say(f"and is {now} from its next start on; it tells its peers then")
+    say("make a backup now: one from before has the old key")
+
+
+@click.command("revocation", epilog=json_shape("revocation", "id", "statement"))
+@home_option("The home with the keys.")
+@json_option()
+def revocation(*, home: str | None, as_json: bool) -> None:
+    """Print this instance's own word that its identity key is dead. Keep it elsewhere, for the day the key is stolen.
+
+    Whoever sends it to a peer (POST /api/v1/a2a/identity, no token) has the peer refuse everything under that key.
+    """
+    from covenant.daemon.keystore import write_revocation
+
+    try:
+        own_id, statement = write_revocation(_open(given_home(home)), now_ms())
+    except (CovenantError, OSError, ValueError) as error:
+        raise Failure("no_key", f"{error}") from error
+    if as_json:
+        put_json({"kind": "revocation", "id": own_id, "statement": statement})
+    else:
+        put(statement)
+
+
+def _open(folder: Path) -> Keystore:
+    from covenant.daemon.keystore import Keystore, find_passphrase
+
+    try:
+        return Keystore(folder, find_passphrase(environment()))
+    except CovenantError as error:
+        raise Failure("no_key", f"{error}") from error

@@ -1,0 +1,123 @@
+"""Who a peer was, and who it is now: its chain of identities is followed, and ours is shown.
+
+A peer goes by another identity as soon as it shows changes that lead there from the one that we know, each signed by
+both keys. What an old key signed is believed in an envelope under the present key; no envelope under an old key is.
+Whoever shows a chain that begins with a key that was given up gains nothing: the audit tells of it.
+
+Anybody may show us a chain, since it proves itself. One that begins with nobody whom we know is refused, as strangers
+are, before any signature is looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import msgspec
+
+from covenant.ledger.machine.identity_commands import WriteAuditRow
+from covenant.ledger.machine.peer_commands import ChangePeer, LearnPeer, SucceedPeer
+from covenant.model.errors import Conflict, Invalid
+from covenant.model.peers.delegation import Peer
+from covenant.model.peers.instance import IdentityChange, InstanceId, KeyRevocation
+from covenant.model.rate_limits import TokenBuckets
+from covenant.peers.peer_settings import PeerContext, PeerService
+from covenant.peers.transport.peer_client import address
+from covenant.seal.envelope import Code, EnvelopeRefused, told
+from covenant.seal.identity import bundle_holds
+from covenant.seal.identity_chain import chain_holds, former_keys, revocation_holds
+from covenant.wire.peers import IDENTITY_PATH, Introduction, Received, decode_introduction
+
+KEY_DEAD: Final = "key_dead"
+FORKS_PER_MIN: Final = 6
+ANNOUNCE_S: Final = 15.0
+
+log = logging.getLogger(__name__)
+
+
+class Succession(PeerService):
+    def __init__(self, context: PeerContext) -> None:
+        super().__init__(context)
+        self._forks = TokenBuckets()
+
+    def introduction(self, name: str) -> Introduction:
+        keys = self._keyring
+        return Introduction(
+            name=name, keys=keys.bundle(self._now_ms()), changes=keys.changes, revocations=keys.revocations
+        )
+
+    async def announce(self, peer: Peer) -> None:
+        """Show a peer who we are now. One of an earlier release has no ear for it, and finds out when it calls us."""
+        body = msgspec.json.encode(self.introduction(""))
+        await self._connections.to(address(peer)).post(IDENTITY_PATH, body, timeout_s=ANNOUNCE_S)
+
+    def formerly(self, peer_id: str) -> Peer | None:
+        """The peer that had this identity, and has another one now."""
+        return next((peer for peer in self._ledger.peers() if peer_id in peer.ids[1:]), None)
+
+    async def hear(self, body: bytes) -> Received:
+        """What somebody shows us of its own accord. Raises a `Refusal` that anybody may hear."""
+        try:
+            shown = decode_introduction(body)
+        except Invalid:
+            raise told(EnvelopeRefused(Code.MALFORMED, "not an introduction")) from None
+        before = self._ledger.peer(InstanceId(shown.keys.id))
+        followed = before or await self.follow(shown)
+        dead = await self._bury(shown.revocations)
+        if followed is None and not dead:
+            raise told(EnvelopeRefused(Code.UNKNOWN_SENDER, "nobody of this chain is a peer"))
+        await self._ledger.durable()
+        return Received(status="accepted", duplicate=before is not None)
+
+    async def follow(self, shown: Introduction) -> Peer | None:
+        """The peer by its new identity; None if the chain leads there from nobody whom we know.
+
+        Raises Conflict if its new identity is a peer of its own, or was given up before.
+        """
+        keys = shown.keys
+        changes = shown.changes or ((keys.change,) if keys.change is not None else ())
+        known = next((at for at, each in enumerate(changes) if self._ledger.peer(InstanceId(each.old_id))), None)
+        if known is None:
+            await self._note_fork(changes)
+            return None
+        if keys.id in self._keyring.ids or self.formerly(keys.id) is not None:
+            raise Conflict("identity_superseded", f"the identity {keys.id} was given up before")
+        if not chain_holds(changes, keys.id) or not bundle_holds(keys, InstanceId(keys.id), self._now_ms()):
+            return None
+        old = InstanceId(changes[known].old_id)
+        former = former_keys(changes[known:], shown.revocations)
+        log.warning("peer.succeeded", extra={"peer": old, "now": keys.id, "changes": len(former)})
+        return await self._ledger.commit(
+            SucceedPeer(by=self._us, old=old, keys_shown=keys, vouched=True, former=former)
+        )
+
+    async def _note_fork(self, changes: tuple[IdentityChange, ...]) -> None:
+        """A key that was given up names another successor than the one that we followed: the key may be stolen."""
+        for change in changes:
+            peer = self.formerly(change.old_id)
+            if peer is None or change.new_id in peer.ids:
+                continue
+            if self._forks.take(peer.id, self._monotonic_ms(), FORKS_PER_MIN) is None:
+                row: dict[str, object] = {"type": "identity_forked", "peer": peer.id, "before": change.old_id}
+                await self._ledger.commit(WriteAuditRow(by=self._us, row={**row, "shown": change.new_id}))
+            raise Conflict("identity_superseded", f"the identity {change.old_id} was given up before")
+
+    async def _bury(self, revocations: tuple[KeyRevocation, ...]) -> bool:
+        """Whether one of these keys is a peer's. A peer whose present key is dead is denied until the operator acts."""
+        found = False
+        for dead in revocations:
+            peer = self._ledger.peer(InstanceId(dead.id)) or self.formerly(dead.id)
+            if peer is None or not revocation_holds(dead):
+                continue
+            found = True
+            if peer.id == dead.id:
+                log.warning("peer.key_dead", extra={"peer": peer.id})
+                await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, conflict=KEY_DEAD))
+                await self._ledger.commit(ChangePeer(id=peer.id, by=self._us, denied=True))
+                continue
+            former = tuple(
+                msgspec.structs.replace(each, dead=True) if each.id == dead.id else each for each in peer.former
+            )
+            if former != peer.former:
+                await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, former=former))
+        return found
