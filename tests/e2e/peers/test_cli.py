@@ -142,7 +142,7 @@ def test_capabilities_settings_and_discovery_are_shown(pair: Pair) -> None:
     assert "status_interval_ms" in said
     looked = pair.alice.run("peers", "discover", "--wait-ms", "0")
     assert looked.code == 0
-    assert "no way of finding is on" in looked.err
+    assert "no discovery is switched on" in looked.err
     assert pair.alice.cli("peers", "discover", "--wait-ms", "0")["discovered"] == []
 
 
