@@ -89,6 +89,17 @@ async def test_what_is_said_of_a_delegation_arrives_in_its_order(
     assert [line.direction for line in await alice.ledger.message_log()] == ["sent"] * 10
 
 
+async def test_a_stop_before_the_first_step_of_a_run_ends_it(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
+    await acquaint(alice, bob)
+    for _ in range(2):
+        running = asyncio.create_task(alice.outbox.run())
+        await alice.outbox.stop()
+        await asyncio.wait_for(running, BOUND_S)
+    await alice.offers(bob.id)
+    async with listening(bob), delivering(alice):
+        await bob.provider.until(1)
+
+
 async def test_two_instances_talk_to_each_other(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
     async with listening(alice), listening(bob), delivering(alice), delivering(bob):
         await alice.knows(bob)

@@ -88,8 +88,7 @@ class OutboxSender(PeerService):
         context.ledger.on_peer(self._news)
 
     async def run(self) -> None:
-        """Until stopped or canceled. Begins with what an earlier run left."""
-        self._stop.clear()
+        """Until stopped or canceled. Begins with what an earlier run left. A stop may come before the first step."""
         self._ended.clear()
         self._running = True
         saving = asyncio.create_task(self._saver.run())
@@ -107,6 +106,7 @@ class OutboxSender(PeerService):
             self._running = False
             stopped.cancel()
             await self._leave(saving, polling)
+            self._stop.clear()
             self._ended.set()
 
     async def stop(self) -> None:
