@@ -17,6 +17,8 @@ from tests.outbound.receivers import receiver
 from tests.waits import BOUND_S
 
 AGENTS = """
+import asyncio
+
 from covenant import Agent
 
 teller = Agent("teller")
@@ -26,6 +28,13 @@ async def tell(turn):
     for number in range(4):
         yield turn.status(f"part {number}")
     yield turn.text
+
+stuck = Agent("stuck")
+
+@stuck
+async def work(turn):
+    yield turn.status("at work")
+    await asyncio.Event().wait()
 """
 CANARIES = ("canary-token", "canary-credentials", "canary-path", "canary-query")
 PUSH_ON = {
@@ -48,10 +57,10 @@ def started(tmp_path: Path, agents: Path, **env: str) -> Daemon:
     return Daemon(tmp_path / "home", str(agents), env={**PUSH_ON, **env})
 
 
-def ask(daemon: Daemon, url: str, *, wait: bool = True, **config: Any) -> dict[str, Any]:
+def ask(daemon: Daemon, url: str, *, agent: str = "teller", wait: bool = True, **config: Any) -> dict[str, Any]:
     message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
     configuration = {"taskPushNotificationConfig": {"url": url, "id": "p", **config}, "returnImmediately": not wait}
-    answer = call(daemon, "teller", "SendMessage", message=message, configuration=configuration)
+    answer = call(daemon, agent, "SendMessage", message=message, configuration=configuration)
     task: dict[str, Any] = answer["result"]["task"]
     return task
 
@@ -83,6 +92,27 @@ async def test_a_kill_between_a_delivery_and_its_record_repeats_it_and_loses_not
         assert seen == [1, *range(1, last + 1)]
         repeated = [request.headers["webhook-id"] for request in hook.served.requests[:2]]
         assert len(set(repeated)) == 1, "whoever has it already can tell"
+        assert daemon.stop() == 0
+
+
+async def test_a_webhook_is_told_that_work_is_held_and_then_that_nobody_decided(tmp_path: Path, agents: Path) -> None:
+    async with receiver() as hook:
+        daemon = await asyncio.to_thread(started, tmp_path, agents)
+        task = await asyncio.to_thread(ask, daemon, hook.url(), agent="stuck", wait=False)
+        await hook.until(lambda: any("at work" in json.dumps(body) for body in hook.bodies))
+        daemon.stop(signal.SIGKILL)
+        daemon = await asyncio.to_thread(started, tmp_path, agents, COVENANT_A2A_HOLD_MS="1000")
+        await settled(daemon, count=0)
+        steps = {int(generation): body for generation, body in zip(hook.generations, hook.bodies, strict=True)}
+        assert sorted(steps) == list(range(1, len(steps) + 1)), "none is left out"
+        held, failed = (steps[number]["statusUpdate"]["status"] for number in sorted(steps)[-2:])
+        assert held["state"] == "TASK_STATE_WORKING"
+        assert held["message"]["parts"][0]["text"].startswith("interrupted: the daemon stopped while the agent worked")
+        assert "or else the task fails" in held["message"]["parts"][0]["text"]
+        assert failed["state"] == "TASK_STATE_FAILED"
+        assert "no operator decided within 1 s" in failed["message"]["parts"][0]["text"]
+        told = await asyncio.to_thread(call, daemon, "stuck", "GetTask", id=task["id"])
+        assert told["result"]["status"]["state"] == "TASK_STATE_FAILED"
         assert daemon.stop() == 0
 
 

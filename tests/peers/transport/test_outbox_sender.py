@@ -89,7 +89,9 @@ async def test_what_is_said_of_a_delegation_arrives_in_its_order(
     assert [line.direction for line in await alice.ledger.message_log()] == ["sent"] * 10
 
 
-async def test_a_stop_before_the_first_step_of_a_run_ends_it(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
+async def test_a_stop_before_the_first_step_of_a_run_ends_it(
+    alice: TransportUnderTest, bob: TransportUnderTest
+) -> None:
     await acquaint(alice, bob)
     for _ in range(2):
         running = asyncio.create_task(alice.outbox.run())
