@@ -14,9 +14,9 @@ TEXT = (Path(__file__).parents[2] / "docs" / "steps.md").read_text(encoding="utf
 CALL, OTHER = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
 
 
-def begin(daemon: Daemon, typed: str, **more: str) -> "subprocess.Popen[str]":
+def begin(daemon: Daemon, typed: str) -> "subprocess.Popen[str]":
     path = f"{Path(sys.executable).parent}:{environment()['PATH']}"
-    env = environment(COVENANT_HOME=str(daemon.home), PATH=path, **more)
+    env = environment(COVENANT_HOME=str(daemon.home), PATH=path)
     return subprocess.Popen(["bash", "-ec", typed], env=env, stdout=subprocess.PIPE, text=True)
 
 
@@ -37,7 +37,7 @@ def test_the_order_of_the_page_waits_for_its_payment_and_is_sent_once(short_path
         ordering = begin(daemon, CALL)
         until(lambda: waiting(daemon))
         (task_id,) = waiting(daemon)
-        listed, _ = begin(daemon, OTHER, TASK=task_id).communicate(timeout=BOUND_S)
+        listed, _ = begin(daemon, OTHER).communicate(timeout=BOUND_S)
         assert task_id[:8] in listed
         said, _ = ordering.communicate(timeout=BOUND_S)
         assert "order 17 was paid with card and is on its way" in said

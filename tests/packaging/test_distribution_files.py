@@ -145,3 +145,23 @@ def test_the_wheel_in_an_empty_environment_makes_a_first_exchange(installed: Pat
     assert said == "Hello, world!\n"
     where = "import covenant; print(covenant.__file__)"
     assert run(str(installed / "python"), "-c", where, cwd=served).startswith(str(installed.parent) + os.sep)
+
+
+@pytest.mark.matrix
+def test_make_names_each_package_as_it_comes(tmp_path: Path) -> None:
+    """On a copy: the environment of the tests stays as it is."""
+    copy = tmp_path / "clone"
+    names = run(
+        "git", "ls-files", "src", "requirements", "README.md", "LICENSE", "pyproject.toml", "Makefile", cwd=ROOT
+    )
+    for name in filter(lambda name: (ROOT / name).is_file(), names.splitlines()):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes((ROOT / name).read_bytes())
+    said = run("make", "--no-print-directory", ".venv/.runtime", f"PYTHON={sys.executable}", cwd=copy).splitlines()
+    pins = re.findall(r"^(\S+)==", (ROOT / "requirements" / "runtime.lock").read_text(encoding="utf-8"), re.MULTILINE)
+    assert said[0].startswith("making .venv for Python 3.")
+    assert f"installing the {len(pins)} packages of requirements/runtime.lock" in said
+    named = [line.strip().replace("-", "_") for line in said]
+    assert [pin for pin in pins if not any(line.startswith(pin.replace("-", "_")) for line in named)] == []
+    assert said[-1] == "installing covenant from this folder"
+    assert run(str(copy / ".venv" / "bin" / "covenant"), "--version").strip().endswith(covenant.__version__)
