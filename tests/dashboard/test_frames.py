@@ -1,20 +1,27 @@
 """The frame log: what came in and went out for a task, without secrets, within bounds, and only where it is on."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
+import grpc  # type: ignore[import-untyped]
 import pytest
+from a2a.types import a2a_pb2
+from a2a.types.a2a_pb2_grpc import A2AServiceStub
 
 from covenant.agents.api import Agent
 from covenant.doors.http.frame_capture import CapturedExchange, capture_into
 from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.exchange import frame_log
 from covenant.exchange.frame_log import CapturedCall, FrameLog
+from covenant.ledger.contract.retention import EraseTasks
 from covenant.model.ids import TaskId
 from tests.daemon_under_test import open_daemon_under_test
 from tests.dashboard.browser import asking_agent, leave_stuck, new_viewer, open_browser, send_task
-from tests.outbound.sdk_servers import JSONRPC_1, sdk_server
+from tests.doors.clients import Ipc
+from tests.outbound.sdk_servers import GRPC_1, JSONRPC_1, sdk_server
+from tests.waits import until
 
 ON: Any = {"frame_bytes_max": 1024 * 1024}
 TASK = TaskId("11111111-1111-4111-8111-111111111111")
@@ -72,6 +79,65 @@ async def test_what_an_agent_calls_elsewhere_is_kept_with_its_task(short_path: P
             called = [frame for frame in frames if frame["door"] == "remote"]
             assert any("echo: hello" in frame["text"] for frame in called if frame["direction"] == "in")
             assert any(frame["what"] == f"POST {server.url('/rpc')}" for frame in called)
+
+
+async def test_calls_over_grpc_are_kept_both_ways(short_path: Path) -> None:
+    allowed, served = {"allow": ("127.0.0.1",)}, {"enabled": True}
+    async with (
+        sdk_server(GRPC_1) as server,
+        open_daemon_under_test(short_path / "home", echo(), log=ON, outbound=allowed, grpc=served) as daemon,
+    ):
+        definition = {"id": "far", "kind": "remote", "url": server.url("/")}
+        added = await daemon.ask("POST", "/v1/admin/tenants/default/agents", json={"agent_def": definition})
+        assert added.status_code == 201, added.text
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{daemon.grpc_port}") as channel:
+            call = A2AServiceStub(channel)  # type: ignore[no-untyped-call]
+            message = a2a_pb2.Message(message_id="m", role="ROLE_USER", parts=[a2a_pb2.Part(text="hello")])
+            metadata = (("authorization", f"Bearer {daemon.token}"), ("a2a-version", "1.0"))
+            asked = a2a_pb2.SendMessageRequest(message=message, tenant="far")
+            task_id = (await call.SendMessage(asked, metadata=metadata)).task.id
+            asked = a2a_pb2.SendMessageRequest(message=message, tenant="echo")
+            streamed = [event async for event in call.SendStreamingMessage(asked, metadata=metadata)]
+        async with open_browser(daemon, daemon.token) as browser:
+            frames = (await browser.read(f"a2a/tasks/{task_id}/frames"))["frames"]
+            of_stream = (await browser.read(f"a2a/tasks/{streamed[0].task.id}/frames"))["frames"]
+        came = [frame for frame in frames if frame["door"] == "a2a"]
+        assert [(frame["direction"], frame["what"]) for frame in came] == [("in", "gRPC SendMessage"), ("out", "OK")]
+        assert "hello" in came[0]["text"]
+        assert json.loads(came[1]["text"])["task"]["id"] == task_id
+        went = [frame for frame in frames if frame["door"] == "remote" and frame["what"].startswith("gRPC ")]
+        assert went
+        assert any("echo: hello" in frame["text"] for frame in frames if frame["direction"] == "in")
+        assert len(of_stream[1]["text"].splitlines()) == len(streamed)
+        assert daemon.token not in json.dumps([frames, of_stream])
+
+
+async def test_calls_over_the_local_socket_are_kept(short_path: Path) -> None:
+    async with open_daemon_under_test(short_path / "home", log=ON) as daemon:
+        stuck = await leave_stuck(daemon)
+        async with Ipc(daemon.socket) as connection:
+            await connection.authenticate(daemon.token)
+            for kind in ("show_a2a_task", "cancel_a2a_task"):
+                answer = await connection.ask(kind, task_id=stuck.task_id, reason="r")
+                assert answer["kind"] != "error", answer
+        async with open_browser(daemon, daemon.token) as browser:
+            frames = (await browser.read(f"a2a/tasks/{stuck.task_id}/frames"))["frames"]
+        of_socket = [frame for frame in frames if frame["door"] == "socket"]
+        assert [frame["what"] for frame in of_socket] == [f"cancel_a2a_task {stuck.task_id}", "answer"]
+        assert daemon.token not in json.dumps(frames)
+
+
+async def test_a_task_that_retention_erases_leaves_no_frame(short_path: Path) -> None:
+    async with open_daemon_under_test(short_path / "home", asking_agent(), log=ON) as daemon:
+        task = await send_task(daemon, "blue")
+        frames, ledger = daemon.daemon.base.telemetry.frames, daemon.daemon.base.storage.ledger
+        assert frames is not None
+        assert len((await frames.read(task["id"])).frames) == 2
+        assert await ledger.steps(task["id"], 0, 1), "it is in the archive"
+        which = EraseTasks(tenant="default", before_ms=ledger.now_ms() + 60_000)
+        assert (await ledger.erase_tasks(which)).tasks == 1
+        assert (await frames.read(task["id"])).frames == ()
+        await asyncio.to_thread(until, lambda: frames.bytes == 0)
 
 
 async def test_where_it_is_off_nothing_is_kept_and_the_server_makes_plain_exchanges(short_path: Path) -> None:

@@ -14,7 +14,7 @@ from covenant.outbound.remote.inspector import INSPECTIONS_MAX
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.dashboard.browser import Browser, asking_agent, new_viewer, open_browser
 from tests.outbound.http_servers import HERE, always, http_server, redirect, reply, silence
-from tests.outbound.sdk_servers import JSONRPC_03, JSONRPC_1, REST_03, REST_1, sdk_server
+from tests.outbound.sdk_servers import GRPC_03, GRPC_1, JSONRPC_03, JSONRPC_1, REST_03, REST_1, sdk_server
 from tests.waits import until
 
 SECRET = "Bearer s3cret-w0rd-0f-the-operator"
@@ -42,12 +42,14 @@ def directions(found: Any) -> str:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("binding", "dialect"), [("jsonrpc", "1.0"), ("rest", "1.0"), ("jsonrpc", "0.3"), ("rest", "0.3")]
+    ("binding", "dialect"),
+    [("jsonrpc", "1.0"), ("rest", "1.0"), ("grpc", "1.0"), ("jsonrpc", "0.3"), ("rest", "0.3"), ("grpc", "0.3")],
 )
 async def test_our_own_agent_is_called_through_its_door_in_every_way(
     short_path: Path, binding: str, dialect: str, stream: bool
 ) -> None:
-    async with open_inspector(short_path, asking_agent()) as (_, browser):
+    served = {"grpc": {"enabled": True}, "a2a": {"publish": "teller"}}
+    async with open_inspector(short_path, asking_agent(), **served) as (_, browser):
         asked = {"tenant": "default", "agent": "teller", "binding": binding, "dialect": dialect, "stream": stream}
         found = await inspect(browser, text="paint it", **asked)
         assert found["ok"], found["error"]
@@ -123,7 +125,14 @@ async def test_our_own_card_is_read_with_its_signature(short_path: Path) -> None
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("interface", "binding", "dialect"),
-    [(JSONRPC_1, "jsonrpc", "1.0"), (REST_1, "rest", "1.0"), (JSONRPC_03, "jsonrpc", "0.3"), (REST_03, "rest", "0.3")],
+    [
+        (JSONRPC_1, "jsonrpc", "1.0"),
+        (REST_1, "rest", "1.0"),
+        (GRPC_1, "grpc", "1.0"),
+        (JSONRPC_03, "jsonrpc", "0.3"),
+        (REST_03, "rest", "0.3"),
+        (GRPC_03, "grpc", "0.3"),
+    ],
 )
 async def test_the_official_sdks_server_breaks_nothing(
     short_path: Path, interface: tuple[str, str, str], binding: str, dialect: str, stream: bool
@@ -140,7 +149,50 @@ async def test_the_official_sdks_server_breaks_nothing(
         more = {**asked, "interface": asking["interface"], "task_id": last["task_id"], "context_id": last["context_id"]}
         answered = await inspect(browser, text="this one", **more)
         assert answered["conversation"][-1]["text"] == "echo: this one"
-        assert directions(answered).count("out") == 1, "the card is not read again"
+        # Over gRPC, the card also says which agent at the interface is meant.
+        assert directions(answered).count("out") == (2 if binding == "grpc" else 1), "the card is not read again"
+
+
+async def test_over_grpc_a_tenants_agent_is_called_in_its_place_and_refusals_are_frames(short_path: Path) -> None:
+    async with open_inspector(short_path, asking_agent(), grpc={"enabled": True}) as (daemon, browser):
+        token = await daemon.add_tenant("acme", asking_agent())
+        asked = {"tenant": "acme", "agent": "teller", "binding": "grpc"}
+        found = await inspect(browser, text="green", key="k1", **asked)
+        assert found["conversation"][-1]["text"] == "done in green"
+        request, answer, message = found["frames"]
+        assert request["what"] == "gRPC /lf.a2a.v1.A2AService/SendMessage"
+        assert request["headers"]["idempotency-key"] == "k1"
+        assert "authorization" not in request["headers"]
+        assert (answer["what"], message["what"]) == ("answer", "message")
+        task_id = found["conversation"][-1]["task_id"]
+        shown = await browser.read(f"a2a/tasks/{task_id}/show")
+        assert shown["task"]["tenant"] == "acme"
+        assert (await inspect(browser, method="get", task_id=task_id, **asked))["ok"]
+        late = await inspect(browser, method="cancel", task_id=task_id, **asked)
+        assert late["frames"][-1]["what"] == "refused: 9 FAILED_PRECONDITION"
+        unknown = await inspect(browser, method="get", task_id=task_id, **{**asked, "tenant": "default"})
+        assert (unknown["ok"], unknown["frames"][-1]["what"]) == (False, "refused: 5 NOT_FOUND")
+        typed = await inspect(browser, text="x", headers={"Authorization": SECRET}, **asked)
+        assert typed["frames"][-1]["what"] == "refused: 16 UNAUTHENTICATED"
+        assert "s3cret" not in json.dumps(typed)
+        own = await inspect(browser, text="red", headers={"Authorization": f"Bearer {token}"}, **asked)
+        assert own["conversation"][-1]["text"] == "done in red"
+        assert token not in json.dumps(own)
+
+
+async def test_grpc_is_inspected_as_far_as_it_is_served_and_through_the_guard(short_path: Path) -> None:
+    async with open_inspector(short_path, asking_agent(), outbound={}) as (_, browser):
+        for asked, code in (
+            ({"agent": "teller"}, "grpc_off"),
+            ({"url": "http://127.0.0.1:8422"}, "address_refused"),
+            ({"url": "http://localhost:8422/", "interface": "http://localhost:8422/"}, "address_refused"),
+            ({"url": "grpc://h:8422"}, "bad_url"),
+        ):
+            answer = await browser.api("POST", "a2a/inspect", {**asked, "text": "x", "binding": "grpc"})
+            assert answer.json()["code"] == code, answer.text
+    async with open_inspector(short_path / "b", asking_agent(), grpc={"enabled": True}) as (_, browser):
+        old = {"agent": "teller", "text": "x", "binding": "grpc", "dialect": "0.3"}
+        assert (await browser.api("POST", "a2a/inspect", old)).json()["code"] == "not_published"
 
 
 async def test_a_private_address_is_refused_and_nothing_is_sent(short_path: Path) -> None:
@@ -266,7 +318,7 @@ async def test_only_the_operator_inspects(short_path: Path) -> None:
         {"agent": "a", "parts": [{"text": "x", "data": 1}]},
         {"agent": "a", "parts": "x"},
         {"agent": "a", "method": "get"},
-        {"agent": "a", "text": "x", "binding": "grpc"},
+        {"agent": "a", "text": "x", "binding": "soap"},
         {"agent": "a", "text": "x", "headers": {f"h{at}": "v" for at in range(40)}},
         {"agent": "a", "text": "x", "header": {}},
         {"agent": 7, "text": "x"},

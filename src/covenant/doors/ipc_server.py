@@ -22,6 +22,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from covenant.doors.http.frame_capture import door_of
 from covenant.doors.operator_api import BY_KIND, OPERATIONS
 from covenant.doors.operator_api.mailbox import ResultOpt, TaskOpt
 from covenant.doors.operator_api.operation import (
@@ -39,6 +40,7 @@ from covenant.doors.operator_api.operation import (
 )
 from covenant.doors.waits import CallerGoneError
 from covenant.exchange.access.principals import Principal
+from covenant.exchange.frame_log import CapturedCall, FrameLog
 from covenant.model.errors import Invalid, Refusal, SettingsError, TooLarge
 from covenant.wire.ipc_frames import FRAME_BYTES_MAX, HEADER_BYTES, canonical_kind, encode_frame, frame_length
 from covenant.wire.json_input import check_fields, decode
@@ -311,7 +313,10 @@ class IpcSession:
         started_s = perf_counter()
         try:
             answer = await self._run(caller, operation, frame)
-            return await fitted(api.services, caller, answer, self._encode, self._server.frame_bytes_max)
+            told = await fitted(api.services, caller, answer, self._encode, self._server.frame_bytes_max)
+            if api.services.frames is not None and operation.kind in _LOGGED:
+                _log_call(api.services.frames, operation.kind, frame, told)
+            return told
         except Refusal as refusal:
             api.meter.refused(TRANSPORT, refusal.code)
             return self._encode(error_of(refusal))
@@ -344,6 +349,25 @@ _BEFORE: Final[dict[str, Callable[[ApiContext], ApiAnswer]]] = {
     "protocolinfo": lambda api: api.info,
     "ping": lambda _: Pong(),
 }
+
+
+_LOGGED: Final = frozenset(each.kind for each in OPERATIONS if door_of(each.path, each.method) is not None)
+"""What the frame log keeps: the same operations as over HTTP."""
+
+
+class _TaskNamed(msgspec.Struct, frozen=True, gc=False):
+    task_id: Any = None
+
+
+_NAMED: Final = msgspec.json.Decoder(_TaskNamed)
+
+
+def _log_call(log: FrameLog, kind: str, frame: bytes, told: bytes) -> None:
+    call = CapturedCall(log.now_ms(), "in", "socket", f"{kind} {_NAMED.decode(frame).task_id or ''}".rstrip(), {})
+    call.ask(frame)
+    call.tell(told)
+    call.status, call.outcome = 200, "answer"
+    log.offer(call)
 
 
 def _without_operation(api: ApiContext, kind: str) -> ApiAnswer:

@@ -37,7 +37,7 @@ Belongs = Callable[[TaskId], Awaitable[object | None]]
 
 
 class LoggedFrame(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """`door`: `a2a`, `native` or `mailbox` for a call that came in, `remote` for a call that an agent made."""
+    """`door`: `a2a`, `native`, `mailbox` or `socket` for a call that came in, `remote` for one that an agent made."""
 
     at_ms: int
     direction: Direction
@@ -64,6 +64,7 @@ class CapturedCall:
         "direction",
         "door",
         "headers",
+        "outcome",
         "request",
         "request_bytes",
         "status",
@@ -76,6 +77,9 @@ class CapturedCall:
         self.request, self.answer = bytearray(), bytearray()
         self.request_bytes = self.answer_bytes = 0
         self.status = 0
+        """As HTTP has it; 0 without an answer."""
+        self.outcome = ""
+        """What the answer is called, where HTTP has no name for it."""
         self.answered_ms = at_ms
         self.answer_headers: Mapping[str, str] = {}
         self.task_id: TaskId | None = None
@@ -115,11 +119,12 @@ class FrameLog:
         self._belongs = belongs
         self._bytes_max = bytes_max
         self._tasks: OrderedDict[TaskId, _TaskFrames] = OrderedDict()
-        self._bytes = 0
+        self.bytes = 0
         self._waiting: deque[CapturedCall] = deque()
         self._news = asyncio.Event()
         self._keeping = asyncio.Lock()
         self._lost = 0
+        self._erased = False
 
     def offer(self, call: CapturedCall) -> None:
         """A call that is over."""
@@ -132,13 +137,21 @@ class FrameLog:
     async def run(self) -> None:
         while True:
             await self._news.wait()
+            if self._erased:
+                self._erased = False
+                await self.forget_unknown()
             await self._keep_all()
+
+    def on_erased(self) -> None:
+        """Tasks were erased: their frames go soon, and are told to nobody meanwhile."""
+        self._erased = True
+        self._news.set()
 
     async def read(self, task_id: TaskId) -> KeptFrames:
         """Frames in the order of time, those of calls that are over by now."""
         await self._keep_all()
         known = self._tasks.get(task_id)
-        if known is None:
+        if known is None or (self._erased and await self._belongs(task_id) is None):
             return KeptFrames((), lost=self._lost)
         ordered = sorted(known.frames, key=lambda frame: frame.at_ms)
         return KeptFrames(tuple(ordered), known.left_out, self._lost)
@@ -149,7 +162,7 @@ class FrameLog:
         for task_id in list(self._tasks):
             if await self._belongs(task_id) is None:
                 gone = self._tasks.pop(task_id, None)
-                self._bytes -= gone.bytes if gone is not None else 0
+                self.bytes -= gone.bytes if gone is not None else 0
 
     async def _keep_all(self) -> None:
         async with self._keeping:
@@ -169,15 +182,15 @@ class FrameLog:
         for frame in frames:
             known.frames.append(frame)
             known.bytes += frame.size
-            self._bytes += frame.size
+            self.bytes += frame.size
         while len(known.frames) > TASK_FRAMES_MAX or known.bytes > TASK_BYTES_MAX:
             forgotten = known.frames.popleft().size
             known.bytes -= forgotten
-            self._bytes -= forgotten
+            self.bytes -= forgotten
             known.left_out += 1
-        while len(self._tasks) > TASKS_MAX or self._bytes > self._bytes_max:
+        while len(self._tasks) > TASKS_MAX or self.bytes > self._bytes_max:
             _, dropped = self._tasks.popitem(last=False)
-            self._bytes -= dropped.bytes
+            self.bytes -= dropped.bytes
 
 
 class TurnCalls:
@@ -236,7 +249,7 @@ def _frames_of(call: CapturedCall) -> tuple[tuple[TaskId, ...], tuple[LoggedFram
         at_ms=call.answered_ms,
         direction=back,
         door=call.door,
-        what=str(call.status or "no answer"),
+        what=call.outcome or str(call.status or "no answer"),
         text=redact_body(bytes(call.answer)),
         headers=redact_answered(call.answer_headers),
         truncated=call.answer_bytes > len(call.answer),
@@ -257,7 +270,9 @@ def _task_ids(call: CapturedCall) -> list[TaskId]:
 
 def _answer_of(data: bytes) -> Any:
     """The answer; of a stream, its first event; nothing if it cannot be read, or was cut."""
-    if not data.startswith(b"{"):
+    if data.startswith(b"{"):
+        data = data.partition(b"\n")[0]  # of gRPC, each message is a line
+    else:
         data = next((line[5:] for line in data.split(b"\n") if line.startswith(b"data:")), b"")
     try:
         return msgspec.json.decode(data)

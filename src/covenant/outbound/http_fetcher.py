@@ -218,6 +218,10 @@ class Fetcher:
     def guard(self) -> AddressGuard:
         return self._guard
 
+    @property
+    def observer(self) -> CallObserver | None:
+        return self._observer
+
     async def close(self) -> None:
         if self._transport is not None:
             await self._transport.aclose()
@@ -225,7 +229,7 @@ class Fetcher:
     def _begin(
         self, method: str, url: str, headers: Mapping[str, str], encodings: Mapping[str, str], content: bytes
     ) -> _Call:
-        _check_headers(headers)
+        check_headers(headers)
         given = {name.lower(): value for name, value in headers.items()}
         sent = {"user-agent": self._user_agent, "accept": "*/*", **given, **encodings, "connection": "close"}
         return _Call(method=method.upper(), location=self._guard.read(url), headers=sent, content=content)
@@ -294,7 +298,7 @@ class Fetcher:
         return self._transport
 
 
-def _check_headers(headers: Mapping[str, str]) -> None:
+def check_headers(headers: Mapping[str, str]) -> None:
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
             raise Invalid("bad_header", f"the header {name!r} has characters that a header cannot have")

@@ -112,7 +112,11 @@ async def open_base(
 def _make_frame_log(settings: Settings, storage: Storage) -> FrameLog | None:
     """None: switched off."""
     bytes_max, ledger = settings.log.frame_bytes_max, storage.ledger
-    return FrameLog(ledger.now_ms, bytes_max=bytes_max, belongs=ledger.parties) if bytes_max else None
+    if not bytes_max:
+        return None
+    frames = FrameLog(ledger.now_ms, bytes_max=bytes_max, belongs=ledger.parties)
+    ledger.on_erased(frames.on_erased)
+    return frames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,7 @@ from covenant.seal.keys import WebhookSigner
 if TYPE_CHECKING:
     from covenant.daemon.wiring.peers import Peers
     from covenant.doors.a2a.grpc import GrpcCalls
+    from covenant.doors.a2a.in_process_grpc import ActingCalls
 
 TENANT_DESCRIBED: Final = tuple(
     described
@@ -171,7 +172,7 @@ def _make_own_agents(base: Base, admission: Admission, services: A2AServices, pa
     acting = replace(admission, tenants=gate, admits=lambda _agent, _scope: False)
     cards = pages.behind(gate)
     door = A2ADoor(acting, services, cards.agent_page(), body_bytes_max=base.settings.http.body_bytes_max)
-    return OwnAgents(door, cards.routes())
+    return OwnAgents(door, cards.routes(), _make_acting_grpc(base, acting, services))
 
 
 def _make_services(base: Base, peers: Peers | None, sources: Mapping[str, Source], own: OwnAgents) -> Services:
@@ -192,7 +193,10 @@ def _make_services(base: Base, peers: Peers | None, sources: Mapping[str, Source
         settings=tuple(SettingShown(**row._asdict()) for row in rows(Loaded(base.settings, sources))),
         frames=base.telemetry.frames,
         inspector=AgentInspector(
-            Inspector(base.outbound.fetcher, base.settings.outbound, ledger.now_ms), own.transport, _local_url(base)
+            Inspector(base.outbound.fetcher, base.settings.outbound, ledger.now_ms),
+            own,
+            _local_url(base),
+            published=base.settings.a2a.publish,
         ),
     )
 
@@ -383,4 +387,22 @@ def _make_grpc(base: Base, admission: Admission, services: A2AServices, tls: Ser
         published=settings.a2a.publish,
         http_at=listeners.http_at,
         tls=tls,
+        frames=base.telemetry.frames,
+    )
+
+
+def _make_acting_grpc(base: Base, acting: Admission, services: A2AServices) -> ActingCalls | None:
+    """None: switched off."""
+    settings, listeners = base.settings, base.listeners
+    if listeners.grpc is None:
+        return None
+    from covenant.doors.a2a.in_process_grpc import ActingCalls  # noqa: PLC0415  an extra
+
+    return ActingCalls(
+        acting,
+        services,
+        _anonymous_pool(settings.http),
+        message_bytes_max=settings.grpc.message_bytes_max,
+        published=settings.a2a.publish,
+        http_at=listeners.http_at,
     )

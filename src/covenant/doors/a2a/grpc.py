@@ -31,6 +31,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from starlette.types import Scope
 
 from covenant.doors.a2a.admission import GRACE_S, Admission, Headers
+from covenant.doors.a2a.grpc_capture import CapturedContext
 from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AOperation, A2AServices, unread
 from covenant.doors.a2a.protobuf_json import RequestReader, ResponseWriter
 from covenant.doors.http.bearer_auth import TenantGate, address, bearer
@@ -40,6 +41,7 @@ from covenant.doors.http.server.tls_handshakes import ServerTls
 from covenant.doors.metrics import Timer
 from covenant.doors.waits import CancelScope
 from covenant.exchange.access.tenants import Caller
+from covenant.exchange.frame_log import FrameLog
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Invalid, NotFound, Refusal, Unauthenticated, Unavailable
 from covenant.model.tenants import DEFAULT
@@ -157,9 +159,11 @@ class GrpcCalls:
         published: str = "",
         http_at: tuple[str, int] | None = None,
         tls: ServerTls | None = None,
+        frames: FrameLog | None = None,
     ) -> None:
         """`pool`: what callers without a token may make us hold. `http_at`: where HTTP listens, for cards."""
         self._tls = tls
+        self._frames = frames
         self._http_at = http_at
         self._admission = admission
         self._services = services
@@ -184,7 +188,8 @@ class GrpcCalls:
             # As if requests were streams: on the wire it is the same, and the message is read when we ask for it.
             streams = operation.open_stream is not None
             kind = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
-            found[method.name] = kind(partial(self._call, row))
+            serve = self._call if self._frames is None else partial(self._captured_call, self._frames)
+            found[method.name] = kind(partial(serve, row))
         return found
 
     def stop(self) -> None:
@@ -196,6 +201,16 @@ class GrpcCalls:
     async def settled(self) -> None:
         """Until nothing is under way for callers that have left."""
         await asyncio.gather(*self._left, return_exceptions=True)
+
+    async def _captured_call(self, log: FrameLog, row: _Row, requests: Any, context: Any) -> bytes | None:
+        captured = CapturedContext(context, log, row.operation.name, row.reader.kind, row.writer.kind)
+        try:
+            told = await self._call(row, requests, captured)
+            if told is not None:
+                captured.tell(told)
+            return told
+        finally:
+            captured.end()
 
     async def _call(self, row: _Row, _requests: Any, context: Any) -> bytes | None:
         started_s = perf_counter()

@@ -18,6 +18,8 @@ from covenant.exchange.access.tenants import Caller
 if TYPE_CHECKING:
     import httpx2
 
+    from covenant.doors.a2a.in_process_grpc import ActingCalls, InProcessChannel
+
 ACTING: Final = "covenant.acting"
 """Where the scope of such a request has its caller."""
 
@@ -35,9 +37,10 @@ class ActingGate(TenantGate):
 class OwnAgents:
     """The agents of this daemon, and the pages beside them, such as the keys of their cards."""
 
-    def __init__(self, door: A2ADoor, pages: Sequence[BaseRoute]) -> None:
-        """The gate of both is an `ActingGate`."""
+    def __init__(self, door: A2ADoor, pages: Sequence[BaseRoute], grpc: ActingCalls | None = None) -> None:
+        """The gate of all is an `ActingGate`. Without `grpc`, the daemon serves none."""
         self._door = door
+        self._grpc = grpc
         self._pages = Router(pages, redirect_slashes=False)
 
     def transport(self, caller: Caller) -> httpx2.AsyncBaseTransport:
@@ -45,6 +48,14 @@ class OwnAgents:
         from covenant.doors.a2a.in_process_client import InProcessTransport  # noqa: PLC0415  (needs the HTTP library)
 
         return InProcessTransport(self, {ACTING: caller})
+
+    def channel(self, caller: Caller) -> InProcessChannel | None:
+        """What carries calls of gRPC of this caller to them."""
+        if self._grpc is None:
+            return None
+        from covenant.doors.a2a.in_process_grpc import InProcessChannel  # noqa: PLC0415  an extra
+
+        return InProcessChannel(self._grpc, caller)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         serve: ASGIApp = self._door if scope["path"].startswith(PREFIX) else self._pages

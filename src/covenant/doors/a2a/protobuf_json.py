@@ -33,17 +33,17 @@ _decode = msgspec.json.Decoder().decode
 class RequestReader:
     """One kind of request, as it comes in."""
 
-    __slots__ = ("_kind", "_plain")
+    __slots__ = ("_plain", "kind")
 
     def __init__(self, kind: type[Message]) -> None:
-        self._kind = kind
+        self.kind = kind
         self._plain = _plainly(kind.DESCRIPTOR)
 
     def read(self, data: bytes) -> Message:
         try:
-            return self._kind.FromString(data)
+            return self.kind.FromString(data)
         except DecodeError:
-            raise InvalidParams("params", f"no {self._kind.DESCRIPTOR.name} in protocol buffers") from None
+            raise InvalidParams("params", f"no {self.kind.DESCRIPTOR.name} in protocol buffers") from None
 
     def params(self, message: Message) -> bytes:
         """The same request in JSON."""

@@ -29,10 +29,9 @@ LOOKS: Final = ("/show", "/tree", "/log", "/frames", "/recent", "/counts", "/que
 """How the paths end by which an operator looks at tasks."""
 
 
-def door_of(scope: Scope) -> str | None:
-    path: str = scope["path"]
+def door_of(path: str, method: str) -> str | None:
     door = next((name for prefix, name in DOORS if path.startswith(prefix)), None)
-    if door == "mailbox" and (path.endswith(LOOKS) or (path == "/a2a/tasks" and scope["method"] == "GET")):
+    if door == "mailbox" and (path.endswith(LOOKS) or (path == "/a2a/tasks" and method == "GET")):
         return None
     return door
 
@@ -102,7 +101,7 @@ def _read(headers: Iterable[Header]) -> dict[str, str]:
 
 def capture_into(log: FrameLog) -> NewExchange:
     def new_exchange(connection: HttpConnection, scope: Scope, keep_alive: bool, expects: bool) -> HttpExchange:  # noqa: FBT001
-        door = door_of(scope)
+        door = door_of(scope["path"], scope["method"])
         if door is None:
             return HttpExchange(connection, scope, keep_alive, expects)
         return CapturedExchange(connection, scope, keep_alive, expects, log=log, door=door)

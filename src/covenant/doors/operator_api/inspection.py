@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from urllib.parse import quote, urlsplit
 
@@ -25,7 +24,7 @@ from covenant.wire.json_input import shorten
 from covenant.wire.mailbox import Request, StrictRequest
 
 if TYPE_CHECKING:
-    import httpx2
+    from covenant.doors.a2a.own_agents import OwnAgents
 
 HEADERS_MAX: Final = 32
 PARTS_MAX: Final = 100
@@ -46,7 +45,7 @@ class InspectRequest(StrictRequest, frozen=True, kw_only=True):
     parts: Annotated[list[dict[str, Any]], msgspec.Meta(max_length=PARTS_MAX)] | None = None
     headers: Annotated[dict[Name, HeaderValue], msgspec.Meta(max_length=HEADERS_MAX)] | None = None
     dialect: Literal["1.0", "0.3"] = "1.0"
-    binding: Literal["jsonrpc", "rest"] = "jsonrpc"
+    binding: Literal["jsonrpc", "rest", "grpc"] = "jsonrpc"
     stream: bool = False
     key: Name | None = None
     task_id: Name | None = None
@@ -67,7 +66,7 @@ class InspectRequest(StrictRequest, frozen=True, kw_only=True):
             raise Invalid("empty_message", "a message needs at least one part")
         return parts
 
-    def call(self, url: str, interface: str | None) -> InspectedCall:
+    def call(self, url: str, interface: str | None, agent: str = "") -> InspectedCall:
         if self.method in ("get", "cancel") and not self.task_id:
             raise Invalid("invalid_request", f"{self.method} needs task_id")
         return InspectedCall(
@@ -82,6 +81,7 @@ class InspectRequest(StrictRequest, frozen=True, kw_only=True):
             task_id=self.task_id or None,
             context_id=self.context_id or None,
             stream=self.stream,
+            agent=agent,
         )
 
 
@@ -105,11 +105,12 @@ class AgentCardShown(ApiAnswer, frozen=True, kw_only=True, tag="agent_card", omi
 class AgentInspector:
     """Inspects the agents of this daemon, in its own process, and others over the network."""
 
-    def __init__(self, inspector: Inspector, own: Callable[[Caller], httpx2.AsyncBaseTransport], base_url: str) -> None:
-        """`own` carries the requests of a caller to the agents of this daemon."""
+    def __init__(self, inspector: Inspector, own: OwnAgents, base_url: str, *, published: str) -> None:
+        """`published`: the agent that a call means which names none."""
         self._inspector = inspector
         self._own = own
         self._base_url = base_url
+        self._published = published
 
     async def inspect(self, services: Services, caller: Principal, request: InspectRequest) -> Inspection:
         if (request.url is None) == (request.agent is None):
@@ -120,15 +121,26 @@ class AgentInspector:
         if acting.tenant.disabled_at_ms is not None:
             raise Conflict("tenant_disabled", f"the tenant {request.tenant} is disabled: nobody calls its agents")
         url = self._url(request.agent or "")
-        call = request.call(url, url)
+        call = request.call(url, url, request.agent or "")
+        channel = self._channel(request, acting) if request.binding == "grpc" else None
         await services.exchange.note_inspection(caller, request.method, agent=f"{request.agent}@{request.tenant}")
-        return await self._inspector.inspect(call, self._own(acting))
+        return await self._inspector.inspect(call, self._own.transport(acting), channel)
+
+    def _channel(self, request: InspectRequest, acting: Caller) -> object:
+        channel = self._own.channel(acting)
+        if channel is None:
+            raise Conflict("grpc_off", "this daemon serves no gRPC: see the setting grpc.enabled")
+        if request.dialect == "0.3" and (request.tenant, request.agent) != (DEFAULT, self._published):
+            raise Conflict(
+                "not_published", "gRPC of 0.3 names no agent: it reaches the published one alone (a2a.publish)"
+            )
+        return channel
 
     async def card(self, services: Services, caller: Principal, tenant: str, agent_id: str) -> AgentCardShown:
         acting = await services.tenancy.acting(caller, tenant)
         url = self._url((await services.catalogue.show(tenant, agent_id)).id)
         call = InspectedCall(url=url, method="card", binding=JSONRPC, version="1.0")
-        found = await self._inspector.inspect(call, self._own(acting))
+        found = await self._inspector.inspect(call, self._own.transport(acting))
         raw = next((frame.text for frame in found.frames if frame.status == 200), "")
         if found.card is None or found.signature is None:
             raise Unavailable("no_card", found.error or "the agent has no card")

@@ -20,6 +20,8 @@ FRAME_BYTES_MAX: Final = 2 * 1024 * 1024
 """Of all frames together."""
 Phase = Literal["card", "keys", "call"]
 """What a frame is part of: the look-up of the card, that of the keys that it is signed with, or the call."""
+GRPC_TYPE: Final = "application/grpc"
+"""The answer over gRPC is a frame without a body, and each message that follows one of its own."""
 CALL_ID: Final = 1
 """What the client's requests of JSON-RPC are numbered with: each is alone on its connection."""
 
@@ -45,6 +47,8 @@ class FrameRecorder:
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.frames: list[RecordedFrame] = []
         self.phase: Phase = "card"
+        self.streams = False
+        """Whether the call asks for a stream."""
         self._now_ms = now_ms
         self._bytes = 0
 
@@ -77,6 +81,7 @@ class _Answer:
         self._recorder = recorder
         self._frame: RecordedFrame | None = None
         self._reader: EventReader | None = None
+        self._messages = False
 
     def answered(self, status: int, headers: Mapping[str, str]) -> None:
         self._frame = frame = self._recorder.add("in", "answer")
@@ -84,11 +89,17 @@ class _Answer:
         if status == 200 and _media_type(headers) == "text/event-stream":
             frame.what = "stream"
             self._reader = EventReader(EVENT_BYTES_MAX)
+        elif _media_type(headers) == GRPC_TYPE:
+            self._messages = True
+            refused = headers.get("grpc-status")
+            frame.what = f"refused: {refused}" if refused else "stream" if self._recorder.streams else "answer"
 
     def heard(self, piece: bytes) -> None:
         if self._reader is not None:
             for event in self._reader.feed(piece):
                 self._recorder.keep(self._recorder.add("in", "event", event=True), event.data)
+        elif self._messages:
+            self._recorder.keep(self._recorder.add("in", "message", event=True), piece)
         elif self._frame is not None:
             self._recorder.keep(self._frame, piece)
 
@@ -140,7 +151,7 @@ class FrameChecks:
         if not frame.event:
             frame.findings += self._head(frame, said)
         if said is None:
-            if frame.event or succeeded(frame):
+            if (frame.event or succeeded(frame)) and _media_type(frame.headers) != GRPC_TYPE:
                 frame.findings.append(_NO_JSON)
             return
         failed = not frame.event and not succeeded(frame)
@@ -157,13 +168,13 @@ class FrameChecks:
             return
         reply = conformance.check_reply(self._form, said, task_alone=self._task_alone)
         frame.findings += reply.findings
-        if frame.event:
+        if frame.event and self._streams:
             frame.findings += self._stream.take(reply)
 
     def _head(self, frame: RecordedFrame, said: Mapping[str, Any] | None) -> list[BrokenRule]:
         # A refusal may come as JSON where a stream was asked for.
         refused = said is not None and said.get("error") is not None
-        if not succeeded(frame) and said is None:
+        if (not succeeded(frame) and said is None) or _media_type(frame.headers) == GRPC_TYPE:
             return []
         streams = self._streams and succeeded(frame) and not refused
         return list(conformance.check_media_type(_media_type(frame.headers), stream=streams))

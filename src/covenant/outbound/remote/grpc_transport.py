@@ -2,15 +2,15 @@
 
 The guard looks the name up, and the channel is made to an address from that answer: no second look-up, no proxy, no
 service configuration from DNS. Each call has a channel of its own. Messages are ProtoJSON on our side, as in the other
-bindings. A stream is resumed from a snapshot; an agent of ours says the number in the metadata (`covenant.generation`),
-and its streams go on from there.
+bindings, and whoever observes calls is told them so. A stream is resumed from a snapshot; an agent of ours says the
+number in the metadata (`covenant.generation`), and its streams go on from there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -22,8 +22,9 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from covenant.model.agent_card import RemoteCard, RemoteInterface
-from covenant.outbound.address_guard import AddressGuard, CheckedTarget
+from covenant.outbound.address_guard import CheckedTarget
 from covenant.outbound.call_errors import AddressRefused, CallFailed, RefusalCode, RemoteRefused
+from covenant.outbound.http_fetcher import Fetcher, check_headers
 from covenant.outbound.remote.a2a_transport import (
     EVENT_BYTES_MAX,
     STREAM_BYTES_MAX,
@@ -42,6 +43,7 @@ SERVICES: Final = {
 CALL_S: Final = 30.0
 CONNECT_S: Final = 5.0
 KEEPALIVE_MS: Final = 60_000
+CONTENT_TYPE: Final = "application/grpc"
 GENERATION: Final = "covenant.generation"
 
 _SCHEMES: Final = {"": "http", "grpc": "http", "http": "http", "grpcs": "https", "https": "https"}
@@ -74,12 +76,21 @@ def place_of(url: str) -> str:
 
 class GrpcTransport(A2ATransport):
     def __init__(
-        self, way: RemoteInterface, guard: AddressGuard, credentials: Credentials, card: RemoteCard | None
+        self,
+        way: RemoteInterface,
+        fetcher: Fetcher,
+        credentials: Credentials,
+        card: RemoteCard | None,
+        channel: Any = None,
     ) -> None:
+        """`channel`: what carries the calls, if it is not the network."""
         super().__init__(way)
-        self._guard = guard
+        self._guard, self._observer = fetcher.guard, fetcher.observer
         self._place = place_of(way.url)
-        self._secrets = credentials.headers(self._place, card)
+        self._own_channel = channel
+        secrets = credentials.headers(self._place, card)
+        check_headers(secrets)
+        self._secrets = {name.lower(): value for name, value in secrets.items()}
 
     async def _ask(self, request: Request, headers: Mapping[str, str], within_ms: int | None = None) -> bytes:
         asked, told = _METHODS[self.way.version, request.operation]
@@ -90,10 +101,10 @@ class GrpcTransport(A2ATransport):
                 request_serializer=_written(asked),
                 response_deserializer=told.FromString,
             )
-            try:
-                return _json(await call(request.params, metadata=self._metadata(headers), timeout=within_s))
-            except grpc.aio.AioRpcError as error:
-                raise _trouble(error) from error
+            with self._observed(request, headers) as heard:
+                answer = _json(await call(request.params, metadata=self._metadata(headers), timeout=within_s))
+                heard(answer)
+                return answer
 
     @asynccontextmanager
     async def _stream(self, request: Request, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Numbered]]:
@@ -108,14 +119,45 @@ class GrpcTransport(A2ATransport):
             response_deserializer=told.FromString,
         )
         seen = 0
-        try:
+        with self._observed(request, headers) as heard:
             async for message in call(request.params, metadata=self._metadata(headers)):
                 seen += message.ByteSize()
                 if seen > STREAM_BYTES_MAX:
                     raise CallFailed("too_large", f"the stream has more than {STREAM_BYTES_MAX} bytes", transient=False)
-                yield _number(message), decoded(self._codec.decode_reply, _json(message))
+                said = _json(message)
+                heard(said)
+                yield _number(message), decoded(self._codec.decode_reply, said)
+
+    @contextmanager
+    def _observed(self, request: Request, headers: Mapping[str, str]) -> Iterator[Callable[[bytes], None]]:
+        """Around one call. What is yielded is told each answer."""
+        record = None
+        if self._observer is not None:
+            url = f"{self._place}{_path(self.way.version, request.operation)}"
+            record = self._observer.sent("gRPC", url, dict(self._metadata(headers)), request.params)
+        answered = False
+
+        def answer(status: Mapping[str, str]) -> None:
+            nonlocal answered
+            if record is not None and not answered:
+                answered = True
+                record.answered(200, {"content-type": CONTENT_TYPE, **status})
+
+        def hear(said: bytes) -> None:
+            answer({})
+            if record is not None:
+                record.heard(said + b"\n")
+
+        try:
+            yield hear
+            answer({})
         except grpc.aio.AioRpcError as error:
+            code = error.code()
+            answer({"grpc-status": f"{code.value[0]} {code.name}", "grpc-message": one_line(error.details() or "")})
             raise _trouble(error) from error
+        finally:
+            if record is not None:
+                record.ended()
 
     def _metadata(self, headers: Mapping[str, str]) -> list[tuple[str, str]]:
         version = [("a2a-version", self._codec.version)] if self._codec.version is not None else []
@@ -123,6 +165,9 @@ class GrpcTransport(A2ATransport):
 
     @asynccontextmanager
     async def _channel(self) -> AsyncIterator[Any]:
+        if self._own_channel is not None:
+            yield self._own_channel
+            return
         target = await self._guard.check(f"{self._place}/")
         async with _channel_to(target) as channel:
             await _connected(channel)

@@ -18,14 +18,14 @@ from urllib.parse import urlsplit
 import msgspec
 
 from covenant.model.a2a_requests import Message, SendMessage
-from covenant.model.agent_card import JSONRPC, RemoteCard, RemoteInterface
+from covenant.model.agent_card import GRPC, JSONRPC, RemoteCard, RemoteInterface
 from covenant.model.content import Content
 from covenant.model.errors import OverLimit
 from covenant.model.task_view import RemoteEvent, RemoteStatus, plain_text
 from covenant.outbound.call_errors import CallFailed, NoCard, RemoteError
 from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.outbound_settings import OutboundSettings
-from covenant.outbound.remote.a2a_transport import HttpTransport
+from covenant.outbound.remote.a2a_transport import A2ATransport, HttpTransport
 from covenant.outbound.remote.card_lookup import CardSignature, check_signature, find_card
 from covenant.outbound.remote.frame_recorder import FRAMES_MAX, FrameChecks, FrameRecorder, RecordedFrame
 from covenant.outbound.remote.remote_client import KEY_HEADER
@@ -62,6 +62,8 @@ class InspectedCall(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str | None = None
     context_id: str | None = None
     stream: bool = False
+    agent: str = ""
+    """The agent at the interface, where several have one (over gRPC)."""
 
 
 class InspectedFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -109,8 +111,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 class _Inspected:
     """One inspection under way: what is known by now."""
 
-    def __init__(self, call: InspectedCall, recorder: FrameRecorder, fetcher: Fetcher) -> None:
-        self.call, self.recorder, self.fetcher = call, recorder, fetcher
+    def __init__(self, call: InspectedCall, recorder: FrameRecorder, fetcher: Fetcher, channel: object) -> None:
+        self.call, self.recorder, self.fetcher, self.channel = call, recorder, fetcher, channel
         self.card: RemoteCard | None = None
         self.signature: CardSignature | None = None
         self.interface: str | None = None
@@ -120,19 +122,30 @@ class _Inspected:
 
     async def run(self) -> None:
         call, credentials = self.call, Credentials(self.call.url, headers=self.call.headers)
-        if call.method == "card" or call.interface is None:
+        # Over gRPC the card also says which agent at the address is meant.
+        if call.method == "card" or call.interface is None or (call.binding == GRPC and not call.agent):
             await self._read_card(credentials)
         if call.method == "card":
             return
         way = self._way()
         self.recorder.phase, self.interface = "call", way.url
-        transport = HttpTransport(way, self.fetcher, credentials, self.card)
+        self.recorder.streams = call.stream and call.method == "send"
+        transport = self._transport(way, credentials)
         if call.method == "send":
             await self._send(transport)
         else:
             assert call.task_id is not None
             ask = transport.get if call.method == "get" else transport.cancel
             self._take(await ask(call.task_id))
+
+    def _transport(self, way: RemoteInterface, credentials: Credentials) -> A2ATransport:
+        if way.binding != GRPC:
+            return HttpTransport(way, self.fetcher, credentials, self.card)
+        try:
+            from covenant.outbound.remote.grpc_transport import GrpcTransport  # noqa: PLC0415  (needs an extra)
+        except ImportError as error:
+            raise RemoteError("gRPC needs the extra `grpc`") from error
+        return GrpcTransport(way, self.fetcher, credentials, self.card, self.channel)
 
     async def _read_card(self, credentials: Credentials) -> None:
         try:
@@ -154,9 +167,10 @@ class _Inspected:
         if call.interface is None and urlsplit(call.url).path.endswith(".json"):
             offered = ", ".join(f"{way.binding} {way.version}" for way in self.card.ways) if self.card else "none"
             raise NoCard(f"the card at {call.url} offers no {binding} {version}; it has {offered}")
-        return RemoteInterface(url=call.interface or call.url, binding=binding, version=version)
+        tenant = call.agent or None if binding == GRPC else None
+        return RemoteInterface(url=call.interface or call.url, binding=binding, version=version, tenant=tenant)
 
-    async def _send(self, transport: HttpTransport) -> None:
+    async def _send(self, transport: A2ATransport) -> None:
         call = self.call
         message = Message(
             message_id=str(uuid.uuid4()), parts=call.parts, task_id=call.task_id, context_id=call.context_id
@@ -208,8 +222,10 @@ class Inspector:
         self._now_ms = now_ms
         self._running = 0
 
-    async def inspect(self, call: InspectedCall, transport: httpx2.AsyncBaseTransport | None = None) -> Inspection:
-        """`transport`: what carries the requests, if it is not the network.
+    async def inspect(
+        self, call: InspectedCall, transport: httpx2.AsyncBaseTransport | None = None, channel: object = None
+    ) -> Inspection:
+        """`transport` and, over gRPC, `channel`: what carries the requests, if it is not the network.
 
         Raises AddressRefused for what may not be called, and Invalid for a request that cannot be written.
         """
@@ -224,7 +240,7 @@ class Inspector:
         # Without the network there is no address to judge, on whatever port the daemon listens.
         source = self._fetcher if transport is None else self._fetcher.meaning(place_of(call.url))
         fetcher = source.observed(recorder, self._limits, transport)
-        under_way = _Inspected(call, recorder, fetcher)
+        under_way = _Inspected(call, recorder, fetcher, channel)
         try:
             error = await _run(under_way)
         finally:

@@ -185,7 +185,7 @@ class Remote:
                 from covenant.outbound.remote.grpc_transport import GrpcTransport  # noqa: PLC0415  (needs an extra)
             except ImportError as error:
                 raise RemoteError(f"{way.url} speaks gRPC alone: install the extra `grpc`") from error
-            return GrpcTransport(way, self._fetcher.guard, self._credentials, self.card)
+            return GrpcTransport(way, self._fetcher, self._credentials, self.card)
         return HttpTransport(way, self._fetcher, self._credentials, self.card)
 
 

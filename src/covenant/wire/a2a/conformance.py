@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from covenant.model.agent_card import HTTP_JSON, JSONRPC
+from covenant.model.agent_card import GRPC, HTTP_JSON, JSONRPC
 from covenant.model.task_view import TaskState
 from covenant.wire.a2a.dialects import PROTO_V03, V03, V1, Dialect
 from covenant.wire.json_input import deeper_than
@@ -346,5 +346,5 @@ def check_card(said: dict[str, Any]) -> tuple[BrokenRule, ...]:
     return tuple(found[:FINDINGS_MAX])
 
 
-BINDINGS: Final = {"jsonrpc": JSONRPC, "rest": HTTP_JSON}
+BINDINGS: Final = {"jsonrpc": JSONRPC, "rest": HTTP_JSON, "grpc": GRPC}
 """By what the operator API calls them."""
