@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from covenant.agents.api import Agent as Agent
+    from covenant.agents.api import Approval as Approval
     from covenant.agents.api import SyncTurn as SyncTurn
     from covenant.agents.api import Turn as Turn
     from covenant.agents.runtime.agent_calls import Answer as Answer
@@ -100,7 +101,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
-    "covenant.agents.api": "Agent SyncTurn Turn",
+    "covenant.agents.api": "Agent Approval SyncTurn Turn",
     "covenant.agents.runtime.agent_calls": "Answer Call CallLimit NotEnough",
     "covenant.agents.runtime.turn_steps": "StepError",
     "covenant.client": "Client Posted Sent Taken",

@@ -26,7 +26,7 @@ from typing import Final, Unpack
 
 from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.exchange.argument_checks import checks_arguments, checks_methods
-from covenant.exchange.mailbox import check_reason, check_repair, check_request_id, check_size, check_task
+from covenant.exchange.request_checks import check_reason, check_repair, check_request_id, check_size, check_task
 from covenant.exchange.task_search import find_request, query_of
 from covenant.exchange.tasks.builder import check_blocks
 from covenant.exchange.tasks.reader import read_tree, unknown_task

@@ -86,6 +86,17 @@ def answering(daemon: Daemon) -> str:
     return f"{daemon.url}/v1/a2a/agents/{agent_id}"
 
 
+def waiting(daemon: Daemon) -> str:
+    """A task that waits for its sender."""
+    agent_id = new_agent_id()
+    asks = json.dumps({"type": "approval_request", "text": "may I?"})
+    daemon.json("agents", "add", agent_id, "--command", f"printf '%s\\n' '{asks}'")
+    daemon.run("call", agent_id, "go")
+    (task,) = daemon.json("a2a", "list", "--agent", agent_id)["tasks"]
+    assert task["a2a_state"] == "input-required"
+    return str(task["task_id"])
+
+
 def pushed(daemon: Daemon) -> list[str]:
     """A task with a webhook that nobody listens at: its id, and the configuration's."""
     agent_id = agent(daemon)
@@ -137,6 +148,9 @@ RUNS: dict[str, list[Words]] = {
         lambda d: [lease(d)[0], "--reason", "not needed"],
         lambda d: after(lease(d)[0], "--state", "in-flight", "--reason", "not needed"),
     ],
+    "a2a approve": [lambda d: [waiting(d), "--answer-id", "a"]],
+    "a2a deny": [lambda d: [waiting(d), "too dear"]],
+    "a2a answer": [lambda d: [waiting(d), "blue"]],
     "a2a signal": [lambda d: [lease(d)[0], "approval", '{"by": "ann"}']],
     "a2a release": [lambda d: [*_leased(d), "--reason", "not begun", *as_bob(d)]],
     "a2a renew": [lambda d: [*_leased(d), *as_bob(d)]],

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from covenant.ledger.machine.commands import Advance, Advanced, LeasedTask, Reported, Tell
+from covenant.ledger.machine.commands import Advance, Advanced, Continue, LeasedTask, Reported, Tell
 from covenant.ledger.machine.states import State
+from covenant.model.content import Content, Json, Text
 from covenant.model.ids import TaskId
+from covenant.model.question import APPROVAL, QUESTION, PersonDecision, QuestionKind
 from covenant.model.settings import Limits
-from covenant.model.task_event import Signal, StatusUpdate, StepUpdate, TurnUpdate, Wait
+from covenant.model.task_event import MessageUpdate, Signal, StatusUpdate, StepUpdate, TurnUpdate, Wait
 from tests.ledger_contract.driver import LedgerDriver, check_generations, refused
 from tests.ledger_contract.engine import DurableEngine, Engine
 from tests.ledger_contract.samples import ALICE, make_task, ok, same_work, task_id
@@ -47,6 +49,20 @@ async def signal(driver: LedgerDriver, which: TaskId, name: str, value: Any = No
     return await driver.ledger.commit(Tell(task_id=which, signal=Signal(name, said, value)))
 
 
+async def ask(driver: LedgerDriver, leased: LeasedTask, kind: QuestionKind = "approval", **more: Any) -> Advanced:
+    told = StatusUpdate("may I?", "input-required", metadata={QUESTION: {"id": "1-1", "kind": kind}})
+    return await suspend(driver, leased, told=told, step=1, name=kind, asks=kind, question="d", **more)
+
+
+async def answer(driver: LedgerDriver, *parts: Content, said: str = "m1") -> Reported:
+    message = MessageUpdate(role="user", parts=parts, message_id=said)
+    return await driver.ledger.commit(Continue(task_id=task_id(1), message=message, message_id=said, by=ALICE))
+
+
+async def decide(driver: LedgerDriver, said: str = "m1", **decision: Any) -> Reported:
+    return await answer(driver, *PersonDecision(**decision).as_parts(), said=said)
+
+
 async def durable_steps(driver: LedgerDriver, which: TaskId) -> list[StepUpdate]:
     steps = await driver.ledger.steps(which, 0, 1_000)
     return [step.what for step in steps if isinstance(step.what, StepUpdate)]
@@ -71,6 +87,60 @@ class SuspensionSuite(Suite):
         shown = await check_generations(driver, task_id(1))
         assert [update.kind for update in shown.updates] == ["submitted", "working", "step", "step", "settled"]
         assert [lease.outcome for lease in shown.leases] == ["suspended", "settled"]
+
+    async def test_a_question_is_answered_once_and_only_by_a_decision(self, driver: LedgerDriver) -> None:
+        leased = await driver.taken(make_task())
+        with refused("not_asked", 409):
+            await decide(driver, approved=True)
+        await ask(driver, leased)
+        entry = await driver.entry(task_id(1))
+        assert (entry.state, entry.a2a_state) == (State.PARKED, "input-required")
+        assert await driver.take() == ()
+        for said in (Text("yes, but only half of it"), Text("hm"), Text(""), Json({APPROVAL: {"approved": "yes"}})):
+            with refused("approval_expected", 400):
+                await answer(driver, said)
+        with refused("not_asked", 409):
+            await decide(driver, approved=True, id="1-7")
+        told = await decide(driver, approved=False, reason="too dear", id="1-1")
+        assert not told.duplicate
+        assert (await decide(driver, approved=False, reason="too dear", id="1-1")).duplicate
+        with refused("not_asked", 409):
+            await decide(driver, said="m2", approved=True)
+        entry = await driver.entry(task_id(1))
+        assert (entry.state, entry.a2a_state, entry.kept) == (State.QUEUED, "working", ())
+        again = await driver.take_one()
+        assert (again.lease.attempt, again.turn, again.continues) == (1, 1, True)
+        (come,) = await durable_steps(driver, task_id(1))
+        assert (come.kind, come.no) == ("ask", 1)
+        assert come.result == {"question": "d", "approved": False, "reason": "too dear", "by": ALICE.display}
+        await driver.finish(again, ok(task_id(1)))
+        shown = await check_generations(driver, task_id(1))
+        kinds = [update.kind for update in shown.updates]
+        assert kinds == ["submitted", "working", "parked", "continued", "step", "settled"]
+        rows = [row for row in await driver.audit_rows() if row["kind"]["type"] == "a2a_approval"]
+        assert [(row["kind"]["approved"], row["kind"]["question_id"]) for row in rows] == [(False, "1-1")]
+
+    async def test_a_question_that_nobody_answers_ends_by_its_time_and_a_decision_comes_too_late(
+        self, driver: LedgerDriver
+    ) -> None:
+        leased = await driver.taken(make_task())
+        await ask(driver, leased, for_ms=1_000)
+        driver.clock.advance(1_000)
+        assert (await driver.sweep()).woken == 1
+        assert (await driver.entry(task_id(1))).a2a_state == "working"
+        with refused("not_asked", 409):
+            await decide(driver, approved=True)
+        (come,) = await durable_steps(driver, task_id(1))
+        assert (come.timed_out, come.result) == (True, None)
+
+    async def test_a_question_that_wants_words_takes_any(self, driver: LedgerDriver) -> None:
+        leased = await driver.taken(make_task())
+        await ask(driver, leased, "input")
+        with refused("not_asked", 409):
+            await decide(driver, approved=True)
+        await answer(driver, Text("the blue one"))
+        (come,) = await durable_steps(driver, task_id(1))
+        assert come.result == {"question": "d", "text": "the blue one"}
 
     async def test_a_task_is_not_begun_before_its_time(self, driver: LedgerDriver) -> None:
         task = make_task(not_before_ms=driver.clock() + 1_000)

@@ -27,11 +27,13 @@ from covenant.exchange.cron import check_schedules
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.agent_definition import OnLost, Schedule, Skill
 from covenant.model.content import Content, Text
+from covenant.model.question import Question, QuestionKind
 from covenant.model.rate_limits import Backoff
 from covenant.model.retry_policy import AttemptPolicy
 from covenant.model.task import Task
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from covenant.outbound.remote.remote_task import Sendable
+from covenant.wire.validation import checked
 
 
 class Rejection(msgspec.Struct, frozen=True, gc=False):
@@ -50,6 +52,17 @@ class BareReply(msgspec.Struct, frozen=True, gc=False):
     """A bare message: all that the agent has to say, and no task."""
 
     content: tuple[Content, ...]
+
+
+class Approval(msgspec.Struct, frozen=True, gc=False):
+    """What a person decided. It is true if that was to approve. `by`: who, by name; the sender's words if any."""
+
+    approved: bool
+    reason: str = ""
+    by: str = ""
+
+    def __bool__(self) -> bool:
+        return self.approved
 
 
 ATTEMPTS: Final = AttemptPolicy().attempts
@@ -190,6 +203,14 @@ class BaseTurn:
         self._job.spend({"tokens": tokens, **more} if tokens else more)
 
 
+def _question(kind: QuestionKind, text: str) -> Question:
+    return Question(kind=kind, text=checked("text", text, str))
+
+
+def approval_of(answered: dict[str, Any]) -> Approval:
+    return Approval(answered["approved"], answered["reason"], answered.get("by", ""))
+
+
 class Turn(BaseTurn):
     """One round of a task, for an async function."""
 
@@ -249,6 +270,22 @@ class Turn(BaseTurn):
     async def wait_for(self, name: str, *, timeout_s: float | None = None) -> Any:
         """Wait for a signal of this name, without holding a place; what its sender gave. Raises `TimeoutError`."""
         return await self._job.steps.wait_for(name, timeout_s)
+
+    async def approve(self, text: str, *, timeout_s: float | None = None) -> Approval:
+        """Ask a person to approve something, and wait without holding a place. Raises `TimeoutError`.
+
+        The task is `input-required` until somebody approves or denies it, by any door. The turn is run again then; the
+        decision is in the ledger, and holds for this very text.
+        """
+        return approval_of(await self._job.steps.ask(_question("approval", text), timeout_s))
+
+    async def ask(self, text: str, *, timeout_s: float | None = None) -> str:
+        """Ask the sender something in the middle of a turn: the text of the next message. Raises `TimeoutError`.
+
+        Unlike `need_input`, it ends neither the turn nor what its steps have done.
+        """
+        said: str = (await self._job.steps.ask(_question("input", text), timeout_s))["text"]
+        return said
 
     async def answer(self, call: Answer | str, what: Sendable) -> Answer:
         """Say what a call waits for (`answer.waits`), by its answer or its task's id, and wait for the next one."""
@@ -322,6 +359,13 @@ class SyncTurn(BaseTurn):
 
     def wait_for(self, name: str, *, timeout_s: float | None = None) -> Any:
         return self._ask(lambda: self._job.steps.wait_for(name, timeout_s))
+
+    def approve(self, text: str, *, timeout_s: float | None = None) -> Approval:
+        return approval_of(self._ask(lambda: self._job.steps.ask(_question("approval", text), timeout_s)))
+
+    def ask(self, text: str, *, timeout_s: float | None = None) -> str:
+        said: str = self._ask(lambda: self._job.steps.ask(_question("input", text), timeout_s))["text"]
+        return said
 
     def spend(self, tokens: float = 0, **more: float) -> None:
         self._ask(lambda: BaseTurn.spend(self, tokens, **more))

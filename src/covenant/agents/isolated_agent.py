@@ -27,6 +27,7 @@ from covenant.agents.runtime.turn_steps import AskedStep, StepError, StepVerb
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.content import Content
 from covenant.model.errors import REFUSALS, Refusal, Unavailable
+from covenant.model.question import Question
 from covenant.model.task_event import MessageUpdate
 
 CALLS_MAX: Final = 256
@@ -50,6 +51,7 @@ class ProgramCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     step: AskedStep | None = None
     value: Any = None
     seconds: float | None = None
+    question: Question | None = None
 
 
 class ProgramCallRefusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -166,6 +168,12 @@ async def _answer(job: Job, asked: ProgramCall) -> ProgramCallAnswer:
         case "wait_for":
             try:
                 return ProgramCallAnswer(id=asked.id, value=await job.steps.wait_for(asked.name, asked.seconds))
+            except TimeoutError:
+                return ProgramCallAnswer(id=asked.id, timed_out=True)
+        case "ask":
+            assert asked.question is not None
+            try:
+                return ProgramCallAnswer(id=asked.id, value=await job.steps.ask(asked.question, asked.seconds))
             except TimeoutError:
                 return ProgramCallAnswer(id=asked.id, timed_out=True)
         case "check_end":

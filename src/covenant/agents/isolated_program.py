@@ -35,6 +35,7 @@ from covenant.agents.runtime.turn_steps import AskedStep, StepError, StepVerb, a
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.content import Content
 from covenant.model.ids import AgentId
+from covenant.model.question import Question
 from covenant.model.task import Task
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from covenant.model.task_view import first_message
@@ -173,6 +174,13 @@ class _Steps:
         if answered.timed_out:
             raise TimeoutError(f"nobody has signaled {name!r} within {timeout_s} seconds")
         return answered.value
+
+    async def ask(self, question: Question, timeout_s: float | None) -> dict[str, Any]:
+        answered = await self._ask("ask", question=question, seconds=timeout_s)
+        if answered.timed_out:
+            raise TimeoutError(f"nobody has answered within {timeout_s} seconds")
+        said: dict[str, Any] = answered.value
+        return said
 
     async def check_end(self) -> None:
         await self._ask("check_end")

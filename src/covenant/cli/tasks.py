@@ -130,6 +130,48 @@ def respond(
     call.show(answer, answer["task_id"], *talk)
 
 
+def _decide(call: Invocation, task_id: str, reason: str, *, approved: bool, **given: Any) -> None:
+    answer = call.ask("answer_a2a_task", task_id=call.task_id(task_id), approved=approved, text=reason, **given)
+    talk = ["this was decided before; nothing changed"] if answer.get("duplicate") else []
+    call.show(answer, answer["task_id"], *talk)
+
+
+question_option = click.option("--question-id", help="The question that this decides. [default: the one that is asked]")
+answer_id_option = click.option(
+    "--answer-id", help="If the answer was lost, repeat the command with the same answer id."
+)
+
+
+@daemon_command(a2a, "approve", "a2a_answered", "task_id", "duplicate?")
+@task_argument
+@question_option
+@answer_id_option
+def approve(call: Invocation, *, task_id: str, **given: Any) -> None:
+    """Approve what a task waits for: `covenant a2a show` has the question. The task goes on."""
+    _decide(call, task_id, "", approved=True, **given)
+
+
+@daemon_command(a2a, "deny", "a2a_answered", "task_id", "duplicate?")
+@task_argument
+@click.argument("reason", required=False, default="")
+@question_option
+@answer_id_option
+def deny(call: Invocation, *, task_id: str, reason: str, **given: Any) -> None:
+    """Deny what a task waits for. The task goes on, and its agent is told the REASON."""
+    _decide(call, task_id, reason, approved=False, **given)
+
+
+@daemon_command(a2a, "answer", "a2a_answered", "task_id", "duplicate?")
+@task_argument
+@click.argument("text")
+@answer_id_option
+def answer_task(call: Invocation, *, task_id: str, text: str, answer_id: str | None) -> None:
+    """Answer a task that waits for its sender. `-` reads TEXT from standard input."""
+    answer = call.ask("answer_a2a_task", task_id=call.task_id(task_id), text=read_text(text), answer_id=answer_id)
+    talk = ["this was answered before; nothing changed"] if answer.get("duplicate") else []
+    call.show(answer, answer["task_id"], *talk)
+
+
 @daemon_command(a2a, "signal", "a2a_signaled", "task_id", "duplicate?")
 @task_argument
 @click.argument("name")

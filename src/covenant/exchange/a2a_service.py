@@ -301,6 +301,7 @@ class A2AExchange:
                 message=update,
                 message_id=self._new_id() if prefix is None else prefix + hashlib.sha256(encoded).hexdigest()[:32],
                 key=prefix,
+                by=self._sender(call),
             )
         )
         # What was true before this message is no answer to it, and what came after it is.

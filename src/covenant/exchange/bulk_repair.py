@@ -13,7 +13,8 @@ from typing import Final
 import msgspec
 
 from covenant.exchange.access.principals import Principal
-from covenant.exchange.mailbox import MailboxExchange, check_reason, check_repair
+from covenant.exchange.mailbox import MailboxExchange
+from covenant.exchange.request_checks import check_reason, check_repair
 from covenant.exchange.task_search import query_of, scoped
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.task_query import PAGE_MAX, STATES, FoundTask, TaskQuery

@@ -42,6 +42,7 @@ from covenant.seal.cards import CardSigner
 from covenant.wire.a2a.card_codec import card_fields
 
 MCP: Final = "/mcp"
+ASK: Final = "/ask"
 ABILITIES: Final = (
     "/agent",
     "/parallel",
@@ -54,6 +55,7 @@ ABILITIES: Final = (
     "/write",
     "/read",
     "/list",
+    ASK,
 )
 """The commands that there are tools for. Others may stand in an agent definition, and nobody can carry them out."""
 ROUTING: Final = frozenset({"/agent"})
@@ -84,6 +86,7 @@ CAPABILITIES: Final = {
     "/schedule": ("schedule", "Do something at a later time."),
     "/lesson": ("lessons", "Remember what was learned from mistakes."),
     "/mem": ("memory", "Remember facts between tasks."),
+    ASK: ("ask-user", "Ask whoever sent the task."),
 }
 
 

@@ -225,7 +225,9 @@ class Delegations:
             raise Invalid("unknown_call", f"task {child} was not called by this task")
         update = MessageUpdate(role="user", parts=parts, message_id=message_id)
         with self.ledger.watch(child) as watch:
-            await self.ledger.commit(Continue(task_id=child, message=update, message_id=message_id))
+            await self.ledger.commit(
+                Continue(task_id=child, message=update, message_id=message_id, by=parent.recipient)
+            )
             view = await self._reader.at_rest(child, watch, await self._reader.past(child))
         return await self._read_on(view, None)
 

@@ -7,11 +7,20 @@ capability. So an invalid task costs no audit row, and a caller without part in 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from covenant.exchange.access.principals import Principal, require_operator
+from covenant.exchange.request_checks import (
+    REASON_LENGTH_MAX,
+    check_policy,
+    check_reason,
+    check_repair,
+    check_request_id,
+    check_size,
+    check_task,
+)
 from covenant.exchange.tasks.builder import check_blocks, check_update
 from covenant.exchange.tasks.reader import read_tree
 from covenant.exchange.tasks.writer import Intake, accept_span, record_attempt
@@ -45,9 +54,9 @@ from covenant.ledger.machine.commands import (
 from covenant.ledger.machine.decisions.acceptance import unknown_recipient
 from covenant.ledger.machine.decisions.repairs import scan_row
 from covenant.ledger.machine.identity_commands import WriteAuditRow
-from covenant.ledger.machine.states import LIVE_NAMES, PARKED
-from covenant.model.content import Text
-from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, Refusal, TooLarge, Unavailable
+from covenant.ledger.machine.states import LIVE_NAMES
+from covenant.model.content import Content, Text
+from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, Refusal, Unavailable
 from covenant.model.grant import (
     COMPACT_ACTION,
     FORCE_ERROR_ACTION,
@@ -56,10 +65,10 @@ from covenant.model.grant import (
     respond_actions,
     send_actions,
 )
-from covenant.model.ids import REQUEST_ID_LENGTH_MAX, AgentId, LeaseId, TaskId
+from covenant.model.ids import AgentId, LeaseId, TaskId
 from covenant.model.peers.delegation import PEER
+from covenant.model.question import PersonDecision
 from covenant.model.retry_policy import (
-    ForceError,
     RepairCommand,
     RepairOutcome,
     Requeue,
@@ -67,13 +76,10 @@ from covenant.model.retry_policy import (
     RetryReport,
 )
 from covenant.model.settings import DEPTH_MAX
-from covenant.model.task import DELEGATION, Lease, Result, Task, check_chain, fingerprint
-from covenant.model.task_event import SIGNAL_CHARS_MAX, MessageUpdate, Signal, Update
+from covenant.model.task import DELEGATION, Lease, Result, Task, check_chain
+from covenant.model.task_event import SIGNAL_CHARS_MAX, WAITS_FOR_SENDER, MessageUpdate, Signal, Update
 from covenant.model.tracing import DUPLICATE, OFF, Tracer, traced
 from covenant.seal.keys import nonce
-
-REASON_LENGTH_MAX: Final = 2_000
-NAME_LENGTH_MAX: Final = 1_000
 
 _encode = msgspec.json.Encoder().encode
 
@@ -253,20 +259,40 @@ class MailboxExchange:
             Cancel(task_id=task_id, viewer=principal.viewer, by=principal.agent, reason=reason, audited=audited)
         )
 
-    async def answer(self, principal: Principal, task_id: TaskId, text: str) -> None:
-        """The next message to a task that waits for its sender; from its sender, or from the operator."""
-        if not text.strip():
+    async def answer(
+        self, principal: Principal, task_id: TaskId, given: str | PersonDecision, answer_id: str | None = None
+    ) -> Reported:
+        """The next message to a task that waits for its sender; from its sender, or from the operator.
+
+        `answer_id`: the same again is the same answer.
+        """
+        check_request_id(answer_id)
+        if isinstance(given, PersonDecision):
+            if len(given.reason) > REASON_LENGTH_MAX:
+                raise Invalid("invalid_reason", f"reason must have at most {REASON_LENGTH_MAX} characters")
+            parts: tuple[Content, ...] = given.as_parts()
+        elif not given.strip():
             raise Invalid("invalid_answer", "the answer must not be empty")
-        message = MessageUpdate(role="user", parts=(Text(text),), message_id=nonce())
+        else:
+            parts = (Text(given),)
+        message = MessageUpdate(role="user", parts=parts, message_id=answer_id or nonce())
         check_size(_encode(message), self.limits.update_bytes_max, "answer")
         entry = await self._ledger.entry(task_id)
         if entry is None or principal.viewer not in (None, entry.task.sender.pubkey):
             raise NotFound("unknown_task", f"no task {task_id} of yours is live here")
-        if entry.state is not PARKED or entry.wait is not None:
-            raise Conflict("not_waiting", f"task {task_id} does not wait for its sender: it is {entry.state.wire_name}")
+        again = answer_id is not None and any(said == answer_id for said, _ in entry.said)
+        if not again and entry.a2a_state not in WAITS_FOR_SENDER:
+            code = "not_asked" if isinstance(given, PersonDecision) else "not_waiting"
+            raise Conflict(code, f"task {task_id} does not wait for its sender: it is {entry.state.wire_name}")
         assert message.message_id is not None
-        await self._ledger.commit(
-            Continue(task_id=task_id, viewer=principal.viewer, message=message, message_id=message.message_id)
+        return await self._ledger.commit(
+            Continue(
+                task_id=task_id,
+                viewer=principal.viewer,
+                message=message,
+                message_id=message.message_id,
+                by=principal.agent,
+            )
         )
 
     async def signal(
@@ -436,55 +462,3 @@ class MailboxExchange:
     def _check_page(self, value: int, most: int, name: str) -> None:
         if not 1 <= value <= most:
             raise Invalid("invalid_limit", f"{name} must be between 1 and {most}")
-
-
-def check_task(task: Task, bytes_max: int) -> str:
-    """Refuse a task that nobody could work on. Returns the task's digest."""
-    if not task.intent_text.strip():
-        raise Invalid("invalid_task", "invalid task: intent_text must not be empty")
-    if task.task_kind is not None and not 0 < len(task.task_kind.strip()) <= NAME_LENGTH_MAX:
-        raise Invalid("invalid_task", "invalid task: task_kind must not be empty when present, nor over 1000")
-    if task.idempotency is not None and not 0 < len(task.idempotency.key.strip()) <= NAME_LENGTH_MAX:
-        raise Invalid("invalid_task", "invalid task: idempotency key must not be empty, nor over 1000")
-    for name, value in (("deadline_ms", task.deadline_ms), ("timeout_ms", task.timeout_ms)):
-        if value is not None and value <= 0:
-            raise Invalid("invalid_task", f"invalid task: {name} must be positive")
-    if task.parent == task.id:
-        raise Invalid("invalid_task", "invalid task: a task cannot be its own parent")
-    digest, size = fingerprint(task)
-    if size > bytes_max:
-        raise TooLarge("task_too_large", f"the task has {size} bytes; the limit is {bytes_max}")
-    check_blocks(task.parts, "parts")
-    return digest
-
-
-def check_reason(reason: str, what: str) -> str:
-    if not reason.strip():
-        raise Invalid("invalid_reason", f"invalid {what} request: reason must not be empty")
-    if len(reason) > REASON_LENGTH_MAX:
-        raise Invalid("invalid_reason", f"reason must have at most {REASON_LENGTH_MAX} characters")
-    return reason
-
-
-def check_repair(command: RepairCommand, reason: str) -> None:
-    check_reason(reason, "repair")
-    if isinstance(command, ForceError) and not command.message.strip():
-        raise Invalid("invalid_repair", "invalid repair request: force_error message must not be empty")
-
-
-def check_request_id(request_id: str | None) -> None:
-    if request_id is not None and not 0 < len(request_id.strip()) <= REQUEST_ID_LENGTH_MAX:
-        raise Invalid("invalid_request_id", f"request_id must have 1 to {REQUEST_ID_LENGTH_MAX} characters")
-
-
-def check_size(encoded: bytes, bytes_max: int, what: str) -> None:
-    if len(encoded) > bytes_max:
-        raise TooLarge(f"{what}_too_large", f"the {what} has {len(encoded)} bytes; the limit is {bytes_max}")
-
-
-def check_policy(policy: RetryPolicy) -> None:
-    for name in ("min_lease_age_ms", "max_attempts", "max_requeues", "scan_limit"):
-        if getattr(policy, name) < 0:
-            raise Invalid("invalid_policy", f"{name} must not be negative")
-    if policy.scan_limit > 10_000:
-        raise Invalid("invalid_policy", "scan_limit must be at most 10000")

@@ -21,7 +21,7 @@ import msgspec
 from covenant.exchange.access.principals import Principal, require_operator
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.frame_log import FrameLog
-from covenant.exchange.mailbox import check_reason
+from covenant.exchange.request_checks import check_reason
 from covenant.exchange.task_logs import TaskLogs
 from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.contract.ledger import Ledger

@@ -114,6 +114,8 @@ class AgentDefinition(_Part, frozen=True, gc=False, kw_only=True):
     """The simple door gives its tasks to the first agent that has one."""
     mcp_tool_permissions: Lines | None = None
     """The registered MCP tools that it may use. None: all of them."""
+    needs_approval: Lines = ()
+    """Tools of a model whose uses a person approves: `fetch`, `/mcp` for all of a command, `files.write` of MCP."""
     timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=7 * 24 * 3_600_000)] | None = None
     """How long a turn may take. None: as long as agents of its kind may."""
     idempotent: bool = False

@@ -13,6 +13,7 @@ import msgspec
 
 from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.content import Content
+from covenant.model.question import QuestionKind
 from covenant.model.task import Cause, Ending, Result, Task
 
 
@@ -70,7 +71,7 @@ def weigh_message(message: MessageUpdate) -> int:
 Update = StatusUpdate | ArtifactUpdate | MessageUpdate
 """What a holder may say at a door."""
 
-StepKind = Literal["step", "sleep", "wait"]
+StepKind = Literal["step", "sleep", "wait", "ask"]
 
 
 class StepUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="step", omit_defaults=True):
@@ -96,7 +97,7 @@ class StepUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="step", omit
 
 
 class Wait(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What a parked task waits for, where that is not its sender: a moment, a signal, or either.
+    """What a parked task waits for in the middle of a turn, or before one: a moment, a signal, an answer, or either.
 
     A moment is `for_ms` after `since_ms`, however the clock is set meanwhile; or `until_ms`, by the clock.
     """
@@ -108,6 +109,10 @@ class Wait(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     step: int = 0
     """The number of the step that waits; 0: none does, and the attempt begins anew (or for the first time)."""
     name: str = ""
+    asks: QuestionKind | None = None
+    """A person is asked, and the next message to the task is the answer."""
+    question: str = ""
+    """The digest of what is asked: the answer holds for this alone."""
 
     def ends_at_ms(self, now_ms: int, ages: Ages = STEADY) -> int | None:
         """When it ends by itself, by the clock as it is now."""
@@ -117,6 +122,8 @@ class Wait(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
 
     @property
     def kind(self) -> StepKind:
+        if self.asks is not None:
+            return "ask"
         return "sleep" if self.signal is None else "wait"
 
 
@@ -147,6 +154,9 @@ class Interruption(enum.StrEnum):
 
     INPUT_REQUIRED = "input-required"
     AUTH_REQUIRED = "auth-required"
+
+
+WAITS_FOR_SENDER: Final = frozenset(Interruption)
 
 
 class Began(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="began"):

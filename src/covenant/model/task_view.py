@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from covenant.model.content import Content, Text, is_plain
+from covenant.model.question import QUESTION
 from covenant.model.task import Cause, Ending, Result, ResultStatus, Task
 from covenant.model.task_event import (
     ArtifactUpdate,
@@ -215,8 +216,10 @@ class TaskViewBuilder:
         while len(self._progress) > PROGRESS_MAX or self._progress_bytes > PROGRESS_BYTES_MAX:
             self._progress_bytes -= self._progress.popleft()[2]
 
-    def _step(self, _: StepUpdate) -> None:
-        """Nothing that its sender is shown: it goes on, or waits."""
+    def _step(self, what: StepUpdate) -> None:
+        """Nothing that its sender is shown, unless it has waited for an answer in vain: it goes on, or waits."""
+        if what.kind == "ask" and not what.waits:
+            self.state, self._message = _WORKING, None
 
     def _continue(self, what: Continued) -> None:
         self.state, self._message = _WORKING, None
@@ -314,7 +317,9 @@ def status_message(task_id: str, update: StatusUpdate, generation: int) -> Messa
     parts = update.parts or ((Text(update.text),) if update.text else ())
     if not parts:
         return None
-    return MessageUpdate(role="agent", parts=parts, message_id=update.message_id or f"{task_id}-s{generation}")
+    message_id, question = update.message_id or f"{task_id}-s{generation}", (update.metadata or {}).get(QUESTION)
+    about = {QUESTION: question} if question is not None else None
+    return MessageUpdate(role="agent", parts=parts, message_id=message_id, metadata=about)
 
 
 def final_message(result: Result, ending: Ending) -> MessageUpdate | None:

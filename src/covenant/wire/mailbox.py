@@ -271,9 +271,16 @@ class CancelTaskRequest(TaskRequest, frozen=True, kw_only=True):
 
 
 class AnswerRequest(TaskRequest, frozen=True, kw_only=True):
-    """What the sender of a task says to it, as text."""
+    """What the sender of a task says to it, as text; or, where it waits for an approval, whether it is approved.
 
-    text: str
+    `question_id`: the question that is answered; none: the one that is asked now. `answer_id`: the same again is the
+    same answer.
+    """
+
+    text: str = ""
+    approved: bool | None = None
+    question_id: str | None = None
+    answer_id: str | None = None
 
 
 class SignalRequest(TaskRequest, frozen=True, kw_only=True):

@@ -15,7 +15,8 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls
 from pydantic_ai.models.test import TestModel
 
 from covenant.agents.api import Agent
-from covenant.agents.model.toolbox import RESULT_BYTES_MAX, ROUNDS_MAX, SHARED_BYTES_MAX, Toolbox
+from covenant.agents.model.tool_specs import RESULT_BYTES_MAX, SHARED_BYTES_MAX
+from covenant.agents.model.toolbox import ROUNDS_MAX, Toolbox
 from covenant.agents.router import NO_MODEL
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.turn_output import TurnOutput
@@ -168,7 +169,7 @@ async def test_unknown_words_allow_nothing_and_none_allow_everything_that_is_con
         await under_test.ask("wide", "go")
         assert nothing.offered == set()
         # No MCP server and no remote agent is configured, so there are no tools for them.
-        names = {"agent", "parallel", "fetch", "write"}
+        names = {"agent", "parallel", "fetch", "write", "ask_user"}
         assert everything.offered == names | {"mem_write", "mem_read", "mem_show", "mem_search", "mem_clear"}
 
 
@@ -420,6 +421,8 @@ async def test_of_a_providers_failure_the_sender_hears_one_word(tmp_path: Path, 
 async def test_the_test_model_of_the_library_uses_every_tool_without_breaking_anything(tmp_path: Path) -> None:
     async with open_agents(tmp_path, function("poet", "roses"), BOT, models={"": TestModel()}) as under_test:
         view = await asked(under_test)
+        assert view.state is TaskState.INPUT_REQUIRED
+        view = await under_test.ask("bot", "what you like", task_id=view.task.id)
         assert view.state is TaskState.COMPLETED
         used = {each["tool"].partition(":")[0] for each in values(await under_test.steps(view), "tool_call")}
         assert used == {"agent", "parallel", "fetch", "mem", "write"}

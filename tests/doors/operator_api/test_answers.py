@@ -170,7 +170,7 @@ AGENT_JSON = (
     '"memory":{"search_expand":false,"auto_tag":false,"auto_supersede":false,"intent_routing":true,'
     '"age_decay":true,"age_half_life_days":90.0,"age_floor":0.5},'
     '"intent":{"mode":"off","min_confidence":0.8,"apply_routing":true,"model":""},"kind":"model",'
-    '"default_project":"","mcp_tool_permissions":null,"timeout_ms":null,"idempotent":false,"on_lost":"hold",'
+    '"default_project":"","mcp_tool_permissions":null,"needs_approval":[],"timeout_ms":null,"idempotent":false,"on_lost":"hold",'
     '"input_modes":[],"output_modes":[],"command":[],"url":"","peer":"","skills":[],"extensions":[],"concurrency":0,'
     '"schedules":[]},'
     '"ignored":[]}'
@@ -523,6 +523,7 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
         '{"kind":"login_code","code":"c","url":"http://h/ui/code#c","lasts_ms":60000}',
     ),
     (AnsweredTask(task_id=TaskId("t")), '{"kind":"a2a_answered","task_id":"t"}'),
+    (AnsweredTask(task_id=TaskId("t"), duplicate=True), '{"kind":"a2a_answered","task_id":"t","duplicate":true}'),
     (SignaledTask(task_id=TaskId("t")), '{"kind":"a2a_signaled","task_id":"t"}'),
     (AuditPurgedAnswer(before_ms=1, purged=2), '{"kind":"audit_purged","before_ms":1,"purged":2}'),
     (

@@ -537,7 +537,11 @@ async def test_a_task_that_waits_is_answered_by_its_sender_alone(under_test: Doo
     assert theirs.answer["code"] == "unknown_task"
     empty = await speaker.tell(alice, "answer_a2a_task", task_id=task["id"], text=" ")
     assert empty.answer["code"] == "invalid_answer"
-    answered = await speaker.ask(alice, "answer_a2a_task", task_id=task["id"], text="red")
+    answered = await speaker.ask(alice, "answer_a2a_task", task_id=task["id"], text="red", answer_id="a1")
+    repeated = await speaker.ask(alice, "answer_a2a_task", task_id=task["id"], text="red", answer_id="a1")
+    assert repeated["duplicate"]
+    unasked = await speaker.tell(alice, "answer_a2a_task", task_id=task["id"], approved=True)
+    assert unasked.answer["code"] == "not_asked"
     told = await speaker.ask(alice, "signal_a2a_task", task_id=task["id"], name="paid", value=1, signal_id="s1")
     assert (told["kind"], told["task_id"]) == ("a2a_signaled", task["id"])
     again = await speaker.ask(alice, "signal_a2a_task", task_id=task["id"], name="paid", value=1, signal_id="s1")

@@ -12,8 +12,10 @@ from collections.abc import AsyncIterable
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
-from pydantic_ai import Agent, AgentRunResult, AgentRunResultEvent, RunContext, Tool
+from pydantic_ai import Agent, AgentRunResult, AgentRunResultEvent, DeferredToolRequests, RunContext, Tool
 from pydantic_ai.exceptions import (
+    ApprovalRequired,
+    CallDeferred,
     ModelAPIError,
     ModelHTTPError,
     ModelTimeoutError,
@@ -25,7 +27,17 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RunUsage, UsageLimits
 
 from covenant.agents.function_agent import earlier
-from covenant.agents.model.pydantic_agent import CUT, BoundedModel, cut_at, history_of, listen, prompt_of, used
+from covenant.agents.model.conversation import ModelConversation, RunInput
+from covenant.agents.model.pydantic_agent import (
+    CUT,
+    BoundedModel,
+    cut_at,
+    history_of,
+    listen,
+    prompt_of,
+    say_result,
+    used,
+)
 from covenant.agents.model.toolbox import CONSULTS_MAX, ROUNDS_MAX, Toolbox, ToolServices
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.turn_output import TurnOutput
@@ -235,10 +247,19 @@ class ModelAgent:
 
     async def _talk(self, job: Job, output: TurnOutput, toolbox: Toolbox, model: BoundedModel, usage: RunUsage) -> None:
         before = history_of(await earlier(job, context=True))
-        async with self._agent(job, toolbox, model).run_stream_events(
-            prompt_of(job), message_history=before, usage_limits=self._limits(job), usage=usage
-        ) as events:
-            await listen(events, job, output)
+        agent = self._agent(job, toolbox, model)
+
+        async def run(asked: RunInput) -> AgentRunResult[Any]:
+            async with agent.run_stream_events(
+                asked.prompt,
+                message_history=asked.history,
+                deferred_tool_results=asked.answers,
+                usage_limits=self._limits(job),
+                usage=usage,
+            ) as events:
+                return await listen(events, job, output)
+
+        say_result(await ModelConversation(job).hold(run, prompt_of(job), before), job, output)
 
     async def _talk_gated(
         self, job: Job, output: TurnOutput, toolbox: Toolbox, model: BoundedModel, usage: RunUsage
@@ -248,11 +269,20 @@ class ModelAgent:
         assert adviser is not None
         agent, asked = self._agent(job, toolbox, model), "\n".join(text_of(message.parts) for message in job.messages)
         prompt, before = prompt_of(job), history_of(await earlier(job, context=True))
-        for redirects in range(adviser.redirects_max + 1):
+        conversation = ModelConversation(job)
+
+        async def run(asked: RunInput) -> AgentRunResult[Any]:
             async with agent.run_stream_events(
-                prompt, message_history=before, usage_limits=limits, usage=usage
+                asked.prompt,
+                message_history=asked.history,
+                deferred_tool_results=asked.answers,
+                usage_limits=limits,
+                usage=usage,
             ) as events:
-                result = await _result_of(events)
+                return await _result_of(events)
+
+        for redirects in range(adviser.redirects_max + 1):
+            result = await conversation.hold(run, prompt, before)
             verdict = await adviser.judge(asked, result.output, usage, limits)
             told = {"signal": f"gate_{verdict.signal}", "redirects": redirects}
             output.status(StatusUpdate(f"The advisor says: {verdict.signal}", metadata={ADVISOR: told}))
@@ -273,10 +303,11 @@ class ModelAgent:
         asked = 0 if adviser is None else CONSULTS_MAX + rounds
         return UsageLimits(request_limit=REQUESTS_MAX * rounds + asked, total_tokens_limit=self._most(job) or None)
 
-    def _agent(self, job: Job, toolbox: Toolbox, model: BoundedModel) -> Agent[Any, str]:
+    def _agent(self, job: Job, toolbox: Toolbox, model: BoundedModel) -> Agent[Any, str | DeferredToolRequests]:
         definition = self._definition
         return Agent(
             model,
+            output_type=[str, DeferredToolRequests],
             instructions=system_prompt(definition, toolbox.agents, tools=bool(toolbox.specs), voice=_spoken(job)),
             tools=[
                 Tool.from_schema(
@@ -292,6 +323,10 @@ class ModelAgent:
 
     async def _use(self, job: Job, toolbox: Toolbox, name: str, context: RunContext[Any], /, **given: Any) -> str:
         self._check_tokens(job)
+        if toolbox.asks_user(name, given):
+            raise CallDeferred
+        if not context.tool_call_approved and toolbox.needs_approval(name, given):
+            raise ApprovalRequired
         said = await toolbox.use(name, given, context.run_step)
         # What a sub-agent used is known now, and the model must not go on with more than there is.
         self._check_tokens(job)
@@ -309,7 +344,7 @@ class ModelAgent:
         return min(filter(None, (self._tokens_max, budget)), default=0)
 
 
-async def _result_of(events: AsyncIterable[Any]) -> AgentRunResult[str]:
+async def _result_of(events: AsyncIterable[Any]) -> AgentRunResult[Any]:
     async for event in events:
         if isinstance(event, AgentRunResultEvent):
             return event.result

@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
-from pydantic_ai import RunContext, messages
+from pydantic_ai import DeferredToolRequests, RunContext, messages
 from pydantic_ai.agent import AbstractAgent
-from pydantic_ai.exceptions import ModelTimeoutError
+from pydantic_ai.exceptions import ModelTimeoutError, UnexpectedModelBehavior
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.models.wrapper import WrapperModel
@@ -25,6 +25,7 @@ from pydantic_ai.usage import RunUsage
 from pydantic_core import to_jsonable_python
 
 from covenant.agents.function_agent import earlier
+from covenant.agents.model.conversation import ModelConversation, RunInput
 from covenant.agents.runtime import turn_output
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.turn_output import TurnOutput
@@ -37,23 +38,37 @@ USED: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_writ
 class PydanticAiAgent:
     def __init__(self, agent: AbstractAgent[Any, Any]) -> None:
         self._agent = agent
+        kinds = agent.output_type
+        known = list(kinds) if isinstance(kinds, list | tuple) else [kinds]
+        self._output_type: Any = known if DeferredToolRequests in known else [*known, DeferredToolRequests]
 
     async def run(self, job: Job) -> None:
         output, usage = TurnOutput(job), RunUsage()
         before = history_of(await earlier(job, context=True))
         # Told even if somebody else ends this turn: what was used was used.
         job.spending.running = lambda: used(usage)
+
+        async def run(asked: RunInput) -> AgentRunResult[Any]:
+            async with self._agent.run_stream_events(
+                asked.prompt,
+                output_type=self._output_type,
+                message_history=asked.history,
+                deferred_tool_results=asked.answers,
+                usage=usage,
+            ) as events:
+                return await listen(events, job, output)
+
         try:
-            async with self._agent.run_stream_events(prompt_of(job), message_history=before, usage=usage) as events:
-                await listen(events, job, output)
+            say_result(await ModelConversation(job).hold(run, prompt_of(job), before), job, output)
         finally:
             job.spend(job.spending.end_running())
         if not job.ended:
             job.complete(*output.close())
 
 
-async def listen(events: AsyncIterable[Any], job: Job, output: TurnOutput) -> None:
-    """Say what a run says, and end the job with what it came to."""
+async def listen(events: AsyncIterable[Any], job: Job, output: TurnOutput) -> AgentRunResult[Any]:
+    """Say what a run says; what it came to."""
+    found: AgentRunResult[Any] | None = None
     async for event in events:
         match event:
             case messages.PartStartEvent(part=messages.TextPart(content=text)):
@@ -61,11 +76,14 @@ async def listen(events: AsyncIterable[Any], job: Job, output: TurnOutput) -> No
             case messages.PartDeltaEvent(delta=messages.TextPartDelta(content_delta=text)):
                 output.say(text)
             case AgentRunResultEvent(result=result):
-                _result(result, job, output)
+                found = result
             case _:
                 pass
         if job.full:
             await job.room()
+    if found is None:
+        raise UnexpectedModelBehavior("the run came to nothing")
+    return found
 
 
 def used(usage: RunUsage) -> dict[str, float]:
@@ -81,7 +99,7 @@ def cut_at(stop_reason: str | None, job: Job) -> bool:
     return stop_reason == CUT
 
 
-def _result(result: AgentRunResult[Any], job: Job, output: TurnOutput) -> None:
+def say_result(result: AgentRunResult[Any], job: Job, output: TurnOutput) -> None:
     partial = cut_at(result.response.finish_reason, job)
     if isinstance(result.output, str):
         if not output.text:

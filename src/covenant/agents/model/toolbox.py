@@ -11,23 +11,34 @@ sent the text of the message and nothing else.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Annotated, Any, Final, TypeVar, get_type_hints
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from covenant.agents.agent_directory import AgentDirectory, RemoteCardEntry
 from covenant.agents.model.agent_memory import AgentMemories, AgentMemory, MemoryNote
 from covenant.agents.model.mcp_tools import McpTools
+from covenant.agents.model.tool_specs import (
+    RESULT_BYTES_MAX,
+    SHARED_BYTES_MAX,
+    TRUNCATED,
+    ToolSpec,
+    cut,
+    framed,
+    label,
+    plain,
+    specs_of,
+    tool,
+)
 from covenant.agents.model.web_fetch import WebPages, WebSearch
 from covenant.agents.runtime import turn_output
 from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.turn_output import TurnOutput
-from covenant.exchange.cards import MCP, usable
+from covenant.exchange.cards import ASK, MCP, usable
 from covenant.exchange.native import KEPT
 from covenant.model.agent_card import RemoteCard
 from covenant.model.agent_definition import INDEX, AgentDefinition
@@ -37,86 +48,6 @@ from covenant.model.sanitizer import file_name_of
 from covenant.model.task import NATIVE
 from covenant.model.task_view import Artifact
 from covenant.outbound.remote.remote_task import Sendable
-
-RESULT_BYTES_MAX: Final = 16_384
-SHARED_BYTES_MAX: Final = 32_768
-TRUNCATED: Final = "\n[truncated]"
-HEAD_CHARS_MAX: Final = 200
-LABELS: Final = {
-    "agent": ("agent", "agent"),
-    "a2a_card": ("a2a", "name"),
-    "a2a_call": ("a2a", "name"),
-    "mcp_call": ("mcp", "server", "tool"),
-}
-"""Of a tool: how its uses are named, and by which of its arguments."""
-
-Method = TypeVar("Method", bound=Callable[..., Awaitable[str]])
-
-
-class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`command`: the capability that an agent needs for it. `takes`: a struct of its arguments."""
-
-    name: str
-    command: str
-    about: str
-    takes: type[msgspec.Struct]
-    run: Callable[..., Awaitable[str]]
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        _, parts = msgspec.json.schema_components((self.takes,), ref_template="#/$defs/{name}")
-        whole = dict(parts.pop(self.takes.__name__))
-        return {**whole, "$defs": parts} if parts else whole
-
-
-def tool(command: str, about: str) -> Callable[[Method], Method]:
-    """The decorated method is a tool: its name and parameters are those that the model is told of."""
-
-    def decorate(method: Method) -> Method:
-        kinds = get_type_hints(method, include_extras=True)
-        fields: list[Any] = []
-        for parameter in [*inspect.signature(method).parameters.values()][1:]:
-            default = () if parameter.default is parameter.empty else (parameter.default,)
-            fields.append((parameter.name, kinds[parameter.name], *default))
-        takes = msgspec.defstruct(method.__name__, fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
-        spec = ToolSpec(name=method.__name__, command=command, about=about, takes=takes, run=method)
-        method.spec = spec  # type: ignore[attr-defined]
-        return method
-
-    return decorate
-
-
-def specs_of(toolbox: type) -> dict[str, ToolSpec]:
-    return {name: method.spec for name, method in vars(toolbox).items() if hasattr(method, "spec")}
-
-
-def framed(command: str, name: str, given: Mapping[str, Any], body: str, room: int) -> tuple[str, int]:
-    """The result of the tool `name`, and how many bytes of the room it took. `command` has no slash."""
-    sub = name.partition("_")[2]
-    rest = " ".join(plain(value) for value in given.values())
-    head = " ".join(filter(None, (f"/{command}", sub, rest)))
-    shown = cut(body.replace("[END ", "[end "), max(0, min(RESULT_BYTES_MAX, room)))
-    return f"[{head[:HEAD_CHARS_MAX]}]\n{shown}\n[END {command.upper()}]", min(room, len(shown.encode()))
-
-
-def label(name: str, given: Mapping[str, Any]) -> str:
-    """Of a use, as its artifact has it: `a2a:weatherbot`, `mcp:server.tool`, `parallel`."""
-    prefix, *fields = LABELS.get(name, (name.replace("_", ":", 1),))
-    named = ".".join(plain(given.get(field, "")) for field in fields)
-    return f"{prefix}:{named}"[:HEAD_CHARS_MAX] if fields else prefix
-
-
-def plain(value: object) -> str:
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return " ".join(text.split())[:400]
-
-
-def cut(text: str, most: int) -> str:
-    data = text.encode()
-    if len(data) <= most:
-        return text
-    return data[: max(0, most - len(TRUNCATED))].decode(errors="ignore") + TRUNCATED
-
 
 ROUNDS_MAX: Final = 6
 PAGES_MAX: Final = 3
@@ -155,6 +86,7 @@ class ToolServices:
             "/search": self.search is not None,
             "/mem": self.memories is not None,
             "/write": True,
+            ASK: True,
         }
         return frozenset(command for command, is_there in there.items() if is_there)
 
@@ -253,6 +185,25 @@ class Toolbox:
         local, remote = "/agent" in self.commands or "/parallel" in self.commands, "/a2a" in self.commands
         return self._services.directory.text(self._tenant, without=self._definition.id, local=local, remote=remote)
 
+    def asks_user(self, name: str, given: Mapping[str, Any]) -> bool:
+        """Whether it is a question to the user that can be asked: nothing here answers it."""
+        spec = TOOL_SPECS.get(name)
+        if spec is None or spec.command != ASK or ASK not in self.commands:
+            return False
+        question = given.get("question")
+        return isinstance(question, str) and bool(question.strip())
+
+    def needs_approval(self, name: str, given: Mapping[str, Any]) -> bool:
+        """Whether a person must approve this use: by the tool's name, its command, or as `server.tool` of MCP."""
+        needs, spec = self._definition.needs_approval, TOOL_SPECS.get(name)
+        if not needs or spec is None:
+            return False
+        server, tool = given.get("server"), given.get("tool")
+        named = {name, spec.command, spec.command.removeprefix("/")}
+        if name == "mcp_call":
+            named |= {f"{server}.{tool}", f"{tool}"}
+        return any(each.strip() in named for each in needs)
+
     async def use(self, name: str, given: Mapping[str, Any], round_: int) -> str:
         """What the tool says, framed. `round_` counts the model's answers in this turn, from 1."""
         if round_ != self._round:
@@ -295,6 +246,9 @@ class Toolbox:
         else:
             answer = await self._job.calls.answer(asking, message)
         self._output.sub(name, self._job.task.depth + 1, answer.text)
+        if answer.asks_approval:
+            # A model decides nothing in the place of a person.
+            raise ToolFailed(f"{name} waits for a person to approve this (task {answer.task_id}): {answer.text}")
         if answer.waits:
             self._asking[name] = answer
             return f"{name} asks: {answer.text}\n(call it again, and it will take your message for the answer)"
@@ -409,6 +363,10 @@ class Toolbox:
             raise ToolFailed(f"your advisor was asked {CONSULTS_MAX} times in this turn, which is as often as may be")
         self._consults_left -= 1
         return await self._advise(question)
+
+    @tool(ASK, "Ask the user something that you need to know. Ask only what nobody else can tell you.")
+    async def ask_user(self, question: Words) -> str:
+        raise ToolFailed(f"nobody can be asked {question!r}")
 
     def give_files(self) -> None:
         """Those that were held until now."""

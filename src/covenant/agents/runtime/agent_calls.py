@@ -21,6 +21,7 @@ from covenant.model.content import Content
 from covenant.model.errors import Conflict, Invalid, OverLimit, Refusal
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import budget_of, with_budget
+from covenant.model.question import asks_approval
 from covenant.model.task import DELEGATION, Result, Task
 from covenant.model.task_view import Artifact, TaskState, TaskView
 from covenant.model.usage import tokens_of, usage_in
@@ -68,6 +69,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What it took, with all that it delegated in turn."""
     remote_failure: RemoteFailure | None = None
     """Set if the callee is elsewhere and could not be asked."""
+    asks_approval: bool = False
+    """It waits for a person to approve or deny something."""
 
     @property
     def ok(self) -> bool:
@@ -321,6 +324,7 @@ class AgentCalls:
             task_id=view.task.id,
             usage=usage,
             remote_failure=_remote_failure(view.result),
+            asks_approval=view.state.waits and view.message is not None and asks_approval(view.message.metadata),
         )
 
     def _charge(self, task_id: TaskId, usage: dict[str, float]) -> None:

@@ -217,7 +217,7 @@ class Spending:
     def own_usage(self) -> dict[str, float]:
         """Without what others used, whom the task had asked."""
         others = self._notes.get(DELEGATED, {})
-        return {name: amount - others.get(name, 0) for name, amount in self._notes.get(USAGE, {}).items()}
+        return {name: amount - others.get(name, 0) for name, amount in self.usage.items()}
 
     @property
     def told(self) -> dict[str, Any] | None:

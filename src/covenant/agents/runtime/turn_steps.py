@@ -5,9 +5,9 @@ when the update is synced. When a turn is run again, its function asks for the s
 one that the ledger has gives its result without being done. A function that asks for other steps has been changed
 meanwhile: its task is held for an operator.
 
-A sleep and a wait for a signal are steps that end the lease: the task is parked, and holds no place. What ends the wait
-is the result of the step. Waits that a function begins at once (`asyncio.gather`) are parked together; a wait begins
-when no other step is being done.
+A sleep, a wait for a signal and a question to a person are steps that end the lease: the task is parked, and holds no
+place. What ends the wait is the result of the step. Waits that a function begins at once (`asyncio.gather`) are parked
+together; a wait begins when no other step is being done.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import msgspec
 
 from covenant.agents.runtime.function_threads import TurnStopped
 from covenant.model.errors import Conflict, Invalid, WrongType
-from covenant.model.task_event import SIGNAL_CHARS_MAX, StepKind, StepUpdate, Wait
+from covenant.model.question import QUESTION, QUESTION_CHARS_MAX, Question, question_id
+from covenant.model.task_event import SIGNAL_CHARS_MAX, Interruption, StatusUpdate, StepKind, StepUpdate, Wait
 from covenant.model.usage import add_usage
 from covenant.wire.json_input import TOLD_NESTING_MAX
 from covenant.wire.validation import checked
@@ -51,7 +52,7 @@ class AskedStep(NamedTuple):
         return self.found is not None and not self.found.waits
 
 
-StepVerb = Literal["begin", "end", "give_up", "sleep", "wait_for", "check_end"]
+StepVerb = Literal["begin", "end", "give_up", "sleep", "wait_for", "ask", "check_end"]
 
 
 class DurableSteps(Protocol):
@@ -64,6 +65,7 @@ class DurableSteps(Protocol):
     def give_up(self, asked: AskedStep) -> None: ...
     async def sleep(self, seconds: float) -> None: ...
     async def wait_for(self, name: str, timeout_s: float | None) -> Any: ...
+    async def ask(self, question: Question, timeout_s: float | None) -> dict[str, Any]: ...
     async def check_end(self) -> None: ...
 
 
@@ -94,6 +96,8 @@ class TurnSteps:
         self._doing: set[int] = set()
         self._done = asyncio.Event()
         self._waits: list[Wait] = []
+        self._questions: dict[int, StatusUpdate] = {}
+        """Of the steps that wait for an answer: what is asked."""
         self._written = 0
         """Steps that this attempt has written."""
         self._usage: dict[str, float] = {}
@@ -118,10 +122,10 @@ class TurnSteps:
             self._doing.add(asked.no)
         return asked
 
-    async def end(self, asked: AskedStep, value: Any) -> Any:
+    async def end(self, asked: AskedStep, value: Any, *, bytes_max: int = RESULT_BYTES_MAX) -> Any:
         """What it came to, as it will be read. Returns when that is durable."""
         try:
-            plain = as_json(asked, value)
+            plain = as_json(asked, value, bytes_max)
             await self._job.write(self._update(asked, "step", plain))
         finally:
             self.give_up(asked)
@@ -145,21 +149,51 @@ class TurnSteps:
 
     async def wait_for(self, name: str, timeout_s: float | None) -> Any:
         checked("name", name, str)
-        checked("timeout_s", timeout_s, float | int | None)
         if not 0 < len(name) <= SIGNAL_CHARS_MAX or not name.isprintable():
             raise Invalid("invalid_step", f"a signal needs a name of at most {SIGNAL_CHARS_MAX} printable characters")
-        if timeout_s is not None and not 0 <= timeout_s <= SECONDS_MAX:
-            raise Invalid("invalid_sleep", "a timeout is from 0 seconds to ten years")
+        for_ms = _timeout_ms(timeout_s)
         asked = await self._ask(name, "wait")
         found = asked.found
         if found is None or found.waits:
-            for_ms = round(timeout_s * 1000) if timeout_s is not None else None
             found = await self._wait(
                 asked, Wait(since_ms=self._job.now_ms, for_ms=for_ms, signal=name, step=asked.no, name=name)
             )
         if found.timed_out:
             raise TimeoutError(f"nobody has signaled {name!r} within {timeout_s} seconds")
         return found.result
+
+    async def ask(self, question: Question, timeout_s: float | None) -> dict[str, Any]:
+        """Ask a person, and wait for the answer without holding a place; what the answer says. Raises `TimeoutError`.
+
+        The answer holds for what was asked: a function that asks something else in its place has been changed.
+        """
+        if not 0 < len(question.text.strip()) <= QUESTION_CHARS_MAX:
+            raise Invalid("invalid_question", f"a question has a text of at most {QUESTION_CHARS_MAX} characters")
+        for_ms, digest = _timeout_ms(timeout_s), question.digest
+        asked = await self._ask(question.kind, "ask")
+        found = asked.found
+        if found is not None and _asked_before(found) not in (None, digest):
+            await self._changed(found, "the function asks something else")
+        if found is None or found.waits:
+            about = {"id": question_id(self._job.leased.turn, asked.no), "kind": question.kind}
+            if question.tool:
+                about |= {"tool": question.tool, "arguments": question.arguments}
+            self._questions[asked.no] = StatusUpdate(
+                question.text, Interruption.INPUT_REQUIRED.value, metadata={QUESTION: about}
+            )
+            wait = Wait(
+                since_ms=self._job.now_ms,
+                for_ms=for_ms,
+                step=asked.no,
+                name=question.kind,
+                asks=question.kind,
+                question=digest,
+            )
+            found = await self._wait(asked, wait)
+        if found.timed_out:
+            raise TimeoutError(f"nobody has answered within {timeout_s} seconds")
+        answered: dict[str, Any] = found.result
+        return answered
 
     async def check_end(self) -> None:
         """The function has completed: has it asked for all that the ledger has?"""
@@ -229,7 +263,7 @@ class TurnSteps:
             for wait in self._waits
             if wait is not first and wait.step not in self._ledger_has
         ]
-        advanced = await job.suspend(first, tuple(others))
+        advanced = await job.suspend(first, tuple(others), self._questions.get(first.step))
         if advanced.signal is None:
             raise TurnStopped
         self._written += 1
@@ -239,12 +273,26 @@ class TurnSteps:
         self._ledger_has[first.step] = StepUpdate(first.name, first.step, turn, first.kind, value)
 
 
+def _asked_before(step: StepUpdate) -> str | None:
+    """The digest of the question that it asked. None: nobody answered."""
+    if step.wait is not None:
+        return step.wait.question
+    return step.result["question"] if step.result is not None else None
+
+
+def _timeout_ms(timeout_s: float | None) -> int | None:
+    checked("timeout_s", timeout_s, float | int | None)
+    if timeout_s is not None and not 0 <= timeout_s <= SECONDS_MAX:
+        raise Invalid("invalid_sleep", "a timeout is from 0 seconds to ten years")
+    return round(timeout_s * 1000) if timeout_s is not None else None
+
+
 def _end_ms(wait: Wait, now_ms: int) -> int:
     end_ms = wait.ends_at_ms(now_ms)
     return end_ms if end_ms is not None else 1 << 62
 
 
-def as_json(asked: AskedStep, value: Any) -> Any:
+def as_json(asked: AskedStep, value: Any, bytes_max: int = RESULT_BYTES_MAX) -> Any:
     try:
         plain = checked("result", msgspec.to_builtins(value, str_keys=True), Any, TOLD_NESTING_MAX)
         size = len(_encode(plain))
@@ -252,6 +300,6 @@ def as_json(asked: AskedStep, value: Any) -> Any:
         raise StepError(
             "step_result", f"the result of step {asked.name!r} cannot be written as JSON: {wrong}"
         ) from None
-    if size > RESULT_BYTES_MAX:
-        raise StepError("step_result", f"the result of step {asked.name!r} has more than {RESULT_BYTES_MAX} bytes")
+    if size > bytes_max:
+        raise StepError("step_result", f"the result of step {asked.name!r} has more than {bytes_max} bytes")
     return plain

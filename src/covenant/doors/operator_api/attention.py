@@ -19,13 +19,12 @@ from covenant.exchange.audit_search import AuditFilter, find_audit
 from covenant.ledger.contract.ledger import Counts
 from covenant.ledger.contract.task_query import LaneCounts
 from covenant.ledger.contract.tasks import QueueQuery
-from covenant.model.task_event import Interruption
+from covenant.model.task_event import WAITS_FOR_SENDER
 from covenant.wire.mailbox import EmptyRequest, FindRequest
 
 LISTED_MAX: Final = 50
 """Of each kind of trouble."""
 PARKED_MS: Final = 3_600_000
-WAITS_FOR_SENDER: Final = frozenset(Interruption)
 """Others that are parked wait for a moment, or for a signal."""
 """A task that has waited for its sender so long may have been forgotten."""
 BEHIND_MAX: Final = 10_000

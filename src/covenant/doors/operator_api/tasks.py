@@ -33,6 +33,7 @@ from covenant.ledger.contract.task_query import FoundTask, TaskCounts
 from covenant.ledger.contract.tasks import TaskDetail, TreeNode
 from covenant.model.ids import TaskId, parse_task_id
 from covenant.model.push import Push
+from covenant.model.question import PersonDecision
 from covenant.model.retry_policy import RepairOutcome, RetryReport
 from covenant.model.task import Result, Task
 from covenant.wire.mailbox import (
@@ -86,8 +87,9 @@ class Repaired(ApiAnswer, frozen=True, kw_only=True, tag="a2a_repaired"):
     outcome: RepairOutcome
 
 
-class AnsweredTask(ApiAnswer, frozen=True, kw_only=True, tag="a2a_answered"):
+class AnsweredTask(ApiAnswer, frozen=True, kw_only=True, tag="a2a_answered", omit_defaults=True):
     task_id: TaskId
+    duplicate: bool = False
 
 
 class SignaledTask(ApiAnswer, frozen=True, kw_only=True, tag="a2a_signaled", omit_defaults=True):
@@ -142,8 +144,11 @@ async def a2a_tree(services: Services, caller: Principal, request: TaskRequest) 
 
 async def answer_a2a_task(services: Services, caller: Principal, request: AnswerRequest) -> AnsweredTask:
     task_id = request.parsed_task_id()
-    await services.exchange.answer(caller, task_id, request.text)
-    return AnsweredTask(task_id=task_id)
+    given: str | PersonDecision = request.text
+    if request.approved is not None:
+        given = PersonDecision(approved=request.approved, reason=request.text, id=request.question_id)
+    told = await services.exchange.answer(caller, task_id, given, request.answer_id)
+    return AnsweredTask(task_id=task_id, duplicate=told.duplicate)
 
 
 async def signal_a2a_task(services: Services, caller: Principal, request: SignalRequest) -> SignaledTask:

@@ -248,6 +248,8 @@ class Continue(TaskCommand[Reported], frozen=True, gc=False, kw_only=True):
     message: MessageUpdate
     message_id: str
     key: str | None = None
+    by: AgentId | None = None
+    """Who says it, for the audit of an approval."""
 
 
 class Tell(TaskCommand[Reported], frozen=True, gc=False, kw_only=True):

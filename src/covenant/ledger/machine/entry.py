@@ -166,7 +166,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         """The state as an A2A client is told it."""
         if self.ending is not None:
             return self.ending
-        if self.state is State.PARKED and self.wait is None:
+        if self.state is State.PARKED and (self.wait is None or self.wait.asks is not None):
             return self.interruption or ""
         return "working" if self.attempt > 0 or self.turn > 1 else "submitted"
 

@@ -225,11 +225,15 @@ class TaskContinued(TaskEvent, frozen=True, gc=False, tag="task_continued"):
 
 
 class MessageKept(TaskEvent, frozen=True, gc=False, tag="message_kept"):
-    """A message to a task that is at work: the next turn will be about it."""
+    """A message to a task that is at work: the next turn will be about it.
+
+    `answers`: it is what a step waits for instead, and is not kept for a turn.
+    """
 
     generation: int
     message: MessageUpdate
     message_id: str
+    answers: bool = False
 
 
 class TurnEnded(TaskEvent, frozen=True, gc=False, tag="turn_ended"):

@@ -40,6 +40,7 @@ from covenant.model.task import (
 )
 from covenant.model.task_event import (
     ArtifactUpdate,
+    Interruption,
     StepUpdate,
     weigh_message,
     weigh_signal,
@@ -188,6 +189,7 @@ def _suspended(entry: Entry, event: TaskSuspended, after: State, ts_ms: int) -> 
         updated_at_ms=ts_ms,
         generation=event.generation or entry.generation,
         wait=event.wait,
+        interruption=Interruption.INPUT_REQUIRED if event.wait.asks is not None else None,
         continues=bool(event.wait.step),
         turn_started_ms=0,
         interrupted=False,
@@ -203,6 +205,7 @@ def _resumed(entry: Entry, event: TaskResumed, after: State, ts_ms: int) -> Entr
         updated_at_ms=ts_ms,
         generation=event.generation or entry.generation,
         wait=None,
+        interruption=None,
         said=entry.said if event.signal_id is None else _signaled(entry, event.signal_id),
     )
 
@@ -281,8 +284,8 @@ def _kept(entry: Entry, event: MessageKept, after: State, ts_ms: int) -> Entry:
         updated_at_ms=ts_ms,
         generation=event.generation,
         said=_said(entry, event),
-        kept=(*entry.kept, event.message),
-        kept_bytes=entry.kept_bytes + weigh_message(event.message),
+        kept=entry.kept if event.answers else (*entry.kept, event.message),
+        kept_bytes=entry.kept_bytes if event.answers else entry.kept_bytes + weigh_message(event.message),
     )
 
 

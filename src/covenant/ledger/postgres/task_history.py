@@ -393,6 +393,8 @@ def _update(row: Row) -> UpdateRecord:
     what: Any = step.what
     tag = str(event.__struct_config__.tag)
     kind = _KINDS.get(tag) or str(what.__struct_config__.tag)
+    if type(event) is TaskSuspended and type(what) is StatusUpdate and what.state != "working":
+        kind = "parked"
     body: Any = None
     if isinstance(what, Ended):
         body = {"state": what.ending, "result": what.result}

@@ -155,6 +155,7 @@ class _Lease(msgspec.Struct, frozen=True, gc=False):
 
 class _Kind(msgspec.Struct, frozen=True, gc=False):
     type: str
+    state: str = "working"
 
 
 class _AuditRow(msgspec.Struct, frozen=True, gc=False):
@@ -297,8 +298,14 @@ class _TaskSuspended(OfTask, frozen=True, gc=False, tag="task_suspended"):
     def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         row.ledger_state = PARKED
         row.interrupted = 0
+        row.interruption = None
         if self.generation:
-            rows.updated(row, self.generation, _kind(self.update).type, text_of(self.update))
+            told = _kind(self.update)
+            if told.type == "status" and told.state != "working":  # a question
+                row.interruption = told.state
+                rows.updated(row, self.generation, "parked", text_of(self.update))
+            else:
+                rows.updated(row, self.generation, told.type, text_of(self.update))
         rows.handed(row, "suspended", None, None)
 
 
@@ -308,6 +315,7 @@ class _TaskResumed(OfTask, frozen=True, gc=False, tag="task_resumed"):
 
     def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         row.queue(rows.place)
+        row.interruption = None
         if self.generation:
             rows.updated(row, self.generation, _kind(self.update).type, text_of(self.update))
         rows.handed(row, "resumed", None, None)

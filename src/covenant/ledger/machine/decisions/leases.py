@@ -37,7 +37,7 @@ from covenant.ledger.machine.decisions.context import (
     unknown_task,
 )
 from covenant.ledger.machine.decisions.results import ByteBudget, close_text, conclude, expire
-from covenant.ledger.machine.decisions.suspensions import suspend
+from covenant.ledger.machine.decisions.suspensions import answer, suspend
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import (
     LeaseInterrupted,
@@ -56,10 +56,12 @@ from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED,
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Conflict, Invalid, OverLimit, Unavailable
 from covenant.model.ids import LeaseId, TaskId
+from covenant.model.question import has_decision
 from covenant.model.task import Lease, Task
 from covenant.model.task_event import (
     AWAITING_REPAIR,
     HOLDER_LOST,
+    WAITS_FOR_SENDER,
     ArtifactUpdate,
     Interruption,
     StatusUpdate,
@@ -292,6 +294,11 @@ def continue_(decide: DecisionContext, command: Continue) -> Reported:
             return Reported(generation, duplicate=True)
         if command.key is not None and message_id.startswith(command.key):
             raise decide.refuse(key_reused())
+    wait = entry.wait
+    if wait is not None and wait.asks is not None:
+        return answer(decide, entry, wait, command)
+    if has_decision(command.message.parts) and entry.a2a_state not in WAITS_FOR_SENDER:
+        raise decide.refuse(Conflict("not_asked", f"task {command.task_id} waits for no approval"))
     check_account(decide, entry.task, 0, weigh_message(command.message))
     generation = entry.generation + 1
     if entry.state is PARKED and entry.wait is None:

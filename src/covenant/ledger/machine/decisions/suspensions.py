@@ -1,22 +1,31 @@
-"""Waits: a task that is parked until a moment or for a signal, and what ends the wait.
+"""Waits: a task that is parked until a moment, for a signal or for an answer, and what ends the wait.
 
-A step of a turn waits (a sleep, a signal), or the next attempt does (a retry), or the first one (`not_before_ms`). A
-signal that comes before somebody waits for it is kept. The wait is over once: the event that ends it is the result of
-the step.
+A step of a turn waits (a sleep, a signal, a question), or the next attempt does (a retry), or the first one
+(`not_before_ms`). A signal that comes before somebody waits for it is kept. The wait is over once: the event that ends
+it is the result of the step.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from covenant.ledger.machine.commands import Advance, Advanced, Reported, Tell
+from covenant.ledger.machine.commands import Advance, Advanced, Continue, Reported, Tell
 from covenant.ledger.machine.decisions.acceptance import check_account
 from covenant.ledger.machine.decisions.context import DecisionContext, find_task, takes_no_more, unknown_task
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.events import SignalKept, SignalTaken, TaskResumed, TaskSuspended, TaskUpdated
+from covenant.ledger.machine.events import (
+    MessageKept,
+    SignalKept,
+    SignalTaken,
+    TaskResumed,
+    TaskSuspended,
+    TaskUpdated,
+)
 from covenant.ledger.machine.evolution import SIGNAL_MARK
 from covenant.ledger.machine.states import FOLLOWING
+from covenant.model.content import Text
 from covenant.model.errors import Conflict, Invalid, OverLimit
+from covenant.model.question import has_decision, question_id, read_decision
 from covenant.model.task_event import StepUpdate, Wait, weigh_signal
 
 WAIT_MS_MAX: Final = 10 * 366 * 86_400_000
@@ -33,7 +42,10 @@ def suspend(decide: DecisionContext, entry: Entry, command: Advance, wait: Wait,
             decide.add(SignalTaken(task_id, signal.id))
             decide.add(TaskUpdated(task_id, lease_id, generation + 1, _come(entry, wait, signal.value)))
             return Advanced(generation + 1, signal=signal)
-    told = command.told if not wait.step else StepUpdate(wait.name, wait.step, entry.turn, wait.kind, wait=wait)
+    if wait.asks is not None and (command.told is None or not wait.step):
+        raise decide.refuse(Invalid("invalid_wait", "a wait for an answer has a step, and tells what is asked"))
+    asks = not wait.step or wait.asks is not None
+    told = command.told if asks else StepUpdate(wait.name, wait.step, entry.turn, wait.kind, wait=wait)
     if told is None:
         decide.add(TaskSuspended(task_id, wait, lease_id))
         return Advanced(generation)
@@ -48,12 +60,39 @@ def resume(decide: DecisionContext, entry: Entry) -> None:
     if not wait.step:
         decide.add(TaskResumed(entry.task.id))
         return
-    come = _come(entry, wait, None, timed_out=wait.signal is not None)
+    come = _come(entry, wait, None, timed_out=wait.kind != "sleep")
     decide.add(TaskResumed(entry.task.id, entry.generation + 1, come))
 
 
 def _come(entry: Entry, wait: Wait, value: Any, *, timed_out: bool = False) -> StepUpdate:
     return StepUpdate(wait.name, wait.step, entry.turn, wait.kind, value, timed_out=timed_out)
+
+
+def answer(decide: DecisionContext, entry: Entry, wait: Wait, command: Continue) -> Reported:
+    """A message to a task that asks: it ends the wait, if it says what is asked for."""
+    task_id, parts = command.task_id, command.message.parts
+    result: dict[str, Any] = {"question": wait.question}
+    if wait.asks == "approval":
+        asked, decision = question_id(entry.turn, wait.step), read_decision(parts)
+        if decision is None:
+            raise decide.refuse(
+                Invalid("approval_expected", f"task {task_id} waits for an approval: say `approve`, or `deny: why`")
+            )
+        if decision.id not in (None, asked):
+            raise decide.refuse(Conflict("not_asked", f"task {task_id} asks {asked} now, and not {decision.id}"))
+        result |= {"approved": decision.approved, "reason": decision.reason}
+        if command.by is not None:
+            result["by"] = command.by.display
+            row = {"type": "a2a_approval", "task_id": task_id, "question_id": asked, "approved": decision.approved}
+            decide.audit(command.by, {**row, "reason": decision.reason})
+    elif has_decision(parts):
+        raise decide.refuse(Conflict("not_asked", f"task {task_id} waits for an answer, and not for an approval"))
+    else:
+        result["text"] = "\n".join(part.text for part in parts if isinstance(part, Text))
+    generation = entry.generation + 1
+    decide.add(MessageKept(task_id, generation, command.message, command.message_id, answers=True))
+    decide.add(TaskResumed(task_id, generation + 1, _come(entry, wait, result)))
+    return Reported(generation + 1)
 
 
 def tell(decide: DecisionContext, command: Tell) -> Reported:

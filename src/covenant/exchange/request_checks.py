@@ -1,0 +1,66 @@
+"""Checks of what the mailbox is asked, before anything is looked up."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from covenant.exchange.tasks.builder import check_blocks
+from covenant.model.errors import Invalid, TooLarge
+from covenant.model.ids import REQUEST_ID_LENGTH_MAX
+from covenant.model.retry_policy import ForceError, RepairCommand, RetryPolicy
+from covenant.model.task import Task, fingerprint
+
+REASON_LENGTH_MAX: Final = 2_000
+NAME_LENGTH_MAX: Final = 1_000
+
+
+def check_task(task: Task, bytes_max: int) -> str:
+    """Refuse a task that nobody could work on. Returns the task's digest."""
+    if not task.intent_text.strip():
+        raise Invalid("invalid_task", "invalid task: intent_text must not be empty")
+    if task.task_kind is not None and not 0 < len(task.task_kind.strip()) <= NAME_LENGTH_MAX:
+        raise Invalid("invalid_task", "invalid task: task_kind must not be empty when present, nor over 1000")
+    if task.idempotency is not None and not 0 < len(task.idempotency.key.strip()) <= NAME_LENGTH_MAX:
+        raise Invalid("invalid_task", "invalid task: idempotency key must not be empty, nor over 1000")
+    for name, value in (("deadline_ms", task.deadline_ms), ("timeout_ms", task.timeout_ms)):
+        if value is not None and value <= 0:
+            raise Invalid("invalid_task", f"invalid task: {name} must be positive")
+    if task.parent == task.id:
+        raise Invalid("invalid_task", "invalid task: a task cannot be its own parent")
+    digest, size = fingerprint(task)
+    if size > bytes_max:
+        raise TooLarge("task_too_large", f"the task has {size} bytes; the limit is {bytes_max}")
+    check_blocks(task.parts, "parts")
+    return digest
+
+
+def check_reason(reason: str, what: str) -> str:
+    if not reason.strip():
+        raise Invalid("invalid_reason", f"invalid {what} request: reason must not be empty")
+    if len(reason) > REASON_LENGTH_MAX:
+        raise Invalid("invalid_reason", f"reason must have at most {REASON_LENGTH_MAX} characters")
+    return reason
+
+
+def check_repair(command: RepairCommand, reason: str) -> None:
+    check_reason(reason, "repair")
+    if isinstance(command, ForceError) and not command.message.strip():
+        raise Invalid("invalid_repair", "invalid repair request: force_error message must not be empty")
+
+
+def check_request_id(request_id: str | None) -> None:
+    if request_id is not None and not 0 < len(request_id.strip()) <= REQUEST_ID_LENGTH_MAX:
+        raise Invalid("invalid_request_id", f"request_id must have 1 to {REQUEST_ID_LENGTH_MAX} characters")
+
+
+def check_size(encoded: bytes, bytes_max: int, what: str) -> None:
+    if len(encoded) > bytes_max:
+        raise TooLarge(f"{what}_too_large", f"the {what} has {len(encoded)} bytes; the limit is {bytes_max}")
+
+
+def check_policy(policy: RetryPolicy) -> None:
+    for name in ("min_lease_age_ms", "max_attempts", "max_requeues", "scan_limit"):
+        if getattr(policy, name) < 0:
+            raise Invalid("invalid_policy", f"{name} must not be negative")
+    if policy.scan_limit > 10_000:
+        raise Invalid("invalid_policy", "scan_limit must be at most 10000")
