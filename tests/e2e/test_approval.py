@@ -52,7 +52,8 @@ def state(daemon: Daemon, agent: str, task_id: str) -> str:
 
 
 def text(daemon: Daemon, agent: str, task_id: str) -> str:
-    return str(get(daemon, agent, task_id)["status"]["message"]["parts"][0]["text"])
+    message = get(daemon, agent, task_id)["status"].get("message")
+    return str(message["parts"][0]["text"]) if message is not None else ""
 
 
 def say(daemon: Daemon, agent: str, task_id: str, *parts: dict[str, Any], key: str = "") -> dict[str, Any]:
