@@ -32,7 +32,7 @@ from covenant.agents.agent_loader import LoadedAgent, load_agents
 from covenant.daemon.demo import demo_agents, open_demo
 from covenant.daemon.environment import environment
 from covenant.daemon.home import SOCKET_NAME, left_in
-from covenant.daemon.listeners import http_bounds
+from covenant.daemon.listeners import PEER_CONNECTIONS_MAX, http_bounds
 from covenant.daemon.log_capture import capture_streams
 from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import Settings
@@ -130,6 +130,7 @@ def fit_open_files(settings: Settings, log: Log) -> Settings:
     """Raise the limit of open files, or lower that of connections: the journal needs a descriptor for each segment."""
     calls_max = settings.grpc.calls_max if settings.grpc.enabled else 0
     besides = http_bounds(settings.http).connections_reserved_max + settings.ipc.connections_max + calls_max
+    besides += PEER_CONNECTIONS_MAX if settings.peers.enabled and settings.peers.listen else 0
     besides += FILES_BESIDES + (http_bounds(settings.http).handshakes_max if settings.http.tls_cert else 0)
     wanted = settings.http.connections_max
     granted = _allow_files(wanted + besides)
@@ -272,6 +273,7 @@ async def serving(daemon: Daemon, *, hurried: asyncio.Event | None = None) -> As
         await doors.ipc.start()
         await _start_grpc(daemon)
         await doors.http.start(daemon.base.listeners.http)
+        await _start_for_peers(daemon)
         with _watchdog(daemon).watching(asyncio.get_running_loop()):
             async with asyncio.TaskGroup() as group:
                 scheduled = [group.create_task(_supervised(each, log)) for each in daemon.schedulers]
@@ -288,7 +290,7 @@ async def serving(daemon: Daemon, *, hurried: asyncio.Event | None = None) -> As
         if failed is not None:
             raise failed
     finally:
-        await doors.http.stop(0)
+        await doors.stop_http(0)
         await doors.ipc.stop(0)
 
 
@@ -302,7 +304,7 @@ async def _stop(daemon: Daemon, group: asyncio.TaskGroup, working: asyncio.Task[
         daemon.base.telemetry.log.warning("daemon.hurried", signal=hurried.is_set())
     # Whoever still waits is told before what they wait for is put down.
     closing.cancel()
-    await daemon.doors.http.stop(0)
+    await daemon.doors.stop_http(0)
     for task in (hurrying, working):
         task.cancel()
 
@@ -315,7 +317,7 @@ async def _close(daemon: Daemon, working: asyncio.Task[None], grace_s: float) ->
     daemon.agents.workers.stop()
     await asyncio.wait((working,))
     grpc = daemon.base.listeners.grpc
-    stops = [daemon.doors.http.stop(grace_s), daemon.doors.ipc.stop(grace_s)]
+    stops = [daemon.doors.stop_http(grace_s), daemon.doors.ipc.stop(grace_s)]
     await asyncio.gather(*stops, *([grpc.stop(grace_s)] if grpc is not None else []))
 
 
@@ -343,6 +345,14 @@ async def _start_grpc(daemon: Daemon) -> None:
         daemon.base.telemetry.log.info(
             "grpc.listening", bind_addr=daemon.base.settings.grpc.bind_addr, port=server.port
         )
+
+
+async def _start_for_peers(daemon: Daemon) -> None:
+    server, listener = daemon.doors.peers, daemon.base.listeners.peers
+    if server is not None and listener is not None:
+        await server.start(listener)
+        host, port = daemon.base.listeners.peers_at
+        daemon.base.telemetry.log.info("peers.listening", bind_addr=host, port=port)
 
 
 async def _supervised(scheduler: Scheduler, log: Log) -> None:

@@ -6,9 +6,9 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from covenant.daemon.environment import now_ms
 from covenant.daemon.settings import GrpcSettings, HttpSettings, Settings
@@ -27,23 +27,32 @@ if TYPE_CHECKING:
     from covenant.doors.a2a.grpc import GrpcServer
 
 
+PEER_CONNECTIONS_MAX: Final = 256
+"""Connections at the listener for peers, which are few and keep theirs."""
+
+
 class CannotListen(CovenantError):
     """The address cannot be listened on; the message says what to change."""
 
 
 @contextmanager
-def bound(settings: HttpSettings) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in settings.bind_addr else socket.AF_INET
+def _bound_at(bind_addr: str, port: int, what: str, choose: str) -> Iterator[socket.socket]:
+    """`choose`: how to say another address."""
+    family = socket.AF_INET6 if ":" in bind_addr else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            made.bind((settings.bind_addr, settings.port))
+            made.bind((bind_addr, port))
         except OSError as error:
             raise CannotListen(
-                f"HTTP cannot listen on {settings.bind_addr} port {settings.port}: {error.strerror}; "
-                "stop what uses it, or choose another with --http-port or --http-bind-addr"
+                f"{what} cannot listen on {bind_addr} port {port}: {error.strerror}; "
+                f"stop what uses it, or choose another with {choose}"
             ) from error
         yield made
+
+
+def bound(settings: HttpSettings) -> AbstractContextManager[socket.socket]:
+    return _bound_at(settings.bind_addr, settings.port, "HTTP", "--http-port or --http-bind-addr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +61,19 @@ class Listeners:
     grpc: GrpcServer | None
     """None: switched off."""
     tls: TlsFiles | None
-    """None: both speak in the clear."""
+    """None: all speak in the clear."""
+    peers: socket.socket | None
+    """For the sealed routes alone. None: HTTP serves them."""
 
     @property
     def http_at(self) -> tuple[str, int]:
         host, port = self.http.getsockname()[:2]
+        return host, port
+
+    @property
+    def peers_at(self) -> tuple[str, int]:
+        """Where peers are told to call."""
+        host, port = (self.peers or self.http).getsockname()[:2]
         return host, port
 
     @property
@@ -70,17 +87,27 @@ async def open_listeners(settings: Settings, log: Log) -> AsyncIterator[Listener
     tls = await asyncio.to_thread(open_tls, settings.http, now_ms)
     if tls is not None and key_is_exposed(settings.http.tls_key):
         log.warning("tls.key_exposed", file=settings.http.tls_key, why="others can read it", do="chmod 600")
-    with bound(settings.http) as http:
+    with bound(settings.http) as http, _bound_for_peers(settings) as peers:
         grpc = _bind_grpc(settings.grpc, tls) if settings.grpc.enabled else None
         if tls is None and not ipaddress.ip_address(settings.http.bind_addr).is_loopback:
             log.warning("http.exposed", bind_addr=settings.http.bind_addr, why="tokens travel in the clear")
         if tls is None and grpc is not None and not ipaddress.ip_address(settings.grpc.bind_addr).is_loopback:
             log.warning("grpc.exposed", bind_addr=settings.grpc.bind_addr, why="tokens travel in the clear")
         try:
-            yield Listeners(http, grpc, tls)
+            yield Listeners(http, grpc, tls, peers)
         finally:
             if grpc is not None:
                 await grpc.stop(0)
+
+
+@contextmanager
+def _bound_for_peers(settings: Settings) -> Iterator[socket.socket | None]:
+    if not settings.peers.enabled or not settings.peers.listen:
+        yield None
+        return
+    host, _, port = settings.peers.listen.rpartition(":")
+    with _bound_at(host.strip("[]"), int(port), "The listener for peers", "peers.listen") as made:
+        yield made
 
 
 def _bind_grpc(settings: GrpcSettings, tls: TlsFiles | None) -> GrpcServer:

@@ -5,21 +5,22 @@ No token is asked for. Every sender that has not proven to be a peer hears one a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 import msgspec
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Router
 from starlette.types import Receive, Scope, Send
 
 from covenant.doors.http.bearer_auth import address
 from covenant.doors.http.endpoint import Endpoint, described_routes
 from covenant.doors.http.openapi import Described
 from covenant.doors.http.request_body import AnonymousPool
-from covenant.doors.http.responses import CLOSE, Header, Style, reply
+from covenant.doors.http.responses import CLOSE, Header, Style, refusal_form, reply, reply_refused
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.metrics import Meter
 from covenant.doors.waits import while_connected
-from covenant.model.errors import Refusal, TooLarge
+from covenant.model.errors import NotFound, Refusal, TooLarge
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX
 from covenant.wire.peers import (
     IDENTITY_PATH,
@@ -102,6 +103,23 @@ class EnvelopeEndpoint(Endpoint):
             else:
                 answer = await self._run(body, caller)
         await reply(send, 200, msgspec.json.encode(answer))
+
+
+class SealedDoor:
+    """The sealed routes, and nothing else. Any `Host` will do: an envelope names its recipient."""
+
+    def __init__(self, routes: Sequence[BaseRoute]) -> None:
+        self._router = Router(routes, redirect_slashes=False, default=_not_found)
+
+    def serve(self, exchange: HttpExchange) -> Awaitable[None]:
+        return self._router(exchange.scope, exchange.receive, exchange)
+
+    def refusal_form(self, _path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
+        return refusal_form(STYLE, refusal)
+
+
+async def _not_found(_scope: Scope, _receive: Receive, send: Send) -> None:
+    await reply_refused(send, STYLE, NotFound("unknown_route", "only peers are served here"))
 
 
 DESCRIBED: Final = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,6 +38,28 @@ domains: Final = Kind(
     several(_is_domain, 10), "at most 10 domains, none under local, separated by commas (a list in the file)"
 )
 
+
+def _read_listener(raw: object) -> str:
+    text = raw.strip() if isinstance(raw, str) else ""
+    if isinstance(raw, str) and not text:
+        return ""
+    host, colon, port = text.rpartition(":")
+    if (
+        not colon
+        or not port.isdecimal()
+        or len(port) > 5
+        or int(port) > 65_535
+        or (":" in host) != host.startswith("[")
+    ):
+        raise ValueError
+    at = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    return f"[{at}]:{int(port)}" if at.version == 6 else f"{at}:{int(port)}"
+
+
+listener_place: Final = Kind(
+    _read_listener, "an IP address and a port, such as 0.0.0.0:8443 or [::]:8443; empty for none"
+)
+
 Redaction = Literal["redact", "block", "warn", "off"]
 Transcripts = Literal["full", "root"]
 
@@ -49,6 +72,11 @@ class PeerSettings:
     name: str = setting("", line, "The name that this instance gives itself to others; empty: the end of its id.")
     static: tuple[str, ...] = setting(
         (), peer_places, "Instances that are peers: https://host, frd1_…@https://host or name=https://host."
+    )
+    listen: str = setting(
+        "",
+        listener_place,
+        "Where another listener serves the three routes for peers, and nothing else; empty: HTTP alone serves them.",
     )
     mdns: bool = setting(
         False,

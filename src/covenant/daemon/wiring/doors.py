@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from starlette.routing import BaseRoute
 
 import covenant
 from covenant.daemon.home import SOCKET_NAME, read_token_file
-from covenant.daemon.listeners import make_server
+from covenant.daemon.listeners import PEER_CONNECTIONS_MAX, make_server
 from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import HttpSettings, Settings
 from covenant.daemon.settings_loader import Loaded, Source, rows
@@ -51,6 +52,7 @@ from covenant.doors.operator_api.daemon_operations import SettingShown
 from covenant.doors.operator_api.inspection import AgentInspector
 from covenant.doors.operator_api.operation import ApiContext, Services
 from covenant.doors.peer_envelopes import DESCRIBED as PEERS_DESCRIBED
+from covenant.doors.peer_envelopes import SealedDoor
 from covenant.doors.waits import Waits
 from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.principals import LoginCodes
@@ -89,12 +91,18 @@ class Doors:
 
     waits: Waits
     http: HttpServer
+    peers: HttpServer | None
+    """None: HTTP alone serves the sealed routes."""
     ipc: IpcServer
     grpc: GrpcCalls | None
     """None: switched off."""
     dashboard: Dashboard | None
     """None: switched off."""
     schedulers: tuple[Scheduler, ...]
+
+    async def stop_http(self, grace_s: float) -> None:
+        servers = (self.http,) if self.peers is None else (self.http, self.peers)
+        await asyncio.gather(*(server.stop(grace_s) for server in servers))
 
 
 def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping[str, Source]) -> Doors:
@@ -155,6 +163,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
     return Doors(
         waits=waits,
         http=make_server(traced, settings.http, door.refusal_form, tls, _new_exchange(telemetry.frames)),
+        peers=_make_peer_server(base, peers, pool, tls),
         ipc=_make_ipc(settings, api),
         dashboard=dashboard,
         grpc=_make_grpc(base, admission, services, tls),
@@ -164,6 +173,15 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
             *((telemetry.frames,) if telemetry.frames is not None else ()),
         ),
     )
+
+
+def _make_peer_server(base: Base, peers: Peers | None, pool: AnonymousPool, tls: ServerTls | None) -> HttpServer | None:
+    if peers is None or base.listeners.peers is None:
+        return None
+    http = base.settings.http
+    few = replace(http, connections_max=min(http.connections_max, PEER_CONNECTIONS_MAX))
+    door = SealedDoor(peers.routes(pool))
+    return make_server(door, few, door.refusal_form, tls)
 
 
 def _make_own_agents(base: Base, admission: Admission, services: A2AServices, pages: CardPages) -> OwnAgents:

@@ -105,9 +105,12 @@ class Peers:
 def _make_discovery(base: Base, keys: InstanceKeys) -> Discovery:
     settings, ledger = base.settings, base.storage.ledger
     record = TxtRecord(instance_id=keys.id, versions=SUPPORTED_VERSIONS, fingerprint=fingerprint(keys.key))
-    address, port = base.listeners.http_at
+    address, port = base.listeners.peers_at
     announcement = Announcement(said=record, port=port, listens=(address,))
-    if settings.http.public_base_url:
+    if base.listeners.peers is not None:
+        said = replace(announcement.said, tls=base.listeners.tls is not None)
+        announcement = replace(announcement, said=said)
+    elif settings.http.public_base_url:
         announcement = _announced_as(announcement, settings.http.public_base_url)
     return Discovery(
         settings.peers,
