@@ -33,6 +33,14 @@ class ExpirySuite(Suite):
         assert (await check_generations(driver, task_id(1))).a2a_state == "failed"
         assert (await driver.sweep()).expired == ()
 
+    async def test_a_follower_nobody_drains_leaves_its_leader_when_it_expires(self, driver: LedgerDriver) -> None:
+        deadline_ms = driver.clock() + 1_000
+        await driver.send(same_work(2, deadline_ms=deadline_ms))
+        await driver.send(same_work(1, deadline_ms=deadline_ms, origin="simple", tenant="acme", context_id="c"))
+        driver.clock.advance(1_000)
+        assert (await driver.sweep()).expired == (task_id(1), task_id(2))
+        assert await driver.queue() == ()
+
     async def test_a_leased_task_past_its_deadline_is_only_shown(self, driver: LedgerDriver) -> None:
         leased = await driver.taken(make_task(deadline_ms=driver.clock() + 10))
         driver.clock.advance(10)

@@ -16,6 +16,7 @@ from covenant.ledger.machine.events import (
     LeaseReleased,
     ResultDrained,
     ResultReturned,
+    TaskClosed,
     TaskEvent,
     TaskFollowed,
     TaskLeased,
@@ -49,6 +50,7 @@ _SHARING: Final[dict[type[TaskEvent], Sharing]] = {
     TaskFollowed: Sharing.FOLLOWS,
     TaskPromoted: Sharing.TAKES_OVER,
     TaskSettled: Sharing.ENDS,
+    TaskClosed: Sharing.ENDS,
 }
 
 
