@@ -14,12 +14,26 @@ from typing import Final
 import msgspec
 from rich.console import Console
 
-from bench import a2a, elsewhere, feed, finding, history, http, machine, opening, pauses, queues, sealed, steps
+from bench import (
+    a2a,
+    elsewhere,
+    feed,
+    finding,
+    history,
+    http,
+    machine,
+    opening,
+    pauses,
+    postgres,
+    queues,
+    sealed,
+    steps,
+)
 from bench.report import Level, Table, show, summary
 
 PARTS: Final[dict[str, Callable[[Level, Path], Table]]] = {
     part.NAME: part.run
-    for part in (queues, http, a2a, opening, history, finding, pauses, sealed, elsewhere, steps, feed)
+    for part in (queues, http, a2a, opening, history, finding, pauses, sealed, elsewhere, steps, feed, postgres)
 }
 # Not the system's folder for such things: that one may be memory, where a sync costs nothing.
 RESULTS: Final = Path(__file__).parent / "results"

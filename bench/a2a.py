@@ -78,10 +78,10 @@ def run(level: Level, workspace: Path) -> Table:
     scale = SCALES[level]
     found: Found = {}
     with ExitStack() as stack:
-        servers = {OURS: stack.enter_context(_daemon(workspace))}
+        servers = {OURS: stack.enter_context(daemon(workspace))}
         for peer in scale.peers:
             servers[peer] = stack.enter_context(_peer(peer, workspace))
-        tasks = {name: _first_task(server) for name, server in servers.items()}
+        tasks = {name: first_task(server) for name, server in servers.items()}
         for round_no in range(scale.rounds):
             for name, server in servers.items():
                 _measure(found, name, server, tasks[name], scale=scale, round_no=round_no)
@@ -103,20 +103,20 @@ def run(level: Level, workspace: Path) -> Table:
 
 def _measure(found: Found, name: str, server: Server, task_id: str, *, scale: Scale, round_no: int) -> None:
     for connections in CONNECTIONS:
-        loaded = _load(
+        loaded = load(
             server,
             server.echo,
-            _send("SendMessage", "hello world"),
+            send("SendMessage", "hello world"),
             connections,
             seconds=scale.seconds,
             round_no=round_no,
         )
         found.setdefault((name, f"send {connections}"), []).append(loaded)
-    streamed = _send("SendStreamingMessage", "words")
-    loaded = _load(server, server.words, streamed, STREAMS, streams=True, seconds=scale.seconds, round_no=round_no)
+    streamed = send("SendStreamingMessage", "words")
+    loaded = load(server, server.words, streamed, STREAMS, streams=True, seconds=scale.seconds, round_no=round_no)
     found.setdefault((name, "stream"), []).append(loaded)
     read: dict[str, object] = {"jsonrpc": "2.0", "id": "{}", "method": "GetTask", "params": {"id": task_id}}
-    loaded = _load(server, server.echo, read, READERS, seconds=scale.seconds, round_no=round_no)
+    loaded = load(server, server.echo, read, READERS, seconds=scale.seconds, round_no=round_no)
     found.setdefault((name, "get"), []).append(loaded)
 
 
@@ -146,12 +146,12 @@ def _target(name: str, asked: str) -> float | None:
     return SENDS.get((name, int(asked.removeprefix("send "))))
 
 
-def _send(method: str, text: str) -> dict[str, object]:
+def send(method: str, text: str) -> dict[str, object]:
     message = {"messageId": "{}", "role": "ROLE_USER", "parts": [{"text": text}]}
     return {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"message": message}}
 
 
-def _load(
+def load(
     server: Server,
     path: str,
     body: dict[str, object],
@@ -180,10 +180,10 @@ def _load(
 
 
 @contextmanager
-def _daemon(workspace: Path) -> Iterator[Server]:
-    home = workspace / "a"
-    command = [COVENANT, "serve", str(AGENTS), "--home", str(home), "--http-port", "0"]
-    with children.server(command, workspace / "a2a.log") as process:
+def daemon(workspace: Path, name: str = "a", *options: str) -> Iterator[Server]:
+    home = workspace / name
+    command = [COVENANT, "serve", str(AGENTS), "--home", str(home), "--http-port", "0", *options]
+    with children.server(command, workspace / f"{name}.log") as process:
         port = port_of(process)
         prefix = "/v1/a2a/agents/"
         yield Server(process, port, read_token(home, None, {}), f"{prefix}echo", f"{prefix}words")
@@ -193,14 +193,19 @@ def _daemon(workspace: Path) -> Iterator[Server]:
 def _peer(name: str, workspace: Path) -> Iterator[Server]:
     script = "fasta2a_peer" if name == FASTA2A else "a2a_sdk_peer"
     where = [] if name == FASTA2A else [str(workspace / "sdk.db") if name == SQLITE else "memory"]
+    with peer_server(script, workspace, *where) as server:
+        yield server
+
+
+@contextmanager
+def peer_server(script: str, workspace: Path, *where: str) -> Iterator[Server]:
     with children.server(children.peer_command(script, *where), workspace / f"{script}.log") as process:
-        port = port_of(process)
-        yield Server(process, port)
+        yield Server(process, port_of(process))
 
 
-def _first_task(server: Server) -> str:
+def first_task(server: Server) -> str:
     """A task that is there to be read."""
-    answer = json.loads(_post(server, server.echo, _send("SendMessage", "hello world")))
+    answer = json.loads(_post(server, server.echo, send("SendMessage", "hello world")))
     task_id: str = answer["result"]["task"]["id"]
     return task_id
 
@@ -230,7 +235,7 @@ def _memory(server: Server, count: int) -> float:
 def _finish(server: Server, count: int) -> int:
     done = 0
     while done < count:
-        done += _load(server, server.echo, _send("SendMessage", "hello"), 16, seconds=1.0, round_no=done).requests
+        done += load(server, server.echo, send("SendMessage", "hello"), 16, seconds=1.0, round_no=done).requests
     return done
 
 
@@ -242,7 +247,7 @@ def _growth(server: Server) -> float:
 def _one_long_stream(server: Server) -> float:
     path = server.echo.replace("echo", "long")
     headers = {"authorization": f"Bearer {server.token}", "content-type": "application/json"}
-    body = json.dumps(_send("SendStreamingMessage", "go")).encode()
+    body = json.dumps(send("SendStreamingMessage", "go")).encode()
     request = Request(f"http://127.0.0.1:{server.port}{path}", body, headers)
     with urlopen(request, timeout=60) as answer:
         came_s = [time.perf_counter() for line in answer if line.startswith(b"data: ")]

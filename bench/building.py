@@ -5,7 +5,8 @@
     a2a       COUNT tasks as the daemon has them for a blocking SendMessage to an agent that echoes: two records each
     compact   nothing but a compaction
 
-and LIVE tasks stay queued at the end. Durability is "os": a builder that dies starts again.
+and LIVE tasks stay queued at the end. HOME is a folder, or the URL of a database. In a folder, durability is "os": a
+builder that dies starts again.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ import msgspec
 
 from bench.workload import PAYLOAD, RECIPIENT, SENDER, Callers, archived, new_task, run
 from covenant import Mailbox
+from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Accept, Advance, Drain, Settle, Starter, Take
+from covenant.ledger.postgres.open_postgres import open_postgres_ledger
 from covenant.model.content import Text
 from covenant.model.ids import TaskId
 from covenant.model.task import DuplicateSafety, Idempotency, Result, ResultStatus, Task, fingerprint
@@ -44,9 +47,9 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     """From when it was open until everything was archived."""
 
 
-async def main(home: Path, what: str, count: int, live: int) -> Built:
+async def main(home: str, what: str, count: int, live: int) -> Built:
     begun = time.perf_counter()
-    ledger = await open_ledger(home, clock=lambda: time.time_ns() // 1_000_000, durability="os")
+    ledger = await _open(home)
     opened_cpu_s = time.process_time()
     try:
         mailbox = Mailbox(ledger)
@@ -65,6 +68,12 @@ async def main(home: Path, what: str, count: int, live: int) -> Built:
     finally:
         await ledger.close()
     return Built(last_seq=counts.commits, seconds=time.perf_counter() - begun, cpu_s=cpu_s)
+
+
+async def _open(home: str) -> Ledger:
+    if "://" in home:
+        return await open_postgres_ledger(home, clock=now_ms, monotonic_ms=monotonic_ms)
+    return await open_ledger(Path(home), clock=now_ms, durability="os")
 
 
 async def _history(ledger: Ledger, mailbox: Mailbox, count: int) -> None:
@@ -157,5 +166,5 @@ async def _shared(count: int, make: Callable[[], Awaitable[object]]) -> None:
 
 
 if __name__ == "__main__":
-    built = run(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    built = run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
     print(msgspec.json.encode(built).decode())

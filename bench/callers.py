@@ -1,17 +1,16 @@
 """A process that opens a mailbox and works: `python -m bench.callers HOME CALLERS (SECONDS | CYCLES)`.
 
-A whole number is a number of cycles, anything else a time.
+The home is a folder, or the URL of a database. A whole number is a number of cycles, anything else a time.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 import msgspec
 
-from bench.workload import Measured, archived, over_cycles, over_time, run
+from bench.workload import Measured, archived, opened, over_cycles, over_time, run
 from covenant import Mailbox
 
 READS = 50
@@ -27,8 +26,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """CPU of looking at the queue."""
 
 
-async def main(home: Path, callers: int, extent: str) -> Round:
-    async with Mailbox.open(home) as mailbox:
+async def main(home: str, callers: int, extent: str) -> Round:
+    async with opened(home) as mailbox:
         if extent.isdigit():
             measured = await over_cycles(mailbox, callers, int(extent))
         else:
@@ -54,5 +53,5 @@ async def _read_us(mailbox: Mailbox, verb: str) -> float:
 
 
 if __name__ == "__main__":
-    found = run(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
+    found = run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
     print(msgspec.json.encode(found).decode())

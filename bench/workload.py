@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
@@ -16,6 +17,8 @@ import msgspec
 import uvloop
 
 from covenant import Mailbox
+from covenant.daemon.environment import monotonic_ms, now_ms
+from covenant.ledger.postgres.open_postgres import open_postgres_ledger
 from covenant.model.content import Text
 from covenant.model.errors import Unavailable
 from covenant.model.ids import AgentId, PublicKey, TaskId
@@ -36,6 +39,20 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """On the loop that the daemon uses."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
+
+
+@asynccontextmanager
+async def opened(home: str) -> AsyncIterator[Mailbox]:
+    """In a folder, or in the database that a URL names."""
+    if "://" not in home:
+        async with Mailbox.open(home) as mailbox:
+            yield mailbox
+        return
+    ledger = await open_postgres_ledger(home, clock=now_ms, monotonic_ms=monotonic_ms)
+    try:
+        yield Mailbox(ledger)
+    finally:
+        await ledger.close()
 
 
 def new_task(recipient: AgentId = RECIPIENT) -> Task:

@@ -1,4 +1,7 @@
-"""The official SDK's server with the same two agents: `a2a_sdk_peer.py memory` or `a2a_sdk_peer.py FILE` (SQLite)."""
+"""The official SDK's server with the same two agents.
+
+a2a_sdk_peer.py memory | FILE (SQLite) | postgresql+asyncpg://…
+"""
 
 import logging
 import os
@@ -46,6 +49,9 @@ def stored(where: str) -> object:
         return InMemoryTaskStore()
     from a2a.server.tasks import DatabaseTaskStore  # noqa: PLC0415  (not needed in memory)
 
+    if where.startswith("postgresql"):
+        # A connection for each caller of the largest round: nobody waits for one.
+        return DatabaseTaskStore(create_async_engine(where, pool_size=64, max_overflow=0))
     engine = create_async_engine(f"sqlite+aiosqlite:///{where}")
 
     @event.listens_for(engine.sync_engine, "connect")

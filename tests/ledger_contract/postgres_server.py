@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,8 +48,9 @@ def _as_unprivileged() -> dict[str, Any]:
 class Server:
     """One server in a folder of its own, reached by a socket in it."""
 
-    def __init__(self, folder: Path, bin_folder: Path) -> None:
+    def __init__(self, folder: Path, bin_folder: Path, options: Sequence[str] = OPTIONS) -> None:
         self._folder = folder
+        self._options = options
         self._data = folder / "data"
         self._bin = bin_folder
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,7 +74,7 @@ class Server:
         subprocess.run([*command, "--locale=C"], check=True, capture_output=True, cwd="/", **who)
 
     def start(self) -> None:
-        options = [word for option in OPTIONS for word in ("-c", option)]
+        options = [word for option in self._options for word in ("-c", option)]
         command: list[str | Path] = [self._bin / "postgres", "-D", self._data, "-k", self._folder, *options]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", **_as_unprivileged())
@@ -91,6 +92,11 @@ class Server:
                 else:
                     await connection.close()
                     return
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def stop(self) -> None:
         if self._process is not None:

@@ -34,7 +34,7 @@ from covenant.ledger.postgres.registers import RegisterRow
 from covenant.ledger.postgres.wanted import Want, WantQueue, WantRequest, WantResults, WantShared, WantTask
 from covenant.ledger.postgres.working_set import WorkingSet
 from covenant.model.ids import PublicKey
-from covenant.model.task import DELEGATION, cache_key
+from covenant.model.task import DELEGATION, cache_key, weigh
 
 # Whatever is not here is rare, and is a batch of its own.
 TOGETHER: Final = (
@@ -56,28 +56,15 @@ TOGETHER: Final = (
     WriteAuditRow,
 )
 
-_BY_HOLDER: Final = (Renew, Interrupt, Report, Advance, Settle)
+
+_encode: Final = msgspec.json.Encoder().encode
 
 
-def is_simple(command: Command[Any]) -> bool:
-    """Whether it may be decided on what is in memory: a new task that begins at once, or what its holder says.
-
-    It then asks for no grant, so it leaves no audit row.
-    """
-    if command.access is not None:
-        return False
+def weigh_command(command: Command[Any]) -> int:
+    """About how many bytes of it will be written."""
     if isinstance(command, Accept):
-        task = command.task
-        return (
-            command.minted
-            and command.starter is not None
-            and command.admission is None
-            and command.push is None
-            and command.recipient_fault is None
-            and task.idempotency is None
-            and task.origin != DELEGATION
-        )
-    return isinstance(command, _BY_HOLDER)
+        return weigh(command.task)
+    return len(_encode(command)) if isinstance(command, (Advance, Continue, Report, Settle)) else 0
 
 
 class Fenced(Exception):

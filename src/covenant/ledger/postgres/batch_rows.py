@@ -3,7 +3,9 @@ touch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Final
 
 import asyncpg
@@ -13,22 +15,65 @@ from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import DRAINED, LEASED, SETTLED
 from covenant.ledger.postgres.cache_rows import key_text
 from covenant.ledger.postgres.push_rows import idle_at_ms
+from covenant.ledger.postgres.queue_head import Floors
 from covenant.ledger.postgres.registers import RegisterRow
-from covenant.ledger.postgres.sql import statement
+from covenant.ledger.postgres.sql import Statement, statement, statements
 from covenant.ledger.postgres.stored_task import BIGINT_MAX, Slot, column, encode_head, encode_rest
 from covenant.ledger.postgres.working_set import WorkingSet
 
 _encode: Final = msgspec.json.Encoder().encode
 
-_LIVE: Final = """no task_id n state a2a_state sender recipient lessee tenant agent_id context_id origin parent
+
+def _columns_of(prefix: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{prefix}_{name}" for name in names.split())
+
+
+_IDS: Final = ("id_task_ids", "id_nos")
+_HELD: Final = ("held_nos", "held_ns")
+_LIVE: Final = _columns_of(
+    "l",
+    """no task_id n state a2a_state sender recipient lessee tenant agent_id context_id origin parent
     created_at_ms updated_at_ms generation turn attempt deadline_ms place settled_place touched touched_at_ms due_at_ms
     shared node boot interrupted pushed ended_n head rest sender_display recipient_display task_kind idempotency_key
-    remote cause error_message intent size""".split()
-_MOVED: Final = """no n state a2a_state lessee updated_at_ms generation turn attempt place settled_place touched
-    touched_at_ms due_at_ms node boot interrupted pushed ended_n rest cause error_message size""".split()
-_TASKS: Final = """no task_id n a2a_state sender recipient lessee tenant agent_id context_id origin parent created_at_ms
+    remote cause error_message intent size""",
+)
+_MOVED: Final = _columns_of(
+    "m",
+    """no n state a2a_state lessee updated_at_ms generation turn attempt place settled_place touched
+    touched_at_ms due_at_ms node boot interrupted pushed ended_n rest cause error_message size""",
+)
+_TASKS: Final = _columns_of(
+    "t",
+    """no task_id n a2a_state sender recipient lessee tenant agent_id context_id origin parent created_at_ms
     updated_at_ms generation turn attempt settled_place ended_n error_message rest sender_display recipient_display
-    task_kind idempotency_key deadline_ms remote cause intent size""".split()
+    task_kind idempotency_key deadline_ms remote cause intent size""",
+)
+_EVENTS: Final = _columns_of("e", "no n generation ts_ms kind body")
+_QUEUE: Final = _columns_of("q", "recipient place no")
+_RESULTS: Final = _columns_of("r", "sender place no")
+_AUDIT: Final = _columns_of("a", "idx place ts_ms issuer chain_hash row")
+_COUNTS: Final = _columns_of("c", "kind lane n")
+
+_PARTS: Final = (
+    ("held", "held_nos"),
+    ("started", "started"),
+    ("taken", "qt_count"),
+    ("drained", "rt_count"),
+    ("new_ids", "id_nos"),
+    ("new_live", "l_no"),
+    ("moved_live", "m_no"),
+    ("gone_live", "gone_nos"),
+    ("back_tasks", "back_nos"),
+    ("new_tasks", "t_no"),
+    ("new_events", "e_no"),
+    ("left_queue", "ql_place"),
+    ("new_queue", "q_no"),
+    ("left_results", "rl_place"),
+    ("new_results", "r_no"),
+    ("new_audit", "a_idx"),
+    ("new_counts", "c_n"),
+)
+"""What a batch may have to write or to ask, and the array that is there if it does."""
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -39,111 +84,194 @@ class Written(msgspec.Struct, frozen=True):
     place: int
 
 
-def _row(entry: Entry, slot: Slot) -> dict[str, Any]:
-    """All columns of a task, in either table."""
-    task, lease = entry.task, entry.lease
-    key = entry.cache_key
+def _live_row(entry: Entry, slot: Slot) -> tuple[Any, ...]:
+    task, key = entry.task, entry.cache_key
+    no, n, state, a2a_state, lessee, updated_at_ms, *moved, rest, cause, error_message, size = _moved_row(entry, slot)
+    generation, turn, attempt, place, settled_place, touched, touched_at_ms, due_at_ms, *others = moved
+    return (
+        *(no, task.id, n, state, a2a_state, task.sender.pubkey, task.recipient.pubkey, lessee, task.tenant),
+        *(task.recipient.display.partition("@")[0], column(task.context_id or ""), task.origin, task.parent),
+        *(entry.accepted_at_ms, updated_at_ms, generation, turn, attempt, _deadline_ms(entry)),
+        *(place, settled_place, touched, touched_at_ms, due_at_ms),
+        key_text(key) if key is not None and entry.state is not SETTLED else None,
+        *others,
+        *(encode_head(entry), rest, task.sender.display, task.recipient.display, *_words(entry)),
+        *(cause, error_message, slot.intent, size),
+    )
+
+
+def _moved_row(entry: Entry, slot: Slot) -> tuple[Any, ...]:
+    lease, due_at_ms = entry.lease, entry.due_at_ms(entry.updated_at_ms)
     held = lease if entry.state is LEASED else None
+    return (
+        *(slot.no, slot.n, entry.state.value, entry.a2a_state, lease.leased_to.pubkey if lease is not None else None),
+        *(entry.updated_at_ms, entry.generation, entry.turn, entry.attempt, slot.place, slot.settled_place),
+        *(slot.touched, max(held.leased_at_ms, held.renewed_at_ms) if held is not None else None),
+        min(due_at_ms, BIGINT_MAX) if due_at_ms is not None else None,
+        *((held.node, held.boot) if held is not None else (None, None)),
+        *(entry.interrupted, slot.pushed, slot.ended_n, encode_rest(entry), _cause(entry), _error(entry), slot.size),
+    )
+
+
+def _task_row(entry: Entry, slot: Slot) -> tuple[Any, ...]:
+    task, lease = entry.task, entry.lease
+    task_kind, idempotency_key, remote = _words(entry)
+    return (
+        *(slot.no, task.id, slot.n, entry.a2a_state, task.sender.pubkey, task.recipient.pubkey),
+        *(lease.leased_to.pubkey if lease is not None else None, task.tenant),
+        *(task.recipient.display.partition("@")[0], column(task.context_id or ""), task.origin, task.parent),
+        *(entry.accepted_at_ms, entry.updated_at_ms, entry.generation, entry.turn, entry.attempt, slot.settled_place),
+        *(slot.ended_n, _error(entry), encode_rest(entry), task.sender.display, task.recipient.display),
+        *(task_kind, idempotency_key, _deadline_ms(entry), remote, _cause(entry), slot.intent, slot.size),
+    )
+
+
+def _words(entry: Entry) -> tuple[str | None, str | None, bool]:
+    """Its kind, its key, and whether it is done elsewhere."""
+    task = entry.task
+    return (
+        column(task.task_kind) if task.task_kind is not None else None,
+        column(task.idempotency.key) if task.idempotency is not None else None,
+        task.target is not None,
+    )
+
+
+def _deadline_ms(entry: Entry) -> int | None:
+    deadline_ms = entry.task.deadline_ms
+    return min(deadline_ms, BIGINT_MAX) if deadline_ms is not None else None
+
+
+def _cause(entry: Entry) -> str | None:
+    return entry.cause.value if entry.cause is not None else None
+
+
+def _error(entry: Entry) -> str:
     error = entry.result.error_message if entry.result is not None else None
-    due_at_ms = entry.due_at_ms(entry.updated_at_ms)
-    return {
-        "no": slot.no,
-        "task_id": task.id,
-        "n": slot.n,
-        "state": entry.state.value,
-        "a2a_state": entry.a2a_state,
-        "sender": task.sender.pubkey,
-        "recipient": task.recipient.pubkey,
-        "lessee": lease.leased_to.pubkey if lease is not None else None,
-        "tenant": task.tenant,
-        "agent_id": task.recipient.display.partition("@")[0],
-        "context_id": column(task.context_id or ""),
-        "origin": task.origin,
-        "parent": task.parent,
-        "created_at_ms": entry.accepted_at_ms,
-        "updated_at_ms": entry.updated_at_ms,
-        "generation": entry.generation,
-        "turn": entry.turn,
-        "attempt": entry.attempt,
-        "deadline_ms": min(task.deadline_ms, BIGINT_MAX) if task.deadline_ms is not None else None,
-        "place": slot.place,
-        "settled_place": slot.settled_place,
-        "touched": slot.touched,
-        "touched_at_ms": max(held.leased_at_ms, held.renewed_at_ms) if held is not None else None,
-        "due_at_ms": min(due_at_ms, BIGINT_MAX) if due_at_ms is not None else None,
-        "shared": key_text(key) if key is not None and entry.state is not SETTLED else None,
-        "node": held.node if held is not None else None,
-        "boot": held.boot if held is not None else None,
-        "interrupted": entry.interrupted,
-        "pushed": slot.pushed,
-        "ended_n": slot.ended_n,
-        "error_message": column(error) if isinstance(error, str) else "",
-        "rest": encode_rest(entry),
-        "sender_display": task.sender.display,
-        "recipient_display": task.recipient.display,
-        "task_kind": column(task.task_kind) if task.task_kind is not None else None,
-        "idempotency_key": column(task.idempotency.key) if task.idempotency is not None else None,
-        "remote": task.target is not None,
-        "cause": entry.cause.value if entry.cause is not None else None,
-        "intent": slot.intent,
-        "size": slot.size,
-    }
+    return column(error) if isinstance(error, str) else ""
 
 
 def batch_values(work: WorkingSet) -> dict[str, Any]:
-    new: list[dict[str, Any]] = []
-    moved: list[dict[str, Any]] = []
-    ended: list[dict[str, Any]] = []
-    values: dict[str, Any] = {"id_task_ids": [], "id_nos": [], "gone_nos": [], "back_nos": []}
-    held: list[tuple[int, int]] = []
+    """The arrays of what there is to write; what is not there has none."""
+    ids: list[tuple[Any, ...]] = []
+    new: list[tuple[Any, ...]] = []
+    moved: list[tuple[Any, ...]] = []
+    ended: list[tuple[Any, ...]] = []
+    gone: list[int] = []
+    back: list[int] = []
+    held: list[tuple[Any, ...]] = []
     for task_id in work.moved:
         entry, slot = work.entries[task_id], work.slots[task_id]
         assert entry is not None
-        row = _row(entry, slot)
         if slot.was is None:
-            values["id_task_ids"].append(task_id)
-            values["id_nos"].append(slot.no)
+            ids.append((task_id, slot.no))
         elif slot.was == "live":
             held.append((slot.no, slot.held_n))
         if entry.state is DRAINED:
-            ended.append(row)
+            ended.append(_task_row(entry, slot))
             if slot.was == "live":
-                values["gone_nos"].append(slot.no)
+                gone.append(slot.no)
         elif slot.was == "live":
-            moved.append(row)
+            moved.append(_moved_row(entry, slot))
         else:
-            row["head"] = encode_head(entry)
-            new.append(row)
+            new.append(_live_row(entry, slot))
             if slot.was == "tasks":
-                values["back_nos"].append(slot.no)
-    held.sort()
-    values["held_nos"], values["held_ns"] = _columns(held, 2)
-    values |= _named("l", _LIVE, new) | _named("m", _MOVED, moved) | _named("t", _TASKS, ended)
-    values |= _tuples("e", "no n generation ts_ms kind body", work.events)
-    values |= _tuples("q", "recipient place no", [(*at, no) for at, no in work.queue_in.items()])
-    values |= _tuples("ql", "recipient place", list(work.queue_out))
-    values |= _tuples("r", "sender place no", [(*at, no) for at, no in work.results_in.items()])
-    values |= _tuples("rl", "sender place", list(work.results_out))
-    values |= _tuples("a", "idx place ts_ms issuer chain_hash row", work.audit)
-    values |= _tuples("c", "kind lane n", sorted(work.counts))
-    return values
+                back.append(slot.no)
+    values: dict[str, Any] = {}
+    for names, rows in (
+        (_IDS, ids),
+        (_LIVE, new),
+        (_MOVED, moved),
+        (_TASKS, ended),
+        (_HELD, sorted(held)),
+        (_EVENTS, work.events),
+        (_QUEUE, [(*at, no) for at, no in work.queue_in.items()]),
+        (_RESULTS, [(*at, no) for at, no in work.results_in.items()]),
+        (_AUDIT, work.audit),
+        (_COUNTS, sorted(work.counts)),
+    ):
+        if rows:
+            values |= zip(names, map(list, zip(*rows, strict=True)), strict=True)
+    if gone:
+        values["gone_nos"] = gone
+    if back:
+        values["back_nos"] = back
+    if work.started:
+        values["started"] = list(work.started)
+    return values | _left("ql", "recipient", work.queue_out) | _left("rl", "sender", work.results_out)
 
 
-def _named(prefix: str, names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {f"{prefix}_{name}": [row[name] for row in rows] for name in names}
+def _left(prefix: str, name: str, places: Iterable[tuple[str, int]]) -> dict[str, Any]:
+    """Whose they were, each once, and the places."""
+    places = list(places)
+    if not places:
+        return {}
+    return {f"{prefix}_{name}": list({whose: None for whose, _ in places}), f"{prefix}_place": [at for _, at in places]}
 
 
-def _tuples(prefix: str, names: str, rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    parts = names.split()
-    return {f"{prefix}_{name}": part for name, part in zip(parts, _columns(rows, len(parts)), strict=True)}
+def heads_left(prefix: str, name: str, places: Iterable[tuple[str, int]], floors: Floors) -> dict[str, Any]:
+    """Where the first of each line were taken from: the gate counts what stands there."""
+    lines: dict[str, list[int]] = {}
+    for whose, place in places:
+        lines.setdefault(whose, []).append(place)
+    if not lines:
+        return {}
+    return {
+        f"{prefix}_{name}": list(lines),
+        f"{prefix}_first": [min(floors.at(whose), *at) for whose, at in lines.items()],
+        f"{prefix}_last": [max(at) for at in lines.values()],
+        f"{prefix}_count": [len(at) for at in lines.values()],
+    }
 
 
-def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
-    return [list(part) for part in zip(*rows, strict=True)] if rows else [[] for _ in range(count)]
+class BatchStatement:
+    """The statement of a batch with these parts.
+
+    Its arrays are given as PostgreSQL's text for them: asyncpg looks at each element of an array several times.
+    """
+
+    def __init__(self, parts: tuple[str, ...]) -> None:
+        text = statements("write")
+        gates = [text[f"gate_{part}"] for part in parts if f"gate_{part}" in text]
+        written = [text[part] for part in parts if part in text and part != "held"]
+        whole = text["batch"].replace("/* held */", text["held"] if "held" in parts else "")
+        whole = whole.replace("/* gates */", "\n".join(gates)).replace("/* parts */", "\n\n".join(written))
+        kinds = dict(_ARRAY.findall(whole))
+        self._statement = Statement(_ARRAY.sub(r":\1::text::\2[]", whole))
+        self.text = self._statement.text
+        self._encoders = [(name, _ENCODERS.get(kinds.get(name, ""))) for name in self._statement.names]
+
+    def values(self, given: dict[str, Any]) -> list[Any]:
+        return [given[name] if encode is None else encode(given[name]) for name, encode in self._encoders]
+
+
+_ARRAY: Final = re.compile(r"(?<![:\w]):([a-z]\w*)::(\w+)\[\]")
+
+
+def encode_numbers(values: list[int | bool | None]) -> str:
+    return f"{{{repr(values)[1:-1]}}}".replace("None", "NULL")
+
+
+def encode_texts(values: list[str | None]) -> str:
+    """None has a NUL in it: PostgreSQL takes no such text."""
+    if None in values:
+        return f"{{{','.join(['NULL' if value is None else encode_texts([value])[1:-1] for value in values])}}}"
+    texts: list[str] = values  # type: ignore[assignment]  # none of them is None
+    joined = "\0".join(texts).replace("\\", "\\\\").replace('"', '\\"').replace("\0", '","')
+    return f'{{"{joined}"}}' if values else "{}"
+
+
+_ENCODERS: Final[dict[str, Callable[[list[Any]], str]]] = {
+    "text": encode_texts,
+    "bigint": encode_numbers,
+    "integer": encode_numbers,
+    "boolean": encode_numbers,
+}
+
+_batch: Final = cache(BatchStatement)
 
 
 async def write_batch(connection: asyncpg.Connection[Any], values: dict[str, Any]) -> Written:
-    batch = statement("write", "batch")
+    batch = _batch(tuple([part for part, sign in _PARTS if sign in values]))
     row = await connection.fetchrow(batch.text, *batch.values(values))
     assert row is not None
     return Written(bool(row["writer"]), bool(row["written"]), row["place"])
@@ -205,7 +333,13 @@ def _requests(work: WorkingSet) -> Iterable[tuple[str, dict[str, Any]]]:
         if rows:
             yield (
                 name,
-                dict(zip(("verbs", "holders", "request_ids", "places", "given"), _columns(rows, 5), strict=True)),
+                dict(
+                    zip(
+                        ("verbs", "holders", "request_ids", "places", "given"),
+                        map(list, zip(*rows, strict=True)),
+                        strict=True,
+                    )
+                ),
             )
 
 
@@ -230,7 +364,7 @@ def _shared(work: WorkingSet) -> Iterable[tuple[str, dict[str, Any]]]:
         ]
         if rows:
             names = ("keys", "names", "leaders", "cached", "cached_at_ms", "cached_bytes", "cached_places")
-            yield name, dict(zip(names, _columns(rows, 7), strict=True))
+            yield name, dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
     if gone:
         yield "shared_gone", {"keys": gone}
 

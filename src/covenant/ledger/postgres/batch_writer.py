@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from copy import copy
 from typing import Any, Final
 
 import asyncpg
-import msgspec
 
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract.identities import RegisterChange
-from covenant.ledger.machine.commands import Accept, Command, TaskCommand
+from covenant.ledger.machine.commands import Accept, Command
 from covenant.ledger.machine.decisions import decide
 from covenant.ledger.machine.decisions.context import CommandRefused
-from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.event_codec import encode_events
 from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.identity_commands import PurgeAudit
-from covenant.ledger.machine.states import DRAINED
 from covenant.ledger.postgres.batch_items import (
     TOGETHER,
     Committed,
@@ -36,9 +32,9 @@ from covenant.ledger.postgres.batch_items import (
     Item,
     RolledBack,
     hints,
-    is_simple,
+    weigh_command,
 )
-from covenant.ledger.postgres.batch_rows import batch_values, write_batch, write_beside, write_registers
+from covenant.ledger.postgres.batch_rows import batch_values, heads_left, write_batch, write_beside, write_registers
 from covenant.ledger.postgres.connections import (
     BROKEN,
     REFUSED,
@@ -51,12 +47,14 @@ from covenant.ledger.postgres.connections import (
     unavailable,
 )
 from covenant.ledger.postgres.counters import Counters
+from covenant.ledger.postgres.fast_decisions import Heads, decide_fast, decode_raws, is_simple, puts_in_line
 from covenant.ledger.postgres.loader import Loader
 from covenant.ledger.postgres.news import encode_topics, topics_of
 from covenant.ledger.postgres.nodes import Joined, Membership, refresh_registers
+from covenant.ledger.postgres.queue_head import Floors
+from covenant.ledger.postgres.recent_tasks import RECENT_MAX, RecentTasks
 from covenant.ledger.postgres.registers import REGISTER_EVENTS, RegisterRow, Registers
 from covenant.ledger.postgres.sql import statement
-from covenant.ledger.postgres.stored_task import Slot
 from covenant.ledger.postgres.wanted import Missing, WantTask
 from covenant.ledger.postgres.working_set import WorkingSet
 from covenant.model.errors import Refusal, Unavailable
@@ -65,13 +63,15 @@ from covenant.model.ids import TaskId
 from covenant.model.settings import Limits
 
 BATCH_MAX: Final = 128
+BATCH_BYTES_MAX: Final = 4 << 20
+UNWEIGHED: Final = 4
+"""So many commands go together whatever they weigh: to weigh one takes longer than to see that there are few."""
 PLACE_BITS: Final = 20
 ROUNDS_MAX: Final = 2_000
 """How often one command may ask for more before it is decided."""
 TRIES_MAX: Final = 12
 """How often a batch is decided anew after a conflict."""
 NUMBERS: Final = 1_000
-RECENT_MAX: Final = 20_000
 NOTHING: Final = "{}"
 """The news of a batch that the gate did not let through."""
 PAUSE_S: Final = 0.005
@@ -84,8 +84,6 @@ CONFLICTS: Final = (
 )
 
 log = logging.getLogger(__name__)
-
-_raws: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class BatchWriter:
@@ -125,8 +123,8 @@ class BatchWriter:
         self._turns: dict[str, int] = {}
         self._numbers: list[int] = []
         self._connection: asyncpg.Connection[Any] | None = None
-        self._recent: OrderedDict[TaskId, tuple[Entry, Slot]] = OrderedDict()
-        """Live tasks that this node wrote lately, as they were then: another node may have changed them since."""
+        self._recent = RecentTasks()
+        self._queue_floors, self._result_floors = Floors(), Floors()
         self._head: AuditHead | None = None
         self._place = 0
         self._doubt: Committed | None = None
@@ -179,7 +177,8 @@ class BatchWriter:
     def _next(self) -> list[Item]:
         """What is decided together: as much as there is, or one that is a batch of its own."""
         batch: list[Item] = []
-        while self._waiting and len(batch) < BATCH_MAX:
+        size = 0
+        while self._waiting and len(batch) < BATCH_MAX and size < BATCH_BYTES_MAX:
             together = isinstance(self._waiting[0].command, TOGETHER)
             if not together and batch:
                 break
@@ -187,6 +186,7 @@ class BatchWriter:
             if not item.done.done():
                 item.begun = True
                 batch.append(item)
+                size += weigh_command(item.command) if len(batch) > UNWEIGHED else 0
             if not together:
                 break
         return batch
@@ -246,7 +246,9 @@ class BatchWriter:
         if self._doubt is not None:
             await self._find_out(self._doubt)
         batch = [item for item in batch if not item.done.done()]
-        if not batch or (not careful and await self._try_fast(connection, batch)):
+        if batch and not careful:
+            batch = await self._try_fast(connection, batch)
+        if not batch:
             return
         await connection.execute("BEGIN")
         try:
@@ -276,17 +278,8 @@ class BatchWriter:
             item.finish()
 
     def _remember(self, work: WorkingSet) -> None:
-        recent = self._recent
         self._head = work.audit_head
-        for task_id in work.moved:
-            entry, slot = work.entries[task_id], work.slots[task_id]
-            assert entry is not None
-            recent.pop(task_id, None)
-            if entry.state is not DRAINED:
-                slot.was, slot.held_n = "live", slot.n
-                recent[task_id] = (entry.without_body(), slot)
-        while len(recent) > RECENT_MAX:
-            recent.popitem(last=False)
+        self._recent.remember(work)
         if len(self._turns) > RECENT_MAX:
             self._turns.clear()  # who was served last is forgotten, and everybody's turn comes by what waits longest
 
@@ -330,19 +323,30 @@ class BatchWriter:
         else:
             self.seq = doubtful.seq
 
-    async def _try_fast(self, connection: asyncpg.Connection[Any], batch: list[Item]) -> bool:
-        """One statement, on what is in memory; False if that is not enough. The gate finds what others have changed."""
-        if self._head is None or len(self._numbers) < len(batch) or not all(is_simple(item.command) for item in batch):
-            return False
+    async def _try_fast(self, connection: asyncpg.Connection[Any], batch: list[Item]) -> list[Item]:
+        """One statement, on what is in memory; returns what needs more. The gate finds what others have changed."""
+        simple = [item for item in batch if is_simple(item.command)]
+        if not simple or self._head is None or len(self._numbers) < len(batch):
+            return batch
+        if fresh := any(puts_in_line(item.command) for item in simple):
+            self._place = await connection.fetchval(statement("load", "place").text) << PLACE_BITS
         work = self._working_set(self._head, self._place)
-        for item in batch:
-            if not self._decide_fast(work, item):
-                return False
-        if work.queue_in or work.results_in:
-            return False  # its place must be one of now
-        committed = self._committed(batch, work)
+        heads = Heads(simple)
+        self._recent.offer(work, self._counters, heads.queues, heads.results)
+        decided = [item for item in simple if decide_fast(work, item, self._recent, self._clock, self._new_id)]
+        if not decided or work.beside or ((work.queue_in or work.results_in) and not fresh):
+            return batch
+        await self._write_fast(connection, decided, work)
+        return [item for item in batch if not item.done.done()]
+
+    async def _write_fast(self, connection: asyncpg.Connection[Any], decided: list[Item], work: WorkingSet) -> None:
+        committed = self._committed(decided, work)
+        values = self._values(committed, self._registers.version)
+        values["started_from"] = [self._queue_floors.at(recipient) for recipient in work.started]
+        values |= heads_left("qt", "recipient", work.queue_out, self._queue_floors)
+        values |= heads_left("rt", "sender", work.results_out, self._result_floors)
         try:
-            written = await write_batch(connection, self._values(committed, self._registers.version))
+            written = await write_batch(connection, values)
         except BROKEN:
             self._doubt = committed
             raise
@@ -350,37 +354,12 @@ class BatchWriter:
             raise Conflict("the writer's row is not where this node left it")  # the careful way finds out why
         self.seq, self._place = committed.seq, written.place << PLACE_BITS
         if not written.rows:
-            for task_id in work.slots:
-                self._recent.pop(task_id, None)
+            self._recent.forget(work.slots)
             raise Conflict("what is in memory was changed by somebody else")
         self.fast += 1
+        self._queue_floors.left(work.queue_out)
+        self._result_floors.left(work.results_out)
         self._land(committed)
-        return True
-
-    def _decide_fast(self, work: WorkingSet, item: Item) -> bool:
-        """False if it needs more, or comes to nothing: an answer without events rests on what may have changed."""
-        command = item.command
-        if isinstance(command, Accept):
-            work.new_task(command.task.id)
-        elif isinstance(command, TaskCommand):
-            known = self._recent.get(command.task_id)
-            if known is None:
-                return False
-            work.load_entry(command.task_id, known[0], copy(known[1]))
-        item.ts_ms = self._clock.now_ms()
-        try:
-            decision = decide(work, command, item.ts_ms, self._new_id, self._clock.ages)
-            work.check(decision.events)
-            encoded, events = encode_events(decision.events)
-        except (Missing, CommandRefused, Refusal):
-            return False
-        if not events:
-            return False
-        work.apply(events, [bytes(raw) for raw in _raws(encoded)], item.ts_ms)
-        item.answer, item.error, item.events = decision.answer, None, events
-        if isinstance(command, Accept):
-            work.started[command.task.recipient.pubkey] = None
-        return True
 
     def _committed(self, batch: Sequence[Item], work: WorkingSet, rows: Sequence[RegisterRow] = ()) -> Committed:
         records = [(item.events, item.ts_ms) for item in batch if item.events]
@@ -396,7 +375,6 @@ class BatchWriter:
             "audit_hash": work.audit_head.chain_hash,
             "chain": self._node,
             "version": version,
-            "started": list(work.started),
             "topics": encode_topics(committed.topics),
         }
 
@@ -463,7 +441,8 @@ class BatchWriter:
         for item in batch:
             if isinstance(item.command, Accept) and item.command.minted:
                 work.new_task(item.command.task.id)
-        return work, Loader(connection, self._clock.now_ms()), version
+        loader = Loader(connection, self._clock.now_ms(), self._queue_floors, self._result_floors)
+        return work, loader, version
 
     async def _decide(self, work: WorkingSet, loader: Loader, item: Item) -> None:
         item.answer, item.error, item.events = None, None, []
@@ -489,7 +468,7 @@ class BatchWriter:
                 except Refusal as wrong:
                     item.error = wrong
                     return
-                work.apply(events, [bytes(raw) for raw in _raws(encoded)], item.ts_ms)
+                work.apply(events, [bytes(raw) for raw in decode_raws(encoded)], item.ts_ms)
             item.answer, item.error, item.events = answer, refusal, events
             return
         raise AssertionError(f"{type(item.command).__name__} asks for more and more")

@@ -97,6 +97,12 @@ def outcome_unknown() -> Unavailable:
     )
 
 
+async def _reset(connection: asyncpg.Connection[Any]) -> None:
+    """Nothing is left in a session but the transaction of somebody who was cancelled."""
+    if connection.is_in_transaction():
+        await connection.execute("ROLLBACK")
+
+
 class Connections:
     """`dsn` names the database, as PostgreSQL's own programs take it.
 
@@ -120,7 +126,7 @@ class Connections:
 
     async def open(self) -> None:
         self._readers = await asyncpg.create_pool(
-            self._dsn, min_size=1, max_size=READERS_MAX, timeout=CONNECT_S, **self._options(SETTINGS)
+            self._dsn, min_size=1, max_size=READERS_MAX, timeout=CONNECT_S, reset=_reset, **self._options(SETTINGS)
         )
 
     async def fetch(self, asked: Statement, values: dict[str, Any]) -> Sequence[Row]:

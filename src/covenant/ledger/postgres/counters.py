@@ -43,16 +43,19 @@ class Counters:
 
     def add(self, counts: Iterable[Count]) -> None:
         for kind, lane, change in counts:
-            left = self._sums.pop((kind, lane), 0) + change
-            if left:
-                self._sums[kind, lane] = left
+            self.count(kind, lane, change)
 
     def replace(self, counts: Iterable[Count]) -> None:
         self._sums.clear()
         self.add(counts)
 
     def count(self, kind: str, lane: str, change: int) -> None:
-        self.add(((kind, lane, change),))
+        key, sums = (kind, lane), self._sums
+        left = sums.get(key, 0) + change
+        if left:
+            sums[key] = left
+        else:
+            sums.pop(key, None)
 
     def total(self, kind: str) -> int:
         """Over all lanes: for metrics, since it looks at everything."""

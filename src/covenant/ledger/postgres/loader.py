@@ -14,6 +14,7 @@ import msgspec
 
 from covenant.ledger.machine.view import Cached, Remembered
 from covenant.ledger.postgres.cache_rows import OldResult, SharedWork, key_text
+from covenant.ledger.postgres.queue_head import Floors
 from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.stored_task import Row, Slot, column, decode_archived, decode_entry, decode_task
 from covenant.ledger.postgres.wanted import (
@@ -60,9 +61,12 @@ _parcel: Final = msgspec.json.Decoder(OutboxMessage).decode
 class Loader:
     """Loads by one connection, inside its transaction."""
 
-    def __init__(self, connection: asyncpg.Connection[Any], now_ms: int) -> None:
+    def __init__(
+        self, connection: asyncpg.Connection[Any], now_ms: int, queue_floors: Floors, result_floors: Floors
+    ) -> None:
         self._connection = connection
         self._now_ms = now_ms
+        self._queue_floors, self._result_floors = queue_floors, result_floors
 
     async def load(self, into: WorkingSet, wants: Iterable[Want]) -> None:
         by_kind: defaultdict[type[Any], dict[Any, None]] = defaultdict(dict)
@@ -116,10 +120,20 @@ class Loader:
 
     async def queues(self, into: WorkingSet, wants: Sequence[WantQueue]) -> None:
         for want in wants:
-            rows = await self._rows("queue", recipient=want.recipient, count=want.limit)
+            rows = await self._line("queue", self._queue_floors, want.recipient, want.limit)
             into.load_queue(want.recipient, _places(rows, self._entries(into, rows)), want.limit)
             for row in rows:
                 into.load_body(TaskId(row["task_id"]), decode_task(row["task_body"]))
+
+    async def _line(self, name: str, floors: Floors, whose: str, count: int) -> Sequence[Row]:
+        """The first rows of a queue, or of a sender's results."""
+        floor = floors.look(whose)
+        rows = await self._rows(name, whose=whose, floor=floor, count=count)
+        if floor and len(rows) < count:
+            rows = await self._rows(name, whose=whose, floor=0, count=count)
+        if rows:
+            floors.saw(whose, rows[0]["queue_place"])
+        return rows
 
     async def recipients(self, into: WorkingSet, _: Sequence[WantRecipients]) -> None:
         into.load_recipients({row["recipient"]: row["place"] for row in await self._rows("recipients")})
@@ -129,7 +143,7 @@ class Loader:
             if want.sender is None:
                 rows = await self._rows("all_results", count=want.limit)
             else:
-                rows = await self._rows("results", sender=want.sender, count=want.limit)
+                rows = await self._line("results", self._result_floors, want.sender, want.limit)
             into.load_results(want.sender, _places(rows, self._entries(into, rows)), want.limit)
 
     async def leases(self, into: WorkingSet, wants: Sequence[WantLeases]) -> None:

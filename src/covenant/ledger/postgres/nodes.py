@@ -118,6 +118,7 @@ class Membership:
         self._own: deque[tuple[int, Sequence[Count]]] = deque(maxlen=OWN_KEPT)
         """What this node has written lately, for a reload that was read before."""
         self._to_tell = False
+        self._told_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._busy = asyncio.Lock()
         self._asked_s: float | None = None
@@ -183,7 +184,9 @@ class Membership:
         self.written = seq
         self._own.append((seq, counts))
         self._counters.add(counts)
-        self._to_tell = True
+        if not self._to_tell and len(self._alive) > 1:
+            self._to_tell = True
+            self._look.set()
 
     async def close(self) -> None:
         await self._stop()
@@ -210,8 +213,13 @@ class Membership:
         if self._connection is None or self._connection.is_closed():
             self._connection = await self._connections.connect(timeout_s=self._lease_ms / 1_000)
             if not self._connections.pooler:
-                await self._connection.add_listener(CHANNEL, lambda *_: self._look.set())
+                await self._connection.add_listener(CHANNEL, self._told)
         return self._connection
+
+    def _told(self, _connection: object, _pid: int, _channel: str, writer: object) -> None:
+        """Some node has written; this one knows by itself what it wrote."""
+        if writer != str(self._joined.writer):
+            self._look.set()
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -245,7 +253,9 @@ class Membership:
                 continue
             self._look.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), HINT_S if self._to_tell else POLL_S)
+                await asyncio.wait_for(self._look.wait(), POLL_S)
+            if self._to_tell:
+                await asyncio.sleep(self._told_s + HINT_S - loop.time())
 
     def beat_now(self) -> None:
         """Somebody has found this run fenced: find out why."""
@@ -412,9 +422,9 @@ class Membership:
 
     async def _tell(self) -> None:
         if self._to_tell and not self._connections.pooler:
-            self._to_tell = False
+            self._to_tell, self._told_s = False, asyncio.get_running_loop().time()
             connection = await self._connect()
-            await _execute(connection, "tell")
+            await _execute(connection, "tell", writer=str(self._joined.writer))
 
     async def _tidy(self) -> None:
         connection = await self._connect()

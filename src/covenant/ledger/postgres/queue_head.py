@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Final
 
 from covenant.model.ids import TaskId
 
@@ -16,34 +20,106 @@ class QueueHead:
         self.complete = False
         self._entered: dict[int, TaskId] = {}
         self._left: set[int] = set()
+        self._order: deque[tuple[int, TaskId]] | None = None
+        """What is there, the first first; None: it is to be put in order."""
 
     def load(self, rows: Iterable[tuple[int, TaskId]], asked: int) -> None:
         rows = list(rows)
         self._loaded |= dict(rows)
         self.complete = len(rows) < asked
         self._end = max((place for place, _ in rows), default=self._end)
+        self._order = None
 
     def enter(self, place: int, task_id: TaskId) -> None:
         self._left.discard(place)
         if place not in self._loaded:
             self._entered[place] = task_id
+        self._order = None
 
     def leave(self, place: int) -> None:
         if self._entered.pop(place, None) is None:
             self._left.add(place)
+        if self._order is not None:
+            if self._order and self._order[0][0] == place:
+                self._order.popleft()
+            else:
+                self._order = None
 
     def first(self, count: int) -> list[TaskId] | None:
         """The first of what is there; None if more must be loaded to know."""
-        here = {place: task_id for place, task_id in self._loaded.items() if place not in self._left}
-        here |= {
-            place: task_id
-            for place, task_id in self._entered.items()
-            if self.complete or (self._end is not None and place <= self._end)
-        }
-        if len(here) < count and not self.complete:
+        if self._order is None:
+            here = {place: task_id for place, task_id in self._loaded.items() if place not in self._left}
+            here |= {
+                place: task_id
+                for place, task_id in self._entered.items()
+                if self.complete or (self._end is not None and place <= self._end)
+            }
+            self._order = deque(sorted(here.items()))
+        if len(self._order) < count and not self.complete:
             return None
-        return [here[place] for place in sorted(here)[:count]]
+        return [task_id for _, task_id in islice(self._order, count)]
 
     def wanted(self, count: int) -> int:
         """How many rows to ask for, to have `count` besides those that this batch took out."""
         return count + len(self._left)
+
+
+LAG_S: Final = 1.0
+"""What others began to write before a place was seen to be the first is committed by then, but for a straggler."""
+LOOK_S: Final = 1.0
+LINES_MAX: Final = 20_000
+
+
+class _Floor:
+    __slots__ = ("first", "first_s", "looked_s", "place")
+
+    def __init__(self, now_s: float) -> None:
+        self.place = 0
+        self.first: int | None = None
+        """What was seen to stand first, since when."""
+        self.first_s = self.looked_s = now_s
+
+
+class Floors:
+    """From where each queue is read: what was taken below is not walked over again while it cannot be vacuumed.
+
+    Once a second all of a queue is read, so that a straggler below is found. None of it is needed to be right.
+    """
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._floors: dict[str, _Floor] = {}
+
+    def at(self, whose: str) -> int:
+        floor = self._floors.get(whose)
+        if floor is None:
+            return 0
+        now_s = self._clock_s()
+        if floor.first is not None and now_s - floor.first_s >= LAG_S:
+            floor.place, floor.first = floor.first, None
+        return floor.place
+
+    def look(self, whose: str) -> int:
+        """As `at`, but 0 when it is time to read all of it."""
+        floor = self._floors.get(whose)
+        if floor is not None and self._clock_s() - floor.looked_s >= LOOK_S:
+            floor.looked_s = self._clock_s()
+            return 0
+        return self.at(whose)
+
+    def saw(self, whose: str, place: int) -> None:
+        """This is the first that stands there now."""
+        floor = self._floors.get(whose)
+        if floor is None:
+            if len(self._floors) >= LINES_MAX:
+                self._floors.clear()
+            floor = self._floors[whose] = _Floor(self._clock_s())
+        if place < floor.place:
+            floor.place, floor.first = place, None
+        elif floor.first is None:
+            floor.first, floor.first_s = place, self._clock_s()
+
+    def left(self, places: Iterable[tuple[str, int]]) -> None:
+        """These stood first, and were taken."""
+        for whose, place in dict(sorted(places)).items():
+            self.saw(whose, place + 1)

@@ -95,6 +95,14 @@ class Slot:
         self.attempt, self.turn = 0, 1
         """Of a task that has ended: what it goes on with if its result comes back."""
 
+    def copy(self) -> Slot:
+        made = Slot.__new__(Slot)
+        (made.no, made.was, made.n, made.held_n, made.place) = (self.no, self.was, self.n, self.held_n, self.place)
+        made.settled_place, made.touched, made.pushed = self.settled_place, self.touched, self.pushed
+        made.ended_n, made.intent, made.size = self.ended_n, self.intent, self.size
+        made.attempt, made.turn = self.attempt, self.turn
+        return made
+
 
 class StoredEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_defaults=True):
     """An entry without its task, its state and its result, which have columns or rows of their own."""

@@ -124,6 +124,19 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
         self._place += 1
         return self._place
 
+    @property
+    def beside(self) -> bool:
+        """Whether there is something to write that few batches touch."""
+        return bool(
+            self.requests_put
+            or self.uses_put
+            or self.pushes_put
+            or self.pushes_gone
+            or self.peer_writes
+            or self.purged is not None
+            or any(each.moved for each in self.shared.values())
+        )
+
     # Loading
 
     def load_entry(self, task_id: TaskId, entry: Entry, slot: Slot) -> None:
@@ -318,8 +331,11 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
                 self.check_dropped(event)
 
     def apply(self, events: Sequence[AnyEvent], encoded: Sequence[bytes], ts_ms: int) -> None:
+        before: dict[TaskId, Entry | None] = {}
         for event, text in zip(events, encoded, strict=True):
             if isinstance(event, TaskEvent):
+                if event.task_id not in before:
+                    before[event.task_id] = self.entries.get(event.task_id)
                 self._apply_task(event, text, ts_ms)
             elif isinstance(event, PushEvent):
                 self.apply_push(event, ts_ms)
@@ -340,6 +356,8 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
                 self.audit.append((event.index, self.next_place(), ts_ms, event.issuer, event.chain_hash, event.row))
             elif isinstance(event, AuditPurged):
                 self.purged = event
+        for task_id, old in before.items():
+            self._recount(task_id, old)
         self.counts.count("commits", ALL, 1)
 
     def _apply_task(self, event: TaskEvent, encoded: bytes, ts_ms: int) -> None:
@@ -366,7 +384,6 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
         elif ends(event):
             slot.ended_n, slot.settled_place = slot.n, self.next_place()
         self._index(event, old, new, slot)
-        self._recount(event, old, new)
         if new.task.idempotency is not None:
             self.share(event, new, ts_ms, self.next_place())
         if slot.pushed and ends(event):
@@ -411,8 +428,14 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
             for lane in (sender, None):
                 self._results.setdefault(lane, QueueHead()).enter(slot.settled_place, task_id)
 
-    def _recount(self, event: TaskEvent, old: Entry | None, new: Entry) -> None:
-        listed = not isinstance(event, ResultReturned)  # it was counted before it came back
+    def _recount(self, task_id: TaskId, old: Entry | None) -> None:
+        """After a command: what a task counted for before it, and what it counts for now."""
+        new = self.entries[task_id]
+        assert new is not None
+        if old is not None and _counts_as(old) == _counts_as(new):
+            return
+        # One whose result came back was listed before it ended.
+        listed = old is not None or self.slots[task_id].was != "tasks"
         if old is not None:
             for kind, lane, count in contributions(old, listed=listed):
                 self.counts.count(kind, lane, -count)
@@ -448,6 +471,10 @@ def contributions(entry: Entry, *, listed: bool) -> list[Count]:
     if listed:
         counts.append((LANE, lane_of(entry), 1))
     return counts
+
+
+def _counts_as(entry: Entry) -> tuple[object, ...]:
+    return entry.state, entry.a2a_state, entry.queued_bytes, entry.result_bytes
 
 
 Places = dict[tuple[str, int], int]

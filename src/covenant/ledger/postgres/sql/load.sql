@@ -1,4 +1,6 @@
 -- What decisions ask for. Whatever a decision rests on stays locked until its batch is committed.
+--
+-- Rows of hot tables are looked up one by one (LATERAL), whatever the planner believes of their number: see write.sql.
 
 -- :begin
 SELECT w.seq, w.audit_index, w.audit_hash, nextval('places') AS place, (SELECT version FROM registers) AS version
@@ -6,17 +8,17 @@ FROM writers AS w
 WHERE w.writer = :writer AND w.boot = :boot AND w.lost_at_ms IS NULL
 FOR UPDATE OF w
 
+-- :place
+SELECT nextval('places')
+
 -- :numbers
 SELECT nextval('task_numbers')
 
 -- :live
 SELECT l.*, e.body AS ended_body
-FROM ids AS i
-JOIN live AS l ON l.no = i.no
-LEFT JOIN events AS e ON e.no = l.no AND e.n = l.ended_n
-WHERE i.task_id = ANY(:task_ids::text[])
-ORDER BY l.no
-FOR UPDATE OF l
+FROM (SELECT no FROM ids WHERE task_id = ANY(:task_ids::text[]) ORDER BY no OFFSET 0) AS i
+CROSS JOIN LATERAL (SELECT x.* FROM live AS x WHERE x.no = i.no FOR UPDATE) AS l
+LEFT JOIN LATERAL (SELECT x.body FROM events AS x WHERE x.no = l.no AND x.n = l.ended_n OFFSET 0) AS e ON true
 
 -- :ended
 SELECT i.task_id AS id, t.*, f.body AS task_body, e.body AS ended_body
@@ -32,11 +34,13 @@ WHERE i.task_id = ANY(:task_ids::text[])
 
 -- :queue
 SELECT q.place AS queue_place, l.*, NULL AS ended_body, e.body AS task_body
-FROM queue AS q JOIN live AS l ON l.no = q.no JOIN events AS e ON e.no = q.no AND e.n = 1
-WHERE q.recipient = :recipient
+FROM queue AS q
+CROSS JOIN LATERAL (SELECT x.* FROM live AS x WHERE x.no = q.no FOR UPDATE SKIP LOCKED) AS l
+CROSS JOIN LATERAL (SELECT x.body FROM events AS x WHERE x.no = q.no AND x.n = 1 OFFSET 0) AS e
+WHERE q.recipient = :whose AND q.place >= :floor
 ORDER BY q.place
 LIMIT :count
-FOR UPDATE OF q, l SKIP LOCKED
+FOR UPDATE OF q SKIP LOCKED
 
 -- :recipients
 WITH RECURSIVE waiting AS (
@@ -50,18 +54,22 @@ SELECT recipient, place FROM waiting
 
 -- :results
 SELECT r.place AS queue_place, l.*, e.body AS ended_body
-FROM results AS r JOIN live AS l ON l.no = r.no LEFT JOIN events AS e ON e.no = l.no AND e.n = l.ended_n
-WHERE r.sender = :sender
-ORDER BY r.place
+FROM results AS r
+CROSS JOIN LATERAL (SELECT x.* FROM live AS x WHERE x.no = r.no FOR UPDATE SKIP LOCKED) AS l
+LEFT JOIN LATERAL (SELECT x.body FROM events AS x WHERE x.no = l.no AND x.n = l.ended_n OFFSET 0) AS e ON true
+WHERE r.sender = :whose AND r.place >= :floor
+ORDER BY r.sender, r.place
 LIMIT :count
-FOR UPDATE OF r, l SKIP LOCKED
+FOR UPDATE OF r SKIP LOCKED
 
 -- :all_results
 SELECT r.place AS queue_place, l.*, e.body AS ended_body
-FROM results AS r JOIN live AS l ON l.no = r.no LEFT JOIN events AS e ON e.no = l.no AND e.n = l.ended_n
+FROM results AS r
+CROSS JOIN LATERAL (SELECT x.* FROM live AS x WHERE x.no = r.no FOR UPDATE SKIP LOCKED) AS l
+LEFT JOIN LATERAL (SELECT x.body FROM events AS x WHERE x.no = l.no AND x.n = l.ended_n OFFSET 0) AS e ON true
 ORDER BY r.place
 LIMIT :count
-FOR UPDATE OF r, l SKIP LOCKED
+FOR UPDATE OF r SKIP LOCKED
 
 -- :leases
 SELECT l.*, NULL AS ended_body FROM live AS l
@@ -105,10 +113,13 @@ LIMIT :count
 FOR UPDATE SKIP LOCKED
 
 -- :requests
-SELECT r.* FROM requests AS r
-JOIN unnest(:verbs::text[], :holders::text[], :request_ids::text[]) AS u (verb, holder, request_id)
-    ON r.verb = u.verb AND r.holder = u.holder AND r.request_id = u.request_id
-FOR UPDATE OF r
+SELECT r.*
+FROM unnest(:verbs::text[], :holders::text[], :request_ids::text[]) AS u (verb, holder, request_id)
+CROSS JOIN LATERAL (
+    SELECT x.* FROM requests AS x
+    WHERE x.verb = u.verb AND x.holder = u.holder AND x.request_id = u.request_id
+    FOR UPDATE
+) AS r
 
 -- :uses
 SELECT signature, used FROM grant_uses WHERE signature = ANY(:signatures::text[]) ORDER BY signature FOR UPDATE

@@ -134,7 +134,7 @@ VACUUM news
 VACUUM writers
 
 -- :tell
-NOTIFY covenant_news
+SELECT pg_notify('covenant_news', :writer)
 
 -- :operating
 SELECT

@@ -1,4 +1,8 @@
 -- What a batch writes. The first statement is of every batch; the others are for what few batches touch.
+--
+-- Hot tables are often found empty by a vacuum, and a plan for an empty table walks all of it: over everything that was
+-- deleted since. So nothing is joined with one of them in a way that leaves the order to the planner: rows are found by
+-- `= ANY`, by a lateral look-up, or by the index of a conflict.
 
 -- :batch
 WITH w AS (
@@ -7,26 +11,74 @@ WITH w AS (
     RETURNING 1
 ),
 
-held AS MATERIALIZED (
-    SELECT l.no FROM live AS l JOIN unnest(:held_nos::bigint[], :held_ns::integer[]) AS u (no, n) ON u.no = l.no
-    WHERE l.n = u.n AND EXISTS (SELECT FROM w)
-    ORDER BY l.no
-    FOR UPDATE OF l
-),
+/* held */
 
 ok AS MATERIALIZED (
     SELECT 1 FROM w
-    WHERE
-        (SELECT count(*) FROM held) = cardinality(:held_nos::bigint[])
-        AND (SELECT version FROM registers) = :version
-        AND NOT EXISTS (SELECT FROM queue AS q WHERE q.recipient = ANY(:started::text[]))
+    WHERE (SELECT version FROM registers) = :version /* gates */
 ),
 
+/* parts */
+
+told AS (
+    -- Also of a batch that is not let through: its number is used.
+    INSERT INTO news (writer, seq, topics)
+    SELECT :writer, :seq, CASE WHEN EXISTS (SELECT FROM ok) THEN :topics ELSE '{}' END FROM w
+)
+
+SELECT (SELECT count(*) FROM w) AS writer, (SELECT count(*) FROM ok) AS written, nextval('places') AS place
+
+-- The gates of a batch, and its parts: each is there if there is something for it.
+
+-- :held
+held AS MATERIALIZED (
+    -- The numbers are in order, and so are the locks.
+    SELECT l.no
+    FROM unnest(:held_nos::bigint[], :held_ns::integer[]) AS u (no, n)
+    CROSS JOIN LATERAL (SELECT x.no, x.n FROM live AS x WHERE x.no = u.no FOR UPDATE) AS l
+    WHERE l.n = u.n AND EXISTS (SELECT FROM w)
+),
+
+-- :gate_held
+AND (SELECT count(*) FROM held) = cardinality(:held_nos::bigint[])
+
+-- :gate_started
+-- Nobody starts before those who wait.
+AND NOT EXISTS (
+    SELECT FROM unnest(:started::text[], :started_from::bigint[]) AS u (recipient, place)
+    CROSS JOIN LATERAL (
+        SELECT FROM queue AS q WHERE q.recipient = u.recipient AND q.place >= u.place LIMIT 1
+    ) AS waiting
+)
+
+-- :gate_taken
+-- What was taken, and nothing else, stood first.
+AND NOT EXISTS (
+    SELECT FROM unnest(:qt_recipient::text[], :qt_first::bigint[], :qt_last::bigint[], :qt_count::bigint[])
+        AS u (recipient, first_place, last_place, n)
+    WHERE u.n <> (
+        SELECT count(*) FROM queue AS q
+        WHERE q.recipient = u.recipient AND q.place >= u.first_place AND q.place <= u.last_place
+    )
+)
+
+-- :gate_drained
+AND NOT EXISTS (
+    SELECT FROM unnest(:rt_sender::text[], :rt_first::bigint[], :rt_last::bigint[], :rt_count::bigint[])
+        AS u (sender, first_place, last_place, n)
+    WHERE u.n <> (
+        SELECT count(*) FROM results AS r
+        WHERE r.sender = u.sender AND r.place >= u.first_place AND r.place <= u.last_place
+    )
+)
+
+-- :new_ids
 new_ids AS (
     INSERT INTO ids (task_id, no)
     SELECT u.* FROM unnest(:id_task_ids::text[], :id_nos::bigint[]) AS u CROSS JOIN ok
 ),
 
+-- :new_live
 new_live AS (
     INSERT INTO live (
         no, task_id, n, state, a2a_state, sender, recipient, lessee, tenant, agent_id, context_id, origin, parent,
@@ -47,35 +99,44 @@ new_live AS (
     ) AS u CROSS JOIN ok
 ),
 
+-- :moved_live
 moved_live AS (
-    UPDATE live AS l SET
-        n = u.n, state = u.state, a2a_state = u.a2a_state, lessee = u.lessee, updated_at_ms = u.updated_at_ms,
-        generation = u.generation, turn = u.turn, attempt = u.attempt, place = u.place, settled_place = u.settled_place,
-        touched = u.touched, touched_at_ms = u.touched_at_ms, due_at_ms = u.due_at_ms, node = u.node, boot = u.boot,
-        interrupted = u.interrupted, pushed = u.pushed, ended_n = u.ended_n, rest = u.rest,
-        cause = u.cause, error_message = u.error_message, size = u.size
-    FROM unnest(
+    -- They are there, and locked: what is not named by SET stays as it is.
+    INSERT INTO live AS l (
+        no, n, state, a2a_state, lessee, updated_at_ms, generation, turn, attempt, place, settled_place, touched,
+        touched_at_ms, due_at_ms, node, boot, interrupted, pushed, ended_n, rest, cause, error_message, size,
+        task_id, sender, recipient, agent_id, context_id, origin, created_at_ms, head, sender_display,
+        recipient_display, remote, intent
+    )
+    SELECT u.*, '', '', '', '', '', '', 0, '', '', '', false, '' FROM unnest(
         :m_no::bigint[], :m_n::integer[], :m_state::text[], :m_a2a_state::text[], :m_lessee::text[],
         :m_updated_at_ms::bigint[], :m_generation::integer[], :m_turn::integer[], :m_attempt::integer[],
         :m_place::bigint[], :m_settled_place::bigint[], :m_touched::bigint[], :m_touched_at_ms::bigint[],
         :m_due_at_ms::bigint[], :m_node::text[], :m_boot::text[], :m_interrupted::boolean[], :m_pushed::boolean[],
         :m_ended_n::integer[], :m_rest::text[], :m_cause::text[], :m_error_message::text[],
         :m_size::bigint[]
-    ) AS u (
-        no, n, state, a2a_state, lessee, updated_at_ms, generation, turn, attempt, place, settled_place, touched,
-        touched_at_ms, due_at_ms, node, boot, interrupted, pushed, ended_n, rest, cause, error_message, size
-    ) CROSS JOIN ok
-    WHERE l.no = u.no
+    ) AS u CROSS JOIN ok
+    ON CONFLICT (no) DO UPDATE SET
+        n = excluded.n, state = excluded.state, a2a_state = excluded.a2a_state, lessee = excluded.lessee,
+        updated_at_ms = excluded.updated_at_ms, generation = excluded.generation, turn = excluded.turn,
+        attempt = excluded.attempt, place = excluded.place, settled_place = excluded.settled_place,
+        touched = excluded.touched, touched_at_ms = excluded.touched_at_ms, due_at_ms = excluded.due_at_ms,
+        node = excluded.node, boot = excluded.boot, interrupted = excluded.interrupted, pushed = excluded.pushed,
+        ended_n = excluded.ended_n, rest = excluded.rest, cause = excluded.cause,
+        error_message = excluded.error_message, size = excluded.size
 ),
 
+-- :gone_live
 gone_live AS (
     DELETE FROM live AS l USING ok WHERE l.no = ANY(:gone_nos::bigint[])
 ),
 
+-- :back_tasks
 back_tasks AS (
     DELETE FROM tasks AS t USING ok WHERE t.no = ANY(:back_nos::bigint[])
 ),
 
+-- :new_tasks
 new_tasks AS (
     INSERT INTO tasks (
         no, task_id, n, a2a_state, sender, recipient, lessee, tenant, agent_id, context_id, origin, parent,
@@ -93,6 +154,7 @@ new_tasks AS (
     ) AS u CROSS JOIN ok
 ),
 
+-- :new_events
 new_events AS (
     INSERT INTO events (no, n, generation, ts_ms, kind, body)
     SELECT u.* FROM unnest(
@@ -100,26 +162,30 @@ new_events AS (
     ) AS u CROSS JOIN ok
 ),
 
+-- :left_queue
 left_queue AS (
-    DELETE FROM queue AS q USING unnest(:ql_recipient::text[], :ql_place::bigint[]) AS u (recipient, place), ok
-    WHERE q.recipient = u.recipient AND q.place = u.place
+    -- No two rows have one place.
+    DELETE FROM queue AS q USING ok WHERE q.recipient = ANY(:ql_recipient::text[]) AND q.place = ANY(:ql_place::bigint[])
 ),
 
+-- :new_queue
 new_queue AS (
     INSERT INTO queue (recipient, place, no)
     SELECT u.* FROM unnest(:q_recipient::text[], :q_place::bigint[], :q_no::bigint[]) AS u CROSS JOIN ok
 ),
 
+-- :left_results
 left_results AS (
-    DELETE FROM results AS r USING unnest(:rl_sender::text[], :rl_place::bigint[]) AS u (sender, place), ok
-    WHERE r.sender = u.sender AND r.place = u.place
+    DELETE FROM results AS r USING ok WHERE r.sender = ANY(:rl_sender::text[]) AND r.place = ANY(:rl_place::bigint[])
 ),
 
+-- :new_results
 new_results AS (
     INSERT INTO results (sender, place, no)
     SELECT u.* FROM unnest(:r_sender::text[], :r_place::bigint[], :r_no::bigint[]) AS u CROSS JOIN ok
 ),
 
+-- :new_audit
 new_audit AS (
     INSERT INTO audit (chain, idx, place, ts_ms, issuer, chain_hash, row)
     SELECT :chain, u.* FROM unnest(
@@ -127,20 +193,13 @@ new_audit AS (
     ) AS u CROSS JOIN ok
 ),
 
+-- :new_counts
 new_counts AS (
     INSERT INTO lane_counts AS c (kind, lane, writer, n)
     SELECT u.kind, u.lane, :writer, u.n
     FROM unnest(:c_kind::text[], :c_lane::text[], :c_n::bigint[]) AS u (kind, lane, n) CROSS JOIN ok
     ON CONFLICT (kind, lane, writer) DO UPDATE SET n = c.n + excluded.n
 ),
-
-told AS (
-    -- Also of a batch that is not let through: its number is used.
-    INSERT INTO news (writer, seq, topics)
-    SELECT :writer, :seq, CASE WHEN EXISTS (SELECT FROM ok) THEN :topics ELSE '{}' END FROM w
-)
-
-SELECT (SELECT count(*) FROM w) AS writer, (SELECT count(*) FROM ok) AS written, nextval('places') AS place
 
 -- :new_requests
 INSERT INTO requests (verb, holder, request_id, place, given)

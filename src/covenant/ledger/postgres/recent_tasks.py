@@ -1,0 +1,135 @@
+"""What this node wrote lately: live tasks as they were then, and the queues and results that it put together itself.
+
+Another node may have changed any of it since. The gate of a batch finds out; whatever is then wrong here is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Final
+
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.states import DRAINED, QUEUED, SETTLED
+from covenant.ledger.postgres.counters import Counters
+from covenant.ledger.postgres.stored_task import Slot
+from covenant.ledger.postgres.working_set import WorkingSet
+from covenant.model.ids import PublicKey, TaskId
+
+RECENT_MAX: Final = 20_000
+BYTES_MAX: Final = 4_096
+"""Of one task with all that is to be kept of it: a larger one is read when somebody needs it."""
+
+Line = OrderedDict[int, TaskId]
+"""A queue, or the results of a sender: tasks by place."""
+
+
+class RecentTasks:
+    def __init__(self) -> None:
+        self._tasks: OrderedDict[TaskId, tuple[Entry, Slot]] = OrderedDict()
+        self._queues: dict[str, Line] = {}
+        self._results: dict[str, Line] = {}
+
+    def get(self, task_id: TaskId) -> tuple[Entry, Slot] | None:
+        """With a place of its own, which the batch may change."""
+        known = self._tasks.get(task_id)
+        return (known[0], known[1].copy()) if known is not None else None
+
+    def clear(self) -> None:
+        self._tasks.clear()
+        self._queues.clear()
+        self._results.clear()
+
+    def forget(self, task_ids: Iterable[TaskId]) -> None:
+        for task_id in task_ids:
+            known = self._tasks.pop(task_id, None)
+            if known is not None:
+                self._leave(*known)
+
+    def remember(self, work: WorkingSet) -> None:
+        """What a batch has written."""
+        tasks = self._tasks
+        self.forget(work.moved)
+        for task_id in work.moved:
+            entry, slot = work.entries[task_id], work.slots[task_id]
+            assert entry is not None
+            if entry.state is DRAINED:
+                continue
+            slot.was, slot.held_n = "live", slot.n
+            kept = entry if entry.state is QUEUED else entry.without_body()
+            if _bytes(kept) > BYTES_MAX:
+                continue
+            tasks[task_id] = (kept, slot)
+            self._enter(kept, slot)
+        while len(tasks) > RECENT_MAX:
+            self._leave(*tasks.popitem(last=False)[1])
+
+    def _enter(self, entry: Entry, slot: Slot) -> None:
+        found = _line(entry, slot)
+        if found is None or (entry.state is QUEUED and entry.body_on_disk):
+            return
+        kind, whose, place = found
+        lines = self._queues if kind is QUEUED else self._results
+        line = lines.setdefault(whose, OrderedDict())
+        behind = not line or place > next(reversed(line))
+        line[place] = entry.task.id
+        if not behind:
+            lines[whose] = OrderedDict(sorted(line.items()))
+
+    def _leave(self, entry: Entry, slot: Slot) -> None:
+        found = _line(entry, slot)
+        if found is None:
+            return
+        kind, whose, place = found
+        lines = self._queues if kind is QUEUED else self._results
+        line = lines.get(whose)
+        if line is not None:
+            line.pop(place, None)
+            if not line:
+                del lines[whose]
+
+    def offer(
+        self,
+        work: WorkingSet,
+        counters: Counters,
+        queues: Mapping[PublicKey, int],
+        results: Mapping[PublicKey, int],
+    ) -> None:
+        """Load the heads of these queues and results, so many of each, where all that is in them is known here."""
+        for recipient, count in queues.items():
+            rows, asked = self._head(work, self._queues, recipient, counters.get("queued", recipient), count)
+            if rows:
+                work.load_queue(recipient, rows, asked)
+        for sender, count in results.items():
+            rows, asked = self._head(work, self._results, sender, counters.get("settled", sender), count)
+            if rows:
+                work.load_results(sender, rows, asked)
+
+    def _head(
+        self, work: WorkingSet, lines: dict[str, Line], whose: str, there: int, count: int
+    ) -> tuple[list[tuple[int, TaskId]], int]:
+        line = lines.get(whose)
+        if line is None:
+            return [], 0
+        if len(line) != there:
+            del lines[whose]  # others have put some there, or taken some: it is known again when it was empty once
+            return [], 0
+        rows = list(islice(line.items(), count))
+        for _, task_id in rows:
+            entry, slot = self._tasks[task_id]
+            work.load_entry(task_id, entry, slot.copy())
+        return rows, len(rows) + (len(rows) == len(line))
+
+
+def _line(entry: Entry, slot: Slot) -> tuple[object, str, int] | None:
+    if entry.state is QUEUED:
+        return QUEUED, entry.task.recipient.pubkey, slot.place
+    if entry.state is SETTLED and slot.settled_place is not None:
+        return SETTLED, entry.task.sender.pubkey, slot.settled_place
+    return None
+
+
+def _bytes(entry: Entry) -> int:
+    body_bytes = 0 if entry.body_on_disk else entry.body_bytes
+    return body_bytes + entry.messages_bytes + entry.kept_bytes + entry.signals_bytes + entry.result_bytes
