@@ -101,7 +101,7 @@ def run(level: Level, workspace: Path) -> Table:
         notes=[
             f"medians of {scale.rounds} interleaved rounds of {scale.seconds:g} s",
             f"the {scale.behind:,} finished tasks are copies of {SHORT:,}, made by SQL, each with an id of its own",
-            "procrastinate: defer, run by its worker, finish; pgmq: send, read, archive; ours: four commits and history",
+            "procrastinate: defer, run by its worker, finish; pgmq: send, read, archive; ours: four, with history",
         ],
     )
 

@@ -37,13 +37,14 @@ from covenant.exchange.mailbox import MailboxExchange
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.tenants import DEFAULT, TenantLimits
+from tests.engine_under_test import ledger_settings
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.waits import BOUND_S
 
 
 def make_settings(home: Path, **chosen: dict[str, Any]) -> Settings:
     """Settings with these values by section, and free ports."""
-    given = {"http": {"port": 0}, "grpc": {"port": 0}}
+    given: dict[str, dict[str, Any]] = {"http": {"port": 0}, "grpc": {"port": 0}, "ledger": ledger_settings(home)}
     kinds = sections()
     values = {name: {**given.get(name, {}), **chosen.pop(name, {})} for name in kinds}
     assert not chosen, f"no such sections: {', '.join(chosen)}"

@@ -31,8 +31,7 @@ from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import Delegations
 from covenant.ledger.clock import Uuids
-from covenant.ledger.embedded.engine import EmbeddedLedger
-from covenant.ledger.embedded.open import open_ledger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import INDEX, AgentDefinition, read_agent_definition
 from covenant.model.content import Content, Json, Text
@@ -47,6 +46,7 @@ from covenant.outbound.outbound_settings import OutboundSettings
 from covenant.outbound.remote.remote_registry import FILE
 from covenant.seal.keys import new_private_key, new_token
 from tests.agents.pool_under_test import now_ms
+from tests.engine_under_test import open_ledger
 from tests.waits import BOUND_S
 
 KEY: Final = new_private_key()
@@ -59,7 +59,7 @@ DEAD: Final = "http://127.0.0.1:9/"
 @dataclass(slots=True, kw_only=True)
 class AgentsUnderTest:
     home: Path
-    ledger: EmbeddedLedger
+    ledger: Ledger
     catalogue: Catalogue
     tenancy: TenantAccess
     workers: WorkerPool

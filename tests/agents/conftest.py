@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.contract.ledger import Ledger
 from tests.agents.pool_under_test import PoolUnderTest, a_ledger, open_pool
 
 
 @pytest.fixture(params=["memory", "file"])
-async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EmbeddedLedger]:
+async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
     async with a_ledger(tmp_path / "home" if request.param == "file" else None) as opened:
         yield opened
 
 
 @pytest.fixture
-async def pool(ledger: EmbeddedLedger) -> AsyncIterator[PoolUnderTest]:
+async def pool(ledger: Ledger) -> AsyncIterator[PoolUnderTest]:
     async with open_pool(ledger, stop_s=0.2) as opened:
         yield opened

@@ -13,8 +13,8 @@ from covenant.agents.function_agent import FunctionAgent
 from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.exchange.tasks.reader import TaskReader
-from covenant.ledger.embedded.engine import EmbeddedLedger
-from covenant.ledger.embedded.open import memory_ledger, open_ledger
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.embedded.open import memory_ledger
 from covenant.ledger.machine.commands import Accept, Cancel, Canceled, Continue
 from covenant.model.content import Content, Text
 from covenant.model.ids import TaskId
@@ -22,6 +22,7 @@ from covenant.model.settings import A2aSettings
 from covenant.model.task import Task, fingerprint
 from covenant.model.task_event import ArtifactUpdate, Ended, MessageUpdate, StatusUpdate, Step
 from covenant.model.task_view import TaskView
+from tests.engine_under_test import ON_POSTGRES, open_ledger
 from tests.ledger_contract.samples import ALICE, BOB
 from tests.waits import BOUND_S
 
@@ -37,7 +38,7 @@ def function_agent(function: Callable[..., Any], **declared: Any) -> FunctionAge
 
 
 class PoolUnderTest:
-    def __init__(self, ledger: EmbeddedLedger, workers: WorkerPool) -> None:
+    def __init__(self, ledger: Ledger, workers: WorkerPool) -> None:
         self.ledger = ledger
         self.workers = workers
         self.views = TaskReader(ledger)
@@ -106,8 +107,12 @@ class PoolUnderTest:
 
 
 @asynccontextmanager
-async def a_ledger(folder: Path | None, **more: Any) -> AsyncIterator[EmbeddedLedger]:
-    ledger = await (memory_ledger(clock=now_ms) if folder is None else open_ledger(folder, clock=now_ms, **more))
+async def a_ledger(folder: Path | None, **more: Any) -> AsyncIterator[Ledger]:
+    if folder is None and ON_POSTGRES:
+        folder = Path(str(uuid4()))
+    ledger: Ledger = await (
+        memory_ledger(clock=now_ms) if folder is None else open_ledger(folder, clock=now_ms, **more)
+    )
     try:
         yield ledger
     finally:
@@ -116,7 +121,7 @@ async def a_ledger(folder: Path | None, **more: Any) -> AsyncIterator[EmbeddedLe
 
 @asynccontextmanager
 async def open_pool(
-    ledger: EmbeddedLedger,
+    ledger: Ledger,
     *,
     setting: Callable[[PoolUnderTest], None] | None = None,
     limits: A2aSettings | None = None,

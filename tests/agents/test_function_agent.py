@@ -12,7 +12,7 @@ import pytest
 from covenant import Agent, Turn
 from covenant.agents.function_agent import FunctionAgent
 from covenant.agents.runtime.job import Job
-from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.content import Json, Resource, ResourceLink, Text
 from covenant.model.settings import A2aSettings
 from covenant.model.task import ResultStatus
@@ -294,7 +294,7 @@ def nested(depth: int) -> list[Any]:
     return value
 
 
-async def test_a_flood_is_stopped_at_the_limit_of_updates(ledger: EmbeddedLedger) -> None:
+async def test_a_flood_is_stopped_at_the_limit_of_updates(ledger: Ledger) -> None:
     said = 0
 
     async def flood(turn: Turn) -> AsyncIterator[str]:
@@ -311,7 +311,7 @@ async def test_a_flood_is_stopped_at_the_limit_of_updates(ledger: EmbeddedLedger
         assert len(chunks(await pool.steps(view.task.id))) == 1_000
 
 
-async def test_a_flood_is_stopped_at_the_limit_of_bytes(ledger: EmbeddedLedger) -> None:
+async def test_a_flood_is_stopped_at_the_limit_of_bytes(ledger: Ledger) -> None:
     async def flood(turn: Turn) -> AsyncIterator[Any]:
         while True:
             yield turn.file("big.bin", bytes(10_000))

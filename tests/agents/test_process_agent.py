@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from covenant.agents.process_agent import COMPLAINTS_MAX, ProcessAgent
-from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.content import Json, Resource, ResourceLink, Text
 from covenant.model.task_view import TaskState
 from tests.agents.pool_under_test import HOUR_MS, PoolUnderTest, chunks, endings, open_pool, statuses, time_out, told
@@ -224,7 +224,7 @@ async def gone(pid: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "timeout", "stop"])
-async def test_a_program_that_ignores_sigterm_is_killed_with_what_it_started(ledger: EmbeddedLedger, how: str) -> None:
+async def test_a_program_that_ignores_sigterm_is_killed_with_what_it_started(ledger: Ledger, how: str) -> None:
     async with open_pool(ledger) as pool:
         pool.serve(program(STUBBORN), timeout_ms=HOUR_MS if how == "timeout" else None)
         task_id = await pool.send()

@@ -12,7 +12,7 @@ from a2a.types import a2a_pb2 as pb
 from google.protobuf import json_format, struct_pb2
 
 from covenant.agents.sdk_executor import SdkExecutorAgent
-from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.content import Embedded, Json, Resource, ResourceLink, Text
 from covenant.model.task_view import TaskState
 from tests.agents.pool_under_test import PoolUnderTest, chunks, endings, open_pool, statuses, told
@@ -207,7 +207,7 @@ class Cancelable(AgentExecutor):
         await TaskUpdater(event_queue, context.task_id, context.context_id or "").cancel()
 
 
-async def test_an_executor_is_told_of_a_cancel_and_not_of_a_stop(ledger: EmbeddedLedger) -> None:
+async def test_an_executor_is_told_of_a_cancel_and_not_of_a_stop(ledger: Ledger) -> None:
     executor = Cancelable()
     async with open_pool(ledger) as pool:
         pool.serve(SdkExecutorAgent(executor))

@@ -37,12 +37,12 @@ from covenant.ledger.clock import Uuids
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.backup_file import StagedBackups
 from covenant.ledger.embedded.engine import EmbeddedLedger
-from covenant.ledger.embedded.open import open_ledger
 from covenant.model.ids import AgentId
 from covenant.model.settings import Limits
 from covenant.model.tenants import TenantLimits
 from covenant.seal.keys import new_private_key, new_token, token_hash
 from tests.doors.clients import Http, Ipc
+from tests.engine_under_test import open_ledger
 from tests.waits import BOUND_S
 
 VERSION: Final = "0.0.test"
@@ -176,7 +176,7 @@ async def open_doors(folder: Path, **options: Any) -> AsyncIterator[DoorsUnderTe
 
 
 @asynccontextmanager
-async def _open_doors(ledger: EmbeddedLedger, folder: Path, options: dict[str, Any]) -> AsyncIterator[DoorsUnderTest]:
+async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> AsyncIterator[DoorsUnderTest]:
     key, token = new_private_key(), new_token()
     operator = operator_agent("operator@test", key)
     saved: list[str] = []
@@ -190,6 +190,8 @@ async def _open_doors(ledger: EmbeddedLedger, folder: Path, options: dict[str, A
     limiter = TenantLimiter(now_ms, options.pop("tenant_limits", None))
     waits, meter, logs = WatchedWaits(identity_auth, ledger.limits), Meter(), TaskLogs(ledger.now_ms)
     removals = TenantRemovals(ledger, catalogue, logs, HomeFiles(folder / "home"), operator)
+    # As in a daemon: what is in a database is not backed up by files.
+    backups = StagedBackups(folder / "home", ledger, Uuids()) if isinstance(ledger, EmbeddedLedger) else None
     api = ApiContext(
         services=Services(
             exchange,
@@ -200,7 +202,7 @@ async def _open_doors(ledger: EmbeddedLedger, folder: Path, options: dict[str, A
             logs,
             Intake(),
             options.pop("peers", None),
-            backups=options.pop("backups", StagedBackups(folder / "home", ledger, Uuids())),
+            backups=options.pop("backups", backups),
             removals=removals,
         ),
         identity_auth=identity_auth,

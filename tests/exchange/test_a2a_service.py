@@ -19,7 +19,6 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.clock import Uuids
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.open import open_ledger
 from covenant.model.a2a_requests import ListTasks, Message, SendMessage
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.content import Text
@@ -27,6 +26,7 @@ from covenant.model.settings import A2aSettings
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT
 from covenant.seal.keys import new_private_key
+from tests.engine_under_test import open_ledger
 from tests.waits import BOUND_S
 
 TURNS = 12

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from covenant.daemon.environment import monotonic_ms, now_ms
+from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.engine import EmbeddedLedger
-from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Cancel, DropPush, PutPush, RetryPush
 from covenant.ledger.machine.identity_commands import AddTenant, ChangeTenant
 from covenant.model.a2a_requests import PushAuthentication, PushConfig
@@ -23,6 +22,7 @@ from covenant.model.tenants import Tenant, TenantLimits
 from covenant.outbound.push_sender import BURST_MAX, STEPS_AT_ONCE
 from covenant.seal.keys import VERSION, public_key, signed_bytes, verify
 from covenant.wire.a2a.dialects import V1
+from tests.engine_under_test import open_ledger
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import OPERATOR, agent, task_id
 from tests.outbound.http_servers import reply
@@ -46,7 +46,7 @@ from tests.waits import BOUND_S
 
 
 @pytest.fixture
-async def ledger(tmp_path: Path) -> AsyncIterator[EmbeddedLedger]:
+async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
     opened = await open_ledger(tmp_path / "home", clock=now_ms)
     yield opened
     await opened.close()
@@ -65,13 +65,11 @@ def verify_webhook(key: PublicKey, delivery_id: str, timestamp_s: int, body: byt
     return version == VERSION and verify(key, signed, base58(base64.b64decode(value)))
 
 
-async def steps(ledger: EmbeddedLedger, number: int = 1) -> list[Step]:
+async def steps(ledger: Ledger, number: int = 1) -> list[Step]:
     return list(await ledger.steps(task_id(number), 0, 1_000))
 
 
-async def test_every_step_is_posted_once_and_in_order_as_a_stream_tells_it(
-    ledger: EmbeddedLedger, hook: Receiver
-) -> None:
+async def test_every_step_is_posted_once_and_in_order_as_a_stream_tells_it(ledger: Ledger, hook: Receiver) -> None:
     async with pushing(ledger) as runner:
         leased = await begin(ledger, 1, PushConfig(url=hook.url(), id="mine"))
         await advance(ledger, leased, status("on it"), chunk("a"))
@@ -90,7 +88,7 @@ async def test_every_step_is_posted_once_and_in_order_as_a_stream_tells_it(
 
 
 @pytest.mark.parametrize("version", ["1.0", "0.3"])
-async def test_a_delivery_does_not_wait_for_the_archive(ledger: EmbeddedLedger, hook: Receiver, version: str) -> None:
+async def test_a_delivery_does_not_wait_for_the_archive(ledger: Ledger, hook: Receiver, version: str) -> None:
     """The webhook hears of a step as soon as the step is durable, though history cannot be written at all."""
     with fault_points.armed(fault_points.Plan("archive.commit", fault_points.fail(errno.EIO))):
         async with pushing(ledger):
@@ -105,7 +103,7 @@ async def test_a_delivery_does_not_wait_for_the_archive(ledger: EmbeddedLedger, 
     assert hook.generations[-1] == 5
 
 
-async def test_one_made_late_in_a_task_does_not_wait_for_the_archive(ledger: EmbeddedLedger, hook: Receiver) -> None:
+async def test_one_made_late_in_a_task_does_not_wait_for_the_archive(ledger: Ledger, hook: Receiver) -> None:
     with fault_points.armed(fault_points.Plan("archive.commit", fault_points.fail(errno.EIO))):
         async with pushing(ledger):
             leased = await begin(ledger)
@@ -117,7 +115,7 @@ async def test_one_made_late_in_a_task_does_not_wait_for_the_archive(ledger: Emb
     assert hook.generations == [3, 4]
 
 
-async def test_one_made_later_is_told_what_happens_from_then_on(ledger: EmbeddedLedger, hook: Receiver) -> None:
+async def test_one_made_later_is_told_what_happens_from_then_on(ledger: Ledger, hook: Receiver) -> None:
     leased = await begin(ledger)
     await advance(ledger, leased, status("unheard"))
     async with pushing(ledger):
@@ -127,7 +125,7 @@ async def test_one_made_later_is_told_what_happens_from_then_on(ledger: Embedded
     assert hook.generations == [4, 5]
 
 
-async def test_long_stories_come_whole_and_in_order(ledger: EmbeddedLedger, hook: Receiver) -> None:
+async def test_long_stories_come_whole_and_in_order(ledger: Ledger, hook: Receiver) -> None:
     count = 3 * BURST_MAX + STEPS_AT_ONCE // 2
     async with pushing(ledger) as runner:
         leased = await begin(ledger, 1, PushConfig(url=hook.url()))
@@ -139,7 +137,7 @@ async def test_long_stories_come_whole_and_in_order(ledger: EmbeddedLedger, hook
     assert hook.generations == list(range(1, count + 4))
 
 
-async def test_what_fails_is_tried_again_before_anything_after_it(ledger: EmbeddedLedger) -> None:
+async def test_what_fails_is_tried_again_before_anything_after_it(ledger: Ledger) -> None:
     tally: list[str] = []
     async with receiver(reply(500), reply(302, location="/elsewhere"), reply(200)) as hook:
         async with pushing(ledger, tally=tally) as runner:
@@ -167,7 +165,7 @@ async def test_a_clock_that_is_set_back_makes_no_delivery_wait_for_it(tmp_path: 
     await ledger.close()
 
 
-async def test_a_receiver_that_is_not_there_yet_gets_it_when_it_is(ledger: EmbeddedLedger) -> None:
+async def test_a_receiver_that_is_not_there_yet_gets_it_when_it_is(ledger: Ledger) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}/hook"
     async with pushing(ledger, PushSettings(attempts_max=100, pause_ms=1, pause_ms_max=20)) as runner:
@@ -185,7 +183,7 @@ async def test_a_receiver_that_is_not_there_yet_gets_it_when_it_is(ledger: Embed
     [("100", 100_000, 100_000), ("999999999", 3_600_000, 3_600_000), ("soon", 48_000, 72_000), ("-5", 48_000, 72_000)],
 )
 async def test_a_receiver_says_when_to_come_again_within_reason(
-    ledger: EmbeddedLedger, header: str, low_ms: int, high_ms: int
+    ledger: Ledger, header: str, low_ms: int, high_ms: int
 ) -> None:
     async with receiver(reply(503, retry_after=header)) as hook, pushing(ledger, SLOW) as runner:
         before = now_ms()
@@ -195,7 +193,7 @@ async def test_a_receiver_says_when_to_come_again_within_reason(
         assert (push.failure, push.dead_at_ms, push.delivered) == ("HTTP 503", None, 0)
 
 
-async def test_pauses_grow_threefold(ledger: EmbeddedLedger, caplog: pytest.LogCaptureFixture) -> None:
+async def test_pauses_grow_threefold(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     limits = PushSettings(attempts_max=4, pause_ms=10)
     async with receiver(reply(500)) as hook, pushing(ledger, limits) as runner:
@@ -208,7 +206,7 @@ async def test_pauses_grow_threefold(ledger: EmbeddedLedger, caplog: pytest.LogC
 
 @pytest.mark.parametrize(("said", "tries"), [(reply(410), 1), (reply(500), 3)])
 async def test_one_given_up_is_visible_and_the_operator_can_have_it_tried_again(
-    ledger: EmbeddedLedger, caplog: pytest.LogCaptureFixture, said: bytes, tries: int
+    ledger: Ledger, caplog: pytest.LogCaptureFixture, said: bytes, tries: int
 ) -> None:
     tally: list[str] = []
     async with receiver(said) as hook, pushing(ledger, QUICK, tally=tally) as runner:
@@ -228,7 +226,7 @@ async def test_one_given_up_is_visible_and_the_operator_can_have_it_tried_again(
         assert hook.generations == [1, 2, 3], "nothing of what happened meanwhile is left out"
 
 
-async def test_a_dead_webhook_delays_nobody_else(ledger: EmbeddedLedger, hook: Receiver) -> None:
+async def test_a_dead_webhook_delays_nobody_else(ledger: Ledger, hook: Receiver) -> None:
     async with receiver() as dead, pushing(ledger):
         dead.held = asyncio.Event()
         leased = await begin(ledger, 1, PushConfig(url=dead.url()))
@@ -238,7 +236,7 @@ async def test_a_dead_webhook_delays_nobody_else(ledger: EmbeddedLedger, hook: R
         assert not dead.taken
 
 
-async def test_a_host_that_hangs_has_so_many_places_and_no_more(ledger: EmbeddedLedger, hook: Receiver) -> None:
+async def test_a_host_that_hangs_has_so_many_places_and_no_more(ledger: Ledger, hook: Receiver) -> None:
     limits = PushSettings(at_once_max=8, at_once_per_host_max=2)
     async with receiver() as hung, pushing(ledger, limits):
         hung.held = asyncio.Event()
@@ -253,7 +251,7 @@ async def test_a_host_that_hangs_has_so_many_places_and_no_more(ledger: Embedded
         await hung.got(20)
 
 
-async def test_a_tenant_whose_hosts_all_hang_leaves_places_to_others(ledger: EmbeddedLedger, hook: Receiver) -> None:
+async def test_a_tenant_whose_hosts_all_hang_leaves_places_to_others(ledger: Ledger, hook: Receiver) -> None:
     limits = PushSettings(at_once_max=4, at_once_per_host_max=4)
     async with receiver() as one, receiver() as other, pushing(ledger, limits):
         one.held = other.held = asyncio.Event()
@@ -268,7 +266,7 @@ async def test_a_tenant_whose_hosts_all_hang_leaves_places_to_others(ledger: Emb
 
 
 async def test_an_address_inside_is_refused_when_it_is_called_and_the_operator_sees_why(
-    ledger: EmbeddedLedger, hook: Receiver
+    ledger: Ledger, hook: Receiver
 ) -> None:
     async with pushing(ledger, QUICK, allow=()) as runner:
         await begin(ledger, 1, PushConfig(url=hook.url()))
@@ -279,7 +277,7 @@ async def test_an_address_inside_is_refused_when_it_is_called_and_the_operator_s
     assert not hook.served.connections
 
 
-async def test_a_redirect_elsewhere_gets_nothing(ledger: EmbeddedLedger, hook: Receiver) -> None:
+async def test_a_redirect_elsewhere_gets_nothing(ledger: Ledger, hook: Receiver) -> None:
     async with receiver(reply(307, location=hook.url("/stolen"))) as first, pushing(ledger) as runner:
         await begin(ledger, 1, PushConfig(url=first.url(), token="secret"))
         (push,) = await owed(runner, ledger, lambda found: bool(found and found[0].dead_at_ms))
@@ -288,7 +286,7 @@ async def test_a_redirect_elsewhere_gets_nothing(ledger: EmbeddedLedger, hook: R
     assert not hook.served.connections
 
 
-async def test_a_delivery_is_signed_and_any_change_shows(ledger: EmbeddedLedger, hook: Receiver) -> None:
+async def test_a_delivery_is_signed_and_any_change_shows(ledger: Ledger, hook: Receiver) -> None:
     async with pushing(ledger):
         await begin(ledger, 1, PushConfig(url=hook.url()))
         await hook.got(1)
@@ -316,7 +314,7 @@ async def test_a_delivery_is_signed_and_any_change_shows(ledger: EmbeddedLedger,
     ],
 )
 async def test_it_authenticates_as_its_owner_asked(
-    ledger: EmbeddedLedger, hook: Receiver, scheme: str, credentials: str | None, header: str | None
+    ledger: Ledger, hook: Receiver, scheme: str, credentials: str | None, header: str | None
 ) -> None:
     known = PushAuthentication(scheme=scheme, credentials=credentials)
     async with pushing(ledger):
@@ -326,7 +324,7 @@ async def test_it_authenticates_as_its_owner_asked(
     assert hook.taken[0].headers["x-a2a-notification-token"] == "tok"
 
 
-async def test_deleting_a_configuration_stops_the_delivery_under_way(ledger: EmbeddedLedger) -> None:
+async def test_deleting_a_configuration_stops_the_delivery_under_way(ledger: Ledger) -> None:
     async with receiver() as hook, pushing(ledger):
         hook.held = asyncio.Event()
         leased = await begin(ledger, 1, PushConfig(url=hook.url(), id="p"))
@@ -339,7 +337,7 @@ async def test_deleting_a_configuration_stops_the_delivery_under_way(ledger: Emb
         assert len(hook.served.requests) == 1
 
 
-async def test_a_new_address_gets_what_the_old_one_did_not_take(ledger: EmbeddedLedger, hook: Receiver) -> None:
+async def test_a_new_address_gets_what_the_old_one_did_not_take(ledger: Ledger, hook: Receiver) -> None:
     async with receiver() as old, pushing(ledger) as runner:
         old.held = asyncio.Event()
         leased = await begin(ledger, 1, PushConfig(url=old.url(), id="p"))
@@ -351,7 +349,7 @@ async def test_a_new_address_gets_what_the_old_one_did_not_take(ledger: Embedded
         await owed(runner, ledger, lambda found: not found)
 
 
-async def test_canceling_a_task_is_told_too(ledger: EmbeddedLedger, hook: Receiver) -> None:
+async def test_canceling_a_task_is_told_too(ledger: Ledger, hook: Receiver) -> None:
     async with pushing(ledger):
         await begin(ledger, 1, PushConfig(url=hook.url()))
         await ledger.commit(Cancel(task_id=task_id(1), by=OPERATOR, reason="enough"))
@@ -393,7 +391,7 @@ async def test_one_that_sleeps_goes_on_sleeping_over_a_restart(tmp_path: Path) -
 
 
 async def test_its_secrets_are_in_no_log_and_no_record_but_the_configuration(
-    ledger: EmbeddedLedger, caplog: pytest.LogCaptureFixture
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     secrets = ("canary-token", "canary-credentials", "canary-path", "canary-query")
@@ -416,9 +414,7 @@ async def test_its_secrets_are_in_no_log_and_no_record_but_the_configuration(
         assert secret not in f"{shown} {rows} {push!r} {config!r} {await steps(ledger)}"
 
 
-async def test_a_configuration_that_cannot_be_sent_is_given_up_and_harms_nobody(
-    ledger: EmbeddedLedger, hook: Receiver
-) -> None:
+async def test_a_configuration_that_cannot_be_sent_is_given_up_and_harms_nobody(ledger: Ledger, hook: Receiver) -> None:
     async with pushing(ledger) as runner:
         leased = await begin(ledger, 1, PushConfig(url=hook.url(), token="new\r\nline"))
         await put(ledger, task_id(1), hook.url())
@@ -429,9 +425,7 @@ async def test_a_configuration_that_cannot_be_sent_is_given_up_and_harms_nobody(
     assert all("x-a2a-notification-token" not in request.headers for request in hook.served.requests)
 
 
-async def test_a_disabled_tenant_hears_nothing_until_it_is_enabled_again(
-    ledger: EmbeddedLedger, hook: Receiver
-) -> None:
+async def test_a_disabled_tenant_hears_nothing_until_it_is_enabled_again(ledger: Ledger, hook: Receiver) -> None:
     tenant = Tenant(name="default", token_sha256="", token_prefix="", limits=TenantLimits())
     await ledger.commit(AddTenant(by=OPERATOR, tenant=tenant))
     await ledger.commit(ChangeTenant(by=OPERATOR, name="default", disabled=True))
@@ -459,9 +453,7 @@ class Heard(logging.Handler):
             self.came.set()
 
 
-async def test_when_nothing_can_be_written_down_nothing_is_sent_again_and_again(
-    ledger: EmbeddedLedger, hook: Receiver
-) -> None:
+async def test_when_nothing_can_be_written_down_nothing_is_sent_again_and_again(ledger: Ledger, hook: Receiver) -> None:
     heard = Heard("push.stopped")
     logging.getLogger("covenant.outbound.push_sender").addHandler(heard)
     leased = await begin(ledger, 1, PushConfig(url=hook.url()))
@@ -479,7 +471,7 @@ async def test_when_nothing_can_be_written_down_nothing_is_sent_again_and_again(
     assert hook.generations == sorted(set(hook.generations))
 
 
-async def test_flaky_receivers_and_restarts_of_the_outbox_leave_no_gap_and_no_disorder(ledger: EmbeddedLedger) -> None:
+async def test_flaky_receivers_and_restarts_of_the_outbox_leave_no_gap_and_no_disorder(ledger: Ledger) -> None:
     count, ups_and_downs = 20, 4
     script = [reply(200), reply(500), reply(200), reply(429, retry_after="0"), reply(200), reply(200)] * 1_000
     limits = PushSettings(attempts_max=100, pause_ms=1, pause_ms_max=5)

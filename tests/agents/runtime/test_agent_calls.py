@@ -19,8 +19,8 @@ from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import Delegations, OrphanCanceller
+from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import TreeNode
-from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.machine.commands import Accept, Repair
 from covenant.model.content import Json, Text
 from covenant.model.errors import Conflict, Refusal
@@ -73,13 +73,13 @@ class CallingAgents(PoolUnderTest):
     async def child(self, task_id: TaskId, place: int = 0) -> TaskId:
         return (await self.tree(task_id)).children[place].task_id
 
-    def __init__(self, ledger: EmbeddedLedger, workers: WorkerPool) -> None:
+    def __init__(self, ledger: Ledger, workers: WorkerPool) -> None:
         super().__init__(ledger, workers)
         self.begun: list[TaskId] = []
 
 
 @asynccontextmanager
-async def open_agents(ledger: EmbeddedLedger, **limits: Any) -> AsyncIterator[CallingAgents]:
+async def open_agents(ledger: Ledger, **limits: Any) -> AsyncIterator[CallingAgents]:
     operator = operator_agent("operator@test", KEY)
     await TenantAccess(ledger, operator, IdentityAuth(ledger, operator)).open()
     catalogue = Catalogue(ledger, KEY)
@@ -106,7 +106,7 @@ async def open_agents(ledger: EmbeddedLedger, **limits: Any) -> AsyncIterator[Ca
 
 
 @pytest.fixture
-async def under_test(ledger: EmbeddedLedger) -> AsyncIterator[CallingAgents]:
+async def under_test(ledger: Ledger) -> AsyncIterator[CallingAgents]:
     async with open_agents(ledger) as opened:
         yield opened
 

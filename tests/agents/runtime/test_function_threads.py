@@ -12,7 +12,7 @@ from covenant import Agent, SyncTurn
 from covenant.agents.api import Rejection
 from covenant.agents.function_agent import FunctionAgent
 from covenant.agents.runtime.function_threads import LINES_MAX
-from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.content import Json, Text
 from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState
@@ -153,7 +153,7 @@ async def test_a_canceled_generator_is_closed_at_its_next_word_and_nothing_more_
 
 
 async def test_a_thread_that_does_not_stop_is_left_behind_counted_and_keeps_its_place(
-    ledger: EmbeddedLedger, caplog: pytest.LogCaptureFixture
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on, begun = threading.Event(), []
 
@@ -184,7 +184,7 @@ async def test_a_thread_that_does_not_stop_is_left_behind_counted_and_keeps_its_
         assert told(await pool.ask("work")) == "done"
 
 
-async def test_a_stop_does_not_begin_again_what_a_thread_still_does(ledger: EmbeddedLedger) -> None:
+async def test_a_stop_does_not_begin_again_what_a_thread_still_does(ledger: Ledger) -> None:
     go_on, begun = threading.Event(), threading.Event()
 
     def hangs(turn: SyncTurn) -> None:

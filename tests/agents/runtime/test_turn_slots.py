@@ -8,7 +8,7 @@ import pytest
 from covenant.agents.agent_loader import load_agent
 from covenant.agents.api import Agent, Turn
 from covenant.agents.runtime.turn_limits import TenantSlots, TurnSlot
-from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.identity_commands import AddTenant, ChangeTenant
 from covenant.model.errors import OverLimit
 from covenant.model.task_view import TaskState
@@ -20,12 +20,12 @@ from tests.waits import BOUND_S
 
 
 @pytest.fixture
-async def under_test(ledger: EmbeddedLedger) -> AsyncIterator[CallingAgents]:
+async def under_test(ledger: Ledger) -> AsyncIterator[CallingAgents]:
     async with open_agents(ledger) as opened:
         yield opened
 
 
-async def limit(ledger: EmbeddedLedger, concurrency: int, tenant: str = DEFAULT) -> None:
+async def limit(ledger: Ledger, concurrency: int, tenant: str = DEFAULT) -> None:
     await ledger.commit(ChangeTenant(by=OPERATOR, name=tenant, limits=TenantLimits(concurrency=concurrency)))
 
 

@@ -10,8 +10,8 @@ import pytest
 from covenant import Turn
 from covenant.agents.runtime.lost_work import ATTEMPTS_MAX, STOPPED
 from covenant.agents.runtime.worker_pool import WorkerPool
+from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import QueueQuery
-from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.machine.commands import Accept, Repair, Sweep
 from covenant.model.agent_definition import OnLost
 from covenant.model.content import Text
@@ -236,7 +236,7 @@ async def test_a_dismissed_agent_takes_nothing_more(pool: PoolUnderTest) -> None
     assert (await pool.ledger.counts()).queued == 1
 
 
-async def test_a_stop_lets_what_is_under_way_finish_and_takes_nothing_new(ledger: EmbeddedLedger) -> None:
+async def test_a_stop_lets_what_is_under_way_finish_and_takes_nothing_new(ledger: Ledger) -> None:
     actor, workers = Actor(), WorkerPool(ledger)
     pool = PoolUnderTest(ledger, workers)
     pool.serve(actor.play)
@@ -255,7 +255,7 @@ async def test_a_stop_lets_what_is_under_way_finish_and_takes_nothing_new(ledger
 
 
 async def test_a_stop_does_not_wait_for_who_only_follows_work_elsewhere_once_nobody_else_is_at_work(
-    ledger: EmbeddedLedger,
+    ledger: Ledger,
 ) -> None:
     follower, actor, workers = Actor(), Actor(), WorkerPool(ledger)
     pool = PoolUnderTest(ledger, workers)
@@ -280,7 +280,7 @@ async def test_a_stop_does_not_wait_for_who_only_follows_work_elsewhere_once_nob
     assert endings(await pool.steps(followed)) == []
 
 
-async def test_a_task_that_was_leased_while_the_crew_stopped_goes_back_to_the_queue(ledger: EmbeddedLedger) -> None:
+async def test_a_task_that_was_leased_while_the_crew_stopped_goes_back_to_the_queue(ledger: Ledger) -> None:
     actor, workers = Actor(), WorkerPool(ledger)
     pool = PoolUnderTest(ledger, workers)
     pool.serve(actor.play)
@@ -300,7 +300,7 @@ async def test_a_task_that_was_leased_while_the_crew_stopped_goes_back_to_the_qu
 
 @pytest.mark.parametrize("idempotent", [True, False], ids=["idempotent", "unsafe"])
 async def test_work_cut_short_by_a_stop_is_released_or_marked_and_never_failed(
-    ledger: EmbeddedLedger, idempotent: bool
+    ledger: Ledger, idempotent: bool
 ) -> None:
     actor, workers = Actor(), WorkerPool(ledger)
     pool = PoolUnderTest(ledger, workers)
@@ -319,7 +319,7 @@ async def test_work_cut_short_by_a_stop_is_released_or_marked_and_never_failed(
 
 
 async def test_an_agent_that_does_not_stop_with_the_daemon_is_not_begun_again_beside_itself(
-    ledger: EmbeddedLedger,
+    ledger: Ledger,
 ) -> None:
     release = asyncio.Event()
 
@@ -435,9 +435,7 @@ async def test_an_agent_that_comes_late_decides_about_work_that_was_held(tmp_pat
     ("on_lost", "outlook"),
     [("hold", "an operator decides by "), ("fail", "the task fails when the daemon starts again")],
 )
-async def test_work_cut_short_by_a_stop_says_what_becomes_of_it(
-    ledger: EmbeddedLedger, on_lost: OnLost, outlook: str
-) -> None:
+async def test_work_cut_short_by_a_stop_says_what_becomes_of_it(ledger: Ledger, on_lost: OnLost, outlook: str) -> None:
     actor, workers = Actor(), WorkerPool(ledger)
     pool = PoolUnderTest(ledger, workers)
     pool.serve(actor.play, on_lost=on_lost)

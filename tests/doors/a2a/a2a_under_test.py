@@ -40,20 +40,20 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import Delegations
 from covenant.exchange.push import PushConfigs
 from covenant.ledger.clock import Uuids
-from covenant.ledger.embedded.engine import EmbeddedLedger
-from covenant.ledger.embedded.open import open_ledger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.settings import A2aSettings
 from covenant.model.tenants import DEFAULT
 from covenant.model.tracing import OFF, Tracer
 from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key, new_token
+from tests.engine_under_test import open_ledger
 from tests.waits import BOUND_S
 
 
 @dataclass(slots=True, kw_only=True)
 class A2AUnderTest:
-    ledger: EmbeddedLedger
+    ledger: Ledger
     workers: WorkerPool
     catalogue: Catalogue
     tenancy: TenantAccess

@@ -29,8 +29,7 @@ from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import Delegations
 from covenant.ledger.clock import Uuids
-from covenant.ledger.embedded.engine import EmbeddedLedger
-from covenant.ledger.embedded.open import open_ledger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Sweep, Swept
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.ids import TaskId
@@ -38,6 +37,7 @@ from covenant.model.mcp_servers import Tool
 from covenant.model.settings import A2aSettings
 from covenant.model.tenants import DEFAULT
 from covenant.seal.keys import new_private_key, new_token
+from tests.engine_under_test import open_ledger
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.waits import BOUND_S
 
@@ -47,7 +47,7 @@ TOKEN: Final = new_token()
 
 @dataclass(slots=True, kw_only=True)
 class SimpleUnderTest:
-    ledger: EmbeddedLedger
+    ledger: Ledger
     workers: WorkerPool
     catalogue: Catalogue
     conversations: A2AExchange
