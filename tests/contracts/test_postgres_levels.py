@@ -23,6 +23,7 @@ UNDONE = {
     3: "ALTER TABLE nodes DROP COLUMN started_ms",
     4: "DROP TABLE secrets, singletons",
     6: "ALTER TABLE registers DROP COLUMN restored_at_ms",
+    7: "DROP TABLE peer_usage",
 }
 """How to take back what a later level brought."""
 COLUMNS = (
