@@ -15,9 +15,9 @@ from tests.waits import BOUND_S
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-USED = re.compile(r"\$\{?([A-Z][A-Z_]+)")
-SET = re.compile(r"\b([A-Z][A-Z_]+)=")
-GIVEN = {"PATH", "PWD", "HOME", "COVENANT_HOME", "COVENANT_TOKEN"}
+USED = re.compile(r"\$\{?([A-Za-z][A-Za-z_]+)")
+SET = re.compile(r"\b([A-Za-z][A-Za-z_]+)=")
+GIVEN = {"PATH", "PWD", "HOME", "fpath", "COVENANT_HOME", "COVENANT_TOKEN"}
 """Set by a shell, or named by a page as a variable of ours."""
 AGENTS = """
 from a2a.server.agent_execution import AgentExecutor

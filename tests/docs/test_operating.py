@@ -18,8 +18,8 @@ BACKUP, FINDING, REPAIRING, DEPLOYS, RETENTION, LISTING, FOLLOWING, STUCK, COMPL
     GUIDE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     for title in (
         "Backup and restore",
-        "Finding tasks",
-        "Repairing many",
+        "Find tasks from a program",
+        "Repair many tasks from a program",
         "Deploys",
         "Retention",
         "Find tasks",
@@ -39,6 +39,11 @@ def blocks(language: str, section: str = BACKUP) -> list[str]:
 def lines(section: str) -> list[str]:
     """The commands that stand indented in a section."""
     return re.findall(r"^    (covenant .*)$", section, re.MULTILINE)
+
+
+def at(daemon: Daemon, text: str) -> str:
+    assert "url=http://localhost:8421\n" in text
+    return text.replace("http://localhost:8421", daemon.url)
 
 
 def typed(text: str, folder: Path, home: Path, **more: str) -> str:
@@ -87,27 +92,29 @@ def test_tasks_are_found_counted_and_repaired_as_the_guide_says_also_after_a_kil
         daemon.json("capabilities", "grant", "a2a.send.helper@default")
         for text in ("look it up", "look again"):
             daemon.json("a2a", "send", "--to", "helper@default", text)
-        before = found(typed(blocks("sh", FINDING)[0], short_path, home, url=daemon.url))
+        (queries,), (repair,) = blocks("sh", FINDING), blocks("sh", REPAIRING)
+        before = found(typed(at(daemon, queries), short_path, home))
     finally:
         daemon.stop(signal.SIGKILL)
     daemon = Daemon(home)
     try:
-        (queries,), (repair,) = blocks("sh", FINDING), blocks("sh", REPAIRING)
-        after = found(typed(queries, short_path, home, url=daemon.url))
+        queries = at(daemon, queries)
+        named = "\n".join(queries.splitlines()[:2])
+        after = found(typed(queries, short_path, home))
         assert [answer["kind"] for answer in after] == ["a2a_found", "a2a_found", "a2a_counts"]
         assert (after[0]["total"], after[1]["tasks"], after[2]["lanes"]["queued"]) == (2, [], 2)
         assert [answer.get("tasks") for answer in after] == [answer.get("tasks") for answer in before]
-        repaired = typed(f"{queries.splitlines()[0]}\n{repair}", short_path, home, url=daemon.url)
+        repaired = typed(f"{named}\n{repair}", short_path, home)
         (report,) = found(repaired)
         assert (report["dry_run"], [each["outcome"] for each in report["outcomes"]]) == (True, ["would_apply"] * 2)
         earnest = repair.replace('{"filter"', '{"dry_run": false, "filter"')
-        typed(f"{queries.splitlines()[0]}\n{earnest}", short_path, home, url=daemon.url)
+        typed(f"{named}\n{earnest}", short_path, home)
         (snippet,) = blocks("python", FINDING)
         names: dict[str, Any] = {}
         exec(snippet, names)
         token = (home / "operator.token").read_text().strip()
         assert asyncio.run(names["failures"](daemon.url, token)) == []
-        assert found(typed(queries, short_path, home, url=daemon.url))[0]["total"] == 0
+        assert found(typed(queries, short_path, home))[0]["total"] == 0
     finally:
         daemon.stop()
 
