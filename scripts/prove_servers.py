@@ -52,13 +52,17 @@ class Server(NamedTuple):
     more: tuple[str, ...] = ()
 
 
-def covenant(policy: str, *more: str, hold_s: int = 0) -> Server:
+EMBEDDED: Final = ".venv/bin/covenant serve examples/prove/covenant_agent.py --home {home} --http-port {port}"
+POSTGRES: Final = ".venv/bin/python examples/prove/covenant_postgres.py {port} {home} {database}"
+
+
+def covenant(policy: str, *more: str, hold_s: int = 0, name: str = "", serve: str = EMBEDDED) -> Server:
     """`hold_s`: how long held work waits for an operator; 0: as long as usual."""
     bounded = f"COVENANT_A2A_HOLD_MS={hold_s * 1000} " if hold_s else ""
     return Server(
-        f"covenant-{policy}" + (f"-{hold_s}s" if hold_s else ""),
+        name or f"covenant-{policy}" + (f"-{hold_s}s" if hold_s else ""),
         f"env PROVE_ON_LOST={policy} {bounded}COVENANT_A2A_PUSH_NOTIFICATIONS=1 COVENANT_OUTBOUND_ALLOW=127.0.0.1 "
-        ".venv/bin/covenant serve examples/prove/covenant_agent.py --home {home} --http-port {port}",
+        + serve,
         ".venv/bin/covenant",
         "covenant-a2a",
         "http://127.0.0.1:{port}/v1/a2a/agents/prove/.well-known/agent-card.json",
@@ -75,6 +79,7 @@ SERVERS: Final = (
     covenant("requeue", "--at-least-once"),
     covenant("hold"),
     covenant("hold", hold_s=5),
+    covenant("fail", name="covenant-postgres", serve=POSTGRES),
     a2a_sdk("memory", "memory"),
     a2a_sdk("sqlite", "sqlite+aiosqlite:///{home}/tasks.db"),
     a2a_sdk("postgres", "{database} {home}"),
@@ -113,7 +118,7 @@ def database() -> Iterator[str]:
         server = get_server(folder, cleanup_mode="stop")
         try:
             host = next(word for word in server.get_uri().split("?host=")[1:])
-            yield f"postgresql+asyncpg://postgres@/postgres?host={host}"
+            yield f"postgresql://postgres@/postgres?host={host}"
         finally:
             server.cleanup()
 

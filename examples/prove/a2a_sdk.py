@@ -62,7 +62,7 @@ def stores(where: str, table: str):
     from a2a.server.tasks import DatabasePushNotificationConfigStore, DatabaseTaskStore  # noqa: PLC0415
     from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
 
-    engine = create_async_engine(where)
+    engine = create_async_engine(where.replace("postgresql:", "postgresql+asyncpg:"))
     table = "t" + hashlib.sha256(table.encode()).hexdigest()[:16]  # one for each home
     return DatabaseTaskStore(engine, table_name=f"{table}_tasks"), DatabasePushNotificationConfigStore(
         engine, table_name=f"{table}_push"

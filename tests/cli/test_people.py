@@ -276,8 +276,8 @@ def test_a_misspelt_command_names_the_nearest(words: tuple[str, ...], meant: str
 def test_a_shell_completes_commands_as_the_documents_say(tmp_path: Path) -> None:
     """The line that is documented prints a script; the words that the script asks for are the commands."""
     operating = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
-    assert 'eval "$(_COVENANT_COMPLETE=bash_source covenant)"' in operating
-    script = subprocess.run([str(COVENANT)], env={"_COVENANT_COMPLETE": "bash_source"}, capture_output=True, check=True)
+    assert 'eval "$(covenant completion bash)"' in operating
+    script = subprocess.run([str(COVENANT), "completion", "bash"], capture_output=True, check=True)
     assert b"_COVENANT_COMPLETE=bash_complete" in script.stdout
     asked = {"_COVENANT_COMPLETE": "bash_complete", "COMP_WORDS": "covenant a2a re", "COMP_CWORD": "2"}
     words = subprocess.run([str(COVENANT)], env=asked, capture_output=True, check=True, cwd=tmp_path)
