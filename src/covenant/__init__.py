@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from covenant.model.content import Audio as Audio
     from covenant.model.content import Content as Content
     from covenant.model.content import Embedded as Embedded
+    from covenant.model.content import File as File
     from covenant.model.content import Image as Image
     from covenant.model.content import Json as Json
     from covenant.model.content import Resource as Resource
@@ -111,7 +112,7 @@ _NAMES = {
     "covenant.ledger.machine.commands": "Accepted Canceled LeasedTask Settled",
     "covenant.mailbox": "Mailbox local_agent",
     "covenant.model.agent_definition": "Schedule Skill",
-    "covenant.model.content": "Audio Content Embedded Image Json Resource ResourceLink Text",
+    "covenant.model.content": "Audio Content Embedded File Image Json Resource ResourceLink Text",
     "covenant.model.errors": "Conflict CovenantError Damaged Forbidden HomeLocked HomeUnusable Invalid "
     "NotFound OverLimit Refusal SettingsError TooLarge Unauthenticated Unavailable WrongType",
     "covenant.model.ids": "AgentId LeaseId PublicKey TaskId",

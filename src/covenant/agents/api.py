@@ -14,19 +14,20 @@ the function again, with the answer. A plain function (`def`) runs in a thread, 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeVar, overload
 
 import msgspec
 
 from covenant.agents.runtime import turn_output
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling, TurnCalls
+from covenant.agents.runtime.turn_files import FileSource
 from covenant.agents.runtime.turn_steps import SECONDS_MAX, DurableSteps, perform_step
 from covenant.exchange.argument_checks import checks_arguments
 from covenant.exchange.cron import check_schedules
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.agent_definition import OnLost, Schedule, Skill
-from covenant.model.content import Content, Text
+from covenant.model.content import Content, File, Text
 from covenant.model.question import Question, QuestionKind
 from covenant.model.rate_limits import Backoff
 from covenant.model.retry_policy import AttemptPolicy
@@ -86,6 +87,8 @@ class TurnWork(Protocol):
     @property
     def steps(self) -> DurableSteps: ...
     def spend(self, amounts: dict[str, float]) -> None: ...
+    def save_file(self, name: str, source: FileSource, media_type: str | None = None) -> Awaitable[File]: ...
+    def open_file(self, part: Content) -> AsyncIterator[bytes]: ...
 
 
 class BaseTurn:
@@ -216,6 +219,17 @@ class Turn(BaseTurn):
 
     __slots__ = ()
 
+    async def save_file(self, name: str, source: FileSource, *, media_type: str | None = None) -> File:
+        """Store a file of any size: its bytes, its path, or its pieces as they come. Yield what it returns.
+
+        The bytes are durable when it returns, and are never in memory as a whole.
+        """
+        return await self._job.save_file(name, source, media_type)
+
+    def open_file(self, part: Content) -> AsyncIterator[bytes]:
+        """The bytes of a part, in pieces: `async for piece in turn.open_file(part)`."""
+        return self._job.open_file(part)
+
     async def call(
         self,
         agent: Agent | str,
@@ -339,6 +353,18 @@ class SyncTurn(BaseTurn):
 
     def answer(self, call: Answer | str, what: Sendable) -> Answer:
         return self._ask(lambda: self._job.calls.answer(call, what))
+
+    def save_file(self, name: str, source: FileSource, *, media_type: str | None = None) -> File:
+        return self._ask(lambda: self._job.save_file(name, source, media_type))
+
+    def open_file(self, part: Content) -> Iterator[bytes]:
+        pieces = self._job.open_file(part)
+
+        async def more() -> bytes | None:
+            return await anext(pieces, None)
+
+        while (piece := self._ask(more)) is not None:
+            yield piece
 
     def step(self, name: str, do: Callable[[], T]) -> T:
         steps = self._job.steps

@@ -19,7 +19,7 @@ from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.job_buffer import FAILED
 from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.agents.runtime.turn_steps import StepError
-from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
+from covenant.model.content import Audio, Content, File, Image, Json, Resource, ResourceLink, Text
 from covenant.model.errors import WrongType
 from covenant.model.ids import AgentId, LeaseId
 from covenant.model.task import NATIVE
@@ -28,7 +28,7 @@ from covenant.wire.json_input import TOLD_NESTING_MAX
 from covenant.wire.validation import checked
 
 SAYABLE: Final = "text, turn.file(…), turn.data(…), turn.status(…) and the other words of a turn"
-_CONTENT: Final = (Text, Json, Image, Audio, Resource, ResourceLink)
+_CONTENT: Final = (Text, Json, Image, Audio, Resource, ResourceLink, File)
 _VALUES: Final = (*_CONTENT, StatusUpdate, Rejection, Retry, BareReply)
 log = logging.getLogger(__name__)
 _WRAPPING: Final = 4
@@ -183,7 +183,9 @@ async def earlier(job: Job, *, context: bool = False) -> tuple[MessageUpdate, ..
     """
     before = await job.thread(context=context)
     view = await job.view() if job.leased.turn > 1 else None
-    return (*before, *(said for said in view.history if said not in job.messages)) if view is not None else before
+    return (
+        (*before, *(said for said in view.history if said not in job.stored_messages)) if view is not None else before
+    )
 
 
 def _say_returned(returned: Any, job: FunctionJob, output: FunctionOutput) -> None:

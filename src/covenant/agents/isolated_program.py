@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -31,9 +31,11 @@ from covenant.agents.process_agent import LOGGED_LENGTH_MAX
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling
 from covenant.agents.runtime.function_threads import AgentThreads
 from covenant.agents.runtime.job_buffer import FAILED
+from covenant.agents.runtime.turn_files import FileSource, inline_bytes
 from covenant.agents.runtime.turn_steps import AskedStep, StepError, StepVerb, as_json
 from covenant.ledger.machine.commands import LeasedTask
-from covenant.model.content import Content
+from covenant.model.content import Content, File
+from covenant.model.errors import Unavailable
 from covenant.model.ids import AgentId
 from covenant.model.question import Question
 from covenant.model.task import Task
@@ -258,6 +260,16 @@ class _Turn:
             self._end(type="result")
         else:
             self._end(type="result", **({"text": self._whole} if self._whole else {}))
+
+    async def save_file(self, name: str, source: FileSource, media_type: str | None = None) -> File:
+        del source, media_type
+        raise Unavailable("no_files", f"an agent with isolate=True yields turn.file({name!r}, data) instead")
+
+    async def open_file(self, part: Content) -> AsyncIterator[bytes]:
+        """What came inline; the blob store is the daemon's alone."""
+        if isinstance(part, File):
+            raise Unavailable("no_files", "an agent with isolate=True reads files that came in the message, no others")
+        yield inline_bytes(part)
 
     def fail(self, message: str) -> None:
         self._end(type="error", message=message)

@@ -94,10 +94,12 @@ class PeerAgent:
                 return delegation
 
     async def _offer(self, job: Job, target: Target) -> None:
-        tries = 0
+        tries, task = 0, job.task
+        if task.parts and job.files is not None:
+            task = msgspec.structs.replace(task, parts=await job.files.portable(task.parts))
         while True:
             try:
-                await self._requester.offer(job.task, target, lambda findings: _tell_findings(job, findings))
+                await self._requester.offer(task, target, lambda findings: _tell_findings(job, findings))
                 return
             except (Unavailable, OverLimit) as later:
                 if not tries:

@@ -39,7 +39,7 @@ from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.job_buffer import FAILED
 from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.agents.runtime.turn_steps import SECONDS_MAX
-from covenant.model.content import Content, Text
+from covenant.model.content import Content, SentContent, Text
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from covenant.model.usage import read_usage
 
@@ -277,7 +277,7 @@ class ProgramOutput:
             case "result":
                 self._result(event)
             case "reply":
-                parts = msgspec.convert(event.get("parts"), tuple[Content, ...])
+                parts = msgspec.convert(event.get("parts"), tuple[SentContent, ...])
                 # From the second turn on its sender knows of the task.
                 job.complete(*parts, reply=job.leased.turn == 1)
             case "session_exited" | "session_stopped":
@@ -348,7 +348,7 @@ def _complaint(event: dict[str, Any]) -> str:
 
 def _content(event: dict[str, Any]) -> Content:
     if "part" in event:
-        part: Content = msgspec.convert(event["part"], type=Content)
+        part: Content = msgspec.convert(event["part"], type=SentContent)
         return part
     name, media_type = event.get("name") or "artifact", event.get("media_type")
     if not isinstance(name, str) or not isinstance(media_type, str | None):

@@ -14,10 +14,12 @@ from typing import Final, Protocol
 import msgspec
 
 from covenant.daemon.settings import RetentionSettings
-from covenant.daemon.telemetry import Log
+from covenant.daemon.telemetry import Log, Telemetry
 from covenant.exchange.access.identities import IdentityAdmin
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.mailbox import MailboxExchange
+from covenant.exchange.stored_files import StoredFiles
+from covenant.ledger.contract.blobs import BlobUsage, Collected
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.retention import Erased, EraseTasks
 from covenant.ledger.machine.commands import Sweep, Swept
@@ -217,6 +219,41 @@ class Maintenance:
         while True:
             await asyncio.sleep(self._interval_ms / 1000)
             await self.step()
+
+
+class FileCollector:
+    """Deletes files that no task refers to any more, so many a pass, and counts those that there are."""
+
+    def __init__(self, files: StoredFiles, telemetry: Telemetry) -> None:
+        self._files = files
+        self._log = telemetry.log
+        self.usage = BlobUsage()
+        """As of the last pass."""
+        self._collected = BlobUsage()
+        meter = telemetry.meter
+        meter.gauge("covenant_files", "Files in the blob store.", lambda: self.usage.files)
+        meter.gauge("covenant_files_bytes", "Bytes of these files.", lambda: self.usage.bytes)
+        told = "Files that were deleted, since no task referred to them."
+        meter.gauge("covenant_files_collected_total", told, lambda: self._collected.files)
+        meter.gauge("covenant_files_collected_bytes_total", "Bytes of these files.", lambda: self._collected.bytes)
+
+    async def step(self) -> Collected:
+        collected = await self._files.collect()
+        before = self._collected
+        self._collected = BlobUsage(before.files + collected.blobs, before.bytes + collected.bytes)
+        self.usage = await self._files.usage()
+        if collected.blobs:
+            self._log.info("files.collected", files=collected.blobs, bytes=collected.bytes)
+        return collected
+
+    async def run(self) -> None:
+        """At once, so that the files are counted; then in pauses."""
+        while True:
+            try:
+                await self.step()
+            except (Refusal, OSError) as error:
+                self._log.warning("files.uncollected", reason=str(error))
+            await asyncio.sleep(self._files.settings.collect_interval_ms / 1000)
 
 
 BATCHES_IN_PASS_MAX: Final = 2_000

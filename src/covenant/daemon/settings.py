@@ -13,6 +13,7 @@ from covenant.model.settings import (
     HOUR_MS,
     MIB,
     A2aSettings,
+    BlobSettings,
     CardSettings,
     DelegationSettings,
     Limits,
@@ -358,6 +359,7 @@ class Settings:
     ipc: IpcSettings = field(default_factory=IpcSettings)
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
     backup: BackupSettings = field(default_factory=BackupSettings)
+    blobs: BlobSettings = field(default_factory=BlobSettings)
     limits: Limits = field(default_factory=Limits)
     retry: RetrySettings = field(default_factory=RetrySettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)

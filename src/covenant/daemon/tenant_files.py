@@ -14,6 +14,7 @@ from covenant.daemon.agent_files import FOLDER_NAME
 from covenant.daemon.home import JOURNAL_NAME
 from covenant.ledger.contract.retention import SearchedPlace, tenant_markers
 from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME
+from covenant.ledger.embedded.blob_folder import FOLDER_NAME as BLOBS_NAME
 from covenant.ledger.embedded.byte_search import count_in_file
 from covenant.ledger.embedded.disk import sync_dir
 
@@ -51,6 +52,8 @@ class HomeFiles:
                 yield SearchedPlace(place=str(path.relative_to(self._home)), found=1)
         for path in _files(self._home):
             place = path.relative_to(self._home)
+            if place.parts[0] == BLOBS_NAME:
+                continue  # its own space is counted; what others have stored is nobody's trace
             if place.parts[0] == JOURNAL_NAME or place.parts[0].startswith(ARCHIVE_NAME) or tenant in place.parts[1:2]:
                 continue
             yield SearchedPlace(place=str(place), found=count_in_file(path, markers))

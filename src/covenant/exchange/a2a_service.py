@@ -14,6 +14,7 @@ import msgspec
 
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import CLIENT, Catalogue
+from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.builder import (
     UNGUESSABLE_LENGTH_MIN,
     IdempotencyKey,
@@ -45,7 +46,7 @@ from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Conflict, Invalid, InvalidParams, Unauthenticated
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.settings import DEPTH_MAX, A2aSettings
-from covenant.model.task import A2A, Hop, Task, check_hop
+from covenant.model.task import A2A, Hop, Task, account_of, check_hop
 from covenant.model.task_event import Began, Ended, MessageUpdate, Started, Step
 from covenant.model.task_view import TaskView, TaskViewBuilder, fold
 from covenant.model.tracing import OFF, Tracer
@@ -98,6 +99,7 @@ class A2AExchange:
         check_push: Callable[[PushConfig], None] | None = None,
         tracer: Tracer = OFF,
         intake: Intake | None = None,
+        files: StoredFiles | None = None,
     ) -> None:
         """`check_push` refuses a push configuration that is no good. None: there are no push notifications here."""
         self._ledger = ledger
@@ -105,7 +107,7 @@ class A2AExchange:
         self._new_id = new_id
         self._check_push = check_push
         self.reader = TaskReader(ledger)
-        self.writer = TaskWriter(ledger, workers, tracer, intake)
+        self.writer = TaskWriter(ledger, workers, tracer, intake, files)
         self.ids = KeyedIds(ledger, catalogue)
         self.settings = settings
         self.depth_max = depth_max
@@ -278,8 +280,13 @@ class A2AExchange:
         message, scope = sent.message, self.scope(call)
         update = next_message(message)
         encoded = _encode(update)
-        check_size(len(encoded), self.settings.message_bytes_max)
         view = await self.reader.get(task_id, scope)
+        if update.parts and (files := self.writer.files) is not None and files.concerns(update.parts):
+            parts = await files.store(update.parts, account_of(view.task), task_id)
+            update = msgspec.structs.replace(update, parts=parts)
+            check_size(len(_encode(update)), self.settings.message_bytes_max)
+        else:
+            check_size(len(encoded), self.settings.message_bytes_max)
         if message.context_id not in (None, view.task.context_id):
             raise InvalidParams("message.contextId", f"task {task_id} is in another context; leave contextId out")
         recipient = view.task.recipient.pubkey
@@ -291,7 +298,7 @@ class A2AExchange:
         # A message's id is derived from its idempotency key and a digest of its content. The id that the client gave it
         # is no part of the content: clients make a new one when they try again.
         if key is not None:
-            encoded = _encode(msgspec.structs.replace(update, message_id=None))
+            encoded = _encode(msgspec.structs.replace(next_message(message), message_id=None))
         prefix = None if key is None else f"{unkeyed_id(call.caller, call.agent.id, key.key)}."
         reported = await self._ledger.commit(
             Continue(

@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.builder import (
     IdempotencyKey,
     build_task,
@@ -99,6 +100,7 @@ class Delegations:
         registered: Callable[[str, str], str | None] = lambda _tenant, _name: None,
         peers: Callable[[str, str], Target | None] = lambda _tenant, _name: None,
         tracer: Tracer = OFF,
+        files: StoredFiles | None = None,
     ) -> None:
         """`registered`: the URL of a remote agent that a tenant knows by this name; the catalogue has the others'.
 
@@ -108,7 +110,7 @@ class Delegations:
         self._message_bytes_max = message_bytes_max
         self.ledger = ledger
         self._catalogue = catalogue
-        self._writer = TaskWriter(ledger, workers, tracer)
+        self._writer = TaskWriter(ledger, workers, tracer, files=files)
         self._reader = TaskReader(ledger)
         self._registered = registered
         self._peers = peers
@@ -191,7 +193,8 @@ class Delegations:
         task = asked.task
         with self.ledger.watch(task.id) as watch:
             try:
-                known = (await self._writer.accept(task, asked.digest)).duplicate
+                kept = await self._writer.with_files(task)
+                known = (await self._writer.accept(kept, asked.digest)).duplicate
             except Refusal as refusal:
                 if refusal.code == "duplicate_task_id":
                     raise Conflict(
@@ -223,6 +226,7 @@ class Delegations:
         view = (await self._reader.past(child)).view()
         if view is None or view.task.parent != parent.id or view.task.origin != DELEGATION:
             raise Invalid("unknown_call", f"task {child} was not called by this task")
+        parts = (await self._writer.with_files(msgspec.structs.replace(view.task, parts=parts))).parts
         update = MessageUpdate(role="user", parts=parts, message_id=message_id)
         with self.ledger.watch(child) as watch:
             await self.ledger.commit(

@@ -21,6 +21,7 @@ from covenant.exchange.request_checks import (
     check_size,
     check_task,
 )
+from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.builder import check_blocks, check_update
 from covenant.exchange.tasks.reader import read_tree
 from covenant.exchange.tasks.writer import Intake, accept_span, record_attempt
@@ -94,6 +95,7 @@ class MailboxExchange:
         recipient_admission: bool = False,
         depth_max: int = DEPTH_MAX,
         intake: Intake | None = None,
+        files: StoredFiles | None = None,
     ) -> None:
         """`recipient_admission`: a recipient must have granted `a2a.recv.<sender>` before anyone may send to it."""
         self._ledger = ledger
@@ -103,6 +105,7 @@ class MailboxExchange:
         self._depth_max = depth_max
         self._tracer = tracer
         self._intake = intake or Intake()
+        self._files = files
         self.leasing = True
         """False while the daemon stops: no new work is handed out, everything else goes on."""
 
@@ -125,6 +128,8 @@ class MailboxExchange:
         )
         if task.parent is not None:
             task = await self._within(task.parent, task)
+        if task.parts and self._files is not None:
+            task = await self._files.store_task(task)
         fault, admission = self._recipient_fault(task.recipient), self._admission(task)
         command = Accept(access=access, admission=admission, task=task, digest=digest, recipient_fault=fault)
         if not self._tracer.on:
@@ -242,6 +247,8 @@ class MailboxExchange:
     ) -> Reported:
         check_size(_encode(update), self.limits.update_bytes_max, "update")
         check_update(update)
+        if self._files is not None and self._files.concerns(update.parts):
+            update = await self._files.store_update(update, task_id, principal.agent)
         return await self._ledger.commit(
             Report(
                 task_id=task_id,
@@ -316,6 +323,8 @@ class MailboxExchange:
         parties = await self._ledger.parties(task_id)
         access = None
         if parties is not None:
+            if self._files is not None and self._files.concerns(result.content):
+                result = await self._files.store_answer(result, parties, principal.agent)
             sender = parties.sender
             access = Access(
                 caller=principal.agent,

@@ -22,6 +22,7 @@ from covenant.exchange.access.principals import Principal, require_operator
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.frame_log import FrameLog
 from covenant.exchange.request_checks import check_reason
+from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.task_logs import TaskLogs
 from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.contract.ledger import Ledger
@@ -92,11 +93,13 @@ class TenantRemovals:
         operator: AgentId,
         *,
         frames: FrameLog | None = None,
+        stored: StoredFiles | None = None,
     ) -> None:
         self._ledger = ledger
         self._catalogue = catalogue
         self._logs = logs
         self._frames = frames
+        self._stored = stored
         self._files = files
         self._operator = operator
         self._asked = asyncio.Event()
@@ -220,6 +223,9 @@ class TenantRemovals:
         await self._erase_tasks(name, removal)
         await self._say(name, "erasing files", removal)
         await self._files.erase(name)
+        if self._stored is not None:
+            for account in (name, *(f"@{key}" for key in removal.keys)):
+                await self._stored.erase(account)
         await self._logs.forget_unknown(self._is_known)
         if self._frames is not None:
             await self._frames.forget_unknown()
@@ -300,7 +306,11 @@ class TenantRemovals:
             raise Conflict("tasks_left", f"task {task.task_id} could not be erased: it is {task.state}")
 
     async def _search(self, name: str, keys: Sequence[str]) -> tuple[SearchedPlace, ...]:
-        return (*await self._ledger.search(name, keys), *await self._files.search(name, keys))
+        places = (*await self._ledger.search(name, keys), *await self._files.search(name, keys))
+        if self._stored is None:
+            return places
+        left = [(await self._stored.usage(account)).files for account in (name, *(f"@{key}" for key in keys))]
+        return (*places, SearchedPlace(place="files", found=sum(left)))
 
     async def _tasks(self, name: str, states: tuple[State, ...] = ()) -> AsyncIterator[FoundTask]:
         """Those of the tenant, and those without a tenant that somebody of its name has sent or is to do.

@@ -6,7 +6,7 @@ only MCP has (`annotations`, `_meta`, `title`, `size`, `icons`) is kept as it ca
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard
 
 import msgspec
 
@@ -77,7 +77,30 @@ class ResourceLink(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag=
     meta: dict[str, Any] | None = msgspec.field(name="_meta", default=None)
 
 
-Content = Text | Json | Image | Audio | Resource | ResourceLink
+class File(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="file", omit_defaults=True, kw_only=True):
+    """Bytes that are in the blob store. Only the daemon makes one: no request can say it."""
+
+    sha256: str
+    size: Size
+    space: str
+    """Where it is: no other space knows it."""
+    task_id: str
+    """The task that refers to it."""
+    mimeType: str | None = None  # noqa: N815
+    filename: str | None = None
+    metadata: dict[str, Any] | None = None
+    came_as: Literal["", "image", "audio", "resource"] = ""
+    """The block that its bytes were in; empty: they were uploaded."""
+    uri: str = ""
+    """Of what a `resource` block held, as are `resource_meta`."""
+    resource_meta: dict[str, Any] | None = None
+    annotations: dict[str, Any] | None = None
+    meta: dict[str, Any] | None = msgspec.field(name="_meta", default=None)
+
+
+SentContent = Text | Json | Image | Audio | Resource | ResourceLink
+"""What somebody else may say."""
+Content = SentContent | File
 
 
 def is_plain(block: Content) -> TypeGuard[Text]:

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
+from covenant.model.content import Audio, Content, File, Image, Json, Resource, ResourceLink, Text
 from covenant.model.task import Result
 from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate, Update
 
@@ -53,7 +53,7 @@ def name_of(block: Content) -> str | None:
     """The file name of a block."""
     if isinstance(block, ResourceLink):
         return block.name or None
-    return block.filename if isinstance(block, Text | Json | Resource) else None
+    return block.filename if isinstance(block, Text | Json | Resource | File) else None
 
 
 def blocks_named_safely(blocks: tuple[Content, ...]) -> tuple[Content, ...]:

@@ -219,6 +219,48 @@ class TenantSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlobSettings:
+    """Files beside the ledger: what goes there, how much, and for how long."""
+
+    url: str = setting(
+        "",
+        url,
+        "On PostgreSQL: the S3-compatible bucket that holds the bytes of files, as https://host/bucket or "
+        "https://host/bucket/prefix; empty: the database. Keys are read from the environment (AWS_ACCESS_KEY_ID, "
+        "AWS_SECRET_ACCESS_KEY, AWS_REGION).",
+    )
+    inline_bytes_max: int = setting(
+        256 * 1024, whole(1024, 8 * MIB), "Bytes of a part above which it is a file, and not in the ledger itself."
+    )
+    file_bytes_max: int = setting(
+        4 * 1024 * MIB, whole(1024, 1024 * 1024 * MIB), "Most bytes of one file (413 above it)."
+    )
+    tenant_bytes_max: int = setting(
+        100 * 1024 * MIB,
+        whole(0, 1024 * 1024 * 1024 * MIB),
+        "Most bytes of the files of one tenant, or of one mailbox identity (429 above it); 0: no limit.",
+    )
+    tenant_files_max: int = setting(
+        100_000, whole(0, 100_000_000), "Most files of one tenant, or of one mailbox identity; 0: no limit."
+    )
+    uploads_max: int = setting(8, whole(1, 10_000), "Most uploads of one tenant at once (429 above it).")
+    upload_ms_max: int = setting(HOUR_MS, whole(100, 24 * HOUR_MS), "Longest time for one upload (408 after it).")
+    link_ms: int = setting(
+        HOUR_MS,
+        whole(1_000, 7 * 24 * HOUR_MS),
+        "How long a URL of a file works without a token, from when it was told.",
+    )
+    kept_ms: int = setting(
+        24 * HOUR_MS,
+        whole(60_000, 365 * 24 * HOUR_MS),
+        "How long a file is kept that no task refers to: since it was uploaded, or since its task was erased.",
+    )
+    collect_interval_ms: int = setting(
+        60_000, whole(100, 24 * HOUR_MS), "Pause between two passes that look for files that no task refers to."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PushSettings:
     """Push notifications: how long and how hard a delivery is tried. Where it may go is a matter of `outbound`."""
 

@@ -37,6 +37,7 @@ from covenant.outbound.recent_steps import RecentSteps
 from covenant.outbound.urls import InvalidUrl, read_url
 from covenant.seal.keys import WebhookSigner
 from covenant.wire.a2a.dialects import V03, V1
+from covenant.wire.a2a.parts_v1 import Link, unlinked
 
 MEDIA_TYPES: Final = {V1.version.value: "application/a2a+json", V03.version.value: "application/json"}
 """Of a delivery, by the version of its configuration."""
@@ -155,18 +156,20 @@ class _Delivery:
 class _StepBodies:
     """The bodies of 1.0: each step is one, as a stream tells it."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, link: Link) -> None:
         self._task = task
+        self._link = link
 
     def body(self, step: Step, *, more: bool) -> bytes | None:  # noqa: ARG002  (each step is told)
-        return V1.responses.encode_step(self._task, step)
+        return V1.responses.encode_step(self._task, step, self._link)
 
 
 class _TaskBodies:
     """The bodies of 0.3: the whole task as it is after a step. A chunk is not told by itself if more has happened."""
 
-    def __init__(self, built: TaskViewBuilder) -> None:
+    def __init__(self, built: TaskViewBuilder, link: Link) -> None:
         self._built = built
+        self._link = link
 
     def body(self, step: Step, *, more: bool) -> bytes | None:
         self._built.add(step)
@@ -174,7 +177,7 @@ class _TaskBodies:
             return None
         view = self._built.view()
         assert view is not None
-        return V03.responses.encode_task(view)
+        return V03.responses.encode_task(view, None, self._link)
 
 
 class PushSender:
@@ -190,6 +193,7 @@ class PushSender:
         tally: Callable[[str], None] = lambda _: None,
         held_ms: int = HELD_MS,
         shared: bool = False,
+        link: Link = unlinked,
     ) -> None:
         """`shared`: other nodes write steps of the same tasks, and this one is told of that, if late."""
         self._ledger = ledger
@@ -199,6 +203,7 @@ class PushSender:
         self._tally = tally
         self._held_ms = held_ms
         self._shared = shared
+        self._link = link
         self.saved = asyncio.Event()
         """Set each time that cursors were written down, for whoever waits for that."""
         self._begin()
@@ -417,8 +422,9 @@ class PushSender:
             while built.generation < delivered:
                 limit = min(STEPS_FOLDED_AT_ONCE, delivered - built.generation)
                 built.catch_up(await self._steps(push.task_id, built.generation, limit))
-            return _TaskBodies(built)
-        return _StepBodies(first.what.task if isinstance(first.what, Began) else await self._task(push.task_id))
+            return _TaskBodies(built, self._link)
+        task = first.what.task if isinstance(first.what, Began) else await self._task(push.task_id)
+        return _StepBodies(task, self._link)
 
     async def _task(self, task_id: TaskId) -> Task:
         task = self._recent.task(task_id)

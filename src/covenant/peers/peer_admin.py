@@ -162,7 +162,7 @@ class PeerAdmin(PeerService):
                 peer=to.id if to is not None else None, profile=name, budget=asked.max_token_budget, context=context
             ),
         )
-        accepted = await self._writer.accept(task, fingerprint(task)[0])
+        accepted = await self._writer.accept(await self._writer.with_files(task), fingerprint(task)[0])
         asks = likely.id if likely is not None and not here else None
         return DelegationBegun(made_id, asks, name, accepted.duplicate, not here)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
+from covenant.exchange.stored_files import StoredFiles
 from covenant.model.settings_field import Kind, choice, line, peer_places, setting, several, switch, whole, words
 from covenant.outbound.outbound_settings import name_servers
 from covenant.outbound.urls import InvalidUrl, read_host, read_url
@@ -179,6 +180,8 @@ class PeerContext:
     depth_max: int
     """Of calls in this instance."""
     chance: Callable[[], float]
+    files: StoredFiles | None = None
+    """None: bytes stay in the ledger."""
     epoch: str | None = None
     """Which life of our ledger this is; None: the first one. A restore from a backup begins another."""
     in_flight: list[Callable[[DelegationKey], int]] = field(default_factory=list)

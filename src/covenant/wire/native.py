@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final, Literal, assert_never
 import msgspec
 
 from covenant.model.agent_definition import INDEX
-from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
+from covenant.model.content import Content, Embedded, File, Json, Resource, ResourceLink, Text
 from covenant.model.errors import Invalid
 from covenant.model.sanitizer import file_name_of
 from covenant.model.task import NATIVE, Ending, Result, Task
@@ -41,6 +41,7 @@ from covenant.model.task_event import (
 )
 from covenant.model.task_view import TaskState, TaskView, final_message, plain_text
 from covenant.model.usage import usage_in
+from covenant.wire.a2a.parts_v1 import unlinked
 from covenant.wire.a2a.response_encoder import agent_of, usage_of
 from covenant.wire.json_input import TOLD_NESTING_MAX, decode, deeper_than
 
@@ -251,6 +252,8 @@ def _carried(part: Content | None) -> dict[str, Any]:
             return {"value": part.value, "mime_type": part.mimeType}
         case ResourceLink():
             return {"url": part.uri, "mime_type": part.mimeType}
+        case File():
+            return {"url": unlinked(part), "mime_type": part.mimeType}
         case Resource():
             inner = part.resource
             return {"text": inner.text, "data": inner.blob, "mime_type": inner.mimeType}

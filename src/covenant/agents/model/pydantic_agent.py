@@ -29,7 +29,7 @@ from covenant.agents.model.conversation import ModelConversation, RunInput
 from covenant.agents.runtime import turn_output
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.turn_output import TurnOutput
-from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
+from covenant.model.content import Audio, Content, File, Image, Json, Resource, ResourceLink, Text
 from covenant.model.task_event import MessageUpdate
 
 USED: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "requests", "tool_calls")
@@ -140,6 +140,8 @@ def _prompt(part: Content) -> messages.UserContent:
             # As words. A URL that the library knows as one it downloads itself, past the address guard.
             about = ", ".join(filter(None, (name, kind)))
             return f"[linked file{': ' if about else ''}{about}] {uri}"
+        case File(filename=name, mimeType=kind, size=size):
+            return f"[file: {', '.join(filter(None, (name, kind, f'{size} bytes')))}; too large to be shown]"
 
 
 def history_of(said: tuple[MessageUpdate, ...]) -> list[messages.ModelMessage]:

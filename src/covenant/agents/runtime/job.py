@@ -10,25 +10,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, Protocol
 
 import msgspec
 
+from covenant.agents.runtime import turn_files
 from covenant.agents.runtime.agent_calls import AgentCalls
 from covenant.agents.runtime.agent_spans import begin_attempt
 from covenant.agents.runtime.function_threads import AgentThreads, TurnStopped
 from covenant.agents.runtime.job_buffer import FAILED, JobBuffer, JobServices
+from covenant.agents.runtime.turn_files import FileSource
 from covenant.agents.runtime.turn_limits import Spending, TurnSlot, recall_usage
 from covenant.agents.runtime.turn_steps import StepError, TurnSteps
+from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.task_logs import TURN
 from covenant.ledger.machine.commands import Advanced, Interrupt, LeasedTask, Release, Renew
-from covenant.model.content import Content
+from covenant.model.content import Content, File, Text
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLimit, Refusal, Unavailable
 from covenant.model.ids import AgentId
 from covenant.model.sanitizer import named_safely
 from covenant.model.task import Ending, Result, ResultStatus, error_result
-from covenant.model.task_event import StatusUpdate, StepUpdate, TurnUpdate, Wait
+from covenant.model.task_event import MessageUpdate, StatusUpdate, StepUpdate, TurnUpdate, Wait
 from covenant.model.tracing import Span, Tracer
 
 DAEMON_STOPS: Final = "the daemon stops"
@@ -56,6 +59,7 @@ class Job(JobBuffer):
         "_retry",
         "_spending",
         "_steps",
+        "_stored_messages",
         "deadline",
         "parking",
         "runner",
@@ -85,7 +89,9 @@ class Job(JobBuffer):
         self._spending: Spending | None = None
         self._calls: AgentCalls | None = None
         self._steps: TurnSteps | None = None
+        self._stored_messages: tuple[MessageUpdate, ...] | None = None
         self._mute = False
+        self._large = False
         self._pending_bytes = 0
         self._updates = 0
         self._bytes = 0
@@ -144,6 +150,29 @@ class Job(JobBuffer):
         return self._steps
 
     @property
+    def files(self) -> StoredFiles | None:
+        return self._services.files
+
+    def save_file(self, name: str, source: FileSource, media_type: str | None = None) -> Awaitable[File]:
+        return turn_files.save_file(self, name, source, media_type)
+
+    def open_file(self, part: Content) -> AsyncIterator[bytes]:
+        return turn_files.open_file(self, part)
+
+    @property
+    def stored_messages(self) -> tuple[MessageUpdate, ...]:
+        """The messages as the ledger has them."""
+        return self.messages if self._stored_messages is None else self._stored_messages
+
+    async def _inline_files(self, files: StoredFiles) -> None:
+        """Bytes that came inline are given to the agent as they came."""
+        said = self.messages
+        if any(type(part) is File for message in said for part in message.parts):
+            given = [msgspec.structs.replace(each, parts=await files.inlined(each.parts)) for each in said]
+            self._stored_messages = said
+            self.leased = msgspec.structs.replace(self.leased, messages=tuple(given))
+
+    @property
     def has_spent(self) -> bool:
         return self._spending is not None
 
@@ -180,6 +209,8 @@ class Job(JobBuffer):
         """`reply`: the content is a bare message, and whoever sent the task need not hear of a task at all."""
         status = ResultStatus.PARTIAL if partial else _OK
         bare = reply or msgspec.UNSET
+        if content and type(content[0]) is not Text:
+            self._large = True
         self._end(Result(task_id=self.task.id, status=status, content=content, reply=bare), _COMPLETED)
 
     def fail(self, message: str, *content: Content) -> None:
@@ -241,6 +272,8 @@ class Job(JobBuffer):
             try:
                 if self.leased.turn > 1:
                     await recall_usage(self)
+                if (self.task.parts or self.leased.messages) and self._services.files is not None:
+                    await self._inline_files(self._services.files)
                 await agent.run(self)
             except asyncio.CancelledError:
                 if self.stopping is None and not self.ended:

@@ -17,13 +17,14 @@ import msgspec
 from covenant.agents.runtime.function_threads import TurnStopped
 from covenant.agents.runtime.task_past import TaskPast
 from covenant.exchange.delegation import Delegations
+from covenant.exchange.stored_files import StoredFiles
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Advance, Advanced
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId
 from covenant.model.sanitizer import named_safely
 from covenant.model.settings import A2aSettings
-from covenant.model.task import Ending, Result
+from covenant.model.task import Ending, Result, account_of
 from covenant.model.task_event import StatusUpdate, StepUpdate, TurnUpdate, Update, Wait
 from covenant.model.tracing import Tracer
 
@@ -49,12 +50,15 @@ class JobServices(NamedTuple):
     done: Callable[[Job], None]
     delegations: Delegations | None
     tracer: Tracer
+    files: StoredFiles | None = None
+    """None: bytes stay in the ledger."""
 
 
 class JobBuffer(TaskPast):
     __slots__ = (
         "_bytes",
         "_flusher",
+        "_large",
         "_ledger",
         "_loop",
         "_mute",
@@ -91,6 +95,7 @@ class JobBuffer(TaskPast):
     _services: JobServices
     _timer: asyncio.Handle | None
     _flusher: asyncio.Task[None] | None
+    _large: bool
     _room: asyncio.Future[None] | None
 
     def fail(self, message: str) -> None:
@@ -115,6 +120,8 @@ class JobBuffer(TaskPast):
         if size is None:
             update = named_safely(update)
             size = len(_encode(update))
+            if self._services.files is not None and self._services.files.concerns(update.parts):
+                self._large = True
         self._updates += 1
         self._bytes += size
         limits = self._services.limits
@@ -173,18 +180,31 @@ class JobBuffer(TaskPast):
     ) -> Awaitable[Advanced]:
         if result is not None and self.notes:
             result = msgspec.structs.replace(result, metadata=self.notes)
-        return self._ledger.commit(
-            Advance(
-                task_id=self.task.id,
-                holder=self.holder,
-                lease_id=self.leased.lease.lease_id,
-                updates=updates,
-                result=result,
-                ending=ending,
-                wait=wait,
-                told=told,
-            )
+        advance = Advance(
+            task_id=self.task.id,
+            holder=self.holder,
+            lease_id=self.leased.lease.lease_id,
+            updates=updates,
+            result=result,
+            ending=ending,
+            wait=wait,
+            told=told,
         )
+        if self._large and self._services.files is not None:
+            return self._advance_files(self._services.files, advance)
+        return self._ledger.commit(advance)
+
+    async def _advance_files(self, files: StoredFiles, advance: Advance) -> Advanced:
+        """With large bytes in the blob store, first."""
+        account, task_id, kept = account_of(self.task), self.task.id, list(advance.updates)
+        for at, update in enumerate(kept):
+            if not isinstance(update, StepUpdate) and files.concerns(update.parts):
+                parts = await files.store(update.parts, account, task_id)
+                kept[at] = msgspec.structs.replace(update, parts=parts)
+        result = advance.result
+        if result is not None:
+            result = await files.store_result(result, account)
+        return await self._ledger.commit(msgspec.structs.replace(advance, updates=tuple(kept), result=result))
 
     def _schedule(self) -> None:
         if self._loop.time() >= self._next_flush:

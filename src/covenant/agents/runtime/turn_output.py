@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.agents.runtime.job import Job
-from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
+from covenant.model.content import Content, Embedded, File, Json, Resource, ResourceLink, Text
 from covenant.model.errors import WrongType
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate, text_artifact
 from covenant.wire.json_input import TOLD_NESTING_MAX
@@ -120,7 +120,7 @@ class TurnOutput:
 def _name(content: Content) -> str | None:
     if isinstance(content, ResourceLink):
         return content.name or None
-    return content.filename if isinstance(content, Resource | Text) else None
+    return content.filename if isinstance(content, Resource | Text | File) else None
 
 
 def file(name: str, data: bytes | None = None, *, url: str | None = None, media_type: str | None = None) -> Content:

@@ -24,6 +24,7 @@ from covenant.agents.runtime.job_buffer import JobServices
 from covenant.agents.runtime.lost_work import OUTLOOKS, STOPPED, LostWork
 from covenant.agents.runtime.turn_limits import TenantSlots, TurnSlot
 from covenant.exchange.delegation import Delegations, tenant_of
+from covenant.exchange.stored_files import StoredFiles
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Interrupt, LeasedTask, Release, Starter, Take
 from covenant.model.agent_definition import OnLost
@@ -97,11 +98,12 @@ class WorkerPool:
         delegations: Callable[[WorkerPool], Delegations] | None = None,
         jobs: RunningJobs | None = None,
         tracer: Tracer = OFF,
+        files: StoredFiles | None = None,
     ) -> None:
         """`tenant_concurrency`: turns at once of a tenant that has no limit of its own; 0: as many as come.
 
         `delegations` makes that by which jobs call other agents; None: they cannot. `jobs`: where its jobs are listed,
-        for those who look at them and are made before the pool.
+        for those who look at them and are made before the pool. `files`: None keeps all bytes in the ledger.
         """
         self._ledger = ledger
         self._tenant_concurrency = tenant_concurrency
@@ -129,7 +131,7 @@ class WorkerPool:
         self._abandoned: dict[asyncio.Task[None], Job] = {}
         """Jobs that have ended although their agents go on, by the task of the agent."""
         self.delegations: Final = delegations(self) if delegations is not None else None
-        self._services = JobServices(ledger, self._loop, limits, self._done, self.delegations, tracer)
+        self._services = JobServices(ledger, self._loop, limits, self._done, self.delegations, tracer, files)
         ledger.on_lost(self._lost, self._told)
 
     def register(

@@ -269,7 +269,7 @@ async def open_agents(
         set_up, grpc = card_features(settings, servers), base.listeners.grpc
         if grpc is not None:
             set_up = msgspec.structs.replace(set_up, grpc_port=grpc.port)
-        writer = TaskWriter(ledger, workers, base.telemetry.tracer, base.access.intake)
+        writer = TaskWriter(ledger, workers, base.telemetry.tracer, base.access.intake, base.access.files)
         schedules = ScheduleRunner(ledger, catalogue, writer)
         yield Agents(
             workers=workers,
@@ -301,6 +301,7 @@ def _make_exchange(base: Base, workers: WorkerPool) -> A2AExchange:
         check_push=check_push if settings.a2a.push_notifications else None,
         tracer=base.telemetry.tracer,
         intake=base.access.intake,
+        files=base.access.files,
     )
 
 
@@ -318,6 +319,7 @@ def _make_workers(base: Base, remotes: RemoteAgents, requester: Requester | None
             registered=remotes.registered,
             peers=requester.callee if requester is not None else lambda _tenant, _name: None,
             tracer=tracer,
+            files=base.access.files,
         )
 
     return WorkerPool(
@@ -328,6 +330,7 @@ def _make_workers(base: Base, remotes: RemoteAgents, requester: Requester | None
         delegations=delegations,
         jobs=jobs,
         tracer=tracer,
+        files=base.access.files,
     )
 
 

@@ -16,7 +16,7 @@ from covenant.daemon.environment import environment
 from covenant.daemon.home import save_token
 from covenant.daemon.listeners import Listeners, open_listeners
 from covenant.daemon.log_capture import open_task_logs
-from covenant.daemon.schedulers import Retention, RetryScheduler, Scheduler
+from covenant.daemon.schedulers import FileCollector, Retention, RetryScheduler, Scheduler
 from covenant.daemon.settings import Settings
 from covenant.daemon.telemetry import Log, Telemetry, open_tracer
 from covenant.daemon.tenant_files import HomeFiles
@@ -28,14 +28,17 @@ from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.cards import CardFeatures
 from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.file_links import FileLinks
 from covenant.exchange.frame_log import FrameLog, TurnCalls
 from covenant.exchange.mailbox import MailboxExchange
+from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.writer import Intake
 from covenant.exchange.tenant_removal import TenantRemovals
 from covenant.model.agent_card import Provider
 from covenant.model.errors import Invalid, SettingsError
 from covenant.model.mcp_servers import McpServer, read_mcp_servers, tools_of
 from covenant.model.retry_policy import RetryPolicy
+from covenant.seal.keys import derived_secret
 
 SERVERS_NAME: Final = "mcp_servers.json"
 
@@ -127,6 +130,8 @@ class Access:
     catalogue: Catalogue
     mailbox: MailboxExchange
     intake: Intake
+    files: StoredFiles | None
+    """None: bytes stay in the ledger."""
     removals: TenantRemovals
     schedulers: tuple[Scheduler, ...]
 
@@ -137,6 +142,7 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
     tenants = TenantAccess(ledger, operator.agent, identity_auth)
     await tenants.open()
     intake = Intake(running, ledger.clock.monotonic_ms)
+    files = _make_files(settings, storage)
     mailbox = MailboxExchange(
         ledger,
         operator.agent,
@@ -144,6 +150,7 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
         recipient_admission=settings.access.recipient_admission,
         depth_max=settings.delegation.depth_max,
         intake=intake,
+        files=files,
     )
     retry = settings.retry
     policy = msgspec.convert({**asdict(retry), "enabled": True}, RetryPolicy)
@@ -157,8 +164,16 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
         seat=catalogue.seat,
     )
     retention = Retention(ledger, identity_admin, operator, settings.retention, telemetry.log)
-    files = HomeFiles(settings.home)
-    removals = TenantRemovals(ledger, catalogue, telemetry.task_logs, files, operator.agent, frames=telemetry.frames)
+    removals = TenantRemovals(
+        ledger,
+        catalogue,
+        telemetry.task_logs,
+        HomeFiles(settings.home),
+        operator.agent,
+        frames=telemetry.frames,
+        stored=files,
+    )
+    collector = FileCollector(files, telemetry) if files is not None else None
     return Access(
         identity_auth=identity_auth,
         identity_admin=identity_admin,
@@ -166,10 +181,20 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
         catalogue=catalogue,
         mailbox=mailbox,
         intake=intake,
+        files=files,
         removals=removals,
         schedulers=(
             *((storage.singleton("retries", scheduler),) if retry.scheduler else ()),
             storage.singleton("retention", retention),
             storage.singleton("removals", removals),
+            *((storage.singleton("files", collector),) if collector is not None else ()),
         ),
     )
+
+
+def _make_files(settings: Settings, storage: Storage) -> StoredFiles | None:
+    if storage.blobs is None:
+        return None
+    secret = derived_secret(storage.key, "covenant.file_links")
+    links = FileLinks(secret, storage.ledger.now_ms, settings.blobs.link_ms)
+    return StoredFiles(storage.blobs, storage.ledger, links, settings.blobs)

@@ -32,6 +32,8 @@ from covenant.doors.a2a.http_bindings import DESCRIBED as A2A_DESCRIBED
 from covenant.doors.a2a.http_bindings import PREFIX, A2ADoor
 from covenant.doors.a2a.operations import A2AServices
 from covenant.doors.a2a.own_agents import ActingGate, OwnAgents
+from covenant.doors.file_transfer import DESCRIBED as FILES_DESCRIBED
+from covenant.doors.file_transfer import FileAccess, file_routes
 from covenant.doors.http import endpoint
 from covenant.doors.http.app import HttpDoor, TracedDoor, build_http
 from covenant.doors.http.bearer_auth import TenantGate, certificate_credential
@@ -72,6 +74,7 @@ from covenant.outbound.remote.inspector import Inspector
 from covenant.seal.cards import CardSigner
 from covenant.seal.certificates import certificate_names
 from covenant.seal.keys import WebhookSigner
+from covenant.wire.a2a.parts_v1 import Link, unlinked
 
 if TYPE_CHECKING:
     from covenant.daemon.wiring.peers import Peers
@@ -126,7 +129,8 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
         started_ms=ledger.now_ms(),
     )
     configs, sender = _make_push(base, agents.exchange)
-    admission = Admission(access.gate, access.catalogue, meter, base_url.of, published.admits, pool)
+    links = access.files.links if access.files is not None else None
+    admission = Admission(access.gate, access.catalogue, meter, base_url.of, published.admits, pool, links)
     services = A2AServices(agents.exchange, extended_cards(cards), configs)
     mcp = _make_mcp(base, agents)
     routes = [
@@ -140,6 +144,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
             tools=agents.features.set_up.tools,
         ),
         *pages.routes(),
+        *_file_routes(base, base_url),
         *mcp.routes(),
         *(peers.routes(pool) if peers is not None else ()),
     ]
@@ -292,8 +297,22 @@ def _make_push(base: Base, exchange: A2AExchange) -> tuple[PushConfigs, Schedule
         chance=random.random,
         tally=base.telemetry.meter.pushed,
         shared=base.storage.shared,
+        link=_push_link(base),
     )
     return PushConfigs(ledger, exchange.scope, check_push), base.storage.singleton("pushes", sender)
+
+
+def _push_link(base: Base) -> Link:
+    files, url = base.access.files, _local_url(base)
+    return unlinked if files is None else lambda file: files.links.url_of(file, url)
+
+
+def _file_routes(base: Base, base_url: BaseUrl) -> list[BaseRoute]:
+    access = base.access
+    if access.files is None:
+        return []
+    shared = FileAccess(access.files, access.gate, access.identity_auth, base_url)
+    return file_routes(shared, base.telemetry.meter)
 
 
 def _make_mcp(base: Base, agents: Agents) -> McpDoor:
@@ -377,7 +396,14 @@ def _make_http(
         more_routes=routes,
         under=[(PREFIX, a2a)],
         dashboard=dashboard,
-        described=(*TENANT_DESCRIBED, *a2a_cards.DESCRIBED, *A2A_DESCRIBED, *MCP_DESCRIBED, *PEERS_DESCRIBED),
+        described=(
+            *TENANT_DESCRIBED,
+            *a2a_cards.DESCRIBED,
+            *A2A_DESCRIBED,
+            *FILES_DESCRIBED,
+            *MCP_DESCRIBED,
+            *PEERS_DESCRIBED,
+        ),
     )
 
 

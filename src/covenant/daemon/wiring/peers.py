@@ -58,6 +58,7 @@ async def open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[Pee
             us=base.storage.operator.agent,
             depth_max=base.settings.delegation.depth_max,
             chance=random.random,
+            files=base.access.files,
             epoch=_epoch(base),
         )
         services = PeerServices(context, base.access.catalogue, jobs.used, base.access.intake.asked.is_set)
@@ -78,7 +79,7 @@ class Peers:
         self._discovery = _make_discovery(base, self._keys)
         self.admin = PeerAdmin(
             services,
-            TaskWriter(ledger, agents.workers, telemetry.tracer),
+            TaskWriter(ledger, agents.workers, telemetry.tracer, files=base.access.files),
             asdict(base.settings.peers),
             discovery=self._discovery,
             new_id=lambda: str(uuid4()),

@@ -25,8 +25,11 @@ from covenant.daemon.wiring.postgres_storage import InstanceSecrets, agree_on_se
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.clock import Uuids
+from covenant.ledger.contract.blobs import BlobStore
 from covenant.ledger.contract.ledger import Ledger, SharedLedger
 from covenant.ledger.embedded.backup_file import StagedBackups, read_incarnation
+from covenant.ledger.embedded.blob_folder import FOLDER_NAME, BlobFolder
+from covenant.ledger.embedded.disk import unusable_by
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.shipped_segments import ShippedSegments
@@ -57,6 +60,8 @@ class Storage:
     instance_keys: InstanceKeys | None
     """What other instances seal messages to. None: peers are switched off."""
     operator: Principal
+    blobs: BlobStore | None
+    """None: there is no store, and bytes stay in the ledger."""
     backups: StagedBackups | None
     """None: the ledger is on PostgreSQL."""
     shipper: SegmentShipper | None
@@ -94,8 +99,9 @@ async def open_storage(
         await check_grants(ledger, agent.pubkey)
         operator = await admit_operator(ledger, agent, token, partial(save_token, home))
         await _report(ledger, log)
-        backups = shipper = None
+        backups = shipper = blobs = None
         if isinstance(ledger, EmbeddedLedger):
+            blobs = await asyncio.to_thread(_open_blobs, home)
             backups = StagedBackups(home, ledger, Uuids(), shipped=shipped)
             await backups.clear()
             shipper = _make_shipper(settings, ledger, shipped, log) if shipped is not None else None
@@ -104,6 +110,7 @@ async def open_storage(
             key=key,
             instance_keys=await _read_instance_keys(key, keystore, ledger, clocks) if settings.peers.enabled else None,
             operator=operator,
+            blobs=blobs,
             backups=backups,
             shipper=shipper,
             schedulers=(
@@ -113,6 +120,13 @@ async def open_storage(
                 *((shipper,) if shipper is not None else ()),
             ),
         )
+
+
+def _open_blobs(home: Path) -> BlobFolder:
+    try:
+        return BlobFolder(home / FOLDER_NAME, Uuids())
+    except OSError as error:
+        raise unusable_by(error, home / FOLDER_NAME) from error
 
 
 async def _own_secrets(ledger: Ledger, keystore: Keystore, home: Path, key: bytes | None) -> InstanceSecrets:

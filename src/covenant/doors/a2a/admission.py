@@ -21,6 +21,7 @@ from covenant.doors.waits import CancelScope, OnDisconnect
 from covenant.exchange.a2a_service import ANONYMOUS, A2ARequest
 from covenant.exchange.access.tenants import Caller, TenantAccess, unauthenticated
 from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.file_links import FileLinks
 from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import SendMessage
 from covenant.model.agent_definition import CatalogueAgent
@@ -157,6 +158,8 @@ class Admission:
     """Whether an agent may be called without a token."""
     pool: AnonymousPool
     """What callers without a token may make the daemon hold."""
+    files: FileLinks | None = None
+    """None: there is no blob store here."""
 
     async def enter(self, scope: Scope, headers: Headers, agent_id: str) -> AdmittedCaller:
         # A credential that cannot be read is refused, and not the same as none.
@@ -212,7 +215,7 @@ class Admission:
             idempotency_key=headers.get(b"idempotency-key") if b"idempotency-key" in found else None,
             hop=hop_of(request, headers) if isinstance(request, SendMessage) else None,
         )
-        return A2ACall(ask, request, dialect, cursor, self.base_url, admitted.scope)
+        return A2ACall(ask, request, dialect, cursor, self.base_url, admitted.scope, self.files)
 
     async def run(self, operation: A2AOperation, services: A2AServices, call: A2ACall) -> bytes:
         """The answer of an operation, for a binding that notices by itself when its caller leaves."""

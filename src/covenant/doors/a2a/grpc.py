@@ -66,13 +66,13 @@ class _StreamWriter:
     async def write_all(self) -> None:
         stream, request, responses = self._stream, self._call.request, self._call.dialect.responses
         if stream.reply is not None:
-            await self._write(stream.reply.generation, responses.encode_message(stream.reply))
+            await self._write(stream.reply.generation, responses.encode_message(stream.reply, self._call.link))
             return
         first, history_length = stream.first, getattr(request, "history_length", None)
-        await self._write(first.generation, responses.encode_snapshot(first, history_length))
+        await self._write(first.generation, responses.encode_snapshot(first, history_length, self._call.link))
         async for steps in stream:
             for step in steps:
-                await self._write(step.generation, responses.encode_step(first.task, step))
+                await self._write(step.generation, responses.encode_step(first.task, step, self._call.link))
         if stream.cut:
             message = f"too slow: the task goes on; come back to it with {CURSOR}"
             raise Unavailable("stream_cut", message, retry_after_ms=RETRY_MS)

@@ -64,15 +64,15 @@ async def write_stream(
 async def _write_frames(stream: TaskStream, call: A2ACall, sse: SseFormat, send: Send) -> None:
     first, reply, responses = stream.first, stream.reply, call.dialect.responses
     if reply is not None:
-        frame = sse.frame(reply.generation, responses.encode_message(reply))
+        frame = sse.frame(reply.generation, responses.encode_message(reply, call.link))
         await send({"type": "http.response.body", "body": frame, "more_body": False})
         return
     history_length = getattr(call.request, "history_length", None)
-    frame = sse.frame(first.generation, responses.encode_snapshot(first, history_length))
+    frame = sse.frame(first.generation, responses.encode_snapshot(first, history_length, call.link))
     await send({"type": "http.response.body", "body": frame, "more_body": True})
     task, encode = first.task, responses.encode_step
     async for steps in stream:
-        body = sse.frames([(step.generation, encode(task, step)) for step in steps]) if steps else KEEP_ALIVE
+        body = sse.frames([(step.generation, encode(task, step, call.link)) for step in steps]) if steps else KEEP_ALIVE
         await send({"type": "http.response.body", "body": body, "more_body": True})
     await send({"type": "http.response.body", "body": TOO_SLOW if stream.cut else b"", "more_body": False})
 

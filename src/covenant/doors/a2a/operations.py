@@ -14,11 +14,14 @@ import msgspec
 from starlette.types import Scope
 
 from covenant.exchange.a2a_service import A2AExchange, A2ARequest
+from covenant.exchange.file_links import FileLinks
 from covenant.exchange.tasks.reader import TaskStream
+from covenant.model.content import File
 from covenant.model.errors import Conflict
 from covenant.model.task_view import TaskView
 from covenant.wire.a2a.dialects import V03, V1, Dialect
 from covenant.wire.a2a.error_codes import agent_error
+from covenant.wire.a2a.parts_v1 import Link, unlinked
 from covenant.wire.a2a.request_decoder import Params, RequestDecoder
 from covenant.wire.a2a.response_encoder import ResponseEncoder
 
@@ -31,16 +34,16 @@ class TaskCache:
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, ResponseEncoder], tuple[TaskView, bytes]] = OrderedDict()
 
-    def encode(self, dialect: Dialect, view: TaskView, history_length: int | None) -> bytes:
+    def encode(self, dialect: Dialect, view: TaskView, history_length: int | None, link: Link) -> bytes:
         if history_length is not None or not view.state.terminal:
-            return dialect.responses.encode_task(view, history_length)
+            return dialect.responses.encode_task(view, history_length, link)
         key = (view.task.id, dialect.responses)
         kept = self._kept.get(key)
         # The same object, not an equal one: comparing would cost as much as encoding.
         if kept is not None and kept[0] is view:
             self._kept.move_to_end(key)
             return kept[1]
-        encoded = dialect.responses.encode_task(view)
+        encoded = dialect.responses.encode_task(view, None, link)
         self._kept[key] = (view, encoded)
         if len(self._kept) > CACHED_TASKS_MAX:
             self._kept.popitem(last=False)
@@ -79,9 +82,15 @@ class A2ACall(msgspec.Struct, frozen=True):
     reached: Callable[[Scope], str]
     scope: Scope
 
+    files: FileLinks | None = None
+    """None: there is no blob store here."""
+
     def base_url(self) -> str:
         """Where we were called."""
         return self.reached(self.scope)
+
+    def link(self, file: File) -> str:
+        return unlinked(file) if self.files is None else self.files.url_of(file, self.base_url())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +121,7 @@ def _encode_sent(_: A2AServices, call: A2ACall, view: TaskView) -> bytes:
     refusal = agent_error(view.result)
     if refusal is not None:
         raise refusal
-    return call.dialect.responses.encode_sent(view, call.request.history_length)
+    return call.dialect.responses.encode_sent(view, call.request.history_length, call.link)
 
 
 def _get(services: A2AServices, call: A2ACall) -> Awaitable[TaskView]:
@@ -120,16 +129,17 @@ def _get(services: A2AServices, call: A2ACall) -> Awaitable[TaskView]:
 
 
 def _encode_got(services: A2AServices, call: A2ACall, view: TaskView) -> bytes:
-    return services.task_cache.encode(call.dialect, view, call.request.history_length)
+    return services.task_cache.encode(call.dialect, view, call.request.history_length, call.link)
 
 
 async def _list(services: A2AServices, call: A2ACall) -> bytes:
     page = await services.conversations.list_tasks(call.ask, call.request)
-    return call.dialect.responses.encode_page(page, call.request)
+    return call.dialect.responses.encode_page(page, call.request, call.link)
 
 
 async def _cancel(services: A2AServices, call: A2ACall) -> bytes:
-    return call.dialect.responses.encode_task(await services.conversations.cancel(call.ask, call.request))
+    canceled = await services.conversations.cancel(call.ask, call.request)
+    return call.dialect.responses.encode_task(canceled, None, call.link)
 
 
 def _stream(services: A2AServices, call: A2ACall) -> Awaitable[TaskStream]:

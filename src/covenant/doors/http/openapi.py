@@ -53,6 +53,8 @@ class Described:
     streams: bool = False
     refusal: type[msgspec.Struct] | None = None
     """How it refuses, if not as its neighbours do."""
+    media_type: str = "application/json"
+    """Of the answer: any other is bytes, whatever `answer` says."""
     same_at: int | None = None
     """A second status that carries the answer's shape."""
 
@@ -160,6 +162,8 @@ def _responses(route: Described) -> dict[str, Any]:
         refusals = {status: {"$ref": f"#/components/responses/{prefix}{status}"} for status in _STATUSES}
     if route.same_at is not None:
         refusals[str(route.same_at)] = _json(_STATUSES[str(route.same_at)], route.answer)
+    if route.media_type != "application/json":
+        return {str(route.status): {"description": "Done", "content": {route.media_type: {}}}, **refusals}
     media_type = "text/event-stream" if route.streams else "application/json"
     return {str(route.status): _json("Done", route.answer, media_type), **refusals}
 

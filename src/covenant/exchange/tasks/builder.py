@@ -18,7 +18,7 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.contract.tasks import TaskLedger
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import AgentDefinition, CatalogueAgent
-from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
+from covenant.model.content import Audio, Content, File, Image, Json, Resource, ResourceLink, Text
 from covenant.model.errors import Invalid, InvalidParams, TooLarge
 from covenant.model.ids import AgentId, TaskId, uuid_of
 from covenant.model.kinds import KINDS
@@ -241,7 +241,7 @@ def media_type_of(part: Content) -> str:
             return part.resource.mimeType or _BYTES
         case Image() | Audio():
             return part.mimeType
-        case ResourceLink():
+        case ResourceLink() | File():
             return part.mimeType or _BYTES
 
 
@@ -312,6 +312,8 @@ def check_blocks(blocks: Sequence[Content], where: str) -> None:
             data = block.data
         elif isinstance(block, Resource) and block.resource.blob is not None:
             data = block.resource.blob
+        elif isinstance(block, File):
+            raise Invalid("invalid_content", f"{where}[{place}]: upload the file, and link to its URL")
         else:
             continue
         try:

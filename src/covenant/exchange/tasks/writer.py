@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.builder import (
     check_size,
     within_deadline,
@@ -112,12 +113,19 @@ class TaskWriter:
     start on it in this process."""
 
     def __init__(
-        self, ledger: TaskLedger, workers: LocalWorkers, tracer: Tracer = OFF, intake: Intake | None = None
+        self,
+        ledger: TaskLedger,
+        workers: LocalWorkers,
+        tracer: Tracer = OFF,
+        intake: Intake | None = None,
+        files: StoredFiles | None = None,
     ) -> None:
         self.intake = intake or Intake()
         self._ledger = ledger
         self._workers = workers
         self._tracer = tracer
+        self.files = files
+        """None: bytes stay in the ledger."""
         self._starting: set[asyncio.Future[None]] = set()
 
     def submit(
@@ -132,12 +140,34 @@ class TaskWriter:
 
         A task with a minted id has no digest: nobody knows the id yet, so nobody can send the task again.
         """
+        if task.parts and self.files is not None and self.files.concerns(task.parts):
+            return self._submit_files(self.files, task, bytes_max=bytes_max, push=push, minted=minted)
+        return self._submit(task, task, bytes_max=bytes_max, push=push, minted=minted)
+
+    async def _submit_files(
+        self, files: StoredFiles, task: Task, *, bytes_max: int, push: PushConfig | None, minted: bool
+    ) -> Accepted:
+        if self.intake.closed is not None:
+            raise self.intake.closed
+        kept = await files.store_task(task)
+        return await self._submit(kept, task, bytes_max=bytes_max, push=push, minted=minted)
+
+    async def with_files(self, task: Task) -> Task:
+        """The task with its large bytes in the blob store. For those who have its digest already."""
+        return task if not task.parts or self.files is None else await self.files.store_task(task)
+
+    def _submit(
+        self, task: Task, said: Task, *, bytes_max: int, push: PushConfig | None, minted: bool
+    ) -> Awaitable[Accepted]:
+        """`said`: the task as its client sent it, which is what the digest covers."""
         former = None
         if minted:
             digest, size = "", weigh(task)
         else:
-            asked = task if task.traceparent is None and task.metadata is None else without_way(task)
+            asked = said if said.traceparent is None and said.metadata is None else without_way(said)
             digest, size = _digest(asked, push)
+            if said is not task:
+                size = weigh(task)
             if asked.message_id is not None:
                 # Clients make a new id when they try again: the key says that it is the same message.
                 former, (digest, _) = digest, _digest(msgspec.structs.replace(asked, message_id=None), push)

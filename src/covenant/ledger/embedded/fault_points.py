@@ -47,6 +47,19 @@ POINTS: Final = (
     "compaction.drop",
     "compaction.drop_snapshot",
 )
+BLOB_POINTS: Final = (
+    "blobs.write",  # a piece of a blob is about to be written
+    "blobs.sync",  # it is written, and not yet synced
+    "blobs.sync_staged",  # its bytes are durable, its name and first reference among the incoming ones are not
+    "blobs.rename",  # it is whole and durable among the incoming ones
+    "blobs.sync_dir",  # it has its place, the place is not durable
+    "blobs.refer",  # a further reference is about to be made
+    "blobs.sync_reference",  # it is made, and not durable
+    "blobs.drop_reference",  # a reference to an unknown task is about to be dropped
+    "blobs.condemn",  # nothing refers to a blob: it is about to lose its place
+    "blobs.drop",  # it has no place any more, its bytes are there
+)
+"""Of the blob store, beside the ledger."""
 
 
 class FaultPoint(NamedTuple):
@@ -102,7 +115,7 @@ class Plan:
     """What to do at the n-th hit of one point; without an action it only counts. Any thread may hit it."""
 
     def __init__(self, name: str | None = None, action: Action | None = None, *, nth: int = 1) -> None:
-        if name is not None and name not in POINTS:
+        if name is not None and name not in (*POINTS, *BLOB_POINTS):
             raise ValueError(f"{name!r} is not a crash point; the points are {', '.join(POINTS)}")
         self.hits: Counter[str] = Counter()
         self.fired = False
@@ -112,7 +125,7 @@ class Plan:
         self._lock = threading.Lock()
 
     def hit(self, step: FaultPoint) -> None:
-        assert step.name in POINTS, f"the point {step.name!r} is missing from POINTS"
+        assert step.name in (*POINTS, *BLOB_POINTS), f"the point {step.name!r} is missing from POINTS"
         with self._lock:
             self.hits[step.name] += 1
             due = step.name == self._name and self.hits[step.name] == self._nth

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from covenant.model.content import Content
+from covenant.model.content import SentContent
 from covenant.model.peers.instance import Instance, KeyBundle, Signature, Trust, Versions, Whole
 
 TASK_CHARS_MAX: Final = 50_000
@@ -49,7 +49,7 @@ TimeoutMs = Annotated[int, msgspec.Meta(ge=1, le=TIMEOUT_MS_MAX)]
 Depth = Annotated[int, msgspec.Meta(ge=0, le=DEPTH_MAX)]
 Nonce = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{16,128}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-Parts = Annotated[tuple[Content, ...], msgspec.Meta(max_length=PARTS_MAX)]
+Parts = Annotated[tuple[SentContent, ...], msgspec.Meta(max_length=PARTS_MAX)]
 Traceparent = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")]
 
 

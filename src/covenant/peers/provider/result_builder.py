@@ -21,7 +21,7 @@ import msgspec
 from covenant.exchange.delegation import target_of
 from covenant.exchange.tasks.builder import media_type_of
 from covenant.ledger.contract.tasks import TreeNode
-from covenant.model.content import Content, Json, Resource, ResourceLink, Text
+from covenant.model.content import Content, File, Json, Resource, ResourceLink, SentContent, Text
 from covenant.model.peers.delegation import ARTIFACT, BUDGET_EXCEEDED, Delegation
 from covenant.model.peers.delegation_messages import (
     PARTS_MAX,
@@ -330,12 +330,14 @@ def _outcome(work: FinishedWork, usage: TokenUsage) -> tuple[DelegationOutcome, 
     return "failed", said or "the agent failed", code[:64] if isinstance(code, str) else "agent_failed"
 
 
-def _parts(view: TaskView, text: str | None) -> tuple[Content, ...]:
+def _parts(view: TaskView, text: str | None) -> tuple[SentContent, ...]:
     """What the answer's text does not say: the message in full if it is more than text, then what was made."""
     message = view.message.parts if view.message is not None and view.state is TaskState.COMPLETED else ()
     plain = all(type(part) is Text and part == Text(part.text) for part in message)
     made = (part for each in view.artifacts if each.parts != (Text(text or ""),) for part in _marked(each))
-    return (*(() if plain else message), *made)[:PARTS_MAX]
+    told = (*(() if plain else message), *made)[:PARTS_MAX]
+    # Whoever gave us the view has put bytes in the place of files.
+    return tuple(part for part in told if not isinstance(part, File))
 
 
 def _marked(artifact: Artifact) -> list[Content]:

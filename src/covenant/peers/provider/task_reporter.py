@@ -212,6 +212,8 @@ class TaskReporter(PeerService):
     async def _concluded(self, delegation: Delegation) -> BuiltResult:
         view = self._folder.view()
         assert view is not None, "what has ended has begun"
+        if self._context.files is not None:
+            view = await self._context.files.portable_view(view)
         delegation_id = delegation.delegation_id or delegation.task_id
         asked = self._question if delegation.code == INPUT_REQUIRED else None
         lines = self._transcriber.entries(lambda seq: line_salt(self._keyring.salt_key, delegation_id, seq))

@@ -21,7 +21,7 @@ from covenant.model.errors import InvalidParams
 from covenant.model.task_event import MessageUpdate
 from covenant.wire.a2a import parts_v03
 from covenant.wire.a2a.parts_v03 import FileV03, PartV03
-from covenant.wire.a2a.parts_v1 import ROLE_NAMES
+from covenant.wire.a2a.parts_v1 import ROLE_NAMES, Link, unlinked
 from covenant.wire.a2a.protojson import standard_base64
 
 
@@ -101,8 +101,8 @@ def _unwrapped(blob: str) -> str:
     return data.decode("ascii")
 
 
-def part_of(block: Content) -> PartProtoV03:
-    part = parts_v03.part_of(block)
+def part_of(block: Content, link: Link = unlinked) -> PartProtoV03:
+    part = parts_v03.part_of(block, link)
     file, data = part.file, part.data
     return PartProtoV03(
         part.text,
@@ -116,13 +116,13 @@ def _wrapped(blob: str | None) -> str | None:
     return base64.b64encode(blob.encode()).decode() if blob is not None else None
 
 
-def parts_of(content: Iterable[Content]) -> list[PartProtoV03]:
+def parts_of(content: Iterable[Content], link: Link = unlinked) -> list[PartProtoV03]:
     """At least one, as the protocol asks: nothing is an empty text."""
-    return list(map(part_of, content)) or [PartProtoV03("")]
+    return [part_of(block, link) for block in content] or [PartProtoV03("")]
 
 
 def message_of(
-    said: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str
+    said: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str, link: Link = unlinked
 ) -> MessageProtoV03:
     """`unnamed` is the id of a message that came without one."""
     return MessageProtoV03(
@@ -130,7 +130,7 @@ def message_of(
         context_id=context_id,
         task_id=task_id,
         role=ROLE_NAMES.get(said.role, "ROLE_AGENT"),
-        content=parts_of(said.parts),
+        content=parts_of(said.parts, link),
         metadata=said.metadata,
         extensions=said.extensions or None,
     )

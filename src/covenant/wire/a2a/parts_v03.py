@@ -13,11 +13,11 @@ from typing import Any, Final
 import msgspec
 
 from covenant.model.a2a_requests import Message
-from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text, is_plain
+from covenant.model.content import Audio, Content, File, Image, Json, Resource, ResourceLink, Text, is_plain
 from covenant.model.errors import InvalidParams
 from covenant.model.sanitizer import file_name_of
 from covenant.model.task_event import MessageUpdate
-from covenant.wire.a2a.parts_v1 import bytes_block, metadata_of, with_mcp_fields
+from covenant.wire.a2a.parts_v1 import Link, bytes_block, metadata_of, unlinked, with_mcp_fields
 from covenant.wire.a2a.protojson import standard_base64
 
 MEDIA_TYPE: Final = "covenant.media_type"
@@ -113,7 +113,7 @@ def _taken(metadata: dict[str, Any] | None) -> tuple[str | None, str | None, dic
     return media_type, file_name_of(filename) if filename else filename, left or None
 
 
-def part_of(block: Content) -> PartV03:
+def part_of(block: Content, link: Link = unlinked) -> PartV03:
     if is_plain(block):
         return PartV03("text", block.text)
     metadata = metadata_of(block)
@@ -134,6 +134,9 @@ def part_of(block: Content) -> PartV03:
             return PartV03("file", file=file, metadata=metadata)
         case Image(data, media_type) | Audio(data, media_type):
             return PartV03("file", file=FileV03(bytes=data, mime_type=media_type), metadata=metadata)
+        case File(mimeType=media_type, filename=filename):
+            file = FileV03(uri=link(block), name=filename, mime_type=media_type)
+            return PartV03("file", file=file, metadata=metadata)
 
 
 def _with(metadata: dict[str, Any] | None, media_type: str | None, filename: str | None) -> dict[str, Any] | None:
@@ -147,12 +150,14 @@ def _with(metadata: dict[str, Any] | None, media_type: str | None, filename: str
     return noted
 
 
-def parts_of(content: Iterable[Content]) -> list[PartV03]:
+def parts_of(content: Iterable[Content], link: Link = unlinked) -> list[PartV03]:
     """At least one, as the protocol asks: nothing is an empty text."""
-    return [part_of(block) for block in content] or [PartV03("text", "")]
+    return [part_of(block, link) for block in content] or [PartV03("text", "")]
 
 
-def message_of(said: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str) -> MessageV03:
+def message_of(
+    said: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str, link: Link = unlinked
+) -> MessageV03:
     """`unnamed` is the id of a message that came without one."""
     return MessageV03(
         kind="message",
@@ -160,7 +165,7 @@ def message_of(said: MessageUpdate | Message, task_id: str | None, context_id: s
         context_id=context_id,
         task_id=task_id,
         role="user" if said.role == "user" else "agent",
-        parts=parts_of(said.parts),
+        parts=parts_of(said.parts, link),
         metadata=said.metadata,
         extensions=said.extensions or None,
         reference_task_ids=said.reference_task_ids or None,

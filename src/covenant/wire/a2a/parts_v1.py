@@ -5,13 +5,25 @@ What only MCP's blocks have is in the part's metadata under `covenant.mcp`, in e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
 
 from covenant.model.a2a_requests import Message
-from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Size, Text, is_plain
+from covenant.model.content import (
+    Audio,
+    Content,
+    Embedded,
+    File,
+    Image,
+    Json,
+    Resource,
+    ResourceLink,
+    Size,
+    Text,
+    is_plain,
+)
 from covenant.model.errors import InvalidParams
 from covenant.model.sanitizer import file_name_of
 from covenant.model.task_event import MessageUpdate
@@ -157,7 +169,16 @@ def metadata_of(block: Content) -> dict[str, Any] | None:
     return {**(metadata or {}), MCP: msgspec.to_builtins(McpFields(**given))}
 
 
-def part_of(block: Content) -> PartV1:
+Link = Callable[[File], str]
+"""The address under which a file can be downloaded."""
+
+
+def unlinked(file: File) -> str:
+    """Without our host and without a signature: for those who know the one, and have a token."""
+    return f"/v1/files/{file.space}/{file.task_id}/{file.sha256}"
+
+
+def part_of(block: Content, link: Link = unlinked) -> PartV1:
     if is_plain(block):
         return PartV1(block.text)
     metadata = metadata_of(block)
@@ -174,21 +195,25 @@ def part_of(block: Content) -> PartV1:
             return PartV1(raw=resource.blob, metadata=metadata, filename=filename, media_type=resource.mimeType)
         case Image(data, media_type) | Audio(data, media_type):
             return PartV1(raw=data, metadata=metadata, media_type=media_type)
+        case File(mimeType=media_type, filename=filename):
+            return PartV1(url=link(block), metadata=metadata, filename=filename, media_type=media_type)
 
 
-def parts_of(content: Iterable[Content]) -> list[PartV1]:
+def parts_of(content: Iterable[Content], link: Link = unlinked) -> list[PartV1]:
     """At least one, as the protocol asks: nothing is an empty text."""
-    return list(map(part_of, content)) or [PartV1("")]
+    return [part_of(block, link) for block in content] or [PartV1("")]
 
 
-def message_of(said: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str) -> MessageV1:
+def message_of(
+    said: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str, link: Link = unlinked
+) -> MessageV1:
     """`unnamed` is the id of a message that came without one."""
     return MessageV1(
         message_id=said.message_id or unnamed,
         context_id=context_id,
         task_id=task_id,
         role=ROLE_NAMES.get(said.role, "ROLE_AGENT"),
-        parts=parts_of(said.parts),
+        parts=parts_of(said.parts, link),
         metadata=said.metadata,
         extensions=said.extensions or None,
         reference_task_ids=said.reference_task_ids or None,

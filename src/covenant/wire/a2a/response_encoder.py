@@ -34,7 +34,7 @@ from covenant.model.usage import usage_in
 from covenant.wire.a2a import parts_proto_v03, parts_v03, parts_v1
 from covenant.wire.a2a.parts_proto_v03 import MessageProtoV03, PartProtoV03
 from covenant.wire.a2a.parts_v03 import MessageV03, PartV03
-from covenant.wire.a2a.parts_v1 import MessageV1, PartV1
+from covenant.wire.a2a.parts_v1 import Link, MessageV1, PartV1, unlinked
 from covenant.wire.a2a.request_decoder import CANCELLED_V03, STATE_NAMES_V1
 from covenant.wire.timestamps import format_ms
 
@@ -207,8 +207,8 @@ class ResponseEncoder:
     """Writes one dialect: its fields say how it differs from the other."""
 
     states: Mapping[TaskState, str]
-    parts_of: Callable[[Iterable[Content]], _Parts]
-    message_of: Callable[[MessageUpdate, str | None, str, str], WireMessage]
+    parts_of: Callable[[Iterable[Content], Link], _Parts]
+    message_of: Callable[[MessageUpdate, str | None, str, str, Link], WireMessage]
     task_notes: Callable[[TaskView], Any]
     """The metadata of a task."""
     change_notes: Callable[[Task, _StatusChange], Any]
@@ -223,45 +223,45 @@ class ResponseEncoder:
     finals: bool
     """Whether a change of status says whether a stream ends with it."""
 
-    def encode_task(self, view: TaskView, history_length: int | None = None) -> bytes:
-        return _encode(self._task(view, history_length))
+    def encode_task(self, view: TaskView, history_length: int | None = None, link: Link = unlinked) -> bytes:
+        return _encode(self._task(view, history_length, link))
 
-    def encode_sent(self, view: TaskView, history_length: int | None = None) -> bytes:
+    def encode_sent(self, view: TaskView, history_length: int | None = None, link: Link = unlinked) -> bytes:
         """The task, or the bare message that its agent answered with."""
         if view.result is not None and view.result.reply is True:
-            return self.encode_message(view)
-        return self.encode_snapshot(view, history_length)
+            return self.encode_message(view, link)
+        return self.encode_snapshot(view, history_length, link)
 
-    def encode_snapshot(self, view: TaskView, history_length: int | None = None) -> bytes:
+    def encode_snapshot(self, view: TaskView, history_length: int | None = None, link: Link = unlinked) -> bytes:
         """The first frame of a stream: the task where the client's cursor stands."""
-        task = self._task(view, history_length)
+        task = self._task(view, history_length, link)
         return _encode(task if self.kinds else _ReplyV1(task))
 
-    def encode_message(self, view: TaskView) -> bytes:
+    def encode_message(self, view: TaskView, link: Link = unlinked) -> bytes:
         """The only frame of a stream whose agent answers with a bare message."""
         assert view.result is not None
         usage = usage_in(usage_of(view.result))
         metadata = {USAGE: usage} if usage else None
         said = MessageUpdate(parts=view.result.content, message_id=f"{view.task.id}-r", metadata=metadata)
-        message = self.message_of(said, None, _context_of(view.task), "")
+        message = self.message_of(said, None, _context_of(view.task), "", link)
         return _encode(message if self.kinds else _ReplyV1(message=message))
 
-    def encode_page(self, page: TaskPage, asked: ListTasks) -> bytes:
+    def encode_page(self, page: TaskPage, asked: ListTasks, link: Link = unlinked) -> bytes:
         length, artifacts = asked.history_length, asked.include_artifacts
-        tasks = [self._task(view, length, listed=True, artifacts=artifacts) for view in page.tasks]
+        tasks = [self._task(view, length, link, listed=True, artifacts=artifacts) for view in page.tasks]
         return _encode(_Page(tasks, page.next_page_token, page.page_size, page.total_size))
 
-    def encode_step(self, task: Task, step: Step) -> bytes:
+    def encode_step(self, task: Task, step: Step, link: Link = unlinked) -> bytes:
         """One step is one frame, live or replayed."""
         what = step.what
         if isinstance(what, ArtifactUpdate):
-            news = self._artifact_update(task, what)
+            news = self._artifact_update(task, what, link)
             return _encode(news if self.kinds else _ReplyV1(artifact_update=news))
         if isinstance(what, Began):
             view = fold((step,))
             assert view is not None
-            return self.encode_snapshot(view)
-        change = self._status_update(task, step, what)
+            return self.encode_snapshot(view, None, link)
+        change = self._status_update(task, step, what, link)
         return _encode(change if self.kinds else _ReplyV1(status_update=change))
 
     def encode_push(self, task_id: str, config: PushConfig) -> bytes:
@@ -270,18 +270,20 @@ class ResponseEncoder:
     def encode_pushes(self, task_id: str, configs: Sequence[PushConfig], next_page_token: str = "") -> bytes:
         return _encode(self.pushes([self.push(task_id, config) for config in configs], next_page_token))
 
-    def _task(self, view: TaskView, length: int | None, *, listed: bool = False, artifacts: bool = True) -> _Task:
+    def _task(
+        self, view: TaskView, length: int | None, link: Link, *, listed: bool = False, artifacts: bool = True
+    ) -> _Task:
         task = view.task
         task_id, context_id = task.id, _context_of(task)
         shown: list[_Artifact] | msgspec.UnsetType = msgspec.UNSET
         # A listing that is asked for artifacts says so even of none; elsewhere none is left out.
         if artifacts and (listed or view.artifacts):
-            shown = list(map(self._artifact, view.artifacts))
+            shown = [self._artifact(made, link) for made in view.artifacts]
         told = view.told
         first = 0 if length is None else max(0, len(told) - length)
         kept = told[first:] if first else told
         history = [
-            self.message_of(each, task_id, context_id, "" if each.message_id else f"{task_id}-h{at}")
+            self.message_of(each, task_id, context_id, "" if each.message_id else f"{task_id}-h{at}", link)
             for at, each in enumerate(kept, start=first)
         ]
         message = None
@@ -290,7 +292,7 @@ class ResponseEncoder:
             if kept and kept[-1] is view.message and view.message.message_id is not None:
                 message = history[-1]
             else:
-                message = self.message_of(view.message, task_id, context_id, f"{task_id}-s{view.generation}")
+                message = self.message_of(view.message, task_id, context_id, f"{task_id}-s{view.generation}", link)
         return _Task(
             "task" if self.kinds else msgspec.UNSET,
             task_id,
@@ -301,20 +303,20 @@ class ResponseEncoder:
             self.task_notes(view),
         )
 
-    def _artifact(self, made: Artifact | ArtifactUpdate) -> _Artifact:
-        parts = self.parts_of(made.parts)
+    def _artifact(self, made: Artifact | ArtifactUpdate, link: Link) -> _Artifact:
+        parts = self.parts_of(made.parts, link)
         return _Artifact(made.artifact_id, parts, made.name, made.description, made.metadata, made.extensions)
 
-    def _artifact_update(self, task: Task, update: ArtifactUpdate) -> _ArtifactUpdate:
+    def _artifact_update(self, task: Task, update: ArtifactUpdate, link: Link) -> _ArtifactUpdate:
         kind, unset = ("artifact-update", False) if self.kinds else (msgspec.UNSET, msgspec.UNSET)
         append, last_chunk = update.append or unset, update.last_chunk or unset
-        return _ArtifactUpdate(kind, task.id, _context_of(task), self._artifact(update), append, last_chunk)
+        return _ArtifactUpdate(kind, task.id, _context_of(task), self._artifact(update, link), append, last_chunk)
 
-    def _status_update(self, task: Task, step: Step, what: _StatusStep) -> _StatusUpdate:
+    def _status_update(self, task: Task, step: Step, what: _StatusStep, link: Link) -> _StatusUpdate:
         change, context_id = _status_change(task, step.generation, what), _context_of(task)
         message = None
         if change.message is not None:
-            message = self.message_of(change.message, task.id, context_id, f"{task.id}-s{step.generation}")
+            message = self.message_of(change.message, task.id, context_id, f"{task.id}-s{step.generation}", link)
         status = _Status(self.states[change.state], message, format_ms(step.ts_ms))
         kind: Kind = "status-update" if self.kinds else msgspec.UNSET
         final: Flag = msgspec.UNSET

@@ -46,6 +46,7 @@ class HttpConnection(asyncio.Protocol):
         "_refusal",
         "_unread",
         "_unread_at",
+        "_upload",
         "_writes",
         "address",
         "bounds",
@@ -97,6 +98,7 @@ class HttpConnection(asyncio.Protocol):
         self._expected = (1, True)
         """What the deadline is for: the number of a request, and whether it is for its head. The first runs already."""
         self._body_end_s = inf
+        self._upload: tuple[HttpExchange, float] | None = None
         self._paused_s = 0.0
         self._pipeline_full = False
         self._body_full = False
@@ -239,6 +241,9 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._queue.append(exchange)
 
+    def extend_body(self, exchange: HttpExchange, body_s: float) -> None:
+        self._upload, self._expected = (exchange, self.loop.time() + body_s), (0, True)
+
     def want_body(self) -> None:
         """The door waits for more of the body."""
         if self._body_full:
@@ -282,7 +287,8 @@ class HttpConnection(asyncio.Protocol):
                 self.deadline_s = now_s + bounds.head_s_max
         else:
             if expected != self._expected:
-                self._body_end_s = now_s + bounds.body_s_max
+                upload, exchange = self._upload, reader.exchange
+                self._body_end_s = upload[1] if upload and upload[0] is exchange else now_s + bounds.body_s_max
             self.deadline_s = min(now_s + bounds.body_idle_s_max, self._body_end_s)
         self._expected = expected
 

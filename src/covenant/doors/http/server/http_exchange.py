@@ -200,6 +200,10 @@ class HttpExchange:
         self._parts, self.kept_bytes = None, 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def extend_body(self, body_s: float) -> None:
+        """The body may take so long from now on, instead of what holds for every request."""
+        self._connection.extend_body(self, body_s)
+
     async def receive(self) -> Message:
         """As ASGI has it: the next piece of the body, or that the client has left."""
         if self._expects and not self._parts:

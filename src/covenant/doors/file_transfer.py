@@ -1,0 +1,291 @@
+"""`/v1/files`: files in and out over HTTP, in pieces.
+
+A caller is an identity or a tenant, by its token. An upload is read as fast as it can be stored: neither direction
+holds more than a piece of a file. A download needs a token that may see the task, or a signed URL
+(`exchange/file_links`). Bytes are always given as `application/octet-stream`, to be saved: a browser never shows them
+as a page of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+from starlette.routing import BaseRoute, Route
+from starlette.types import Message, Receive, Scope, Send
+
+from covenant.doors.http.bearer_auth import TenantGate, credential_of, principal_of
+from covenant.doors.http.endpoint import Endpoint, MethodRouter
+from covenant.doors.http.host_names import BaseUrl
+from covenant.doors.http.openapi import Described
+from covenant.doors.http.responses import PROBLEM, Header, reply
+from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.http.server.http_refusals import timed_out
+from covenant.doors.metrics import Meter
+from covenant.doors.waits import CallerGoneError
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.file_links import FILES, UPLOAD, LinkedFile
+from covenant.exchange.stored_files import StoredFiles
+from covenant.ledger.contract.blobs import CHUNK_BYTES, is_sha256, no_blob, space_of
+from covenant.model.errors import Invalid
+from covenant.model.ids import parse_task_id
+from covenant.wire.json_input import decode_query
+
+FILE: Final = FILES + "/{space}/{owner}/{sha256}"
+PAGE_MAX: Final = 200
+SHA256_HEADER: Final = b"x-content-sha256"
+_RANGE: Final = re.compile(rb"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")
+_encode = msgspec.json.Encoder().encode
+
+
+class UploadedFile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`url` names the file in a part of a message, or in a result, until `expires_at_ms`."""
+
+    sha256: str
+    size: int
+    url: str
+    expires_at_ms: int
+
+
+class FileShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    sha256: str
+    size: int
+    stored_at_ms: int
+    references: int
+    """How many tasks refer to it."""
+    tasks: tuple[str, ...]
+    """The first of them."""
+    url: str | None
+    """None: no task refers to it."""
+
+
+class FilesShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    files: tuple[FileShown, ...]
+    count: int
+    bytes: int
+    """Of all files, on whichever page."""
+    next: str | None
+    """For `after`, if there may be more."""
+
+
+class FilesQuery(msgspec.Struct, frozen=True, gc=False):
+    after: str = ""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)] = 50
+
+
+DESCRIBED: Final = (
+    Described(
+        "POST",
+        FILES,
+        "upload_file",
+        "Store the bytes of the body as a file; X-Content-SHA256 is compared, if it is given.",
+        UploadedFile,
+        status=201,
+    ),
+    Described("GET", FILES, "list_files", "The files of the caller, by hash.", FilesShown, query=FilesQuery),
+    Described(
+        "GET",
+        FILE,
+        "download_file",
+        "The bytes of a file of a task, by a signed URL or a token; with Range, some of them.",
+        UploadedFile,
+        token=False,
+        media_type="application/octet-stream",
+    ),
+)
+
+
+class FileAccess(NamedTuple):
+    """Who may store and read files: what the endpoints below share."""
+
+    files: StoredFiles
+    gate: TenantGate
+    identity_auth: IdentityAuth
+    base_url: BaseUrl
+
+    async def account(self, scope: Scope) -> str:
+        """Whose files the caller stores and lists: its tenant's, or else its own."""
+        credential = credential_of(scope)
+        tenant = self._tenant(credential)
+        principal = principal_of(self.identity_auth, credential) if tenant is None else None
+        if principal is not None:
+            return f"@{principal.agent.pubkey}"
+        return tenant or (await self.gate.enter(scope)).tenant.name
+
+    async def check(self, scope: Scope, space: str, owner: str) -> None:
+        """Refuse who may not read this file. Everybody is told of others' files as of those that are not there."""
+        credential = credential_of(scope)
+        tenant, principal = self._tenant(credential), principal_of(self.identity_auth, credential)
+        if tenant is None and principal is None:
+            tenant = (await self.gate.enter(scope)).tenant.name
+        if tenant is not None and space_of(tenant) == space:
+            return
+        if principal is None or owner == UPLOAD:
+            raise no_blob("")
+        if await self.files.shown_to(parse_task_id(owner), principal.viewer) != space:
+            raise no_blob("")
+
+    def _tenant(self, credential: bytes | None) -> str | None:
+        """The tenant that has this credential, with one request of its rate spent."""
+        caller = self.gate.recognised(credential) if credential is not None else None
+        if caller is None:
+            return None
+        self.gate.limiter.admit(caller)
+        return caller.tenant.name
+
+
+class UploadEndpoint(Endpoint):
+    def __init__(self, access: FileAccess, meter: Meter) -> None:
+        super().__init__("upload_file", PROBLEM, meter)
+        self._access = access
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        account = await self._access.account(scope)
+        claimed = dict(scope["headers"]).get(SHA256_HEADER)
+        sha256 = claimed.decode("latin-1").strip().lower() if claimed is not None else None
+        if sha256 is not None and not is_sha256(sha256):
+            raise Invalid("invalid_hash", "X-Content-SHA256 has 64 hexadecimal digits")
+        files = self._access.files
+        upload_s = files.settings.upload_ms_max / 1000
+        if isinstance(send, HttpExchange):
+            send.extend_body(upload_s)
+        try:
+            async with asyncio.timeout(upload_s):
+                blob = await files.upload(_body(receive), account, sha256=sha256)
+        except TimeoutError:
+            raise timed_out(f"the upload, within {upload_s:g} s (blobs.upload_ms_max),") from None
+        linked = LinkedFile(space_of(account), UPLOAD, blob.sha256, blob.size, files.links.expires_ms)
+        answer = UploadedFile(
+            sha256=blob.sha256,
+            size=blob.size,
+            url=files.links.make(self._access.base_url.of(scope), linked),
+            expires_at_ms=linked.expires_ms,
+        )
+        await reply(send, 201, _encode(answer))
+
+
+class ListEndpoint(Endpoint):
+    def __init__(self, access: FileAccess, meter: Meter) -> None:
+        super().__init__("list_files", PROBLEM, meter)
+        self._access = access
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (ASGI's)
+        asked = decode_query(FilesQuery, scope["query_string"])
+        account, files = await self._access.account(scope), self._access.files
+        found, usage = await files.listing(account, asked.after, asked.limit), await files.usage(account)
+        base, space, expires_ms = self._access.base_url.of(scope), space_of(account), files.links.expires_ms
+        shown = []
+        for each in found:
+            linked = LinkedFile(space, each.tasks[0] if each.tasks else "", each.sha256, each.size, expires_ms)
+            url = files.links.make(base, linked) if each.tasks else None
+            told = {name: getattr(each, name) for name in ("sha256", "size", "stored_at_ms", "references", "tasks")}
+            shown.append(FileShown(**told, url=url))
+        after = shown[-1].sha256 if len(shown) == asked.limit else None
+        answer = FilesShown(files=tuple(shown), count=usage.files, bytes=usage.bytes, next=after)
+        await reply(send, 200, _encode(answer))
+
+
+class DownloadEndpoint(Endpoint):
+    _streams = True
+
+    def __init__(self, access: FileAccess, meter: Meter) -> None:
+        super().__init__("download_file", PROBLEM, meter)
+        self._access = access
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (ASGI's)
+        space, owner, sha256 = (scope["path_params"][name] for name in ("space", "owner", "sha256"))
+        files, headers = self._access.files, dict(scope["headers"])
+        linked = files.links.match(scope["path"], scope["query_string"].decode("latin-1"))
+        if linked is None:
+            await self._access.check(scope, space, owner)
+        size = await files.size(space, sha256, owner)
+        if linked is not None and size != linked.size:
+            raise no_blob(sha256)
+        etag = f'"{sha256}"'.encode()
+        if headers.get(b"if-none-match") == etag:
+            await _begin(send, 304, 0, etag)
+            await send({"type": "http.response.body", "body": b""})
+            return
+        start, stop, status = 0, size, 200
+        if (wanted := headers.get(b"range")) is not None and headers.get(b"if-range", etag) == etag:
+            start, stop, status = _span(wanted, size)
+        if status == 416:
+            await _begin(send, 416, 0, etag, (b"content-range", f"bytes */{size}".encode()))
+            await send({"type": "http.response.body", "body": b""})
+            return
+        ranged = ((b"content-range", f"bytes {start}-{stop - 1}/{size}".encode()),) if status == 206 else ()
+        pieces = files.read(space, sha256, start, stop)
+        if scope["method"] == "HEAD" or start == stop:
+            await _begin(send, status, stop - start, etag, *ranged)
+            await send({"type": "http.response.body", "body": b""})
+            return
+        head = _head(etag, stop - start, *ranged)
+        await _stream(send, pieces, stop - start, {"type": "http.response.start", "status": status, "headers": head})
+
+
+async def _stream(send: Send, pieces: AsyncIterator[bytes], left: int, start: Message) -> None:
+    begun = False
+    async for piece in pieces:
+        if not begun:  # only now: a file whose bytes are gone is refused, and not begun
+            await send(start)
+            begun = True
+        if isinstance(send, HttpExchange) and send.disconnected:
+            raise CallerGoneError
+        left -= len(piece)
+        await send({"type": "http.response.body", "body": piece, "more_body": left > 0})
+
+
+async def _begin(send: Send, status: int, length: int, etag: bytes, *more: Header) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": _head(etag, length, *more)})
+
+
+def _head(etag: bytes, length: int, *more: Header) -> list[Header]:
+    return [
+        (b"content-type", b"application/octet-stream"),
+        (b"content-length", str(length).encode()),
+        (b"content-disposition", b"attachment"),
+        (b"x-content-type-options", b"nosniff"),
+        (b"cache-control", b"private, no-store"),
+        (b"accept-ranges", b"bytes"),
+        (b"etag", etag),
+        *more,
+    ]
+
+
+def _span(wanted: bytes, size: int) -> tuple[int, int, int]:
+    """From where to before where, and the status. What is not one range of bytes is answered with the whole."""
+    found = _RANGE.fullmatch(wanted.strip())
+    if found is None:
+        return 0, size, 200
+    first, last, suffix = found.groups()
+    if suffix is not None:
+        start, stop = max(0, size - int(suffix)), size
+    else:
+        start, stop = int(first), min(size, int(last) + 1) if last else size
+    return (start, stop, 206) if start < stop else (0, 0, 416)
+
+
+async def _body(receive: Receive) -> AsyncIterator[bytes]:
+    """The body, in pieces that are worth a write."""
+    gathered, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise CallerGoneError
+        data: bytes = message.get("body", b"")
+        more = message.get("more_body", False)
+        gathered.append(data)
+        size += len(data)
+        if size >= CHUNK_BYTES or not more:
+            yield b"".join(gathered)
+            gathered, size = [], 0
+
+
+def file_routes(access: FileAccess, meter: Meter) -> list[BaseRoute]:
+    upload, download = UploadEndpoint(access, meter), DownloadEndpoint(access, meter)
+    whole = MethodRouter({"POST": upload, "PUT": upload, "GET": ListEndpoint(access, meter)}, PROBLEM)
+    each = MethodRouter({"GET": download, "HEAD": download}, PROBLEM)
+    return [Route(FILES, whole, name=FILES), Route(FILE, each, name=FILE)]

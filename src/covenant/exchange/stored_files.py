@@ -1,0 +1,330 @@
+"""Files of tasks: large bytes go to the blob store before a task refers to them, and come back from there.
+
+`store` stands before every commit of what somebody else said: it replaces large bytes, and links to uploads, by `File`
+blocks, whose references are durable when it returns. If the commit is refused, the collector takes them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, cast
+
+import msgspec
+
+from covenant.exchange.file_links import UPLOAD, FileLinks, LinkedFile
+from covenant.ledger.contract.blobs import (
+    CHUNK_BYTES,
+    Blob,
+    BlobQuota,
+    BlobStore,
+    BlobUsage,
+    BlobWriter,
+    Collected,
+    no_blob,
+    space_of,
+)
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import Parties
+from covenant.model.content import (
+    Audio,
+    Content,
+    Embedded,
+    File,
+    Image,
+    Json,
+    Resource,
+    ResourceLink,
+    SentContent,
+    Text,
+)
+from covenant.model.errors import Forbidden, Invalid, NotFound, OverLimit
+from covenant.model.ids import AgentId, PublicKey, TaskId
+from covenant.model.settings import BlobSettings
+from covenant.model.task import Result, Task, account_of
+from covenant.model.task_event import Update
+from covenant.model.task_view import TaskView
+
+INLINED_BYTES_MAX: Final = 16 * 1024 * 1024
+"""What is given to an agent inline, at most, of one message: more stays a file."""
+_BASE64: Final = 4 / 3
+replace = msgspec.structs.replace
+
+
+class StoredFiles:
+    def __init__(self, store: BlobStore, ledger: Ledger, links: FileLinks, settings: BlobSettings) -> None:
+        self.links = links
+        self.settings = settings
+        self._store = store
+        self._ledger = ledger
+        self._inline_chars = int(settings.inline_bytes_max * _BASE64) + 4
+        self._quota = BlobQuota(
+            file_bytes_max=settings.file_bytes_max,
+            bytes_max=settings.tenant_bytes_max,
+            files_max=settings.tenant_files_max,
+        )
+        self._uploads: Counter[str] = Counter()
+
+    def concerns(self, parts: Iterable[Content]) -> bool:
+        """Whether `store` would look at one of these. Costs no look at their bytes."""
+        return any(type(part) is not Text and type(part) is not Json for part in parts)
+
+    async def store(self, parts: tuple[Content, ...], account: str, task_id: TaskId) -> tuple[Content, ...]:
+        """The parts of a task of this account (`account_of`) as they are kept. The same tuple if nothing changes.
+
+        Raises OverLimit, TooLarge, Unavailable; Invalid for bytes that are not base64; Forbidden for an old link.
+        """
+        space = space_of(account)
+        kept = [await self._stored(part, space, task_id) for part in parts]
+        return parts if all(new is old for new, old in zip(kept, parts, strict=True)) else tuple(kept)
+
+    async def store_task(self, task: Task) -> Task:
+        if not self.concerns(task.parts):
+            return task
+        return replace(task, parts=await self.store(task.parts, account_of(task), task.id))
+
+    async def store_update(self, update: Update, task_id: TaskId, agent: AgentId) -> Update:
+        """Of who works on the task: nobody else adds files to it."""
+        parties = await self._ledger.parties(task_id)
+        if parties is None:
+            raise unknown_task(task_id)
+        _check_recipient(parties, agent)
+        changed: Update = replace(update, parts=await self.store(update.parts, account_of_parties(parties), task_id))
+        return changed
+
+    async def store_answer(self, result: Result, parties: Parties, agent: AgentId) -> Result:
+        _check_recipient(parties, agent)
+        return await self.store_result(result, account_of_parties(parties))
+
+    async def store_result(self, result: Result, account: str) -> Result:
+        content = await self.store(result.content, account, result.task_id)
+        return result if content is result.content else replace(result, content=content)
+
+    async def _stored(self, part: Content, space: str, task_id: TaskId) -> Content:
+        match part:
+            case File() if part.task_id != task_id:
+                return await self._referred(part, space, task_id)
+            case ResourceLink(uri=uri):
+                linked = self.links.read(uri)
+                return part if linked is None else await self._linked(part, linked, space, task_id)
+            case Image(data) | Audio(data) if len(data) > self._inline_chars:
+                return await self._put(part, data, space, task_id)
+            case Resource(resource) if resource.blob is not None and len(resource.blob) > self._inline_chars:
+                return await self._put(part, resource.blob, space, task_id)
+            case _:
+                return part
+
+    async def _put(self, part: Image | Audio | Resource, encoded: str, space: str, task_id: TaskId) -> File:
+        try:
+            data = await asyncio.to_thread(base64.b64decode, encoded, validate=True)
+        except (binascii.Error, ValueError):
+            raise Invalid("invalid_content", "a part's bytes are not base64") from None
+        writer = await self._store.writer(space, self._quota)
+        blob = await _written(writer, _pieces(data), task_id)
+        about: dict[str, Any] = {"annotations": part.annotations, "meta": part.meta}
+        if isinstance(part, Resource):
+            inner = part.resource
+            about |= {"came_as": "resource", "mimeType": inner.mimeType, "uri": inner.uri, "resource_meta": inner.meta}
+            about |= {"filename": part.filename, "metadata": part.metadata}
+        else:
+            about |= {"came_as": "image" if isinstance(part, Image) else "audio", "mimeType": part.mimeType}
+        return File(sha256=blob.sha256, size=blob.size, space=space, task_id=task_id, **about)
+
+    async def _linked(self, part: ResourceLink, linked: LinkedFile, space: str, task_id: TaskId) -> File:
+        """Whoever has a signed URL may read the file, and so may send it on; to another space by a copy."""
+        sha256 = linked.sha256
+        if await self.size(linked.space, sha256, linked.owner) != linked.size:
+            raise no_blob(sha256)
+        if linked.space == space:
+            await self._refer(space, sha256, linked.size, task_id)
+        else:
+            pieces = self._store.read(linked.space, sha256, 0, linked.size)
+            with self._uploading(space):
+                await _written(await self._store.writer(space, self._quota), pieces, task_id, sha256)
+        return File(
+            sha256=sha256,
+            size=linked.size,
+            space=space,
+            task_id=task_id,
+            mimeType=part.mimeType,
+            filename=part.name or None,
+            metadata=part.metadata,
+            annotations=part.annotations,
+            meta=part.meta,
+        )
+
+    async def _referred(self, file: File, space: str, task_id: TaskId) -> File:
+        """A file of another task, which an agent passes on within its tenant."""
+        if file.space != space:
+            raise no_blob(file.sha256)
+        await self._refer(space, file.sha256, file.size, task_id)
+        return replace(file, task_id=task_id)
+
+    async def _refer(self, space: str, sha256: str, size: int, task_id: TaskId) -> None:
+        if await self._store.refer(space, sha256, task_id) != size:
+            raise no_blob(sha256)
+
+    async def upload(
+        self,
+        pieces: AsyncIterator[bytes],
+        account: str,
+        *,
+        sha256: str | None = None,
+        task_id: TaskId | None = None,
+    ) -> Blob:
+        """Store what comes; durable when it returns. At most `blobs.uploads_max` at once for an account."""
+        space = space_of(account)
+        with self._uploading(space):
+            writer = await self._store.writer(space, self._quota)
+            return await _written(writer, pieces, task_id, sha256)
+
+    @contextmanager
+    def _uploading(self, space: str) -> Iterator[None]:
+        if self._uploads[space] >= self.settings.uploads_max:
+            raise OverLimit("uploads_full", f"{self._uploads[space]} uploads are under way (blobs.uploads_max)")
+        self._uploads[space] += 1
+        try:
+            yield
+        finally:
+            self._uploads[space] -= 1
+            if not self._uploads[space]:
+                del self._uploads[space]
+
+    async def save(
+        self, pieces: AsyncIterator[bytes], account: str, task_id: TaskId, name: str, media_type: str | None
+    ) -> File:
+        """A file that an agent makes, for a part of this task."""
+        blob = await self.upload(pieces, account, task_id=task_id)
+        return File(
+            sha256=blob.sha256,
+            size=blob.size,
+            space=space_of(account),
+            task_id=task_id,
+            mimeType=media_type,
+            filename=name,
+        )
+
+    async def size(self, space: str, sha256: str, owner: str) -> int:
+        """Of a file that this task refers to, or that was uploaded. Raises NotFound."""
+        task_id = None if owner == UPLOAD else TaskId(owner)
+        if task_id is not None and not await self._known(task_id):
+            raise no_blob(sha256)
+        size = await self._store.find(space, sha256, task_id)
+        if size is None:
+            raise no_blob(sha256)
+        return size
+
+    def read(self, space: str, sha256: str, start: int, stop: int) -> AsyncIterator[bytes]:
+        return self._store.read(space, sha256, start, stop)
+
+    async def open(self, file: File) -> AsyncIterator[bytes]:
+        """The bytes of a file, in pieces; every one of them, and those that were stored: or an error."""
+        found = hashlib.sha256()
+        async for piece in self._store.read(file.space, file.sha256, 0, file.size):
+            found.update(piece)
+            yield piece
+        if found.hexdigest() != file.sha256:
+            raise no_blob(file.sha256)
+
+    async def inlined(self, parts: tuple[Content, ...], *, uploads: bool = False) -> tuple[Content, ...]:
+        """Files as the blocks that they came as, as long as there is room; `uploads`: those that were uploaded, too."""
+        left, blocks = INLINED_BYTES_MAX, list(parts)
+        for at, part in enumerate(parts):
+            if isinstance(part, File) and part.size <= left and (part.came_as or uploads):
+                left -= part.size
+                data = b"".join([piece async for piece in self.open(part)])
+                blocks[at] = _block(part, await asyncio.to_thread(base64.b64encode, data))
+        return tuple(blocks)
+
+    async def portable(self, parts: tuple[Content, ...]) -> tuple[SentContent, ...]:
+        """For another instance: with the bytes themselves. What is too large for that is told by its hash alone."""
+        if not any(isinstance(part, File) for part in parts):
+            return cast("tuple[SentContent, ...]", parts)
+        return tuple(map(_portable, await self.inlined(parts, uploads=True)))
+
+    async def portable_view(self, view: TaskView) -> TaskView:
+        """The same of what a task came to."""
+        made = [replace(each, parts=await self.portable(each.parts)) for each in view.artifacts]
+        message = view.message
+        if message is not None:
+            message = replace(message, parts=await self.portable(message.parts))
+        return replace(view, artifacts=tuple(made), message=message)
+
+    async def listing(self, account: str, after: str, limit: int) -> Any:
+        return await self._store.listing(space_of(account), after, limit)
+
+    async def usage(self, account: str | None = None) -> BlobUsage:
+        return await self._store.usage(None if account is None else space_of(account))
+
+    async def shown_to(self, task_id: TaskId, viewer: PublicKey | None) -> str:
+        """The space of a task's files, for those who may see the task; None: the operator. Raises NotFound."""
+        found = await self._ledger.parties(task_id)
+        if found is None or viewer not in (None, found.sender.pubkey, found.recipient.pubkey):
+            raise unknown_task(task_id)
+        return space_of(account_of_parties(found))
+
+    async def erase(self, account: str) -> None:
+        await self._store.erase(space_of(account))
+
+    async def collect(self) -> Collected:
+        """One pass; nothing while the clock is paused after a step."""
+        if self._ledger.clock.is_paused():
+            return Collected()
+        return await self._store.collect(self._known, self._ledger.now_ms() - self.settings.kept_ms)
+
+    async def _known(self, task_id: TaskId) -> bool:
+        return await self._ledger.parties(task_id) is not None
+
+
+def _check_recipient(parties: Parties, agent: AgentId) -> None:
+    if parties.recipient.pubkey != agent.pubkey:
+        raise Forbidden("not_recipient", "only who works on a task may add files to it")
+
+
+def unknown_task(task_id: str) -> NotFound:
+    return NotFound("unknown_task", f"task {task_id[:80]} is not known here")
+
+
+def account_of_parties(parties: Parties) -> str:
+    """As `task.account_of`."""
+    return parties.tenant if parties.tenant is not None else f"@{parties.sender.pubkey}"
+
+
+async def _written(
+    writer: BlobWriter, pieces: AsyncIterator[bytes], task_id: TaskId | None, sha256: str | None = None
+) -> Blob:
+    try:
+        async for piece in pieces:
+            await writer.write(piece)
+    except BaseException:
+        await asyncio.shield(writer.discard())
+        raise
+    return await writer.finish(task_id, sha256=sha256)
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), CHUNK_BYTES):
+        yield data[start : start + CHUNK_BYTES]
+
+
+def _portable(part: Content) -> SentContent:
+    if not isinstance(part, File):
+        return part
+    return ResourceLink(
+        f"urn:sha256:{part.sha256}", part.filename or "", part.mimeType, metadata=part.metadata, size=part.size
+    )
+
+
+def _block(file: File, encoded: bytes) -> Content:
+    data, media_type = encoded.decode("ascii"), file.mimeType or "application/octet-stream"
+    if file.came_as == "image":
+        return Image(data, media_type, file.annotations, file.meta)
+    if file.came_as == "audio":
+        return Audio(data, media_type, file.annotations, file.meta)
+    inner = Embedded(file.uri, file.mimeType, blob=data, meta=file.resource_meta)
+    return Resource(inner, file.filename, file.metadata, file.annotations, file.meta)

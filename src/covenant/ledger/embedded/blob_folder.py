@@ -1,0 +1,423 @@
+"""The blob store in a folder of the home.
+
+    incoming/<id>/bytes                   a blob on its way, and one on its way out; emptied at the start
+    <space>/<aa>/<sha256>/bytes           a blob
+    <space>/<aa>/<sha256>/<task id>       a reference to it: an empty file
+
+A blob gets its place by one rename of its folder, after everything in it was synced. It leaves by one rename, too. So
+a folder in its place has its bytes and, if it was asked for, its first reference. Nothing here follows a link.
+
+Work on files is done in threads. One lock orders what changes places and references.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import shutil
+import stat
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+from covenant.ledger.contract.blobs import (
+    CHUNK_BYTES,
+    COLLECTED_MAX,
+    Blob,
+    BlobFault,
+    BlobQuota,
+    BlobUsage,
+    Collected,
+    Known,
+    StoredBlob,
+    check_quota,
+    is_sha256,
+    is_space,
+    no_blob,
+)
+from covenant.ledger.embedded import fault_points
+from covenant.ledger.embedded.disk import make_private_folder, open_private, sync_dir, told_free
+from covenant.model.errors import Invalid, Refusal, Unavailable
+from covenant.model.ids import TaskId, parse_task_id
+
+FOLDER_NAME: Final = "blobs"
+INCOMING: Final = "incoming"
+BYTES: Final = "bytes"
+TASKS_TOLD_MAX: Final = 10
+
+
+class BlobFolder:
+    def __init__(self, folder: Path, new_id: Callable[[], str]) -> None:
+        """Makes the folder, and drops what an earlier process had not finished."""
+        self.path = folder
+        self._new_id = new_id
+        self._lock = threading.Lock()
+        self._usage: dict[str, list[int]] = {}
+        self._cursor = ("", "")
+        make_private_folder(folder)
+        _drop(folder / INCOMING)
+        make_private_folder(folder / INCOMING)
+        sync_dir(folder)
+
+    async def writer(self, space: str, quota: BlobQuota) -> FolderWriter:
+        return await asyncio.to_thread(self._begin, space, quota)
+
+    def _begin(self, space: str, quota: BlobQuota) -> FolderWriter:
+        with _told(self.path):
+            staged = self.path / INCOMING / self._new_id()
+            staged.mkdir(mode=0o700)
+            # Nothing else opens it: it is named by a new id, and made here.
+            file = open(staged / BYTES, "xb", buffering=0, opener=open_private)  # noqa: SIM115
+        return FolderWriter(self, space, quota, staged, file)
+
+    async def refer(self, space: str, sha256: str, task_id: TaskId) -> int | None:
+        return await asyncio.to_thread(self._refer, space, sha256, task_id)
+
+    def _refer(self, space: str, sha256: str, task_id: TaskId) -> int | None:
+        place = self.place(space, sha256)
+        with self._lock, _told(self.path):
+            size = _size(place)
+            if size is not None:
+                self.add_reference(place, task_id)
+        return size
+
+    def add_reference(self, place: Path, task_id: TaskId) -> None:
+        """Durable when it returns. Under the lock, for a blob in its place."""
+        os.utime(place / BYTES, follow_symlinks=False)
+        path = place / parse_task_id(task_id)
+        fault_points.point("blobs.refer")
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+        os.utime(path, follow_symlinks=False)
+        fault_points.point("blobs.sync_reference")
+        sync_dir(place)
+
+    def publish(self, space: str, blob: Blob, staged: Path, quota: BlobQuota, task_id: TaskId | None) -> None:
+        """Give a staged blob, which is synced, its place; or drop it, if its space has this content already."""
+        place = self.place(space, blob.sha256)
+        with self._lock:
+            if _size(place) == blob.size:
+                os.utime(place / BYTES, follow_symlinks=False)
+                if task_id is not None:
+                    self.add_reference(place, task_id)
+                shutil.rmtree(staged)
+                return
+            used = self._used(space)
+            check_quota(quota, BlobUsage(*used), blob.size)
+            _drop(place)  # a folder without its bytes, which nobody could read
+            if task_id is not None:
+                os.close(os.open(staged / parse_task_id(task_id), os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
+            fault_points.point("blobs.sync_staged")
+            sync_dir(staged)
+            self._make_parents(place)
+            fault_points.point("blobs.rename")
+            os.rename(staged, place)
+            fault_points.point("blobs.sync_dir")
+            sync_dir(place.parent)
+            used[0] += 1
+            used[1] += blob.size
+
+    def _make_parents(self, place: Path) -> None:
+        for folder in (place.parent.parent, place.parent):
+            if not folder.is_dir():
+                folder.mkdir(mode=0o700)
+                sync_dir(folder.parent)
+
+    async def find(self, space: str, sha256: str, task_id: TaskId | None = None) -> int | None:
+        return await asyncio.to_thread(self._find, space, sha256, task_id)
+
+    def _find(self, space: str, sha256: str, task_id: TaskId | None) -> int | None:
+        place = self.place(space, sha256)
+        if task_id is not None and not os.path.lexists(place / parse_task_id(task_id)):
+            return None
+        return _size(place)
+
+    async def read(self, space: str, sha256: str, start: int, stop: int) -> AsyncIterator[bytes]:
+        path = self.place(space, sha256) / BYTES
+        try:
+            fd = await asyncio.to_thread(os.open, path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError as error:
+            raise no_blob(sha256) from error
+        try:
+            while start < stop:
+                data = await asyncio.to_thread(os.pread, fd, min(CHUNK_BYTES, stop - start), start)
+                if not data:
+                    raise no_blob(sha256)
+                start += len(data)
+                yield data
+        finally:
+            os.close(fd)
+
+    async def usage(self, space: str | None = None) -> BlobUsage:
+        return await asyncio.to_thread(self._told_usage, space)
+
+    def _told_usage(self, space: str | None) -> BlobUsage:
+        with self._lock:
+            found = [self._used(each) for each in ([space] if space is not None else self._spaces())]
+        return BlobUsage(sum(files for files, _ in found), sum(size for _, size in found))
+
+    def used_now(self, space: str) -> BlobUsage:
+        with self._lock:
+            return BlobUsage(*self._used(space))
+
+    def _used(self, space: str) -> list[int]:
+        """Counted once, when somebody first asks, and kept up to date from then on. Under the lock."""
+        used = self._usage.get(space)
+        if used is None:
+            sizes = [_size(place) or 0 for place in self._places(space)]
+            used = self._usage[space] = [len(sizes), sum(sizes)]
+        return used
+
+    async def listing(self, space: str, after: str, limit: int) -> Sequence[StoredBlob]:
+        return await asyncio.to_thread(self._listing, space, after, limit)
+
+    def _listing(self, space: str, after: str, limit: int) -> list[StoredBlob]:
+        found: list[StoredBlob] = []
+        for place in self._places(space, after):
+            if len(found) >= limit:
+                break
+            try:
+                tasks, at = _references(place), os.lstat(place / BYTES)
+            except FileNotFoundError:
+                continue
+            told = tuple(path.name for path in tasks[:TASKS_TOLD_MAX])
+            stored = StoredBlob(
+                sha256=place.name,
+                size=at.st_size,
+                stored_at_ms=at.st_mtime_ns // 1_000_000,
+                references=len(tasks),
+                tasks=told,
+            )
+            found.append(stored)
+        return found
+
+    async def collect(self, known: Known, before_ms: int) -> Collected:
+        spaces = await asyncio.to_thread(self._spaces)
+        looked = references = blobs = size = 0
+        while True:
+            places = await asyncio.to_thread(self._page, spaces, COLLECTED_MAX - looked)
+            for place in places:
+                dropped, freed = await self._collect(place, known, before_ms)
+                references += dropped
+                if freed is not None:
+                    blobs, size = blobs + 1, size + freed
+            looked += len(places)
+            more = looked >= COLLECTED_MAX
+            if more or not places:
+                if not more:
+                    self._cursor = ("", "")
+                return Collected(looked, references, blobs, size, more)
+
+    def _page(self, spaces: Sequence[str], limit: int) -> list[Path]:
+        """The next places behind the cursor, which moves behind them."""
+        found: list[Path] = []
+        space, after = self._cursor
+        for each in spaces:
+            if each < space:
+                continue
+            for place in self._places(each, after if each == space else ""):
+                if len(found) >= limit:
+                    return found
+                found.append(place)
+                self._cursor = (each, place.name)
+        return found
+
+    async def _collect(self, place: Path, known: Known, before_ms: int) -> tuple[int, int | None]:
+        """How many references were dropped, and how many bytes, if the blob was."""
+        try:
+            old = await asyncio.to_thread(lambda: [each for each in _references(place) if _aged(each, before_ms)])
+        except OSError:
+            return 0, None
+        lost = [path for path in old if not await known(TaskId(path.name))]
+        return await asyncio.to_thread(self._take_out, place, lost, before_ms)
+
+    def _take_out(self, place: Path, lost: Sequence[Path], before_ms: int) -> tuple[int, int | None]:
+        dropped = 0
+        with self._lock:
+            for path in lost:
+                if _aged(path, before_ms):  # or it was made anew meanwhile
+                    fault_points.point("blobs.drop_reference")
+                    path.unlink(missing_ok=True)
+                    dropped += 1
+            # The folder's own time tells a blob whose bytes are lost.
+            bytes_path = place / BYTES
+            aged = _aged(bytes_path if os.path.lexists(bytes_path) else place, before_ms)
+            if not aged or _references(place):
+                return dropped, None
+            used, size = self._used(place.parent.parent.name), _size(place) or 0
+            condemned = self.path / INCOMING / self._new_id()
+            fault_points.point("blobs.condemn")
+            os.rename(place, condemned)
+            used[0] -= 1
+            used[1] -= size
+        fault_points.point("blobs.drop")
+        shutil.rmtree(condemned, ignore_errors=True)
+        return dropped, size
+
+    async def erase(self, space: str) -> None:
+        await asyncio.to_thread(self._erase, space)
+
+    def _erase(self, space: str) -> None:
+        if not is_space(space):
+            raise ValueError("that is no space")
+        with self._lock, _told(self.path):
+            _drop(self.path / space)
+            sync_dir(self.path)
+            self._usage.pop(space, None)
+
+    async def check(self, known: Known, *, hashes: bool) -> Sequence[BlobFault]:
+        faults: list[BlobFault] = []
+        for space in await asyncio.to_thread(self._spaces):
+            for place in await asyncio.to_thread(lambda each: list(self._places(each)), space):
+                found = await asyncio.to_thread(_fault, place, hashes=hashes)
+                references = await asyncio.to_thread(_references, place)
+                if found is None and not any([await known(TaskId(each.name)) for each in references[:TASKS_TOLD_MAX]]):
+                    found = BlobFault("orphan", space, place.name, "no task refers to it; the collector takes it")
+                if found is not None:
+                    faults.append(found)
+        return faults
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def place(self, space: str, sha256: str) -> Path:
+        if not (is_space(space) and is_sha256(sha256)):
+            raise no_blob(sha256)
+        return self.path / space / sha256[:2] / sha256
+
+    def _spaces(self) -> list[str]:
+        return sorted(each.name for each in _folders(self.path) if is_space(each.name))
+
+    def _places(self, space: str, after: str = "") -> Iterator[Path]:
+        for group in sorted(_folders(self.path / space), key=lambda each: each.name):
+            if group.name >= after[:2]:
+                names = sorted(each.name for each in _folders(Path(group.path)) if is_sha256(each.name))
+                yield from (Path(group.path, name) for name in names if name > after)
+
+
+class FolderWriter:
+    """Writes in threads: one call at a time."""
+
+    def __init__(self, store: BlobFolder, space: str, quota: BlobQuota, staged: Path, file: IO[bytes]) -> None:
+        self.size = 0
+        self._store = store
+        self._space = space
+        self._quota = quota
+        self._staged = staged
+        self._file = file
+        self._hash = hashlib.sha256()
+
+    async def write(self, data: bytes) -> None:
+        await asyncio.to_thread(self._write, data)
+
+    def _write(self, data: bytes) -> None:
+        used = self._store.used_now(self._space)
+        check_quota(self._quota, BlobUsage(0, used.bytes), self.size + len(data))
+        with _told(self._staged):
+            fault_points.point("blobs.write", self._file.fileno(), data)
+            left = memoryview(data)
+            while left:
+                left = left[self._file.write(left) :]
+        self._hash.update(data)
+        self.size += len(data)
+
+    async def finish(self, task_id: TaskId | None = None, *, sha256: str | None = None) -> Blob:
+        try:
+            return await asyncio.to_thread(self._finish, task_id, sha256)
+        except BaseException:
+            await asyncio.shield(self.discard())
+            raise
+
+    def _finish(self, task_id: TaskId | None, claimed: str | None) -> Blob:
+        blob = Blob(self._hash.hexdigest(), self.size)
+        if claimed is not None and claimed != blob.sha256:
+            raise Invalid("wrong_hash", f"the bytes that came have the SHA-256 {blob.sha256}, not {claimed[:64]}")
+        with _told(self._staged):
+            fault_points.point("blobs.sync", self._file.fileno())
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._store.publish(self._space, blob, self._staged, self._quota, task_id)
+        return blob
+
+    async def discard(self) -> None:
+        await asyncio.to_thread(self._discard)
+
+    def _discard(self) -> None:
+        self._file.close()
+        shutil.rmtree(self._staged, ignore_errors=True)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """A disk that takes no more is told as such, and nothing that was acknowledged is lost by it."""
+    try:
+        yield
+    except Refusal:
+        raise
+    except OSError as error:
+        room = told_free(path) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise Unavailable("files_unwritable", f"the file cannot be stored: {error.strerror}{room}") from error
+
+
+def _size(place: Path) -> int | None:
+    """None if there is no plain file, which a link is not."""
+    try:
+        found = os.lstat(place / BYTES)
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def _references(place: Path) -> list[Path]:
+    return sorted(Path(each.path) for each in os.scandir(place) if each.name != BYTES and _is_task(each.name))
+
+
+def _is_task(name: str) -> bool:
+    try:
+        return parse_task_id(name) == name
+    except Refusal:
+        return False
+
+
+def _aged(path: Path, before_ms: int) -> bool:
+    try:
+        return os.lstat(path).st_mtime_ns // 1_000_000 < before_ms
+    except FileNotFoundError:
+        return False
+
+
+def _folders(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return [each for each in found if each.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+
+
+def _drop(path: Path) -> None:
+    """A folder with all that is in it. A link goes, and not what it leads to."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.is_dir():
+        shutil.rmtree(path)
+
+
+def _fault(place: Path, *, hashes: bool) -> BlobFault | None:
+    space, sha256, path = place.parent.parent.name, place.name, place / BYTES
+    if not os.path.lexists(path):
+        return BlobFault("missing", space, sha256, "its bytes are gone; put them back from a backup")
+    size = _size(place)
+    if size is None:
+        return BlobFault("not_a_file", space, sha256, "a link or a folder stands where its bytes belong")
+    if not hashes:
+        return None
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while data := file.read(CHUNK_BYTES):
+            found.update(data)
+    if found.hexdigest() == sha256:
+        return None
+    return BlobFault("wrong_hash", space, sha256, "its bytes are not those that were stored; put back a backup")

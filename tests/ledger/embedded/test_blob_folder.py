@@ -1,0 +1,154 @@
+"""The blob store in a folder: `kill -9` at each durable step, a full disk, links, and what is broken on the disk."""
+
+import asyncio
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from covenant.ledger.clock import Uuids
+from covenant.ledger.contract.blobs import Blob, BlobUsage
+from covenant.ledger.embedded import fault_points
+from covenant.ledger.embedded.blob_folder import BYTES, INCOMING, BlobFolder
+from covenant.ledger.embedded.fault_points import BLOB_POINTS
+from covenant.model.errors import NotFound, Unavailable
+from tests.ledger_contract.blobs import ACME, LATER_MS, NOBODY, PIECE, get, knows, put
+from tests.ledger_contract.fault_injection import FAULT as FAULT_VARIABLE
+from tests.ledger_contract.fault_injection import FAULTS, HOME, NOTES
+from tests.ledger_contract.samples import task_id
+
+ROOT = Path(__file__).parents[3]
+FIRST, SECOND = PIECE * 3, b"second" * 10_000
+LIFE = """
+import asyncio, hashlib, sys
+from pathlib import Path
+from covenant.ledger.clock import Uuids
+from covenant.ledger.embedded.blob_folder import BlobFolder
+from covenant.model.errors import Unavailable
+from tests.ledger.embedded.test_blob_folder import FIRST, SECOND
+from tests.ledger_contract.blobs import ACME, LATER_MS, NOBODY, knows, put
+from tests.ledger_contract.samples import task_id
+
+async def live(folder):
+    store = BlobFolder(folder, Uuids())
+    async def told(name, work):
+        try:
+            await work
+        except (Unavailable, OSError):
+            print("refused", name, flush=True)
+        else:
+            print(name, flush=True)
+    await told("first", put(store, FIRST, task_id(1)))
+    await told("referred", store.refer(ACME, hashlib.sha256(FIRST).hexdigest(), task_id(2)))
+    await told("second", put(store, SECOND, task_id(3)))
+    await told("collected", store.collect(knows([task_id(1), task_id(2)]), LATER_MS))
+
+asyncio.run(live(Path(sys.argv[1])))
+"""
+
+
+def live(folder: Path, notes: Path, fault: str | None) -> tuple[int, list[str]]:
+    """A life of a store under a fault: how it ended, and what was acknowledged."""
+    notes.mkdir()
+    path = os.pathsep.join((str(ROOT / "tests/faults/site"), str(ROOT)))
+    environment = {**os.environ, NOTES: str(notes), "PYTHONPATH": path}
+    environment.pop(HOME, None)
+    if fault is not None:
+        environment[FAULT_VARIABLE] = fault
+    ran = subprocess.run(
+        [sys.executable, "-c", LIFE, str(folder)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        timeout=50,
+        check=False,
+    )
+    return ran.returncode, ran.stdout.decode().splitlines()
+
+
+@pytest.mark.parametrize("fault", [each for each in FAULTS if each != "lose"])
+@pytest.mark.parametrize("point", BLOB_POINTS)
+async def test_what_was_acknowledged_survives_a_fault_at_every_step(tmp_path: Path, point: str, fault: str) -> None:
+    code, told = live(tmp_path / "blobs", tmp_path / "notes", f"{point}:1:{fault}")
+    assert (code == -9) == (fault in ("kill", "tear")), told
+    store = BlobFolder(tmp_path / "blobs", Uuids())
+    first = Blob(hashlib.sha256(FIRST).hexdigest(), len(FIRST))
+    second = Blob(hashlib.sha256(SECOND).hexdigest(), len(SECOND))
+    if "first" in told:
+        assert await get(store, first) == FIRST
+        assert await store.find(ACME, first.sha256, task_id(1)) == first.size
+    if "referred" in told and "first" in told:
+        assert await store.find(ACME, first.sha256, task_id(2)) == first.size
+    # Whatever stands in its place is whole.
+    faults = await store.check(knows([task_id(1), task_id(2), task_id(3)]), hashes=True)
+    assert [fault for fault in faults if fault.kind != "orphan"] == []
+    # And nothing is left behind: once nothing is known, a pass empties the store.
+    assert list((tmp_path / "blobs" / INCOMING).iterdir()) == []
+    await store.collect(knows(NOBODY), LATER_MS)
+    assert await store.usage() == BlobUsage(0, 0)
+    assert await put(store, SECOND, task_id(3)) == second
+    assert await get(store, second) == SECOND
+
+
+async def test_a_full_disk_refuses_the_file_and_the_store_goes_on(tmp_path: Path) -> None:
+    store = BlobFolder(tmp_path / "blobs", Uuids())
+    for point in ("blobs.write", "blobs.sync", "blobs.rename", "blobs.sync_staged"):
+        with fault_points.armed(fault_points.Plan(point, fault_points.fail(errno.ENOSPC, written=7))):
+            with pytest.raises(Unavailable) as refused:
+                await put(store, PIECE, task_id(1))
+            assert "No space left" in refused.value.message
+        assert await store.usage(ACME) == BlobUsage(0, 0)
+        assert list((tmp_path / "blobs" / INCOMING).iterdir()) == []
+    assert await get(store, await put(store, PIECE, task_id(1))) == PIECE
+
+
+async def test_a_link_in_the_store_is_followed_nowhere(tmp_path: Path) -> None:
+    store = BlobFolder(tmp_path / "blobs", Uuids())
+    secret = tmp_path / "secret"
+    secret.write_bytes(PIECE)
+    blob = await put(store, PIECE, task_id(1))
+    place = store.place(ACME, blob.sha256)
+    (place / BYTES).unlink()
+    (place / BYTES).symlink_to(secret)
+    with pytest.raises(NotFound):
+        await get(store, blob)
+    assert await store.find(ACME, blob.sha256, task_id(1)) is None
+    (fault,) = await store.check(knows([task_id(1)]), hashes=True)
+    assert fault.kind == "not_a_file"
+    (tmp_path / "blobs" / ("0" * 32)).symlink_to(tmp_path)
+    assert (await store.usage()).files == 1
+    assert secret.read_bytes() == PIECE
+
+
+async def test_what_is_broken_on_the_disk_is_told_and_never_given_out_whole(tmp_path: Path) -> None:
+    store = BlobFolder(tmp_path / "blobs", Uuids())
+    cut, lost, changed = [await put(store, PIECE + bytes([n]), task_id(1)) for n in range(3)]
+    os.truncate(store.place(ACME, cut.sha256) / BYTES, 100)
+    (store.place(ACME, lost.sha256) / BYTES).unlink()
+    (store.place(ACME, changed.sha256) / BYTES).write_bytes(PIECE + b"!")
+    with pytest.raises(NotFound):
+        await get(store, cut)
+    assert await store.find(ACME, cut.sha256) == 100
+    faults = {fault.sha256: fault.kind for fault in await store.check(knows([task_id(1)]), hashes=True)}
+    assert faults == {cut.sha256: "wrong_hash", lost.sha256: "missing", changed.sha256: "wrong_hash"}
+    # The same content again makes each of them whole.
+    for blob, data in ((cut, PIECE + b"\0"), (lost, PIECE + b"\1")):
+        assert await put(store, data, task_id(2)) == blob
+        assert await get(store, blob) == data
+
+
+async def test_many_small_files_are_stored_counted_and_collected_in_bounded_passes(tmp_path: Path) -> None:
+    store = BlobFolder(tmp_path / "blobs", Uuids())
+    count = 2_500
+    for at in range(0, count, 100):
+        await asyncio.gather(*(put(store, f"{each}".encode()) for each in range(at, at + 100)))
+    assert (await store.usage(ACME)).files == count
+    passes = [await store.collect(knows(NOBODY), LATER_MS) for _ in range(3)]
+    assert [each.blobs for each in passes] == [1_000, 1_000, 500]
+    assert [each.more for each in passes] == [True, True, False]
+    assert await store.usage(ACME) == BlobUsage(0, 0)
