@@ -24,8 +24,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, Unpack
 
+import msgspec
+
 from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.exchange.argument_checks import checks_arguments, checks_methods
+from covenant.exchange.id_prefixes import UUID_LENGTH, find_lease_id, find_task_id
 from covenant.exchange.request_checks import check_reason, check_repair, check_request_id, check_size, check_task
 from covenant.exchange.task_search import find_request, query_of
 from covenant.exchange.tasks.builder import check_blocks
@@ -135,10 +138,13 @@ class Mailbox:
 
     async def find(self, **filters: Unpack[FindFilters]) -> FoundPage:
         """A page of the tasks that the filters leave, live and finished. Takes nothing."""
+        if filters.get("parent"):
+            filters = {**filters, "parent": await self._id(TaskId(filters["parent"] or ""))}
         return await self._ledger.find(query_of(find_request(filters)))
 
     async def show(self, task_id: TaskId) -> TaskDetail:
         """Everything that is known of a task: its leases, its updates, its result."""
+        task_id = await self._id(task_id)
         shown = await self._ledger.show(task_id, None, self._ledger.limits.page_max)
         if shown is None:
             raise unknown_task(task_id)
@@ -146,30 +152,37 @@ class Mailbox:
 
     async def tree(self, root: TaskId) -> TreeNode:
         """A task and all that have it for a parent, down to the last."""
-        return await read_tree(self._ledger, root, None)
+        return await read_tree(self._ledger, await self._id(root), None)
 
     async def renew(self, task_id: TaskId, lease_id: LeaseId) -> Lease:
         """Say that the holder is still at work: the lease counts as young again."""
-        holder = await self._holder(task_id)
+        task_id, lease_id, holder = await self._held(task_id, lease_id)
         return await self._ledger.commit(Renew(task_id=task_id, holder=holder, lease_id=lease_id))
 
     async def release(self, task_id: TaskId, lease_id: LeaseId, reason: str) -> Lease:
         """Give back a task for which nothing was done."""
         check_reason(reason, "release")
-        holder = await self._holder(task_id)
+        task_id, lease_id, holder = await self._held(task_id, lease_id)
         return await self._ledger.commit(Release(task_id=task_id, holder=holder, lease_id=lease_id, reason=reason))
 
     async def cancel(self, task_id: TaskId, reason: str) -> Canceled:
         """End a task. `canceled` is False where it had ended otherwise before."""
         check_reason(reason, "cancel")
-        return await self._ledger.commit(Cancel(task_id=task_id, by=_PROCESS, reason=reason))
+        return await self._ledger.commit(Cancel(task_id=await self._id(task_id), by=_PROCESS, reason=reason))
 
-    async def _holder(self, task_id: TaskId) -> AgentId:
-        """Whoever has the lease: the process speaks for all of them. The lease's id says which lease is meant."""
+    async def _id(self, given: TaskId) -> TaskId:
+        """How the id of a task begins is enough."""
+        return given if len(given) >= UUID_LENGTH else await find_task_id(self._ledger, given)
+
+    async def _held(self, task_id: TaskId, lease_id: LeaseId) -> tuple[TaskId, LeaseId, AgentId]:
+        """The ids whole, and whoever has the lease: the process speaks for all. The lease's id says which is meant."""
+        task_id = await self._id(task_id)
         entry = await self._ledger.entry(task_id)
         if entry is None:
             raise unknown_task(task_id)
-        return entry.lease.leased_to if entry.lease is not None else entry.task.recipient
+        if len(lease_id) < UUID_LENGTH:
+            lease_id = await find_lease_id(self._ledger, None, task_id, lease_id)
+        return task_id, lease_id, entry.lease.leased_to if entry.lease is not None else entry.task.recipient
 
     async def repair_task(
         self, request: RepairRequest | TaskId, command: RepairCommand | None = None, reason: str | None = None
@@ -183,16 +196,23 @@ class Mailbox:
                 raise Invalid("invalid_repair", "invalid repair request: it needs a command and a reason")
             request = RepairRequest(task_id=request, command=command, reason=reason)
         check_repair(request.command, request.reason)
-        entry = await self._ledger.entry(request.task_id)
+        task_id, command = await self._id(request.task_id), request.command
+        if command.lease_id is not None:
+            lease_id = await find_lease_id(self._ledger, None, task_id, command.lease_id)
+            command = msgspec.structs.replace(command, lease_id=lease_id)
+        entry = await self._ledger.entry(task_id)
         if entry is None:
-            raise unknown_task(request.task_id)
-        return await self._ledger.commit(
-            Repair(task_id=request.task_id, by=entry.task.recipient, command=request.command, reason=request.reason)
-        )
+            raise unknown_task(task_id)
+        repair = Repair(task_id=task_id, by=entry.task.recipient, command=command, reason=request.reason)
+        return await self._ledger.commit(repair)
 
     async def send_result(self, result: Result, lease_id: LeaseId | None = None) -> Settled:
         check_size(encode(result), self._ledger.limits.result_bytes_max, "result")
         check_blocks(result.content, "content")
+        if len(result.task_id) < UUID_LENGTH:
+            result = msgspec.structs.replace(result, task_id=await self._id(result.task_id))
+        if lease_id is not None and len(lease_id) < UUID_LENGTH:
+            lease_id = await find_lease_id(self._ledger, None, result.task_id, lease_id)
         return await self._ledger.commit(Settle(task_id=result.task_id, holder=None, result=result, lease_id=lease_id))
 
     async def recv_result(self, *, timeout_s: float | None = None, request_id: str | None = None) -> Result:

@@ -186,7 +186,7 @@ RUNS: dict[str, list[Words]] = {
     "capabilities grant": [
         lambda _: ["a2a.repair.requeue", "--to", "bob@host", "--scope", '{"max_uses": 1}', "--expires-at", "9" * 13],
     ],
-    "capabilities revoke": [lambda d: [grant(d)], lambda _: ["no-such-signature"]],
+    "capabilities revoke": [lambda d: [grant(d)], lambda _: ["z" * 88]],
     "capabilities purge": [lambda _: ["--before-ms", "1"], lambda _: ["--older-than-ms", "100000"]],
     "audit recent": [lambda _: ["-n", "3", "--since-ms", "1"], lambda _: ["--type", "capability_granted"]],
     "audit export": [lambda d: [str(d.home / "audit.jsonl"), "--issuer", "operator"]],

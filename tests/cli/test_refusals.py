@@ -16,7 +16,8 @@ from tests.waits import BOUND_S
     ("words", "code", "said"),
     [
         (["a2a", "show", str(uuid4())], "unknown_task", "is not known here"),
-        (["a2a", "show", "not-a-uuid"], "invalid_id", "must be a UUID"),
+        (["a2a", "show", "zz"], "unknown_task", "no task begins with 'zz'"),
+        (["a2a", "show", "z" * 40], "invalid_id", "must be a UUID"),
         (["a2a", "send", "--to", "nobody@host", "x"], "unknown_recipient", "enroll"),
         (["a2a", "send", "--to", "bob@host", " "], "invalid_task", "must not be empty"),
         (["a2a", "send", "--to", "bob@host", "--deadline-ms", "1", "x"], "deadline_past", "deadline"),
@@ -24,7 +25,7 @@ from tests.waits import BOUND_S
         (["a2a", "results", "--limit", "100000"], "invalid_limit", "between 1 and"),
         (["identities", "enroll", "no name"], "invalid_agent_id", "name@host"),
         (["identities", "enroll", "bob@host"], "display_taken", "enrolled already"),
-        (["identities", "revoke", "nobody@host"], "unknown_identity", "no live identity"),
+        (["identities", "revoke", "nobody@host"], "unknown_identity", "no identity begins with"),
         (["identities", "revoke", "operator@local"], "self_revoke_forbidden", "--force"),
         (["tenants", "add", "default"], "tenant_exists", "already"),
         (["tenants", "add", "no@name"], "invalid_tenant", "letters"),

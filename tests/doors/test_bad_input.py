@@ -39,7 +39,7 @@ async def refused(speaker: Speaker, actor: EnrolledCaller, kind: str, code: str,
         ({"id": "1234"}, "invalid_id"),
         ({"id": None}, "invalid_request"),
         ({"id": 7}, "invalid_request"),
-        ({"parent": "root"}, "invalid_id"),
+        ({"parent": "r" * 36}, "invalid_id"),
         ({"intent_text": ["do"]}, "invalid_request"),
         ({"deadline_ms": "soon"}, "invalid_request"),
         ({"deadline_ms": -1}, "invalid_request"),
@@ -175,7 +175,8 @@ async def test_what_is_not_the_live_lease_is_stale(under_test: DoorsUnderTest, s
     }
     named = {"task_id": task["id"], **bodies[kind]}
     await refused(speaker, bob, kind, "stale_lease", 409, lease_id=UNKNOWN, **named)
-    await refused(speaker, bob, kind, "invalid_id", 400, lease_id="1", **named)
+    await refused(speaker, bob, kind, "unknown_lease", 404, lease_id="z", **named)
+    await refused(speaker, bob, kind, "invalid_id", 400, lease_id="z" * 40, **named)
     await refused(speaker, alice, kind, "not_lessee", 403, lease_id=lease["lease_id"], **named)
     (row,) = await under_test.audit("a2a_access_refused")
     assert (row["issuer"], row["kind"]["task_id"]) == (alice.wire, task["id"])
@@ -197,7 +198,8 @@ async def test_results_are_refused_from_the_wrong_hands_and_in_the_wrong_state(
     await refused(speaker, bob, post, "stale_lease", 409, result={**result, "lease_id": UNKNOWN})
     await refused(speaker, bob, post, "invalid_request", 400, result={**result, "status": "OK"})
     await refused(speaker, bob, post, "invalid_request", 400, result={**result, "content": "done"})
-    await refused(speaker, bob, post, "invalid_id", 400, result={**result, "task_id": "x"})
+    await refused(speaker, bob, post, "unknown_task", 404, result={**result, "task_id": "x"})
+    await refused(speaker, bob, post, "invalid_id", 400, result={**result, "task_id": "x" * 36})
     await speaker.ask(bob, post, result={**result, "lease_id": lease["lease_id"]})
     await refused(speaker, bob, post, "already_settled", 409, result=result_of(task, "other"))
     assert (await speaker.ask(alice, "try_recv_a2a_result", max=5))["results"] == [result]
@@ -360,8 +362,8 @@ async def test_everybodys_tasks_are_for_the_operator_alone(under_test: DoorsUnde
         ("recent_capabilities", {"limit": 5_000}, "invalid_limit"),
         ("list_identities", {"limit": 0}, "invalid_limit"),
         ("list_identities", {"status": "asleep"}, "invalid_request"),
-        ("show_a2a_task", {"task_id": "here"}, "invalid_id"),
-        ("a2a_tree", {"task_id": "here"}, "invalid_id"),
+        ("show_a2a_task", {"task_id": "h" * 36}, "invalid_id"),
+        ("a2a_tree", {"task_id": "h" * 36}, "invalid_id"),
         ("cancel_a2a_task", {"task_id": UNKNOWN, "reason": " "}, "invalid_reason"),
         ("retry_a2a_stale", {"policy": {"scan_limit": 1_000_000}}, "invalid_policy"),
         ("retry_a2a_stale", {"policy": {"enabled": "yes"}}, "invalid_request"),

@@ -10,7 +10,7 @@ import pytest
 import covenant
 from covenant import AgentId, ForceError, Idempotency, Mailbox, RepairRequest, Requeue, Result, Task
 from covenant.model.errors import Conflict, Invalid, NotFound, Refusal
-from covenant.model.ids import PublicKey, TaskId
+from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.retry_policy import Posture
 from covenant.model.task import DuplicateSafety, ResultStatus
 
@@ -125,6 +125,26 @@ async def test_a_lease_is_renewed_and_given_back_under_its_own_id_only(mailbox: 
         await mailbox.release(TASK.id, second.lease_id, " ")
     with pytest.raises(NotFound):
         await mailbox.renew(TaskId(str(uuid4())), held.lease_id)
+
+
+async def test_how_an_id_begins_is_enough_for_every_verb(mailbox: Mailbox) -> None:
+    begun = TaskId(TASK.id[:-2])
+    lease_id = (await mailbox.recv_task()).lease.lease_id
+    child = mailbox.new_task(BOB, ALICE, "a part of it", parent=TASK.id)
+    await mailbox.send_task(child)
+    assert (await mailbox.show(begun)).task == TASK
+    assert (await mailbox.tree(begun)).task_id == TASK.id
+    assert [found.task_id for found in (await mailbox.find(parent=begun)).tasks] == [child.id]
+    await mailbox.renew(begun, LeaseId(lease_id[:8]))
+    command = Requeue(Posture.OPERATOR_ACCEPTED, LeaseId(lease_id[:8]))
+    assert (await mailbox.repair_task(begun, command, "gone")).task_id == TASK.id
+    lease_id = (await mailbox.recv_task_for(BOB)).lease.lease_id
+    await mailbox.release(begun, LeaseId(lease_id[:8].upper()), "not begun")
+    lease_id = (await mailbox.recv_task_for(BOB)).lease.lease_id
+    await mailbox.send_result(msgspec.structs.replace(RESULT, task_id=begun), LeaseId(lease_id[:8]))
+    assert (await mailbox.cancel(TaskId(child.id[:8]), "not needed")).canceled
+    with pytest.raises(NotFound, match="no task begins with 'zz'"):
+        await mailbox.show(TaskId("zz"))
 
 
 async def test_a_task_is_canceled_and_shown_with_its_tree(mailbox: Mailbox) -> None:

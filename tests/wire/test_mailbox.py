@@ -113,10 +113,10 @@ def test_repairs_take_both_spellings_of_a_posture() -> None:
     for spelling in ("operator_accepted", "operator-accepted"):
         command = {"action": "requeue", "duplicate_risk": spelling}
         asked = msgspec.convert({"task_id": TASK_ID, "reason": "r", "command": command}, RepairTask)
-        assert asked.parsed_command() == Requeue(Posture.OPERATOR_ACCEPTED)
+        assert asked.parsed_command(None) == Requeue(Posture.OPERATOR_ACCEPTED)
     forced = {"action": "force_error", "message": "m", "lease_id": TASK_ID.upper()}
     asked = msgspec.convert({"task_id": TASK_ID, "reason": "r", "command": forced}, RepairTask)
-    parsed = asked.parsed_command()
+    parsed = asked.parsed_command(asked.command.lease_id)
     assert isinstance(parsed, ForceError)
     assert parsed.lease_id == TASK_ID
 

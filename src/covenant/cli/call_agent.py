@@ -17,7 +17,6 @@ from covenant.cli.options import (
     CommandGroup,
     Duration,
     Function,
-    find_task_id,
     given_before,
     given_home,
     home_option,
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 AGENTS_PATH: Final = "/v1/a2a/agents/"
+ID_LENGTH: Final = 36
+"""Of a UUID. What is shorter is how one begins."""
 _AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}").fullmatch
 
 card: Final = CommandGroup("card", help="Agent cards, of any agent.", no_args_is_help=True)
@@ -70,9 +71,9 @@ def remote_command(function: Function) -> Function:
         if own_url is not None:
             target = own_url
             token = read_token(folder, token_file, environment()) if token_env is None else token
-            if own.get("task_id") is not None and token_file is None and token_env is None:
+            if 0 < len(own.get("task_id") or "") < ID_LENGTH and token_file is None and token_env is None:
                 with DaemonClient(folder, read_token(folder, None, environment())) as client:
-                    own["task_id"] = find_task_id(client.ask, own["task_id"])
+                    own["task_id"] = client.ask("show_a2a_task", task_id=own["task_id"])["task"]["id"]
         options = Options(
             token=token,
             token_env=token_env,

@@ -70,12 +70,13 @@ def grant(call: Invocation, *, action: str, to: str | None, scope: str | None, e
 @daemon_command(capabilities, "revoke", "capability_revoked", "signature_b58", "removed")
 @click.argument("signature")
 def revoke(call: Invocation, *, signature: str) -> None:
-    """Revoke the grant with this SIGNATURE, as `covenant capabilities recent` shows it.
+    """Revoke the grant with this SIGNATURE, as `covenant capabilities recent` shows it, or with one that begins so.
 
     A grant that is gone already is no error.
     """
     answer = call.ask("revoke_capability", signature_b58=signature)
-    call.show(answer, f"revoked {signature}" if answer["removed"] else f"there is no live grant {signature}")
+    found = answer["signature_b58"]
+    call.show(answer, f"revoked {found}" if answer["removed"] else f"there is no live grant {found}")
 
 
 purge_command(

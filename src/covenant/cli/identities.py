@@ -95,7 +95,7 @@ def list_identities(call: Invocation, *, limit: int, prefix: str | None, live_on
 @click.argument("which", shell_complete=complete_identities)
 @click.option("--force", is_flag=True, help="Revoke the operator's own token, too. The next start makes a new one.")
 def revoke(call: Invocation, *, which: str, force: bool) -> None:
-    """Revoke the token of WHICH: name@host, a pubkey, or the start of a token. Ends its open connections."""
+    """Revoke the token of WHICH: name@host, a pubkey, or the start of either or of a token. Ends its connections."""
     answer = call.ask("revoke_identity", identity=which, force=force)
     call.show(answer, f"revoked {answer['display']} ({answer['token_prefix']}…)")
 

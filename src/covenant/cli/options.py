@@ -23,14 +23,8 @@ from covenant.daemon.environment import environment, find_home
 
 Function = Callable[..., None]
 
-ID_LENGTH: Final = 36
-"""Of a UUID. What is shorter is the beginning of one."""
-CANDIDATES_MAX: Final = 10
-"""Tasks that are named where the beginning of an id is that of several."""
-
 AWAY_S: Final = (0.1, 2.0)
 """The shortest and the longest pause of a command that follows something while its daemon is away."""
-_PREFIX: Final = re.compile(r"[0-9A-Fa-f-]+")
 _DURATION: Final = re.compile(r"(\d{1,12})(ms|s|m|h|d)")
 
 
@@ -118,10 +112,6 @@ class Invocation:
                 say("covenant: the daemon is back")
             return answer
 
-    def task_id(self, given: str) -> str:
-        """The id of the one task that begins so, live or finished."""
-        return find_task_id(self.ask, given)
-
     def answer(self, value: Mapping[str, Any], *, kind: str | None = None) -> bool:
         """Write the JSON object if one was asked for; False if people are to be answered instead."""
         if self.json:
@@ -135,27 +125,6 @@ class Invocation:
         put(data)
         for line in talk:
             say(line)
-
-
-def find_task_id(ask: Callable[..., Answer], given: str) -> str:
-    """The id of the one task that begins so, live or finished."""
-    if len(given) >= ID_LENGTH or _PREFIX.fullmatch(given) is None:
-        return given
-    found: list[Answer] = []
-    after = None
-    while len(found) <= CANDIDATES_MAX:
-        answer = ask("find_a2a_tasks", id=given.lower(), limit=CANDIDATES_MAX + 1, after=after)
-        found += answer["tasks"]
-        after = answer["next"]
-        if after is None:
-            break
-    if len(found) == 1:
-        return str(found[0]["task_id"])
-    if not found:
-        raise Failure("unknown_task", f"no task begins with {given!r}")
-    listed = [f"  {task['task_id']}  {task['outcome'] or task['state']}  {task['agent']}" for task in found]
-    more = ["  …"] if len(found) > CANDIDATES_MAX else []
-    raise Failure("ambiguous_id", "\n".join([f"several tasks begin with {given!r}:", *listed[:CANDIDATES_MAX], *more]))
 
 
 def _pause_while_away(failures: int) -> None:

@@ -122,7 +122,7 @@ FILTERS: Final = frozenset(
 )
 
 
-def filters(call: Invocation, given: dict[str, Any]) -> dict[str, Any]:
+def filters(given: dict[str, Any]) -> dict[str, Any]:
     """The query that the options ask for; without those that were not given."""
     states, outcomes = given["states"] or (), given["outcomes"] or ()
     ended = tuple(OUTCOMES[word] for word in (*outcomes, *(word for word in states if word in OUTCOMES)))
@@ -134,11 +134,13 @@ def filters(call: Invocation, given: dict[str, Any]) -> dict[str, Any]:
         "state": ",".join(live) or None,
         "outcome": ",".join(dict.fromkeys(ended)) or None,
         "agent": agent if agent is None or "@" in agent else f"{agent}@{given['tenant'] or 'default'}",
-        "parent": call.task_id(given["parent"]) if given["parent"] is not None else None,
         "since_ms": now - given["since"] if given["since"] is not None else None,
         "until_ms": now - given["until"] if given["until"] is not None else None,
         "moved_since_ms": now - given["moved_since"] if given["moved_since"] is not None else None,
-        **{name: given[name] for name in "sender tenant task_kind origin context key cause attempt_min text".split()},
+        **{
+            name: given[name]
+            for name in "sender tenant task_kind origin parent context key cause attempt_min text".split()
+        },
     }
     return {name: value for name, value in query.items() if value is not None}
 
@@ -182,7 +184,7 @@ def list_tasks(
     """
     if as_csv and call.json:
         raise click.UsageError("--csv and --json exclude each other; give one of them")
-    query = filters(call, given) | {"order": order, "ascending": ascending or None}
+    query = filters(given) | {"order": order, "ascending": ascending or None}
     if only_count:
         answer = call.ask("find_a2a_tasks", limit=1, count=True, **query)
         total = {"tasks": [], "next": None, "total": answer["total"], "at_least": answer.get("at_least", False)}
@@ -219,5 +221,5 @@ def _cell(value: Any) -> Any:
 @filter_options
 def export(call: Invocation, *, file: str | None, **given: Any) -> None:
     """Write all tasks that the filters leave to FILE, else to standard output: one JSON object a line, oldest first."""
-    query = filters(call, given) | {"ascending": True}
+    query = filters(given) | {"ascending": True}
     write_lines(call, file, (task for page in pages(call, query, None) for task in page["tasks"]), "task(s)")

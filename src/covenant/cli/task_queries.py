@@ -88,7 +88,6 @@ def status(call: Invocation, **given: Any) -> None:
 @follow_option("Go on with each change of the task, until it has ended.")
 def show(call: Invocation, *, task_id: str, follow: bool) -> None:
     """Show everything about one task: its state, its leases, its updates, its result."""
-    task_id = call.task_id(task_id)
     answer = call.ask("show_a2a_task", task_id=task_id)
     if not call.answer(answer):
         screen = console()
@@ -99,7 +98,7 @@ def show(call: Invocation, *, task_id: str, follow: bool) -> None:
             screen.print(update_table(answer["updates"]))
     if follow:
         with ended_by_ctrl_c():
-            _follow_task(call, task_id, answer)
+            _follow_task(call, answer["task"]["id"], answer)
 
 
 def _follow_task(call: Invocation, task_id: str, answer: Answer) -> None:
@@ -129,7 +128,7 @@ def tree(call: Invocation, *, task_id: str) -> None:
     Each line has the state, the agent, the attempt if it is not the first, the time taken so far, and the tokens with
     those of everything below. ⇄ marks work that is done elsewhere, and where.
     """
-    answer = call.ask("a2a_tree", task_id=call.task_id(task_id))
+    answer = call.ask("a2a_tree", task_id=task_id)
     if not call.answer(answer):
         console().print(tree_of(answer["tree"]))
 
@@ -212,8 +211,8 @@ def logs(call: Invocation, *, task_id: str, follow: bool, limit: int) -> None:
     Of agents that run in this daemon: functions, processes and models. A worker elsewhere has its own log. The newest
     lines are kept, in memory and in the home, within bounds. With --json and --follow: one object for each answer.
     """
-    task_id = call.task_id(task_id)
     answer = call.ask("a2a_task_log", task_id=task_id, limit=limit)
+    task_id = answer["task_id"]
     if answer.get("left_out") and not call.json:
         say(f"{answer['left_out']} older line(s) are not kept")
     with ended_by_ctrl_c():
@@ -238,7 +237,7 @@ def frames(call: Invocation, *, task_id: str) -> None:
     The daemon keeps frames, in memory, if the setting log.frame_bytes_max is more than 0: of calls over HTTP (A2A,
     native, mailbox) that were not refused, and of calls that its agents make to remote ones.
     """
-    answer = call.ask("a2a_task_frames", task_id=call.task_id(task_id))
+    answer = call.ask("a2a_task_frames", task_id=task_id)
     if call.answer(answer):
         return
     if not answer["on"]:

@@ -99,7 +99,7 @@ def cancel(call: Invocation, *, task_id: str | None, reason: str, **given: Any) 
         _repair_all(call, given, None, command="cancel", reason=reason)
         return
     _check_one(given)
-    answer = call.ask("cancel_a2a_task", task_id=call.task_id(task_id), reason=reason)
+    answer = call.ask("cancel_a2a_task", task_id=task_id, reason=reason)
     said = [] if answer["canceled"] else [f"it had ended before: {answer['ending']}"]
     call.show(answer, f"{'canceled' if answer['canceled'] else 'unchanged'} {answer['task_id']}", *said)
 
@@ -112,7 +112,7 @@ def _check_one(given: dict[str, Any]) -> None:
 def _repair_all(call: Invocation, given: dict[str, Any], lease_id: str | None, **command: Any) -> None:
     if lease_id is not None:
         raise click.UsageError("--lease-id names the lease of one task; give its TASK_ID, too")
-    chosen = filters(call, given)
+    chosen = filters(given)
     if not chosen:
         raise click.UsageError("no task is named; give a TASK_ID, or filters such as --agent and --state")
     answer = call.ask(
@@ -136,7 +136,7 @@ def _repair_all(call: Invocation, given: dict[str, Any], lease_id: str | None, *
 @reason_option
 def release(call: Invocation, *, task_id: str, lease_id: str, reason: str) -> None:
     """Give back a task that the caller has leased and not begun."""
-    answer = call.ask("release_a2a_lease", task_id=call.task_id(task_id), lease_id=lease_id, reason=reason)
+    answer = call.ask("release_a2a_lease", task_id=task_id, lease_id=lease_id, reason=reason)
     call.show(answer, f"released {answer['task_id']}")
 
 
@@ -145,7 +145,7 @@ def release(call: Invocation, *, task_id: str, lease_id: str, reason: str) -> No
 @click.option("--lease-id", required=True, help="The lease whose holder is still at work.")
 def renew(call: Invocation, *, task_id: str, lease_id: str) -> None:
     """Say that the caller is still at work on a task that it has leased."""
-    answer = call.ask("renew_a2a_lease", task_id=call.task_id(task_id), lease_id=lease_id)
+    answer = call.ask("renew_a2a_lease", task_id=task_id, lease_id=lease_id)
     call.show(answer, f"renewed {answer['task_id']}", f"attempt {answer['lease']['attempt']}")
 
 
@@ -222,14 +222,13 @@ def list_pushes(call: Invocation, *, dead: bool, limit: int | None) -> None:
 @click.argument("push_id")
 def retry_push(call: Invocation, *, task_id: str, push_id: str) -> None:
     """Try a push configuration again, at once: from the step it was given up at, and in order."""
-    answer = call.ask("retry_a2a_push", task_id=call.task_id(task_id), push_id=push_id)
+    answer = call.ask("retry_a2a_push", task_id=task_id, push_id=push_id)
     if not call.answer(answer):
         found = answer["push"]
         say(f"{found['push_id']} is tried again, from generation {found['delivered'] + 1} on")
 
 
 def _repair(call: Invocation, task_id: str, reason: str, command: dict[str, Any]) -> None:
-    task_id = call.task_id(task_id)
     given = {name: value for name, value in command.items() if value is not None}
     answer = call.ask("repair_a2a_task", request={"task_id": task_id, "command": given, "reason": reason})
     outcome = answer["outcome"]

@@ -63,8 +63,6 @@ def send(call: Invocation, *, text: str, wait: bool, timeout_ms: int, **given: A
 
     Needs the capability a2a.send.NAME@HOST.
     """
-    if given["parent"] is not None:
-        given["parent"] = call.task_id(given["parent"])
     task = _task(read_text(text), **given)
     answer = call.ask("send_a2a_task", task=task)
     result = _wait_for_result(call, task["id"], timeout_ms) if wait else None
@@ -122,7 +120,7 @@ def respond(
         raise click.UsageError("give a TEXT, `-` to read it from standard input, or --error MESSAGE")
     status = "error" if error is not None else "partial" if partial else "ok"
     content = [{"type": "text", "text": read_text(text)}] if text is not None else []
-    result: dict[str, Any] = {"task_id": call.task_id(task_id), "status": status, "content": content}
+    result: dict[str, Any] = {"task_id": task_id, "status": status, "content": content}
     if error is not None:
         result["error_message"] = error
     answer = call.ask("post_a2a_result", result=result, lease_id=lease_id)
@@ -188,7 +186,7 @@ def signal(call: Invocation, *, task_id: str, name: str, value: str | None, sign
             given = json.loads(value)
         except ValueError:
             given = value
-    answer = call.ask("signal_a2a_task", task_id=call.task_id(task_id), name=name, value=given, signal_id=signal_id)
+    answer = call.ask("signal_a2a_task", task_id=task_id, name=name, value=given, signal_id=signal_id)
     talk = ["this was signaled before; nothing changed"] if answer.get("duplicate") else []
     call.show(answer, answer["task_id"], *talk)
 

@@ -19,7 +19,14 @@ from covenant.doors.http.endpoint import MethodRouter, OperationEndpoint
 from covenant.doors.http.request_body import body_at_hand, read_body
 from covenant.doors.http.responses import MAILBOX, reply, reply_refused
 from covenant.doors.operator_api import OPERATIONS
-from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, ApiContext, Services
+from covenant.doors.operator_api.operation import (
+    AnyApiOperation,
+    ApiAnswer,
+    ApiContext,
+    Services,
+    has_short_id,
+    spell_ids,
+)
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.tasks.reader import unknown_task
 from covenant.model.errors import Forbidden, Invalid, NotFound
@@ -62,12 +69,16 @@ async def scoped(session: UiSession, operation: AnyApiOperation, request: R, ser
     """As whom the operation runs, on what: once it is known that this session may have it run on that."""
     if not allowed(session.role, operation.kind):
         raise role_forbidden(session.role, operation.kind)
+    # What is in a table above, and about one's own, may be seen as the operator sees it.
+    seen_as = msgspec.structs.replace(session.principal, operator=True)
+    if has_short_id(request):
+        looks = session.principal if session.role is Role.TENANT else seen_as
+        request = await spell_ids(services, looks, request)
     if session.role is Role.OPERATOR or (session.role is Role.TENANT and operation.for_tenants):
         return session.principal, request
     if session.role is Role.TENANT:
         await _check_own(session, request, services)
-    # It is in a table above, and about one's own: so much may be seen as the operator sees it.
-    return msgspec.structs.replace(session.principal, operator=True), request
+    return seen_as, request
 
 
 async def _check_own(session: UiSession, request: Request, services: Services) -> None:

@@ -37,6 +37,8 @@ from covenant.doors.operator_api.operation import (
     Services,
     encode,
     error_of,
+    has_short_id,
+    spell_ids,
 )
 from covenant.doors.waits import CallerGoneError
 from covenant.exchange.access.principals import Principal
@@ -335,6 +337,8 @@ class IpcSession:
             check_fields(frame, operation.frame or operation.request, _HEADING_FIELDS)
         if operation.frame is not None:
             request = request.request()
+        if request.ids and has_short_id(request):
+            request = await spell_ids(self._api.services, caller, request)
         wait = operation.wait
         if wait is None or not request.wait_ms:
             return await operation.run(self._api.services, caller, request)

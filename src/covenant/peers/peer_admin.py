@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.exchange.delegation import target_of
+from covenant.exchange.id_prefixes import choose, find_task_id
 from covenant.exchange.tasks.builder import build_task
 from covenant.exchange.tasks.reader import TaskReader, read_tree
 from covenant.exchange.tasks.writer import TaskWriter
@@ -187,18 +188,21 @@ class PeerAdmin(PeerService):
         return [await self._services.requester.shown(each) for each in await self._ledger.delegations()]
 
     async def find_delegation(self, named: str) -> Delegation:
+        """By the id of its task, its offer or itself, or by how one of them begins."""
         found = await self._ledger.delegation_of(TaskId(named))
-        for each in (found,) if found is not None else await self._ledger.delegations():
-            if each is found or named in (each.offer_id, each.delegation_id):
-                return await self._services.requester.shown(each)
-        raise unknown_delegation(named)
+        if found is None:
+            known = await self._ledger.delegations() if named else ()
+            begun = [each for each in known if any(name and name.startswith(named) for name in _names(each))]
+            whole = [each for each in begun if named in _names(each)]
+            found = choose(named, whole[:1] or begun, "delegation", _shown)
+        return await self._services.requester.shown(found)
 
     async def standing(self, named: str) -> Delegation:
         """As `find_delegation`; and of a task that was not offered yet, or whose delegation is not kept any more."""
         try:
             return await self.find_delegation(named)
         except NotFound as unknown:
-            view = (await self._tasks.past(parse_task_id(named))).view()
+            view = (await self._tasks.past(await self._of_task(named, unknown))).view()
             if view is None or view.task.tenant != DEFAULT:
                 raise unknown from None
             target = target_of(view.task) or Target(peer=self.id, profile=view.task.recipient.display.partition("@")[0])
@@ -279,12 +283,27 @@ class PeerAdmin(PeerService):
         """Of a delegation that is known, or of one so old that only its task is."""
         try:
             return (await self.find_delegation(named)).task_id
+        except NotFound as unknown:
+            return await self._of_task(named, unknown)
+
+    async def _of_task(self, named: str, unknown: NotFound) -> TaskId:
+        """Of the task that begins so; where there is none, what was looked for is not known."""
+        try:
+            return await find_task_id(self._ledger, named)
         except NotFound:
-            return parse_task_id(named)
+            raise unknown from None
 
     async def messages(self) -> Sequence[LoggedMessage]:
         await self._ledger.durable()
         return await self._ledger.message_log()
+
+
+def _names(delegation: Delegation) -> tuple[str, str, str | None]:
+    return delegation.task_id, delegation.offer_id, delegation.delegation_id
+
+
+def _shown(delegation: Delegation) -> str:
+    return f"{delegation.task_id}  {delegation.state.value}  {delegation.profile}"
 
 
 def _joined(sha256: str, count: int, parts: Mapping[int, str]) -> dict[str, Any] | None:

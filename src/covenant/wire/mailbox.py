@@ -46,6 +46,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     strict: ClassVar[bool] = False
     """Whether a field that it does not have is refused: where one that is misspelt would allow more than was meant."""
+    ids: ClassVar[tuple[str, ...]] = ()
+    """Fields with the id of a task here, or of something of it: the beginning of the id is enough."""
 
 
 class StrictRequest(Request, frozen=True, kw_only=True):
@@ -59,6 +61,7 @@ class EmptyRequest(Request, frozen=True, kw_only=True):
 
 
 class TaskRequest(Request, frozen=True, kw_only=True):
+    ids: ClassVar[tuple[str, ...]] = ("task_id",)
     task_id: str = ""
 
     def parsed_task_id(self) -> TaskId:
@@ -77,6 +80,7 @@ class WireAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class SendTask(Request, frozen=True, kw_only=True):
+    ids: ClassVar[tuple[str, ...]] = ("parent",)
     id: str
     recipient: WireAgent
     intent_text: str
@@ -146,6 +150,7 @@ class ReceiveRequest(Request, frozen=True, kw_only=True):
 class DrainRequest(ReceiveRequest, frozen=True, kw_only=True):
     """Drain the next results, or the result of one task."""
 
+    ids: ClassVar[tuple[str, ...]] = ("task_id",)
     task_id: str | None = None
 
 
@@ -167,6 +172,7 @@ class QueueRequest(Request, frozen=True, kw_only=True):
 class TaskFilter(StrictRequest, frozen=True, kw_only=True):
     """What is given must hold of a task. `state` and `outcome` are one word, or several with commas between."""
 
+    ids: ClassVar[tuple[str, ...]] = ("parent",)
     state: str | None = None
     outcome: str | None = None
     id: str | None = None
@@ -224,6 +230,7 @@ class FindFilters(TypedDict, total=False):
 
 
 class PostResult(TaskRequest, frozen=True, kw_only=True):
+    ids: ClassVar[tuple[str, ...]] = ("task_id", "lease_id")
     task_id: str
     status: ResultStatus
     content: tuple[Content, ...] | None = None
@@ -240,6 +247,7 @@ class PostResult(TaskRequest, frozen=True, kw_only=True):
 
 
 class LeaseRequest(TaskRequest, frozen=True, kw_only=True):
+    ids: ClassVar[tuple[str, ...]] = ("task_id", "lease_id")
     lease_id: str
 
     def parsed_lease_id(self) -> LeaseId:
@@ -307,9 +315,9 @@ class RepairTask(TaskRequest, frozen=True, kw_only=True):
     command: RequeueCommand | ForceErrorCommand
     reason: str
 
-    def parsed_command(self) -> RepairCommand:
-        command = self.command
-        lease_id = parse_optional(parse_lease_id, command.lease_id)
+    def parsed_command(self, given: str | None) -> RepairCommand:
+        """With the whole id of its lease."""
+        command, lease_id = self.command, parse_optional(parse_lease_id, given)
         if isinstance(command, RequeueCommand):
             return Requeue(Posture(command.duplicate_risk.replace("-", "_")), lease_id)
         return ForceError(command.message, lease_id)

@@ -76,7 +76,7 @@ async def test_the_numbers_follow_what_happens(under_test: DoorsUnderTest) -> No
     assert seen["covenant_request_seconds_bucket", ("http", "+Inf", "send_a2a_task")] == 3
     assert seen["covenant_request_seconds_count", ("ipc", "show_a2a_task")] == 1
     assert seen["covenant_refused_total", ("unknown_token", "http")] == 1
-    assert seen["covenant_refused_total", ("invalid_id", "ipc")] == 1
+    assert seen["covenant_refused_total", ("unknown_task", "ipc")] == 1
     assert seen["covenant_ipc_connections", ()] == 1
     for secret in ("alice", "bob", "test", alice.token, alice.agent.pubkey, task["id"]):
         assert secret not in text, secret

@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from covenant.ledger.machine.commands import Accept
+from covenant.model.ids import TaskId
 from covenant.model.settings import TenantSettings
 from covenant.model.task import fingerprint
 from tests.doors.clients import Http
@@ -66,3 +69,20 @@ async def test_a_tenants_queries_count_against_its_rate(short_path: Path) -> Non
         tenants = await tenants_with_tasks(under_test)
         statuses = [(await asked(tenants["acme"], "/a2a/tasks"))[0] for _ in range(3)]
         assert statuses == [200, 200, 429]
+
+
+async def test_how_an_id_begins_tells_a_tenant_of_its_own_tasks_alone(under_test: DoorsUnderTest) -> None:
+    tenants = await tenants_with_tasks(under_test)
+    status, told = await asked(tenants["acme"], f"/a2a/tasks/{task_id(1)[:20]}/log")
+    assert (status, told["code"]) == (409, "ambiguous_id")
+    assert [number for number in (1, 2, 11, 12, 30) if task_id(number) in told["message"]] == [1, 2]
+    for number, name in ((41, "acme"), (42, "beta"), (58, "beta")):
+        task = make_task(number, tenant=name)
+        task = msgspec.structs.replace(task, id=TaskId(f"abcdef{number}{task.id[8:]}"))
+        await under_test.ledger.commit(Accept(task=task, digest=fingerprint(task)[0]))
+    # Three tasks begin so, and one of them is acme's: another's are not even an ambiguity.
+    status, told = await asked(tenants["acme"], "/a2a/tasks/abcdef/log")
+    assert (status, told["task_id"][:8]) == (200, "abcdef41")
+    for given in ("abcdef42", "abcdef58-0000", "abcdef5", "zz"):
+        status, told = await asked(tenants["acme"], f"/a2a/tasks/{given}/log")
+        assert (status, told["message"]) == (404, f"no task begins with {given!r}")

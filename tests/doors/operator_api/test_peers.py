@@ -119,7 +119,10 @@ async def test_a_delegation_can_be_made_followed_and_proven(door: Door, peer: Sc
     door.node.ended(made)
     shown = await door.ask("show_delegation", delegationId=made)
     assert (shown["kind"], shown["result"], shown["delegation"]["proven"]) == ("delegation", "done", True)
-    listed = await door.ask("list_delegations", peerId=peer.name, role="requester")
+    assert await door.ask("show_delegation", delegationId=made[:8]) == shown
+    assert (await door.ask("delegation_tree", delegationId=made[:8]))["tree"]["task_id"] == made
+    assert await door.refused("show_delegation", delegationId="zz") == "unknown_delegation"
+    listed = await door.ask("list_delegations", peerId=peer.name[:-1], role="requester")
     assert ([each["id"] for each in listed["delegations"]], listed["total"]) == ([made], 1)
     tree = await door.ask("delegation_tree", delegationId=made)
     assert (tree["kind"], tree["tree"]["provider"], tree["tree"]["status"]) == ("delegation_tree", peer.id, "completed")

@@ -181,12 +181,17 @@ class TestFinding:
     ) -> None:
         a, b = two
         await add(a, b.url, name="north")
-        for named in (b.id, "north", b.id[:12]):
+        for named in (b.id, "north", "nor", b.id[:12], b.id[:7], "frd1_"):
             assert a.directory.find(named).id == b.id
-        for named in ("south", b.id[:7], "frd1_", ""):
+        for named in ("south", "zz", b.id + "x", ""):
             with pytest.raises(Refusal) as refusal:
                 a.directory.find(named)
             assert refusal.value.code == "unknown_peer"
+        await a.directory.add(OPERATOR, url=None, peer_id="frd1_" + "a" * 40, name="norway")
+        with pytest.raises(Refusal, match="frd1_aaaa") as refusal:
+            a.directory.find("nor")
+        assert refusal.value.code == "ambiguous_peer"
+        assert a.directory.find("north").id == b.id
 
 
 class TestChanging:

@@ -33,7 +33,7 @@ from covenant.doors.http.responses import (
 from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.http.server.http_refusals import internal
 from covenant.doors.metrics import Meter
-from covenant.doors.operator_api.operation import ApiAnswer, ApiContext, ApiOperation
+from covenant.doors.operator_api.operation import ApiAnswer, ApiContext, ApiOperation, has_short_id, spell_ids
 from covenant.doors.waits import CallerGoneError, OnDisconnect, while_connected
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.access.tenants import Caller, TenantAccess, unauthenticated
@@ -139,6 +139,8 @@ class OperationEndpoint(Endpoint, Generic[R]):
             found = body_at_hand(send, self._body_bytes_max)
             body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
         request = self._request(scope, body)
+        if request.ids and has_short_id(request):
+            request = await spell_ids(self._services, caller, request)
         if self._operation.wait is not None and getattr(request, "wait_ms", None):
             answer = await self._wait(caller, request, scope, receive, send)
         else:

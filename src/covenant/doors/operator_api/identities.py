@@ -320,8 +320,8 @@ def _effective(grant: Grant, now_ms: int) -> str:
 async def revoke_capability(
     services: Services, caller: Principal, request: RevokeCapabilityRequest
 ) -> CapabilityRevoked:
-    removed = await services.registry.revoke_grant(caller, request.signature_b58)
-    return CapabilityRevoked(signature_b58=request.signature_b58, removed=removed)
+    signature_b58, removed = await services.registry.revoke_grant(caller, request.signature_b58)
+    return CapabilityRevoked(signature_b58=signature_b58, removed=removed)
 
 
 async def purge_capabilities(services: Services, caller: Principal, request: PurgeRequest) -> CapabilitiesPurged:

@@ -19,12 +19,15 @@ from covenant.exchange.access.principals import IdentityAuth, LoginCodes, Princi
 from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.frame_log import FrameLog
+from covenant.exchange.id_prefixes import EVERY, UUID_LENGTH, find_lease_id, find_push_id, find_task_id
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.task_logs import TaskLogs
+from covenant.exchange.task_search import scoped
 from covenant.exchange.tasks.writer import Intake
 from covenant.exchange.tenant_removal import TenantRemovals
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.errors import Invalid, Refusal
+from covenant.model.ids import TaskId
 from covenant.wire.ipc_frames import FRAME_BYTES_MAX
 from covenant.wire.mailbox import Request, Wrapped
 
@@ -126,6 +129,7 @@ def size_of(items: Sequence[object]) -> int:
 
 
 R = TypeVar("R", bound=Request)
+_WHOLE: Final = "-" * UUID_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +186,28 @@ class ApiContext:
     @property
     def info(self) -> ProtocolInfo:
         return ProtocolInfo(info=ProtocolVersions(), server=f"covenant/{self.version}")
+
+
+def has_short_id(request: Request) -> bool:
+    """Whether it names something by the beginning of its id."""
+    return any(len(getattr(request, name) or _WHOLE) < UUID_LENGTH for name in request.ids)
+
+
+async def spell_ids(services: Services, caller: Principal, request: R) -> R:
+    """The request with its ids whole, among those of what the caller may see."""
+    ledger, whole = services.ledger, dict[str, str]()
+    seen = await scoped(ledger, caller, EVERY)
+    for name in request.ids:
+        given = getattr(request, name)
+        if given is None:
+            continue
+        if name == "lease_id":
+            whole[name] = await find_lease_id(ledger, caller, TaskId(whole["task_id"]), given)
+        elif name == "push_id":
+            whole[name] = await find_push_id(ledger, caller, TaskId(whole["task_id"]), given)
+        else:
+            whole[name] = await find_task_id(ledger, given, seen)
+    return msgspec.structs.replace(request, **whole)
 
 
 class ApiOperation(Generic[R]):

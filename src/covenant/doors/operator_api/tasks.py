@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import ClassVar, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,6 +19,7 @@ from covenant.doors.operator_api.operation import (
     fit,
     page_limit,
     size_of,
+    spell_ids,
 )
 from covenant.doors.waits import Pause
 from covenant.exchange import push as pushes
@@ -27,6 +28,7 @@ from covenant.exchange.access.principals import Principal, require_operator
 from covenant.exchange.bulk_repair import BulkReport, repair_tasks
 from covenant.exchange.delegation import tenant_of
 from covenant.exchange.frame_log import LoggedFrame
+from covenant.exchange.id_prefixes import find_lease_id
 from covenant.exchange.task_logs import TASK_LINES_MAX, LogLine
 from covenant.exchange.tasks.reader import unknown_task
 from covenant.ledger.contract.task_query import FoundTask, TaskCounts
@@ -158,7 +160,10 @@ async def signal_a2a_task(services: Services, caller: Principal, request: Signal
 
 
 async def repair_a2a_task(services: Services, caller: Principal, request: RepairTask) -> Repaired:
-    task_id, command = request.parsed_task_id(), request.parsed_command()
+    task_id, lease_id = request.parsed_task_id(), request.command.lease_id
+    if lease_id:
+        lease_id = await find_lease_id(services.ledger, caller, task_id, lease_id)
+    command = request.parsed_command(lease_id)
     return Repaired(outcome=await services.exchange.repair(caller, task_id, command, request.reason))
 
 
@@ -278,12 +283,14 @@ async def a2a_task_frames(services: Services, caller: Principal, request: TaskRe
 class ListPushesRequest(Request, frozen=True, kw_only=True):
     """`dead`: only those that were given up; `task_id`: only those of this task."""
 
+    ids: ClassVar[tuple[str, ...]] = ("task_id",)
     limit: Whole | None = None
     dead: bool | None = None
     task_id: str | None = None
 
 
 class RetryPushRequest(Request, frozen=True, kw_only=True):
+    ids: ClassVar[tuple[str, ...]] = ("task_id", "push_id")
     task_id: str
     push_id: str
 
@@ -372,6 +379,8 @@ async def count_a2a_tasks(services: Services, caller: Principal, _: EmptyRequest
 
 
 async def repair_a2a_tasks(services: Services, caller: Principal, request: RepairTasks) -> RepairedTasks:
+    chosen = await spell_ids(services, caller, request.filter)
+    request = msgspec.structs.replace(request, filter=chosen)
     return fill(RepairedTasks, await repair_tasks(services.ledger, services.exchange, caller, request))
 
 

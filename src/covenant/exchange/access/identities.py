@@ -9,6 +9,7 @@ import msgspec
 
 from covenant.exchange.access.principals import IdentityAuth, Principal, require_operator
 from covenant.exchange.access.tenants import CERTIFICATE_PREFIX_LENGTH, check_certificate_free
+from covenant.exchange.id_prefixes import choose
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.identity_commands import (
     Enroll,
@@ -21,7 +22,7 @@ from covenant.ledger.machine.identity_commands import (
     RotateToken,
     WriteAuditRow,
 )
-from covenant.model.errors import Conflict, Invalid, NotFound
+from covenant.model.errors import Conflict, Invalid
 from covenant.model.grant import AuditReport, Grant, Identity, check_action, read_scope
 from covenant.model.ids import AgentId, PublicKey, check_display, check_pubkey
 from covenant.seal.certificates import certificate_key
@@ -36,6 +37,8 @@ from covenant.seal.keys import (
 )
 
 GRANTS_PER_ENROLMENT_MAX: Final = 100
+SIGNATURE_LENGTH_MIN: Final = 80
+"""Of the base58 of 64 bytes that are not mostly zeros: what is shorter is how one begins."""
 SCOPE_BYTES_MAX: Final = 8_192
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -173,21 +176,17 @@ class IdentityAdmin:
         return await self._ledger.commit(PurgeIdentities(by=principal.agent, before_ms=before_ms))
 
     async def _one(self, which: str) -> Identity:
-        """The live identity named by display, key or token prefix; a refusal lists the candidates if several."""
+        """The live identity with this display or key, or the one whose display, key or token begins so."""
         if not which:
             raise Invalid("invalid_identity", "name an identity by name@host, or by the prefix of its token")
-        matches = [
-            identity
-            for identity in await self._ledger.identities()
-            if identity.revoked_at_ms is None
-            and (which in (identity.agent.display, identity.agent.pubkey) or identity.token_prefix.startswith(which))
+        live = [each for each in await self._ledger.identities() if each.revoked_at_ms is None]
+        named = [each for each in live if which in (each.agent.display, each.agent.pubkey)]
+        begun = [
+            each
+            for each in live
+            if any(name.startswith(which) for name in (each.agent.display, each.agent.pubkey, each.token_prefix))
         ]
-        if not matches:
-            raise NotFound("unknown_identity", f"no live identity is called {which!r}")
-        if len(matches) > 1:
-            names = ", ".join(f"{m.agent.display} ({m.token_prefix}…)" for m in matches[:16])
-            raise Conflict("ambiguous_identity", f"{which!r} matches several identities: {names}; name one of them")
-        return matches[0]
+        return choose(which, named or begun, "identity", _named, code="ambiguous_identity")
 
     async def grant(
         self,
@@ -226,12 +225,25 @@ class IdentityAdmin:
         )
         return msgspec.structs.replace(unsigned, signature_b58=sign_grant(self._operator_key, unsigned))
 
-    async def revoke_grant(self, principal: Principal, signature_b58: str) -> bool:
-        """The operator revokes any grant; an identity may give up its own."""
-        grant = next((g for g in await self._ledger.grants() if g.signature_b58 == signature_b58), None)
+    async def revoke_grant(self, principal: Principal, signature_b58: str) -> tuple[str, bool]:
+        """The operator revokes any grant; an identity may give up its own. How the signature begins is enough."""
+        known = await self._ledger.grants()
+        if len(signature_b58) < SIGNATURE_LENGTH_MIN:
+            viewer = principal.viewer
+            begun = [
+                each
+                for each in known
+                if each.revoked_at_ms is None
+                and viewer in (None, each.subject.pubkey)
+                and each.signature_b58.startswith(signature_b58)
+            ]
+            if begun or principal.operator:
+                signature_b58 = choose(signature_b58, begun, "grant", _granted).signature_b58
+        grant = next((g for g in known if g.signature_b58 == signature_b58), None)
         if not principal.operator and (grant is None or grant.subject.pubkey != principal.agent.pubkey):
             await require_operator(self._ledger, principal, "revoking another's capability")
-        return await self._ledger.commit(RevokeGrant(by=principal.agent, signature_b58=signature_b58))
+        removed = await self._ledger.commit(RevokeGrant(by=principal.agent, signature_b58=signature_b58))
+        return signature_b58, removed
 
     async def grants(self, principal: Principal, limit: int) -> Sequence[Grant]:
         """The newest grants that concern the caller, newest first; all of them, to the operator."""
@@ -270,6 +282,14 @@ class IdentityAdmin:
                 )
             )
         return purged
+
+
+def _named(identity: Identity) -> str:
+    return f"{identity.agent.display} ({identity.token_prefix}…)"
+
+
+def _granted(grant: Grant) -> str:
+    return f"{grant.signature_b58}  {grant.action}  {grant.subject.display}"
 
 
 def operator_agent(display: str, key: bytes) -> AgentId:

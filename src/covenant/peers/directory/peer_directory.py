@@ -14,7 +14,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
-from covenant.ledger.machine.decisions.peers import unknown_peer
+from covenant.exchange.id_prefixes import choose
 from covenant.ledger.machine.peer_commands import (
     AddPeer,
     ChangePeer,
@@ -124,7 +124,6 @@ def _key_of(peer: Peer) -> PublicKey:
 
 IDENTITY_CHANGED: Final = "identity_changed"
 UNVERIFIED_KEYS: Final = "unverified_keys"
-BEGINNING_MIN: Final = len("frd1_") + 4
 CODE_CHARS_MAX: Final = 64
 
 log = logging.getLogger(__name__)
@@ -151,18 +150,14 @@ class PeerDirectory(PeerService):
         await self._refreshing.stop()
 
     def find(self, named: str) -> Peer:
-        """By its id, its name, or the beginning of an id that is nobody else's."""
+        """By its id, its name, or how its id or its name begins."""
         if peer := (self._ledger.peer(InstanceId(named)) or self._ledger.peer_named(named)):
             return peer
         if peer := self._succession.formerly(named):
             return peer
-        if len(named) >= BEGINNING_MIN and named.startswith("frd1_"):
-            found = [each for each in self._ledger.peers() if each.id.startswith(named)]
-            if len(found) == 1:
-                return found[0]
-            if found:
-                raise Conflict("ambiguous_peer", f"{len(found)} peers have an id that begins so; write more of it")
-        raise unknown_peer(named)
+        known = self._ledger.peers() if named else ()
+        found = [each for each in known if each.id.startswith(named) or each.name.startswith(named)]
+        return choose(named, found, "peer", lambda each: f"{each.id}  {each.name}", code="ambiguous_peer")
 
     # Who is known
 
