@@ -129,7 +129,7 @@ def respond(
 
 
 def _decide(call: Invocation, task_id: str, reason: str, *, approved: bool, **given: Any) -> None:
-    answer = call.ask("answer_a2a_task", task_id=call.task_id(task_id), approved=approved, text=reason, **given)
+    answer = call.ask("answer_a2a_task", task_id=task_id, approved=approved, text=reason, **given)
     talk = ["this was decided before; nothing changed"] if answer.get("duplicate") else []
     call.show(answer, answer["task_id"], *talk)
 
@@ -165,7 +165,7 @@ def deny(call: Invocation, *, task_id: str, reason: str, **given: Any) -> None:
 @answer_id_option
 def answer_task(call: Invocation, *, task_id: str, text: str, answer_id: str | None) -> None:
     """Answer a task that waits for its sender. `-` reads TEXT from standard input."""
-    answer = call.ask("answer_a2a_task", task_id=call.task_id(task_id), text=read_text(text), answer_id=answer_id)
+    answer = call.ask("answer_a2a_task", task_id=task_id, text=read_text(text), answer_id=answer_id)
     talk = ["this was answered before; nothing changed"] if answer.get("duplicate") else []
     call.show(answer, answer["task_id"], *talk)
 
