@@ -83,7 +83,7 @@ def count(everything: list[Module]) -> list[Row]:
     found = [module for module in everything if not module.name.startswith(APART)]
     named = [module for module in everything if module.path.stem != "__init__"]
     return [
-        Row("modules", len(found), 370),
+        Row("modules", len(found), 371),
         Row("lines", sum(module.lines for module in found), 79_466),
         _repeated("module names in several packages", ((module.stem, module.name) for module in named), 12),
         _repeated(
