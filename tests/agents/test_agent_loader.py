@@ -128,5 +128,5 @@ def test_two_agents_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CannotLoad, match=r"missing\.py is not a file"):
+    with pytest.raises(CannotLoad, match=r"there is no file .*missing\.py"):
         load_agents([tmp_path / "missing.py"])

@@ -71,7 +71,7 @@ def find_agent(path: Path, name: str) -> Agent:
 
 def _module(path: Path) -> ModuleType:
     if not path.is_file():
-        raise CannotLoad(f"{path} is not a file")
+        raise CannotLoad(f"there is no file {path}; give a Python file with agents")
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         # As when a script is run: what lies beside it can be imported.

@@ -191,4 +191,4 @@ def _opened(file: str) -> Iterator[IO[bytes]]:
         with Path(file).expanduser().open("rb") as source:
             yield source
     except FileNotFoundError as error:
-        raise Failure("no_file", f"there is no {error.filename}") from error
+        raise Failure("no_file", f"there is no file {error.filename}") from error

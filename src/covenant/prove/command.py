@@ -36,7 +36,7 @@ def run(chosen: dict[str, Any]) -> int:
         return 0
     for option in OPTIONS:
         if option.required and not chosen[option.name.replace("-", "_")]:
-            raise ValueError(f"--{option.name} is missing")
+            raise ValueError(f"--{option.name} is missing; --help says what it is")
     wanted = set(chosen["row"])
     if unknown := wanted - {row.name for row in ROWS}:
         raise ValueError(f"no such row: {', '.join(sorted(unknown))} (--list has them)")

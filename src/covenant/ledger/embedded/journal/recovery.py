@@ -312,7 +312,9 @@ def lock_home(home: Path) -> HomeLock:
     except BlockingIOError:
         holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
         os.close(fd)
-        raise HomeLocked(f"{home} is already open in process {holder or 'unknown'}; stop it first") from None
+        raise HomeLocked(
+            f"{home} is already open in process {holder or 'unknown'}; stop it first, or use another home"
+        ) from None
     except BaseException:
         os.close(fd)
         raise
