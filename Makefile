@@ -32,7 +32,7 @@ install = (status=0; $(BIN)/python -u -m pip install $(1) || status=$$?; echo $$
 CHECKED := $(wildcard src tests bench examples scripts)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run browser test test-matrix test-all test-pythons check lint types fmt docs bench prove clean
+.PHONY: help setup run browser test test-matrix test-all test-postgres cluster test-pythons check lint types fmt docs bench prove clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,15 @@ test-all: browser ## run every test: the long matrices and, for root, what needs
 	@test "$$(id -u)" = 0 || echo "not root: leaving out the tests marked root"
 	@$(BIN)/python -m pytest $(PYTEST) --hypothesis-profile=thorough --timeout 1800 \
 	  -m "(slow or not slow)$$(test "$$(id -u)" = 0 || echo ' and not root')$$(test -e $(BROWSER_STAMP) || echo ' and not browser')" $(ARGS)
+
+# The suites above the ledger once more, on a PostgreSQL that is started for them, or on the one that COVENANT_TEST_PG names.
+ON_POSTGRES := tests/conformance tests/doors tests/agents tests/outbound tests/simple
+test-postgres: setup ## run the suites of the doors and the agents on PostgreSQL
+	@COVENANT_TEST_LEDGER=postgres $(BIN)/python -m pytest $(PYTEST) \
+	  -m "not slow and not root and not matrix and not browser and not embedded" $(or $(ARGS),$(ON_POSTGRES))
+
+cluster: setup ## three daemons and a PostgreSQL with a standby under every fault, for twenty minutes
+	@$(BIN)/python -m tests.cluster $(ARGS)
 
 # Each in an environment of its own, .venv-3.12 and so on. An interpreter that is not here is left out, by name.
 PYTHONS ?= 3.11 3.12 3.13

@@ -11,15 +11,19 @@ from typing import Final
 import asyncpg
 import pytest
 
+from covenant.ledger.machine.identity_commands import Enroll
 from covenant.ledger.postgres.batch_rows import BatchStatement, encode_numbers, encode_texts
 from covenant.ledger.postgres.connections import WRITER_SETTINGS
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.ledger.postgres.queue_head import LAG_S, LOOK_S, Floors
 from covenant.ledger.postgres.sql import statement
+from covenant.model.grant import send_actions
 from tests.ledger_contract.driver import LedgerDriver
+from tests.ledger_contract.grants import give, sending
 from tests.ledger_contract.postgres_engine import PostgresEngine
 from tests.ledger_contract.postgres_server import Databases, databases
-from tests.ledger_contract.samples import BOB, make_task, ok, task_id
+from tests.ledger_contract.samples import ALICE, BOB, CAROL, OPERATOR, make_grant, make_identity, make_task, ok, task_id
+from tests.waits import BOUND_S
 
 __all__ = ["databases"]
 
@@ -107,6 +111,28 @@ async def test_a_task_that_is_sent_twice_is_accepted_once_also_by_one_statement(
     await a.send(make_task(0))
     await asyncio.gather(*(a.send(make_task(1)) for _ in range(5)))
     assert [leased.task.id for leased in await a.take(count=10)] == [task_id(0), task_id(1)]
+
+
+async def test_a_batch_that_is_not_let_through_leaves_no_gap_in_the_audit(a: LedgerDriver, b: LedgerDriver) -> None:
+    assert isinstance(a.ledger, PostgresLedger)
+    assert isinstance(b.ledger, PostgresLedger)
+    await give(a, make_grant(ALICE, send_actions(BOB)[0]))
+    await a.send(make_task(0), access=sending(make_task(0)))
+    before = a.ledger._writer.conflicts
+    async with a.ledger._membership._busy:  # it does not hear that a register was changed
+        enrolling = asyncio.create_task(b.ledger.commit(Enroll(by=OPERATOR, identity=make_identity(CAROL))))
+        await asyncio.wait_for(_enrolled(b.ledger), BOUND_S)
+        await a.send(make_task(1), access=sending(make_task(1)))
+    await enrolling
+    assert a.ledger._writer.conflicts > before
+    await a.check_audit()
+
+
+async def _enrolled(ledger: PostgresLedger) -> None:
+    while True:
+        if ledger.identity(make_identity(CAROL).token_sha256) is not None:
+            return
+        await asyncio.sleep(0.005)
 
 
 async def test_large_tasks_are_written_in_batches_of_bounded_size(a: LedgerDriver) -> None:

@@ -23,6 +23,11 @@ class PostgresProxy:
         self.answers_lost = False
         """What is asked arrives, and the answer does not: the connection breaks instead."""
 
+    def lead_to(self, target: str) -> None:
+        """From now on, to another server."""
+        self._target = urlsplit(target)
+        self.mend()
+
     def cut(self) -> None:
         for writer in tuple(self._writers):
             writer.transport.abort()
@@ -35,11 +40,11 @@ class PostgresProxy:
         self.cut()  # what was lost on the way is lost: both ends find out
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        folder = parse_qs(self._target.query).get("host", [""])[0]
-        if folder:
-            there = await asyncio.open_unix_connection(str(Path(folder) / f".s.PGSQL.{PORT}"))
-        else:
-            there = await asyncio.open_connection(self._target.hostname, self._target.port or PORT)
+        try:
+            there = await self._connect()
+        except OSError:
+            writer.transport.abort()  # as the server itself does while it is not there
+            return
         both = {writer, there[1]}
         self._writers |= both
         try:
@@ -50,6 +55,12 @@ class PostgresProxy:
             self._writers -= both
             for each in both:
                 each.transport.abort()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        folder = parse_qs(self._target.query).get("host", [""])[0]
+        if folder:
+            return await asyncio.open_unix_connection(str(Path(folder) / f".s.PGSQL.{PORT}"))
+        return await asyncio.open_connection(self._target.hostname, self._target.port or PORT)
 
     async def _carry(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool = False

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -76,15 +77,24 @@ class Server:
     def start(self) -> None:
         options = [word for option in self._options for word in ("-c", option)]
         command: list[str | Path] = [self._bin / "postgres", "-D", self._data, "-k", self._folder, *options]
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", **_as_unprivileged())
-        asyncio.run(self._ready())
+        deadline_s = time.monotonic() + START_S
+        while True:
+            with (self._folder / "log").open("ab") as log:
+                self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", **_as_unprivileged())
+            try:
+                asyncio.run(self._ready())
+            except ProcessLookupError:
+                # After a kill it must wait for the processes that served its connections.
+                assert time.monotonic() < deadline_s, (self._folder / "log").read_text()
+            else:
+                return
 
     async def _ready(self) -> None:
         async with asyncio.timeout(START_S):
             while True:
                 assert self._process is not None
-                assert self._process.poll() is None, (self._folder / "log").read_text()
+                if self._process.poll() is not None:
+                    raise ProcessLookupError
                 try:
                     connection = await asyncpg.connect(self.url("postgres"))
                 except (OSError, asyncpg.PostgresError):
@@ -98,10 +108,29 @@ class Server:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def stop(self) -> None:
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)
             self._process.wait(START_S)
+
+    def kill(self) -> None:
+        """As when the machine's memory runs out. What it has left is recovered by the next start."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(START_S)
+
+    def copy_to(self, other: Server, name: str) -> None:
+        """Make the other one a standby of this one, called by this name."""
+        who = _as_unprivileged()
+        if who:
+            os.chown(other._folder, who["user"], who["group"])
+        source = f"host={self._folder} user={USER} application_name={name}"
+        command: list[str | Path] = [self._bin / "pg_basebackup", "-d", source, "-D", other._data, "-R", "-c", "fast"]
+        subprocess.run(command, check=True, capture_output=True, cwd="/", **who)
 
     def url(self, database: str) -> str:
         return f"postgres://{USER}@/{database}?host={self._folder}"

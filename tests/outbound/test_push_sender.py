@@ -87,6 +87,7 @@ async def test_every_step_is_posted_once_and_in_order_as_a_stream_tells_it(ledge
     assert len({request.headers["webhook-id"] for request in hook.taken}) == 6
 
 
+@pytest.mark.embedded
 @pytest.mark.parametrize("version", ["1.0", "0.3"])
 async def test_a_delivery_does_not_wait_for_the_archive(ledger: Ledger, hook: Receiver, version: str) -> None:
     """The webhook hears of a step as soon as the step is durable, though history cannot be written at all."""
@@ -453,6 +454,7 @@ class Heard(logging.Handler):
             self.came.set()
 
 
+@pytest.mark.embedded
 async def test_when_nothing_can_be_written_down_nothing_is_sent_again_and_again(ledger: Ledger, hook: Receiver) -> None:
     heard = Heard("push.stopped")
     logging.getLogger("covenant.outbound.push_sender").addHandler(heard)

@@ -3,6 +3,7 @@
 import errno
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from covenant.ledger.embedded.fault_points import Plan, armed, fail
@@ -47,6 +48,7 @@ async def test_a_stopping_daemon_is_alive_but_not_ready(under_test: DoorsUnderTe
     assert (reply.status, reply.json) == (503, {"status": "unready", "reasons": ["the daemon is stopping"]})
 
 
+@pytest.mark.embedded
 async def test_the_numbers_follow_what_happens(under_test: DoorsUnderTest) -> None:
     alice, bob = await under_test.pair()
     anybody = Http(under_test.port)
@@ -82,6 +84,7 @@ async def test_the_numbers_follow_what_happens(under_test: DoorsUnderTest) -> No
         assert secret not in text, secret
 
 
+@pytest.mark.embedded
 async def test_a_daemon_whose_disk_failed_is_not_ready_and_says_why(under_test: DoorsUnderTest) -> None:
     alice, bob = await under_test.pair()
     anybody, task = Http(under_test.port), new_task(bob)

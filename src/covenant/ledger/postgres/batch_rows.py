@@ -235,6 +235,8 @@ class BatchStatement:
         written = [text[part] for part in parts if part in text and part != "held"]
         whole = text["batch"].replace("/* held */", text["held"] if "held" in parts else "")
         whole = whole.replace("/* gates */", "\n".join(gates)).replace("/* parts */", "\n\n".join(written))
+        if "new_audit" in parts:
+            whole = whole.replace("/* 1 / */", "1 /")
         kinds = dict(_ARRAY.findall(whole))
         self._statement = Statement(_ARRAY.sub(r":\1::text::\2[]", whole))
         self.text = self._statement.text

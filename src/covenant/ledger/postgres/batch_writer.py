@@ -81,6 +81,7 @@ CONFLICTS: Final = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
     asyncpg.LockNotAvailableError,
+    asyncpg.DivisionByZeroError,
 )
 
 log = logging.getLogger(__name__)
@@ -350,6 +351,9 @@ class BatchWriter:
         except BROKEN:
             self._doubt = committed
             raise
+        except asyncpg.DivisionByZeroError:
+            self._recent.forget(work.slots)
+            raise Conflict("what is in memory was changed by somebody else; nothing was written") from None
         if not written.writer:
             raise Conflict("the writer's row is not where this node left it")  # the careful way finds out why
         self.seq, self._place = committed.seq, written.place << PLACE_BITS

@@ -26,7 +26,9 @@ told AS (
     SELECT :writer, :seq, CASE WHEN EXISTS (SELECT FROM ok) THEN :topics ELSE '{}' END FROM w
 )
 
-SELECT (SELECT count(*) FROM w) AS writer, (SELECT count(*) FROM ok) AS written, nextval('places') AS place
+-- A batch with rows of the audit moves its writer's chain on. If it is not let through, all of it must come to nothing:
+-- such a batch is divided by what the gate says, and fails if that is none.
+SELECT (SELECT count(*) FROM w) AS writer, /* 1 / */ (SELECT count(*) FROM ok) AS written, nextval('places') AS place
 
 -- The gates of a batch, and its parts: each is there if there is something for it.
 
