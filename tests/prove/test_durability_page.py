@@ -20,7 +20,8 @@ def test_the_page_has_what_was_found() -> None:
 @pytest.mark.parametrize("name", REPORTS)
 def test_every_row_was_tried_on_every_server(name: str) -> None:
     report = json.loads(REPORTS[name].read_text(encoding="utf-8"))
-    assert [each["row"] for each in report["findings"]] == [row.name for row in ROWS]
+    (few,) = (server.rows for server in SERVERS if server.name == name)
+    assert [each["row"] for each in report["findings"]] == (list(few) or [row.name for row in ROWS])
     assert {each["verdict"] for each in report["findings"]} <= {"kept", "broken", "not offered"}
     assert all(each["why"] for each in report["findings"] if each["verdict"] != "kept")
     assert report["extent"]["sends"] == 1_000
