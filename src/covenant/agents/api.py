@@ -32,7 +32,7 @@ from covenant.model.question import Question, QuestionKind
 from covenant.model.rate_limits import Backoff
 from covenant.model.retry_policy import AttemptPolicy
 from covenant.model.task import Task
-from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
+from covenant.model.task_event import PROGRESS, Interruption, MessageUpdate, StatusUpdate
 from covenant.outbound.remote.remote_task import Sendable
 from covenant.wire.validation import checked
 
@@ -89,6 +89,8 @@ class TurnWork(Protocol):
     def spend(self, amounts: dict[str, float]) -> None: ...
     def save_file(self, name: str, source: FileSource, media_type: str | None = None) -> Awaitable[File]: ...
     def open_file(self, part: Content) -> AsyncIterator[bytes]: ...
+    @property
+    def tokens_left(self) -> int | None: ...
 
 
 class BaseTurn:
@@ -161,9 +163,13 @@ class BaseTurn:
 
     @staticmethod
     @checks_arguments
-    def status(text: str) -> StatusUpdate:
-        """Yield it: a word on progress, which is no part of the answer."""
-        return StatusUpdate(text)
+    def status(text: str, *, progress: float | None = None) -> StatusUpdate:
+        """Yield it: a word on progress, which is no part of the answer. `progress`: how much is done, from 0 to 1."""
+        if progress is None:
+            return StatusUpdate(text)
+        if not 0 <= progress <= 1:
+            raise ValueError(f"progress is from 0 to 1, not {progress}")
+        return StatusUpdate(text, metadata={PROGRESS: progress})
 
     @staticmethod
     @checks_arguments
@@ -204,6 +210,11 @@ class BaseTurn:
     def spend(self, tokens: float = 0, **more: float) -> None:
         """What this turn used up; told with its result, as `usage`, to which what it called is added."""
         self._job.spend({"tokens": tokens, **more} if tokens else more)
+
+    @property
+    def tokens_left(self) -> int | None:
+        """What is left of the task's token budget, less what calls that have not ended may use. None: no budget."""
+        return self._job.tokens_left
 
 
 def _question(kind: QuestionKind, text: str) -> Question:

@@ -37,10 +37,12 @@ from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.content import Content, File
 from covenant.model.errors import Unavailable
 from covenant.model.ids import AgentId
+from covenant.model.peers.delegation import budget_of
 from covenant.model.question import Question
 from covenant.model.task import Task
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from covenant.model.task_view import first_message
+from covenant.model.usage import read_usage, tokens_of
 from covenant.outbound.remote.remote_task import Sendable, parts_of
 
 GONE: Final = 70
@@ -205,6 +207,7 @@ class _Turn:
     def __init__(self, leased: LeasedTask, output: _Output, calls: _Calls, before_end: Callable[[], None]) -> None:
         self.leased: Final = leased
         self.task: Final[Task] = leased.task
+        self._spent = 0.0
         self.holder: Final[AgentId] = leased.lease.leased_to
         self.calls: Final = calls
         self.steps: Final = _Steps(calls, leased)
@@ -249,7 +252,14 @@ class _Turn:
         """There always is: a full pipe makes the writer wait."""
 
     def spend(self, amounts: dict[str, float]) -> None:
+        self._spent += tokens_of(read_usage(amounts))
         self._output.write(type="usage", usage=amounts)
+
+    @property
+    def tokens_left(self) -> int | None:
+        """By what was spent in this program: what its calls have reserved is known to the daemon alone."""
+        tokens = budget_of(self.task)
+        return max(0, int(tokens - self._spent)) if tokens is not None else None
 
     def complete(self, *content: Content, reply: bool = False) -> None:
         if reply:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import click
 
 from covenant.cli import peer_reports
 from covenant.cli.daemon_client import ANSWER_S, Answer
 from covenant.cli.identity_rotation import revocation, rotate_identity
-from covenant.cli.options import CommandGroup, Invocation, daemon_command, json_option, limit_option
-from covenant.cli.terminal import ExitCode, Failure, ago, brief, json_shape, print_table, put, put_json, say
+from covenant.cli.options import CommandGroup, Invocation, daemon_command, limit_option
+from covenant.cli.proof_verification import verify_proof
+from covenant.cli.terminal import ExitCode, Failure, ago, brief, print_table, put, say
 
 ELSEWHERE: Final = "⇄"
 STYLES: Final = {
@@ -25,9 +26,6 @@ STYLES: Final = {
 STATUSES: Final = ("pending", "running", "completed", "failed", "cancelled", "timeout", "lost")
 ENDED: Final = frozenset({"completed", "failed", "cancelled", "timeout"})
 WAIT_MS: Final = 10_000
-PROOF_BYTES_MAX: Final = 64 * 1024 * 1024
-PROVEN: Final = frozenset({"offer", "result"})
-"""A proof is about these. The conversation may stay with the provider, and the proof still says something."""
 
 WIRE_NAMES: Final = {
     "offers_per_min": "offersPerMin",
@@ -341,49 +339,7 @@ def proof(call: Invocation, *, delegation: str, line: int | None) -> None:
     call.show(answer, json.dumps(answer, ensure_ascii=False, indent=2))
 
 
-@peers.command("verify-proof", epilog=json_shape("proof_verified", "holds", "checks", "unchecked"))
-@click.argument("file", type=click.File("rb"))
-@click.option("--provider", metavar="ID", help="The instance that must have signed the result.")
-@click.option("--requester", metavar="ID", help="The instance for which it must have been made.")
-@click.option("--budget", type=click.IntRange(1), metavar="TOKENS", help="The most tokens that it may have used.")
-@json_option()
-def verify_proof(*, file: IO[bytes], as_json: bool, **expected: Any) -> None:
-    """Check, offline, what a peer's result proves. FILE is what `covenant peers proof` wrote; - reads it from stdin.
-
-    One changed, missing or moved line of the conversation fails, and so does a changed offer, result or usage.
-
-    Anybody can sign a result. --provider says whose signature it must be; without it the command names who signed.
-
-    Exits with 0 if the offer and the result were there, the provider was given and everything holds, with 1 if
-    something is broken, and with 4 if the offer or the result is missing from FILE, or no --provider was given.
-    """
-    from covenant.seal.proofs import verify_evidence
-
-    data = file.read(PROOF_BYTES_MAX + 1)
-    if len(data) > PROOF_BYTES_MAX:
-        raise Failure("too_large", f"a proof has at most {PROOF_BYTES_MAX} bytes")
-    try:
-        report = verify_evidence(data, **expected)
-    except ValueError as wrong:
-        raise Failure("no_proof", f"this is no proof: {wrong}") from None
-    if as_json:
-        checks = [{"name": check.name, "holds": check.holds, "detail": check.detail} for check in report.checks]
-        found = {"holds": report.holds, "checks": checks, "unchecked": list(report.unchecked)}
-        put_json({"kind": "proof_verified", **found})
-    else:
-        for check in report.checks:
-            put(f"{'holds ' if check.holds else 'BROKEN'}  {check.name}  {check.detail}".rstrip())
-        for name in report.unchecked:
-            put(f"not checked  {name}")
-    if not report.holds:
-        raise click.exceptions.Exit(ExitCode.REFUSED)
-    if "provider" in report.unchecked:
-        signed = next(check.detail for check in report.checks if check.name == "signature")
-        say(f"covenant: this is {signed}; give --provider, the id that you expect, to have that checked")
-    if not PROVEN.isdisjoint(report.unchecked):
-        say("covenant: the offer or the result is not in this file, so nothing that was asked or answered is proven")
-    if not (PROVEN | {"provider"}).isdisjoint(report.unchecked):
-        raise click.exceptions.Exit(ExitCode.UNCHECKED)
+peers.add_command(verify_proof)
 
 
 def _ended(call: Invocation, delegation_id: str) -> Answer:

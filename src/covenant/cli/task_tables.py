@@ -259,6 +259,13 @@ def _label(node: dict[str, Any]) -> RenderableType:
     from rich.text import Text
 
     task, task_id = node["task"], node["task_id"]
+    if task is None and node.get("remote"):
+        # What a peer delegated on, by its own word.
+        place = f"{ELSEWHERE} {node.get('provider') or 'at the peer'}"
+        state = node.get("status") or ""
+        style = STATE_STYLES.get(state, "yellow")
+        named = (f"{brief(node.get('profile') or '', 64)} ", "bold")
+        return Text.assemble((state, style), " ", task_id, " ", named, (place, "cyan"), (_node_facts(node), "dim"))
     if task is None:
         return Text(f"{task_id} (not sent here)", "dim")
     state = _node_state(node)

@@ -28,6 +28,8 @@ class StatusUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="status", 
     message_id: str | None = None
 
 
+PROGRESS: Final = "progress"
+"""In the metadata of an update: how much is done, from 0 to 1."""
 HOLDER_LOST: Final = "covenant.holder_lost"
 AWAITING_REPAIR: Final = "worker lost, awaiting repair"
 """In the metadata of a task, and of the update that tells of it: whoever worked on it is gone."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from covenant.exchange.delegation import target_of
+from covenant.exchange.delegation_evidence import read_task_evidence
 from covenant.exchange.id_prefixes import choose, find_task_id
 from covenant.exchange.tasks.builder import build_task
 from covenant.exchange.tasks.reader import TaskReader, read_tree
@@ -24,7 +24,6 @@ from covenant.model.ids import AgentId, TaskId, parse_task_id
 from covenant.model.peers.delegation import (
     OFFERED,
     OUTCOMES,
-    PROOF,
     Delegation,
     DelegationBegun,
     DelegationEvidence,
@@ -37,7 +36,6 @@ from covenant.model.peers.delegation import (
 from covenant.model.peers.delegation_messages import Proof
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, Trust
 from covenant.model.task import NATIVE, PEERS, Target, fingerprint
-from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT
 from covenant.outbound.remote.remote_task import answer_text
@@ -48,10 +46,7 @@ from covenant.peers.peer_services import PeerServices
 from covenant.peers.peer_settings import PeerService
 from covenant.peers.provider.offer_admission import daily_quota
 from covenant.peers.requester.offers import task_outcome
-from covenant.seal.keys import from_base64url
 from covenant.wire.peers import DelegateRequest
-
-STEPS_MAX: Final = 1_000
 
 
 class PeerAdmin(PeerService):
@@ -254,21 +249,10 @@ class PeerAdmin(PeerService):
         return delegation
 
     async def evidence(self, named: str) -> DelegationEvidence:
-        task_id = await self._task_id(named)
-        parts: dict[tuple[str, int], dict[int, str]] = {}
-        steps = await self._ledger.steps(task_id, 0, STEPS_MAX)
-        while steps:
-            for step in reversed(steps):
-                what = step.what
-                proof = (what.metadata or {}).get(PROOF) if isinstance(what, StatusUpdate) else None
-                if isinstance(proof, dict) and "sha256" in proof:
-                    found = parts.setdefault((proof["sha256"], proof["of"]), {})
-                    found[proof["part"]] = proof["data"]
-                    proof = _joined(proof["sha256"], proof["of"], found)
-                if isinstance(proof, dict):
-                    signed = msgspec.convert(proof["proof"], Proof) if proof.get("proof") else None
-                    return DelegationEvidence(proof.get("offer"), proof.get("result"), proof.get("transcript"), signed)
-            steps = await self._ledger.steps(task_id, steps[-1].generation, STEPS_MAX)
+        proof = await read_task_evidence(self._ledger, await self._task_id(named))
+        if proof is not None:
+            signed = msgspec.convert(proof["proof"], Proof) if proof.get("proof") else None
+            return DelegationEvidence(proof.get("offer"), proof.get("result"), proof.get("transcript"), signed)
         raise NotFound(
             "no_proof", "there is no proof: the delegation has not ended, was done here, or came without one"
         )
@@ -304,14 +288,6 @@ def _names(delegation: Delegation) -> tuple[str, str, str | None]:
 
 def _shown(delegation: Delegation) -> str:
     return f"{delegation.task_id}  {delegation.state.value}  {delegation.profile}"
-
-
-def _joined(sha256: str, count: int, parts: Mapping[int, str]) -> dict[str, Any] | None:
-    """Large evidence, once all its parts are there."""
-    if len(parts) < count:
-        return None
-    whole = from_base64url("".join(parts[number] for number in range(count)))
-    return msgspec.json.decode(whole, type=dict[str, Any]) if hashlib.sha256(whole).hexdigest() == sha256 else None
 
 
 def _next_step(peer: Peer, us: InstanceId) -> str:

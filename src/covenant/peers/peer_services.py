@@ -28,6 +28,8 @@ AT_ONCE_MAX: Final = 64
 """Peers that are tried at once. One that is silent takes its time, and holds up nobody."""
 FIRST_MS: Final = 1_000
 RETRIES: Final = Backoff(FIRST_MS, longest=300_000)
+STATIC_RETRIES: Final = Backoff(FIRST_MS, longest=10_000)
+"""Tasks may wait for one of the settings whom nobody has met yet."""
 ROUND_S: Final = 1.0
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class PeerMaintenance(PeerService):
         self._stirred = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         context.ledger.on_peer(self._stir)
+        context.introducing.append(lambda: bool(self._unsettled))
 
     def _stir(self, peer_id: InstanceId) -> None:
         peer = self._ledger.peer(peer_id)
@@ -142,7 +145,8 @@ class PeerMaintenance(PeerService):
                 if times == 0:
                     log.warning("peer.retried", extra={"peer": key, "reason": str(failed)})
                 now_ms = self._monotonic_ms()
-                next_ms = now_ms + int(RETRIES.pause(times + 1))
+                retries = STATIC_RETRIES if key in self._unsettled else RETRIES
+                next_ms = now_ms + int(retries.pause(times + 1))
                 self._tried[key] = _Tried(times + 1, now_ms, next_ms, heard_at_ms)
             else:
                 self._tried.pop(key, None)

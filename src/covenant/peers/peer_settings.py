@@ -61,6 +61,18 @@ listener_place: Final = Kind(
     _read_listener, "an IP address and a port, such as 0.0.0.0:8443 or [::]:8443; empty for none"
 )
 
+_AMOUNT: Final = re.compile(r"[A-Za-z0-9_.\-]{1,64}=[0-9]{1,9}").fullmatch
+amounts: Final = Kind(
+    several(lambda text: _AMOUNT(text) is not None, 100),
+    "at most 100 amounts such as researcher=50000, separated by commas (a list in the file)",
+)
+
+
+def amounts_of(entries: tuple[str, ...]) -> dict[str, int]:
+    """By the name of a profile; the last one counts."""
+    return {name: int(amount) for name, _, amount in (each.partition("=") for each in entries)}
+
+
 Redaction = Literal["redact", "block", "warn", "off"]
 Transcripts = Literal["full", "root"]
 
@@ -119,6 +131,15 @@ class PeerSettings:
     )
     budget_default: int = setting(50_000, whole(1, 500_000), "Tokens of a delegation that names no number.")
     budget_max: int = setting(200_000, whole(1, 500_000), "Most tokens of one delegation.")
+    profile_budgets: tuple[str, ...] = setting(
+        (), amounts, "Most tokens of one delegation to a profile, as profile=tokens; others have `budget_max`."
+    )
+    prices: tuple[str, ...] = setting(
+        (),
+        amounts,
+        "What 1,000 tokens of a profile cost, as profile=price, in a unit that you and your peers agree on. "
+        "Peers that have a choice take the cheaper one.",
+    )
     budget_min: int = setting(1, whole(1, 500_000), "An offer of fewer tokens is rejected.")
     depth_max: int = setting(3, whole(0, 10), "How often a peer's delegation may be delegated further.")
     timeout_ms_max: int = setting(600_000, whole(1_000, 600_000), "Longest work on a delegation from a peer.")
@@ -186,6 +207,8 @@ class PeerContext:
     """Which life of our ledger this is; None: the first one. A restore from a backup begins another."""
     in_flight: list[Callable[[DelegationKey], int]] = field(default_factory=list)
     """Each says up to which number a peer may have the messages of a delegation; the transport adds them."""
+    introducing: list[Callable[[], bool]] = field(default_factory=list)
+    """Each says whether a peer of the settings could not be asked yet who it is; the maintenance adds itself."""
     unreachable: list[Callable[[InstanceId], bool]] = field(default_factory=list)
     """Each says whether a peer is known not to take anything just now; the transport and the directory add them."""
 

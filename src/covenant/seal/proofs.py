@@ -343,14 +343,29 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 _READ: Final = msgspec.json.Decoder(Evidence)
 
 
-def verify_evidence(
-    data: bytes, *, provider: str | None = None, requester: str | None = None, budget: int | None = None
-) -> ProofReport:
-    """`ValueError` if it cannot be read as evidence at all. Without `provider` nobody knows who should have made it."""
+def read_evidence(data: bytes) -> Evidence:
+    """`ValueError` if it cannot be read as evidence at all."""
     try:
-        evidence = _READ.decode(data)
+        return _READ.decode(data)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def verify_evidence(
+    data: bytes,
+    *,
+    provider: str | None = None,
+    formerly: Sequence[str] = (),
+    requester: str | None = None,
+    budget: int | None = None,
+) -> ProofReport:
+    """`ValueError` as `read_evidence`. Without `provider` nobody knows who should have made it.
+
+    `formerly`: the ids that the provider had before. It may have been offered the work, or have signed, under those.
+    """
+    evidence = read_evidence(data)
+    if provider is not None and evidence.proof.provider in formerly:
+        provider, formerly = evidence.proof.provider, (*formerly, provider)
     transcript = evidence.transcript
     if transcript is None and evidence.result is not None:
         transcript = evidence.result.transcript
@@ -365,7 +380,8 @@ def verify_evidence(
     )
     proof, offer = evidence.proof, evidence.offer
     if offer is not None:
-        asserted = _is_asserted(offer, InstanceId(proof.requester), InstanceId(proof.provider))
+        to = (proof.provider, *formerly)
+        asserted = any(_is_asserted(offer, InstanceId(proof.requester), InstanceId(each)) for each in to)
         signed = Check("assertion", asserted, f"offered by {proof.requester}, to {proof.provider}")
         report = msgspec.structs.replace(report, checks=(*report.checks, signed))
     if provider is None:

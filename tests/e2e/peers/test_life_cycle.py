@@ -78,6 +78,10 @@ def test_what_a_peer_delegates_on_is_in_the_result_and_in_its_own_tree(pair: Pai
     (told,) = alice.get(f"/delegations/{offered}/proof")["result"]["subDelegations"]
     assert (told["delegationId"], told["profile"], told["status"]) == (child["task_id"], "echo", "completed")
     assert (told["remote"], told["tokenUsage"]["total"]) == (False, 7)
+    (below,) = alice.tree(offered)["children"]
+    assert (below["task_id"], below["profile"], below["status"]) == (child["task_id"], "echo", "completed")
+    assert (below["task"], below["remote"], below["usage_total"]) == (None, True, {"tokens": 7})
+    assert "echo ⇄ at the peer" in alice.run("a2a", "tree", offered).out
 
 
 def test_an_agent_that_fails_over_there_fails_here_and_what_it_raised_stays_there(pair: Pair) -> None:

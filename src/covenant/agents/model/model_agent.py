@@ -315,8 +315,8 @@ class ModelAgent:
                 )
                 for spec in toolbox.specs
             ],
-            model_settings=ModelSettings(
-                max_tokens=definition.max_tokens, temperature=definition.temperature, timeout=self._request_s
+            model_settings=lambda _: ModelSettings(
+                max_tokens=self._answer_tokens(job), temperature=definition.temperature, timeout=self._request_s
             ),
             retries=RETRIES,
         )
@@ -336,6 +336,16 @@ class ModelAgent:
         most = self._most(job)
         if most and tokens_of(job.spending.usage) >= most:
             raise OutOfTokens(_spent(most))
+
+    def _answer_tokens(self, job: Job) -> int:
+        """Of the next request: no longer an answer than what is left for this task, so that none is overspent."""
+        most, asked = self._most(job), self._definition.max_tokens
+        if not most:
+            return asked
+        left = int(most - tokens_of(job.spending.usage))
+        if job.spending.budget is not None:
+            left -= sum(job.spending.budget.reserved.values())
+        return max(1, min(asked, left))
 
     def _most(self, job: Job) -> int:
         """Tokens for this task: what is set here, or less if whoever asked for it has said so. 0: no limit."""

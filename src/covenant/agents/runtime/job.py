@@ -127,6 +127,11 @@ class Job(JobBuffer):
             self._spending = Spending(self.task, self.notes)
         return self._spending
 
+    @property
+    def tokens_left(self) -> int | None:
+        """Of the budget of this task; None if it has none."""
+        return self.spending.budget.left if self.spending.budget is not None else None
+
     def spend(self, amounts: dict[str, float], *, delegated: bool = False) -> None:
         """`delegated`: others used it, whom this task had asked."""
         over = self.spending.add(amounts, delegated=delegated)

@@ -146,6 +146,8 @@ class PeerShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     added_at_ms: int
     verified_at_ms: int | None
     conflict: str | None
+    former_ids: tuple[str, ...]
+    """The ids that it had before, the newest last."""
     capabilities: tuple[Profile, ...]
     limits: PeerLimitsInput
     waiting: PendingMessages
@@ -163,6 +165,7 @@ def peer_shown(peer: Peer, waiting: PendingMessages, now_ms: int) -> PeerShown:
         capabilities=peer.capabilities.profiles if peer.capabilities is not None else (),
         limits=fill(PeerLimitsInput, peer.limits),
         waiting=waiting,
+        former_ids=peer.ids[1:],
     )
 
 

@@ -14,6 +14,7 @@ from typing import Final, Self
 
 import msgspec
 
+from covenant.exchange.delegation_evidence import read_sub_delegations
 from covenant.ledger.contract.ledger import DelegationLedger
 from covenant.ledger.contract.tasks import ANY, TaskLedger, TaskScope, TreeNode, Watch
 from covenant.model.content import Text
@@ -152,15 +153,19 @@ def parse_known_id(given: str) -> TaskId:
 
 
 async def read_tree(ledger: DelegationLedger, root: TaskId, viewer: PublicKey | None) -> TreeNode:
-    """A tree of tasks, with how those stand that peers do, as far as it is known here."""
+    """A tree of tasks, with how those stand that peers do, and what peers delegated on, as far as it is known here."""
     tree = await ledger.tree(root, viewer)
-    return await _with_peers(ledger, tree)
+    return await _with_peers(ledger, tree, [PEERS_IN_TREE_MAX])
 
 
-async def _with_peers(ledger: DelegationLedger, node: TreeNode) -> TreeNode:
+async def _with_peers(ledger: DelegationLedger, node: TreeNode, left: list[int]) -> TreeNode:
+    """`left`: of how many delegations it is still read what their providers delegated on."""
     delegation = await ledger.delegation_of(node.task_id)
-    children = tuple([await _with_peers(ledger, child) for child in node.children])
+    children = tuple([await _with_peers(ledger, child, left) for child in node.children])
     if delegation is not None and delegation.role is DelegationRole.REQUESTER:
+        if delegation.ended and left[0] > 0:
+            left[0] -= 1
+            children = (*children, *await read_sub_delegations(ledger, node.task_id))
         return _elsewhere(node, children, delegation)
     if all(new is old for new, old in zip(children, node.children, strict=True)):
         return node
@@ -183,6 +188,8 @@ def _elsewhere(node: TreeNode, children: tuple[TreeNode, ...], delegation: Deleg
     )
 
 
+PEERS_IN_TREE_MAX: Final = 100
+"""Delegations in a tree of which it is told what was delegated on: each is read from the archive."""
 PAGE: Final = 1_000
 """Steps that are read at once."""
 

@@ -40,7 +40,6 @@ from covenant.model.peers.usage_by_day import USAGE_DAYS, USAGE_ROWS_MAX, PeerUs
 replace = msgspec.structs.replace
 
 LOG_MAX: Final = 1_000
-POLL: Final = "poll"
 REVOKED_KEPT_MS: Final = 30 * 24 * 3_600_000
 """A revocation outlives its token by so much: a clock that ran ahead for a while must not bring the token back."""
 
@@ -84,6 +83,9 @@ class PeerIndex:
             case ParcelsDropped(key, through, sent):
                 self._delivered(key, through, ts_ms, sent=sent)
             case PeerPut(peer):
+                question = effects.asked(self.peers_by_id.get(peer.id), peer, ts_ms)
+                if question is not None:
+                    self.messages.append(question)
                 self.put_peer(peer)
             case DelegationDropped(key):
                 self._drop_delegation(key)
@@ -288,14 +290,7 @@ class PeerIndex:
         peer = self.peers_by_id.get(sender)
         if peer is not None:
             self.put_peer(effects.heard(peer, ts_ms))
-        if envelope.typ == POLL:
-            # It says nothing, and comes all day: what is worth looking at must not be pushed out by it.
-            return
-        self.messages.append(
-            LoggedMessage(
-                at_ms=ts_ms, direction="received", peer=sender, typ=envelope.typ, id=envelope.jti, offer_id=offer_id
-            )
-        )
+        self.messages.extend(effects.logged(envelope, offer_id, ts_ms))
 
     def put_envelope(self, envelope: ReceivedEnvelope) -> None:
         self._taken.setdefault(envelope.sender, {})[envelope.jti] = envelope

@@ -26,8 +26,13 @@ from covenant.ledger.machine.events import (
 )
 from covenant.ledger.machine.view import Cached, Remembered
 from covenant.model.ids import PublicKey
-from covenant.model.peers.delegation import OutboxMessage, OutboxMove, Peer
+from covenant.model.peers.delegation import LoggedMessage, OutboxMessage, OutboxMove, Peer, ReceivedEnvelope
 from covenant.model.push import Push, PushMove
+
+POLL: Final = "poll"
+QUERY: Final = "capability_query"
+RESPONSE: Final = "capability_response"
+QUERY_ID_CHARS: Final = 16
 
 RequestKey = tuple[str, PublicKey, str]
 """Verb (take or drain), caller and request id."""
@@ -110,6 +115,28 @@ def request_given(event: TaskLeased | ResultDrained, entry: Entry) -> tuple[Requ
 def given_besides(known: Remembered | None, more: Remembered) -> Remembered:
     known = known or _NOTHING
     return Remembered((*known.task_ids, *more.task_ids), (*known.lease_ids, *more.lease_ids))
+
+
+def logged(envelope: ReceivedEnvelope, offer_id: str | None, ts_ms: int) -> tuple[LoggedMessage, ...]:
+    """What the log of messages says of an envelope that was taken: it, and the answer that it is given at once.
+
+    A poll says nothing, and comes all day: what is worth looking at must not be pushed out by it.
+    """
+    sender, typ, jti = envelope.sender, envelope.typ, envelope.jti
+    if typ == POLL:
+        return ()
+    came = LoggedMessage(at_ms=ts_ms, direction="received", peer=sender, typ=typ, id=jti, offer_id=offer_id)
+    if typ != QUERY:
+        return (came,)
+    return came, LoggedMessage(at_ms=ts_ms, direction="sent", peer=sender, typ=RESPONSE, id=jti)
+
+
+def asked(before: Peer | None, peer: Peer, ts_ms: int) -> LoggedMessage | None:
+    """The question that goes to a peer with a new challenge."""
+    challenge = peer.challenge
+    if challenge is None or (before is not None and before.challenge == challenge):
+        return None
+    return LoggedMessage(at_ms=ts_ms, direction="sent", peer=peer.id, typ=QUERY, id=challenge.nonce[:QUERY_ID_CHARS])
 
 
 def heard(peer: Peer, ts_ms: int) -> Peer:

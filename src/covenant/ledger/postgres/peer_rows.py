@@ -16,6 +16,7 @@ from covenant.ledger.machine.events import (
     ParcelPut,
     ParcelsDropped,
     PeerEvent,
+    PeerPut,
     PeerRemoved,
     PeerSucceeded,
 )
@@ -45,7 +46,6 @@ from covenant.model.peers.usage_by_day import COUNTED, USAGE_DAYS, usage_change
 
 replace = msgspec.structs.replace
 
-POLL: Final = "poll"
 
 Write = tuple[str, dict[str, Any]]
 """A statement of `write.sql`, and its values."""
@@ -194,6 +194,10 @@ class PeerRows:
                 self._put_parcel(effects.moved_parcel(self._parcels[move.delegation][move.seq], move))
             case ParcelsDropped(key, through, sent):
                 self._delivered(key, through, ts_ms, sent=sent)
+            case PeerPut(peer):
+                question = effects.asked(self.registers.peer(peer.id), peer, ts_ms)
+                if question is not None:
+                    self._log(question)
             case PeerRemoved(peer_id):
                 self.peer_writes.append(("parcels_of_peer_gone", {"peer": peer_id}))
                 self.counts.count("parcels", peer_id, -self.parcel_count(peer_id))
@@ -282,17 +286,8 @@ class PeerRows:
         if self.registers.peer(envelope.sender) is not None:
             self.heard[envelope.sender] = ts_ms
             self.peer_writes.append(("heard", {"peer": envelope.sender, "heard_at_ms": ts_ms}))
-        if envelope.typ != POLL:
-            self._log(
-                LoggedMessage(
-                    at_ms=ts_ms,
-                    direction="received",
-                    peer=envelope.sender,
-                    typ=envelope.typ,
-                    id=envelope.jti,
-                    offer_id=event.offer_id,
-                )
-            )
+        for message in effects.logged(envelope, event.offer_id, ts_ms):
+            self._log(message)
 
     def _log(self, message: LoggedMessage) -> None:
         self.peer_writes.append(("message", {"place": self.next_place(), "body": _text(message)}))

@@ -212,6 +212,8 @@ class Profile(_Closed, frozen=True, kw_only=True):
     name: Name
     description: Line = ""
     max_token_budget: Budget
+    price: Annotated[int, msgspec.Meta(ge=0, le=999_999_999)] | msgspec.UnsetType = msgspec.UNSET
+    """Of 1,000 tokens, in a unit that both agree on. Told to those who speak of prices alone."""
 
 
 class CapabilityResponse(_Closed, frozen=True, kw_only=True):

@@ -24,7 +24,9 @@ PROTOCOL_VERSION: Final = 2
 """Of the envelope. 1 is what earlier systems had: not bound to its header, and open to replay. It is not spoken."""
 EPOCHS: Final = 3
 """From this version on an envelope says in which life of its sender's ledger it was made."""
-SUPPORTED_VERSIONS: Final = (PROTOCOL_VERSION, EPOCHS)
+PRICES: Final = 4
+"""From this version on a profile may say what it costs."""
+SUPPORTED_VERSIONS: Final = (PROTOCOL_VERSION, EPOCHS, PRICES)
 VERSIONS_MAX: Final = 16
 SUITE: Final = "X25519-HKDF-SHA256-AES256GCM-Ed25519"
 SUPPORTED_SUITES: Final = frozenset({SUITE})

@@ -26,8 +26,9 @@ from covenant.model.peers.delegation_messages import (
     CapabilityQuery,
     CapabilityResponse,
     DelegationMessage,
+    Profile,
 )
-from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, KeyBundle, Prekey, Trust, negotiate
+from covenant.model.peers.instance import PRICES, SUPPORTED_VERSIONS, InstanceId, KeyBundle, Prekey, Trust, negotiate
 from covenant.outbound.concurrency import SingleFlight
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerContext, PeerService
@@ -60,7 +61,7 @@ def answer(
         audience=peer.id,
         nonce=query.nonce,
         versions=SUPPORTED_VERSIONS,
-        profiles=offering.profiles,
+        profiles=offering.profiles if PRICES in query.versions else tuple(map(_without_price, offering.profiles)),
         active_delegations=offering.active,
         free_slots=offering.free,
         trust_level=peer.trust,
@@ -70,6 +71,11 @@ def answer(
         token=token,
     )
     return sign_capabilities(keyring.private_key, response)
+
+
+def _without_price(profile: Profile) -> Profile:
+    """For one that does not know the field, and could not check the signature over it."""
+    return msgspec.structs.replace(profile, price=msgspec.UNSET)
 
 
 def keys_worth_keeping(known: KeyBundle | None, shown: KeyBundle) -> bool:

@@ -57,7 +57,7 @@ from covenant.model.task_view import first_message
 from covenant.model.tenants import DEFAULT
 from covenant.peers.directory.peer_directory import as_agent
 from covenant.peers.message_redaction import Redacted, outgoing, redact_aside
-from covenant.peers.peer_settings import PeerContext, PeerService
+from covenant.peers.peer_settings import PeerContext, PeerService, amounts_of
 from covenant.peers.provider.offer_admission import (
     BUSY_RETRY_MS,
     AgreedTerms,
@@ -123,12 +123,16 @@ class Provider(PeerService):
 
     def _profiles(self, peer: Peer) -> dict[str, Profile]:
         most = max(1, budget_max(peer, self._settings))
+        budgets, prices = amounts_of(self._settings.profile_budgets), amounts_of(self._settings.prices)
         found: dict[str, Profile] = {}
         for agent in self._catalogue.agents(DEFAULT):
             if self._offered(agent) and len(found) < PROFILES_MAX:
                 about = agent.definition.description or agent.definition.goal
                 found[agent.id] = Profile(
-                    name=agent.id, description=about[:DESCRIPTION_CHARS_MAX], max_token_budget=most
+                    name=agent.id,
+                    description=about[:DESCRIPTION_CHARS_MAX],
+                    max_token_budget=max(1, min(most, budgets.get(agent.id, most))),
+                    price=prices.get(agent.id, msgspec.UNSET),
                 )
         return found
 

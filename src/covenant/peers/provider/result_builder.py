@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import msgspec
 
@@ -254,8 +254,8 @@ def below(tree: TreeNode) -> tuple[SubDelegation, ...]:
             return ()
         found: list[SubDelegation] = []
         for node in nodes:
-            if node.task is None or left[0] <= 0:
-                continue
+            if left[0] <= 0:
+                break
             left[0] -= 1
             found.append(_sub(node, told(node.children, depth + 1)))
         return tuple(found)
@@ -264,7 +264,17 @@ def below(tree: TreeNode) -> tuple[SubDelegation, ...]:
 
 
 def _sub(node: TreeNode, subs: tuple[SubDelegation, ...]) -> SubDelegation:
-    assert node.task is not None
+    if node.task is None:
+        # What a peer of ours delegated on, by its own word.
+        return SubDelegation(
+            delegation_id=node.task_id,
+            profile=node.profile if isinstance(node.profile, str) else "-",
+            status=cast("DelegationStatus", node.status),
+            remote=True,
+            provider=node.provider if isinstance(node.provider, str) and node.provider else None,
+            token_usage=usage_of(node.usage_total if isinstance(node.usage_total, dict) else None),
+            sub_delegations=subs,
+        )
     target = target_of(node.task)
     profile = (target.profile if target is not None else None) or node.task.recipient.display.partition("@")[0]
     provider = (target.peer if target is not None else None) or ""

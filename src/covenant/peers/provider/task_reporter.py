@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.exchange.tasks.builder import text_of
-from covenant.exchange.tasks.reader import PAGE
+from covenant.exchange.tasks.reader import PAGE, read_tree
 from covenant.ledger.contract.tasks import Watch
 from covenant.ledger.machine.commands import Cancel
 from covenant.ledger.machine.peer_commands import DelegationChanges, PeerMessage, SendToPeer
@@ -24,7 +24,7 @@ from covenant.model.errors import Conflict, NotFound
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import ACCEPTED, CANCELLING, Delegation, DelegationKey
 from covenant.model.peers.delegation_messages import StatusReport
-from covenant.model.task_event import MessageUpdate, Started, StatusUpdate, Step
+from covenant.model.task_event import PROGRESS, MessageUpdate, Started, StatusUpdate, Step
 from covenant.model.task_view import TaskViewBuilder
 from covenant.peers.message_redaction import HEAVY_CHARS, log_findings, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
@@ -125,8 +125,8 @@ class TaskReporter(PeerService):
                 self._question = text
             elif text:
                 self._message, self._news = text, True
-            progress = (what.metadata or {}).get("progress")
-            if isinstance(progress, int | float) and 0 <= progress <= 1:
+            progress = (what.metadata or {}).get(PROGRESS)
+            if isinstance(progress, int | float) and not isinstance(progress, bool) and 0 <= progress <= 1:
                 self._progress, self._news = float(progress), True
         elif isinstance(what, MessageUpdate) and what.role != "user" and (text := text_of(what.parts)):
             self._message, self._news = text, True
@@ -217,7 +217,7 @@ class TaskReporter(PeerService):
         delegation_id = delegation.delegation_id or delegation.task_id
         asked = self._question if delegation.code == INPUT_REQUIRED else None
         lines = self._transcriber.entries(lambda seq: line_salt(self._keyring.salt_key, delegation_id, seq))
-        tree = await self._ledger.tree(delegation.task_id, None)
+        tree = await read_tree(self._ledger, delegation.task_id, None)
         work = FinishedWork(delegation, view, lines, below(tree), asked)
         settings, now_ms = self._settings, self._ledger.now_ms()
         if sum(len(line.content) + len(line.tool_result or "") for line in lines) < HEAVY_CHARS and not _large(work):

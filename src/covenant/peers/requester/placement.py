@@ -8,6 +8,7 @@ task waits here for room. It is in the ledger meanwhile, so a daemon that stops 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -62,17 +63,24 @@ class OfferPlacement(PeerService):
 
     def _candidates(self, profile: str) -> Sequence[Peer]:
         found = [peer for peer in self._ledger.peers() if _offers(peer, profile)]
-        return sorted(found, key=self._preference, reverse=True)
+        return sorted(found, key=lambda peer: self._preference(peer, profile), reverse=True)
 
-    def _preference(self, peer: Peer) -> tuple[bool, bool, bool, int]:
+    def _preference(self, peer: Peer, profile: str) -> tuple[bool, bool, bool, float, int]:
+        """One that says no price is taken after those that do."""
         room = self._room(peer)
-        return not self.is_unreachable(peer.id), peer.trust.covers(Trust.TRUSTED), room > 0, room
+        trusted = peer.trust.covers(Trust.TRUSTED)
+        return not self.is_unreachable(peer.id), trusted, room > 0, -_price(peer, profile), room
 
     def is_unreachable(self, peer: InstanceId) -> bool:
         return any(told(peer) for told in self._context.unreachable)
 
     def is_introduced(self) -> bool:
-        """Every peer of the settings has said what it offers, or had time to. Until then a profile may still come."""
+        """Every peer of the settings has said what it offers, or had time to. Until then a profile may still come.
+
+        One whose id nobody knows yet is waited for: a task that no peer can do now has its own time to wait.
+        """
+        if any(pending() for pending in self._context.introducing):
+            return False
         since_ms = self._now_ms() - INTRODUCTION_MS
         return not any(_is_new(peer) and peer.added_at_ms > since_ms for peer in self._ledger.peers())
 
@@ -169,6 +177,12 @@ def _is_new(peer: Peer) -> bool:
 def _offers(peer: Peer, profile: str) -> bool:
     known = peer.capabilities
     return known is not None and not peer.denied and peer.trust.covers(Trust.VERIFIED) and has_profile(known, profile)
+
+
+def _price(peer: Peer, profile: str) -> float:
+    offered = peer.capabilities.profiles if peer.capabilities is not None else ()
+    said = (each.price for each in offered if each.name == profile and isinstance(each.price, int))
+    return next(said, math.inf)
 
 
 def has_profile(capabilities: PeerCapabilities, profile: str) -> bool:

@@ -228,7 +228,8 @@ def _withdraw(decide: DecisionContext, record: Delegation, command: SendToPeer) 
     first = view.parcel_first(key)
     if first is None or first.typ != OFFER or first.seq != 1:
         return False
-    decide.add(ParcelsDropped(key, first.seq, sent=False))
+    # What was answered was sent, though its receipt is still on the way.
+    decide.add(ParcelsDropped(key, first.seq, sent=record.heard > 0))
     since_ms = command.unsent_since_ms
     if record.said == first.seq and first.attempts == 0 and since_ms is not None and first.made_at_ms >= since_ms:
         return True

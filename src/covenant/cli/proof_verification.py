@@ -1,0 +1,87 @@
+"""`covenant peers verify-proof`: what a peer's result proves."""
+
+from __future__ import annotations
+
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import click
+
+from covenant.cli.daemon_client import DaemonClient, read_token
+from covenant.cli.options import given_home, home_option, json_option
+from covenant.cli.terminal import ExitCode, Failure, json_shape, put, put_json, say
+from covenant.daemon.environment import environment
+from covenant.model.errors import CovenantError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROOF_BYTES_MAX: Final = 64 * 1024 * 1024
+PROVEN: Final = frozenset({"offer", "result"})
+"""A proof is about these. The conversation may stay with the provider, and the proof still says something."""
+
+
+@click.command("verify-proof", epilog=json_shape("proof_verified", "holds", "checks", "unchecked"))
+@click.argument("file", type=click.File("rb"))
+@click.option("--provider", metavar="ID", help="The instance that must have signed the result.")
+@click.option("--requester", metavar="ID", help="The instance for which it must have been made.")
+@click.option("--budget", type=click.IntRange(1), metavar="TOKENS", help="The most tokens that it may have used.")
+@home_option("The home of a daemon that has the delegation in its ledger.")
+@json_option()
+def verify_proof(*, file: IO[bytes], home: str | None, as_json: bool, **expected: Any) -> None:
+    """Check what a peer's result proves. FILE is what `covenant peers proof` wrote; - reads it from stdin.
+
+    One changed, missing or moved line of the conversation fails, and so does a changed offer, result or usage.
+
+    Anybody can sign a result. --provider says whose signature it must be, and then no daemon is asked. Without it the
+    daemon says whom it delegated this to, if it runs here and did; otherwise the command only names who signed.
+
+    Exits with 0 if the offer and the result were there, the provider is known and everything holds, with 1 if
+    something is broken, and with 4 if the offer or the result is missing from FILE, or the provider is not known.
+    """
+    from covenant.seal.proofs import verify_evidence
+
+    data = file.read(PROOF_BYTES_MAX + 1)
+    if len(data) > PROOF_BYTES_MAX:
+        raise Failure("too_large", f"a proof has at most {PROOF_BYTES_MAX} bytes")
+    try:
+        if expected["provider"] is None:
+            expected |= _recorded(given_home(home), data)
+        report = verify_evidence(data, **expected)
+    except ValueError as wrong:
+        raise Failure("no_proof", f"this is no proof: {wrong}") from None
+    if as_json:
+        checks = [{"name": check.name, "holds": check.holds, "detail": check.detail} for check in report.checks]
+        found = {"holds": report.holds, "checks": checks, "unchecked": list(report.unchecked)}
+        put_json({"kind": "proof_verified", **found})
+    else:
+        for check in report.checks:
+            put(f"{'holds ' if check.holds else 'BROKEN'}  {check.name}  {check.detail}".rstrip())
+        for name in report.unchecked:
+            put(f"not checked  {name}")
+    if not report.holds:
+        raise click.exceptions.Exit(ExitCode.REFUSED)
+    if "provider" in report.unchecked:
+        signed = next(check.detail for check in report.checks if check.name == "signature")
+        say(f"covenant: this is {signed}; give --provider, the id that you expect, to have that checked")
+    if not PROVEN.isdisjoint(report.unchecked):
+        say("covenant: the offer or the result is not in this file, so nothing that was asked or answered is proven")
+    if not (PROVEN | {"provider"}).isdisjoint(report.unchecked):
+        raise click.exceptions.Exit(ExitCode.UNCHECKED)
+
+
+def _recorded(home: Path, data: bytes) -> dict[str, Any]:
+    """Whom the daemon of this home delegated it to, by its own ledger. Empty if it does not run, or did not."""
+    from covenant.seal.proofs import read_evidence
+
+    named = read_evidence(data).proof.delegation_id
+    if not (home / "operator.token").exists():
+        return {}
+    try:
+        with DaemonClient(home, read_token(home, None, environment())) as client:
+            ours = client.ask("show_delegation", delegationId=named)["delegation"]
+            peer = client.ask("show_peer", peerId=ours["peerId"])["peer"]
+    except (Failure, CovenantError, OSError):
+        return {}
+    if ours["role"] != "requester":
+        return {}
+    return {"provider": peer["id"], "formerly": peer["formerIds"]}
