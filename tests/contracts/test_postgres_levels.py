@@ -24,6 +24,7 @@ UNDONE = {
     4: "DROP TABLE secrets, singletons",
     6: "ALTER TABLE registers DROP COLUMN restored_at_ms",
     7: "DROP TABLE peer_usage",
+    8: "DROP TABLE blob_reference, blob, blob_chunk, blob_upload",
 }
 """How to take back what a later level brought."""
 COLUMNS = (

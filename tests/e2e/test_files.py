@@ -8,14 +8,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 
-from covenant import Agent, File, Image, Resource, SyncTurn, Turn
+from covenant import Agent, Embedded, File, Image, Invalid, Resource, ResourceLink, Result, SyncTurn, Task, TaskId, Turn
 from covenant.daemon.schedulers import FileCollector
 from covenant.ledger.contract.blobs import BlobUsage, space_of
 from covenant.ledger.embedded.blob_folder import BYTES, INCOMING, BlobFolder
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
+from tests.ledger_contract.fake_clock import FakeClock
 from tests.waits import until
 
 LARGE = os.urandom(400_000)
@@ -326,3 +328,40 @@ async def test_the_same_send_again_is_the_same_task_and_the_same_file(daemon: Da
     assert sends[0]["id"] == sends[1]["id"]
     (listed,) = await store_of(daemon).listing(space_of("default"), "", 10)
     assert (listed.references, listed.tasks) == (1, (sends[0]["id"],))
+
+
+async def test_the_mailbox_keeps_large_bytes_in_the_store_both_ways(daemon: DaemonUnderTest) -> None:
+    me, mailbox = daemon.operator.agent, daemon.mailbox
+    block = Resource(Embedded("", "text/plain", blob=raw(LARGE)["raw"]), filename="in.txt")
+    task = Task(id=TaskId(str(uuid4())), sender=me, recipient=me, intent_text="look", parts=(block,))
+    await mailbox.accept(daemon.operator, task)
+    (leased,) = (await mailbox.take(daemon.operator)).tasks
+    (came,) = leased.task.parts
+    assert isinstance(came, File)
+    assert (came.sha256, came.size, came.filename, came.task_id) == (SHA256, len(LARGE), "in.txt", task.id)
+    # Whoever works on it reads it with its own token, and nobody else does.
+    place = f"/v1/files/{came.space}/{task.id}/{SHA256}"
+    assert (await daemon.ask("GET", place)).content == LARGE
+    other = await daemon.add_tenant("other")
+    assert (await daemon.ask("GET", place, token=other)).status_code == 404
+    with pytest.raises(Invalid):
+        await mailbox.settle(daemon.operator, Result.ok(task.id, came), leased.lease.lease_id)
+    stored = await upload(daemon, LARGE + b"!")
+    answer = Result.ok(task.id, ResourceLink(stored["url"], "out.txt"))
+    await mailbox.settle(daemon.operator, answer, leased.lease.lease_id)
+    (result,) = (await mailbox.drain(daemon.operator)).results
+    (made,) = result.content
+    assert isinstance(made, File)
+    assert (made.size, made.space) == (len(LARGE) + 1, came.space)
+    assert (await daemon.ask("GET", f"/v1/files/{made.space}/{task.id}/{made.sha256}")).content == LARGE + b"!"
+
+
+async def test_a_link_that_is_too_old_is_refused_in_a_message_and_at_its_place(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with open_daemon_under_test(tmp_path / "home", *make_agents(), clock=clock) as daemon:
+        stored = await upload(daemon, LARGE)
+        clock.advance(3_600_001)
+        assert (await daemon.ask("GET", path_of(stored["url"]), token="")).json()["code"] == "link_expired"
+        body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": message({"url": stored["url"]})}
+        answer = (await daemon.ask("POST", "/v1/a2a/agents/sizes", json=body)).json()
+        assert "expired" in answer["error"]["message"]

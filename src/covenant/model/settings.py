@@ -222,13 +222,6 @@ class TenantSettings:
 class BlobSettings:
     """Files beside the ledger: what goes there, how much, and for how long."""
 
-    url: str = setting(
-        "",
-        url,
-        "On PostgreSQL: the S3-compatible bucket that holds the bytes of files, as https://host/bucket or "
-        "https://host/bucket/prefix; empty: the database. Keys are read from the environment (AWS_ACCESS_KEY_ID, "
-        "AWS_SECRET_ACCESS_KEY, AWS_REGION).",
-    )
     inline_bytes_max: int = setting(
         256 * 1024, whole(1024, 8 * MIB), "Bytes of a part above which it is a file, and not in the ledger itself."
     )

@@ -23,6 +23,8 @@ from covenant.ledger.embedded.backup_file import (
     read_incarnation,
     write_backup,
 )
+from covenant.ledger.embedded.blob_folder import FOLDER_NAME as BLOBS_NAME
+from covenant.ledger.embedded.blob_folder import BlobFolder
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.fault_points import Plan
 from covenant.ledger.embedded.journal.segments import list_segments
@@ -30,6 +32,7 @@ from covenant.ledger.embedded.journal.shipped_segments import ShippedSegments, r
 from covenant.ledger.embedded.open import RESTORING_NAME, open_ledger
 from covenant.model.errors import HomeLocked, HomeUnusable, Unavailable
 from tests.ledger.embedded.recorded import task, task_id
+from tests.ledger_contract.blobs import ACME, PIECE, get, put
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.waits import BOUND_S
 
@@ -364,3 +367,18 @@ async def test_a_ledger_in_memory_has_no_backup(tmp_path: Path) -> None:
         assert isinstance(ledger, EmbeddedLedger)
         with pytest.raises(Unavailable, match="no backup"):
             await ledger.copy_to(tmp_path)
+
+
+async def test_a_backup_has_the_files_of_tasks_and_their_references(tmp_path: Path) -> None:
+    clock, home = FakeClock(), tmp_path / "home"
+    async with opened(home, clock) as ledger:
+        store = BlobFolder(home / BLOBS_NAME, made_ids)
+        blob = await put(store, PIECE, task_id(1))
+        (home / BLOBS_NAME / "incoming" / "half").mkdir()
+        made = await back_up(home, ledger)
+        await store.erase(ACME)
+    await restored(made, tmp_path / "copy", clock)
+    copy = BlobFolder(tmp_path / "copy" / BLOBS_NAME, made_ids)
+    assert await get(copy, blob) == PIECE
+    assert await copy.find(ACME, blob.sha256, task_id(1)) == blob.size
+    assert not (tmp_path / "copy" / BLOBS_NAME / "incoming" / "half").exists()

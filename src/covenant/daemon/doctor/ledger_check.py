@@ -24,12 +24,16 @@ from covenant.ledger.embedded.archive.archive import (
     archived_seq_of,
     missing_parts,
 )
+from covenant.ledger.embedded.blob_folder import FOLDER_NAME as BLOBS_NAME
+from covenant.ledger.embedded.blob_folder import all_places, fault_at, size_at
+from covenant.ledger.embedded.disk import MIB
 from covenant.ledger.embedded.journal import snapshot
 from covenant.ledger.embedded.journal.record import Record
 from covenant.ledger.embedded.journal.recovery import JournalReport, examine_journal
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.event_codec import decode_events
 from covenant.ledger.machine.events import TaskFollowed, TaskSent
+from covenant.model.content import File
 from covenant.model.errors import Damaged, SettingsError
 from covenant.model.ids import TaskId
 from covenant.model.settings import Limits
@@ -99,6 +103,7 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
         return Checkup(tuple(findings), salvage)
     findings += _tell_journal(journal)
     findings += _check_keys(home, variables, journal.after)
+    findings += _check_files(home / BLOBS_NAME, journal.after)
     odds: tuple[CheckFinding, ...] = ()
     if archive.archived_seq:
         try:
@@ -175,6 +180,24 @@ def _check_keys(home: Path, variables: Mapping[str, str], state: LedgerState) ->
         named = ", ".join(f"{grant.subject.display} {grant.action}" for grant in forged[:FAULTS_SHOWN])
         what = f"{len(forged)} grant(s) are not signed by {KEY_NAME}: {named}"
         yield wrong(what, "put the journal and identity/ back from one backup")
+
+
+def _check_files(folder: Path, state: LedgerState) -> Iterator[CheckFinding]:
+    """Every file of the blob store is read; and those that live tasks refer to must be there."""
+    count = size = 0
+    for place in all_places(folder):
+        fault, count, size = fault_at(place, hashes=True), count + 1, size + (size_at(place) or 0)
+        if fault is not None:
+            yield wrong(f"the file {place.relative_to(folder.parent)} is broken ({fault.kind}): {fault.what}")
+    for entry in state.entries.values():
+        for part in entry.task.parts:
+            if isinstance(part, File):
+                place = folder / part.space / part.sha256[:2] / part.sha256
+                if (found := size_at(place)) != part.size:
+                    told = "is missing" if found is None else f"has {found} bytes instead of {part.size}"
+                    yield wrong(f"the file {part.sha256} of the live task {entry.task.id} {told}")
+    if count:
+        yield CheckFinding(f"{count} files of tasks have {size / MIB:,.1f} MiB")
 
 
 def _check_archive(path: Path) -> _Archive:

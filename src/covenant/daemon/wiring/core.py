@@ -130,8 +130,7 @@ class Access:
     catalogue: Catalogue
     mailbox: MailboxExchange
     intake: Intake
-    files: StoredFiles | None
-    """None: bytes stay in the ledger."""
+    files: StoredFiles
     removals: TenantRemovals
     schedulers: tuple[Scheduler, ...]
 
@@ -173,7 +172,7 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
         frames=telemetry.frames,
         stored=files,
     )
-    collector = FileCollector(files, telemetry) if files is not None else None
+    collector = FileCollector(files, telemetry)
     return Access(
         identity_auth=identity_auth,
         identity_admin=identity_admin,
@@ -187,14 +186,12 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
             *((storage.singleton("retries", scheduler),) if retry.scheduler else ()),
             storage.singleton("retention", retention),
             storage.singleton("removals", removals),
-            *((storage.singleton("files", collector),) if collector is not None else ()),
+            storage.singleton("files", collector),
         ),
     )
 
 
-def _make_files(settings: Settings, storage: Storage) -> StoredFiles | None:
-    if storage.blobs is None:
-        return None
+def _make_files(settings: Settings, storage: Storage) -> StoredFiles:
     secret = derived_secret(storage.key, "covenant.file_links")
     links = FileLinks(secret, storage.ledger.now_ms, settings.blobs.link_ms)
     return StoredFiles(storage.blobs, storage.ledger, links, settings.blobs)

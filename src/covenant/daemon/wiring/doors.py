@@ -74,7 +74,7 @@ from covenant.outbound.remote.inspector import Inspector
 from covenant.seal.cards import CardSigner
 from covenant.seal.certificates import certificate_names
 from covenant.seal.keys import WebhookSigner
-from covenant.wire.a2a.parts_v1 import Link, unlinked
+from covenant.wire.a2a.parts_v1 import Link
 
 if TYPE_CHECKING:
     from covenant.daemon.wiring.peers import Peers
@@ -129,7 +129,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
         started_ms=ledger.now_ms(),
     )
     configs, sender = _make_push(base, agents.exchange)
-    links = access.files.links if access.files is not None else None
+    links = access.files.links
     admission = Admission(access.gate, access.catalogue, meter, base_url.of, published.admits, pool, links)
     services = A2AServices(agents.exchange, extended_cards(cards), configs)
     mcp = _make_mcp(base, agents)
@@ -304,13 +304,11 @@ def _make_push(base: Base, exchange: A2AExchange) -> tuple[PushConfigs, Schedule
 
 def _push_link(base: Base) -> Link:
     files, url = base.access.files, _local_url(base)
-    return unlinked if files is None else lambda file: files.links.url_of(file, url)
+    return lambda file: files.links.url_of(file, url)
 
 
 def _file_routes(base: Base, base_url: BaseUrl) -> list[BaseRoute]:
     access = base.access
-    if access.files is None:
-        return []
     shared = FileAccess(access.files, access.gate, access.identity_auth, base_url)
     return file_routes(shared, base.telemetry.meter)
 

@@ -18,6 +18,7 @@ from covenant.daemon.environment import PASSPHRASE_VARIABLE, machine_name
 from covenant.daemon.home import UnsafeHome, read_or_make_token, save_token
 from covenant.daemon.keystore import Keystore
 from covenant.daemon.settings import Settings, ledger_limits
+from covenant.ledger.contract.blobs import BlobStore
 from covenant.ledger.contract.ledger import Ledger, SharedLedger
 from covenant.model.errors import SettingsError
 from covenant.model.extras import install_command
@@ -74,6 +75,12 @@ async def open_shared_ledger(settings: Settings, clocks: Any) -> SharedLedger:
         pooler=settings.ledger.pooler,
     )
     return ledger
+
+
+async def open_shared_blobs(settings: Settings) -> BlobStore:
+    postgres = await asyncio.to_thread(import_postgres, "open_postgres")
+    blobs: BlobStore = await postgres.open_blob_rows(settings.ledger.url, pooler=settings.ledger.pooler)
+    return blobs
 
 
 async def agree_on_secrets(

@@ -21,7 +21,12 @@ from covenant.daemon.schedulers import ArchiveReport, Maintenance, Scheduler, Si
 from covenant.daemon.segment_shipper import SegmentShipper, command_words
 from covenant.daemon.settings import Settings, ledger_limits
 from covenant.daemon.telemetry import Log
-from covenant.daemon.wiring.postgres_storage import InstanceSecrets, agree_on_secrets, open_shared_ledger
+from covenant.daemon.wiring.postgres_storage import (
+    InstanceSecrets,
+    agree_on_secrets,
+    open_shared_blobs,
+    open_shared_ledger,
+)
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.clock import Uuids
@@ -60,8 +65,7 @@ class Storage:
     instance_keys: InstanceKeys | None
     """What other instances seal messages to. None: peers are switched off."""
     operator: Principal
-    blobs: BlobStore | None
-    """None: there is no store, and bytes stay in the ledger."""
+    blobs: BlobStore
     backups: StagedBackups | None
     """None: the ledger is on PostgreSQL."""
     shipper: SegmentShipper | None
@@ -88,7 +92,10 @@ async def open_storage(
     keystore = Keystore(home, find_passphrase(environment()))
     key = await asyncio.to_thread(keystore.read_key)
     shipped = _shipped_segments(settings)
-    async with _opened_ledger(settings, log, clocks, archive_apart=archive_apart, shipped=shipped) as ledger:
+    async with (
+        _opened_ledger(settings, log, clocks, archive_apart=archive_apart, shipped=shipped) as ledger,
+        AsyncExitStack() as stack,
+    ):
         if isinstance(ledger, EmbeddedLedger):
             key, token = await _own_secrets(ledger, keystore, home, key)
         else:
@@ -99,9 +106,14 @@ async def open_storage(
         await check_grants(ledger, agent.pubkey)
         operator = await admit_operator(ledger, agent, token, partial(save_token, home))
         await _report(ledger, log)
-        backups = shipper = blobs = None
+        backups = shipper = None
+        blobs: BlobStore
         if isinstance(ledger, EmbeddedLedger):
             blobs = await asyncio.to_thread(_open_blobs, home)
+        else:
+            blobs = await open_shared_blobs(settings)
+        stack.push_async_callback(blobs.close)
+        if isinstance(ledger, EmbeddedLedger):
             backups = StagedBackups(home, ledger, Uuids(), shipped=shipped)
             await backups.clear()
             shipper = _make_shipper(settings, ledger, shipped, log) if shipped is not None else None

@@ -1,6 +1,7 @@
 """A backup as one file: a tar of a home's files, with a manifest as its last member.
 
     journal/…, archive.db      the ledger at one position
+    blobs/…                    the files that it refers to, and perhaps some more
     settings.toml, agents/…    what an operator has put there
     operator.token, identity/… the secrets; locked ones stay locked
     manifest.json              the position, and the SHA-256 of every file above
@@ -29,6 +30,8 @@ from typing import IO, Final
 import msgspec
 
 from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME
+from covenant.ledger.embedded.blob_folder import FOLDER_NAME as BLOBS_NAME
+from covenant.ledger.embedded.blob_folder import link_blobs
 from covenant.ledger.embedded.disk import MIB, free_bytes, open_private, sync_dir
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal.shipped_segments import ShippedSegments
@@ -107,6 +110,8 @@ class StagedBackups:
             await asyncio.to_thread(_make_folder, folder)
             try:
                 position = await self._ledger.copy_to(folder)
+                # After the ledger: what it refers to was stored before. By a second name, so that nothing is collected.
+                await asyncio.to_thread(link_blobs, self._home / BLOBS_NAME, folder / BLOBS_NAME)
             except BaseException:
                 await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
                 raise
@@ -152,8 +157,9 @@ def _make_folder(folder: Path) -> None:
 
 MANIFEST_NAME: Final = "manifest.json"
 FORMAT: Final = 1
-MANIFEST_BYTES_MAX: Final = 64 * MIB
-FILES_MAX: Final = 100_000
+MANIFEST_BYTES_MAX: Final = 256 * MIB
+FILES_MAX: Final = 1_000_000
+HOME_FILES_MAX: Final = 50_000
 HOME_FILE_BYTES_MAX: Final = 64 * MIB
 HOME_FILES: Final = (
     "settings.toml",
@@ -220,6 +226,9 @@ def write_backup(out: IO[bytes], home: Path, staged: StagedBackup, version: str)
 def _ledger_files(folder: Path) -> Iterator[tuple[str, Path]]:
     yield from ((path.name, path) for path in sorted(folder.iterdir()) if path.is_file())
     yield from ((f"journal/{path.name}", path) for path in sorted((folder / "journal").iterdir()))
+    for path in sorted((folder / BLOBS_NAME).rglob("*")):
+        if path.is_file():
+            yield path.relative_to(folder).as_posix(), path
 
 
 def _home_files(home: Path) -> Iterator[tuple[str, Path]]:
@@ -231,8 +240,8 @@ def _home_files(home: Path) -> Iterator[tuple[str, Path]]:
         for each in found:
             if each.is_file() and not each.is_symlink() and not each.name.endswith(".tmp"):
                 count += 1
-                if count > FILES_MAX // 2:
-                    raise OSError(f"{path} has more than {FILES_MAX // 2} files")
+                if count > HOME_FILES_MAX:
+                    raise OSError(f"{path} has more than {HOME_FILES_MAX} files")
                 yield each.relative_to(home).as_posix(), each
 
 

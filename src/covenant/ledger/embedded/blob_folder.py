@@ -20,7 +20,7 @@ import shutil
 import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -80,7 +80,7 @@ class BlobFolder:
     def _refer(self, space: str, sha256: str, task_id: TaskId) -> int | None:
         place = self.place(space, sha256)
         with self._lock, _told(self.path):
-            size = _size(place)
+            size = size_at(place)
             if size is not None:
                 self.add_reference(place, task_id)
         return size
@@ -99,7 +99,7 @@ class BlobFolder:
         """Give a staged blob, which is synced, its place; or drop it, if its space has this content already."""
         place = self.place(space, blob.sha256)
         with self._lock:
-            if _size(place) == blob.size:
+            if size_at(place) == blob.size:
                 os.utime(place / BYTES, follow_symlinks=False)
                 if task_id is not None:
                     self.add_reference(place, task_id)
@@ -133,7 +133,7 @@ class BlobFolder:
         place = self.place(space, sha256)
         if task_id is not None and not os.path.lexists(place / parse_task_id(task_id)):
             return None
-        return _size(place)
+        return size_at(place)
 
     async def read(self, space: str, sha256: str, start: int, stop: int) -> AsyncIterator[bytes]:
         path = self.place(space, sha256) / BYTES
@@ -167,7 +167,7 @@ class BlobFolder:
         """Counted once, when somebody first asks, and kept up to date from then on. Under the lock."""
         used = self._usage.get(space)
         if used is None:
-            sizes = [_size(place) or 0 for place in self._places(space)]
+            sizes = [size_at(place) or 0 for place in self._places(space)]
             used = self._usage[space] = [len(sizes), sum(sizes)]
         return used
 
@@ -247,7 +247,7 @@ class BlobFolder:
             aged = _aged(bytes_path if os.path.lexists(bytes_path) else place, before_ms)
             if not aged or _references(place):
                 return dropped, None
-            used, size = self._used(place.parent.parent.name), _size(place) or 0
+            used, size = self._used(place.parent.parent.name), size_at(place) or 0
             condemned = self.path / INCOMING / self._new_id()
             fault_points.point("blobs.condemn")
             os.rename(place, condemned)
@@ -272,7 +272,7 @@ class BlobFolder:
         faults: list[BlobFault] = []
         for space in await asyncio.to_thread(self._spaces):
             for place in await asyncio.to_thread(lambda each: list(self._places(each)), space):
-                found = await asyncio.to_thread(_fault, place, hashes=hashes)
+                found = await asyncio.to_thread(fault_at, place, hashes=hashes)
                 references = await asyncio.to_thread(_references, place)
                 if found is None and not any([await known(TaskId(each.name)) for each in references[:TASKS_TOLD_MAX]]):
                     found = BlobFault("orphan", space, place.name, "no task refers to it; the collector takes it")
@@ -292,10 +292,31 @@ class BlobFolder:
         return sorted(each.name for each in _folders(self.path) if is_space(each.name))
 
     def _places(self, space: str, after: str = "") -> Iterator[Path]:
-        for group in sorted(_folders(self.path / space), key=lambda each: each.name):
-            if group.name >= after[:2]:
-                names = sorted(each.name for each in _folders(Path(group.path)) if is_sha256(each.name))
-                yield from (Path(group.path, name) for name in names if name > after)
+        return places_in(self.path / space, after)
+
+
+def link_blobs(source: Path, target: Path) -> None:
+    """Give every blob and reference a second name under `target`. What is collected meanwhile is left out."""
+    for place in all_places(source):
+        copy = target / place.relative_to(source)
+        copy.mkdir(mode=0o700, parents=True)
+        with suppress(FileNotFoundError):
+            for name in (BYTES, *(path.name for path in _references(place))):
+                os.link(place / name, copy / name, follow_symlinks=False)
+
+
+def all_places(folder: Path) -> Iterator[Path]:
+    for space in sorted(_folders(folder), key=lambda each: each.name):
+        if is_space(space.name):
+            yield from places_in(Path(space.path))
+
+
+def places_in(space: Path, after: str = "") -> Iterator[Path]:
+    """The folders of a space's blobs, by hash, behind the hash `after`."""
+    for group in sorted(_folders(space), key=lambda each: each.name):
+        if group.name >= after[:2]:
+            names = sorted(each.name for each in _folders(Path(group.path)) if is_sha256(each.name))
+            yield from (Path(group.path, name) for name in names if name > after)
 
 
 class FolderWriter:
@@ -362,7 +383,7 @@ def _told(path: Path) -> Iterator[None]:
         raise Unavailable("files_unwritable", f"the file cannot be stored: {error.strerror}{room}") from error
 
 
-def _size(place: Path) -> int | None:
+def size_at(place: Path) -> int | None:
     """None if there is no plain file, which a link is not."""
     try:
         found = os.lstat(place / BYTES)
@@ -405,11 +426,11 @@ def _drop(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def _fault(place: Path, *, hashes: bool) -> BlobFault | None:
+def fault_at(place: Path, *, hashes: bool) -> BlobFault | None:
     space, sha256, path = place.parent.parent.name, place.name, place / BYTES
     if not os.path.lexists(path):
         return BlobFault("missing", space, sha256, "its bytes are gone; put them back from a backup")
-    size = _size(place)
+    size = size_at(place)
     if size is None:
         return BlobFault("not_a_file", space, sha256, "a link or a folder stands where its bytes belong")
     if not hashes:

@@ -147,6 +147,18 @@ class Connections:
             raise unavailable(error) from error
 
     @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+        """What is done here becomes durable at once, or not at all."""
+        assert self._readers is not None
+        try:
+            async with self._readers.acquire() as db, db.transaction():
+                yield db
+        except UNAVAILABLE as error:
+            raise unavailable(error) from error
+        except REFUSED as error:
+            raise refused(error) from error
+
+    @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[asyncpg.Connection[Any]]:
         """Several questions about one moment."""
         assert self._readers is not None

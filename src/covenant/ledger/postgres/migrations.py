@@ -12,7 +12,7 @@ import asyncpg
 from covenant.ledger.postgres.sql import text
 from covenant.model.errors import CovenantError
 
-LEVEL: Final = 7
+LEVEL: Final = 8
 MIGRATION_S: Final = 3_600.0
 """How long one level may take: it may rewrite every task."""
 

@@ -41,6 +41,8 @@ SELECT
     ) AS has_tenant
 FROM information_schema.tables AS t
 WHERE t.table_schema = current_schema() AND t.table_type = 'BASE TABLE'
+    -- Bytes of files: those of a tenant are counted by its space.
+    AND t.table_name <> 'blob_chunk'
 ORDER BY t.table_name
 
 -- :search

@@ -1,0 +1,218 @@
+"""The blob store in the database that daemons share: bytes in chunks, and a row for each reference.
+
+An upload writes its chunks as they come; they belong to nothing until one transaction makes the blob and its first
+reference, or drops them, if the space has this content already. The row of a blob is locked by who refers to it and by
+who collects it: so one of the two sees what the other has done. Uploads that a dead daemon has left are collected.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
+
+from covenant.ledger.contract.blobs import (
+    CHUNK_BYTES,
+    COLLECTED_MAX,
+    Blob,
+    BlobFault,
+    BlobQuota,
+    BlobUsage,
+    Collected,
+    Known,
+    StoredBlob,
+    check_quota,
+    is_sha256,
+    is_space,
+    no_blob,
+)
+from covenant.ledger.postgres.connections import Connections
+from covenant.ledger.postgres.sql import statement
+from covenant.model.errors import Invalid
+from covenant.model.ids import TaskId
+
+FILE: Final = "blobs"
+
+
+class BlobRows:
+    def __init__(self, connections: Connections) -> None:
+        """For an own pool of connections, which `close` closes: large transfers do not hold up anybody's reads."""
+        self.connections = connections
+        self._cursor = ("", "")
+
+    async def ask(self, name: str, **values: Any) -> Sequence[Any]:
+        return await self.connections.fetch(statement(FILE, name), values)
+
+    async def writer(self, space: str, quota: BlobQuota) -> RowsWriter:
+        _check(space)
+        ((upload_id,),) = await self.ask("begin")
+        usage = await self.usage(space)
+        return RowsWriter(self, space, quota, upload_id, usage)
+
+    async def refer(self, space: str, sha256: str, task_id: TaskId) -> int | None:
+        _check(space, sha256)
+        async with self.connections.transaction() as db:
+            size: int | None = await _one(db, "touch", space=space, sha256=sha256)
+            if size is not None:
+                await _one(db, "refer", space=space, sha256=sha256, task_id=task_id)
+        return size
+
+    async def find(self, space: str, sha256: str, task_id: TaskId | None = None) -> int | None:
+        _check(space, sha256)
+        rows = await self.ask("find", space=space, sha256=sha256, task_id=task_id)
+        return rows[0]["size"] if rows else None
+
+    async def read(self, space: str, sha256: str, start: int, stop: int) -> AsyncIterator[bytes]:
+        _check(space, sha256)
+        rows = await self.ask("find", space=space, sha256=sha256, task_id=None)
+        if not rows:
+            raise no_blob(sha256)
+        while start < stop:
+            no, skipped = divmod(start, CHUNK_BYTES)
+            found = await self.ask("chunk", upload_id=rows[0]["upload_id"], no=no)
+            data: bytes = found[0]["body"][skipped : skipped + stop - start] if found else b""
+            if not data:
+                raise no_blob(sha256)
+            start += len(data)
+            yield data
+
+    async def usage(self, space: str | None = None) -> BlobUsage:
+        ((files, size),) = await self.ask("usage", space=space)
+        return BlobUsage(files, size)
+
+    async def listing(self, space: str, after: str, limit: int) -> Sequence[StoredBlob]:
+        rows = await self.ask("listing", space=space, after=after, limit=limit)
+        return [
+            StoredBlob(
+                sha256=row["sha256"],
+                size=row["size"],
+                stored_at_ms=row["stored_at_ms"],
+                references=row["references"],
+                tasks=tuple(row["tasks"]),
+            )
+            for row in rows
+        ]
+
+    async def collect(self, known: Known, before_ms: int) -> Collected:
+        space, after = self._cursor
+        places = await self.ask("page", space=space, sha256=after, limit=COLLECTED_MAX)
+        references = blobs = size = 0
+        for each in places:
+            dropped, freed = await self._collect(each["space"], each["sha256"], known, before_ms)
+            references += dropped
+            if freed is not None:
+                blobs, size = blobs + 1, size + freed
+        for row in await self.ask("stale_uploads", before_ms=before_ms):
+            await self.ask("discard", upload_id=row["id"])
+        more = len(places) == COLLECTED_MAX
+        self._cursor = (places[-1]["space"], places[-1]["sha256"]) if more else ("", "")
+        return Collected(len(places), references, blobs, size, more)
+
+    async def _collect(self, space: str, sha256: str, known: Known, before_ms: int) -> tuple[int, int | None]:
+        whose = {"space": space, "sha256": sha256, "before_ms": before_ms}
+        old = [TaskId(row["task_id"]) for row in await self.ask("old_references", **whose)]
+        lost = [each for each in old if not await known(each)]
+        async with self.connections.transaction() as db:
+            if lost:
+                await _one(db, "drop_references", **whose, tasks=lost)
+            row = await db.fetchrow(statement(FILE, "collect").text, *statement(FILE, "collect").values(whose))
+            if row is not None:
+                await _one(db, "drop_chunks", upload_id=row["upload_id"])
+        return len(lost), row["size"] if row is not None else None
+
+    async def erase(self, space: str) -> None:
+        _check(space)
+        await self.ask("erase", space=space)
+
+    async def check(self, known: Known, *, hashes: bool) -> Sequence[BlobFault]:
+        faults: list[BlobFault] = []
+        space, sha256 = "", ""
+        while page := await self.ask("page", space=space, sha256=sha256, limit=COLLECTED_MAX):
+            for row in page:
+                space, sha256 = row["space"], row["sha256"]
+                fault = await self._fault(space, sha256) if hashes else None
+                tasks = [TaskId(each["task_id"]) for each in await self.ask("references", space=space, sha256=sha256)]
+                if fault is None and not any([await known(each) for each in tasks]):
+                    fault = BlobFault("orphan", space, sha256, "no task refers to it; the collector takes it")
+                if fault is not None:
+                    faults.append(fault)
+        return faults
+
+    async def _fault(self, space: str, sha256: str) -> BlobFault | None:
+        size = await self.find(space, sha256) or 0
+        found = hashlib.sha256()
+        try:
+            async for piece in self.read(space, sha256, 0, size):
+                found.update(piece)
+        except Exception as error:  # noqa: BLE001  (whatever keeps it from being read)
+            return BlobFault("missing", space, sha256, str(error))
+        return None if found.hexdigest() == sha256 else BlobFault("wrong_hash", space, sha256)
+
+    async def close(self) -> None:
+        await self.connections.close()
+
+
+class RowsWriter:
+    """All chunks but the last have the same size, so that a place in the file tells its chunk."""
+
+    def __init__(self, store: BlobRows, space: str, quota: BlobQuota, upload_id: int, usage: BlobUsage) -> None:
+        self.size = 0
+        self._store = store
+        self._space = space
+        self._quota = quota
+        self._upload_id = upload_id
+        self._usage = usage
+        self._hash = hashlib.sha256()
+        self._rest = bytearray()
+        self._chunks = 0
+
+    async def write(self, data: bytes) -> None:
+        check_quota(self._quota, BlobUsage(0, self._usage.bytes), self.size + len(data))
+        self.size += len(data)
+        self._hash.update(data)
+        self._rest += data
+        while len(self._rest) >= CHUNK_BYTES:
+            await self._put(bytes(self._rest[:CHUNK_BYTES]))
+            del self._rest[:CHUNK_BYTES]
+
+    async def _put(self, body: bytes) -> None:
+        await self._store.ask("write", upload_id=self._upload_id, no=self._chunks, body=body)
+        self._chunks += 1
+
+    async def finish(self, task_id: TaskId | None = None, *, sha256: str | None = None) -> Blob:
+        blob = Blob(self._hash.hexdigest(), self.size)
+        if sha256 is not None and sha256 != blob.sha256:
+            await self.discard()
+            raise Invalid("wrong_hash", f"the bytes that came have the SHA-256 {blob.sha256}, not {sha256[:64]}")
+        if self._rest:
+            await self._put(bytes(self._rest))
+        whose = {"space": self._space, "sha256": blob.sha256}
+        try:
+            async with self._store.connections.transaction() as db:
+                await _one(db, "lock_space", space=self._space)
+                if await _one(db, "touch", **whose) is not None:
+                    await _one(db, "discard", upload_id=self._upload_id)
+                else:
+                    usage = statement(FILE, "usage")
+                    row = await db.fetchrow(usage.text, *usage.values({"space": self._space}))
+                    check_quota(self._quota, BlobUsage(row["files"], row["bytes"]), blob.size)
+                    await _one(db, "publish", **whose, size=blob.size, upload_id=self._upload_id)
+                if task_id is not None:
+                    await _one(db, "refer", **whose, task_id=task_id)
+        except BaseException:
+            await self.discard()
+            raise
+        return blob
+
+    async def discard(self) -> None:
+        await self._store.ask("discard", upload_id=self._upload_id)
+
+
+async def _one(db: Any, name: str, **values: Any) -> Any:
+    asked = statement(FILE, name)
+    return await db.fetchval(asked.text, *asked.values(values))
+
+
+def _check(space: str, sha256: str = "0" * 64) -> None:
+    if not (is_space(space) and is_sha256(sha256)):
+        raise no_blob(sha256)

@@ -1,0 +1,73 @@
+-- :begin
+INSERT INTO blob_upload (begun_at_ms) VALUES (extract(epoch FROM clock_timestamp()) * 1000) RETURNING id
+
+-- :write
+INSERT INTO blob_chunk (upload_id, no, body) VALUES (:upload_id, :no, :body)
+
+-- :discard
+WITH gone AS (DELETE FROM blob_upload WHERE id = :upload_id)
+DELETE FROM blob_chunk WHERE upload_id = :upload_id
+
+-- :lock_space
+SELECT pg_advisory_xact_lock(hashtextextended('covenant.blobs.' || :space::text, 0))
+
+-- :touch
+UPDATE blob SET stored_at_ms = extract(epoch FROM clock_timestamp()) * 1000
+WHERE space = :space AND sha256 = :sha256 RETURNING size
+
+-- :publish
+WITH whole AS (DELETE FROM blob_upload WHERE id = :upload_id)
+INSERT INTO blob (space, sha256, size, stored_at_ms, upload_id)
+VALUES (:space, :sha256, :size, extract(epoch FROM clock_timestamp()) * 1000, :upload_id)
+
+-- :refer
+INSERT INTO blob_reference (space, sha256, task_id, made_at_ms)
+VALUES (:space, :sha256, :task_id, extract(epoch FROM clock_timestamp()) * 1000)
+ON CONFLICT (space, sha256, task_id) DO UPDATE SET made_at_ms = EXCLUDED.made_at_ms
+
+-- :find
+SELECT size, upload_id FROM blob WHERE space = :space AND sha256 = :sha256
+AND (:task_id::text IS NULL OR EXISTS (
+    SELECT FROM blob_reference WHERE space = :space AND sha256 = :sha256 AND task_id = :task_id::text))
+
+-- :chunk
+SELECT body FROM blob_chunk WHERE upload_id = :upload_id AND no = :no
+
+-- :usage
+SELECT count(*) AS files, coalesce(sum(size), 0)::bigint AS bytes FROM blob
+WHERE (:space::text IS NULL OR space = :space::text)
+
+-- :listing
+SELECT sha256, size, stored_at_ms,
+    (SELECT count(*) FROM blob_reference r WHERE r.space = b.space AND r.sha256 = b.sha256) AS references,
+    ARRAY(SELECT task_id FROM blob_reference r WHERE r.space = b.space AND r.sha256 = b.sha256
+        ORDER BY task_id LIMIT 10) AS tasks
+FROM blob b WHERE space = :space AND sha256 > :after ORDER BY sha256 LIMIT :limit
+
+-- :page
+SELECT space, sha256 FROM blob WHERE (space, sha256) > (:space, :sha256) ORDER BY space, sha256 LIMIT :limit
+
+-- :old_references
+SELECT task_id FROM blob_reference WHERE space = :space AND sha256 = :sha256 AND made_at_ms < :before_ms
+
+-- :drop_references
+DELETE FROM blob_reference
+WHERE space = :space AND sha256 = :sha256 AND task_id = ANY(:tasks::text[]) AND made_at_ms < :before_ms
+
+-- :collect
+DELETE FROM blob b WHERE space = :space AND sha256 = :sha256 AND stored_at_ms < :before_ms
+AND NOT EXISTS (SELECT FROM blob_reference r WHERE r.space = b.space AND r.sha256 = b.sha256)
+RETURNING size, upload_id
+
+-- :drop_chunks
+DELETE FROM blob_chunk WHERE upload_id = :upload_id
+
+-- :stale_uploads
+SELECT id FROM blob_upload WHERE begun_at_ms < :before_ms LIMIT 1000
+
+-- :erase
+WITH gone AS (DELETE FROM blob WHERE space = :space RETURNING upload_id)
+DELETE FROM blob_chunk USING gone WHERE blob_chunk.upload_id = gone.upload_id
+
+-- :references
+SELECT task_id FROM blob_reference WHERE space = :space AND sha256 = :sha256 ORDER BY task_id LIMIT 10
