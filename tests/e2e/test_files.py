@@ -334,6 +334,8 @@ async def test_the_mailbox_keeps_large_bytes_in_the_store_both_ways(daemon: Daem
     me, mailbox = daemon.operator.agent, daemon.mailbox
     block = Resource(Embedded("", "text/plain", blob=raw(LARGE)["raw"]), filename="in.txt")
     task = Task(id=TaskId(str(uuid4())), sender=me, recipient=me, intent_text="look", parts=(block,))
+    for action in (f"a2a.send.{me.display}", f"a2a.respond.{me.display}"):
+        await daemon.identities.grant(daemon.operator, action)
     await mailbox.accept(daemon.operator, task)
     (leased,) = (await mailbox.take(daemon.operator)).tasks
     (came,) = leased.task.parts
