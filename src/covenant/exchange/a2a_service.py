@@ -115,7 +115,7 @@ class A2AExchange:
     async def send(self, call: A2ARequest, sent: SendMessage) -> TaskView:
         """The task when it has ended or waits for its sender; as soon as it is accepted, if it should not block."""
         task_id, task, key = await self._prepare(call, sent)
-        with self._ledger.watch(task_id) as watch:
+        with self._ledger.watch(task_id, new=key is None and task is not None) as watch:
             if task is None:
                 done = await self._continue(call, sent, task_id, key)
             else:
@@ -136,7 +136,7 @@ class A2AExchange:
     async def stream(self, call: A2ARequest, sent: SendMessage) -> TaskStream:
         """Ends with the task, or when it waits for its sender."""
         task_id, task, key = await self._prepare(call, sent)
-        with handed_over(self._ledger.watch(task_id)) as watch:
+        with handed_over(self._ledger.watch(task_id, new=key is None and task is not None)) as watch:
             if task is None:
                 done = await self._continue(call, sent, task_id, key)
             else:

@@ -99,7 +99,7 @@ class SimpleExchange:
         task = self._task(agent, sent, msgspec.structs.replace(hop, depth=depth), ignored)
         message = Message(message_id=task.id, parts=(Text(sent.message),))
         check_message(message, agent, ())
-        with self._ledger.watch(task.id) as watch:
+        with self._ledger.watch(task.id, new=True) as watch:
             await self._a2a.writer.submit(task, bytes_max=self._a2a.settings.message_bytes_max, minted=True)
             builder = TaskViewBuilder()
             builder.catch_up(await watch.next(WATCH_S))

@@ -375,7 +375,7 @@ class TaskWatchers:
         self._peer: list[Callable[[InstanceId], None]] = []
         self._registers: list[Callable[[RegisterChange], None]] = []
 
-    def watch(self, task_id: TaskId) -> TaskWatch:
+    def watch(self, task_id: TaskId, *, new: bool = False) -> TaskWatch:  # noqa: ARG002  here, all are told alike
         watch = TaskWatch(self, task_id)
         self._watches.setdefault(task_id, []).append(watch)
         return watch

@@ -317,8 +317,11 @@ class TaskLedger(Commits, Protocol):
     async def parties(self, task_id: TaskId) -> Parties | None:
         """Whose a task is, live or finished. Costs the same however large the task is."""
 
-    def watch(self, task_id: TaskId) -> Watch:
-        """See each step of a task, known or not yet, from now on. For the past, read `steps` after this."""
+    def watch(self, task_id: TaskId, *, new: bool = False) -> Watch:
+        """See each step of a task, known or not yet, from now on. For the past, read `steps` after this.
+
+        `new`: its id was made just now, so nothing of it can be there before this.
+        """
 
     async def steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> Sequence[Step]:
         """What happened to a task after a generation, oldest first; nothing, if the task is outside the scope."""

@@ -47,7 +47,7 @@ from covenant.ledger.postgres.step_follower import StepFollower
 from covenant.ledger.postgres.stored_task import column, decode_head
 from covenant.ledger.postgres.task_history import History
 from covenant.ledger.postgres.tenant_rows import TenantRows
-from covenant.ledger.watchers import KeyedWakeups, QueueWaiter, QueueWaiters, TaskWatch, TaskWatchers, step_of
+from covenant.ledger.watchers import KeyedWakeups, QueueWaiter, QueueWaiters, TaskWatchers, step_of
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.grant import AuditReport, Grant, Identity
 from covenant.model.ids import PublicKey, TaskId
@@ -117,7 +117,7 @@ class PostgresLedger:
         self.on_registers = self._signals.on_registers
         self.task_waiter: Callable[[PublicKey | None], QueueWaiter] = self._task_waiters.waiter
         self.result_waiter: Callable[[PublicKey | None], QueueWaiter] = self._result_waiters.waiter
-        self.watch: Callable[[TaskId], TaskWatch] = self._steps.watch
+        self.watch = self._steps.watch
         self.identity = registers.identity
         self.enrolled = registers.enrolled
         self.tenant = registers.tenant

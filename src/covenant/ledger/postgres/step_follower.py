@@ -2,8 +2,7 @@
 
 A task's generations have no gaps. So what this node wrote is told at once if it is the next; anything else shows that
 another node wrote in between, and is read. A watch begins where the task stands: until that is known, nothing is told
-and `began` waits, so that whoever reads the past after it began to watch misses nothing. Where a task stands is asked
-a moment after the watch began, because a watch is mostly of a task that this node is about to accept.
+and `began` waits, so that whoever reads the past after it began to watch misses nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from covenant.model.task_event import Step
 
 READ_MAX: Final = 1_000
 """Steps that are read at once."""
-BEGIN_S: Final = 0.05
-"""How long a watch waits for the first step of its task before the database is asked where the task stands."""
 
 ReadSteps = Callable[[TaskId, int, int], Awaitable[Sequence[Step]]]
 ReadGeneration = Callable[[TaskId], Awaitable[int]]
@@ -41,7 +38,6 @@ class _Followed:
         self.first: int | None = None
         """The first generation that came while it was not known where the task stood."""
         self.reading: asyncio.Task[None] | None = None
-        self.beginning: asyncio.TimerHandle | None = None
 
     def note(self, first: int, last: int) -> None:
         self.wanted = max(self.wanted, last)
@@ -61,11 +57,14 @@ class StepFollower:
         self._read_generation = read_generation
         self._followed: dict[TaskId, _Followed] = {}
 
-    def watch(self, task_id: TaskId) -> TaskWatch:
+    def watch(self, task_id: TaskId, *, new: bool = False) -> TaskWatch:
         followed = self._followed.get(task_id)
         if followed is None:
             followed = self._followed[task_id] = _Followed()
-            followed.beginning = self.loop.call_later(BEGIN_S, self._read, task_id, followed)
+            if new:
+                followed.told = 0
+            else:
+                self._read(task_id, followed)
         watch = TaskWatch(self, task_id)
         followed.watches.append(watch)
         return watch
@@ -76,16 +75,12 @@ class StepFollower:
             followed.watches.remove(watch)
             if not followed.watches:
                 del self._followed[watch.task_id]
-                if followed.beginning is not None:
-                    followed.beginning.cancel()
                 if followed.reading is not None:
                     followed.reading.cancel()
 
     async def began(self, task_id: TaskId) -> None:
         """Return when it is known where the watches of this task begin."""
         followed = self._followed.get(task_id)
-        if followed is not None and followed.told is None:
-            self._read(task_id, followed)
         while followed is not None and followed.told is None and followed.reading is not None:
             await asyncio.wait((followed.reading,))
 
@@ -94,8 +89,6 @@ class StepFollower:
         followed = self._followed.get(task_id)
         if followed is None:
             return
-        if followed.told is None and followed.reading is None and steps[0].generation == 1:
-            followed.told = 0  # this node has accepted it just now
         followed.note(steps[0].generation, steps[-1].generation)
         told = followed.told
         if told is not None and followed.reading is None and steps[0].generation <= told + 1:
@@ -130,11 +123,6 @@ class StepFollower:
                 watch.give(new)
 
     def _read(self, task_id: TaskId, followed: _Followed) -> None:
-        if followed.beginning is not None:
-            followed.beginning.cancel()
-            followed.beginning = None
-            if followed.told is not None and followed.wanted <= followed.told:
-                return
         if followed.reading is None:
             followed.reading = self.loop.create_task(self._follow(task_id, followed))
 
