@@ -3,6 +3,7 @@
     cycles    COUNT tasks through their whole life, four events each
     history   COUNT finished tasks, the quick way: all but one are replays of the first one's result
     a2a       COUNT tasks as the daemon has them for a blocking SendMessage to an agent that echoes: two records each
+    echoes    the same with 600 bytes in each, every text another
     compact   nothing but a compaction
 
 and LIVE tasks stay queued at the end. HOME is a folder, or the URL of a database. In a folder, durability is "os": a
@@ -16,12 +17,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from random import choices
 from typing import Final
 from uuid import uuid4
 
 import msgspec
 
-from bench.workload import PAYLOAD, RECIPIENT, SENDER, Callers, archived, new_task, run
+from bench.workload import PAYLOAD, PAYLOAD_BYTES, RECIPIENT, SENDER, Callers, archived, new_task, run
 from covenant import Mailbox
 from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.ledger.contract.ledger import Ledger
@@ -37,6 +39,7 @@ CALLERS: Final = 256
 DRAINED_AT_ONCE: Final = 100
 SLICE: Final = 50_000
 WORDS: Final = "hello world"
+VOCABULARY: Final = tuple(f"{number * 7_919 % 99_991:05d}" for number in range(20_000))
 _STARTER: Final = Starter(RECIPIENT, "bench", "boot")
 
 
@@ -58,7 +61,9 @@ async def main(home: str, what: str, count: int, live: int) -> Built:
         elif what == "history":
             await _history(ledger, mailbox, count)
         elif what == "a2a":
-            await _asked(ledger, mailbox, count)
+            await _asked(ledger, mailbox, count, lambda: WORDS)
+        elif what == "echoes":
+            await _asked(ledger, mailbox, count, _words)
         await _shared(live, lambda: mailbox.send_task(new_task()))
         await archived(mailbox)
         cpu_s = time.process_time() - opened_cpu_s
@@ -117,19 +122,24 @@ def _repeated() -> Task:
     )
 
 
-async def _asked(ledger: Ledger, mailbox: Mailbox, count: int) -> None:
+def _words() -> str:
+    """As long as a payload; of a vocabulary, as what people write is."""
+    return " ".join(choices(VOCABULARY, k=PAYLOAD_BYTES // 4))[:PAYLOAD_BYTES]
+
+
+async def _asked(ledger: Ledger, mailbox: Mailbox, count: int, text: Callable[[], str]) -> None:
     for done in range(0, count, SLICE):
-        await _shared(min(SLICE, count - done), lambda: _ask(ledger))
+        await _shared(min(SLICE, count - done), lambda: _ask(ledger, text()))
         await archived(mailbox)
 
 
-async def _ask(ledger: Ledger) -> None:
+async def _ask(ledger: Ledger, text: str) -> None:
     task_id = TaskId(str(uuid4()))
     task = Task(
         id=task_id,
         sender=SENDER,
         recipient=RECIPIENT,
-        intent_text=WORDS,
+        intent_text=text,
         context_id=task_id,
         tenant="bench",
         origin="a2a",
@@ -137,7 +147,7 @@ async def _ask(ledger: Ledger) -> None:
     )
     accepted = await ledger.commit(Accept(task=task, digest=fingerprint(task)[0], starter=_STARTER, minted=True))
     assert accepted.leased is not None
-    said = ArtifactUpdate(f"{task_id}-text-0", (Text(WORDS),), name="response")
+    said = ArtifactUpdate(f"{task_id}-text-0", (Text(text),), name="response")
     end = ArtifactUpdate(f"{task_id}-text-0", (Text(""),), append=True, last_chunk=True)
     await ledger.commit(
         Advance(
@@ -145,7 +155,7 @@ async def _ask(ledger: Ledger) -> None:
             holder=RECIPIENT,
             lease_id=accepted.leased.lease.lease_id,
             updates=(said, end),
-            result=Result(task_id=task_id, status=ResultStatus.OK, content=(Text(WORDS),)),
+            result=Result(task_id=task_id, status=ResultStatus.OK, content=(Text(text),)),
         )
     )
 

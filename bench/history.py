@@ -14,6 +14,7 @@ from bench.report import Level, Table, at_most, fact
 
 NAME: Final = "history"
 RATIO: Final = 1.2
+TASK_BYTES: Final = 2_000
 CALLERS: Final = 64
 SHORT: Final = 10
 BUILD_S: Final = 400.0
@@ -48,6 +49,7 @@ def run(level: Level, workspace: Path) -> Table:
         shutil.rmtree(short)
         with_long.append(_round(long, scale))
     asked_long, asked_short = _asked(workspace, scale)
+    task_bytes = _task_bytes(workspace, scale.cycles * 10)
     return Table(
         part=NAME,
         title=f"a cycle with {SHORT} and with {scale.tasks:,} tasks in history, {CALLERS} callers",
@@ -62,6 +64,7 @@ def run(level: Level, workspace: Path) -> Table:
             fact(f"CPU an A2A task with {SHORT}", asked_short, "µs"),
             fact(f"CPU an A2A task with {scale.asked:,}", asked_long, "µs"),
             at_most("A2A: ratio", asked_long / asked_short, RATIO, "×"),
+            at_most("A2A: disk a finished task, an echo of 600 bytes", task_bytes, TASK_BYTES, "bytes"),
             fact("archive", machine.folder_bytes(long) / 2**20, "MiB"),
             fact("building it", scale.tasks / built.seconds, "tasks/s"),
         ],
@@ -86,6 +89,14 @@ def _asked(workspace: Path, scale: Scale) -> tuple[float, float]:
             found.append(built.cpu_s / scale.cycles * 1e6)
         shutil.rmtree(short)
     return median(with_long), median(with_short)
+
+
+def _task_bytes(workspace: Path, tasks: int) -> float:
+    """On disk, of a finished echo of 600 bytes, once the journal is merged."""
+    home = workspace / "echoes"
+    children.ours("building", Built, home, "echoes", tasks, 0, timeout_s=BUILD_S)
+    children.ours("building", Built, home, "compact", 0, 0, timeout_s=BUILD_S)
+    return machine.folder_bytes(home) / tasks
 
 
 def _round(home: Path, scale: Scale) -> Round:
