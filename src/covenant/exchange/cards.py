@@ -37,9 +37,11 @@ from covenant.model.agent_card import (
 )
 from covenant.model.agent_definition import INDEX, AgentDefinition, CatalogueAgent
 from covenant.model.mcp_servers import Tool, tools_for
+from covenant.model.peers.instance import SUPPORTED_SUITES, SUPPORTED_VERSIONS
 from covenant.model.tenants import DEFAULT
 from covenant.seal.cards import CardSigner
 from covenant.wire.a2a.card_codec import card_fields
+from covenant.wire.peers import IDENTITY_PATH, POLL_PATH, RECEIVE_PATH, SEALED_DELEGATION
 
 MCP: Final = "/mcp"
 ASK: Final = "/ask"
@@ -282,6 +284,8 @@ class CardFeatures(msgspec.Struct, frozen=True, kw_only=True):
     """Whose agents have a server of tools, whatever it offers."""
     remote_tenants: frozenset[str] = frozenset({DEFAULT})
     """Whose agents may call agents that are registered here."""
+    peer_profiles: tuple[str, ...] | None = None
+    """The agents that peers may delegate to, as the settings name them. None: this daemon has no peers."""
 
 
 def agent_card(
@@ -302,7 +306,10 @@ def agent_card(
             push_notifications=offer.push_notifications,
             # Who may call without a token is not known, and has no extended card.
             extended_agent_card=token_needed,
-            extensions=tuple(Extension(uri=uri, required=True) for uri in definition.extensions),
+            extensions=(
+                *(Extension(uri=uri, required=True) for uri in definition.extensions),
+                *_sealed_delegation(agent, base_url, offer.peer_profiles),
+            ),
         ),
         security_schemes=_SCHEMES,
         security_requirements=_REQUIRED if token_needed else (),
@@ -310,6 +317,26 @@ def agent_card(
         default_output_modes=definition.output_modes or OUTPUT_MODES,
         skills=skills_of(definition, tools_for(agent.tenant, offer.tools), _abilities(agent, offer)),
     )
+
+
+def takes_sealed(agent: CatalogueAgent, peer_profiles: tuple[str, ...] | None) -> bool:
+    return peer_profiles is not None and agent.tenant == DEFAULT and agent.offered_to_peers(peer_profiles)
+
+
+def _sealed_delegation(
+    agent: CatalogueAgent, base_url: str, peer_profiles: tuple[str, ...] | None
+) -> tuple[Extension, ...]:
+    if not takes_sealed(agent, peer_profiles):
+        return ()
+    params = {
+        "profile": agent.id,
+        "identity": base_url + IDENTITY_PATH,
+        "receive": base_url + RECEIVE_PATH,
+        "poll": base_url + POLL_PATH,
+        "versions": list(SUPPORTED_VERSIONS),
+        "suites": sorted(SUPPORTED_SUITES),
+    }
+    return (Extension(uri=SEALED_DELEGATION, description="Takes this work in sealed envelopes too", params=params),)
 
 
 def stub_card(base_url: str, offer: CardFeatures | None = None) -> AgentCard:

@@ -7,6 +7,7 @@ its JSON json_pointer (`/advisor/mode: …`, `unknown key /colour`).
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
@@ -163,6 +164,10 @@ class CatalogueAgent(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     @property
     def id(self) -> str:
         return self.definition.id
+
+    def offered_to_peers(self, named: Collection[str]) -> bool:
+        """`named`: the agents that peers may have; none: all that work here, but `index`."""
+        return self.definition.kind_rules.offered_to_peers and (self.id in named if named else self.id != INDEX)
 
 
 INDEX_DEFINITION: Final = AgentDefinition(

@@ -37,6 +37,8 @@ from covenant.wire.json_input import decode as decode_json
 from covenant.wire.json_input import members
 from covenant.wire.mailbox import StrictRequest
 
+SEALED_DELEGATION: Final = "urn:covenant:sealed-delegation:v1"
+"""The URI of the A2A extension that these messages are."""
 IDENTITY_PATH: Final = "/api/v1/a2a/identity"
 RECEIVE_PATH: Final = "/api/v1/a2a/receive"
 POLL_PATH: Final = "/api/v1/a2a/poll"

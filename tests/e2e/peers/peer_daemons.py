@@ -8,7 +8,7 @@ import http.client
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,13 +73,16 @@ def call(
     token: str | None = None,
     source: str = "127.0.0.1",
     within_s: float = BOUND_S,
+    headers: Mapping[str, str] | None = None,
 ) -> Answer:
     """`body`: bytes go as they are, everything else as JSON. `source`: from which address on loopback."""
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    said = {"Content-Type": "application/json", **(headers or {})}
+    if token:
+        said["Authorization"] = f"Bearer {token}"
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=within_s, source_address=(source, 0))
     try:
         sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request(method, path, sent, headers)
+        connection.request(method, path, sent, said)
         response = connection.getresponse()
         return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
     finally:

@@ -68,6 +68,7 @@ def card_features(settings: Settings, servers: dict[str, McpServer]) -> CardFeat
         push_notifications=a2a.push_notifications,
         published=a2a.publish,
         tools=tools_of(servers),
+        peer_profiles=settings.peers.profiles if settings.peers.enabled else None,
     )
 
 

@@ -130,7 +130,8 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
     )
     configs, sender = _make_push(base, agents.exchange)
     links = access.files.links
-    admission = Admission(access.gate, access.catalogue, meter, base_url.of, published.admits, pool, links)
+    profiles = agents.features.set_up.peer_profiles
+    admission = Admission(access.gate, access.catalogue, meter, base_url.of, published.admits, pool, links, profiles)
     services = A2AServices(agents.exchange, extended_cards(cards), configs)
     mcp = _make_mcp(base, agents)
     routes = [

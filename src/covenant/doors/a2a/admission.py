@@ -20,6 +20,7 @@ from covenant.doors.metrics import Meter
 from covenant.doors.waits import CancelScope, OnDisconnect
 from covenant.exchange.a2a_service import ANONYMOUS, A2ARequest
 from covenant.exchange.access.tenants import Caller, TenantAccess, unauthenticated
+from covenant.exchange.cards import takes_sealed
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.file_links import FileLinks
 from covenant.ledger.machine.decisions.identities import unknown_agent
@@ -30,6 +31,7 @@ from covenant.model.task import Hop
 from covenant.model.tenants import DEFAULT
 from covenant.wire.a2a.dialects import PROTO_V03, V03, V1, Dialect
 from covenant.wire.call_headers import HEADERS, read_call_context
+from covenant.wire.peers import SEALED_DELEGATION
 from covenant.wire.sse import last_event_id
 
 S = TypeVar("S")
@@ -160,6 +162,8 @@ class Admission:
     """What callers without a token may make the daemon hold."""
     files: FileLinks | None = None
     """None: there is no blob store here."""
+    peer_profiles: tuple[str, ...] | None = None
+    """The agents that take sealed delegations, as the settings name them; None: none does."""
 
     async def enter(self, scope: Scope, headers: Headers, agent_id: str) -> AdmittedCaller:
         # A credential that cannot be read is refused, and not the same as none.
@@ -216,6 +220,12 @@ class Admission:
             hop=hop_of(request, headers) if isinstance(request, SendMessage) else None,
         )
         return A2ACall(ask, request, dialect, cursor, self.base_url, admitted.scope, self.files)
+
+    def activated(self, call: A2ACall) -> str:
+        """The extensions that the caller named and its agent has, as the answer's `A2A-Extensions` says them."""
+        agent = call.ask.agent
+        own = {*agent.definition.extensions, *((SEALED_DELEGATION,) if takes_sealed(agent, self.peer_profiles) else ())}
+        return ", ".join(dict.fromkeys(each for each in call.ask.extensions if each in own))
 
     async def run(self, operation: A2AOperation, services: A2AServices, call: A2ACall) -> bytes:
         """The answer of an operation, for a binding that notices by itself when its caller leaves."""

@@ -217,6 +217,8 @@ class GrpcCalls:
         try:
             asked = await self._asked(row, context)
             caller = asked.ask.caller
+            if asked.ask.extensions and (active := self._admission.activated(asked)) and row.operation.run is not None:
+                await context.send_initial_metadata((("a2a-extensions", active),))
             operation, limiter = row.operation, self._admission.tenants.limiter
             with limiter.connected(caller):
                 if operation.open_stream is not None:

@@ -229,6 +229,8 @@ class _Binding:
         kind: Header = JSON,
     ) -> None:
         """Answer, or stream. `around`: the bytes before and after each answer."""
+        if call.ask.extensions and (active := self._admission.activated(call)) and isinstance(send, HttpExchange):
+            send.add_headers(((b"a2a-extensions", active.encode("latin-1")),))
         if operation.open_stream is None:
             assert operation.run is not None
             if operation.works:

@@ -25,7 +25,6 @@ from covenant.ledger.machine.commands import Accept as Begin
 from covenant.ledger.machine.commands import Cancel as EndTask
 from covenant.ledger.machine.peer_commands import DelegationChanges, ReceivedFromPeer, ReceiveFromPeer, SendToPeer
 from covenant.model.a2a_requests import Message
-from covenant.model.agent_definition import INDEX, CatalogueAgent
 from covenant.model.content import Content, Embedded, Resource, Text
 from covenant.model.errors import Invalid, NotFound, Refusal
 from covenant.model.ids import TaskId
@@ -126,7 +125,7 @@ class Provider(PeerService):
         budgets, prices = amounts_of(self._settings.profile_budgets), amounts_of(self._settings.prices)
         found: dict[str, Profile] = {}
         for agent in self._catalogue.agents(DEFAULT):
-            if self._offered(agent) and len(found) < PROFILES_MAX:
+            if agent.offered_to_peers(self._settings.profiles) and len(found) < PROFILES_MAX:
                 about = agent.definition.description or agent.definition.goal
                 found[agent.id] = Profile(
                     name=agent.id,
@@ -135,12 +134,6 @@ class Provider(PeerService):
                     price=prices.get(agent.id, msgspec.UNSET),
                 )
         return found
-
-    def _offered(self, agent: CatalogueAgent) -> bool:
-        named = self._settings.profiles
-        if not agent.definition.kind_rules.offered_to_peers:
-            return False
-        return agent.id in named if named else agent.id != INDEX
 
     # What is heard
 

@@ -1,0 +1,257 @@
+"""Write docs/formats/extension-vectors.json: whole flows of sealed delegation, with every key that opens them.
+
+Sealing draws a new key for each envelope, so another run writes other bytes of the same meaning. The seeds of the
+identities are those of RFC 8032. `tests/conformance/test_extension.py` reads the file by the documents alone.
+
+    .venv/bin/python scripts/extension_vectors.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from covenant.model.peers.delegation_messages import (
+    CapabilityQuery,
+    CapabilityResponse,
+    DelegationAccept,
+    DelegationCancel,
+    DelegationMessage,
+    DelegationOffer,
+    DelegationReject,
+    DelegationResult,
+    Profile,
+    StatusReport,
+    TokenUsage,
+    TranscriptEntry,
+)
+from covenant.model.peers.instance import SUPPORTED_VERSIONS, Trust
+from covenant.seal.envelope import receipt, seal
+from covenant.seal.identity import InstanceIdentity, PrivatePrekey, new_prekey, sign_bundle
+from covenant.seal.keys import derived_secret
+from covenant.seal.proofs import assert_offer, line_salt, sign_capabilities, sign_proof
+from covenant.seal.tokens import Narrowing, issue, narrow
+from covenant.wire import peers as wire
+
+FILE: Final = Path(__file__).parents[1] / "docs" / "formats" / "extension-vectors.json"
+NOW: Final = 1_800_000_000_000
+SEEDS: Final = {
+    "requester": "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60",
+    "provider": "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb",
+}
+
+
+class Side:
+    def __init__(self, seed: str) -> None:
+        self.seed = bytes.fromhex(seed)
+        self.identity = InstanceIdentity(self.seed)
+        self.prekey: PrivatePrekey = new_prekey(self.seed, NOW - 60_000)
+        self.keys = sign_bundle(self.seed, [self.prekey.prekey], NOW - 60_000)
+
+    def shown(self, name: str) -> dict[str, Any]:
+        return {
+            "name": name,
+            "seed": self.seed.hex(),
+            "prekeyPrivate": self.prekey.private_key.hex(),
+            "introduction": msgspec.to_builtins(wire.Introduction(name=name, keys=self.keys)),
+        }
+
+
+class Flow:
+    """Steps in the order in which they are sent."""
+
+    def __init__(self, sides: dict[str, Side], name: str, about: str) -> None:
+        self._sides = sides
+        self._said = dict.fromkeys(sides, 0)
+        self.name, self.about = name, about
+        self.steps: list[dict[str, Any]] = []
+
+    def say(self, sender: str, message: DelegationMessage, *, numbered: bool = True) -> None:
+        recipient = next(each for each in self._sides if each != sender)
+        if numbered:
+            self._said[sender] += 1
+        a, b = self._sides[sender], self._sides[recipient]
+        body = wire.encode(message)
+        now_ms = NOW + 1_000 * len(self.steps)
+        envelope = seal(
+            body,
+            typ=wire.type_of(message),
+            sender=a.identity,
+            to=b.identity.id,
+            prekey=b.prekey.prekey,
+            jti=f"{self.name}-{len(self.steps) + 1}",
+            now_ms=now_ms,
+            seq=self._said[sender] if numbered else None,
+        )
+        self.steps.append(
+            {
+                "from": sender,
+                "to": recipient,
+                "atMs": now_ms,
+                "envelope": json.loads(envelope),
+                "bytes": envelope.decode(),
+                "body": body.decode(),
+                "receipt": receipt(b.identity, envelope),
+            }
+        )
+
+
+def main() -> None:
+    sides = {name: Side(seed) for name, seed in SEEDS.items()}
+    token = _verify(
+        sides, verified := Flow(sides, "verify", "The requester challenges the provider, and gets a token.")
+    )
+    flows = [
+        verified,
+        _complete(sides, token),
+        _reject(sides, token),
+        _cancel(sides, token),
+    ]
+    document = {
+        "uri": wire.SEALED_DELEGATION,
+        "instances": {name: side.shown(name) for name, side in sides.items()},
+        "flows": [{"name": each.name, "about": each.about, "steps": each.steps} for each in flows],
+    }
+    FILE.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"wrote {FILE.name}: {sum(len(each.steps) for each in flows)} envelopes")
+
+
+def _verify(sides: dict[str, Side], flow: Flow) -> str:
+    asking, asked = sides["requester"], sides["provider"]
+    query = CapabilityQuery(nonce="A" * 43, versions=SUPPORTED_VERSIONS, keys=asking.keys)
+    terms = Narrowing(profiles=frozenset({"coder"}), budget=50_000, depth=2, expires_at_ms=NOW + 86_400_000)
+    token = issue(asked.seed, asking.identity.id, terms)
+    response = CapabilityResponse(
+        provider=asked.identity.id,
+        audience=asking.identity.id,
+        nonce=query.nonce,
+        versions=SUPPORTED_VERSIONS,
+        profiles=(Profile(name="coder", description="Writes code.", max_token_budget=50_000),),
+        active_delegations=0,
+        free_slots=5,
+        trust_level=Trust.VERIFIED,
+        keys=asked.keys,
+        issued_at_ms=NOW,
+        expires_at_ms=NOW + 300_000,
+        token=token,
+    )
+    flow.say("requester", query, numbered=False)
+    flow.say("provider", sign_capabilities(asked.seed, response), numbered=False)
+    return token
+
+
+def _offer(sides: dict[str, Side], token: str, number: int, profile: str = "coder") -> DelegationOffer:
+    asking, asked = sides["requester"], sides["provider"]
+    offer_id = f"00000000-0000-4000-8000-00000000000{number}"
+    further = Narrowing(profiles=frozenset({"coder"}), budget=1_000, depth=1, offer_id=offer_id)
+    offer = DelegationOffer(
+        offer_id=offer_id,
+        profile=profile,
+        task="Write a test, please: ✓",
+        max_token_budget=1_000,
+        timeout=60_000,
+        depth_remaining=1,
+        context="the repository is in Python",
+        deadline_ms=NOW + 120_000,
+        via=(asking.identity.id,),
+        token=narrow(token, asked.identity.key, further, sealed=True),
+    )
+    return assert_offer(asking.seed, offer, provider=asked.identity.id)
+
+
+def _delegation_id(number: int) -> str:
+    return f"00000000-0000-5000-8000-00000000000{number}"
+
+
+def _accept(offer: DelegationOffer, number: int) -> DelegationAccept:
+    return DelegationAccept(
+        offer_id=offer.offer_id,
+        delegation_id=_delegation_id(number),
+        max_token_budget=1_000,
+        timeout=60_000,
+        status_interval=5_000,
+    )
+
+
+def _complete(sides: dict[str, Side], token: str) -> Flow:
+    flow = Flow(sides, "complete", "An offer is accepted, reported on, completed and proven.")
+    offer, asked = _offer(sides, token, 1), sides["provider"]
+    usage = TokenUsage(prompt=10, completion=5, total=15)
+    flow.say("requester", offer)
+    flow.say("provider", _accept(offer, 1))
+    report = StatusReport(
+        offer_id=offer.offer_id,
+        delegation_id=_delegation_id(1),
+        seq=1,
+        status="running",
+        progress=0.5,
+        message="thinking",
+        token_usage=TokenUsage(prompt=10, completion=0, total=10),
+    )
+    flow.say("provider", report)
+    salt_key = derived_secret(asked.seed, "transcript")
+    lines = tuple(
+        TranscriptEntry(
+            seq=seq, role=role, content=content, at_ms=NOW + seq, salt=line_salt(salt_key, _delegation_id(1), seq)
+        )
+        for seq, role, content in ((1, "user", offer.task), (2, "assistant", "assert 1 + 1 == 2"))
+    )
+    result = DelegationResult(
+        offer_id=offer.offer_id,
+        delegation_id=_delegation_id(1),
+        profile="coder",
+        status="completed",
+        result="assert 1 + 1 == 2",
+        token_usage=usage,
+        duration_ms=1_200,
+    )
+    proof = sign_proof(
+        asked.seed,
+        requester=sides["requester"].identity.id,
+        offer=offer,
+        result=result,
+        transcript=lines,
+        now_ms=NOW + 3_000,
+    )
+    flow.say("provider", msgspec.structs.replace(result, transcript=lines, proof=proof))
+    return flow
+
+
+def _reject(sides: dict[str, Side], token: str) -> Flow:
+    flow = Flow(sides, "reject", "An offer of a profile that there is not is rejected.")
+    offer = _offer(sides, token, 2, profile="poet")
+    flow.say("requester", offer)
+    flow.say(
+        "provider", DelegationReject(offer_id=offer.offer_id, code="no_profile", reason="there is no such profile")
+    )
+    return flow
+
+
+def _cancel(sides: dict[str, Side], token: str) -> Flow:
+    flow = Flow(sides, "cancel", "An offer that was accepted is cancelled.")
+    offer, asked = _offer(sides, token, 3), sides["provider"]
+    flow.say("requester", offer)
+    flow.say("provider", _accept(offer, 3))
+    cancel = DelegationCancel(offer_id=offer.offer_id, delegation_id=_delegation_id(3), reason="changed my mind")
+    flow.say("requester", cancel)
+    result = DelegationResult(
+        offer_id=offer.offer_id,
+        delegation_id=_delegation_id(3),
+        profile="coder",
+        status="cancelled",
+        error="cancelled by the peer",
+        token_usage=TokenUsage(),
+        duration_ms=500,
+    )
+    proof = sign_proof(
+        asked.seed, requester=sides["requester"].identity.id, offer=offer, result=result, transcript=(), now_ms=NOW
+    )
+    flow.say("provider", msgspec.structs.replace(result, proof=proof))
+    return flow
+
+
+if __name__ == "__main__":
+    main()
