@@ -193,11 +193,11 @@ def _complete(sides: dict[str, Side], token: str) -> Flow:
     )
     flow.say("provider", report)
     salt_key = derived_secret(asked.seed, "transcript")
+    asked_for = TranscriptEntry(seq=1, role="user", content=offer.task, at_ms=NOW + 1)
+    answered = TranscriptEntry(seq=2, role="assistant", content="assert 1 + 1 == 2", at_ms=NOW + 2)
     lines = tuple(
-        TranscriptEntry(
-            seq=seq, role=role, content=content, at_ms=NOW + seq, salt=line_salt(salt_key, _delegation_id(1), seq)
-        )
-        for seq, role, content in ((1, "user", offer.task), (2, "assistant", "assert 1 + 1 == 2"))
+        msgspec.structs.replace(line, salt=line_salt(salt_key, _delegation_id(1), line.seq))
+        for line in (asked_for, answered)
     )
     result = DelegationResult(
         offer_id=offer.offer_id,

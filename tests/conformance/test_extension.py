@@ -107,7 +107,7 @@ def test_the_page_names_the_uri_and_every_flow() -> None:
 
 def _declared(node: Node, agent: str) -> dict[str, Any] | None:
     card = node.get(f"/v1/a2a/agents/{agent}")
-    return next((each for each in card["capabilities"]["extensions"] if each["uri"] == URI), None)
+    return next((each for each in card["capabilities"].get("extensions", ()) if each["uri"] == URI), None)
 
 
 def test_a_daemon_declares_the_extension_and_says_when_it_is_active() -> None:
@@ -116,7 +116,8 @@ def test_a_daemon_declares_the_extension_and_says_when_it_is_active() -> None:
         said = _declared(bob, "echo")
         assert said is not None
         assert (said.get("required", False), said["params"]["profile"]) == (False, "echo")
-        assert (said["params"]["receive"], said["params"]["versions"]) == (f"{bob.url}/api/v1/a2a/receive", [2, 3])
+        assert said["params"]["receive"] == f"{bob.url}/api/v1/a2a/receive"
+        assert {2, 3} <= set(said["params"]["versions"])
         assert _declared(bob, "held") is None
         for agent, asked, told in (
             ("echo", URI, URI),

@@ -143,18 +143,40 @@ async def test_what_fails_there_fails_here_for_the_same_reason(tmp_path: Path) -
         assert (await rita.delegation(task_id)).state is FAILED
 
 
-async def test_work_that_asks_back_is_ended_and_says_what_it_wanted_to_know(tmp_path: Path) -> None:
+async def test_work_that_asks_a_requester_of_an_earlier_version_is_ended_and_says_what_it_wanted(
+    tmp_path: Path,
+) -> None:
+    go = asyncio.Event()
+
     async def ask(turn: Any) -> Any:
+        await go.wait()
         yield turn.need_input("which colour?")
 
     async with two_peers(tmp_path, worker(ask)) as (rita, paul):
         task_id = await rita.delegate(paul)
+        await rita.stands(task_id, RUNNING)
+        known = paul.ledger.peer(rita.id)
+        assert known is not None
+        assert known.keys is not None
+        older = msgspec.structs.replace(known.keys, versions=(2, 3))
+        await paul.ledger.commit(LearnPeer(id=rita.id, by=OPERATOR, keys_shown=older))
+        go.set()
         view = await rita.ended(task_id)
         assert view.state is TaskState.FAILED
         assert "which colour?" in said(view)
         assert (await rita.delegation(task_id)).code == "input_required"
         (work,) = await paul.works()
         assert (await paul.ended(work.task_id)).state is TaskState.CANCELED
+
+
+async def test_work_that_needs_credentials_is_ended_and_says_so(tmp_path: Path) -> None:
+    async def ask(turn: Any) -> Any:
+        yield turn.need_auth("which password?")
+
+    async with two_peers(tmp_path, worker(ask)) as (rita, paul):
+        view = await rita.ended(await rita.delegate(paul))
+        assert view.state is TaskState.FAILED
+        assert "which password?" in said(view)
 
 
 async def test_work_that_takes_longer_than_agreed_ends_as_timeout(tmp_path: Path) -> None:
@@ -189,7 +211,7 @@ async def test_work_that_fails_with_the_words_of_a_timeout_has_failed(tmp_path: 
         assert work.state is FAILED
 
 
-@pytest.mark.parametrize("words", ["", "it asks something back, and a peer's delegation cannot be answered"])
+@pytest.mark.parametrize("words", ["", "it asks something back, and the peer cannot answer questions"])
 async def test_work_that_an_operator_cancels_is_canceled_whatever_the_reason(tmp_path: Path, words: str) -> None:
     """What was asked for counts only where the work was ended because it asked."""
 

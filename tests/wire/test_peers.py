@@ -16,6 +16,7 @@ from covenant.model.peers.delegation_messages import (
     CapabilityResponse,
     DelegationAccept,
     DelegationCancel,
+    DelegationInput,
     DelegationMessage,
     DelegationOffer,
     DelegationReject,
@@ -87,6 +88,7 @@ MESSAGES: dict[str, DelegationMessage] = {
         transcript=(TranscriptEntry(seq=1, role="user", content="hi", at_ms=1),),
         proof=PROOF,
     ),
+    "delegation_input": DelegationInput(offer_id=ID, delegation_id=ID, question=7, text="blue"),
     "delegation_cancel": DelegationCancel(offer_id=ID, delegation_id=ID, reason="enough"),
     "capability_query": CapabilityQuery(nonce="n" * 16, versions=(2, 3)),
     "capability_response": CapabilityResponse(
@@ -119,9 +121,9 @@ def refused(name: str, **changes: Any) -> Invalid:
     return why.value
 
 
-def test_there_are_eight_messages_and_each_has_one_direction() -> None:
+def test_there_are_nine_messages_and_each_has_one_direction() -> None:
     assert MESSAGES.keys() == TYPES.keys() == REQUESTER_SENDS | PROVIDER_SENDS
-    assert len(TYPES) == 8
+    assert len(TYPES) == 9
     assert not REQUESTER_SENDS & PROVIDER_SENDS
 
 

@@ -2,7 +2,8 @@
 
 The offer has the task's own id, and all that is said about it is in the ledger: a later attempt goes on where the
 offer stands, so a daemon may stop or die at any moment. Updates of the task say how the delegation stands; the last one
-is the proof of its result. A task that ends here ends at the peer too, as soon as the peer can be reached.
+is the proof of its result. A task that ends here ends at the peer too, as soon as the peer can be reached. What the
+peer's agent asks, the task asks its own sender; the answer is the task's next turn, and goes to the peer.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from covenant.model.rate_limits import Backoff
 from covenant.model.sanitizer import unreserved_parts, without_reserved
 from covenant.model.task import TIMED_OUT, Target, Task
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate
+from covenant.model.task_view import TaskState
 from covenant.seal.keys import base64url
 from covenant.wire.redaction import SecretFinding
 
@@ -60,6 +62,7 @@ class PeerRequester(Protocol):
     def is_passing(self, delegation: Delegation, task: Task) -> bool: ...
     def follow(self, task_id: TaskId) -> AsyncIterator[Delegation]: ...
     async def withdraw(self, task_id: TaskId, reason: str) -> None: ...
+    async def answer(self, task_id: TaskId, turn: int, parts: tuple[Content, ...]) -> bool: ...
 
 
 class PeerAgent:
@@ -75,7 +78,13 @@ class PeerAgent:
             return
         beating = asyncio.ensure_future(renew_lease(job))
         try:
-            self._conclude(job, await self._done(job, target))
+            delegation = await self._done(job, target)
+            question = delegation.question
+            if question is not None and not delegation.ended:
+                # Its sender is asked in the provider's place. The answer is the next turn, which goes on with it.
+                job.park(StatusUpdate(question.text, TaskState.INPUT_REQUIRED.value, parts=question.parts))
+                return
+            self._conclude(job, delegation)
         except Refusal as refusal:
             _fail(job, refusal.code, refusal.message)
         except asyncio.CancelledError:
@@ -89,6 +98,10 @@ class PeerAgent:
         """Offered until somebody does it, or will not."""
         while True:
             await self._offer(job, target)
+            turn = job.leased.turn
+            if turn > 1:
+                said = tuple(part for message in job.messages for part in message.parts)
+                await self._requester.answer(job.task.id, turn, said)
             delegation = await self._ended(job)
             if not self._requester.is_passing(delegation, job.task):
                 return delegation
@@ -116,7 +129,7 @@ class PeerAgent:
             async with asyncio.timeout(None) as bound, aclosing(following):
                 async for delegation in following:
                     noted.say(delegation)
-                    if delegation.ended:
+                    if delegation.ended or delegation.question is not None:
                         break
                     at_fault = delegation.state is CANCELLING and delegation.code is not None
                     if at_fault and bound.when() is None:

@@ -323,10 +323,8 @@ def takes_sealed(agent: CatalogueAgent, peer_profiles: tuple[str, ...] | None) -
     return peer_profiles is not None and agent.tenant == DEFAULT and agent.offered_to_peers(peer_profiles)
 
 
-def _sealed_delegation(
-    agent: CatalogueAgent, base_url: str, peer_profiles: tuple[str, ...] | None
-) -> tuple[Extension, ...]:
-    if not takes_sealed(agent, peer_profiles):
+def _sealed_delegation(agent: CatalogueAgent, base_url: str, profiles: tuple[str, ...] | None) -> tuple[Extension, ...]:
+    if not takes_sealed(agent, profiles):
         return ()
     params = {
         "profile": agent.id,

@@ -23,6 +23,7 @@ from covenant.model.peers.delegation_messages import (
     RESULT_CHARS_MAX,
     TASK_CHARS_MAX,
     DelegationCancel,
+    DelegationInput,
     DelegationMessage,
     DelegationOffer,
     DelegationReject,
@@ -46,6 +47,7 @@ TEXTS: Final[dict[type[msgspec.Struct], dict[str, int]]] = {
     DelegationReject: {"reason": REASON_CHARS_MAX},
     DelegationCancel: {"reason": REASON_CHARS_MAX},
     StatusReport: {"message": MESSAGE_CHARS_MAX},
+    DelegationInput: {"text": TASK_CHARS_MAX},
     DelegationResult: {"result": RESULT_CHARS_MAX, "error": ERROR_CHARS_MAX},
     TranscriptEntry: dict.fromkeys(("content", "tool_calls", "tool_result"), RESULT_CHARS_MAX),
 }
@@ -96,7 +98,7 @@ def redact(message: D, mode: Redaction) -> Redacted[D]:
     """Of a result without its transcript, which is cleared by itself. Raises if an offer is not to be sent."""
     limits = TEXTS[type(message)]
     words = {name: getattr(message, name) for name in limits}
-    if isinstance(message, DelegationOffer | DelegationResult):
+    if isinstance(message, DelegationOffer | DelegationResult | StatusReport | DelegationInput):
         words["parts"] = msgspec.to_builtins(message.parts)
     if mode == "off":
         return Redacted(_with_texts(message, words, limits))
@@ -110,21 +112,25 @@ def redact(message: D, mode: Redaction) -> Redacted[D]:
 
 
 def _with_texts(message: D, clean: dict[str, Any], limits: dict[str, int]) -> D:
-    if isinstance(message, DelegationOffer) and any(len(clean[name] or "") > most for name, most in limits.items()):
-        raise TooLarge("offer_too_large", "the offer is too long after its secrets were replaced")
+    if isinstance(message, DelegationOffer | DelegationInput) and any(
+        len(clean[name] or "") > most for name, most in limits.items()
+    ):
+        raise TooLarge(
+            "offer_too_large", "what is said to the peer is too long, or was after its secrets were replaced"
+        )
     return replace(message, **{name: clean[name] and clean[name][:most] for name, most in limits.items()})
 
 
 def _held_back(message: D, found: redaction.Redaction) -> D:
     match message:
-        case DelegationOffer():
+        case DelegationOffer() | DelegationInput():
             raise redaction.refuse_secrets(found)
         case DelegationResult():
             error = f"the result was held back, since it seems to hold secrets: {describe_findings(found.findings)}"
             error = error[:ERROR_CHARS_MAX]
             return replace(message, status="failed", result=None, parts=(), error=error, error_code=HELD_BACK)
         case StatusReport():
-            return replace(message, message=None)
+            return replace(message, message=None, parts=())
         case _:
             return replace(message, reason="")
 

@@ -24,6 +24,7 @@ from covenant.model.peers.delegation_messages import (
     CapabilityResponse,
     DelegationAccept,
     DelegationCancel,
+    DelegationInput,
     DelegationMessage,
     DelegationOffer,
     DelegationReject,
@@ -49,10 +50,11 @@ TYPES: Final[dict[str, type[DelegationMessage]]] = {
     "delegation_status": StatusReport,
     "delegation_result": DelegationResult,
     "delegation_cancel": DelegationCancel,
+    "delegation_input": DelegationInput,
     "capability_query": CapabilityQuery,
     "capability_response": CapabilityResponse,
 }
-REQUESTER_SENDS: Final = frozenset({"delegation_offer", "delegation_cancel", "capability_query"})
+REQUESTER_SENDS: Final = frozenset({"delegation_offer", "delegation_cancel", "delegation_input", "capability_query"})
 PROVIDER_SENDS: Final = frozenset(TYPES) - REQUESTER_SENDS
 
 _TYPE_OF: Final = {kind: name for name, kind in TYPES.items()}
@@ -78,7 +80,7 @@ def decode(kind: str, body: bytes) -> DelegationMessage:
     message: DelegationMessage = decode_json(decoder, body)
     if isinstance(message, DelegationResult):
         _check_tree(message.sub_delegations)
-    if isinstance(message, DelegationOffer | DelegationResult):
+    if isinstance(message, DelegationOffer | DelegationResult | StatusReport | DelegationInput):
         _check_numbers(msgspec.to_builtins(message.parts))
     return message
 

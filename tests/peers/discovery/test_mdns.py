@@ -46,7 +46,7 @@ async def meet(alpha: Neighbour, beta: Neighbour) -> None:
         discovery(replace(LOOPBACK, name="Operations"), beta, announcement=beta.announces(8422)) as second,
     ):
         (seen,) = await heard(first, beta.id)
-        assert (seen.url, seen.fingerprint, seen.versions) == ("http://127.0.0.1:8422", beta.fingerprint, (2, 3, 4))
+        assert (seen.url, seen.fingerprint, seen.versions) == ("http://127.0.0.1:8422", beta.fingerprint, (2, 3, 4, 5))
         assert (seen.name, seen.source, seen.tls) == (f"Operations {beta.id[-12:]}", "mdns", False)
         assert (seen.conflict, seen.note) == (None, None)
         (seen,) = await heard(second, alpha.id)

@@ -129,9 +129,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
         started_ms=ledger.now_ms(),
     )
     configs, sender = _make_push(base, agents.exchange)
-    links = access.files.links
-    profiles = agents.features.set_up.peer_profiles
-    admission = Admission(access.gate, access.catalogue, meter, base_url.of, published.admits, pool, links, profiles)
+    admission = _make_admission(base, agents, base_url, published, pool)
     services = A2AServices(agents.exchange, extended_cards(cards), configs)
     mcp = _make_mcp(base, agents)
     routes = [
@@ -178,6 +176,22 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
             *_tls_reloaders(base),
             *((telemetry.frames,) if telemetry.frames is not None else ()),
         ),
+    )
+
+
+def _make_admission(
+    base: Base, agents: Agents, base_url: BaseUrl, published: PublishedAgent, pool: AnonymousPool
+) -> Admission:
+    access = base.access
+    return Admission(
+        access.gate,
+        access.catalogue,
+        base.telemetry.meter,
+        base_url.of,
+        published.admits,
+        pool,
+        files=access.files.links,
+        peer_profiles=agents.features.set_up.peer_profiles,
     )
 
 

@@ -10,6 +10,7 @@ from covenant.model.peers.delegation import (
     Challenge,
     Delegation,
     DelegationKey,
+    DelegationQuestion,
     IssuedToken,
     OutboxMove,
     Peer,
@@ -17,7 +18,7 @@ from covenant.model.peers.delegation import (
     PeerLimits,
     ReceivedEnvelope,
 )
-from covenant.model.peers.delegation_messages import DelegationResult, Proof, TokenUsage
+from covenant.model.peers.delegation_messages import DelegationInput, DelegationResult, Proof, TokenUsage
 from covenant.model.peers.instance import FormerKey, InstanceId, KeyBundle, Trust
 
 PEERS: Key = ("peers",)
@@ -146,6 +147,10 @@ class DelegationChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     result: DelegationResult | msgspec.UnsetType | None = msgspec.UNSET
     settled: bool | msgspec.UnsetType = msgspec.UNSET
     proof: Proof | msgspec.UnsetType | None = msgspec.UNSET
+    question: DelegationQuestion | msgspec.UnsetType | None = msgspec.UNSET
+    answered: int | msgspec.UnsetType = msgspec.UNSET
+    answered_turn: int | msgspec.UnsetType = msgspec.UNSET
+    answer: DelegationInput | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class DelegationMoved(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,9 +11,11 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from covenant.model.content import Content
 from covenant.model.errors import Conflict
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation_messages import (
+    DelegationInput,
     DelegationOffer,
     DelegationOutcome,
     DelegationResult,
@@ -262,6 +264,14 @@ class DelegationKey(msgspec.Struct, frozen=True, gc=False):
     offer_id: str
 
 
+class DelegationQuestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a provider's agent asks, as it told us."""
+
+    number: int
+    text: str = ""
+    parts: tuple[Content, ...] = ()
+
+
 class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: DelegationRole
     peer: InstanceId
@@ -317,6 +327,13 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     settled: bool = False
     """The requester's: its task has ended too, and the state is what became of that."""
     proof: Proof | None = None
+    question: DelegationQuestion | None = None
+    """The requester's: what was asked and not answered yet."""
+    answered: int = 0
+    """The requester's: the number of the last question that was answered, and the turn of its task that did."""
+    answered_turn: int = 1
+    answer: DelegationInput | None = None
+    """The provider's: what was answered, until its task has it."""
 
     @classmethod
     def offered(

@@ -121,10 +121,23 @@ class StatusReport(_Open, frozen=True, kw_only=True):
     offer_id: Uuid
     delegation_id: Uuid
     seq: Annotated[int, msgspec.Meta(ge=1, le=2**53 - 1)]
-    status: Literal["pending", "running"]
+    status: Literal["pending", "running", "input_required"]
     progress: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     message: Annotated[str, msgspec.Meta(max_length=4_000)] | None = None
     token_usage: TokenUsage = TokenUsage()
+    question: Whole | None = None
+    """With `input_required`: which question it is. `message` and `parts` are what is asked."""
+    parts: Parts = ()
+
+
+class DelegationInput(_Open, frozen=True, kw_only=True):
+    """R → P. The answer to a question."""
+
+    offer_id: Uuid
+    delegation_id: Uuid
+    question: Whole
+    text: Annotated[str, msgspec.Meta(max_length=TASK_CHARS_MAX)] = ""
+    parts: Parts = ()
 
 
 class SubDelegation(_Closed, frozen=True, kw_only=True):
@@ -240,6 +253,7 @@ DelegationMessage = (
     DelegationOffer
     | DelegationAccept
     | DelegationReject
+    | DelegationInput
     | StatusReport
     | DelegationResult
     | DelegationCancel

@@ -26,7 +26,9 @@ EPOCHS: Final = 3
 """From this version on an envelope says in which life of its sender's ledger it was made."""
 PRICES: Final = 4
 """From this version on a profile may say what it costs."""
-SUPPORTED_VERSIONS: Final = (PROTOCOL_VERSION, EPOCHS, PRICES)
+QUESTIONS: Final = 5
+"""From this version on a provider may ask something back, and is answered."""
+SUPPORTED_VERSIONS: Final = (PROTOCOL_VERSION, EPOCHS, PRICES, QUESTIONS)
 VERSIONS_MAX: Final = 16
 SUITE: Final = "X25519-HKDF-SHA256-AES256GCM-Ed25519"
 SUPPORTED_SUITES: Final = frozenset({SUITE})
@@ -123,6 +125,10 @@ class KeyBundle(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unkn
     @property
     def has_epochs(self) -> bool:
         return EPOCHS in self.versions
+
+    @property
+    def has_questions(self) -> bool:
+        return QUESTIONS in self.versions
 
 
 def parse_instance_id(value: str) -> InstanceId:

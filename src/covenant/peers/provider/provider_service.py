@@ -43,6 +43,7 @@ from covenant.model.peers.delegation_messages import (
     PROFILES_MAX,
     DelegationAccept,
     DelegationCancel,
+    DelegationInput,
     DelegationOffer,
     DelegationReject,
     Profile,
@@ -143,6 +144,8 @@ class Provider(PeerService):
                 return await self._hear_offer(incoming, offer)
             case DelegationCancel() as cancel:
                 return await self._hear_cancel(incoming, cancel)
+            case DelegationInput() as answer:
+                return await self._hear_answer(incoming, answer)
             case other:
                 raise Invalid("type_not_supported", f"a provider is not sent a {wire.type_of(other)}")
 
@@ -289,6 +292,18 @@ class Provider(PeerService):
                 await self._ledger.commit(
                     EndTask(task_id=delegation.task_id, by=as_agent(incoming.peer), reason=reason)
                 )
+            self._attend(key)
+        return heard
+
+    async def _hear_answer(self, incoming: IncomingMessage, answer: DelegationInput) -> ReceivedFromPeer:
+        """Kept with the delegation first: if this does not come to its task, the attendant of the next run does."""
+        key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, answer.offer_id)
+        known = await self._ledger.delegation(key)
+        changes = DelegationChanges(answer=answer) if known is not None and not known.ended else DelegationChanges()
+        heard = await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key, changes=changes))
+        delegation = heard.moved.delegation if heard.moved is not None and heard.moved.changed else None
+        if delegation is not None and delegation.answer is not None:
+            await TaskReporter(self._context, key, self._used).take_answer(delegation)
             self._attend(key)
         return heard
 

@@ -1,8 +1,8 @@
 """Reports on one task to the peer that delegated it: status while it runs, then the result with its proof.
 
 What the agent says is sent as status; a newer status replaces one that is not on its way yet. A silent agent is
-reported as running. A task that asks for input is canceled, since a delegation cannot answer. All reports are made from
-the ledger, so the reporter of the next run says the same.
+reported as running. A task that asks for input says what it asks with each status until it is answered; it is canceled
+if the requester knows no questions. All reports are made from the ledger: the reporter of the next run says the same.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import msgspec
 from covenant.exchange.tasks.builder import text_of
 from covenant.exchange.tasks.reader import PAGE, read_tree
 from covenant.ledger.contract.tasks import Watch
-from covenant.ledger.machine.commands import Cancel
+from covenant.ledger.machine.commands import Cancel, Continue
 from covenant.ledger.machine.peer_commands import DelegationChanges, PeerMessage, SendToPeer
+from covenant.model.content import Content, File, Text
 from covenant.model.errors import Conflict, NotFound
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import ACCEPTED, CANCELLING, Delegation, DelegationKey
 from covenant.model.peers.delegation_messages import StatusReport
+from covenant.model.sanitizer import blocks_named_safely, unreserved_parts
 from covenant.model.task_event import PROGRESS, MessageUpdate, Started, StatusUpdate, Step
-from covenant.model.task_view import TaskViewBuilder
+from covenant.model.task_view import TaskState, TaskViewBuilder
 from covenant.peers.message_redaction import HEAVY_CHARS, log_findings, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.provider.result_builder import (
@@ -44,7 +46,7 @@ PAUSE_S: Final = 0.25
 """Between two status messages that say something new."""
 FIRST_S: Final = 0.05
 SHORTEST_S: Final = 0.001
-ASKS_BACK: Final = "it asks something back, and a peer's delegation cannot be answered"
+ASKS_BACK: Final = "it asks something back, and the peer cannot answer questions"
 HELD: Final = "the agent was lost while it worked on this; an operator decides how it goes on"
 
 log = logging.getLogger(__name__)
@@ -67,6 +69,8 @@ class TaskReporter(PeerService):
         self._news = False
         """Something was said that the peer was not told."""
         self._question: str | None = None
+        self._asked: tuple[int, tuple[Content, ...]] = (0, ())
+        """Which question it is, and all of it: the generation of the update that asks, and its parts."""
         # Work that ends at once is told by its result alone.
         self._told_s = asyncio.get_running_loop().time() - PAUSE_S + FIRST_S
 
@@ -78,6 +82,8 @@ class TaskReporter(PeerService):
         if delegation.state is CANCELLING:
             # Asked before the daemon stopped, and perhaps not done.
             await self._cancel(delegation.task_id, "cancelled by the peer")
+        if delegation.answer is not None:
+            await self.take_answer(delegation)
         while not self._folder.state.terminal:
             with self._ledger.watch(delegation.task_id) as watch:
                 await self._read(delegation.task_id)
@@ -88,7 +94,7 @@ class TaskReporter(PeerService):
         """Until it has ended, or more was said than could be kept for us."""
         interval_s = max(PAUSE_S, delegation.status_interval_ms / 1000)
         while not watch.cut and not self._folder.state.terminal:
-            if self._folder.state.waits:
+            if self._folder.state.waits and not self._can_ask():
                 await self._refuse_question(delegation)
             elif self._due_s(interval_s) <= 0:
                 await self._report()
@@ -122,7 +128,8 @@ class TaskReporter(PeerService):
         elif isinstance(what, StatusUpdate):
             text = text_of(what.parts) or what.text
             if self._folder.state.waits:
-                self._question = text
+                self._question, self._asked = text, (step.generation, what.parts)
+                self._news = True
             elif text:
                 self._message, self._news = text, True
             progress = (what.metadata or {}).get(PROGRESS)
@@ -130,6 +137,24 @@ class TaskReporter(PeerService):
                 self._progress, self._news = float(progress), True
         elif isinstance(what, MessageUpdate) and what.role != "user" and (text := text_of(what.parts)):
             self._message, self._news = text, True
+
+    def _can_ask(self) -> bool:
+        peer = self._ledger.peer(self._key.peer)
+        asks = self._folder.state is TaskState.INPUT_REQUIRED
+        return asks and peer is not None and peer.keys is not None and peer.keys.has_questions
+
+    async def take_answer(self, delegation: Delegation) -> None:
+        """Hand the peer's answer to its task, once however often this is done, and then forget it."""
+        answer = delegation.answer
+        assert answer is not None
+        message_id = f"{delegation.task_id}.{answer.question}"
+        parts = (*((Text(answer.text),) if answer.text else ()), *blocks_named_safely(unreserved_parts(answer.parts)))
+        message = MessageUpdate(role="user", parts=parts, message_id=message_id)
+        with suppress(NotFound, Conflict):  # it has ended meanwhile
+            await self._ledger.commit(
+                Continue(task_id=delegation.task_id, message=message, message_id=message_id, by=self._us)
+            )
+        await self._ledger.commit(SendToPeer(key=delegation.key, changes=DelegationChanges(answer=None)))
 
     async def _refuse_question(self, delegation: Delegation) -> None:
         """A delegation cannot be answered: the task is canceled, and the delegation keeps why."""
@@ -159,6 +184,13 @@ class TaskReporter(PeerService):
             message=HELD if held else self._message,
             token_usage=usage_of(used) if used else delegation.usage,
         )
+        if self._folder.state.waits:
+            number, asked = self._asked
+            parts = tuple(part for part in asked if not isinstance(part, File))
+            rest = () if text_of(parts) == self._question and all(type(each) is Text for each in parts) else parts
+            made = msgspec.structs.replace(
+                made, status="input_required", message=self._question, question=number, parts=rest
+            )
         cleared = await redact_aside(made, self._settings.redaction, self._key)
         report = cleared.message
         told = SendToPeer(

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from covenant.exchange.tasks.builder import text_of
 from covenant.exchange.tasks.reader import TaskReader
 from covenant.ledger.machine.decisions.peers import unknown_delegation
 from covenant.ledger.machine.peer_commands import (
@@ -13,6 +14,7 @@ from covenant.ledger.machine.peer_commands import (
     DelegationMoved,
     SendToPeer,
 )
+from covenant.model.content import Content, File, Text
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.peers.delegation import (
     ACCEPTED,
@@ -26,6 +28,7 @@ from covenant.model.peers.delegation import (
 )
 from covenant.model.peers.delegation_messages import (
     DelegationCancel,
+    DelegationInput,
     DelegationOffer,
     DelegationOutcome,
 )
@@ -69,11 +72,11 @@ class DelegationWriter(PeerService):
         delegation: Delegation,
         *happenings: str,
         changes: DelegationChanges | None = None,
-        message: DelegationOffer | DelegationCancel | None = None,
+        message: DelegationOffer | DelegationCancel | DelegationInput | None = None,
         by: AgentId | None = None,
     ) -> DelegationMoved:
         changes = changes or DelegationChanges()
-        if isinstance(message, DelegationCancel):
+        if isinstance(message, DelegationCancel | DelegationInput):
             cleared = await redact_aside(message, self._settings.redaction, delegation.key)
             message, changes = cleared.message, replace(changes, redacted=delegation.redacted + cleared.found)
         moved = await self._ledger.commit(
@@ -99,6 +102,24 @@ class DelegationWriter(PeerService):
         if delegation.ended or delegation.state is CANCELLING:
             return delegation
         return (await self.tell(delegation, "cancel", message=cancel_message(delegation, reason))).delegation
+
+    async def answer(self, task_id: TaskId, turn: int, parts: tuple[Content, ...]) -> bool:
+        """Answer what was asked, once for a turn of its task. False: nothing is asked, or this turn has answered."""
+        delegation = await self.known(task_id)
+        question = delegation.question
+        if question is None or delegation.delegation_id is None or delegation.answered_turn >= turn:
+            return False
+        plain = all(type(part) is Text and part == Text(part.text) for part in parts)
+        message = DelegationInput(
+            offer_id=delegation.offer_id,
+            delegation_id=delegation.delegation_id,
+            question=question.number,
+            text=text_of(parts) if plain else "",
+            parts=() if plain else tuple(part for part in parts if not isinstance(part, File)),
+        )
+        changes = DelegationChanges(question=None, answered=question.number, answered_turn=turn)
+        await self.tell(delegation, changes=changes, message=message)
+        return True
 
     async def give_up(self, delegation: Delegation, reason: str, by: AgentId | None = None) -> Delegation:
         code = delegation.code if delegation.state is CANCELLING and delegation.code else PROVIDER_LOST

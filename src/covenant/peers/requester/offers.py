@@ -33,6 +33,7 @@ from covenant.model.peers.delegation import (
     STATUS,
     TERMS,
     Delegation,
+    DelegationQuestion,
     DelegationState,
     Peer,
     PeerCapabilities,
@@ -54,6 +55,7 @@ from covenant.model.peers.delegation_messages import (
     TokenUsage,
 )
 from covenant.model.peers.instance import InstanceId, Trust
+from covenant.model.sanitizer import unreserved_parts
 from covenant.model.task import Cause, Target, Task
 from covenant.model.task_view import TaskState, TaskView
 from covenant.peers.directory.instance_keys import InstanceKeys
@@ -248,11 +250,21 @@ def check_status(incoming: IncomingMessage, delegation: Delegation, report: Stat
         usage=_used(delegation, report.token_usage),
         progress=report.progress,
         message=report.message,
+        question=_asked(delegation, report),
     )
     if report.token_usage.total <= delegation.budget or delegation.overspent:
         return _hear(incoming, delegation, ("status",), changes)
     reason = f"{report.token_usage.total} tokens were used, and {delegation.budget} were agreed"
     return _stop(incoming, delegation, "status", changes, Why(BUDGET_EXCEEDED, reason, overspent=True))
+
+
+def _asked(delegation: Delegation, report: StatusReport) -> DelegationQuestion | None:
+    """None: nothing is asked, or what was answered already, whose answer is on its way."""
+    if report.status != "input_required" or report.question is None or report.question <= delegation.answered:
+        return None
+    return DelegationQuestion(
+        number=report.question, text=report.message or "", parts=tuple(unreserved_parts(report.parts))
+    )
 
 
 async def check_result(
@@ -282,6 +294,7 @@ async def check_result(
         usage=usage,
         progress=None,
         message=None,
+        question=None,
         code=code,
         reason=reason[:500] if reason is not None else None,
         overspent=overspent,

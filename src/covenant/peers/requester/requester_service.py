@@ -89,6 +89,7 @@ class Requester(PeerService):
         self.is_introduced = self._placement.is_introduced
         self.delegation = self._writer.delegation
         self.cancel = self._writer.cancel
+        self.answer = self._writer.answer
         self.shown = self._writer.shown
         self.run = self._sweep.run
         self.stop = self._sweep.stop
