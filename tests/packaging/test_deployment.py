@@ -64,6 +64,27 @@ def test_the_image_installs_what_is_pinned_by_hash() -> None:
     assert let_in == set(copied)
 
 
+def linted(*words: str, given: str | None = None) -> str:
+    """What a linter of dev.lock says; it ends with an error if something is wrong."""
+    program, *rest = words
+    command = [str(Path(sys.executable).with_name(program)), *rest]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=ROOT, timeout=BOUND_S, check=False)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def test_linters_find_nothing_wrong_with_the_image_and_the_composed_services() -> None:
+    compose = ("check-jsonschema", "--builtin-schema", "vendor.compose-spec")
+    assert linted("hadolint", "Dockerfile") == ""
+    assert linted(*compose, "compose.yaml", "deploy/compose.postgres.yaml") == ""
+
+
+def test_linters_find_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "compose.yaml").write_text((ROOT / "compose.yaml").read_text().replace("read_only:", "readonly:"))
+    schema = ("check-jsonschema", "--builtin-schema", "vendor.compose-spec")
+    assert "readonly" in linted(*schema, str(tmp_path / "compose.yaml"))
+    assert "DL3007" in linted("hadolint", "-", given="FROM python:latest\n")
+
+
 def test_what_the_image_runs_is_healthy_by_its_own_check_and_stops_at_its_signal(short_path: Path) -> None:
     variables = dict(word.split("=", 1) for word in shlex.split(only(IMAGE, "ENV")))
     del variables["PATH"]

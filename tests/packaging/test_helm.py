@@ -1,4 +1,4 @@
-"""The Helm chart. Helm itself is not run: its values are put in by hand, and what comes out is read as YAML.
+"""The Helm chart. Helm itself is not run: its values are put in by hand, and what comes out is checked as YAML.
 
 What the container runs is run with its environment, outside a container.
 """
@@ -43,6 +43,19 @@ def test_the_chart_names_itself_and_every_value_is_used() -> None:
     assert (chart["apiVersion"], chart["name"]) == ("v2", "covenant")
     used = {name for path in (CHART / "templates").iterdir() for _, name in PLACE.findall(path.read_text())}
     assert used == {*VALUES, "Name"}
+
+
+def test_kubernetes_takes_what_the_chart_makes(tmp_path: Path) -> None:
+    """By the schemas of its API, in which every field is known."""
+    checker = str(Path(sys.executable).with_name("kubernetes-validate"))
+    for name in ("statefulset.yaml", "service.yaml"):
+        made = tmp_path / name
+        made.write_text(yaml.safe_dump(rendered(name)), encoding="utf-8")
+        done = subprocess.run([checker, "--strict", str(made)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    made.write_text(made.read_text(encoding="utf-8").replace("selector:", "selectr:"), encoding="utf-8")
+    wrong = subprocess.run([checker, "--strict", str(made)], capture_output=True, text=True, check=False)
+    assert wrong.returncode != 0
 
 
 def test_one_daemon_has_the_volume_no_root_and_time_to_stop() -> None:
