@@ -48,14 +48,17 @@ def test_the_chart_names_itself_and_every_value_is_used() -> None:
 def test_kubernetes_takes_what_the_chart_makes(tmp_path: Path) -> None:
     """By the schemas of its API, in which every field is known."""
     checker = str(Path(sys.executable).with_name("kubernetes-validate"))
+
+    def checked(text: str) -> subprocess.CompletedProcess[str]:
+        made = tmp_path / "made.yaml"
+        made.write_text(text, encoding="utf-8")
+        return subprocess.run([checker, "--strict", str(made)], capture_output=True, text=True, check=False)
+
     for name in ("statefulset.yaml", "service.yaml"):
-        made = tmp_path / name
-        made.write_text(yaml.safe_dump(rendered(name)), encoding="utf-8")
-        done = subprocess.run([checker, "--strict", str(made)], capture_output=True, text=True, check=False)
+        text = yaml.safe_dump(rendered(name))
+        done = checked(text)
         assert done.returncode == 0, done.stdout + done.stderr
-    made.write_text(made.read_text(encoding="utf-8").replace("selector:", "selectr:"), encoding="utf-8")
-    wrong = subprocess.run([checker, "--strict", str(made)], capture_output=True, text=True, check=False)
-    assert wrong.returncode != 0
+        assert checked(text.replace("selector:", "selectr:")).returncode != 0
 
 
 def test_one_daemon_has_the_volume_no_root_and_time_to_stop() -> None:
