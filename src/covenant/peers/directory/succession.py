@@ -98,8 +98,13 @@ class Succession(PeerService):
             if peer is None or change.new_id in peer.ids:
                 continue
             if self._forks.take(peer.id, self._monotonic_ms(), FORKS_PER_MIN) is None:
-                row: dict[str, object] = {"type": "identity_forked", "peer": peer.id, "before": change.old_id}
-                await self._ledger.commit(WriteAuditRow(by=self._us, row={**row, "shown": change.new_id}))
+                row: dict[str, object] = {
+                    "type": "identity_forked",
+                    "peer": peer.id,
+                    "before": change.old_id,
+                    "shown": change.new_id,
+                }
+                await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
             raise Conflict("identity_superseded", f"the identity {change.old_id} was given up before")
 
     async def _bury(self, revocations: tuple[KeyRevocation, ...]) -> bool:

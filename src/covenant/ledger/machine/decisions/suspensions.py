@@ -83,8 +83,14 @@ def answer(decide: DecisionContext, entry: Entry, wait: Wait, command: Continue)
         result |= {"approved": decision.approved, "reason": decision.reason}
         if command.by is not None:
             result["by"] = command.by.display
-            row = {"type": "a2a_approval", "task_id": task_id, "question_id": asked, "approved": decision.approved}
-            decide.audit(command.by, {**row, "reason": decision.reason})
+            row = {
+                "type": "a2a_approval",
+                "task_id": task_id,
+                "question_id": asked,
+                "approved": decision.approved,
+                "reason": decision.reason,
+            }
+            decide.audit(command.by, row)
     elif has_decision(parts):
         raise decide.refuse(Conflict("not_asked", f"task {task_id} waits for an answer, and not for an approval"))
     else:
