@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final
 
+import asyncpg
 import pytest
 
+from covenant.daemon.schedulers import AuditAnchors
+from covenant.daemon.telemetry import Log
 from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import TenantAccess
 from covenant.ledger.contract.identities import Register, RegisterChange
@@ -420,3 +423,26 @@ async def test_daemons_that_open_an_empty_ledger_at_once_all_have_its_first_tena
     for ledger in joined:
         await ledger.durable()
         assert [tenant.name for tenant in await ledger.tenants()] == [DEFAULT]
+
+
+async def test_a_chain_whose_end_was_cut_is_found_by_what_another_chain_has_seen(
+    engine: PostgresEngine, a: LedgerDriver, b: LedgerDriver
+) -> None:
+    for driver in (a, b, b):
+        await driver.note("something happened")
+    anchors = AuditAnchors(a.ledger, OPERATOR, log=Log(), interval_ms=60_000)
+    assert await anchors.step()
+    assert not await anchors.step(), "nothing is new in the other chains"
+    assert (await a.ledger.audit_verify()).valid
+    connection = await asyncpg.connect(engine.url)
+    try:
+        await connection.execute("DELETE FROM audit WHERE chain = 'b' AND idx = 2")
+        await connection.execute(
+            "UPDATE writers SET audit_index = 1, audit_hash = a.chain_hash FROM audit AS a"
+            " WHERE a.chain = 'b' AND writers.node = 'b'"
+        )
+    finally:
+        await connection.close()
+    report = await a.ledger.audit_verify()
+    assert not report.valid
+    assert report.failures == ("b: row 2, which the chain of a has seen, is missing",)

@@ -197,6 +197,36 @@ class ArchiveReport:
             await asyncio.sleep(self._interval_ms / 1000)
 
 
+class AuditAnchors:
+    """Writes the heads of all chains of the audit into this daemon's own, so that a chain whose end is cut shows."""
+
+    def __init__(self, ledger: Ledger, operator: AgentId, *, log: Log, interval_ms: int) -> None:
+        self._ledger = ledger
+        self._operator = operator
+        self._log = log
+        self._interval_ms = interval_ms
+        self._written: dict[str, int] = {}
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_ms / 1000)
+            try:
+                await self.step()
+            except Refusal as refusal:
+                self._log.warning("audit.not_anchored", code=refusal.code, reason=refusal.message)
+
+    async def step(self) -> bool:
+        """Whether there was something new."""
+        marks = await self._ledger.audit_heads()
+        others = {mark.chain: mark.through for mark in marks if mark.chain != self._ledger.node}
+        if others == self._written:
+            return False
+        heads = [{"chain": mark.chain, "index": mark.through, "chain_hash": mark.anchor_hash} for mark in marks]
+        await self._ledger.commit(WriteAuditRow(by=self._operator, row={"type": "audit_anchored", "heads": heads}))
+        self._written = others
+        return True
+
+
 class Maintenance:
     """Compaction without being asked. `maintain` compacts if enough is sealed, and says what that dropped."""
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from covenant.daemon.environment import environment, machine_name, monotonic_ms, now_ms, program_environment
 from covenant.daemon.home import KEY_NAME, UnsafeHome, make_home, read_or_make_token, save_token
 from covenant.daemon.keystore import OPERATOR_DISPLAY, Keystore, admit_operator, find_passphrase
-from covenant.daemon.schedulers import ArchiveReport, Maintenance, Scheduler, Singleton, Sweeper
+from covenant.daemon.schedulers import ArchiveReport, AuditAnchors, Maintenance, Scheduler, Singleton, Sweeper
 from covenant.daemon.segment_shipper import SegmentShipper, command_words
 from covenant.daemon.settings import Settings, ledger_limits
 from covenant.daemon.telemetry import Log
@@ -45,6 +45,7 @@ from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.seal.keys import new_private_key, new_token, verify_grant
 
 MAINTENANCE_INTERVAL_MS: Final = 5_000
+ANCHOR_INTERVAL_MS: Final = 60_000
 
 
 class Clocks(NamedTuple):
@@ -128,6 +129,11 @@ async def open_storage(
             schedulers=(
                 Sweeper(ledger, agent, log=log, interval_ms=settings.daemon.sweep_interval_ms),
                 Maintenance(ledger.maintain, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
+                Singleton(
+                    "audit_anchors",
+                    AuditAnchors(ledger, agent, log=log, interval_ms=ANCHOR_INTERVAL_MS),
+                    ledger,
+                ),
                 ArchiveReport(ledger, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
                 *((shipper,) if shipper is not None else ()),
             ),

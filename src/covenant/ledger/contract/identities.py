@@ -100,6 +100,9 @@ class AuditLedger(Commits, Protocol):
     async def audit_before(self, before_ms: int) -> Sequence[AuditMark]:
         """What a purge would drop, chain by chain."""
 
+    async def audit_heads(self) -> Sequence[AuditMark]:
+        """The last row of each chain, if there are several: once it is in another chain, a cut end shows."""
+
     async def audit_verify(self) -> AuditReport:
         """Compute every chain again."""
 

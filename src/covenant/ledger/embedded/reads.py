@@ -263,6 +263,9 @@ class Reads:
     async def audit_verify(self) -> AuditReport:
         return await self._history.audit_verify(await self._audit_head())
 
+    async def audit_heads(self) -> Sequence[AuditMark]:
+        return ()  # there is one chain
+
     async def audit_verify_new(self) -> AuditReport:
         return await self._history.audit_verify_new(await self._audit_head())
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import asyncpg
 import msgspec
+from msgspec.structs import replace
 
 from covenant.ledger.contract.identities import AuditMark, AuditRecord
 from covenant.ledger.postgres.connections import Connections
@@ -16,6 +18,8 @@ from covenant.model.grant import GENESIS, AuditHead, AuditReport, AuditVerificat
 from covenant.model.ids import PublicKey
 
 PAGE_ROWS: Final = 1_000
+ANCHORED: Final = "audit_anchored"
+"""The type of a row that has the heads of all chains."""
 
 
 class _Issuer(msgspec.Struct, frozen=True, gc=False):
@@ -27,7 +31,23 @@ class _Text(msgspec.Struct, frozen=True, gc=False):
     issuer: _Issuer
 
 
+class _Head(msgspec.Struct, frozen=True, gc=False):
+    chain: str
+    index: int
+    chain_hash: str
+
+
+class _Anchor(msgspec.Struct, frozen=True, gc=False):
+    type: str
+    heads: tuple[_Head, ...] = ()
+
+
+class _AnchorRow(msgspec.Struct, frozen=True, gc=False):
+    kind: _Anchor
+
+
 _text: Final = msgspec.json.Decoder(_Text).decode
+_anchor_row: Final = msgspec.json.Decoder(_AnchorRow).decode
 
 
 class AuditLog:
@@ -51,9 +71,16 @@ class AuditLog:
         rows = await self._connections.fetch(statement("audit", "before"), {"before_ms": before_ms})
         return tuple(AuditMark(row["rows"], row["through"], row["chain_hash"], row["chain"]) for row in rows)
 
+    async def heads(self) -> Sequence[AuditMark]:
+        rows = await self._connections.fetch(statement("audit", "heads"), {})
+        marks = [AuditMark(row["audit_index"], row["audit_index"], row["audit_hash"], row["chain"]) for row in rows]
+        return marks if len(marks) > 1 else ()
+
     async def verify(self, *, whole: bool) -> AuditReport:
         """Compute the chains anew, each from its anchor to the head that its writer's row has."""
         reports: list[tuple[str, AuditHead, AuditReport]] = []
+        anchored: dict[tuple[str, str], _Head] = {}
+        """By the chain that says so and the chain that it is about: the newest."""
         async with self._connections.snapshot() as db:
             chains = statement("audit", "chains")
             for chain in await db.fetch(chains.text):
@@ -69,12 +96,16 @@ class AuditLog:
                     page.text, *page.values({"chain": chain["chain"], "after": after, "count": PAGE_ROWS})
                 ):
                     verification.take(map(_stored, rows))
+                    for row in rows:
+                        anchored |= {(chain["chain"], each.chain): each for each in _anchors(row["row"])}
                     after = rows[-1]["idx"]
                 reports.append((chain["chain"], head, verification.report()))
+            cut = [each async for each in _cut(db, anchored)]
         for name, head, report in reports:
             if report.valid and report.events:
                 await self._mark(name, head)
-        return _together([(name, report) for name, _, report in reports])
+        report = _together([(name, report) for name, _, report in reports])
+        return replace(report, valid=False, failures=(*report.failures, *cut)) if cut else report
 
     async def _mark(self, chain: str, head: AuditHead) -> None:
         values: dict[str, Any] = {
@@ -84,6 +115,28 @@ class AuditLog:
             "genesis": GENESIS.chain_hash,
         }
         await self._connections.fetch(statement("audit", "verified"), values)
+
+
+def _anchors(text: str) -> Sequence[_Head]:
+    """What a row says of the heads of other chains. One that cannot be read is found by the hash of its chain."""
+    if f'"{ANCHORED}"' not in text:
+        return ()
+    try:
+        kind = _anchor_row(text).kind
+    except msgspec.MsgspecError:
+        return ()
+    return kind.heads if kind.type == ANCHORED else ()
+
+
+async def _cut(db: asyncpg.Connection[Any], anchored: Mapping[tuple[str, str], _Head]) -> AsyncIterator[str]:
+    """Chains that do not have what another one has seen."""
+    asked = statement("audit", "anchored")
+    for (by, chain), head in anchored.items():
+        row = await db.fetchrow(asked.text, *asked.values({"chain": chain, "idx": head.index}))
+        assert row is not None
+        if row["chain_hash"] != head.chain_hash and head.index > row["purged"]:
+            is_so = "is missing" if row["chain_hash"] is None else "is another one"
+            yield f"{chain}: row {head.index}, which the chain of {by} has seen, {is_so}"
 
 
 def _head(index: int, chain_hash: str) -> AuditHead:

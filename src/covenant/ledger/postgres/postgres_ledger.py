@@ -373,6 +373,9 @@ class PostgresLedger:
     async def audit_before(self, before_ms: int) -> Sequence[AuditMark]:
         return await self._audit.before(before_ms)
 
+    async def audit_heads(self) -> Sequence[AuditMark]:
+        return await self._audit.heads()
+
     async def audit_verify(self) -> AuditReport:
         return await self._audit.verify(whole=True)
 

@@ -36,6 +36,14 @@ SELECT
 FROM writers AS w LEFT JOIN audit_chains AS c ON c.chain = w.node
 ORDER BY w.node
 
+-- :heads
+SELECT node AS chain, audit_index, audit_hash FROM writers WHERE audit_index > 0 ORDER BY node
+
+-- :anchored
+SELECT
+    (SELECT a.chain_hash FROM audit AS a WHERE a.chain = :chain AND a.idx = :idx) AS chain_hash,
+    coalesce((SELECT c.anchor_index FROM audit_chains AS c WHERE c.chain = :chain), 0) AS purged
+
 -- :page
 SELECT idx, ts_ms, issuer, chain_hash, row FROM audit WHERE chain = :chain AND idx > :after ORDER BY idx LIMIT :count
 
