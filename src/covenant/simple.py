@@ -176,7 +176,12 @@ async def _working(
                 )
             )
             catalogue.add_resident(DEFAULT, definition, "code")
-            workers.register(catalogue.identity(DEFAULT, definition.id), body, concurrency=definition.concurrency)
+            workers.register(
+                catalogue.identity(DEFAULT, definition.id),
+                body,
+                concurrency=definition.concurrency,
+                rate_per_min=definition.rate_per_min,
+            )
         conversations = A2AExchange(ledger, catalogue, workers, Uuids(), A2aSettings())
         sweeper = Sweeper(ledger, operator, log=Log(), interval_ms=SWEEP_MS)
         deps = A2ATaskDeps(SimpleExchange(ledger, catalogue, conversations, Uuids(), limits=limits), ledger=ledger)

@@ -10,13 +10,14 @@ import asyncio
 
 import pytest
 
+from covenant.ledger.machine.priorities import HEAD_START
 from covenant.ledger.machine.states import State
 from covenant.model.ids import TaskId
 from covenant.model.retry_policy import RetryPolicy
 from covenant.model.settings import Limits
 from covenant.model.task import Result
 from tests.ledger_contract.driver import WAIT_MS, LedgerDriver, refused
-from tests.ledger_contract.engine import Engine
+from tests.ledger_contract.engine import DurableEngine, Engine
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, DAVE, OPERATOR, agent, make_task, ok, task_id
 from tests.ledger_contract.suite import Suite
 from tests.ledger_contract.waiters import WaiterQueue
@@ -25,6 +26,48 @@ TEN_YEARS_MS = 10 * 365 * 24 * 3_600_000
 
 
 class LeaseSuite(Suite):
+    async def test_a_higher_priority_is_begun_first_and_equals_in_their_order(self, driver: LedgerDriver) -> None:
+        for number, priority in ((1, 0), (2, 3), (3, 9), (4, 3), (5, 0)):
+            await driver.send(make_task(number, priority=priority))
+        await driver.send(make_task(6, recipient=CAROL, priority=1))
+        taken = await driver.take(count=3)
+        assert [each.task.id for each in taken] == [task_id(3), task_id(2), task_id(4)]
+        await driver.release(taken[1])
+        assert [each.task.id for each in await driver.take(count=2)] == [task_id(2), task_id(1)]
+        await driver.send(make_task(7, priority=1))
+        everyone = await driver.take(OPERATOR, count=3, everyone=True)
+        assert {each.task.id for each in everyone} == {task_id(6), task_id(7), task_id(5)}
+        with refused("invalid_task", 400):
+            await driver.send(make_task(8, priority=10))
+        with refused("invalid_task", 400):
+            await driver.send(make_task(8, priority=-1))
+
+    async def test_a_task_that_is_overtaken_is_begun_after_a_bounded_number_of_others(
+        self, driver: LedgerDriver
+    ) -> None:
+        await driver.send(make_task(1))
+        for number in range(2, 2 * HEAD_START):
+            await driver.send(make_task(number, priority=1))
+            leased = await driver.take_one()
+            if leased.task.id == task_id(1):
+                break
+            await driver.finish(leased, ok(leased.task.id))
+        else:
+            pytest.fail("the task without a priority starves")
+        assert number > 10, "a priority is worth something"
+
+    async def test_priorities_hold_after_a_restart(self, engine: DurableEngine) -> None:
+        ledger = await engine.open()
+        driver = LedgerDriver(ledger, engine.clock)
+        for number, priority in ((1, 0), (2, 5), (3, 0)):
+            await driver.send(make_task(number, priority=priority))
+        ledger = await engine.crash_and_reopen(ledger)
+        await ledger.compact()
+        ledger = await engine.close_and_reopen(ledger)
+        driver = LedgerDriver(ledger, engine.clock)
+        await driver.send(make_task(4, priority=5))
+        assert [each.task.id for each in await driver.take(count=4)] == [task_id(n) for n in (2, 4, 1, 3)]
+
     async def test_a_receive_tells_the_lease_and_the_attempt(self, driver: LedgerDriver) -> None:
         leased = await driver.taken(make_task())
         lease = leased.lease

@@ -123,6 +123,7 @@ def load_agent(agent: Agent, path: Path | None = None) -> tuple[AgentDefinition,
     declared = {name: getattr(agent, name) for name in DECLARED} | {
         "id": agent.name,
         "skills": [msgspec.to_builtins(skill) for skill in agent.skills],
+        "rate_per_min": agent.rate_per_min,
         "concurrency": agent.concurrency or (PROCESSES_MAX if agent.isolate else 0),
     }
     body: RunnableAgent = IsolatedAgent(agent, path) if agent.isolate and path is not None else FunctionAgent(agent)

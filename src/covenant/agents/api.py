@@ -413,8 +413,9 @@ class Agent:
 
     `timeout_ms`: how long a turn may take. `idempotent`: running a turn twice does no harm, so work that is cut short
     may be begun again by itself. `on_lost`: what becomes of work whose daemon died: it is held for an operator, failed,
-    or (if idempotent) requeued. `concurrency`: turns at once; 0 leaves it to the daemon. `default_project`: the simple
-    door gives its tasks to the first agent that has one.
+    or (if idempotent) requeued. `concurrency`: turns at once; 0 leaves it to the daemon. `rate_per_min`: turns that
+    begin in a minute; the others wait. `default_project`: the simple door gives its tasks to the first agent that has
+    one.
 
     `retry_on`: exceptions after which a turn is begun again by itself, up to `attempts` in all, after pauses by
     `backoff` (1 s, 2 s, 4 s … up to 5 minutes, unless said). Only an idempotent agent may have it.
@@ -444,6 +445,7 @@ class Agent:
         backoff: Backoff | None = None,
         retry_on: Sequence[type[Exception]] = (),
         schedules: Sequence[Schedule] = (),
+        rate_per_min: int = 0,
     ) -> None:
         self.name = name
         self.description = description
@@ -454,6 +456,7 @@ class Agent:
         self.idempotent = idempotent
         self.on_lost: OnLost = on_lost
         self.concurrency = concurrency
+        self.rate_per_min = rate_per_min
         self.extensions = tuple(extensions)
         self.default_project = default_project
         self.isolate = isolate

@@ -52,6 +52,7 @@ a2a.commands.update(task_list.commands.commands)
 @click.option("--deadline-in", type=Duration(), metavar="5m", help="Deadline from now.")
 @click.option("--not-before-ms", type=click.IntRange(min=1), help="Nobody begins it before, in epoch milliseconds.")
 @click.option("--not-before-in", type=Duration(), metavar="1h", help="Nobody begins it before so long from now.")
+@click.option("--priority", type=click.IntRange(0, 9), help="Begun before tasks of a lower one, within bounds.")
 @click.option("--key", help="Idempotency key: names the work, across tasks.")
 @click.option("--idempotent", is_flag=True, help="Running the task twice is safe. Needs --key.")
 @click.option("--wait", is_flag=True, help="Wait for the result, drain it, and print what it says.")
@@ -264,6 +265,7 @@ def _task(
         "parent": given["parent"],
         "deadline_ms": deadline_ms if deadline_in is None else now_ms() + deadline_in,
         "not_before_ms": not_before_ms if not_before_in is None else now_ms() + not_before_in,
+        "priority": given["priority"],
     }
     if key is not None:
         task["idempotency"] = {"duplicate_safety": "idempotent" if idempotent else "unsafe", "key": key}

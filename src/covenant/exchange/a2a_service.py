@@ -25,6 +25,7 @@ from covenant.exchange.tasks.builder import (
     next_message,
     read_idempotency,
     read_not_before,
+    read_priority,
     unkeyed_id,
 )
 from covenant.exchange.tasks.reader import WATCH_S, TaskReader, TaskStream, handed_over, parse_known_id
@@ -257,6 +258,7 @@ class A2AExchange:
             output_modes=sent.output_modes,
             request_metadata=sent.metadata,
             not_before_ms=read_not_before(sent.metadata) if sent.metadata else None,
+            priority=read_priority(sent.metadata) if sent.metadata else 0,
         )
         return task_id, task, key
 

@@ -181,7 +181,9 @@ class Delegations:
         check_size(size, self._message_bytes_max)
         # None of this is part of the request: whoever asks again later means the same.
         own_ms = definition.turn_timeout_ms if definition is not None else None
-        task = msgspec.structs.replace(task, deadline_ms=until_ms, timeout_ms=own_ms, target=callee.remote)
+        task = msgspec.structs.replace(
+            task, deadline_ms=until_ms, timeout_ms=own_ms, target=callee.remote, priority=parent.priority
+        )
         task = within_deadline(task, None if until_ms is None else until_ms - self.ledger.now_ms())
         return DelegatedTask(traced(task, trace_of(parent)), digest, until_ms)
 

@@ -139,6 +139,8 @@ class AgentDefinition(_Part, frozen=True, gc=False, kw_only=True):
     """A2A extensions that a caller must declare, by URI."""
     concurrency: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
     """Tasks at once. 0: as agents of its kind do."""
+    rate_per_min: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    """Turns that begin in a minute; the others wait in the queue. 0: as many as come."""
     schedules: Annotated[tuple[Schedule, ...], msgspec.Meta(max_length=100)] = ()
 
     @property

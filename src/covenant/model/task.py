@@ -160,6 +160,8 @@ class Task(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     """Where the task is done, if not here. Written by the daemon alone."""
     not_before_ms: int | None = None
     """Nobody begins it before this moment, in epoch milliseconds."""
+    priority: int = 0
+    """From 0 to 9: within its recipient's queue, it is begun before tasks of a lower one, within bounds."""
 
 
 class CacheKey(msgspec.Struct, frozen=True, gc=False):

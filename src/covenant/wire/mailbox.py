@@ -93,6 +93,7 @@ class SendTask(Request, frozen=True, kw_only=True):
     idempotency: Idempotency | None = None
     parts: tuple[Content, ...] | None = None
     not_before_ms: Moment | None = None
+    priority: Whole = 0
 
     def task(self, caller: AgentId, enrolled: Enrolled) -> Task:
         return Task(
@@ -108,6 +109,7 @@ class SendTask(Request, frozen=True, kw_only=True):
             timeout_ms=self.timeout_ms,
             context_id=self.context_id,
             not_before_ms=self.not_before_ms,
+            priority=self.priority,
         )
 
     def _sender(self, caller: AgentId) -> AgentId:

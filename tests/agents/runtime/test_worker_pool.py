@@ -511,3 +511,19 @@ async def test_a_mailbox_sender_gets_the_whole_text_as_its_result(pool: PoolUnde
 async def test_only_idempotent_agents_may_have_their_lost_work_requeued(pool: PoolUnderTest) -> None:
     with pytest.raises(ValueError, match="idempotent"):
         pool.serve(Actor().play, on_lost="requeue")
+
+
+async def test_an_agent_with_a_rate_begins_its_turns_one_after_the_other_and_loses_none(pool: PoolUnderTest) -> None:
+    begun: list[float] = []
+
+    async def work(turn: Turn) -> str:
+        begun.append(asyncio.get_running_loop().time())
+        return turn.text
+
+    pool.serve(function_agent(work), rate_per_min=600)
+    ids = [await pool.send(str(number)) for number in range(15)]
+    for number, task_id in enumerate(ids):
+        assert told(await pool.ended(task_id)) == str(number)
+    # Ten at once, which is a second's worth, and then one each 100 ms.
+    assert len(begun) == 15
+    assert begun[-1] - begun[0] >= 0.4

@@ -172,6 +172,7 @@ AGENT_JSON = (
     '"intent":{"mode":"off","min_confidence":0.8,"apply_routing":true,"model":""},"kind":"model",'
     '"default_project":"","mcp_tool_permissions":null,"needs_approval":[],"timeout_ms":null,"idempotent":false,"on_lost":"hold",'
     '"input_modes":[],"output_modes":[],"command":[],"url":"","peer":"","skills":[],"extensions":[],"concurrency":0,'
+    '"rate_per_min":0,'
     '"schedules":[]},'
     '"ignored":[]}'
 )

@@ -10,11 +10,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from covenant.model.errors import OverLimit
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import BUDGET_EXCEEDED, budget_of
+from covenant.model.rate_limits import TokenBucket
 from covenant.model.task import Task
 from covenant.model.usage import add_usage, read_usage, tokens_of
 
@@ -82,6 +84,33 @@ class TenantSlots:
         while self._waiting and self._used < limit:
             self._used += 1
             self._waiting.popleft().set_result(None)
+
+
+class StartRate:
+    """How often turns of an agent begin: `per_min`, a second's worth of them at once. 0: as often as they come."""
+
+    __slots__ = ("_bucket", "per_min")
+
+    def __init__(self) -> None:
+        self.per_min = 0
+        self._bucket: TokenBucket | None = None
+
+    def take(self) -> int | None:
+        """Begin a turn. None, or in how many milliseconds one may begin."""
+        if not self.per_min:
+            return None
+        now_ms, burst = int(monotonic() * 1_000), max(1, self.per_min // 60)
+        if self._bucket is None:
+            self._bucket = TokenBucket(burst, now_ms)
+        return self._bucket.take(now_ms, self.per_min, burst)
+
+    async def wait(self) -> None:
+        """Until one may begin, and begin it."""
+        while True:
+            wait_ms = self.take()
+            if wait_ms is None:
+                return
+            await asyncio.sleep(wait_ms / 1000)
 
 
 class TurnSlot:

@@ -22,7 +22,7 @@ from covenant.agents.runtime.function_threads import AgentThreads
 from covenant.agents.runtime.job import Job, RunnableAgent
 from covenant.agents.runtime.job_buffer import JobServices
 from covenant.agents.runtime.lost_work import OUTLOOKS, STOPPED, LostWork
-from covenant.agents.runtime.turn_limits import TenantSlots, TurnSlot
+from covenant.agents.runtime.turn_limits import StartRate, TenantSlots, TurnSlot
 from covenant.exchange.delegation import Delegations, tenant_of
 from covenant.exchange.stored_files import StoredFiles
 from covenant.ledger.contract.ledger import Ledger
@@ -60,6 +60,7 @@ class PoolAgent:
         self.starter = starter
         self.free = 0
         self.freed = asyncio.Event()
+        self.rate = StartRate()
         self.threads = AgentThreads(0)
 
     def start(self, leased: LeasedTask) -> None:
@@ -144,12 +145,13 @@ class WorkerPool:
         idempotent: bool = False,
         on_lost: OnLost = "hold",
         follows: bool = False,
+        rate_per_min: int = 0,
     ) -> None:
         """From now on this agent does the work that is sent to this identity, `concurrency` (0: as usual) at once.
 
         `timeout_ms` is for tasks that have none of their own; the ledger sees to those that do. `follows`: it only
         follows work elsewhere, which goes on without it. So it is begun again as often as it is lost, and a stop does
-        not wait for it.
+        not wait for it. `rate_per_min`: turns that begin in a minute; the others wait in the queue.
         """
         if on_lost == "requeue" and not idempotent:
             raise ValueError('on_lost="requeue" needs idempotent=True: the lost work may have been done')
@@ -171,6 +173,7 @@ class WorkerPool:
         known.idempotent = idempotent
         known.on_lost = on_lost
         known.follows = follows
+        known.rate.per_min = rate_per_min
         self._lost_work.look_again()
 
     def _slots_of(self, tenant: str) -> TenantSlots:
@@ -192,6 +195,9 @@ class WorkerPool:
     def reserve(self, recipient: PublicKey) -> PoolAgent | None:
         worker = self._registered.get(recipient)
         if worker is None or worker.free <= 0 or not self._running or not worker.slots.take():
+            return None
+        if worker.rate.per_min and worker.rate.take() is not None:
+            worker.slots.give_back()
             return None
         worker.free -= 1
         return worker
@@ -374,6 +380,7 @@ class WorkerPool:
                     await worker.freed.wait()
                 if not await waiter.wait(WAIT_MS):
                     return
+                await worker.rate.wait()
                 await worker.slots.wait()
             finally:
                 self._waiting.discard(worker)
@@ -390,7 +397,8 @@ class WorkerPool:
         """As many tasks as there are places; each holds one, and the caller has the first of its tenant's."""
         ledger, identity = self._ledger, worker.identity
         # One place is its own by now, and its agent's may have been taken meanwhile.
-        more = max(0, min(worker.free - 1, worker.slots.free, ledger.limits.batch_max - 1))
+        most = 1 if worker.rate.per_min else ledger.limits.batch_max
+        more = max(0, min(worker.free - 1, worker.slots.free, most - 1))
         if worker.free <= 0 or not worker.slots.take(more):
             worker.slots.give_back()
             return ()

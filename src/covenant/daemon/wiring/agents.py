@@ -162,6 +162,7 @@ class AgentSync:
             idempotent=definition.idempotent or again,
             on_lost="requeue" if again else definition.on_lost,
             follows=rules.repeatable,
+            rate_per_min=definition.rate_per_min,
         )
 
     def _unregister(self, tenant: str, agent_id: str) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.contract.tasks import TaskLedger
+from covenant.ledger.machine.priorities import PRIORITY_MAX
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import AgentDefinition, CatalogueAgent
 from covenant.model.content import Audio, Content, File, Image, Json, Resource, ResourceLink, Text
@@ -37,6 +38,9 @@ IDEMPOTENCY: Final = "covenant.idempotency"
 
 NOT_BEFORE: Final = "covenant.not_before_ms"
 """In the request's metadata: the moment before which nobody begins the task, in epoch milliseconds."""
+
+PRIORITY: Final = "covenant.priority"
+"""In the request's metadata: from 0 to 9, how soon the task is begun among those of the same agent."""
 
 _NO_NAMES: Final[tuple[str, ...]] = ()
 _PLAIN: Final = "text/plain"
@@ -80,6 +84,13 @@ def read_not_before(metadata: dict[str, Any]) -> int | None:
     raise Invalid("invalid_task", f"metadata {NOT_BEFORE} must be a moment, in epoch milliseconds")
 
 
+def read_priority(metadata: dict[str, Any]) -> int:
+    said = metadata.get(PRIORITY, 0)
+    if type(said) is int and 0 <= said <= PRIORITY_MAX:
+        return said
+    raise Invalid("invalid_task", f"metadata {PRIORITY} must be a number from 0 to {PRIORITY_MAX}")
+
+
 def _key(key: str) -> str:
     if not key.strip() or len(key) > KEY_LENGTH_MAX:
         raise Invalid("invalid_idempotency", f"an idempotency key has 1 to {KEY_LENGTH_MAX} characters")
@@ -108,6 +119,7 @@ def build_task(
     deadline_ms: int | None = None,
     target: Target | None = None,
     not_before_ms: int | None = None,
+    priority: int = 0,
 ) -> Task:
     """The task of a request, whichever door it came by.
 
@@ -155,6 +167,7 @@ def build_task(
         tracestate=tracestate,
         target=target,
         not_before_ms=not_before_ms,
+        priority=priority,
     )
 
 

@@ -9,29 +9,70 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from heapq import nlargest
+from heapq import merge, nlargest
 from itertools import islice
 from typing import Final, NamedTuple
 
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import CacheDropped
+from covenant.ledger.machine.priorities import rank
 from covenant.ledger.machine.view import Account, Cached
 from covenant.model.clock_steps import Ages
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.settings import Limits
 from covenant.model.task import CacheKey, Task, account_of, weigh_result
 
-Lane = OrderedDict[TaskId, None]
-"""Not a plain dict: the first key of one that was often deleted from is found only by walking over what is gone."""
+Lane = OrderedDict[TaskId, int]
+"""With the place of each task. Not a plain dict: the first key of one that was often deleted from is found only by
+walking over what is gone."""
+
+
+class PriorityLane:
+    """The tasks of one owner, in the order of their ranks: a lane for each priority, whose first ones are compared."""
+
+    __slots__ = ("_levels",)
+
+    def __init__(self, plain: Lane) -> None:
+        """`plain`: those without a priority."""
+        self._levels: dict[int, Lane] = {0: plain} if plain else {}
+
+    def level(self, priority: int) -> Lane:
+        lane = self._levels.get(priority)
+        if lane is None:
+            lane = self._levels[priority] = OrderedDict()
+        return lane
+
+    def __len__(self) -> int:
+        return sum(map(len, self._levels.values()))
+
+    def __iter__(self) -> Iterator[TaskId]:
+        return (task_id for _, task_id in merge(*(_ranked(lane, level) for level, lane in self._levels.items())))
+
+    def __delitem__(self, task_id: TaskId) -> None:
+        for priority, lane in self._levels.items():
+            if task_id in lane:
+                del lane[task_id]
+                if not lane:
+                    del self._levels[priority]
+                return
+        raise KeyError(task_id)
+
+
+def _ranked(lane: Lane, priority: int) -> Iterator[tuple[int, TaskId]]:
+    return ((rank(place, priority), task_id) for task_id, place in lane.items())
 
 
 class FifoQueues:
-    """First in, first out, with removal from anywhere at constant cost: a lane for each owner, and one for all."""
+    """First in, first out, with removal from anywhere at constant cost: a lane for each owner, and one for all.
+
+    An owner one of whose tasks has a priority has a lane that orders by rank, until it is empty.
+    """
 
     def __init__(self) -> None:
-        self._lanes: OrderedDict[str, Lane] = OrderedDict()
+        self._lanes: OrderedDict[str, Lane | PriorityLane] = OrderedDict()
         """The owner that was served last is last."""
         self._all: Lane = OrderedDict()
+        self._place = 0
 
     def __len__(self) -> int:
         return len(self._all)
@@ -42,11 +83,19 @@ class FifoQueues:
     def __reversed__(self) -> Iterator[TaskId]:
         return reversed(self._all)
 
-    def enter(self, owner: str, task_id: TaskId, *, first: bool = False) -> None:
+    def enter(self, owner: str, task_id: TaskId, *, first: bool = False, priority: int = 0) -> None:
         lane = self._lanes.get(owner)
         if lane is None:
             lane = self._lanes[owner] = OrderedDict()
-        lane[task_id] = self._all[task_id] = None
+        if type(lane) is not OrderedDict or priority:
+            if type(lane) is OrderedDict:
+                lane = self._lanes[owner] = PriorityLane(lane)
+            assert isinstance(lane, PriorityLane)
+            lane = lane.level(priority)
+        self._place = place = self._place + 1
+        if first and lane:
+            place = min(place, lane[next(iter(lane))])
+        lane[task_id] = self._all[task_id] = place
         if first:
             lane.move_to_end(task_id, last=False)
             self._all.move_to_end(task_id, last=False)

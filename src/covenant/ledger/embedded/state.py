@@ -230,7 +230,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
     def _enter(self, state: State, entry: Entry, seq: int, *, first: bool = False) -> None:
         task = entry.task
         if state is QUEUED:
-            self.queue.enter(task.recipient.pubkey, task.id, first=first)
+            self.queue.enter(task.recipient.pubkey, task.id, first=first, priority=task.priority)
         elif state is LEASED:
             self.leased[task.id] = None
             self._judge_holder(entry)

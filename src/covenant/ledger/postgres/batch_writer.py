@@ -51,7 +51,7 @@ from covenant.ledger.postgres.fast_decisions import Heads, decide_fast, decode_r
 from covenant.ledger.postgres.loader import Loader
 from covenant.ledger.postgres.news import encode_topics, topics_of
 from covenant.ledger.postgres.nodes import Joined, Membership, refresh_registers
-from covenant.ledger.postgres.queue_head import Floors
+from covenant.ledger.postgres.queue_head import PLACE_BITS, Floors
 from covenant.ledger.postgres.recent_tasks import RECENT_MAX, RecentTasks
 from covenant.ledger.postgres.registers import REGISTER_EVENTS, RegisterRow, Registers
 from covenant.ledger.postgres.sql import statement
@@ -66,7 +66,6 @@ BATCH_MAX: Final = 128
 BATCH_BYTES_MAX: Final = 4 << 20
 UNWEIGHED: Final = 4
 """So many commands go together whatever they weigh: to weigh one takes longer than to see that there are few."""
-PLACE_BITS: Final = 20
 ROUNDS_MAX: Final = 2_000
 """How often one command may ask for more before it is decided."""
 TRIES_MAX: Final = 12
@@ -281,6 +280,7 @@ class BatchWriter:
     def _remember(self, work: WorkingSet) -> None:
         self._head = work.audit_head
         self._recent.remember(work)
+        self._queue_floors.entered(work.queue_in)
         if len(self._turns) > RECENT_MAX:
             self._turns.clear()  # who was served last is forgotten, and everybody's turn comes by what waits longest
 

@@ -14,7 +14,7 @@ import msgspec
 
 from covenant.ledger.machine.view import Cached, Remembered
 from covenant.ledger.postgres.cache_rows import OldResult, SharedWork, key_text
-from covenant.ledger.postgres.queue_head import Floors
+from covenant.ledger.postgres.queue_head import LOWEST, Floors
 from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.stored_task import Row, Slot, column, decode_archived, decode_entry, decode_task
 from covenant.ledger.postgres.wanted import (
@@ -129,8 +129,8 @@ class Loader:
         """The first rows of a queue, or of a sender's results."""
         floor = floors.look(whose)
         rows = await self._rows(name, whose=whose, floor=floor, count=count)
-        if floor and len(rows) < count:
-            rows = await self._rows(name, whose=whose, floor=0, count=count)
+        if floor != LOWEST and len(rows) < count:
+            rows = await self._rows(name, whose=whose, floor=LOWEST, count=count)
         if rows:
             floors.saw(whose, rows[0]["queue_place"])
         return rows

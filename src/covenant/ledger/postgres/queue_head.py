@@ -8,7 +8,21 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
+from covenant.ledger.machine.priorities import rank
 from covenant.model.ids import TaskId
+
+PLACE_BITS: Final = 20
+"""Of a place within its batch. The upper bits number the batches."""
+_PRIORITY_BITS: Final = 16
+"""Two tasks of different priorities never share a place: a batch has fewer than 65,536 of them."""
+
+
+def queue_place(place: int, priority: int) -> int:
+    """Where a task stands in its recipient's queue: `rank`, counted in batches."""
+    if not priority:
+        return place
+    batch, within = place >> PLACE_BITS, place & ((1 << PLACE_BITS) - 1)
+    return (rank(batch, priority) << PLACE_BITS) + (priority << _PRIORITY_BITS) + within
 
 
 class QueueHead:
@@ -68,13 +82,15 @@ LAG_S: Final = 1.0
 """What others began to write before a place was seen to be the first is committed by then, but for a straggler."""
 LOOK_S: Final = 1.0
 LINES_MAX: Final = 20_000
+LOWEST: Final = -(1 << 62)
+"""Below every place: those of priorities may be below 0."""
 
 
 class _Floor:
     __slots__ = ("first", "first_s", "looked_s", "place")
 
     def __init__(self, now_s: float) -> None:
-        self.place = 0
+        self.place = LOWEST
         self.first: int | None = None
         """What was seen to stand first, since when."""
         self.first_s = self.looked_s = now_s
@@ -93,18 +109,18 @@ class Floors:
     def at(self, whose: str) -> int:
         floor = self._floors.get(whose)
         if floor is None:
-            return 0
+            return LOWEST
         now_s = self._clock_s()
         if floor.first is not None and now_s - floor.first_s >= LAG_S:
             floor.place, floor.first = floor.first, None
         return floor.place
 
     def look(self, whose: str) -> int:
-        """As `at`, but 0 when it is time to read all of it."""
+        """As `at`, but the lowest when it is time to read all of it."""
         floor = self._floors.get(whose)
         if floor is not None and self._clock_s() - floor.looked_s >= LOOK_S:
             floor.looked_s = self._clock_s()
-            return 0
+            return LOWEST
         return self.at(whose)
 
     def saw(self, whose: str, place: int) -> None:
@@ -118,6 +134,15 @@ class Floors:
             floor.place, floor.first = place, None
         elif floor.first is None:
             floor.first, floor.first_s = place, self._clock_s()
+
+    def entered(self, places: Iterable[tuple[str, int]]) -> None:
+        """These stand there now. One with a priority may stand before all others."""
+        for whose, place in places:
+            floor = self._floors.get(whose)
+            if floor is not None:
+                floor.place = min(floor.place, place)
+                if floor.first is not None and place < floor.first:
+                    floor.first = None
 
     def left(self, places: Iterable[tuple[str, int]]) -> None:
         """These stood first, and were taken."""

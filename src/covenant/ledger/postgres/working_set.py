@@ -38,7 +38,7 @@ from covenant.ledger.postgres.cache_rows import SharedRows
 from covenant.ledger.postgres.counters import ALL, KEPT, LANE, Count, Counters, lane_of
 from covenant.ledger.postgres.peer_rows import PeerRows
 from covenant.ledger.postgres.push_rows import PushRows
-from covenant.ledger.postgres.queue_head import QueueHead
+from covenant.ledger.postgres.queue_head import QueueHead, queue_place
 from covenant.ledger.postgres.register_view import RegisterView
 from covenant.ledger.postgres.registers import Registers
 from covenant.ledger.postgres.stored_task import BIGINT_MAX, NOT_KEPT, Slot, begins, column, encode_event, ends
@@ -379,7 +379,7 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
             generation = 0 if isinstance(event, ResultReturned) else getattr(event, "generation", 0)
             self.events.append((slot.no, slot.n, generation, ts_ms, kind, text))
         if begins(event):
-            slot.place = self.next_place()
+            slot.place = queue_place(self.next_place(), new.task.priority)
             slot.intent = column(excerpt(new.task.intent_text))
         elif ends(event):
             slot.ended_n, slot.settled_place = slot.n, self.next_place()
@@ -415,7 +415,7 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
         if after is QUEUED:
             # One that goes first stands where it stood: nothing that is queued now stood before it.
             if before is not None and not effects.goes_first(event):
-                slot.place = self.next_place()
+                slot.place = queue_place(self.next_place(), new.task.priority)
             _put_in(self.queue_in, self.queue_out, (recipient, slot.place), slot.no)
             self._queues.setdefault(recipient, QueueHead()).enter(slot.place, task_id)
             if self._count("queued", recipient) <= 0:  # it is not counted yet: whoever had nothing comes last

@@ -10,6 +10,7 @@ from covenant.ledger.machine.decisions.identities import being_removed
 from covenant.ledger.machine.decisions.push import check_room, make_push
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskClosed, TaskFollowed, TaskLeased, TaskSent, TaskSettled, TaskSuspended
+from covenant.ledger.machine.priorities import PRIORITY_MAX
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived, Cached
 from covenant.model.errors import Conflict, Invalid, OverLimit
@@ -85,6 +86,8 @@ def accept(decide: DecisionContext, command: Accept) -> Accepted:
         raise decide.refuse(Invalid("invalid_task", f"deadline_ms must be at most {DEADLINE_MS_MAX}"))
     if task.not_before_ms is not None:
         _check_start(decide, task, task.not_before_ms)
+    if not 0 <= task.priority <= PRIORITY_MAX:
+        raise decide.refuse(Invalid("invalid_task", f"priority must be from 0 to {PRIORITY_MAX}"))
     if command.access is not None:
         authorize(decide, command.access)
     if command.recipient_fault is not None:
