@@ -17,7 +17,7 @@ from covenant.model.retry_policy import RetryPolicy
 from covenant.model.settings import Limits
 from covenant.model.task import Result
 from tests.ledger_contract.driver import WAIT_MS, LedgerDriver, refused
-from tests.ledger_contract.engine import DurableEngine, Engine
+from tests.ledger_contract.engine import Engine
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, DAVE, OPERATOR, agent, make_task, ok, task_id
 from tests.ledger_contract.suite import Suite
 from tests.ledger_contract.waiters import WaiterQueue
@@ -55,18 +55,6 @@ class LeaseSuite(Suite):
         else:
             pytest.fail("the task without a priority starves")
         assert number > 10, "a priority is worth something"
-
-    async def test_priorities_hold_after_a_restart(self, engine: DurableEngine) -> None:
-        ledger = await engine.open()
-        driver = LedgerDriver(ledger, engine.clock)
-        for number, priority in ((1, 0), (2, 5), (3, 0)):
-            await driver.send(make_task(number, priority=priority))
-        ledger = await engine.crash_and_reopen(ledger)
-        await ledger.compact()
-        ledger = await engine.close_and_reopen(ledger)
-        driver = LedgerDriver(ledger, engine.clock)
-        await driver.send(make_task(4, priority=5))
-        assert [each.task.id for each in await driver.take(count=4)] == [task_id(n) for n in (2, 4, 1, 3)]
 
     async def test_a_receive_tells_the_lease_and_the_attempt(self, driver: LedgerDriver) -> None:
         leased = await driver.taken(make_task())

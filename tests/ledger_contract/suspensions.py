@@ -306,6 +306,18 @@ class SuspensionSuite(Suite):
 
 
 class SuspensionDurabilitySuite(Suite):
+    async def test_priorities_hold_after_a_restart(self, engine: DurableEngine) -> None:
+        ledger = await engine.open()
+        driver = LedgerDriver(ledger, engine.clock)
+        for number, priority in ((1, 0), (2, 5), (3, 0)):
+            await driver.send(make_task(number, priority=priority))
+        ledger = await engine.crash_and_reopen(ledger)
+        await ledger.compact()
+        ledger = await engine.close_and_reopen(ledger)
+        driver = LedgerDriver(ledger, engine.clock)
+        await driver.send(make_task(4, priority=5))
+        assert [each.task.id for each in await driver.take(count=4)] == [task_id(n) for n in (2, 4, 1, 3)]
+
     async def test_a_sleep_outlives_restarts_and_wakes_once(self, engine: DurableEngine) -> None:
         ledger = await engine.open()
         driver = LedgerDriver(ledger, engine.clock)
