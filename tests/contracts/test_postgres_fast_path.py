@@ -15,7 +15,7 @@ from covenant.ledger.machine.identity_commands import Enroll
 from covenant.ledger.postgres.batch_rows import BatchStatement, encode_numbers, encode_texts
 from covenant.ledger.postgres.connections import WRITER_SETTINGS
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
-from covenant.ledger.postgres.queue_head import LAG_S, LOOK_S, Floors
+from covenant.ledger.postgres.queue_head import LAG_S, LOOK_S, LOWEST, Floors
 from covenant.ledger.postgres.sql import statement
 from covenant.model.grant import send_actions
 from tests.ledger_contract.driver import LedgerDriver
@@ -205,11 +205,21 @@ def test_a_queue_is_read_from_where_it_began_a_while_ago() -> None:
     now_s = 100.0
     floors = Floors(lambda: now_s)
     floors.saw(BOB.pubkey, 7)
-    assert floors.at(BOB.pubkey) == 0  # somebody may be writing something that stands before it
+    assert floors.at(BOB.pubkey) == LOWEST  # somebody may be writing something that stands before it
     now_s += LAG_S
     assert floors.at(BOB.pubkey) == 7
     floors.saw(BOB.pubkey, 3)
     assert floors.at(BOB.pubkey) == 3
+
+
+def test_a_task_with_a_priority_is_read_although_it_stands_below_the_floor() -> None:
+    now_s = 100.0
+    floors = Floors(lambda: now_s)
+    floors.saw(BOB.pubkey, 7)
+    now_s += LAG_S
+    assert floors.at(BOB.pubkey) == 7
+    floors.entered([(BOB.pubkey, -5), (BOB.pubkey, 9)])
+    assert floors.at(BOB.pubkey) == -5
 
 
 def test_all_of_a_queue_is_read_once_a_second() -> None:
@@ -217,5 +227,5 @@ def test_all_of_a_queue_is_read_once_a_second() -> None:
     floors = Floors(lambda: now_s)
     floors.saw(BOB.pubkey, 7)
     now_s += LOOK_S
-    assert floors.look(BOB.pubkey) == 0
+    assert floors.look(BOB.pubkey) == LOWEST
     assert floors.look(BOB.pubkey) == 7

@@ -123,10 +123,8 @@ def build_task(
 ) -> Task:
     """The task of a request, whichever door it came by.
 
-    A single plain text is the task's text, and no part besides. A context that nobody named is named after the task
-    that begins it. A turn takes no longer than the agent's definition allows, or else its kind, nor than `timeout_ms`.
-    A task within a chain of calls (`hop`) is as deep in it as its caller says, and ends when the caller says.
-    """
+    A single plain text is the task's text, and no part. A context that nobody named is named after its first task. A
+    turn takes no longer than the agent's definition or kind allows, nor than `timeout_ms`. `hop`: says depth and end."""
     first = parts[0] if len(parts) == 1 else None
     plain = type(first) is Text and first.metadata is None and first.mimeType is None and first.filename is None
     if intent_text is None:
