@@ -124,7 +124,7 @@ def build_task(
     """The task of a request, whichever door it came by.
 
     A single plain text is the task's text, and no part. A context that nobody named is named after its first task. A
-    turn takes no longer than the agent's definition or kind allows, nor than `timeout_ms`. `hop`: says depth and end."""
+    turn takes no longer than the agent's definition or kind allows, nor than `timeout_ms`. `hop` says depth and end."""
     first = parts[0] if len(parts) == 1 else None
     plain = type(first) is Text and first.metadata is None and first.mimeType is None and first.filename is None
     if intent_text is None:
