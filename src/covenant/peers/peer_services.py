@@ -54,6 +54,7 @@ class PeerMaintenance(PeerService):
         self._tried: dict[str, _Tried] = {}
         self._trying: dict[str, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(AT_ONCE_MAX)
+        self._met: set[InstanceId] = set()
         self._stirred = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         context.ledger.on_peer(self._stir)
@@ -172,10 +173,16 @@ class PeerMaintenance(PeerService):
             await self._directory.announce(peer)
         if _unverified(peer) or self._is_untold(peer):
             await self._directory.verify(peer)
+        self._met.add(peer.id)
 
     def _is_untold(self, peer: Peer) -> bool:
         """Whether it may not know of our ledger's present life, or of our present identity."""
-        return self._epoch_for(peer) != peer.told_epoch or self._is_untold_identity(peer)
+        return self._epoch_for(peer) != peer.told_epoch or self._is_untold_identity(peer) or self._is_unmet(peer)
+
+    def _is_unmet(self, peer: Peer) -> bool:
+        """Each is asked once after a start: it may remember more of our ledger than there is."""
+        ends = peer.keys is not None and peer.keys.has_ends and self._context.ledger_end() is not None
+        return ends and peer.verified_at_ms is not None and peer.id not in self._met
 
     def _is_untold_identity(self, peer: Peer) -> bool:
         return bool(self._keyring.former) and peer.told_id != self._keyring.id

@@ -190,7 +190,7 @@ class PeerSettings:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PeerContext:
     ledger: DelegationLedger
     keyring: InstanceKeys
@@ -205,6 +205,10 @@ class PeerContext:
     """None: bytes stay in the ledger."""
     epoch: str | None = None
     """Which life of our ledger this is; None: the first one. A restore from a backup begins another."""
+    ledger_end: Callable[[], int | None] = lambda: None
+    """How many records of our ledger are durable; None if nobody can tell."""
+    begin_life: Callable[[], str] | None = None
+    """Begin another life of our ledger, durably: it turned out to be an older copy. Blocks."""
     in_flight: list[Callable[[DelegationKey], int]] = field(default_factory=list)
     """Each says up to which number a peer may have the messages of a delegation; the transport adds them."""
     introducing: list[Callable[[], bool]] = field(default_factory=list)

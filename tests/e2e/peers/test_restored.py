@@ -1,12 +1,16 @@
 """A side whose ledger is restored from a backup, at each step of a delegation: no work that was done is lost."""
 
+import shutil
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from covenant.model.peers.delegation_messages import DelegationOffer
+from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.faults import Two, two
-from tests.e2e.peers.peer_daemons import until
+from tests.e2e.peers.peer_daemons import open_peer_daemons, until
+from tests.e2e.peers.scripted_peer import ScriptedPeer
 
 STEPS: Final = ("before", "offered", "running", "done", "ended")
 
@@ -110,6 +114,68 @@ def test_a_cancel_that_a_restored_provider_has_forgotten_is_told_again() -> None
             lambda states: states == ["cancelled"],
         )
         assert pair.begun(name, "held") >= 1
+
+
+@pytest.mark.parametrize("side", ["requester", "provider"])
+@pytest.mark.parametrize("step", ["before", "running", "ended"])
+def test_a_home_that_is_put_back_as_a_plain_copy_is_noticed(side: str, step: str) -> None:
+    """Nobody says so: no restore, only the files of yesterday. What a peer remembers of the ledger tells."""
+    with two() as pair:
+        node = pair.alice if side == "requester" else pair.bob
+        copied = pair.daemons.folder / "copied"
+
+        def copy() -> None:
+            node.stop()
+            shutil.copytree(node.home, copied, ignore=shutil.ignore_patterns("*.sock"))
+            node.start()
+
+        if step == "before":
+            copy()
+        offered, name = pair.begin()
+        pair.daemons.wrote("runs", f"bob steady {name}")
+        if step == "running":
+            copy()
+        pair.daemons.touch(name)
+        assert pair.alice.ended(offered)["result"] == f"done {name}"
+        pair.quiet()
+        if step == "ended":
+            copy()
+        for number in range(3):
+            assert pair.alice.ended(pair.alice.delegate(f"more {number}", "echo", "bob"))["result"]
+        # The other side has heard how far it had come.
+        pair.bob.get("/capabilities?peerId=alice&fresh=true")
+        pair.alice.get("/capabilities?peerId=bob&fresh=true")
+        pair.quiet()
+        node.kill()
+        shutil.rmtree(node.home)
+        copied.rename(node.home)
+        node.start()
+        (row,) = until(lambda: node.audit("ledger_forgotten"), bool)
+        assert row["known"] > row["end"]
+        if side == "requester" and step != "ended":
+            assert pair.alice.delegate(name, "steady", "bob", id=offered) == offered
+        assert pair.alice.ended(offered)["result"] == f"done {name}"
+        assert pair.alice.ended(pair.alice.delegate("after", "echo", "bob"))["result"] == "echo after"
+        pair.quiet()
+        node.again()
+        assert len(node.audit("ledger_forgotten")) == 1, "noticed once"
+
+
+def test_a_restored_requester_hears_the_result_of_a_peer_that_knows_nothing_of_epochs(short_path: Path) -> None:
+    """A version-2 peer counts on from where it was, and what the backup forgot is not waited for."""
+    with open_peer_daemons(short_path) as made, ScriptedPeer("old") as old:
+        node = made.node("node", AGENTS)
+        old.known_to(node)
+        offered = node.delegate("find it", "researcher", "old")
+        offer = old.until(DelegationOffer, lambda each: each.offer_id == offered)
+        backup = node.back_up()
+        assert old.accept(node, offer).status == 200
+        node.stands(offered, "accepted")
+        node.restore(backup)
+        # The accept is forgotten; the next number of the peer is the second.
+        assert old.say(node, old.result(offer, node.id)).status == 200
+        ended = node.ended(offered)
+        assert (ended["result"], ended["delegation"]["proven"]) == ("done", True)
 
 
 def test_a_restored_requester_notes_what_its_peers_do_for_it_and_it_has_forgotten() -> None:

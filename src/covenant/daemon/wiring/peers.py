@@ -10,9 +10,11 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+import msgspec
 from starlette.routing import BaseRoute
 
 import covenant
@@ -22,7 +24,9 @@ from covenant.daemon.wiring.core import Base
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.peer_envelopes import sealed_routes
 from covenant.exchange.tasks.writer import TaskWriter
-from covenant.ledger.embedded.backup_file import ORIGINAL, read_incarnation
+from covenant.ledger.embedded.backup_file import INCARNATION_NAME, ORIGINAL, Incarnation, read_incarnation
+from covenant.ledger.embedded.disk import replace_private
+from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.model.peers.instance import SUPPORTED_VERSIONS
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.discovery.discovery_service import Discovery
@@ -40,6 +44,24 @@ def _epoch(base: Base) -> str | None:
     """Which life of the ledger this is. A ledger on PostgreSQL is restored by others, who do not tell us."""
     found = read_incarnation(base.settings.home).id
     return None if found == ORIGINAL or base.settings.ledger.url else found
+
+
+def _ledger_end(base: Base) -> int | None:
+    ledger = base.storage.ledger
+    return ledger.durable_seq if isinstance(ledger, EmbeddedLedger) else None
+
+
+def _begin_life(base: Base) -> str:
+    """The home was put back by somebody who did not say so, as by a plain copy of its files."""
+    ledger, home = base.storage.ledger, base.settings.home
+    found = Incarnation(
+        id=str(uuid4()),
+        restored_from=read_incarnation(home).restored_from,
+        position=_ledger_end(base) or 0,
+        restored_at_ms=ledger.now_ms(),
+    )
+    replace_private(home / INCARNATION_NAME, msgspec.json.encode(found))
+    return found.id
 
 
 @asynccontextmanager
@@ -60,6 +82,8 @@ async def open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[Pee
             chance=random.random,
             files=base.access.files,
             epoch=_epoch(base),
+            ledger_end=partial(_ledger_end, base),
+            begin_life=partial(_begin_life, base),
         )
         services = PeerServices(context, base.access.catalogue, jobs.used, base.access.intake.asked.is_set)
         stack.push_async_callback(services.directory.stop)

@@ -332,6 +332,11 @@ class EmbeddedLedger(Reads):
         async with self._compacting:
             return await self._storage.copy_to(folder)
 
+    @property
+    def durable_seq(self) -> int:
+        """How many records there are that no crash takes away."""
+        return self._journal.durable_seq
+
     async def seal(self) -> None:
         """Have everything written so far in sealed segments."""
         await self._journal.rotate()

@@ -85,6 +85,7 @@ class LearnPeer(PeerCommand, frozen=True, gc=False, kw_only=True):
     epoch: str | msgspec.UnsetType | None = msgspec.UNSET
     told_epoch: str | msgspec.UnsetType | None = msgspec.UNSET
     told_id: str | msgspec.UnsetType | None = msgspec.UNSET
+    end: tuple[str | None, int] | msgspec.UnsetType = msgspec.UNSET
     former: tuple[FormerKey, ...] | msgspec.UnsetType = msgspec.UNSET
     """The identities that it had, with what was heard of them since."""
 

@@ -98,6 +98,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which life of its ledger it was last heard in; None: the first one, or it does not speak of epochs."""
     told_epoch: str | None = None
     """Which life of our ledger it has answered in."""
+    end: tuple[str | None, int] = (None, 0)
+    """In which life of its ledger it last said how many records that has, and how many."""
     told_id: str | None = None
     """By which identity of ours it has answered; None: the first one."""
     former: tuple[FormerKey, ...] = ()

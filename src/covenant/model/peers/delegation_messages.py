@@ -219,6 +219,8 @@ class CapabilityQuery(_Open, frozen=True, kw_only=True):
     versions: Annotated[Versions, msgspec.Meta(min_length=1)]
     keys: KeyBundle | None = None
     """The asker's own: the answer can be sealed to one whose address nobody knows."""
+    ledger_end: Whole | None = None
+    """How many records the asker's ledger has. The answer says how many it had when it last asked."""
 
 
 class Profile(_Closed, frozen=True, kw_only=True):
@@ -246,6 +248,8 @@ class CapabilityResponse(_Closed, frozen=True, kw_only=True):
     expires_at_ms: Whole
     token: Annotated[str, msgspec.Meta(max_length=8_192)] | None = None
     """A capability for the requester, where the provider gives one."""
+    known_end: Whole | msgspec.UnsetType = msgspec.UNSET
+    """How many records the requester's ledger had before, by its own word. For one that said how many it has now."""
     signature: Signature = ""
 
 

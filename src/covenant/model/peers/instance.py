@@ -25,7 +25,7 @@ PROTOCOL_VERSION: Final = 2
 EPOCHS: Final = 3
 """From this version on an envelope says in which life of its sender's ledger it was made."""
 PRICES: Final = 4
-"""From this version on a profile may say what it costs."""
+"""From this version on a profile may say what it costs, and both tell each other how far their ledgers have come."""
 QUESTIONS: Final = 5
 """From this version on a provider may ask something back, and is answered."""
 SUPPORTED_VERSIONS: Final = (PROTOCOL_VERSION, EPOCHS, PRICES, QUESTIONS)
@@ -129,6 +129,10 @@ class KeyBundle(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unkn
     @property
     def has_questions(self) -> bool:
         return QUESTIONS in self.versions
+
+    @property
+    def has_ends(self) -> bool:
+        return PRICES in self.versions
 
 
 def parse_instance_id(value: str) -> InstanceId:

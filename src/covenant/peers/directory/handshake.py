@@ -11,6 +11,7 @@ same token for half of its life. Where a peer has too many tokens, the oldest is
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import accumulate
@@ -19,6 +20,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from covenant.ledger.machine.decisions.peers import ISSUED_MAX, unknown_peer
+from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.peer_commands import LearnPeer, ReceiveFromPeer, RevokeToken
 from covenant.model.errors import Conflict, CovenantError, Invalid, Refusal, Unavailable
 from covenant.model.peers.delegation import Challenge, IssuedToken, Peer, PeerCapabilities, ReceivedEnvelope
@@ -40,6 +42,8 @@ from covenant.seal.proofs import capabilities_hold, new_challenge, sign_capabili
 from covenant.seal.tokens import Narrowing, issue, token_ids
 from covenant.wire.peers import RECEIVE_PATH, decode, decode_received, decode_refused, encode, type_of
 
+log = logging.getLogger(__name__)
+
 BELIEVED_MS_MAX: Final = 3_600_000
 KEYS_EVERY_MS: Final = 60_000
 PROFILES_BYTES_MAX: Final = 64 * 1024
@@ -55,6 +59,7 @@ def answer(
     token: str | None,
     life_ms: int,
     now_ms: int,
+    known_end: int | None = None,
 ) -> CapabilityResponse:
     response = CapabilityResponse(
         provider=keyring.id,
@@ -69,6 +74,7 @@ def answer(
         issued_at_ms=now_ms,
         expires_at_ms=now_ms + life_ms,
         token=token,
+        known_end=known_end if known_end is not None else msgspec.UNSET,
     )
     return sign_capabilities(keyring.private_key, response)
 
@@ -111,6 +117,9 @@ class Handshake(PeerService):
         self._failures: dict[InstanceId, tuple[int, CovenantError]] = {}
         self._handed: dict[InstanceId, tuple[str, int]] = {}
         self._answered: dict[InstanceId, asyncio.Event] = {}
+        self._forgetful: set[InstanceId] = set()
+        """Peers who remember more of our ledger than it has."""
+        self._lived_on = False
         context.unreachable.append(lambda peer: self._monotonic_ms() < self._failures.get(peer, (0, None))[0])
 
     async def stop(self) -> None:
@@ -200,7 +209,10 @@ class Handshake(PeerService):
     def _query(self, peer: Peer) -> CapabilityQuery:
         assert peer.challenge is not None
         return CapabilityQuery(
-            nonce=peer.challenge.nonce, versions=SUPPORTED_VERSIONS, keys=self._keyring.bundle(self._now_ms())
+            nonce=peer.challenge.nonce,
+            versions=SUPPORTED_VERSIONS,
+            keys=self._keyring.bundle(self._now_ms()),
+            ledger_end=self._context.ledger_end(),
         )
 
     async def learn(self, peer_id: InstanceId, response: CapabilityResponse, epoch: str | None) -> Peer:
@@ -235,10 +247,30 @@ class Handshake(PeerService):
                 told_id=self._keyring.id if self._keyring.former else msgspec.UNSET,
             )
         )
+        if isinstance(response.known_end, int):
+            await self._compare_ends(peer, response.known_end)
         self._handed.pop(peer.id, None)
         if (answered := self._answered.get(peer.id)) is not None:
             answered.set()
         return changed
+
+    async def _compare_ends(self, peer: Peer, known_end: int) -> None:
+        """A peer remembers more records of our ledger than there are: the ledger is an older copy of itself.
+
+        If the peer knows this very life, nobody has told it of a restore: another life begins. Once in a run, so that a
+        peer that lies does no more than that.
+        """
+        end = self._context.ledger_end()
+        if end is None or known_end <= end or not peer.trust.covers(Trust.VERIFIED) or peer.id in self._forgetful:
+            return
+        self._forgetful.add(peer.id)
+        log.error("peers.ledger_forgotten", extra={"peer": peer.id, "known": known_end, "end": end})
+        row: dict[str, object] = {"type": "ledger_forgotten", "peer": peer.id, "known": known_end, "end": end}
+        await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
+        begin = self._context.begin_life
+        if begin is not None and not self._lived_on and self._epoch_for(peer) == peer.told_epoch:
+            self._lived_on = True
+            self._context.epoch = await asyncio.to_thread(begin)
 
     def pending_query(self, peer: Peer) -> CapabilityQuery | None:
         """What to ask a peer that comes to fetch. Not again for a while, so that it can answer."""

@@ -385,6 +385,7 @@ class PeerDirectory(PeerService):
             prekey = prekey_to_use(query.keys.prekeys, now_ms)
             if keys_worth_keeping(asker.keys, query.keys):
                 asker = await self._shown(asker, query.keys)
+        known_end = await self._heard_end(asker, query)
         prekey = prekey or await self.prekey_for(asker)
         offering = await self._offering(asker)
         response = answer(
@@ -395,6 +396,7 @@ class PeerDirectory(PeerService):
             token=await self._tokens.token_for(asker, offering),
             life_ms=self._settings.capabilities_life_ms,
             now_ms=self._now_ms(),
+            known_end=known_end,
         )
         return self._keyring.seal(
             encode(response),
@@ -404,6 +406,16 @@ class PeerDirectory(PeerService):
             now_ms=self._now_ms(),
             epoch=self._epoch_for(asker),
         )
+
+    async def _heard_end(self, asker: Peer, query: CapabilityQuery) -> int | None:
+        """How many records its ledger had when it last said so. None: it does not say. Never less in one life."""
+        if query.ledger_end is None:
+            return None
+        life, known = asker.end
+        if life != asker.epoch or query.ledger_end > known:
+            end = (asker.epoch, query.ledger_end)
+            await self._ledger.commit(LearnPeer(id=asker.id, by=self._us, end=end))
+        return known
 
 
 def _why(body: bytes) -> str:

@@ -127,7 +127,7 @@ def remove_peer(decide: DecisionContext, command: RemovePeer) -> Peer:
     return peer
 
 
-HEARD: Final = ("epoch", "told_epoch", "told_id", "former")
+HEARD: Final = ("epoch", "told_epoch", "told_id", "end", "former")
 
 
 def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
