@@ -239,7 +239,8 @@ def test_when_all_slots_are_taken_the_next_offer_hears_busy_and_when_to_come_bac
 def test_a_peer_that_offers_too_often_hears_when_it_may_again(strict: Node, ann: ScriptedPeer) -> None:
     limits = strict.ask("PATCH", f"/peers/{ann.name}", {"limits": {"offersPerMin": 1}})["peer"]["limits"]
     assert limits["offersPerMin"] == 1
-    accepted(ann, strict)
+    first = accepted(ann, strict)
+    ann.until(DelegationResult, lambda each: each.offer_id == first.offer_id)
     rejected = rejection(ann, strict, ann.offer(strict))
     assert rejected.code == "rate_limited"
     assert rejected.retry_after is not None

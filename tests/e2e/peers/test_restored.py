@@ -147,7 +147,7 @@ def test_a_home_that_is_put_back_as_a_plain_copy_is_noticed(side: str, step: str
         pair.alice.get("/capabilities?peerId=bob&fresh=true")
         pair.quiet()
         node.kill()
-        shutil.rmtree(node.home)
+        node.home.rename(pair.daemons.folder / "lost")
         copied.rename(node.home)
         node.start()
         (row,) = until(lambda: node.audit("ledger_forgotten"), bool)
