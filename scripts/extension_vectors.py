@@ -19,6 +19,7 @@ from covenant.model.peers.delegation_messages import (
     CapabilityResponse,
     DelegationAccept,
     DelegationCancel,
+    DelegationInput,
     DelegationMessage,
     DelegationOffer,
     DelegationReject,
@@ -109,6 +110,7 @@ def main() -> None:
         _complete(sides, token),
         _reject(sides, token),
         _cancel(sides, token),
+        _ask(sides, token),
     ]
     document = {
         "uri": wire.SEALED_DELEGATION,
@@ -227,6 +229,38 @@ def _reject(sides: dict[str, Side], token: str) -> Flow:
     flow.say(
         "provider", DelegationReject(offer_id=offer.offer_id, code="no_profile", reason="there is no such profile")
     )
+    return flow
+
+
+def _ask(sides: dict[str, Side], token: str) -> Flow:
+    flow = Flow(sides, "ask", "The provider's agent asks something, and goes on with the answer.")
+    offer, asked = _offer(sides, token, 4), sides["provider"]
+    flow.say("requester", offer)
+    flow.say("provider", _accept(offer, 4))
+    question = StatusReport(
+        offer_id=offer.offer_id,
+        delegation_id=_delegation_id(4),
+        seq=1,
+        status="input_required",
+        message="which colour?",
+        question=3,
+    )
+    flow.say("provider", question)
+    answer = DelegationInput(offer_id=offer.offer_id, delegation_id=_delegation_id(4), question=3, text="blue")
+    flow.say("requester", answer)
+    result = DelegationResult(
+        offer_id=offer.offer_id,
+        delegation_id=_delegation_id(4),
+        profile="coder",
+        status="completed",
+        result="it is blue",
+        token_usage=TokenUsage(),
+        duration_ms=900,
+    )
+    proof = sign_proof(
+        asked.seed, requester=sides["requester"].identity.id, offer=offer, result=result, transcript=(), now_ms=NOW
+    )
+    flow.say("provider", msgspec.structs.replace(result, proof=proof))
     return flow
 
 

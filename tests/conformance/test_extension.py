@@ -72,7 +72,7 @@ def test_the_answer_to_a_challenge_is_signed_and_brings_a_token() -> None:
     check_token(response["token"], key, holder=asked["from"], offer=None, now_ms=asked["iat"])
 
 
-@pytest.mark.parametrize("name", ["complete", "cancel"])
+@pytest.mark.parametrize("name", ["complete", "cancel", "ask"])
 def test_an_offer_and_its_result_prove_each_other(name: str) -> None:
     steps = list(opened(flow_of(name)))
     (_, header, offer), (_, _, result) = steps[0], steps[-1]

@@ -8,7 +8,13 @@ import msgspec
 import pytest
 
 from covenant.ledger.machine.commands import CancelOrphans, Command
-from covenant.ledger.machine.peer_commands import DelegationChanges, ReceiveFromPeer, SendToPeer, SucceedPeer
+from covenant.ledger.machine.peer_commands import (
+    DelegationChanges,
+    ReceiveFromPeer,
+    RemovePeer,
+    SendToPeer,
+    SucceedPeer,
+)
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.peers.delegation import DelegationRole
 from covenant.model.peers.delegation_messages import TokenUsage
@@ -31,6 +37,7 @@ from tests.ledger_contract.durability import Restart, RestartSuite
 from tests.ledger_contract.fake_clock import START_MS
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, DAVE, OPERATOR, failed, make_task, ok, task_id
 from tests.ledger_contract.suite import Suite
+from tests.ledger_contract.tenants import add_tenant
 
 
 def part(number: int, of: int, *, sender: AgentId = BOB, recipient: AgentId = CAROL, **fields: Any) -> Task:
@@ -203,3 +210,24 @@ class DelegationDurabilitySuite(RestartSuite):
         await driver.ledger.commit(offering(2))
         (row,) = await driver.ledger.peer_usage(0)
         assert (row.day, row.role) == (day_of(START_MS) + USAGE_DAYS, DelegationRole.REQUESTER)
+
+    async def test_what_is_kept_of_a_tenants_peer_goes_with_it(self, driver: LedgerDriver, restart: Restart) -> None:
+        with refused("unknown_tenant", 404):
+            await driver.ledger.commit(add(1, tenant="acme"))
+        await add_tenant(driver, "acme")
+        commands: tuple[Command[Any], ...] = (
+            add(1, tenant="acme"),
+            offering(1),
+            heard("accept", seq=1, delegation_id="d"),
+            heard("result_completed", seq=2, result=result_of()),
+            SendToPeer(key=key_of(1), changes=DelegationChanges(result=None)),
+        )
+        for command in commands:
+            await driver.ledger.commit(command)
+        driver = await restart(driver)
+        peer = driver.ledger.peer(id_of(1))
+        assert peer is not None
+        assert (peer.tenant, len(await driver.ledger.delegations())) == ("acme", 1)
+        await driver.ledger.commit(RemovePeer(id=id_of(1), by=OPERATOR))
+        driver = await restart(driver)
+        assert (await driver.ledger.delegations(), await driver.ledger.peer_usage(0)) == ((), ())

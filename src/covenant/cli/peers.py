@@ -64,7 +64,8 @@ def list_peers(call: Invocation, *, trust: str | None, limit: int) -> None:
 @click.option(
     "--id", "peer_id", metavar="ID", help="The peer's id, if you know it: whoever answers at the URL must prove it."
 )
-def add(call: Invocation, *, url: str | None, name: str | None, peer_id: str | None) -> None:
+@click.option("--tenant", metavar="TENANT", help="The tenant that the peer is for. Default: default.")
+def add(call: Invocation, *, url: str | None, name: str | None, peer_id: str | None, tenant: str | None) -> None:
     """Add another instance as a peer, by its URL; or by --id and --name, if it cannot be called and fetches.
 
     It is asked for its keys and challenged to prove them. Both sides add each other before they can delegate.
@@ -72,7 +73,7 @@ def add(call: Invocation, *, url: str | None, name: str | None, peer_id: str | N
     \b
         covenant peers add https://lab.example.com --name lab
     """
-    answer = call.ask("add_peer", url=url, id=peer_id, name=name)
+    answer = call.ask("add_peer", url=url, id=peer_id, name=name, tenant=tenant)
     call.show(answer, _peer_line(answer["peer"]), *filter(None, [answer.get("note")]))
 
 

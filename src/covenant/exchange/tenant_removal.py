@@ -144,6 +144,10 @@ class TenantRemovals:
                 "tenant_of_operator",
                 f"the operator {principal.agent.display} belongs to the tenant {name!r}, and would be erased with it",
             )
+        if any(peer.tenant == name for peer in self._ledger.peers()):
+            raise Conflict(
+                "tenant_has_peers", f"peers belong to the tenant {name!r}; `covenant peers remove` them first"
+            )
         if not cancel_live:
             await self._check_idle(name)
         await self._ledger.commit(

@@ -56,7 +56,6 @@ KINDS: Final[dict[AgentKind, KindRules]] = {
         stored_by="operator",
         place="peer",
         pooled=True,
-        first_tenant_only=True,
         waits_for_others=True,
         repeatable=True,
         routed=False,

@@ -89,9 +89,9 @@ class PeerAdmin(PeerService):
         return PendingMessages(count, first.failure, first.next_ms) if first is not None else PendingMessages(count)
 
     async def add(
-        self, by: AgentId, *, url: str | None, peer_id: str | None, name: str | None
+        self, by: AgentId, *, url: str | None, peer_id: str | None, name: str | None, tenant: str = DEFAULT
     ) -> tuple[Peer, str | None]:
-        peer = await self._services.directory.add(by, url=url, peer_id=peer_id, name=name)
+        peer = await self._services.directory.add(by, url=url, peer_id=peer_id, name=name, tenant=tenant)
         return peer, None if peer.trust.covers(Trust.VERIFIED) else _next_step(peer, self.id)
 
     async def verify(self, named: str) -> Peer:
@@ -141,15 +141,16 @@ class PeerAdmin(PeerService):
         peer, profile, context = asked.peer_id, asked.profile, asked.context
         here = peer is None and profile is not None and self._catalogue.agent(DEFAULT, profile) is not None
         to, name = (None, profile or "") if here else await self._provider_of(peer, profile)
+        tenant = to.tenant if to is not None else DEFAULT
         likely = to or self._services.requester.provider(name)
         made_id = parse_task_id(asked.id) if asked.id is not None else TaskId(self._new_id())
         task = build_task(
             made_id,
             sender=by,
-            recipient=self._catalogue.identity(DEFAULT, name if here else PEERS),
+            recipient=self._catalogue.identity(tenant, name if here else PEERS),
             parts=(Text(asked.task),),
             timeout_ms=asked.timeout,
-            tenant=DEFAULT,
+            tenant=tenant,
             origin=NATIVE,
             request_metadata={"context": context} if here and context else None,
             target=None
@@ -198,7 +199,7 @@ class PeerAdmin(PeerService):
             return await self.find_delegation(named)
         except NotFound as unknown:
             view = (await self._tasks.past(await self._of_task(named, unknown))).view()
-            if view is None or view.task.tenant != DEFAULT:
+            if view is None:
                 raise unknown from None
             target = target_of(view.task) or Target(peer=self.id, profile=view.task.recipient.display.partition("@")[0])
             if not target.of_peer or (target.peer == self.id and view.task.origin != NATIVE):

@@ -133,7 +133,7 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
         PeerAnswer(peer=PEER, note="n"),
         (
             '{"kind":"peer","peer":{"id":"frd1_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","name":"lab","url":"http'
-            's://lab","publicKey":null,"fingerprint":"0000000000000000","trustLevel":"verified","denied":false,"source":"operator","status":"offli'
+            's://lab","publicKey":null,"fingerprint":"0000000000000000","trustLevel":"verified","tenant":"default","denied":false,"source":"operator","status":"offli'
             'ne","lastSeen":3,"addedAtMs":1,"verifiedAtMs":2,"conflict":null,"formerIds":[],"capabilities":[{"name":"coder","des'
             'cription":"writes","maxTokenBudget":9}],"limits":{"concurrent":2},"waiting":{"count":1,"failure":"no'
             ' answer","nextMs":7}},"note":"n"}'
@@ -143,7 +143,7 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
         PeerList(peers=(PEER,), total=1, id=ID, name="us"),
         (
             '{"kind":"peers","peers":[{"id":"frd1_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","name":"lab","url":"h'
-            'ttps://lab","publicKey":null,"fingerprint":"0000000000000000","trustLevel":"verified","denied":false,"source":"operator","status":"of'
+            'ttps://lab","publicKey":null,"fingerprint":"0000000000000000","trustLevel":"verified","tenant":"default","denied":false,"source":"operator","status":"of'
             'fline","lastSeen":3,"addedAtMs":1,"verifiedAtMs":2,"conflict":null,"formerIds":[],"capabilities":[{"name":"coder","'
             'description":"writes","maxTokenBudget":9}],"limits":{"concurrent":2},"waiting":{"count":1,"failure":'
             '"no answer","nextMs":7}}],"total":1,"id":"frd1_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","name":"us"'

@@ -74,7 +74,7 @@ class AgentSync:
         peers: PeerRequester | None = None,
         remote_concurrency: int = 0,
     ) -> None:
-        """Without `remotes`, `models` or `peers` (for the first tenant) there are no agents of that kind.
+        """Without `remotes`, `models` or `peers` there are no agents of that kind.
 
         `remote_concurrency`: calls at once of a remote agent that does not say how many; 0: as any other agent.
         """
@@ -109,9 +109,9 @@ class AgentSync:
         if seen == self._seen:
             return
         wanted: dict[tuple[str, str], AgentDefinition] = {}
-        if self._peers is not None:
-            wanted[DEFAULT, PEERS] = _OF_PEERS
         for tenant in await self._ledger.tenants():
+            if self._peers is not None:
+                wanted[tenant.name, PEERS] = _OF_PEERS
             if self._remotes is not None:
                 wanted[tenant.name, ELSEWHERE] = _CALLED_BY_ADDRESS
             for agent in self._catalogue.agents(tenant.name):

@@ -24,6 +24,7 @@ from covenant.model.peers.delegation import (
 )
 from covenant.model.peers.delegation_messages import Profile
 from covenant.model.peers.instance import InstanceId, Trust
+from covenant.model.tenants import DEFAULT
 from covenant.seal.identity import fingerprint_of
 from covenant.wire.mailbox import EmptyRequest, Request, StrictRequest
 from covenant.wire.peers import DelegateRequest, Named
@@ -60,6 +61,7 @@ class AddPeerRequest(StrictRequest, frozen=True, kw_only=True, rename="camel"):
     url: Annotated[str, msgspec.Meta(max_length=2_048)] | None = None
     id: Annotated[str, msgspec.Meta(max_length=64)] | None = None
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] | None = None
+    tenant: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] = DEFAULT
 
 
 class PeerRequest(PeerQuery, frozen=True, kw_only=True):
@@ -139,6 +141,7 @@ class PeerShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     fingerprint: str
     """Of its key, for people to compare; it follows from the id."""
     trust_level: Trust
+    tenant: str
     denied: bool
     source: str
     status: Presence
@@ -261,7 +264,7 @@ class PeerOperations(Protocol):
     async def waiting(self, peer: InstanceId) -> PendingMessages: ...
     def find(self, named: str) -> Peer: ...
     async def add(
-        self, by: AgentId, *, url: str | None, peer_id: str | None, name: str | None
+        self, by: AgentId, *, url: str | None, peer_id: str | None, name: str | None, tenant: str = DEFAULT
     ) -> tuple[Peer, str | None]:
         """With what could not be done besides, in words."""
 
@@ -330,7 +333,9 @@ async def add_peer(services: Services, caller: Principal, request: AddPeerReques
     peers = await require_peers(services, caller, "adding a peer")
     if request.url is None and (request.id is None or request.name is None):
         raise Invalid("invalid_request", "give url; or, for a peer that cannot be called, its id and a name")
-    peer, note = await peers.add(caller.agent, url=request.url, peer_id=request.id, name=request.name)
+    peer, note = await peers.add(
+        caller.agent, url=request.url, peer_id=request.id, name=request.name, tenant=request.tenant
+    )
     return PeerAnswer(peer=await _shown(services, peers, peer), note=note)
 
 
@@ -355,7 +360,12 @@ async def change_peer(services: Services, caller: Principal, request: ChangePeer
     peers = await require_peers(services, caller, "changing a peer")
     limits = fill(PeerLimits, request.limits) if request.limits is not None else None
     changed = await peers.change(
-        caller.agent, request.peer_id, name=request.name, url=request.url, denied=request.denied, limits=limits
+        caller.agent,
+        request.peer_id,
+        name=request.name,
+        url=request.url,
+        denied=request.denied,
+        limits=limits,
     )
     return PeerAnswer(peer=await _shown(services, peers, changed))
 

@@ -24,6 +24,7 @@ from covenant.model.peers.delegation import (
 from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.usage_by_day import PeerUsage
 from covenant.model.task import CacheKey
+from covenant.model.tenants import Tenant
 
 
 class PeerLedger(Commits, Protocol):
@@ -39,6 +40,7 @@ class PeerLedger(Commits, Protocol):
         """The oldest first."""
 
     def token_revoked(self, token_id: str) -> bool: ...
+    def tenant(self, name: str) -> Tenant | None: ...
     async def delegation(self, key: DelegationKey) -> Delegation | None: ...
     async def delegation_of(self, task_id: TaskId) -> Delegation | None:
         """The one that a task here stands for, or works on."""

@@ -36,6 +36,7 @@ from covenant.model.peers.delegation import (
 )
 from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.usage_by_day import USAGE_DAYS, USAGE_ROWS_MAX, PeerUsage, UsageKey, usage_change
+from covenant.model.tenants import DEFAULT
 
 replace = msgspec.structs.replace
 
@@ -116,7 +117,13 @@ class PeerIndex:
         return len(self.peers_by_id)
 
     def _remove(self, peer_id: InstanceId) -> None:
-        del self._peers_by_name[self.peers_by_id.pop(peer_id).name]
+        gone = self.peers_by_id.pop(peer_id)
+        del self._peers_by_name[gone.name]
+        if gone.tenant != DEFAULT:
+            # Whoever removes a tenant finds nothing of it here.
+            for key in [key for key in self._delegations if key.peer == peer_id]:
+                self._drop_delegation(key)
+            self.usage = {key: each for key, each in self.usage.items() if each.peer != peer_id}
         self._parcels.pop(peer_id, None)
         self._parcel_counts.pop(peer_id, None)
         # What it sent stays known for as long as it could be sent again: it may be added again meanwhile.

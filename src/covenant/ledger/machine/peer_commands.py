@@ -20,6 +20,7 @@ from covenant.model.peers.delegation import (
 )
 from covenant.model.peers.delegation_messages import DelegationInput, DelegationResult, Proof, TokenUsage
 from covenant.model.peers.instance import FormerKey, InstanceId, KeyBundle, Trust
+from covenant.model.tenants import DEFAULT
 
 PEERS: Key = ("peers",)
 """How many there are, and what they are called."""
@@ -35,7 +36,8 @@ class AddPeer(Command[Peer], frozen=True, gc=False, kw_only=True):
     peer: Peer
 
     def keys(self) -> tuple[Key, ...]:
-        return PEERS, *peer_keys(self.peer.id)
+        tenant = self.peer.tenant
+        return PEERS, *peer_keys(self.peer.id), *((("tenant", tenant),) if tenant != DEFAULT else ())
 
 
 class PeerCommand(Command[Peer], frozen=True, gc=False, kw_only=True):

@@ -43,6 +43,7 @@ from covenant.model.peers.delegation import (
 )
 from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.usage_by_day import COUNTED, USAGE_DAYS, usage_change
+from covenant.model.tenants import DEFAULT
 
 replace = msgspec.structs.replace
 
@@ -201,10 +202,20 @@ class PeerRows:
             case PeerRemoved(peer_id):
                 self.peer_writes.append(("parcels_of_peer_gone", {"peer": peer_id}))
                 self.counts.count("parcels", peer_id, -self.parcel_count(peer_id))
+                self._forget(peer_id)
             case PeerSucceeded(old, peer):
                 self._succeed(old, peer)
             case _:
                 pass  # the registers have it
+
+    def _forget(self, peer_id: InstanceId) -> None:
+        """Whoever removes a tenant finds nothing of it here."""
+        peer = self.registers.peer(peer_id)
+        if peer is None or peer.tenant == DEFAULT:
+            return
+        for key in [key for key, known in self._delegations.items() if key.peer == peer_id and known is not None]:
+            self._drop_delegation(key)
+        self.peer_writes.append(("usage_of_peer_gone", {"peer": peer_id}))
 
     def _count_usage(self, delegation: Delegation, ts_ms: int) -> None:
         change = usage_change(self._delegations.get(delegation.key), delegation, ts_ms)

@@ -26,6 +26,7 @@ from covenant.model.peers.delegation_messages import (
 )
 from covenant.model.peers.instance import FormerKey, InstanceId, KeyBundle, Trust, Versions
 from covenant.model.task import DELEGATION, Task
+from covenant.model.tenants import DEFAULT
 
 NAME_CHARS_MAX: Final = 64
 
@@ -75,6 +76,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     url: str | None = None
     """Where its envelopes are taken. None: it cannot be reached, and fetches what there is for it."""
     trust: Trust = Trust.PEER
+    tenant: str = DEFAULT
+    """Whose agents it may have, and whose work it may be given. No other tenant sees it."""
     denied: bool = False
     """Known, and nothing is taken from it."""
     tokenless: bool = False

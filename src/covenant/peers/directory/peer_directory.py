@@ -14,6 +14,8 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
+import msgspec
+
 from covenant.exchange.id_prefixes import choose
 from covenant.ledger.machine.peer_commands import (
     AddPeer,
@@ -37,6 +39,7 @@ from covenant.model.peers.instance import (
     negotiate,
     parse_instance_id,
 )
+from covenant.model.tenants import DEFAULT
 from covenant.outbound.concurrency import SingleFlight
 from covenant.outbound.urls import InvalidUrl, read_url
 from covenant.peers.directory.handshake import Handshake, TokenIssuer, answer, keys_worth_keeping
@@ -162,7 +165,14 @@ class PeerDirectory(PeerService):
     # Who is known
 
     async def add(
-        self, by: AgentId, *, url: str | None, peer_id: str | None, name: str | None, source: PeerSource = "operator"
+        self,
+        by: AgentId,
+        *,
+        url: str | None,
+        peer_id: str | None,
+        name: str | None,
+        source: PeerSource = "operator",
+        tenant: str = DEFAULT,
     ) -> Peer:
         """Tries to verify it too; where that cannot be, it is added all the same and stays a mere peer."""
         wanted = parse_instance_id(peer_id) if peer_id is not None else None
@@ -176,6 +186,7 @@ class PeerDirectory(PeerService):
             peer = Peer(id=wanted, name=called, source=source)
         else:
             peer = await self._introduced(read_peer_url(url), wanted, called, source)
+        peer = msgspec.structs.replace(peer, tenant=tenant)
         added = await self._ledger.commit(AddPeer(by=by, peer=peer))
         try:
             return await self.verify(added)

@@ -125,7 +125,10 @@ class Provider(PeerService):
         most = max(1, budget_max(peer, self._settings))
         budgets, prices = amounts_of(self._settings.profile_budgets), amounts_of(self._settings.prices)
         found: dict[str, Profile] = {}
-        for agent in self._catalogue.agents(DEFAULT):
+        tenant = self._ledger.tenant(peer.tenant)
+        if peer.tenant != DEFAULT and (tenant is None or tenant.disabled_at_ms is not None):
+            return found
+        for agent in self._catalogue.agents(peer.tenant):
             if agent.offered_to_peers(self._settings.profiles) and len(found) < PROFILES_MAX:
                 about = agent.definition.description or agent.definition.goal
                 found[agent.id] = Profile(
@@ -336,7 +339,7 @@ class Provider(PeerService):
     # The work
 
     def _task(self, peer: Peer, offer: DelegationOffer, terms: AgreedTerms) -> Task:
-        agent = self._catalogue.agent(DEFAULT, terms.profile)
+        agent = self._catalogue.agent(peer.tenant, terms.profile)
         parts: list[Content] = [Text(offer.task)]
         if offer.context:
             parts.append(Resource(Embedded(uri="", mimeType="text/plain", text=offer.context), filename=CONTEXT))
@@ -344,13 +347,13 @@ class Provider(PeerService):
         return build_task(
             work_id(peer, offer.offer_id),
             sender=as_agent(peer),
-            recipient=self._catalogue.identity(DEFAULT, terms.profile),
+            recipient=self._catalogue.identity(peer.tenant, terms.profile),
             intent_text=offer.task,
             deadline_ms=terms.deadline_ms,
             parts=tuple(parts),
             definition=agent.definition if agent is not None else None,
             timeout_ms=terms.timeout_ms,
-            tenant=DEFAULT,
+            tenant=peer.tenant,
             origin=PEER,
             # What it delegates is one deeper, and may be so as often as is left.
             hop=Hop(depth=max(0, self._context.depth_max - terms.depth_remaining), traceparent=offer.traceparent),
@@ -369,7 +372,7 @@ class Provider(PeerService):
 
     def _check(self, task: Task, profile: str) -> None:
         """As at every other door. `OfferRejected` says what the agent cannot take."""
-        agent = self._catalogue.agent(DEFAULT, profile)
+        agent = self._catalogue.agent(task.tenant or DEFAULT, profile)
         message = first_message(task)
         try:
             check_size(fingerprint(task)[1], TASK_BYTES_MAX)

@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from covenant.model.errors import NotFound
+from covenant.ledger.machine.decisions.peers import unknown_peer
+from covenant.model.errors import Conflict, NotFound
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import Delegation, Peer, PeerCapabilities
 from covenant.model.peers.instance import InstanceId, Trust
-from covenant.model.task import Target
+from covenant.model.task import Target, Task
+from covenant.model.tenants import DEFAULT
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.peer_settings import PeerContext, PeerService
 
@@ -57,12 +59,26 @@ class OfferPlacement(PeerService):
 
     # Who could do it
 
-    def provider(self, profile: str) -> Peer | None:
-        """Of the peers that said they offer this, the one to ask first."""
-        return next(iter(self._candidates(profile)), None)
+    def named(self, who: str, tenant: str) -> Peer:
+        """To a tenant, a peer of another one does not exist."""
+        try:
+            peer = self._directory.find(who)
+        except NotFound:
+            raise unknown_peer(who) from None
+        except Conflict:
+            if tenant == DEFAULT:
+                raise
+            raise unknown_peer(who) from None
+        if peer.tenant != tenant:
+            raise unknown_peer(who)
+        return peer
 
-    def _candidates(self, profile: str) -> Sequence[Peer]:
-        found = [peer for peer in self._ledger.peers() if _offers(peer, profile)]
+    def provider(self, profile: str, tenant: str = DEFAULT) -> Peer | None:
+        """Of the tenant's peers that said they offer this, the one to ask first."""
+        return next(iter(self._candidates(profile, tenant)), None)
+
+    def _candidates(self, profile: str, tenant: str) -> Sequence[Peer]:
+        found = [peer for peer in self._ledger.peers() if peer.tenant == tenant and _offers(peer, profile)]
         return sorted(found, key=lambda peer: self._preference(peer, profile), reverse=True)
 
     def _preference(self, peer: Peer, profile: str) -> tuple[bool, bool, bool, float, int]:
@@ -86,20 +102,22 @@ class OfferPlacement(PeerService):
 
     def elsewhere(self, delegation: Delegation) -> bool:
         """Whether a peer that can be reached, other than the one that was asked, has room for this."""
-        others = (peer for peer in self._candidates(delegation.profile) if peer.id != delegation.peer)
+        asked = self._ledger.peer(delegation.peer)
+        tenant = asked.tenant if asked is not None else DEFAULT
+        others = (peer for peer in self._candidates(delegation.profile, tenant) if peer.id != delegation.peer)
         return any(self._is_ready(peer) and not self.is_unreachable(peer.id) for peer in others)
 
     # Who does it
 
-    async def place(self, task_id: TaskId, target: Target) -> Peer:
+    async def place(self, task: Task, target: Target) -> Peer:
         """Wait for a peer that has room, and take a place there. `leave` it when the delegation has ended."""
         woken = asyncio.Event()
         self._waiting.add(woken)
         try:
             while True:
                 woken.clear()
-                if (peer := self._ready(target)) is not None:
-                    self._lane(peer).held.add(task_id)
+                if (peer := self._ready(target, task.tenant or DEFAULT)) is not None:
+                    self._lane(peer).held.add(task.id)
                     return peer
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_AGAIN_S):
@@ -107,11 +125,11 @@ class OfferPlacement(PeerService):
         finally:
             self._waiting.discard(woken)
 
-    def _ready(self, target: Target) -> Peer | None:
+    def _ready(self, target: Target, tenant: str) -> Peer | None:
         if target.peer:
-            peer = self._directory.find(target.peer)
+            peer = self.named(target.peer, tenant)
             return peer if self._is_ready(peer) else None
-        candidates = self._candidates(target.profile or "")
+        candidates = self._candidates(target.profile or "", tenant)
         if not candidates and self.is_introduced():
             raise NotFound("no_profile", f"no peer offers {target.profile!r}; see `covenant peers list`")
         return next(filter(self._is_ready, candidates), None)

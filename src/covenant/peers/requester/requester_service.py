@@ -41,7 +41,6 @@ from covenant.model.peers.delegation_messages import (
 )
 from covenant.model.peers.instance import InstanceId
 from covenant.model.task import Target, Task
-from covenant.model.tenants import DEFAULT
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.message_redaction import Redacted, outgoing
 from covenant.peers.peer_settings import PeerContext, PeerService
@@ -102,12 +101,12 @@ class Requester(PeerService):
     def callee(self, tenant: str, named: str) -> Target | None:
         """`peer/profile`, or a profile that some peer offers; None if there is no such thing for this tenant."""
         who, slash, profile = named.partition("/")
-        if tenant != DEFAULT or (slash and not (who and profile)):
+        if slash and not (who and profile):
             return None
         if slash:
-            peer = self.peer(who)
+            peer = self._placement.named(who, tenant)
             return Target(name=f"{peer.id}/{profile}", peer=peer.id, profile=profile)
-        return Target(name=f"*/{named}", profile=named) if self.provider(named) is not None else None
+        return Target(name=f"*/{named}", profile=named) if self.provider(named, tenant) is not None else None
 
     # Offering
 
@@ -120,7 +119,7 @@ class Requester(PeerService):
         if known is not None and not self.is_passing(known, task):
             await self._ledger.durable()
             return known
-        peer = await self._placement.place(task.id, target)
+        peer = await self._placement.place(task, target)
         try:
             if known is not None and known.code == "denied":
                 await self._directory.capabilities(peer, fresh=True)

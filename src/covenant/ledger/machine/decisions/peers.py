@@ -47,6 +47,7 @@ from covenant.model.peers.delegation import (
     move,
 )
 from covenant.model.peers.instance import CHANGES_MAX, InstanceId, Trust
+from covenant.model.tenants import DEFAULT
 
 replace = msgspec.structs.replace
 
@@ -60,7 +61,7 @@ def add_peer(decide: DecisionContext, command: AddPeer) -> Peer:
     wanted, view = command.peer, decide.view
     known = view.peer(wanted.id)
     if known is not None:
-        if (known.name, known.url) == (wanted.name, wanted.url):
+        if (known.name, known.url, known.tenant) == (wanted.name, wanted.url, wanted.tenant):
             return known
         raise decide.refuse(
             Conflict(
@@ -71,6 +72,7 @@ def add_peer(decide: DecisionContext, command: AddPeer) -> Peer:
     most = view.limits.peers_max
     if view.peer_count() >= most:
         raise decide.refuse(OverLimit("too_many_peers", f"there may be at most {most} peers; remove one first"))
+    _check_tenant(decide, wanted.tenant)
     peer = replace(wanted, added_at_ms=decide.now_ms)
     decide.add(PeerPut(peer))
     decide.audit(command.by, {"type": "peer_added", "peer": peer.id, "name": peer.name, "url": peer.url})
@@ -82,6 +84,14 @@ def _check_name(decide: DecisionContext, peer_id: InstanceId, name: str) -> None
     other = decide.view.peer_named(name)
     if other is not None and other.id != peer_id:
         raise decide.refuse(Conflict("name_taken", f"another peer is called {name!r}; choose another name"))
+
+
+def _check_tenant(decide: DecisionContext, name: str) -> None:
+    if name == DEFAULT:
+        return
+    tenant = decide.view.tenant(name)
+    if tenant is None or tenant.removal is not None:
+        raise decide.refuse(NotFound("unknown_tenant", f"there is no tenant {name!r}"))
 
 
 def change_peer(decide: DecisionContext, command: ChangePeer) -> Peer:

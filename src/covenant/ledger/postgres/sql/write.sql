@@ -323,3 +323,6 @@ ON CONFLICT (day, role, peer, profile) DO UPDATE SET
     offers = u.offers + excluded.offers, accepted = u.accepted + excluded.accepted, rejected = u.rejected + excluded.rejected,
     completed = u.completed + excluded.completed, failed = u.failed + excluded.failed, cancelled = u.cancelled + excluded.cancelled,
     timeout = u.timeout + excluded.timeout, tokens = u.tokens + excluded.tokens
+
+-- :usage_of_peer_gone
+DELETE FROM peer_usage WHERE peer = :peer
