@@ -1,6 +1,7 @@
-"""Sealed delegation read a third time, from the pages on the extension, on envelopes and on messages alone.
+"""Reads the vectors of sealed delegation, by the pages on the extension, on envelopes and on messages alone.
 
-It imports nothing of Covenant: only primitives of a crypto library, and HPKE as the tests have it from RFC 9180.
+It stands on the third implementation that the tests have, which imports nothing of Covenant, and opens envelopes by
+HPKE as the tests have it from RFC 9180. It is stricter than a peer need be: everything has one spelling.
 """
 
 import base64
@@ -13,74 +14,46 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from tests.e2e.peers.independent_peer import (
+    OFFER_FIELDS,
+    SUITE,
+    b58,
+    b64,
+    canonical,
+    from_b58,
+    from_b64,
+    holds,
+    id_of,
+    merkle,
+    without,
+)
 from tests.seal.rfc9180 import recipient_context
-
-ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-SUITE = "X25519-HKDF-SHA256-AES256GCM-Ed25519"
-
-
-def canonical(value: Any) -> bytes:
-    """RFC 8785, for what these documents have: no number with an exponent."""
-    if isinstance(value, dict):
-        named = sorted(value.items(), key=lambda each: each[0].encode("utf-16-be"))
-        return b"{" + b",".join(canonical(name) + b":" + canonical(each) for name, each in named) + b"}"
-    if isinstance(value, list):
-        return b"[" + b",".join(map(canonical, value)) + b"]"
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value, ensure_ascii=False).encode()
 
 
 def unbase64(text: str) -> bytes:
-    raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    assert base64.urlsafe_b64encode(raw).rstrip(b"=").decode() == text, "another spelling"
+    raw = from_b64(text)
+    assert b64(raw) == text, "another spelling"
     return raw
 
 
-def to_base64(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-def unbase58(text: str) -> bytes:
-    number = 0
-    for letter in text:
-        number = number * 58 + ALPHABET.index(letter)
-    body = number.to_bytes((number.bit_length() + 7) // 8, "big")
-    return bytes(len(text) - len(text.lstrip("1"))) + body
-
-
-def id_of(key: bytes) -> str:
-    return "frd1_" + base64.b32encode(hashlib.sha256(key).digest()[:25]).decode().lower()
-
-
-def check_document(key_b58: str, kind: str, document: dict[str, Any], signature: str) -> None:
-    """A detached JWS over the canonical form."""
-    head, gap, signed = signature.split(".")
-    assert gap == ""
-    assert unbase64(head) == canonical({"alg": "Ed25519", "kid": key_b58, "typ": f"covenant-{kind}"})
-    key = Ed25519PublicKey.from_public_bytes(unbase58(key_b58))
-    key.verify(unbase64(signed), f"{head}.{to_base64(canonical(document))}".encode())
-
-
-def without(document: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in document.items() if name not in names}
+def check_document(key: str, kind: str, document: dict[str, Any], signature: str) -> None:
+    assert holds(key, kind, document, signature), kind
 
 
 def check_bundle(bundle: dict[str, Any], now_ms: int) -> bytes:
     """The identity key that it proves."""
-    key = unbase58(bundle["identityKey"])
-    assert bundle["id"] == id_of(key)
+    assert bundle["id"] == id_of(bundle["identityKey"])
     assert bundle["issuedAtMs"] <= now_ms + 60_000
     assert now_ms <= bundle["expiresAtMs"] + 60_000
     check_document(bundle["identityKey"], "bundle", without(bundle, "signature"), bundle["signature"])
     for prekey in bundle["prekeys"]:
-        public = unbase58(prekey["publicKey"])
+        public = from_b58(prekey["publicKey"])
         assert prekey["kid"] == "pk_" + base64.b32encode(hashlib.sha256(public).digest()[:10]).decode().lower()
         assert prekey["suite"] == SUITE
         assert 0 < prekey["notAfterMs"] - prekey["notBeforeMs"] <= 48 * 3_600_000
         signed = {**without(prekey, "signature"), "owner": bundle["id"]}
         check_document(bundle["identityKey"], "prekey", signed, prekey["signature"])
-    return key
+    return from_b58(bundle["identityKey"])
 
 
 class Instance:
@@ -89,7 +62,7 @@ class Instance:
     def __init__(self, shown: dict[str, Any]) -> None:
         self.identity = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(shown["seed"]))
         self.key = self.identity.public_key().public_bytes_raw()
-        self.id = id_of(self.key)
+        self.id = id_of(b58(self.key))
         self.prekey = X25519PrivateKey.from_private_bytes(bytes.fromhex(shown["prekeyPrivate"]))
         self.keys = shown["introduction"]["keys"]
 
@@ -104,8 +77,8 @@ class Instance:
         header = json.loads(protected)
         assert canonical(header) == protected
         assert (header["v"], header["suite"]) == (2, SUITE)
-        skid = unbase58(header["skid"])
-        assert id_of(skid) == header["from"]
+        skid = from_b58(header["skid"])
+        assert id_of(header["skid"]) == header["from"]
         signed = b"covenant.envelope.signature.v2\n" + struct.pack(">I", len(protected)) + protected
         Ed25519PublicKey.from_public_bytes(skid).verify(signature, signed + hashlib.sha256(ciphertext).digest())
         assert header["from"] != self.id
@@ -119,7 +92,7 @@ class Instance:
         return header, context.open(0, b"", ciphertext[32:])
 
     def receipt(self, data: bytes) -> str:
-        return to_base64(self.identity.sign(b"covenant.envelope.receipt.v2\n" + hashlib.sha256(data).digest()))
+        return b64(self.identity.sign(b"covenant.envelope.receipt.v2\n" + hashlib.sha256(data).digest()))
 
 
 def check_token(token: str, provider_key: str, *, holder: str, offer: dict[str, Any] | None, now_ms: int) -> None:
@@ -140,37 +113,23 @@ def check_token(token: str, provider_key: str, *, holder: str, offer: dict[str, 
             assert offer["depthRemaining"] <= block.get("depth", offer["depthRemaining"])
             assert offer["offerId"] == block.get("offerId", offer["offerId"])
     assert chain["blocks"][0]["holder"] == holder
-    assert chain["blocks"][0]["audience"] == id_of(unbase58(provider_key))
+    assert chain["blocks"][0]["audience"] == id_of(provider_key)
     if "seal" in chain:
         check_document(signer, "token-seal", {"after": after}, chain["seal"])
 
 
-OFFER_FIELDS = (
-    "offerId profile task maxTokenBudget timeout depthRemaining context parts deadlineMs traceparent parentId "
-    "correlationId via token assertion"
-).split()
 RESULT_FIELDS = (
     "offerId delegationId profile status result parts error errorCode tokenUsage durationMs subDelegations"
 ).split()
 
 
-def whole(message: dict[str, Any], fields: list[str], lists: tuple[str, ...]) -> dict[str, Any]:
+def whole(message: dict[str, Any], fields: tuple[str, ...] | list[str], lists: tuple[str, ...]) -> dict[str, Any]:
     """Every field of the type present: null, or an empty list, where there is none."""
     return {name: message.get(name, [] if name in lists else None) for name in fields}
 
 
 def digest(document: Any) -> str:
     return hashlib.sha256(canonical(document)).hexdigest()
-
-
-def root(leaves: list[bytes]) -> bytes:
-    """RFC 6962."""
-    if not leaves:
-        return hashlib.sha256(b"").digest()
-    if len(leaves) == 1:
-        return leaves[0]
-    split = 1 << ((len(leaves) - 1).bit_length() - 1)
-    return hashlib.sha256(b"\1" + root(leaves[:split]) + root(leaves[split:])).digest()
 
 
 def check_offer(offer: dict[str, Any], requester_key: str, provider: str) -> None:
@@ -181,13 +140,13 @@ def check_offer(offer: dict[str, Any], requester_key: str, provider: str) -> Non
 def check_proof(offer: dict[str, Any], result: dict[str, Any], requester: str, provider: str) -> None:
     proof = result["proof"]
     assert (proof["requester"], proof["provider"]) == (requester, provider)
-    assert id_of(unbase58(proof["providerKey"])) == provider
+    assert id_of(proof["providerKey"]) == provider
     check_document(proof["providerKey"], "proof", without(proof, "signature"), proof["signature"])
     assert proof["offerHash"] == digest(whole(offer, OFFER_FIELDS, ("parts", "via")))
     assert proof["resultHash"] == digest(whole(result, RESULT_FIELDS, ("parts", "subDelegations")))
     lines = result.get("transcript") or []
     assert proof["entries"] == len(lines)
-    assert proof["transcriptRoot"] == root([hashlib.sha256(b"\0" + canonical(each)).digest() for each in lines]).hex()
+    assert proof["transcriptRoot"] == merkle(lines)
     usage = result["tokenUsage"]
     assert proof["tokenUsage"] == usage
     assert usage["total"] == usage["prompt"] + usage["completion"] <= offer["maxTokenBudget"]

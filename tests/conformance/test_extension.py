@@ -16,9 +16,9 @@ from tests.conformance.sealed_reader import (
     check_offer,
     check_proof,
     check_token,
-    without,
 )
 from tests.e2e.peers.agents import AGENTS
+from tests.e2e.peers.independent_peer import without
 from tests.e2e.peers.peer_daemons import Node, open_peer_daemons
 from tests.places import short_folder
 
