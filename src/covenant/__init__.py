@@ -83,6 +83,10 @@ if TYPE_CHECKING:
     from covenant.model.task_event import MessageUpdate as MessageUpdate
     from covenant.model.task_event import StatusUpdate as StatusUpdate
     from covenant.model.task_event import Update as Update
+    from covenant.model.task_view import RemoteArtifact as RemoteArtifact
+    from covenant.model.task_view import RemoteMessage as RemoteMessage
+    from covenant.model.task_view import RemoteStatus as RemoteStatus
+    from covenant.model.task_view import RemoteTask as RemoteTask
     from covenant.outbound.call_errors import AddressRefused as AddressRefused
     from covenant.outbound.call_errors import CallFailed as CallFailed
     from covenant.outbound.call_errors import NoCard as NoCard
@@ -120,6 +124,7 @@ _NAMES = {
     "covenant.model.retry_policy": "ForceError Posture RepairOutcome RepairRequest Requeue",
     "covenant.model.task": "DuplicateSafety Hop Idempotency Lease ReceivedTask Result ResultStatus Task",
     "covenant.model.task_event": "ArtifactUpdate MessageUpdate StatusUpdate Update",
+    "covenant.model.task_view": "RemoteArtifact RemoteMessage RemoteStatus RemoteTask",
     "covenant.outbound.call_errors": "AddressRefused CallFailed NoCard OutcomeUnknown RemoteError "
     "RemoteRefused RemoteTimedOut",
     "covenant.outbound.remote.remote_client": "Remote",

@@ -5,7 +5,8 @@
         reply = await reply.continue_("In English, please")
 
     async for news in remote.stream("Summarise this"):
-        print(news.text, end="")
+        if isinstance(news, RemoteArtifact):
+            print(news.text, end="")
 
 A remote is sent the message and nothing else of ours: its own credential, and how deep the call is where somebody says
 so. What it answers is bounded in size and time. Whoever cancels the call, or runs out of time, cancels the remote task.
