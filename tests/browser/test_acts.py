@@ -120,6 +120,6 @@ def test_the_first_page_lists_a_lost_holder_and_leads_to_its_repair(chromium: Br
     one.again()
     with open_visitor(chromium, one.daemon.url) as visitor:
         page = visitor.log_in(one.token)
-        page.click("#needs li .button")
+        page.click("#rows li .button")
         page.wait_for_url("**/ui/act/repair**")
         assert task["id"] in page.inner_text("main")

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.browser
 READ: Final = """
 async (shown) => {
   const { readTimeline } = await import("/ui/static/waterfall.js");
-  return readTimeline(shown, [], [], 100_000).bars.map(({ kind, begins_ms, ends_ms }) => [kind, begins_ms, ends_ms]);
+  const { bars } = readTimeline(shown, [], [], [], 100_000);
+  return bars.map(({ kind, begins_ms, ends_ms }) => [kind, begins_ms, ends_ms]);
 }
 """
 

@@ -21,6 +21,19 @@ async def test_a_quiet_daemon_needs_nobody(operator: Browser) -> None:
     assert len(rates["settled"]) == len(rates["failed"]) == 60
 
 
+async def test_what_ended_in_the_minute_under_way_is_told_at_once(short_path: Path) -> None:
+    async with open_daemon_under_test(short_path / "home", asking_agent()) as daemon:
+        dashboard = daemon.daemon.doors.dashboard
+        assert dashboard is not None
+        assert dashboard.sampler in daemon.daemon.schedulers, "the daemon looks once a minute"
+        await dashboard.sampler.sample()
+        await send_task(daemon, "blue")
+        async with open_browser(daemon, daemon.token) as browser:
+            assert (await browser.read("rates"))["settled"][-2:] == [0, 1]
+            await dashboard.sampler.sample()
+            assert (await browser.read("rates"))["settled"][-2:] == [1, 0]
+
+
 async def test_refused_logins_are_told_with_where_they_came_from(daemon: DaemonUnderTest, operator: Browser) -> None:
     async with open_browser(daemon) as stranger:
         for _ in range(3):

@@ -30,13 +30,13 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, tag="ui_rates", tag_field
 
 
 class RateSampler:
-    """Looks at the running totals once a minute."""
+    """Looks at the running totals once a minute, and whenever it is asked: the last minute is the one under way."""
 
     def __init__(self, services: Services, operator: Principal) -> None:
         self._services = services
         self._operator = operator
-        self._settled: deque[int] = deque([0] * MINUTES, MINUTES)
-        self._failed: deque[int] = deque([0] * MINUTES, MINUTES)
+        self._settled: deque[int] = deque([0] * (MINUTES - 1), MINUTES - 1)
+        self._failed: deque[int] = deque([0] * (MINUTES - 1), MINUTES - 1)
         self._before: tuple[int, int] | None = None
 
     async def run(self) -> None:
@@ -46,17 +46,23 @@ class RateSampler:
             await asyncio.sleep(MINUTE_S)
 
     async def sample(self) -> None:
-        lanes = (await task_search.count(self._services.ledger, self._operator)).lanes
-        ended, failed = lanes.result_pending + lanes.failed + lanes.done, lanes.failed
+        """A minute is over."""
+        ended, failed = await self._totals()
         if self._before is not None:
             # Totals shrink when history is purged.
             self._settled.append(max(0, ended - self._before[0]))
             self._failed.append(max(0, failed - self._before[1]))
         self._before = ended, failed
 
-    @property
-    def rates(self) -> Rates:
-        return Rates(settled=tuple(self._settled), failed=tuple(self._failed))
+    async def rates(self) -> Rates:
+        ended, failed = await self._totals()
+        before = self._before or (ended, failed)
+        settled = (*self._settled, max(0, ended - before[0]))
+        return Rates(settled=settled, failed=(*self._failed, max(0, failed - before[1])))
+
+    async def _totals(self) -> tuple[int, int]:
+        lanes = (await task_search.count(self._services.ledger, self._operator)).lanes
+        return lanes.result_pending + lanes.failed + lanes.done, lanes.failed
 
 
 class RatesEndpoint(Endpoint):
@@ -70,4 +76,4 @@ class RatesEndpoint(Endpoint):
         session: UiSession = scope[SESSION]
         if session.role is Role.TENANT:
             raise role_forbidden(session.role, "rates")
-        await reply(send, 200, encode(self._sampler.rates))
+        await reply(send, 200, encode(await self._sampler.rates()))

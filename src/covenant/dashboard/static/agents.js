@@ -3,8 +3,7 @@
 import { get, rest, session } from "./api.js";
 import { attempt, begin, stayHere } from "./app.js";
 import { linkOut } from "./conversation.js";
-import { copy, el, fill, find, icon, list } from "./dom.js";
-import { chip, clipped, number, plural, pretty, shortId, stateOf, when } from "./format.js";
+import { chip, clipped, el, fill, find, icon, number, plural, pretty, rows, shortId, stateOf, tag, to, when } from "./view.js";
 
 const SIGNATURES = {
   valid: { label: "Signature holds", tone: "good", sign: "good" },
@@ -16,20 +15,17 @@ const SIGNATURES = {
 async function load() {
   const [tenant, id] = rest();
   const agents = await readAgents();
-  find("#none").hidden = agents.length > 0;
-  list(find("#rows"), agents, (agent) => `${agent.tenant}/${agent.id}`, () => copy("agent"), (row, agent) => {
-    const here = agent.tenant === tenant && agent.id === id;
-    fill(row, {
-      name: { text: agent.name || agent.id, href: `/ui/agents/${encodeURIComponent(agent.tenant)}/${encodeURIComponent(agent.id)}`, "aria-current": here ? "true" : null },
-      where: agent.url ? [linkOut(agent.url)] : agent.remote ? [icon("network", "elsewhere")] : null,
-      source: `${agent.kind} · ${agent.source}`,
-      tenant: agent.tenant,
-      queued: number(agent.queued ?? 0),
-      leased: agent.concurrency ? `${number(agent.in_flight ?? 0)} of ${number(agent.concurrency)}` : number(agent.in_flight ?? 0),
-      failed: { text: number(agent.failed ?? 0), "data-tone": agent.failed ? "bad" : null },
-      done: number(agent.done ?? 0),
-    });
-  });
+  const key = (agent) => [agent.tenant, agent.id].map(encodeURIComponent).join("/");
+  rows("#rows", "agent", agents, key, (agent) => ({
+    name: { text: agent.name || agent.id, href: `/ui/agents/${key(agent)}`, "aria-current": agent.tenant === tenant && agent.id === id ? "true" : null },
+    where: agent.url ? [linkOut(agent.url)] : agent.remote ? [icon("network", "elsewhere")] : null,
+    source: `${agent.kind} · ${agent.source}`,
+    tenant: agent.tenant,
+    queued: number(agent.queued),
+    leased: [number(agent.in_flight), agent.concurrency ? el("span", { class: "sub" }, `${number(agent.concurrency)} at once`) : null],
+    failed: { text: number(agent.failed), "data-tone": agent.failed ? "bad" : null },
+    done: number(agent.done),
+  }), "#none");
   find("#one").hidden = !id;
   if (id) await one(tenant, id, agents.find((agent) => agent.tenant === tenant && agent.id === id));
 }
@@ -42,7 +38,7 @@ async function readAgents() {
     agents.map((agent) => {
       const of = counted.find((each) => each.agent === `${agent.id}@${tenant}`) ?? {};
       const { url, concurrency } = agent.agent_def;
-      return { ...agent, tenant, url, concurrency, remote: ["remote", "peer"].includes(agent.kind), ...(of.lanes ?? of), agent: undefined };
+      return { queued: 0, in_flight: 0, failed: 0, done: 0, ...agent, tenant, url, concurrency, remote: ["remote", "peer"].includes(agent.kind), ...(of.lanes ?? of), agent: undefined };
     }),
   );
 }
@@ -70,29 +66,27 @@ async function one(tenant, id, agent) {
   fill(find("#one"), {
     title: card?.name ?? id,
     about: card?.description ?? "",
-    signature: [chip(SIGNATURES[signature.state] ?? SIGNATURES.unknown), signature.key_id ? el("span", { class: "mono small" }, ` ${signature.key_id}`) : "", signature.detail ? el("p", { class: "quiet small" }, signature.detail) : ""],
+    signature: [chip(SIGNATURES[signature.state] ?? SIGNATURES.unknown), el("p", { class: "quiet small" }, signature.detail)],
     version: card?.version ?? "–",
     provider: card?.provider?.organization ?? "–",
-    able: card ? Object.entries(card.capabilities ?? {}).filter(([, on]) => on === true).map(([name]) => el("span", { class: "tag" }, name)) : null,
+    able: card ? Object.entries(card.capabilities ?? {}).filter(([, on]) => on === true).map(([name]) => tag(name)) : null,
     modes: card ? [...new Set([...(card.defaultInputModes ?? []), ...(card.defaultOutputModes ?? [])])].join(", ") || "–" : "–",
     urls: card ? interfaces(card) : null,
-    skills: (card?.skills ?? []).map((skill) => el("div", {}, el("b", {}, skill.name ?? skill.id), el("p", { class: "quiet small" }, skill.description ?? ""), el("div", { class: "skills" }, (skill.tags ?? []).map((tag) => el("span", { class: "tag" }, tag))))),
+    skills: (card?.skills ?? []).map((skill) => el("div", {}, el("b", {}, skill.name ?? skill.id), el("p", { class: "quiet small" }, skill.description ?? ""), el("div", { class: "skills" }, (skill.tags ?? []).map((word) => tag(word))))),
     raw: clipped(pretty(found.raw)),
-    inspect: known.may("inspect") ? { href: `/ui/inspector?${new URLSearchParams(agent?.url ? { url: agent.url } : { tenant, agent: id })}` } : null,
-    every: { href: `/ui/tasks?${new URLSearchParams({ agent: display })}` },
+    inspect: known.may("inspect") ? { href: to("inspector", agent?.url ? { url: agent.url } : { tenant, agent: id }) } : null,
+    every: { href: to("tasks", { agent: display }) },
     made: agent ? `${agent.kind}, from ${agent.source}` : "–",
     most: agent?.concurrency ? plural(agent.concurrency, "task at once", "tasks at once") : "as its kind has it",
-    failed: { text: plural(agent?.failed ?? 0, "task"), href: `/ui/tasks?${new URLSearchParams({ agent: display, outcome: "failed" })}` },
-    busy: agent ? `${plural(agent.queued ?? 0, "task")} in the queue, ${number(agent.in_flight ?? 0)} leased, ${number(agent.failed ?? 0)} failed` : "",
+    failed: { text: plural(agent?.failed ?? 0, "task"), href: to("tasks", { agent: display, outcome: "failed" }) },
+    busy: agent ? `${plural(agent.queued, "task")} in the queue, ${number(agent.in_flight)} leased` : "",
   });
-  list(find("#recent"), tasks, (task) => task.task_id, () => copy("recent-task"), (row, task) => {
-    fill(row, { state: [chip(stateOf(task))], words: { text: task.intent || shortId(task.task_id), href: `/ui/task/${task.task_id}` }, at: [when(task.updated_at_ms)] });
-  });
+  rows("#recent", "recent-task", tasks, (task) => task.task_id, (task) => ({ state: [chip(stateOf(task))], words: { text: task.intent || shortId(task.task_id), href: `/ui/task/${task.task_id}` }, at: [when(task.updated_at_ms)] }));
 }
 
 function interfaces(card) {
   const known = card.supportedInterfaces ?? [{ url: card.url, protocolBinding: card.preferredTransport }];
-  return known.filter((each) => each.url).map((each) => el("div", { class: "small" }, el("span", { class: "tag" }, [each.protocolBinding ?? each.transport, each.protocolVersion].filter(Boolean).join(" ")), " ", el("span", { class: "mono" }, each.url)));
+  return known.filter((each) => each.url).map((each) => el("div", { class: "small" }, tag([each.protocolBinding ?? each.transport, each.protocolVersion].filter(Boolean).join(" ")), " ", el("span", { class: "mono" }, each.url)));
 }
 
 stayHere(find("#rows"), "a.row", () => attempt(load).then(() => find("#one").scrollIntoView({ block: "nearest" })));

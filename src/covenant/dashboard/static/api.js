@@ -43,7 +43,7 @@ async function call(method, path, body) {
 let leaving = false;
 
 /** Go to the login page and come back here afterwards. */
-export function logIn() {
+function logIn() {
   if (leaving) return;
   leaving = true;
   const here = location.pathname + location.search;

@@ -1,8 +1,7 @@
 // The frame of every page: where one can go, whether the daemon is there, and who is logged in.
 
 import { Away, connect, get, on, session } from "./api.js";
-import { el, find, icon, throttled } from "./dom.js";
-import { number } from "./format.js";
+import { el, find, icon, number, throttled } from "./view.js";
 
 const PAGES = [
   ["", "attention", "Attention"],
@@ -140,4 +139,49 @@ export function stayHere(root, selector, arrive) {
     history.pushState(null, "", link.href);
     arrive();
   });
+}
+
+const SPANS_MS = { "1h": 3_600_000, "1d": 86_400_000, "7d": 604_800_000 };
+const EMPTY_MAX = 20;
+export const address = () => new URLSearchParams(location.search);
+
+/** What the address asks for, of these names; its span of time as the moment that it begins at. */
+export function filter(names) {
+  const asked = Object.fromEntries(names.map((name) => [name, address().get(name)]).filter(([, value]) => value));
+  const span = SPANS_MS[address().get("since")];
+  return span ? { ...asked, since_ms: Date.now() - span } : asked;
+}
+
+/** A form whose fields are the address: `arrive()` when it was changed, here or by going back. Returns how to change it. */
+export function filters(form, arrive) {
+  const show = () => {
+    for (const field of form.elements) if (field.name) field.value = address().get(field.name) ?? "";
+  };
+  const here = () => {
+    show();
+    arrive();
+  };
+  const go = (changes) => {
+    const asked = address();
+    for (const [name, value] of Object.entries(changes)) value ? asked.set(name, value) : asked.delete(name);
+    history.pushState(null, "", asked.size ? `?${asked}` : location.pathname);
+    here();
+  };
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    go(Object.fromEntries(new FormData(form)));
+  });
+  form.addEventListener("change", () => form.requestSubmit());
+  addEventListener("popstate", here);
+  show();
+  return go;
+}
+
+/** One answer looks at a bounded number of things: an empty one may have more behind it. `read(after)` gives `next` with its `name`. */
+export async function readPage(name, read, after) {
+  for (let tries = 0; ; tries++) {
+    const found = await read(after);
+    after = found.next;
+    if (found[name].length || !after || tries === EMPTY_MAX) return found;
+  }
 }

@@ -1,7 +1,6 @@
 // What was said in a task, in order, and the artifacts it made. All of it is text from elsewhere, shown as text.
 
-import { download, el, icon } from "./dom.js";
-import { clipped, pretty, when } from "./format.js";
+import { bytesOf, clipped, download, el, icon, pretty, tag, when } from "./view.js";
 
 /** Parts of a message or artifact. Files are downloads, links show their host, data is JSON. */
 export const showParts = (parts) => parts.map(showPart);
@@ -12,21 +11,20 @@ function showPart(part) {
     case "text":
       return el("div", { class: "said", dir: "auto" }, clipped(part.text));
     case "json":
-      return bytes(JSON.stringify(part.value, null, 2));
+      return bytesOf(JSON.stringify(part.value, null, 2));
     case "image":
     case "audio":
       return el("div", {}, download(part.filename ?? part.type, part.mimeType, () => decode(part.data)));
     case "resource":
       if (resource.blob) return el("div", {}, download(part.filename ?? nameOf(resource.uri), resource.mimeType, () => decode(resource.blob)));
-      return el("div", {}, el("span", { class: "quiet small" }, part.filename ?? resource.uri), bytes(resource.text ?? ""));
+      return el("div", {}, el("span", { class: "quiet small" }, part.filename ?? resource.uri), bytesOf(resource.text ?? ""));
     case "resource_link":
       return el("div", {}, linkOut(part.uri, part.filename ?? part.name));
     default:
-      return bytes(JSON.stringify(part, null, 2));
+      return bytesOf(JSON.stringify(part, null, 2));
   }
 }
 
-const bytes = (words) => el("pre", { class: "bytes", tabIndex: 0 }, clipped(words));
 const nameOf = (uri) => uri.split("/").at(-1) || "file";
 
 /** A link that says where it leads. */
@@ -97,9 +95,9 @@ export function drawFrame({ at_ms, direction, findings = [], headers = {}, text,
   return el(
     "li",
     { class: "frame", "data-direction": direction },
-    el("header", {}, icon(direction, direction === "out" ? "sent" : "received"), el("b", {}, what), [...tags, truncated && "cut"].filter(Boolean).map((tag) => el("span", { class: "tag" }, String(tag))), el("span", { class: "quiet small" }, when(at_ms))),
+    el("header", {}, icon(direction, direction === "out" ? "sent" : "received"), el("b", {}, what), [...tags, truncated && "cut"].filter(Boolean).map((word) => tag(String(word))), el("span", { class: "quiet small" }, when(at_ms))),
     findings.map((broken) => el("p", { class: "finding" }, icon("failed", "breaks the specification"), broken)),
-    said ? el("details", {}, el("summary", { class: "small" }, "Headers"), bytes(said)) : null,
-    text ? bytes(pretty(text)) : null,
+    said ? el("details", {}, el("summary", { class: "small" }, "Headers"), bytesOf(said)) : null,
+    text ? bytesOf(pretty(text)) : null,
   );
 }

@@ -3,8 +3,7 @@
 import { get, post, Refused, session } from "./api.js";
 import { attempt, begin } from "./app.js";
 import { drawFrame, drawTurn } from "./conversation.js";
-import { el, find, icon } from "./dom.js";
-import { clipped, duration, plural } from "./format.js";
+import { bytesOf, duration, el, find, icon, plural } from "./view.js";
 
 const form = find("#ask");
 const said = [];
@@ -68,7 +67,7 @@ function take(found) {
 function drawCard({ card, signature }) {
   find("#card").replaceChildren(
     ...(signature ? [el("p", { class: "small" }, `Signature: ${signature.state}. ${signature.detail}`)] : []),
-    el("pre", { class: "bytes", tabIndex: 0 }, clipped(JSON.stringify(card, null, 2))),
+    bytesOf(JSON.stringify(card, null, 2)),
   );
   find("#card-of").hidden = false;
 }

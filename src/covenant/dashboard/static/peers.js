@@ -3,8 +3,7 @@
 import { get, post, rest, session } from "./api.js";
 import { attempt, begin, stayHere } from "./app.js";
 import { linkOut } from "./conversation.js";
-import { copy, download, el, fill, find, icon, list } from "./dom.js";
-import { chip, number, plural, shortId, when } from "./format.js";
+import { act, chip, download, el, fill, find, icon, number, plural, quiet, rows, shortId, tag, when } from "./view.js";
 
 const PATH = "api/v1/a2a";
 const TRUST = {
@@ -31,18 +30,16 @@ async function load() {
   const [chosen] = rest();
   const [found, { delegations }] = await Promise.all([get(`${PATH}/peers`, { limit: 100 }), get(`${PATH}/delegations`, { limit: 100 })]);
   fill(find("#ours"), { name: found.name, id: [fingerprint(found.id)] });
-  find("#none").hidden = found.peers.length > 0;
-  list(find("#rows"), found.peers, (peer) => peer.id, () => copy("peer"), (row, peer) => peerRow(row, peer, chosen));
+  rows("#rows", "peer", found.peers, (peer) => peer.id, (peer) => peerRow(peer, chosen), "#none");
   const peer = found.peers.find((each) => each.id === chosen);
   find("#one").hidden = !peer;
   if (peer) one(peer, known);
   const shown = peer ? delegations.filter((each) => each.peerId === peer.id) : delegations;
-  find("#no-delegations").hidden = shown.length > 0;
-  list(find("#delegations"), shown, (each) => each.id, () => copy("delegation"), (row, each) => delegationRow(row, each, known));
+  rows("#delegations", "delegation", shown, (each) => each.id, (each) => delegationRow(each, known), "#no-delegations");
 }
 
-function peerRow(row, peer, chosen) {
-  fill(row, {
+function peerRow(peer, chosen) {
+  return {
     name: { text: peer.name, href: `/ui/peers/${encodeURIComponent(peer.id)}`, "aria-current": peer.id === chosen ? "true" : null },
     id: [fingerprint(peer.id.slice(0, 16))],
     trust: [chip(peer.denied ? TRUST.denied : TRUST[peer.trustLevel])],
@@ -50,11 +47,10 @@ function peerRow(row, peer, chosen) {
     seen: [when(peer.lastSeen)],
     waits: peer.waiting?.count ? plural(peer.waiting.count, "message") : "–",
     conflict: peer.conflict,
-  });
+  };
 }
 
 function one(peer, known) {
-  const act = (verb, more) => `/ui/act/${verb}?${new URLSearchParams({ peer: peer.id, next: location.pathname, ...more })}`;
   fill(find("#one"), {
     name: peer.name,
     id: [fingerprint(peer.id)],
@@ -64,25 +60,25 @@ function one(peer, known) {
     added: [when(peer.addedAtMs)],
     verified: [when(peer.verifiedAtMs)],
     failure: peer.waiting?.failure ?? null,
-    profiles: peer.capabilities.map((profile) => el("span", { class: "tag", title: profile.description ?? "" }, profile.name)),
-    trust: known.may("trust") ? { href: act("trust") } : null,
-    revoke: known.may("revoke") ? { href: act("revoke") } : null,
+    profiles: peer.capabilities.map((profile) => tag(profile.name, profile.description)),
+    trust: known.may("trust") ? { href: act("trust", { peer: peer.id }) } : null,
+    revoke: known.may("revoke") ? { href: act("revoke", { peer: peer.id }) } : null,
   });
 }
 
-function delegationRow(row, each, known) {
+function delegationRow(each, known) {
   const lost = each.state === "lost";
-  const act = (verb, label) => el("a", { class: "button", href: `/ui/act/delegation?${new URLSearchParams({ id: each.id, do: verb, next: location.pathname })}` }, label);
-  fill(row, {
+  const button = (verb, label) => el("a", { class: "button", href: act("delegation", { id: each.id, do: verb }) }, label);
+  return {
     task: { text: shortId(each.id), href: `/ui/task/${each.id}` },
     way: [icon(each.role === "requester" ? "out" : "in", each.role === "requester" ? "to" : "from"), ` ${each.peer}`],
     profile: each.profile,
     state: [chip({ label: lost ? "lost" : each.status, tone: lost ? "bad" : (TONES[each.status] ?? "leased"), sign: lost ? "lost" : (TONES[each.status] === "good" ? "good" : "elsewhere") })],
     tokens: `${number(each.tokenUsage?.total ?? each.tokenUsage?.tokens ?? 0)} of ${number(each.maxTokenBudget)}`,
     moved: [when(each.movedAtMs)],
-    proof: each.proven ? [chip({ label: "Proof holds", tone: "good", sign: "audit" }), proof(each)] : [el("span", { class: "quiet" }, each.broken?.length ? each.broken.join(", ") : "–")],
-    acts: lost && known.role === "operator" ? [act("offer_again", "Offer again"), " ", act("force_error", "Give up")] : [],
-  });
+    proof: each.proven ? [chip({ label: "Proof holds", tone: "good", sign: "audit" }), proof(each)] : [quiet(each.broken?.length ? each.broken.join(", ") : "–")],
+    acts: lost && known.role === "operator" ? [button("offer_again", "Offer again"), " ", button("force_error", "Give up")] : [],
+  };
 }
 
 function proof(each) {
@@ -98,11 +94,9 @@ function proof(each) {
 
 async function discover() {
   const { discovered } = await post(`${PATH}/discover`, {});
-  find("#no-candidates").hidden = discovered.length > 0;
   find("#no-candidates").textContent = "Nobody else was found.";
-  list(find("#candidates"), discovered, (each) => `${each.instanceId} ${each.url}`, () => copy("candidate"), (row, each) => {
-    fill(row, { name: each.name || each.host, id: [fingerprint(each.instanceId)], url: each.url, source: each.source, conflict: each.conflict ?? each.reason ?? null });
-  });
+  const values = (each) => ({ name: each.name || each.host, id: [fingerprint(each.instanceId)], url: each.url, source: each.source, conflict: each.conflict ?? each.reason ?? null });
+  rows("#candidates", "candidate", discovered, (each) => `${each.instanceId} ${each.url}`, values, "#no-candidates");
 }
 
 find("#discover").addEventListener("click", () => attempt(discover));

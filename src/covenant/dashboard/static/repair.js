@@ -2,8 +2,7 @@
 // a guard; of many, a dry run says first what would become of each.
 
 import { post, Refused } from "./api.js";
-import { copy, el, fill, find, list } from "./dom.js";
-import { chip, plural, shortId, shortName, when } from "./format.js";
+import { chip, el, fill, find, plural, rows, shortId, shortName, when } from "./view.js";
 
 const ONE = {
   requeue: (task) => `${shortName(task.task.recipient.display)} is offered the task again, as attempt ${task.attempt + 1}. If the holder that has it now answers after that, its answer is refused.`,
@@ -150,7 +149,6 @@ async function repairMany({ ids, filter }, dry_run) {
 
 function showOutcomes(outcomes) {
   find("#bulk-outcomes").hidden = outcomes.length === 0;
-  list(find("#bulk-outcomes tbody"), outcomes, (each) => each.task_id, () => copy("outcome"), (row, each) => {
-    fill(row, { id: shortId(each.task_id), outcome: [chip(OUTCOMES[each.outcome])], reason: each.reason ?? each.code ?? each.state ?? "" });
-  });
+  const values = (each) => ({ id: shortId(each.task_id), outcome: [chip(OUTCOMES[each.outcome])], reason: each.reason ?? each.code ?? each.state ?? "" });
+  rows("#bulk-outcomes tbody", "outcome", outcomes, (each) => each.task_id, values);
 }

@@ -3,10 +3,9 @@
 import { get, on, post, rest, session } from "./api.js";
 import { attempt, begin, refuse, tabs } from "./app.js";
 import { drawFrame, drawTurn, readConversation, showParts } from "./conversation.js";
-import { copy, el, fill, find, list, throttled } from "./dom.js";
-import { chip, clipped, duration, exact, isOver, number, shortId, shortName, stateOf, when } from "./format.js";
 import { leaseOf, openRepair } from "./repair.js";
 import { drawWaterfall, readTimeline } from "./waterfall.js";
+import { chip, clipped, duration, el, exact, fill, find, isOver, number, rows, shortId, shortName, stateOf, throttled, to, when } from "./view.js";
 
 const [id] = rest();
 const path = `a2a/tasks/${id}`;
@@ -19,7 +18,9 @@ async function load() {
   const [detail, calls, { pushes }] = await Promise.all([get(`${path}/show`), get("a2a/tasks", { parent: id, limit: 100, ascending: true }), pushed]);
   shown = detail;
   header();
-  drawWaterfall(find("#fall"), readTimeline(shown, calls.tasks, pushes));
+  // What a call elsewhere is named by, and who does it, the tree knows.
+  const elsewhere = calls.tasks.some((call) => call.remote) ? (await get(`${path}/tree`)).tree.children : [];
+  drawWaterfall(find("#fall"), readTimeline(shown, calls.tasks, elsewhere, pushes));
   talk();
   steps();
   await attempts();
@@ -35,7 +36,7 @@ function header() {
     title: clipped(task.intent_text || "(no text)", 160),
     state: [chip(stateOf(shown))],
     id,
-    agent: [el("a", { href: `/ui/tasks?${new URLSearchParams({ agent: task.recipient.display })}` }, shortName(task.recipient.display))],
+    agent: [el("a", { href: to("tasks", { agent: task.recipient.display }) }, shortName(task.recipient.display))],
     sender: shortName(task.sender.display),
     tenant: task.tenant ?? null,
     origin: task.origin ?? "mailbox",
@@ -70,13 +71,11 @@ function talk() {
 }
 
 function steps() {
-  list(find("#steps"), shown.updates, (step) => step.generation, () => copy("step"), (row, step) => {
-    fill(row, {
-      generation: step.generation,
-      kind: [el("b", {}, step.kind), el("br"), el("span", { class: "quiet", title: exact(step.ts_ms) }, `+${duration(step.ts_ms - shown.created_at_ms)}`)],
-      body: step.body ? clipped(JSON.stringify(step.body), 4_000) : "",
-    });
-  });
+  rows("#steps", "step", shown.updates, (step) => step.generation, (step) => ({
+    generation: step.generation,
+    kind: [el("b", {}, step.kind), el("br"), el("span", { class: "quiet", title: exact(step.ts_ms) }, `+${duration(step.ts_ms - shown.created_at_ms)}`)],
+    body: step.body ? clipped(JSON.stringify(step.body), 4_000) : "",
+  }));
 }
 
 /** Who has repaired the leases of this task, by lease: the audit knows. */
@@ -88,11 +87,9 @@ async function repairs(ended) {
 
 async function attempts() {
   const ended = shown.leases.filter((lease) => lease.reason || !["settled", null].includes(lease.outcome ?? null));
-  find("#no-repairs").hidden = ended.length > 0;
   const by = await repairs(ended);
-  list(find("#repairs"), ended, (lease) => lease.lease_id, () => copy("lease"), (row, lease) => {
-    fill(row, { what: `Attempt ${lease.attempt}: ${lease.outcome ?? "under way"}`, why: lease.reason ?? null, who: told(by.get(lease.lease_id), lease), at: [when(lease.ended_at_ms)] });
-  });
+  const values = (lease) => ({ what: `Attempt ${lease.attempt}: ${lease.outcome ?? "under way"}`, why: lease.reason ?? null, who: told(by.get(lease.lease_id), lease), at: [when(lease.ended_at_ms)] });
+  rows("#repairs", "lease", ended, (lease) => lease.lease_id, values, "#no-repairs");
 }
 
 function told(row, lease) {

@@ -1,63 +1,31 @@
 // The tasks: lanes with their counts, filters that are the address, and what can be done to many at once.
 
 import { get, on, session } from "./api.js";
-import { attempt, begin, stayHere } from "./app.js";
+import { address, attempt, begin, filter, filters, readPage, stayHere } from "./app.js";
 import { openBulk } from "./repair.js";
-import { copy, el, fill, find, findAll, icon, list } from "./dom.js";
-import { chip, LANES, number, plural, shortId, shortName, stateOf, when } from "./format.js";
+import { chip, el, find, findAll, icon, LANES, number, plural, rows, shortId, shortName, stateOf, to, when } from "./view.js";
 
 const NAMES = ["state", "outcome", "text", "agent", "sender", "tenant", "kind", "origin", "parent", "context", "key", "id", "attempt_min", "cause", "order"];
-const SPANS_MS = { "1h": 3_600_000, "1d": 86_400_000, "7d": 604_800_000 };
 const PAGE = 30;
-const EMPTY_MAX = 20;
 
 let shown = [];
 let next = null;
 let selectable = false;
 const selected = new Set();
 
-const address = () => new URLSearchParams(location.search);
-
-/** What the address asks for, in the words of the operation. */
-function filter() {
-  const asked = Object.fromEntries(NAMES.map((name) => [name, address().get(name)]).filter(([, value]) => value));
-  const span = SPANS_MS[address().get("since")];
-  return span ? { ...asked, since_ms: Date.now() - span } : asked;
-}
-
-/** The same without an order, and with numbers as numbers. */
+/** What the address asks for, without an order, and with numbers as numbers. */
 function bulkFilter() {
-  const { order, attempt_min, ...asked } = filter();
+  const { order, attempt_min, ...asked } = filter(NAMES);
   return attempt_min ? { ...asked, attempt_min: Number(attempt_min) } : asked;
-}
-
-function go(changes) {
-  const asked = address();
-  for (const [name, value] of Object.entries(changes)) value ? asked.set(name, value) : asked.delete(name);
-  history.pushState(null, "", asked.size ? `?${asked}` : location.pathname);
-  arrive();
 }
 
 function arrive() {
   selected.clear();
   shown = [];
-  fillFilters();
   attempt(loadAll);
 }
 
-function fillFilters() {
-  const asked = address();
-  for (const field of find("#filters").elements) if (field.name) field.value = asked.get(field.name) ?? "";
-}
-
-/** A page from `after` on. One answer looks at a bounded number of tasks: an empty one may have more behind it. */
-async function page(after = null) {
-  for (let tries = 0; ; tries++) {
-    const found = await get("a2a/tasks", { ...filter(), limit: PAGE, after });
-    if (found.tasks.length || !found.next || tries === EMPTY_MAX) return found;
-    after = found.next;
-  }
-}
+const page = (from = null) => readPage("tasks", (after) => get("a2a/tasks", { ...filter(NAMES), limit: PAGE, after }), from);
 
 async function load() {
   const found = await page();
@@ -65,7 +33,7 @@ async function load() {
   const onward = next !== null && shown.length > PAGE;
   shown = onward && shown[0] ? [...found.tasks, ...shown.slice(PAGE).filter((task) => !fresh.has(task.task_id))] : found.tasks;
   if (!onward) next = found.next;
-  rows();
+  draw();
 }
 
 async function loadMore() {
@@ -73,19 +41,18 @@ async function loadMore() {
   const known = new Set(shown.map((task) => task.task_id));
   shown = [...shown, ...found.tasks.filter((task) => !known.has(task.task_id))];
   next = found.next;
-  rows();
+  draw();
 }
 
-function rows() {
-  find("#none").hidden = shown.length > 0;
+function draw() {
   find("#table").hidden = shown.length === 0;
   find("#more").hidden = !next;
   find("#shown").textContent = shown.length ? `${plural(shown.length, "task")} shown` : "";
-  list(find("#rows"), shown, (task) => task.task_id, () => copy("task"), row);
+  rows("#rows", "task", shown, (task) => task.task_id, row, "#none");
   bulkBar();
 }
 
-function row(made, task) {
+function row(task, made) {
   const state = stateOf(task);
   if (made.dataset.was && made.dataset.was !== state.label) {
     made.dataset.fresh = "yes";
@@ -93,7 +60,7 @@ function row(made, task) {
   }
   made.dataset.was = state.label;
   const words = task.intent || "(no text)";
-  fill(made, {
+  return {
     pick: { hidden: !selectable, checked: selected.has(task.task_id), value: task.task_id, "aria-label": `Select ${shortId(task.task_id)}` },
     state: [chip(state)],
     intent: { text: words, href: `/ui/task/${task.task_id}`, title: words },
@@ -103,24 +70,22 @@ function row(made, task) {
     sender: shortName(task.sender),
     attempt: task.attempt || "–",
     moved: [when(task.updated_at_ms)],
-  });
+  };
 }
 
 function lanes(counts) {
   const asked = address();
   const of = (lane) => Object.entries(lane.query).every(([name, value]) => asked.get(name) === value);
   const whole = { id: "all", label: "All", tone: "plain", sign: "all", query: {}, hint: "whatever their state" };
-  list(find("#lanes"), [whole, ...LANES], (lane) => lane.id, () => copy("lane"), (tile, lane) => {
-    const to = address();
-    for (const name of ["state", "outcome"]) to.delete(name);
-    for (const [name, value] of Object.entries(lane.query)) to.set(name, value);
+  rows("#lanes", "lane", [whole, ...LANES], (lane) => lane.id, (lane, tile) => {
+    const { state, outcome, ...others } = Object.fromEntries(asked);
     const here = lane.id === "all" ? !asked.get("state") && !asked.get("outcome") : of(lane);
     const count = lane.id === "all" ? Object.values(counts).reduce((sum, each) => sum + each, 0) : counts[lane.id];
-    tile.href = `/ui/tasks?${to}`;
+    tile.href = to("tasks", { ...others, ...lane.query });
     tile.dataset.tone = lane.tone;
     tile.title = lane.hint;
     here ? tile.setAttribute("aria-current", "true") : tile.removeAttribute("aria-current");
-    fill(tile, { label: [icon(lane.sign), lane.label], count: number(count ?? 0) });
+    return { label: [icon(lane.sign), lane.label], count: number(count ?? 0) };
   });
 }
 
@@ -129,19 +94,16 @@ function agents(entries) {
   const busy = (entry) => LANES.slice(0, 5).reduce((total, lane) => total + (entry.lanes[lane.id] ?? 0), 0);
   const sorted = entries.map((entry) => ({ ...entry, lanes: entry.lanes ?? entry })).sort((a, b) => busy(b) - busy(a) || sum(b) - sum(a));
   find("#by").hidden = sorted.length === 0;
-  list(find("#agents"), sorted.slice(0, 30), (entry) => `${entry.tenant} ${entry.agent}`, () => copy("agent"), (item, entry) => {
-    const here = address().get("agent") === entry.agent;
-    fill(item, {
-      link: { href: `/ui/tasks?${new URLSearchParams({ agent: entry.agent })}`, "aria-current": here ? "true" : null },
-      name: shortName(entry.agent),
-      sum: number(sum(entry)),
-      mix: LANES.filter((lane) => entry.lanes[lane.id]).map((lane) => {
-        const part = el("i", { "data-tone": lane.tone, title: `${lane.label}: ${number(entry.lanes[lane.id])}` });
-        part.style.setProperty("--n", Math.sqrt(entry.lanes[lane.id]));
-        return part;
-      }),
-    });
-  });
+  rows("#agents", "agent", sorted.slice(0, 30), (entry) => `${entry.tenant} ${entry.agent}`, (entry) => ({
+    link: { href: to("tasks", { agent: entry.agent }), "aria-current": address().get("agent") === entry.agent ? "true" : null },
+    name: shortName(entry.agent),
+    sum: number(sum(entry)),
+    mix: LANES.filter((lane) => entry.lanes[lane.id]).map((lane) => {
+      const part = el("i", { "data-tone": lane.tone, title: `${lane.label}: ${number(entry.lanes[lane.id])}` });
+      part.style.setProperty("--n", Math.sqrt(entry.lanes[lane.id]));
+      return part;
+    }),
+  }));
 }
 
 async function count() {
@@ -160,13 +122,8 @@ function bulkBar() {
 }
 
 function listen() {
-  find("#filters").addEventListener("submit", (event) => {
-    event.preventDefault();
-    go(Object.fromEntries(new FormData(event.target)));
-  });
-  find("#filters").addEventListener("change", (event) => event.target.form.requestSubmit());
+  const go = filters(find("#filters"), arrive);
   find("#clear").addEventListener("click", () => go(Object.fromEntries([...address().keys()].map((name) => [name, ""]))));
-  addEventListener("popstate", arrive);
   for (const part of ["#lanes", "#agents"]) stayHere(find(part), "a", arrive);
   find("#rows").addEventListener("change", ({ target }) => {
     target.checked ? selected.add(target.value) : selected.delete(target.value);
@@ -183,7 +140,7 @@ function listen() {
     const command = target.closest("button")?.value;
     if (command === "none") {
       selected.clear();
-      rows();
+      draw();
     } else if (command) openBulk({ command, ids: [...selected] }, again);
   });
   find("#all-match").addEventListener("click", () => openBulk({ command: "requeue", filter: bulkFilter() }, again));
@@ -201,10 +158,9 @@ function again() {
 
 on("counts", (found) => lanes(found.lanes));
 listen();
-fillFilters();
 session().then((known) => {
   selectable = known.may("repair");
   for (const part of ["#pick-all", "#all-match"]) find(part).hidden = !selectable;
-  rows();
+  draw();
 });
 begin(loadAll, ["tasks"], 1_500);

@@ -3,9 +3,8 @@
 import { get, on, rest } from "./api.js";
 import { attempt, begin } from "./app.js";
 import { linkOut } from "./conversation.js";
-import { copy, el, fill, find, icon, list, throttled } from "./dom.js";
-import { chip, duration, exact, isOver, number, shortId, shortName, stateOf } from "./format.js";
 import { setSpan } from "./waterfall.js";
+import { calleeOf, chip, duration, el, exact, fill, find, icon, isOver, number, rows, shortId, stateOf, throttled } from "./view.js";
 
 const [id] = rest();
 const opened = new Map();
@@ -44,33 +43,28 @@ function draw() {
     summary: `${number(nodes.length)} tasks, ${remote ? `${number(remote)} of them elsewhere, ` : ""}${duration(ends - begins)}, ${number(root.usage_total?.tokens ?? 0)} tokens`,
     cut: root.truncated ? "The tree is larger than one answer: open a branch to read the rest of it." : null,
   });
-  list(find("#rows"), [...visible(root)], ({ node }) => node.task_id, () => copy("node"), (row, { node, depth }) => {
+  rows("#rows", "node", [...visible(root)], ({ node }) => node.task_id, ({ node, depth }, row) => {
     const open = isOpen(node);
+    const at = node.created_at_ms ?? begins;
+    const took = duration(ended(node) - at);
     row.setAttribute("aria-level", depth + 1);
     find(".node", row).style.setProperty("--depth", depth);
-    const from = share(node.created_at_ms ?? begins);
+    const from = share(at);
     const state = stateOf(node);
-    const bar = el("div", { class: isOver(node.state) ? "bar" : "bar open", "data-tone": state.tone, title: `${exact(node.created_at_ms ?? begins)}, ${duration(ended(node) - (node.created_at_ms ?? begins))}` });
-    fill(row, {
+    const bar = el("div", { class: isOver(node.state) ? "bar" : "bar open", "data-tone": state.tone, title: `${exact(at)}, ${took}` });
+    return {
       twist: node.children.length || root.truncated ? { disabled: false, "aria-expanded": String(open), "aria-label": `${open ? "Close" : "Open"} ${shortId(node.task_id)}`, value: node.task_id } : { disabled: true },
-      name: { href: `/ui/task/${node.task_id}`, text: nameOf(node), title: node.task?.intent_text ?? "" },
+      name: { href: `/ui/task/${node.task_id}`, text: calleeOf(node), title: node.task?.intent_text ?? "" },
       words: node.task?.intent_text ?? "",
       net: node.remote ? network(node) : null,
       state: [chip(state)],
       attempt: node.attempt || "–",
-      took: duration(ended(node) - (node.created_at_ms ?? begins)),
+      took,
       own: node.usage ? number(node.usage.tokens ?? 0) : "–",
       total: node.usage_total ? number(node.usage_total.tokens ?? 0) : "–",
       when: [setSpan(bar, from, Math.max(share(ended(node)) - from, 0.004))],
-    });
+    };
   });
-}
-
-/** Work that is done elsewhere is all for one recipient here: what it was called by tells more. */
-function nameOf(node) {
-  if (!node.task) return shortId(node.task_id);
-  const { target, recipient } = node.task;
-  return target?.name ?? target?.profile ?? (target?.url ? "an address" : shortName(recipient.display));
 }
 
 /** Done elsewhere: by whom, and where. */

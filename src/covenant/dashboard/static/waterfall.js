@@ -1,7 +1,6 @@
 // A task's story in time, read from its leases, its steps, its calls and its pushes: a bar for each; turns as bands; long waits folded.
 
-import { el, icon } from "./dom.js";
-import { duration, exact, plural } from "./format.js";
+import { calleeOf, duration, el, exact, icon, plural, shortId, shortName } from "./view.js";
 
 const KINDS = {
   queued: { label: "In the queue", tone: "queued", sign: "queued", waits: true },
@@ -20,7 +19,7 @@ const FOLD_WIDTH = 0.06;
 const TICKS = 5;
 
 /** From a moment to its place, 0 to 1. Stretches in which nothing but waiting happens are folded when they would fill the page. */
-export function timeScale(bars, begins_ms, ends_ms) {
+function timeScale(bars, begins_ms, ends_ms) {
   const marks = new Set([begins_ms, ends_ms]);
   for (const bar of bars) for (const at of [bar.begins_ms, bar.ends_ms ?? ends_ms]) marks.add(Math.min(Math.max(at, begins_ms), ends_ms));
   const sorted = [...marks].sort((a, b) => a - b);
@@ -109,12 +108,12 @@ const TOOK = "x-arbiter.took_ms";
 const PAUSE_MS = 2_000;
 const BARS_MAX = 400;
 
-/** `shown`: the answer of `show`; `calls`: its children, found by their parent; `pushes`: what is still to be told to webhooks. */
-export function readTimeline(shown, calls, pushes, now_ms = Date.now()) {
+/** `shown`: the answer of `show`; `calls`: its children, found by their parent; `elsewhere`: nodes of its tree; `pushes`: what is still to be told to webhooks. */
+export function readTimeline(shown, calls, elsewhere, pushes, now_ms = Date.now()) {
   const over = shown.updates.find((step) => step.kind === "settled");
   const ends_ms = over?.ts_ms ?? null;
   const attempts = shown.leases.flatMap((lease) => attempt(lease, shown.holder_lost));
-  const bars = [...waits(shown, ends_ms), ...attempts, ...models(shown, ends_ms), ...output(shown.updates), ...calls.map(call), ...pushes.map(push)];
+  const bars = [...waits(shown, ends_ms), ...attempts, ...models(shown, ends_ms), ...output(shown.updates), ...calls.map((each) => call(each, elsewhere.find((node) => node.task_id === each.task_id && node.remote))), ...pushes.map(push)];
   bars.sort((a, b) => a.begins_ms - b.begins_ms);
   const last = bars.reduce((most, each) => Math.max(most, each.ends_ms ?? now_ms), ends_ms ?? now_ms);
   const truncated = shown.truncated || bars.length > BARS_MAX;
@@ -186,9 +185,10 @@ function output(updates) {
   return bars;
 }
 
-function call(task) {
+function call(task, node) {
   const over = ["done", "result_pending"].includes(task.state);
-  return bar("child", task.created_at_ms, over ? task.updated_at_ms : null, { label: task.agent.replace(/@default$/, ""), task_id: task.task_id, remote: task.remote, outcome: task.outcome, detail: task.intent });
+  const label = node ? [calleeOf(node), node.provider ? shortId(node.provider) : node.url && new URL(node.url).host].filter(Boolean).join(" · ") : shortName(task.agent);
+  return bar("child", task.created_at_ms, over ? task.updated_at_ms : null, { label, task_id: task.task_id, remote: task.remote, outcome: task.outcome, detail: task.intent });
 }
 
 const PUSHED = { dead: "given up", failing: "failing", live: null };

@@ -58,6 +58,8 @@ class Topics(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     pushed: tuple[TaskId, ...] = ()
     """Tasks with push configurations that moved, or whose configurations were changed."""
     audited: bool = False
+    moved: tuple[TaskId, ...] = ()
+    """Tasks that moved without a step of their own, such as those that were requeued."""
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -79,6 +81,7 @@ def topics_of(work: WorkingSet, records: Iterable[tuple[Sequence[AnyEvent], int]
     lost: list[LostLease] = []
     peers: dict[str, None] = {}
     pushed: dict[TaskId, None] = {}
+    moved: dict[TaskId, None] = {}
     audited = False
     for events, ts_ms in records:
         for event in events:
@@ -101,6 +104,8 @@ def topics_of(work: WorkingSet, records: Iterable[tuple[Sequence[AnyEvent], int]
             if step is not None:
                 first, _ = steps.get(task_id, (step.generation, 0))
                 steps[task_id] = (first, step.generation)
+            else:
+                moved[task_id] = None
             if type(event) in LEASE_ENDS:
                 lease = entry.lease
                 if lease is not None and lease.node is not None and lease.boot is not None:
@@ -118,4 +123,5 @@ def topics_of(work: WorkingSet, records: Iterable[tuple[Sequence[AnyEvent], int]
         heard=tuple((peer, at_ms) for peer, at_ms in work.heard.items()),
         pushed=tuple(pushed),
         audited=audited,
+        moved=tuple(task_id for task_id in moved if task_id not in steps),
     )

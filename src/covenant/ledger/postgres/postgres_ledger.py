@@ -235,7 +235,7 @@ class PostgresLedger:
             peers=[InstanceId(peer) for peer in topics.peers],
             pushed=topics.pushed,
         )
-        tasks = dict.fromkeys([each.task_id for each in topics.steps] + [each.task_id for each in topics.lost])
+        tasks = [*(each.task_id for each in topics.steps), *topics.moved]
         self.changes.hear(tasks, topics.peers, topics.pushed, self.now_ms(), audited=topics.audited)
         self._ring(topics)
 
