@@ -209,6 +209,7 @@ READING = {
         "a2a_pushes",
         "verify_audit_integrity",
         "peer_capabilities",
+        "peer_usage",
         "peer_config",
     ),
     *("delegation_tree", "delegation_proof"),

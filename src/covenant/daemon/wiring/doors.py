@@ -172,8 +172,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
         dashboard=dashboard,
         grpc=_make_grpc(base, admission, services, tls),
         schedulers=(
-            *(each for each in (mcp, sender) if each is not None),
-            *(dashboard.schedulers if dashboard is not None else ()),
+            *(each for each in (mcp, sender, *(dashboard.schedulers if dashboard else ())) if each is not None),
             *_tls_reloaders(base),
             *((telemetry.frames,) if telemetry.frames is not None else ()),
         ),
