@@ -14,23 +14,28 @@ with a `request_id` of your own is not: ask again under the same id, or `withdra
 from __future__ import annotations
 
 import asyncio
+import mimetypes
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
+from urllib.parse import urlsplit
 
 import msgspec
 
 from covenant.exchange.argument_checks import checks_arguments, checks_methods
+from covenant.exchange.file_source import FileSource, pieces_of
 from covenant.exchange.task_search import find_request
 from covenant.ledger.contract.task_query import FoundPage
 from covenant.ledger.contract.tasks import TaskDetail, TreeNode
+from covenant.model.content import File, ResourceLink
 from covenant.model.errors import REFUSALS, OverLimit, Refusal, Unavailable
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.rate_limits import Backoff
 from covenant.model.task import Result, Task
 from covenant.model.task_event import MessageUpdate, Update
+from covenant.wire.a2a.parts_v1 import unlinked
 from covenant.wire.mailbox import FindFilters
 
 if TYPE_CHECKING:
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 CALL_S: Final = 30.0
+UPLOAD_S: Final = 3_600.0
 WITHDRAW_S: Final = 5.0
 """How long a cancelled call may take to give back what it was given."""
 BETWEEN_TRIES: Final = Backoff(0.2, 5.0)
@@ -74,6 +80,11 @@ class _Tasks(msgspec.Struct, frozen=True):
 
 class _Results(msgspec.Struct, frozen=True):
     results: tuple[Result, ...]
+
+
+class _Uploaded(msgspec.Struct, frozen=True):
+    url: str
+    size: int
 
 
 class _Tree(msgspec.Struct, frozen=True):
@@ -144,6 +155,29 @@ class Client:
     async def settle(self, result: Result, lease_id: LeaseId) -> Posted:
         body = {**msgspec.to_builtins(result), "lease_id": lease_id}
         return await self._post("/a2a/results", body, Posted)
+
+    async def upload_file(self, name: str, source: FileSource, *, media_type: str | None = None) -> ResourceLink:
+        """Store a file of any size: its bytes, its path or its pieces. The link goes into a part, or into a result.
+
+        It must be used before it expires (`blobs.link_ms`); what was accepted with it keeps the file.
+        """
+        headers = {"content-type": "application/octet-stream"}
+        answer = await self._opened().post("/v1/files", content=pieces_of(source), headers=headers, timeout=UPLOAD_S)
+        if answer.status_code != 201:
+            raise refusal_of(answer.status_code, answer.content)
+        stored = msgspec.json.decode(answer.content, type=_Uploaded)
+        kind = media_type or mimetypes.guess_type(name)[0] or "application/octet-stream"
+        return ResourceLink(stored.url, name, kind, size=stored.size)
+
+    async def download_file(self, file: File | ResourceLink) -> AsyncIterator[bytes]:
+        """The bytes of a file of a task that you may see, in pieces."""
+        path = urlsplit(unlinked(file) if isinstance(file, File) else file.uri)
+        asked = self._opened().stream("GET", f"{path.path}?{path.query}", timeout=CALL_S)
+        async with asked as answer:
+            if answer.status_code != 200:
+                raise refusal_of(answer.status_code, await answer.aread())
+            async for piece in answer.aiter_bytes():
+                yield piece
 
     async def cancel(self, task_id: TaskId, reason: str) -> None:
         await self._post(f"/a2a/tasks/{task_id}/cancel", {"reason": reason}, None)

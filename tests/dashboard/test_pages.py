@@ -1,10 +1,14 @@
 """What `/ui` sends to a browser: shells, files, headers; and whose requests it takes."""
 
+import base64
 import json
 import re
+from uuid import uuid4
 
+import msgspec
 import pytest
 
+from covenant import Embedded, File, Resource, Task, TaskId
 from covenant.dashboard.static_files import StaticFiles
 from tests.daemon_under_test import DaemonUnderTest
 from tests.dashboard.browser import OUR_PAGE, Browser, new_viewer, open_browser
@@ -200,3 +204,27 @@ async def test_operations_are_the_operator_apis_by_the_session(daemon: DaemonUnd
     assert (peers.status_code, peers.json()["kind"], peers.json()["code"]) == (409, "error", "peers_off")
     bearer = await daemon.http.get("/ui/api/a2a/queue", headers={**OUR_PAGE, "authorization": f"Bearer {daemon.token}"})
     assert bearer.status_code == 401, "a token is no session"
+
+
+async def test_a_file_of_a_task_is_a_download_for_those_who_see_the_task(
+    daemon: DaemonUnderTest, operator: Browser
+) -> None:
+    stored = daemon.daemon.base.access.files
+    task = Task(id=TaskId(str(uuid4())), sender=daemon.operator.agent, recipient=daemon.operator.agent, intent_text="x")
+    await daemon.identities.grant(daemon.operator, f"a2a.send.{daemon.operator.agent.display}")
+    data = base64.b64encode(b"bytes" * 100_000).decode()
+    blocks = (Resource(Embedded("", blob=data), filename="five.bin"),)
+    await daemon.mailbox.accept(daemon.operator, msgspec.structs.replace(task, parts=blocks))
+    (file,) = (await daemon.mailbox.take(daemon.operator)).tasks[0].task.parts
+    assert isinstance(file, File)
+    place = f"files?task_id={task.id}&sha256={file.sha256}"
+    found = await operator.api("GET", place)
+    assert found.status_code == 303
+    assert (await daemon.http.get(found.headers["location"])).content == b"bytes" * 100_000
+    assert (await operator.api("GET", f"files?task_id={task.id}&sha256={'0' * 64}")).status_code == 404
+    assert (await operator.api("GET", "files?task_id=x&sha256=y")).status_code == 400
+    async with open_browser(daemon, await daemon.add_tenant("acme")) as tenant:
+        assert (await tenant.api("GET", place)).status_code == 404
+    async with open_browser(daemon) as nobody:
+        assert (await nobody.api("GET", place)).status_code == 401
+    assert stored.settings.inline_bytes_max < 500_000

@@ -11,14 +11,31 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
+from a2a.types import a2a_pb2 as pb
+from a2a.types import a2a_pb2_grpc
+from grpc import aio  # type: ignore[import-untyped]
 
-from covenant import Agent, Embedded, File, Image, Invalid, Resource, ResourceLink, Result, SyncTurn, Task, TaskId, Turn
+from covenant import (
+    Agent,
+    Client,
+    Embedded,
+    File,
+    Image,
+    Invalid,
+    Resource,
+    ResourceLink,
+    Result,
+    SyncTurn,
+    Task,
+    TaskId,
+    Turn,
+)
 from covenant.daemon.schedulers import FileCollector
 from covenant.ledger.contract.blobs import BlobUsage, space_of
 from covenant.ledger.embedded.blob_folder import BYTES, INCOMING, BlobFolder
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.ledger_contract.fake_clock import FakeClock
-from tests.waits import until
+from tests.waits import BOUND_S, until
 
 LARGE = os.urandom(400_000)
 SHA256 = hashlib.sha256(LARGE).hexdigest()
@@ -367,3 +384,49 @@ async def test_a_link_that_is_too_old_is_refused_in_a_message_and_at_its_place(t
         body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": message({"url": stored["url"]})}
         answer = (await daemon.ask("POST", "/v1/a2a/agents/sizes", json=body)).json()
         assert "expired" in answer["error"]["message"]
+
+
+async def test_grpc_takes_large_bytes_and_tells_them_as_a_url(tmp_path: Path) -> None:
+    grpc, a2a = {"enabled": True}, {"message_bytes_max": 8_000_000}
+    async with open_daemon_under_test(tmp_path / "home", *make_agents(), grpc=grpc, a2a=a2a) as daemon:
+        said = pb.Message(message_id="m", role=pb.ROLE_USER, parts=[pb.Part(raw=LARGE, filename="a.bin")])
+        async with aio.insecure_channel(f"127.0.0.1:{daemon.grpc_port}") as channel:
+            stub = a2a_pb2_grpc.A2AServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
+            metadata = [("authorization", f"Bearer {daemon.token}")]
+            request = pb.SendMessageRequest(tenant="sizes", message=said)
+            answer = await stub.SendMessage(request, metadata=metadata, timeout=BOUND_S)
+        (part,) = answer.task.history[0].parts
+        assert (part.WhichOneof("content"), part.filename) == ("url", "a.bin")
+        assert part.url.startswith(daemon.url)
+        assert (await daemon.ask("GET", path_of(part.url), token="")).content == LARGE
+
+
+async def test_a_worker_elsewhere_uploads_and_downloads_with_the_client(
+    daemon: DaemonUnderTest, tmp_path: Path
+) -> None:
+    path = tmp_path / "big.bin"
+    path.write_bytes(LARGE)
+    async with Client(daemon.url, daemon.token) as client:
+        link = await client.upload_file("big.bin", path)
+        assert (link.name, link.size, link.mimeType) == ("big.bin", len(LARGE), "application/octet-stream")
+        task = await send(daemon, "sizes", {"url": link.uri})
+        assert SHA256 in text_of(task)
+        pieces = [piece async for piece in client.download_file(link)]
+        assert b"".join(pieces) == LARGE
+
+
+async def test_an_agent_cannot_make_a_file_up(daemon: DaemonUnderTest) -> None:
+    """Neither by a hash that it knows, nor under another space or task."""
+    other = await send(daemon, "sizes", raw(LARGE))
+    forger = Agent("forger")
+
+    @forger
+    async def forge(turn: Turn) -> AsyncIterator[File]:
+        about = {"own": turn.task_id, "other": other["id"]}
+        whose, _, where = turn.text.partition(" ")
+        yield File(sha256=SHA256, size=len(LARGE) - 1, space=where, task_id=about[whose])
+
+    daemon.add_agent(forger)
+    for words in (f"own {space_of('default')}", f"own {space_of('other')}", f"other {space_of('other')}"):
+        task = await send(daemon, "forger", {"text": words})
+        assert (task["status"]["state"], task.get("artifacts")) == ("TASK_STATE_FAILED", None), words

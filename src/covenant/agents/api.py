@@ -21,10 +21,10 @@ import msgspec
 
 from covenant.agents.runtime import turn_output
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling, TurnCalls
-from covenant.agents.runtime.turn_files import FileSource
 from covenant.agents.runtime.turn_steps import SECONDS_MAX, DurableSteps, perform_step
 from covenant.exchange.argument_checks import checks_arguments
 from covenant.exchange.cron import check_schedules
+from covenant.exchange.file_source import FileSource
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.agent_definition import OnLost, Schedule, Skill
 from covenant.model.content import Content, File, Text

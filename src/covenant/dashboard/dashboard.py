@@ -17,6 +17,7 @@ from covenant.dashboard.act_pages import Act, ActPages
 from covenant.dashboard.admin_acts import DelegationAct, GrantAct, RevokeAct, TenantAct, TrustAct
 from covenant.dashboard.audit_export import AuditExport
 from covenant.dashboard.feed import FeedClock, FeedEndpoint
+from covenant.dashboard.file_download import FileDownload
 from covenant.dashboard.form_page import FormPage
 from covenant.dashboard.login_pages import CodePage, LoginPage, LogoutPage
 from covenant.dashboard.page_endpoint import HOME, ROOT, redirect, reply_page
@@ -76,6 +77,7 @@ class Dashboard:
             "/session": SessionInfo(api, sessions, base_url, node),
             "/rates": RatesEndpoint(api, self.sampler),
             "/audit/export": AuditExport(api, sessions),
+            "/files": FileDownload(api),
         }
         self._operations = operation_router(api, body_bytes_max=body_bytes_max, more=more)
         self.feed: Final = FeedEndpoint(api, sessions, base_url, node=node, followers_max=feeds_max)

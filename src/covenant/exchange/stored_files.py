@@ -107,7 +107,7 @@ class StoredFiles:
 
     async def _stored(self, part: Content, space: str, task_id: TaskId) -> Content:
         match part:
-            case File() if part.task_id != task_id:
+            case File():
                 return await self._referred(part, space, task_id)
             case ResourceLink(uri=uri):
                 linked = self.links.read(uri)
@@ -159,9 +159,13 @@ class StoredFiles:
         )
 
     async def _referred(self, file: File, space: str, task_id: TaskId) -> File:
-        """A file of another task, which an agent passes on within its tenant."""
+        """What an agent saved for this task, or passes on from another one of its tenant. Nothing else is believed."""
         if file.space != space:
             raise no_blob(file.sha256)
+        if file.task_id == task_id:
+            if await self._store.find(space, file.sha256, task_id) != file.size:
+                raise no_blob(file.sha256)
+            return file
         await self._refer(space, file.sha256, file.size, task_id)
         return replace(file, task_id=task_id)
 

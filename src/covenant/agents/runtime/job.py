@@ -20,9 +20,9 @@ from covenant.agents.runtime.agent_calls import AgentCalls
 from covenant.agents.runtime.agent_spans import begin_attempt
 from covenant.agents.runtime.function_threads import AgentThreads, TurnStopped
 from covenant.agents.runtime.job_buffer import FAILED, JobBuffer, JobServices
-from covenant.agents.runtime.turn_files import FileSource
 from covenant.agents.runtime.turn_limits import Spending, TurnSlot, recall_usage
 from covenant.agents.runtime.turn_steps import StepError, TurnSteps
+from covenant.exchange.file_source import FileSource
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.task_logs import TURN
 from covenant.ledger.machine.commands import Advanced, Interrupt, LeasedTask, Release, Renew

@@ -6,14 +6,11 @@ agent yields it; a file that it never yields is collected after its task.
 
 from __future__ import annotations
 
-import asyncio
 import mimetypes
-import os
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from covenant.ledger.contract.blobs import CHUNK_BYTES
+from covenant.exchange.file_source import FileSource, pieces_of
 from covenant.model.content import Audio, Content, File, Image, Resource, Text
 from covenant.model.errors import Unavailable
 from covenant.model.sanitizer import file_name_of
@@ -22,9 +19,6 @@ from covenant.model.task import account_of
 if TYPE_CHECKING:
     from covenant.agents.runtime.job import Job
     from covenant.exchange.stored_files import StoredFiles
-
-FileSource = bytes | str | os.PathLike[str] | AsyncIterable[bytes] | Iterable[bytes]
-"""The bytes of a file: as they are, by its path, or in pieces."""
 
 
 async def save_file(job: Job, name: str, source: FileSource, media_type: str | None = None) -> File:
@@ -56,30 +50,6 @@ def inline_bytes(part: Content) -> bytes:
             return from_base64(inner.blob) if inner.blob is not None else (inner.text or "").encode()
         case _:
             raise TypeError(f"{type(part).__name__} has no bytes to read; a link is yours to follow")
-
-
-async def pieces_of(source: FileSource) -> AsyncIterator[bytes]:
-    match source:
-        case bytes() | bytearray() | memoryview():
-            for start in range(0, len(source), CHUNK_BYTES):
-                yield bytes(source[start : start + CHUNK_BYTES])
-        case str() | os.PathLike():
-            with await asyncio.to_thread(Path(source).open, "rb") as file:
-                while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
-                    yield piece
-        case AsyncIterable():
-            async for piece in source:
-                yield _checked(piece)
-        case _:
-            pieces = iter(source)
-            while (each := await asyncio.to_thread(lambda: next(pieces, None))) is not None:
-                yield _checked(each)
-
-
-def _checked(piece: object) -> bytes:
-    if not isinstance(piece, bytes | bytearray | memoryview):
-        raise TypeError(f"the pieces of a file must be bytes, not {type(piece).__name__}")
-    return bytes(piece)
 
 
 def _store(job: Job) -> StoredFiles:

@@ -230,6 +230,7 @@ def _make_services(base: Base, peers: Peers | None, sources: Mapping[str, Source
         removals=access.removals,
         settings=tuple(SettingShown(**row._asdict()) for row in rows(Loaded(base.settings, sources))),
         frames=base.telemetry.frames,
+        files=access.files,
         inspector=AgentInspector(
             Inspector(base.outbound.fetcher, base.settings.outbound, ledger.now_ms),
             own,

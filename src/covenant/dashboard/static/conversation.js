@@ -18,6 +18,8 @@ function showPart(part) {
     case "resource":
       if (resource.blob) return el("div", {}, download(part.filename ?? nameOf(resource.uri), resource.mimeType, () => decode(resource.blob)));
       return el("div", {}, el("span", { class: "quiet small" }, part.filename ?? resource.uri), bytesOf(resource.text ?? ""));
+    case "file":
+      return el("div", {}, stored(part));
     case "resource_link":
       return el("div", {}, linkOut(part.uri, part.filename ?? part.name));
     default:
@@ -26,6 +28,12 @@ function showPart(part) {
 }
 
 const nameOf = (uri) => uri.split("/").at(-1) || "file";
+
+/** A file of the blob store. */
+function stored({ task_id, sha256, size, filename = sha256.slice(0, 12) }) {
+  const href = `/ui/api/files?task_id=${task_id}&sha256=${sha256}`;
+  return el("a", { class: "button", href, download: filename }, icon("download"), `${filename}, ${size} bytes`);
+}
 
 /** A link that says where it leads. */
 export function linkOut(url, name = "") {

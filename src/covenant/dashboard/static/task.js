@@ -134,11 +134,12 @@ function mailboxRequest({ recipient, intent_text, parts, idempotency }) {
 }
 
 /** A part of A2A 1.0 from content as the ledger has it. */
-function partOf({ type, text, value, data, uri, name, filename, resource, mimeType }) {
+function partOf({ type, text, value, data, uri, name, filename, resource, mimeType, space, task_id, sha256 }) {
   const said = {
     text: () => ({ text }),
     json: () => ({ data: value }),
     resource_link: () => ({ url: uri }),
+    file: () => ({ url: `${known.url}/v1/files/${space}/${task_id}/${sha256}` }),
     resource: () => (resource.blob ? { raw: resource.blob } : { text: resource.text ?? "" }),
   }[type]?.() ?? { raw: data };
   const file = filename ?? name;

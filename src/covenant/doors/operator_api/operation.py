@@ -21,6 +21,7 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.frame_log import FrameLog
 from covenant.exchange.id_prefixes import EVERY, UUID_LENGTH, find_lease_id, find_push_id, find_task_id
 from covenant.exchange.mailbox import MailboxExchange
+from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.task_logs import TaskLogs
 from covenant.exchange.task_search import scoped
 from covenant.exchange.tasks.writer import Intake
@@ -155,6 +156,8 @@ class Services:
     """All that are in force."""
     frames: FrameLog | None = None
     """None: no frames are kept."""
+    files: StoredFiles | None = None
+    """None: bytes stay in the ledger."""
     inspector: AgentInspector | None = None
     """None: nothing is called from here."""
 

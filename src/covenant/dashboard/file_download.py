@@ -1,0 +1,47 @@
+"""A file of a task, for who is logged in: a look at whether the session may see the task, then its signed URL."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from covenant.dashboard.page_endpoint import query_of, redirect
+from covenant.dashboard.session_operations import SESSION
+from covenant.dashboard.sessions import Role, UiSession
+from covenant.doors.http.endpoint import Endpoint
+from covenant.doors.http.responses import MAILBOX
+from covenant.doors.operator_api.operation import ApiContext
+from covenant.exchange.file_links import LinkedFile
+from covenant.ledger.contract.blobs import no_blob, space_of
+from covenant.model.errors import Invalid
+from covenant.model.ids import parse_task_id
+from covenant.wire.json_input import shorten
+
+
+class _Asked(msgspec.Struct, frozen=True, gc=False):
+    task_id: str
+    sha256: str
+
+
+class FileDownload(Endpoint):
+    """A tenant's session sees its own files; the operator and viewers see all."""
+
+    def __init__(self, api: ApiContext) -> None:
+        super().__init__("ui_file", MAILBOX, api.meter)
+        self._stored = api.services.files
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
+        session: UiSession = scope[SESSION]
+        try:
+            asked = msgspec.convert(query_of(scope), _Asked)
+        except msgspec.ValidationError as wrong:
+            raise Invalid("invalid_request", shorten(str(wrong))) from None
+        task_id, stored = parse_task_id(asked.task_id), self._stored
+        if stored is None:
+            raise no_blob(asked.sha256)
+        space = await stored.shown_to(task_id, None)
+        if session.role is Role.TENANT and space != space_of(session.tenant or ""):
+            raise no_blob(asked.sha256)
+        size = await stored.size(space, asked.sha256, task_id)
+        linked = LinkedFile(space, task_id, asked.sha256, size, stored.links.expires_ms)
+        await redirect(send, stored.links.make("", linked))
