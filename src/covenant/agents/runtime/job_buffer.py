@@ -20,7 +20,7 @@ from covenant.exchange.delegation import Delegations
 from covenant.exchange.stored_files import StoredFiles
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Advance, Advanced
-from covenant.model.errors import Refusal
+from covenant.model.errors import Invalid, Refusal
 from covenant.model.ids import AgentId
 from covenant.model.sanitizer import named_safely
 from covenant.model.settings import A2aSettings
@@ -195,15 +195,18 @@ class JobBuffer(TaskPast):
         return self._ledger.commit(advance)
 
     async def _advance_files(self, files: StoredFiles, advance: Advance) -> Advanced:
-        """With large bytes in the blob store, first."""
+        """With large bytes in the blob store, first. What cannot be stored fails the turn, and does not lose it."""
         account, task_id, kept = account_of(self.task), self.task.id, list(advance.updates)
-        for at, update in enumerate(kept):
-            if not isinstance(update, StepUpdate) and files.concerns(update.parts):
-                parts = await files.store(update.parts, account, task_id)
-                kept[at] = msgspec.structs.replace(update, parts=parts)
-        result = advance.result
-        if result is not None:
-            result = await files.store_result(result, account)
+        try:
+            for at, update in enumerate(kept):
+                if not isinstance(update, StepUpdate) and files.concerns(update.parts):
+                    parts = await files.store(update.parts, account, task_id)
+                    kept[at] = msgspec.structs.replace(update, parts=parts)
+            result = advance.result
+            if result is not None:
+                result = await files.store_result(result, account)
+        except Refusal as refusal:
+            raise Invalid(refusal.code, refusal.message) from refusal
         return await self._ledger.commit(msgspec.structs.replace(advance, updates=tuple(kept), result=result))
 
     def _schedule(self) -> None:
