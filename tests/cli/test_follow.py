@@ -59,7 +59,9 @@ def test_a_task_is_followed_to_its_end_through_a_kill_of_the_daemon(restarted: D
         finally:
             daemon.stop()
         assert following.returncode == 0
-        assert out.decode().splitlines()[-1].startswith("error: ")
+        *_, settled, last = out.decode().splitlines()
+        assert settled.endswith("settled canceled: canceled: enough")
+        assert last == "error: canceled: enough"
         assert b"the daemon is back" in err
 
 

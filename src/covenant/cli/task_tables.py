@@ -236,6 +236,8 @@ def _body_text(body: Any) -> str:
     match body:
         case {"text": str(text)}:
             return text
+        case {"state": str(state), "result": {"content": list()} as result}:
+            return f"{state}: {summary(result)}"
         case {"parts": list(parts)}:
             return content_text(parts)
         case None:
