@@ -199,6 +199,12 @@ async def test_nobody_is_let_in_after_a_revocation_was_acknowledged(a: LedgerDri
         await b.send(make_task(2), access=sending(make_task(2)))
 
 
+async def test_whoever_waits_for_a_move_is_woken_by_one_at_another_node(a: LedgerDriver, b: LedgerDriver) -> None:
+    moved = b.ledger.changes.moved()
+    await a.send(make_task())
+    await asyncio.wait_for(asyncio.shield(moved), BOUND_S)
+
+
 async def test_uses_of_a_grant_are_counted_over_all_nodes(a: LedgerDriver, b: LedgerDriver) -> None:
     await give(a, make_grant(ALICE, send_actions(BOB)[0], max_uses=5))
     sends = [
