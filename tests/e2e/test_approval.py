@@ -4,6 +4,7 @@ import json
 import signal
 from pathlib import Path
 from typing import Any, Final
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -135,6 +136,38 @@ def test_a_message_that_decides_nothing_is_refused_and_a_denial_is_told_to_the_a
         assert daemon.stop() == 0
 
 
+def post(daemon: Daemon, path: str, token: str, given: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    request = Request(daemon.url + path, json.dumps(given).encode())
+    request.add_header("Authorization", f"Bearer {token}")
+    request.add_header("Content-Type", "application/json")
+    try:
+        with urlopen(request, timeout=BOUND_S) as answered:
+            return answered.status, json.loads(answered.read())
+    except HTTPError as refused:
+        with refused:
+            return refused.code, json.loads(refused.read())
+
+
+def test_a_tenant_signals_and_answers_its_own_tasks(short_path: Path) -> None:
+    daemon = Daemon(short_path / "home")
+    try:
+        token = json.loads(daemon.run("tenants", "add", "ours", "--json").out)["token"]
+        asks = json.dumps({"type": "approval_request", "text": "may I?"})
+        command = f"printf '%s\\n' '{asks}'"
+        added = daemon.run("agents", "add", "asker", "--tenant", "ours", "--command", command)
+        assert added.code == 0, added
+        message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "go"}]}
+        _, sent = post(daemon, "/v1/a2a/agents/asker/message:send", token, {"message": message})
+        task_id = sent["task"]["id"]
+        assert sent["task"]["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+        status, told = post(daemon, f"/a2a/tasks/{task_id}/signal", token, {"name": "x", "signal_id": "s"})
+        assert (status, told["kind"]) == (200, "a2a_signaled")
+        status, told = post(daemon, f"/a2a/tasks/{task_id}/answer", token, {"approved": True})
+        assert (status, told["kind"]) == (200, "a2a_answered")
+    finally:
+        assert daemon.stop() == 0
+
+
 def test_another_tenant_cannot_answer_nor_see_what_is_asked(short_path: Path, file: Path) -> None:
     daemon = Daemon(short_path / "home", str(file))
     try:
@@ -150,6 +183,9 @@ def test_another_tenant_cannot_answer_nor_see_what_is_asked(short_path: Path, fi
             refused = json.loads(answered.read())
         assert "error" in refused, refused
         assert "buy" not in json.dumps(refused)
+        for verb, given in (("answer", {"approved": True}), ("signal", {"name": "x"})):
+            status, told = post(daemon, f"/a2a/tasks/{task_id}/{verb}", token, given)
+            assert (status, told["code"]) == (404, "unknown_task")
         assert state(daemon, "shop", task_id) == "TASK_STATE_INPUT_REQUIRED"
         assert notes(file) == ["price"]
     finally:

@@ -389,8 +389,20 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("GET", "/a2a/results/recent", recent_a2a_results, "Look at undrained results without taking them"),
     ApiOperation("GET", "/a2a/tasks/{task_id}/show", show_a2a_task, "Everything known of one task", wait=show_waiting),
     ApiOperation("GET", "/a2a/tasks/{task_id}/tree", a2a_tree, "The tasks under a root, by parent"),
-    ApiOperation("POST", "/a2a/tasks/{task_id}/answer", answer_a2a_task, "Answer a task that waits for its sender"),
-    ApiOperation("POST", "/a2a/tasks/{task_id}/signal", signal_a2a_task, "Tell a task what a step of it waits for"),
+    ApiOperation(
+        "POST",
+        "/a2a/tasks/{task_id}/answer",
+        answer_a2a_task,
+        "Answer a task that waits for its sender",
+        for_tenants=True,
+    ),
+    ApiOperation(
+        "POST",
+        "/a2a/tasks/{task_id}/signal",
+        signal_a2a_task,
+        "Tell a task what a step of it waits for",
+        for_tenants=True,
+    ),
     ApiOperation(
         "POST", "/a2a/repair", repair_a2a_task, "Requeue a leased task, or settle it with an error", frame=WrappedRepair
     ),
