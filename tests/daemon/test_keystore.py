@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from covenant.daemon.home import KEY_NAME, LockedHome, UnsafeHome, _write_aside, save_secret
-from covenant.daemon.keystore import CHANGE_NAME, PREKEYS_NAME, Keystore, PastIdentities, find_passphrase
+from covenant.daemon.keystore import CHANGE_NAME, INSTANCE_NAME, PREKEYS_NAME, Keystore, PastIdentities, find_passphrase
 from covenant.model.errors import SettingsError
 from covenant.peers.directory.instance_keys import PREKEYS_KEPT_MAX, InstanceKeys
 from covenant.seal.identity import PREKEY_PERIOD_MS, PrivatePrekey, new_prekey, sign_change
@@ -190,6 +190,34 @@ class TestAnotherPassphrase:
         if before not in (None, after) and after is not None:
             with pytest.raises(LockedHome):
                 keystore(tmp_path, before).read_key()
+
+    @pytest.mark.parametrize(("before", "after"), [(None, "new"), ("old", "new"), ("old", None)])
+    def test_the_identitys_own_key_is_locked_with_the_others_also_if_a_try_was_cut_off(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None, after: str | None
+    ) -> None:
+        keystore(tmp_path, before).make_key(new_private_key)
+        own = keystore(tmp_path, before).make_instance_key(new_private_key)
+
+        def cut_off(path: Path, text: str) -> None:
+            if path.name == Path(KEY_NAME).name:
+                raise OSError("no space left on device")
+            save_secret(path, text)
+
+        with monkeypatch.context() as patched:
+            patched.setattr("covenant.daemon.keystore.save_secret", cut_off)
+            with pytest.raises(OSError, match="no space"):
+                keystore(tmp_path, before).relock(after)
+        assert keystore(tmp_path, before).relock(after)
+        assert keystore(tmp_path, after).read_instance_key() == own
+        assert is_locked((tmp_path / INSTANCE_NAME).read_bytes()) == (after is not None)
+
+    def test_keys_that_are_not_locked_yet_are_locked_in_place(self, tmp_path: Path) -> None:
+        keystore(tmp_path, None).make_key(new_private_key)
+        own = keystore(tmp_path, None).make_instance_key(new_private_key)
+        assert keystore(tmp_path).lock_key()
+        assert not keystore(tmp_path).lock_key()
+        assert is_locked((tmp_path / INSTANCE_NAME).read_bytes())
+        assert keystore(tmp_path).read_instance_key() == own
 
     def test_a_wrong_one_changes_nothing(self, tmp_path: Path) -> None:
         keystore(tmp_path).save_prekeys(prekeys(keystore(tmp_path).make_key(new_private_key)))

@@ -6,17 +6,19 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from covenant.ledger.machine.commands import CancelOrphans, Command
 from covenant.ledger.machine.peer_commands import (
     DelegationChanges,
+    LearnPeer,
     ReceiveFromPeer,
     RemovePeer,
     SendToPeer,
     SucceedPeer,
 )
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.peers.delegation import DelegationRole
+from covenant.model.peers.delegation import Challenge, DelegationRole
 from covenant.model.peers.delegation_messages import TokenUsage
 from covenant.model.peers.usage_by_day import DAY_MS, USAGE_DAYS, PeerUsage, day_of
 from covenant.model.task import DELEGATION, Ending, Task
@@ -147,6 +149,31 @@ class DelegationDurabilitySuite(RestartSuite):
         assert await endings(driver, 5) == ["submitted"]
         await driver.cancel(second.task.id, by=ALICE)
         assert await cancel_orphans(driver) == [task_id(5)]
+
+    async def test_questions_to_peers_and_their_answers_are_in_the_log_of_messages_once(
+        self, driver: LedgerDriver, restart: Restart
+    ) -> None:
+        challenge = Challenge("n" * 20, START_MS)
+        asked = replace(envelope("q"), typ="capability_query")
+        commands: tuple[Command[Any], ...] = (
+            add(1),
+            LearnPeer(id=id_of(1), by=OPERATOR, challenge=challenge),
+            LearnPeer(id=id_of(1), by=OPERATOR, told_id=id_of(2), end=(None, 7)),
+            ReceiveFromPeer(envelope=asked),
+            ReceiveFromPeer(envelope=replace(envelope("p"), typ="poll")),
+        )
+        for command in commands:
+            await driver.ledger.commit(command)
+        restarted = await restart(driver)
+        seen = [(each.direction, each.typ) for each in await restarted.ledger.message_log()]
+        assert seen == [
+            ("sent", "capability_response"),
+            ("received", "capability_query"),
+            ("sent", "capability_query"),
+        ], "the newest first"
+        peer = restarted.ledger.peer(id_of(1))
+        assert peer is not None
+        assert (peer.told_id, peer.end) == (id_of(2), (None, 7))
 
     async def test_what_peers_used_is_summed_by_day_and_survives_a_restart_compacted_or_not(
         self, driver: LedgerDriver, restart: Restart

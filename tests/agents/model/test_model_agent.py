@@ -387,6 +387,17 @@ async def test_usage_is_recorded_with_that_of_sub_agents(tmp_path: Path) -> None
         assert usage["requests"] == 3
 
 
+async def test_an_answer_is_asked_for_that_is_no_longer_than_what_is_left(tmp_path: Path) -> None:
+    script = Script(("mem_show", {}), "done")
+    async with open_agents(tmp_path, BOT, models={"": script.model}, tokens_max=900) as under_test:
+        view = await asked(under_test)
+        assert view.state is TaskState.COMPLETED
+        first, second = [(info.model_settings or {}).get("max_tokens") for info in script.infos]
+        assert isinstance(first, int)
+        assert isinstance(second, int)
+        assert second < first <= 900
+
+
 async def test_a_task_that_has_used_up_its_tokens_fails_and_says_so(tmp_path: Path) -> None:
     script = Script(*[("mem_show", {}) for _ in range(4)], "done")
     async with open_agents(tmp_path, BOT, models={"": script.model}, tokens_max=60) as under_test:

@@ -11,7 +11,7 @@ from tests.e2e.peers.peer_daemons import Node, PeerDaemons, introduce, open_peer
 from tests.e2e.peers.scripted_peer import ScriptedPeer
 from tests.places import short_folder
 
-AT_ONCE: Final = 200
+AT_ONCE: Final = (200, pytest.param(1_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)]))
 
 
 @pytest.fixture
@@ -30,14 +30,15 @@ def three(daemons: PeerDaemons) -> tuple[Node, Node, Node]:
     return alice, bob, carol
 
 
-def test_two_hundred_at_once_all_complete_with_the_settings_as_they_are(daemons: PeerDaemons) -> None:
+@pytest.mark.parametrize("count", AT_ONCE)
+def test_as_many_at_once_all_complete_with_the_settings_as_they_are(daemons: PeerDaemons, count: int) -> None:
     alice, bob = daemons.node("alice", AGENTS), daemons.node("bob", AGENTS)
     introduce(alice, bob)
-    made = [alice.delegate(f"at once {number}", "echo", "bob") for number in range(AT_ONCE)]
+    made = [alice.delegate(f"at once {number}", "echo", "bob") for number in range(count)]
     for number, each in enumerate(made):
         assert alice.ended(each)["result"] == f"echo at once {number}"
     lines = [line for line in daemons.lines("runs") if line.startswith("bob echo at once")]
-    assert len(lines) == len(set(lines)) == AT_ONCE
+    assert len(lines) == len(set(lines)) == count
     assert alice.delegations(status="failed") == []
 
 
