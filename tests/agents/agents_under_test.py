@@ -71,6 +71,7 @@ class AgentsUnderTest:
     services: ToolServices
     models: dict[str, Model] = field(default_factory=dict)
     """Of the model agents by id; under "" that of all others."""
+    fallbacks: list[Model] = field(default_factory=list)
     tokens_max: int = 0
     token: str = ""
 
@@ -81,7 +82,13 @@ class AgentsUnderTest:
         advisor = definition.advisor
         adviser = ModelAdvisor(self.models[advisor.model], advisor, request_s=BOUND_S) if advisor is not None else None
         return ModelAgent(
-            model, definition, self.services, tokens_max=self.tokens_max, remembers=remembers, adviser=adviser
+            model,
+            definition,
+            self.services,
+            tokens_max=self.tokens_max,
+            remembers=remembers,
+            adviser=adviser,
+            fallbacks=self.fallbacks,
         )
 
     def add(self, agent: Agent | dict[str, Any], tenant: str = DEFAULT) -> None:

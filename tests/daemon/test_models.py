@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from covenant.agents.model.model_agent import ModelAgent
+from covenant.agents.model.model_agent import FALLBACK, ModelAgent
 from covenant.agents.router import UnavailableAgent
 from covenant.daemon.settings import ModelSettings
 from covenant.daemon.wiring.agents import ModelAgents, Models
 from covenant.model.agent_definition import read_agent_definition
 from covenant.model.task import ResultStatus
+from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState
 from tests.agents.agents_under_test import function, open_agents, said, values
 from tests.agents.openai_server import Cut, Drip, Line, openai_server
@@ -150,6 +151,30 @@ async def test_a_whole_answer_has_a_time_limit_however_often_something_comes(tmp
         under_test.workers.register(under_test.catalogue.identity("default", "bot"), model_agents.body(definition))
         view = await under_test.ask("bot", "go")
         assert (view.state, said(view)) == (TaskState.FAILED, "the model failed: timed_out")
+
+
+async def test_another_model_is_asked_when_one_is_overloaded_and_the_sender_is_told(tmp_path: Path) -> None:
+    note = ("mem_write", {"title": "t", "text": "once"})
+    lines: list[Line] = [503, 503, 503, note, "hello"]
+    async with openai_server(lines) as server, open_agents(tmp_path) as under_test, opening() as opened:
+        settings = ModelSettings(name="openai:small", base_url=server.url, others=("openai:big",))
+        model_agents = ModelAgents(settings, await opened(settings), under_test.services)
+        definition = agent(fallback_models=["openai:small", "openai:unlisted", "openai:big"])
+        under_test.catalogue.add_resident("default", definition, "code")
+        under_test.workers.register(under_test.catalogue.identity("default", "bot"), model_agents.body(definition))
+        view = await under_test.ask("bot", "go")
+        assert (view.state, said(view)) == (TaskState.COMPLETED, "hello")
+        # The library asks three times by itself. The other model goes on for the rest of the turn.
+        assert [asked["model"] for asked in server.asked] == ["small"] * 3 + ["big"] * 2
+        assert view.result is not None
+        assert isinstance(view.result.metadata, dict)
+        assert view.result.metadata["model"] == "big"
+        usage = view.result.metadata["usage"]
+        assert (usage["model_fallbacks"], usage["tokens"]) == (1, 32)
+        told = [step.what for step in await under_test.steps(view) if isinstance(step.what, StatusUpdate)]
+        (change,) = (each for each in told if each.metadata and FALLBACK in each.metadata)
+        assert change.text == "The model small is overloaded; big is asked now"
+        assert change.metadata == {FALLBACK: {"model": "small", "why": "overloaded", "asked": "big"}}
 
 
 async def test_an_answer_that_is_cut_says_so(tmp_path: Path) -> None:

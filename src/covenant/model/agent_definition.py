@@ -100,6 +100,8 @@ class AgentDefinition(_Part, frozen=True, gc=False, kw_only=True):
     event_types: Lines = ()
     model: Line = ""
     """Which model plays it. Empty: the daemon's own, `model.name`."""
+    fallback_models: Annotated[tuple[Line, ...], msgspec.Meta(max_length=4)] = ()
+    """Which models are asked, in this order, when that one cannot answer just now."""
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 1024
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.3
     brevity: Literal["lite", "full", "ultra"] = "full"

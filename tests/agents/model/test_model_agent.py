@@ -8,13 +8,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.exceptions import (
+    ModelAPIError,
+    ModelConnectionError,
+    ModelHTTPError,
+    ModelOverloadedError,
+    ModelTimeoutError,
+)
 from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart
 from pydantic_ai.models import Model
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 from pydantic_ai.models.test import TestModel
 
 from covenant.agents.api import Agent
+from covenant.agents.model.model_agent import FALLBACK
 from covenant.agents.model.tool_specs import RESULT_BYTES_MAX, SHARED_BYTES_MAX
 from covenant.agents.model.toolbox import ROUNDS_MAX, Toolbox
 from covenant.agents.router import NO_MODEL
@@ -24,6 +31,7 @@ from covenant.ledger.machine.commands import Cancel
 from covenant.ledger.machine.identity_commands import AddTenant
 from covenant.model.agent_definition import INDEX, read_agent_definition
 from covenant.model.content import Embedded, Json, Resource
+from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import Tenant
 from tests.agents.agents_under_test import DEAD, AgentsUnderTest, function, open_agents, said, values
@@ -427,6 +435,74 @@ async def test_of_a_providers_failure_the_sender_hears_one_word(tmp_path: Path, 
     async with open_agents(tmp_path, BOT, models={"": FunctionModel(stream_function=fail)}) as under_test:
         view = await asked(under_test)
         assert (view.state, said(view)) == (TaskState.FAILED, f"the model failed: {word}")
+
+
+def failing(error: Exception, asked: list[str], name: str, *, after: str = "") -> FunctionModel:
+    """A model that says `after`, if anything, and fails."""
+
+    async def fail(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+        asked.append(name)
+        for chunk in filter(None, (after,)):
+            yield chunk
+        raise error
+
+    return FunctionModel(stream_function=fail, model_name=name)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (ModelHTTPError(429, "m"), "rate_limited"),
+        (ModelHTTPError(503, "m"), "overloaded"),
+        (ModelHTTPError(529, "m"), "overloaded"),
+        (ModelHTTPError(502, "m"), "unreachable"),
+        (ModelConnectionError("m", "refused", phase="connect"), "unreachable"),
+        (ModelOverloadedError("m", "busy"), "overloaded"),
+        (ModelTimeoutError("m", "slow"), "timed_out"),
+        (ModelHTTPError(500, "m", body="overloaded, unreachable, 503"), None),
+        (ModelHTTPError(400, "m"), None),
+        (ModelHTTPError(401, "m"), None),
+        (ModelAPIError("m", "overloaded"), None),
+    ],
+)
+async def test_an_error_says_by_its_kind_or_status_whether_another_model_is_asked(
+    tmp_path: Path, error: Exception, why: str | None
+) -> None:
+    asked: list[str] = []
+    async with open_agents(tmp_path, models={"": failing(error, asked, "a")}) as under_test:
+        under_test.fallbacks = [Script("hello").model]
+        under_test.add(BOT)
+        view = await under_test.ask("bot", "go")
+        assert asked == ["a"]
+        assert view.state is (TaskState.COMPLETED if why else TaskState.FAILED)
+        told = [step.what for step in await under_test.steps(view) if isinstance(step.what, StatusUpdate)]
+        changes = [each.metadata[FALLBACK]["why"] for each in told if each.metadata and FALLBACK in each.metadata]
+        assert changes == ([why] if why else [])
+
+
+async def test_each_model_is_asked_once_and_the_failure_of_the_last_is_told(tmp_path: Path) -> None:
+    asked: list[str] = []
+    busy, limited = ModelHTTPError(503, "m"), ModelHTTPError(429, "m")
+    async with open_agents(tmp_path, models={"": failing(busy, asked, "a")}) as under_test:
+        under_test.fallbacks = [failing(busy, asked, "b"), failing(limited, asked, "c")]
+        under_test.add(BOT)
+        view = await under_test.ask("bot", "go")
+        assert asked == ["a", "b", "c"]
+        assert (view.state, said(view)) == (TaskState.FAILED, "the model failed: rate_limited")
+        assert view.result is not None
+        assert isinstance(view.result.metadata, dict)
+        assert (view.result.metadata["model"], view.result.metadata["usage"]) == ("c", {"model_fallbacks": 2})
+
+
+async def test_a_model_that_has_begun_to_answer_is_not_replaced(tmp_path: Path) -> None:
+    asked: list[str] = []
+    async with open_agents(
+        tmp_path, models={"": failing(ModelHTTPError(503, "m"), asked, "a", after="half")}
+    ) as under_test:
+        under_test.fallbacks = [failing(ModelHTTPError(503, "m"), asked, "b")]
+        under_test.add(BOT)
+        view = await under_test.ask("bot", "go")
+        assert (view.state, asked) == (TaskState.FAILED, ["a"])
 
 
 async def test_the_test_model_of_the_library_uses_every_tool_without_breaking_anything(tmp_path: Path) -> None:

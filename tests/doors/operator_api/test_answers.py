@@ -164,7 +164,7 @@ AGENT = AgentShown.of(
 AGENT_JSON = (
     '{"id":"bob","name":"","role":"r","kind":"model","model":"","source":"stored",'
     '"created_at_ms":1,"updated_at_ms":2,"agent_def":{"id":"bob","name":"","role":"r","personality":"","goal":"",'
-    '"description":"","rules":[],"capabilities":[],"event_types":[],"model":"",'
+    '"description":"","rules":[],"capabilities":[],"event_types":[],"model":"","fallback_models":[],'
     '"max_tokens":1024,"temperature":0.3,"brevity":"full","mode":"","channel":null,'
     '"advisor":{"model":"m","prompt":"","mode":"consult","max_redirects":2,"malformed_halts":true},'
     '"memory":{"search_expand":false,"auto_tag":false,"auto_supersede":false,"intent_routing":true,'

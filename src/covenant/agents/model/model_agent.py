@@ -8,7 +8,7 @@ of a closed list; the log has the rest. Only this module and `pydantic_agent` im
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Sequence
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
@@ -168,6 +168,16 @@ RETRIES: Final = 2
 CUT_SHORT: Final = "the model's answer was cut at max_tokens before it said anything; raise max_tokens"
 ADVISOR: Final = "covenant.advisor"
 """In the metadata of a status: what the advisor said of an answer."""
+FALLBACK: Final = "covenant.model_fallback"
+"""In the metadata of a status: which model could not answer, why, and which one is asked now."""
+FALLBACKS: Final = "model_fallbacks"
+"""In the usage: how often another model was asked."""
+PLAIN: Final = {
+    "rate_limited": "rate-limited",
+    "overloaded": "overloaded",
+    "timed_out": "too slow",
+    "unreachable": "not reached",
+}
 SENT_BACK: Final = "Your advisor has not let this answer pass. Do this, and answer again: "
 TROUBLE: Final = {
     400: "invalid_request",
@@ -197,8 +207,11 @@ class ModelAgent:
         request_s: float = 120.0,
         remembers: bool = True,
         adviser: ModelAdvisor | None = None,
+        fallbacks: Sequence[Model] = (),
     ) -> None:
         """`tokens_max`: of one task, with what it delegates; 0: no limit.
+
+        `fallbacks`: models that are asked, in this order, when the one before cannot answer just now.
 
         `request_s`: for one answer of the model, from the question to its last word, with retries.
         """
@@ -209,10 +222,11 @@ class ModelAgent:
         self._request_s = request_s
         self._remembers = remembers
         self._adviser = adviser
+        self._fallbacks = tuple(fallbacks)
 
     async def run(self, job: Job) -> None:
         output, usage, adviser = TurnOutput(job), RunUsage(), self._adviser
-        model = BoundedModel(self._model, self._request_s)
+        model = BoundedModel(self._model, self._request_s, self._fallbacks, partial(_tell_fallback, job, output))
         # Told even if somebody else ends this turn: what was used was used.
         job.spending.running = lambda: used(model.with_streamed(usage))
         gated = adviser is not None and adviser.gates
@@ -234,14 +248,14 @@ class ModelAgent:
             over = most and tokens_of(job.spending.usage) >= most
             job.fail(_spent(most) if over else "the model did not come to an answer")
         except (ModelAPIError, UnexpectedModelBehavior) as error:
-            log.warning("model.failed", exc_info=True, extra=job.fields(model=self._model.model_name))
+            log.warning("model.failed", exc_info=True, extra=job.fields(model=model.model_name))
             cut = isinstance(error, UnexpectedModelBehavior) and model.stop_reason == CUT
             if cut:
                 job.notes["stop_reason"] = CUT
             job.fail(CUT_SHORT if cut else f"the model failed: {failure_word(error)}")
         finally:
             job.spend(job.spending.end_running())
-            job.notes.setdefault("model", self._model.model_name)
+            job.notes.setdefault("model", model.model_name)
         if not job.ended:
             job.complete(*output.close(), partial=cut_at(model.stop_reason, job))
 
@@ -352,6 +366,13 @@ class ModelAgent:
         agreed = job.spending.budget
         budget = agreed.tokens if agreed is not None else 0
         return min(filter(None, (self._tokens_max, budget)), default=0)
+
+
+def _tell_fallback(job: Job, output: TurnOutput, unable: str, why: str, asked: str) -> None:
+    log.warning("model.fallback", extra=job.fields(model=unable, why=why, asked=asked))
+    told = {"model": unable, "why": why, "asked": asked}
+    output.status(StatusUpdate(f"The model {unable} is {PLAIN[why]}; {asked} is asked now", metadata={FALLBACK: told}))
+    job.spend({FALLBACKS: 1})
 
 
 async def _result_of(events: AsyncIterable[Any]) -> AgentRunResult[Any]:

@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 from pydantic_ai import DeferredToolRequests, RunContext, messages
 from pydantic_ai.agent import AbstractAgent
-from pydantic_ai.exceptions import ModelTimeoutError, UnexpectedModelBehavior
+from pydantic_ai.exceptions import (
+    ModelAPIError,
+    ModelConnectionError,
+    ModelHTTPError,
+    ModelOverloadedError,
+    ModelRateLimitError,
+    ModelRequestTimeout,
+    ModelTimeoutError,
+    ModelUnavailableError,
+    UnexpectedModelBehavior,
+)
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.models.wrapper import WrapperModel
@@ -159,19 +169,65 @@ CUT: Final = "length"
 """Why a model stopped: its answer came to the tokens that it may have."""
 
 
+UNABLE_KINDS: Final[tuple[tuple[type[ModelAPIError], str], ...]] = (
+    (ModelRateLimitError, "rate_limited"),
+    (ModelOverloadedError, "overloaded"),
+    (ModelUnavailableError, "overloaded"),
+    (ModelTimeoutError, "timed_out"),
+    (ModelRequestTimeout, "timed_out"),
+    (ModelConnectionError, "unreachable"),
+)
+UNABLE_STATUS: Final = {
+    408: "timed_out",
+    429: "rate_limited",
+    502: "unreachable",
+    503: "overloaded",
+    504: "unreachable",
+    529: "overloaded",
+}
+
+
+def why_unable(error: ModelAPIError) -> str | None:
+    """In one word, why a model cannot answer just now, although the question is right. None: its failure is another.
+
+    It is read from the kind of the error and from its status, never from its text.
+    """
+    for kind, word in UNABLE_KINDS:
+        if isinstance(error, kind):
+            return word
+    return UNABLE_STATUS.get(error.status_code) if isinstance(error, ModelHTTPError) else None
+
+
+Fallback = Callable[[str, str, str], None]
+"""Told of a change of models: which could not answer, why, and which is asked now."""
+
+
 class BoundedModel(WrapperModel):
     """A model whose whole answer has a time limit, its retries included. For one run.
 
     The library's own timeout is for each read of a connection, and begins again with every retry: a server that sends a
     word now and then could take any time. `stop_reason`: why the last answer ended, in the library's words.
+
+    When a model cannot answer just now, and has said nothing yet, the next of `fallbacks` is asked, for the rest of the
+    run. So a run changes models at most as often as it has fallbacks.
     """
 
-    def __init__(self, model: Model, answer_s: float) -> None:
+    def __init__(
+        self, model: Model, answer_s: float, fallbacks: Sequence[Model] = (), changed: Fallback | None = None
+    ) -> None:
         super().__init__(model)
         self._answer_s = answer_s
+        self._asked = model
+        self._left = list(fallbacks)
+        self._changed = changed
         self.stop_reason: str | None = None
         self._streamed: StreamedResponse | None = None
         self._tokens_before = 0
+
+    @property
+    def model_name(self) -> str:
+        """Of the model that is asked now."""
+        return self._asked.model_name
 
     def with_streamed(self, usage: RunUsage) -> RunUsage:
         """A run's usage, with that of the answer under way as far as its provider has told it.
@@ -187,11 +243,18 @@ class BoundedModel(WrapperModel):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        with self._named():
-            async with asyncio.timeout(self._answer_s):
-                response = await super().request(messages, model_settings, model_request_parameters)
-        self.stop_reason = response.finish_reason
-        return response
+        while True:
+            said = self._prepared(messages, model_request_parameters)
+            try:
+                with self._named():
+                    async with asyncio.timeout(self._answer_s):
+                        response = await self._asked.request(said, model_settings, model_request_parameters)
+            except ModelAPIError as error:
+                if not self._fall_back(error):
+                    raise
+            else:
+                self.stop_reason = response.finish_reason
+                return response
 
     @asynccontextmanager
     async def request_stream(
@@ -201,17 +264,40 @@ class BoundedModel(WrapperModel):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[StreamedResponse]:
-        with self._named():
-            async with (
-                asyncio.timeout(self._answer_s),
-                super().request_stream(messages, model_settings, model_request_parameters, run_context) as stream,
-            ):
-                self._streamed = stream
-                self._tokens_before = run_context.usage.total_tokens if run_context is not None else 0
-                try:
-                    yield stream
-                finally:
-                    self.stop_reason = stream.finish_reason
+        opened = False
+        while not opened:
+            said = self._prepared(messages, model_request_parameters)
+            try:
+                with self._named():
+                    async with (
+                        asyncio.timeout(self._answer_s),
+                        self._asked.request_stream(
+                            said, model_settings, model_request_parameters, run_context
+                        ) as stream,
+                    ):
+                        opened = True
+                        self._streamed = stream
+                        self._tokens_before = run_context.usage.total_tokens if run_context is not None else 0
+                        try:
+                            yield stream
+                        finally:
+                            self.stop_reason = stream.finish_reason
+            except ModelAPIError as error:
+                if opened or not self._fall_back(error):
+                    raise
+
+    def _prepared(self, messages: list[ModelMessage], parameters: ModelRequestParameters) -> list[ModelMessage]:
+        """The run has prepared them for the model that it began with."""
+        return messages if self._asked is self.wrapped else self._asked.prepare_messages(messages, parameters)
+
+    def _fall_back(self, error: ModelAPIError) -> bool:
+        why = why_unable(error) if self._left else None
+        if why is None:
+            return False
+        unable, self._asked = self._asked, self._left.pop(0)
+        if self._changed is not None:
+            self._changed(unable.model_name, why, self._asked.model_name)
+        return True
 
     @contextmanager
     def _named(self) -> Iterator[None]:

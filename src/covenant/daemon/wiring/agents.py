@@ -356,6 +356,12 @@ class Models:
         """The daemon's, unless the definition names another one that the operator allows."""
         return (self.named(definition.model) if definition.model else None) or self.default
 
+    def fallbacks(self, definition: AgentDefinition) -> tuple[Model, ...]:
+        """Those that its definition names and the operator allows, each once."""
+        found = {id(model): model for name in definition.fallback_models if (model := self.named(name)) is not None}
+        found.pop(id(self.of(definition)), None)
+        return tuple(found.values())
+
     def named(self, name: str) -> Model | None:
         """This one, if the operator allows it and it can be used."""
         name = name.replace("/", ":", 1)
@@ -449,4 +455,5 @@ class ModelAgents:
             request_s=request_s,
             remembers=remembers,
             adviser=adviser,
+            fallbacks=self._models.fallbacks(definition),
         )
