@@ -21,7 +21,7 @@ from tests.cli.fork_server import ForkedProcess, fork_server
 from tests.waits import BOUND_S
 
 COVENANT = Path(sys.executable).with_name("covenant")
-ASKING = frozenset("a2a attention logs capabilities audit identities tenants agents peers".split())
+ASKING = frozenset("a2a attention logs capabilities audit identities tenants agents files peers".split())
 """Nouns whose commands ask a daemon and do nothing else."""
 
 

@@ -130,6 +130,13 @@ def backed_up(daemon: Daemon) -> str:
     return file
 
 
+def stored(daemon: Daemon) -> str:
+    """The hash of a file that is there."""
+    file = daemon.home.parent / str(uuid4())
+    file.write_text(file.name)
+    return str(daemon.json("files", "put", str(file))["sha256"])
+
+
 def after(_: str, *words: str) -> list[str]:
     """The words, once something is there for the command to find."""
     return list(words)
@@ -215,6 +222,9 @@ RUNS: dict[str, list[Words]] = {
     "agents list": [lambda _: [], lambda d: ["--tenant", tenant(d)]],
     "agents show": [lambda d: [agent(d)], lambda _: ["index"]],
     "agents remove": [lambda d: [agent(d)]],
+    "files put": [lambda d: [str(d.home / "operator.token")]],
+    "files get": [lambda d: [stored(d), str(d.home.parent / str(uuid4()))]],
+    "files list": [lambda d: after(stored(d), "--limit", "1"), lambda d: ["--tenant", tenant(d)]],
     "call": [lambda d: [answering(d), "go", "--token-file", str(d.home / "operator.token")]],
     "card get": [lambda d: [answering(d), "--token-file", str(d.home / "operator.token")]],
     "init": [lambda d: [str(d.home / "agents.py")]],

@@ -29,16 +29,19 @@ from covenant.exchange.access.identities import IdentityAdmin, operator_agent
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.file_links import FileLinks
 from covenant.exchange.mailbox import MailboxExchange
+from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.task_logs import TaskLogs
 from covenant.exchange.tasks.writer import Intake
 from covenant.exchange.tenant_removal import TenantRemovals
 from covenant.ledger.clock import Uuids
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.backup_file import StagedBackups
+from covenant.ledger.embedded.blob_folder import BlobFolder
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.model.ids import AgentId
-from covenant.model.settings import Limits
+from covenant.model.settings import BlobSettings, Limits
 from covenant.model.tenants import TenantLimits
 from covenant.seal.keys import new_private_key, new_token, token_hash
 from tests.doors.clients import Http, Ipc
@@ -106,6 +109,7 @@ class DoorsUnderTest:
     socket: Path
     port: int
     operator: EnrolledCaller
+    files: StoredFiles
     saved_tokens: list[str] = field(default_factory=list)
 
     @property
@@ -192,6 +196,8 @@ async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> 
     removals = TenantRemovals(ledger, catalogue, logs, HomeFiles(folder / "home"), operator)
     # As in a daemon: what is in a database is not backed up by files.
     backups = StagedBackups(folder / "home", ledger, Uuids()) if isinstance(ledger, EmbeddedLedger) else None
+    links = FileLinks(token_hash(token).encode(), ledger.now_ms, 1_000)
+    files = StoredFiles(BlobFolder(folder / "home" / "blobs", Uuids()), ledger, links, BlobSettings())
     api = ApiContext(
         services=Services(
             exchange,
@@ -204,6 +210,8 @@ async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> 
             options.pop("peers", None),
             backups=options.pop("backups", backups),
             removals=removals,
+            files=files,
+            http_url="http://files.test",
         ),
         identity_auth=identity_auth,
         waits=waits,
@@ -239,6 +247,7 @@ async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> 
                 socket=folder / "sock",
                 port=port,
                 operator=EnrolledCaller(operator, token, Http(port, token)),
+                files=files,
                 saved_tokens=saved,
             )
         finally:

@@ -30,7 +30,7 @@ Answer = dict[str, Any]
 class DaemonClient:
     def __init__(self, home: Path, token: str) -> None:
         self._home = home
-        self._token = token
+        self.token = token
         self._socket: socket.socket | None = None
 
     def __enter__(self) -> Self:
@@ -60,7 +60,7 @@ class DaemonClient:
     def _open(self) -> socket.socket:
         opened = _connect(self._home)
         try:
-            answer = _exchange(opened, {"kind": "authenticate", "token_b58": self._token}, ANSWER_S)
+            answer = _exchange(opened, {"kind": "authenticate", "token_b58": self.token}, ANSWER_S)
             if answer.get("kind") != "authenticated":
                 reason = answer.get("reason") or answer.get("message") or "the token was not accepted"
                 raise Failure(

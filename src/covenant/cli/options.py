@@ -80,6 +80,11 @@ class Invocation:
         given = (f"{name} {shlex.quote(value)}" for name, value in self._caller if value is not None)
         return " ".join([program(), *given])
 
+    @property
+    def token(self) -> str:
+        """For what the daemon's HTTP is asked."""
+        return self._client.token
+
     def ask(self, kind: str, *, within_s: float = ANSWER_S, **fields: Any) -> Answer:
         answer = self._client.ask(kind, within_s=within_s, **fields)
         self._answered = True

@@ -44,7 +44,7 @@ VIEWED: Final = frozenset(
     find_a2a_tasks count_a2a_tasks a2a_task_log a2a_task_frames recent_a2a_tasks recent_a2a_results a2a_queue
     show_a2a_task a2a_tree a2a_pushes
     list_identities recent_capabilities recent_audit verify_audit_integrity
-    list_tenants list_agents show_agent show_agent_card show_settings list_nodes show_attention
+    list_tenants list_stored_files list_agents show_agent show_agent_card show_settings list_nodes show_attention
     list_peers show_peer peer_capabilities list_peer_messages peer_usage peer_config
     list_delegations show_delegation delegation_tree delegation_proof
     """.split()

@@ -25,6 +25,8 @@ from covenant.doors.http.responses import PROBLEM, Header, reply
 from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.http.server.http_refusals import timed_out
 from covenant.doors.metrics import Meter
+from covenant.doors.operator_api.file_listing import PAGE_MAX, FileShown
+from covenant.doors.operator_api.operation import fill
 from covenant.doors.waits import CallerGoneError
 from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.file_links import FILES, UPLOAD, LinkedFile
@@ -35,7 +37,6 @@ from covenant.model.ids import parse_task_id
 from covenant.wire.json_input import decode_query
 
 FILE: Final = FILES + "/{space}/{owner}/{sha256}"
-PAGE_MAX: Final = 200
 SHA256_HEADER: Final = b"x-content-sha256"
 _RANGE: Final = re.compile(rb"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")
 _encode = msgspec.json.Encoder().encode
@@ -48,18 +49,6 @@ class UploadedFile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     size: int
     url: str
     expires_at_ms: int
-
-
-class FileShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    sha256: str
-    size: int
-    stored_at_ms: int
-    references: int
-    """How many tasks refer to it."""
-    tasks: tuple[str, ...]
-    """The first of them."""
-    url: str | None
-    """None: no task refers to it."""
 
 
 class FilesShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -181,8 +170,7 @@ class ListEndpoint(Endpoint):
         for each in found:
             linked = LinkedFile(space, each.tasks[0] if each.tasks else "", each.sha256, each.size, expires_ms)
             url = files.links.make(base, linked) if each.tasks else None
-            told = {name: getattr(each, name) for name in ("sha256", "size", "stored_at_ms", "references", "tasks")}
-            shown.append(FileShown(**told, url=url))
+            shown.append(fill(FileShown, each, url=url))
         after = shown[-1].sha256 if len(shown) == asked.limit else None
         answer = FilesShown(files=tuple(shown), count=usage.files, bytes=usage.bytes, next=after)
         await reply(send, 200, _encode(answer))

@@ -13,6 +13,7 @@ from covenant.doors.operator_api.daemon_operations import (
     SettingShown,
     SettingsShown,
 )
+from covenant.doors.operator_api.file_listing import FileShown, StoredFileList
 from covenant.doors.operator_api.identities import (
     AuditIntegrity,
     AuditPurgedAnswer,
@@ -624,6 +625,23 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
     (
         AgentRemovedAnswer(tenant="acme", agent_id="bob"),
         '{"kind":"agent_removed","tenant":"acme","agent_id":"bob"}',
+    ),
+    (
+        StoredFileList(
+            files=(
+                FileShown(sha256="ab", size=1, stored_at_ms=2, references=3, tasks=("t",), url="u"),
+                FileShown(sha256="cd", size=1, stored_at_ms=2, references=0, tasks=(), url=None),
+            ),
+            count=4,
+            bytes=5,
+            next=None,
+            upload_url="http://h/v1/files",
+        ),
+        (
+            '{"kind":"file_list","files":[{"sha256":"ab","size":1,"stored_at_ms":2,"references":3,"tasks":["t"],'
+            '"url":"u"},{"sha256":"cd","size":1,"stored_at_ms":2,"references":0,"tasks":[],"url":null}],"count":4,'
+            '"bytes":5,"next":null,"upload_url":"http://h/v1/files"}'
+        ),
     ),
     (PushList(count=3, dead=1, pushes=(PUSH,)), f'{{"kind":"a2a_pushes","count":3,"dead":1,"pushes":[{PUSH_JSON}]}}'),
     (PushRetried(push=PUSH), f'{{"kind":"a2a_push_retried","push":{PUSH_JSON}}}'),

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from covenant.doors.operator_api import OPERATIONS
+from covenant.exchange.file_source import pieces_of
 from covenant.ledger.machine.commands import MovePushes, PutPush
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.push import move_of
@@ -863,6 +864,10 @@ async def test_the_operator_removes_a_tenant_after_a_dry_run_and_is_shown_that_n
         ("change_tenant", "invalid_request", 400, {"name": "default"}),
         ("rotate_tenant", "unknown_tenant", 404, {"name": "nobody"}),
         ("list_agents", "unknown_tenant", 404, {"tenant": "nobody"}),
+        ("list_stored_files", "unknown_tenant", 404, {"tenant": "nobody"}),
+        ("list_stored_files", "invalid_hash", 400, {"sha256": "../etc"}),
+        ("list_stored_files", "invalid_hash", 400, {"after": "%"}),
+        ("list_stored_files", "invalid_limit", 400, {"limit": 201}),
         ("show_agent", "unknown_agent", 404, {"tenant": "default", "agent_id": "nobody"}),
         ("remove_agent", "unknown_agent", 404, {"tenant": "default", "agent_id": "nobody"}),
         ("remove_agent", "agent_immutable", 409, {"tenant": "default", "agent_id": "index"}),
@@ -892,6 +897,7 @@ async def test_what_is_wrong_about_a_tenant_or_agent_is_said(
         ("tenant_traces", {"name": "default"}),
         ("add_agent", {"tenant": "default", "agent_def": {"id": "a"}}),
         ("list_agents", {"tenant": "default"}),
+        ("list_stored_files", {"tenant": "default"}),
         ("show_agent", {"tenant": "default", "agent_id": "index"}),
         ("remove_agent", {"tenant": "default", "agent_id": "index"}),
         ("begin_backup", {}),
@@ -911,6 +917,33 @@ async def test_tenants_are_the_operators_alone(
     assert told.answer["code"] == "operator_required"
     assert told.status in (None, 403)
     assert len(await under_test.audit("operator_required")) == 1
+
+
+async def test_files_are_listed_for_their_tenant_or_their_owner_page_by_page(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    operator, (alice, bob) = under_test.operator, await under_test.pair()
+    await speaker.ask(operator, "add_tenant", name="acme")
+    files = under_test.files
+    hashes = sorted([(await files.upload(pieces_of(bytes([each])), "acme")).sha256 for each in range(5)])
+    mine = await files.upload(pieces_of(b"alice's"), f"@{alice.agent.pubkey}")
+
+    first = await speaker.ask(operator, "list_stored_files", tenant="acme", limit=3)
+    rest = await speaker.ask(operator, "list_stored_files", tenant="acme", limit=3, after=first["next"])
+    assert [each["sha256"] for each in first["files"] + rest["files"]] == hashes
+    assert (first["count"], first["bytes"], rest["next"]) == (5, 5, None)
+    assert first["upload_url"] == "http://files.test/v1/files"
+    linked = files.links.read(first["files"][0]["url"])
+    assert linked is not None
+    assert (linked.sha256, linked.size) == (hashes[0], 1)
+    for begins in (hashes[2], hashes[2][:20].upper()):
+        (found,) = (await speaker.ask(operator, "list_stored_files", tenant="acme", sha256=begins))["files"]
+        assert found["sha256"] == hashes[2]
+
+    (seen,) = (await speaker.ask(alice, "list_stored_files"))["files"]
+    assert (seen["sha256"], seen["references"], seen["tasks"]) == (mine.sha256, 0, [])
+    for nothing in (await speaker.ask(bob, "list_stored_files"), await speaker.ask(operator, "list_stored_files")):
+        assert (nothing["files"], nothing["count"]) == ([], 0)
 
 
 async def test_nothing_needs_a_person_at_a_quiet_daemon(under_test: DoorsUnderTest, speaker: Speaker) -> None:

@@ -231,6 +231,7 @@ def _make_services(base: Base, peers: Peers | None, sources: Mapping[str, Source
         settings=tuple(SettingShown(**row._asdict()) for row in rows(Loaded(base.settings, sources))),
         frames=base.telemetry.frames,
         files=access.files,
+        http_url=_listener_url(base) if base.listeners.tls is None else _local_url(base),
         inspector=AgentInspector(
             Inspector(base.outbound.fetcher, base.settings.outbound, ledger.now_ms),
             own,
@@ -365,9 +366,11 @@ def _serves_ui(settings: Settings) -> bool:
 
 def _local_url(base: Base) -> str:
     """Where a browser on this machine finds HTTP."""
-    public, url = base.settings.http.public_base_url, urlsplit(base.listeners.url)
-    if public:
-        return public.rstrip("/")
+    return base.settings.http.public_base_url.rstrip("/") or _listener_url(base)
+
+
+def _listener_url(base: Base) -> str:
+    url = urlsplit(base.listeners.url)
     anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(url.hostname or "")  # noqa: S104  (not bound by this)
     return f"{url.scheme}://{anywhere}:{url.port}" if anywhere else base.listeners.url
 

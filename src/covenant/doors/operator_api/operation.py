@@ -158,6 +158,8 @@ class Services:
     """None: no frames are kept."""
     files: StoredFiles | None = None
     """None: bytes stay in the ledger."""
+    http_url: str = ""
+    """Where this machine finds HTTP."""
     inspector: AgentInspector | None = None
     """None: nothing is called from here."""
 
