@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from covenant.exchange.stored_files import StoredFiles
 from covenant.model.settings_field import Kind, choice, line, peer_places, setting, several, switch, whole, words
 from covenant.outbound.outbound_settings import name_servers
 from covenant.outbound.urls import InvalidUrl, read_host, read_url
 
 if TYPE_CHECKING:
+    from covenant.exchange.stored_files import StoredFiles
     from covenant.ledger.contract.ledger import DelegationLedger
     from covenant.model.ids import AgentId
     from covenant.model.peers.delegation import DelegationKey, Peer
