@@ -26,6 +26,7 @@ from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.ledger_contract.postgres_proxy import proxy_before
 from tests.ledger_contract.postgres_server import Databases, at, databases
 from tests.outbound.receivers import receiver
+from tests.outbound.s3_server import ACCESS_KEY, BUCKET, REGION, SECRET_KEY, s3_server
 from tests.waits import BOUND_S
 
 __all__ = ["databases"]
@@ -357,3 +358,49 @@ async def test_a_role_without_rights_or_connections_is_a_clear_error_and_costs_n
     finally:
         await databases.drop(url)
         await execute(databases.url, f"DROP ROLE {role}")
+
+
+async def test_files_are_in_one_bucket_for_all_daemons(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    data = os.urandom(9_000_000)
+    async with s3_server() as server:
+        blobs = {"url": f"s3://{BUCKET}/covenant", "endpoint": server.url, "region": REGION}
+        async with open_daemon_under_test(tmp_path / "a", ledger=shared(url), blobs=blobs) as a:
+            copy_keys(tmp_path)
+            async with open_daemon_under_test(tmp_path / "b", ledger=shared(url), blobs=blobs) as b:
+                stored = await a.ask("POST", "/v1/files", content=data)
+                assert stored.status_code == 201, stored.text
+                assert list(server.objects.values()) == [data]
+                assert all(key.startswith("covenant/") for key in server.objects)
+                place = urlsplit(stored.json()["url"])
+                assert (await b.ask("GET", f"{place.path}?{place.query}", token="")).content == data
+                server.down = True
+                refused = await b.ask("POST", "/v1/files", content=b"x")
+                assert (refused.status_code, refused.json()["code"]) == (503, "blobs_unavailable")
+                server.down = False
+                shown = (await a.ask("GET", "/v1/admin/settings")).text
+                assert SECRET_KEY not in shown
+                assert SECRET_KEY not in (await a.ask("GET", "/metrics")).text
+
+
+async def test_a_bucket_that_cannot_be_used_is_refused_at_the_start(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with s3_server() as server:
+        blobs = {"url": f"s3://{BUCKET}/covenant", "endpoint": server.url, "region": REGION}
+        with pytest.raises(SettingsError, match=r"blobs\.url needs ledger\.url"):
+            async with open_daemon_under_test(tmp_path / "a", blobs=blobs):
+                pass
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        with pytest.raises(SettingsError, match=r"blobs\.url needs AWS_SECRET_ACCESS_KEY"):
+            async with open_daemon_under_test(tmp_path / "b", ledger=shared(url), blobs=blobs):
+                pass
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another one")
+        with pytest.raises(SettingsError, match="SignatureDoesNotMatch") as refused:
+            async with open_daemon_under_test(tmp_path / "b", ledger=shared(url), blobs=blobs):
+                pass
+        assert "another one" not in str(refused.value)

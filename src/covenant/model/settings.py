@@ -8,7 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from covenant.model.settings_field import agent_id, choice, line, setting, switch, url, whole
+from covenant.model.settings_field import (
+    agent_id,
+    base_url,
+    bucket_url,
+    choice,
+    line,
+    region_name,
+    setting,
+    switch,
+    url,
+    whole,
+)
 
 HOUR_MS: Final = 3_600_000
 MIB: Final = 1024 * 1024
@@ -222,6 +233,15 @@ class TenantSettings:
 class BlobSettings:
     """Files beside the ledger: what goes there, how much, and for how long."""
 
+    url: str = setting(
+        "",
+        bucket_url,
+        "With ledger.url: the S3-compatible bucket that holds the bytes of files, with a prefix for this ledger alone. "
+        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN are read from the environment. Empty: the "
+        "bytes are in the database.",
+    )
+    endpoint: str = setting("", base_url, "Where this store is. Empty: AWS, in blobs.region.")
+    region: str = setting("us-east-1", region_name, "The region of this store, for which requests are signed.")
     inline_bytes_max: int = setting(
         256 * 1024, whole(1024, 8 * MIB), "Bytes of a part above which it is a file, and not in the ledger itself."
     )

@@ -181,6 +181,11 @@ search_place: Final = Kind(
     _text(r"mcp:[^\s.]{1,128}\.\S{1,128}|https?://[A-Za-z0-9.\-_~\[\]:]+/[!-~]*\{query\}[!-~]*"),
     "a URL such as https://search.example/?q={query}, or a tool such as mcp:web.search; empty for none",
 )
+bucket_url: Final = Kind(
+    _text(r"s3://[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9](/[A-Za-z0-9_\-][A-Za-z0-9._\-]{0,63}){0,8}/?"),
+    "a URL such as s3://bucket/prefix; empty for none",
+)
+region_name: Final = Kind(_text(r"[a-z0-9\-]{1,40}"), "the name of a region, such as eu-central-1")
 variable: Final = Kind(_text(r"[A-Za-z_][A-Za-z0-9_]{0,127}"), "the name of a variable; empty for none")
 agent_id: Final = Kind(_text(r"[A-Za-z0-9_\-]{1,64}"), "letters, digits, `_` and `-`, at most 64; empty for none")
 line: Final = Kind(_text(r"[^\x00-\x1f\x7f]{1,200}"), "a line of text, at most 200 characters; empty for none")

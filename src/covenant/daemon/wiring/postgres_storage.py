@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
+import time
+from contextlib import AsyncExitStack
 from importlib import import_module
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
-from covenant.daemon.environment import PASSPHRASE_VARIABLE, machine_name
+from covenant.daemon.environment import PASSPHRASE_VARIABLE, environment, machine_name
 from covenant.daemon.home import UnsafeHome, read_or_make_token, save_token
 from covenant.daemon.keystore import Keystore
 from covenant.daemon.settings import Settings, ledger_limits
 from covenant.ledger.contract.blobs import BlobStore
 from covenant.ledger.contract.ledger import Ledger, SharedLedger
-from covenant.model.errors import SettingsError
+from covenant.model.errors import SettingsError, Unavailable
 from covenant.model.extras import install_command
+from covenant.outbound.s3_objects import PART_BYTES, PARTS_MAX, REFUSED, S3Credentials, S3Objects
 from covenant.seal.keys import new_private_key, new_token, token_hash
 
 IDENTITY: Final = "identity"
@@ -77,10 +82,53 @@ async def open_shared_ledger(settings: Settings, clocks: Any) -> SharedLedger:
     return ledger
 
 
-async def open_shared_blobs(settings: Settings) -> BlobStore:
+async def open_shared_blobs(settings: Settings, stack: AsyncExitStack) -> BlobStore:
+    """What is to be closed after it is left on the stack. Raises SettingsError; not for a bucket that is just away."""
     postgres = await asyncio.to_thread(import_postgres, "open_postgres")
-    blobs: BlobStore = await postgres.open_blob_rows(settings.ledger.url, pooler=settings.ledger.pooler)
+    kept = await _open_bucket(settings, stack) if settings.blobs.url else None
+    try:
+        blobs: BlobStore = await postgres.open_blob_rows(settings.ledger.url, pooler=settings.ledger.pooler, kept=kept)
+    except BaseException:
+        if kept is not None:
+            await kept.close()
+        raise
     return blobs
+
+
+async def _open_bucket(settings: Settings, stack: AsyncExitStack) -> S3Objects:
+    from covenant.daemon.wiring.remote_agents import open_outbound  # noqa: PLC0415  (not needed without a bucket)
+
+    blobs, variables, place = settings.blobs, environment(), urlsplit(settings.blobs.url)
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    if missing := [name for name in names if not variables.get(name)]:
+        raise SettingsError(f"blobs.url needs {' and '.join(missing)} in the environment of the daemon")
+    if blobs.file_bytes_max > PARTS_MAX * PART_BYTES:
+        raise SettingsError(f"with blobs.url, blobs.file_bytes_max is at most {PARTS_MAX * PART_BYTES}")
+    endpoint = blobs.endpoint or f"https://s3.{blobs.region}.amazonaws.com"
+    where = urlsplit(endpoint)
+    outbound = await stack.enter_async_context(open_outbound(settings.outbound))
+    port = where.port or (443 if where.scheme == "https" else 80)
+    bucket = S3Objects(
+        outbound.fetcher.meaning(f"{where.netloc.removesuffix(f':{where.port}')}:{port}"),
+        endpoint,
+        place.netloc,
+        place.path,
+        S3Credentials(
+            access_key=variables[names[0]],
+            secret_key=variables[names[1]],
+            session_token=variables.get("AWS_SESSION_TOKEN", ""),
+        ),
+        region=blobs.region,
+        clock_s=time.time,
+        chance=random.random,
+    )
+    try:
+        await bucket.check()
+    except Unavailable as error:
+        if error.code == REFUSED:
+            await bucket.close()
+            raise SettingsError(error.message) from error
+    return bucket
 
 
 async def agree_on_secrets(

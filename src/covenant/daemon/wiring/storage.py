@@ -39,7 +39,7 @@ from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.shipped_segments import ShippedSegments
 from covenant.ledger.embedded.open import open_ledger
-from covenant.model.errors import Unavailable
+from covenant.model.errors import SettingsError, Unavailable
 from covenant.model.ids import PublicKey
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.seal.keys import new_private_key, new_token, verify_grant
@@ -110,9 +110,11 @@ async def open_storage(
         backups = shipper = None
         blobs: BlobStore
         if isinstance(ledger, EmbeddedLedger):
+            if settings.blobs.url:
+                raise SettingsError("blobs.url needs ledger.url: without a database, files are in the home")
             blobs = await asyncio.to_thread(_open_blobs, home)
         else:
-            blobs = await open_shared_blobs(settings)
+            blobs = await open_shared_blobs(settings, stack)
         stack.push_async_callback(blobs.close)
         if isinstance(ledger, EmbeddedLedger):
             backups = StagedBackups(home, ledger, Uuids(), shipped=shipped)

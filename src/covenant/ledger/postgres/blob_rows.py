@@ -1,15 +1,18 @@
-"""The blob store in the database that daemons share: bytes in chunks, and a row for each reference.
+"""The blob store of daemons that share a database: a row for each blob and each reference.
 
-An upload writes its chunks as they come; they belong to nothing until one transaction makes the blob and its first
-reference, or drops them, if the space has this content already. The row of a blob is locked by who refers to it and by
-who collects it: so one of the two sees what the other has done. Uploads that a dead daemon has left are collected.
+The bytes are in chunks in the database, or elsewhere (`UploadBytes`), by the id of their upload. They belong to
+nothing until one transaction makes the blob and its first reference, or leaves them to be dropped, if the space has
+this content already. The row of a blob is locked by who refers to it and by who collects it: so one of the two sees
+what the other has done. An upload has a row while it is under way, and again once its blob is gone, until its bytes
+are: so what a dead daemon has left is collected, wherever it is.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, Protocol
 
 from covenant.ledger.contract.blobs import (
     CHUNK_BYTES,
@@ -28,16 +31,41 @@ from covenant.ledger.contract.blobs import (
 )
 from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.sql import statement
-from covenant.model.errors import Invalid
+from covenant.model.errors import Invalid, Unavailable
 from covenant.model.ids import TaskId
 
 FILE: Final = "blobs"
 
 
+class BytesWriter(Protocol):
+    async def write(self, data: bytes) -> None: ...
+
+    async def finish(self) -> None:
+        """What was written is durable when it returns."""
+
+
+class UploadBytes(Protocol):
+    """Where the bytes of uploads are."""
+
+    def writer(self, upload_id: int) -> BytesWriter: ...
+
+    def read(self, upload_id: int, start: int, stop: int) -> AsyncIterator[bytes]:
+        """The bytes from `start` to before `stop`; it ends early where they do."""
+
+    async def drop(self, upload_id: int) -> None:
+        """Whatever there is of it, also if it was never finished."""
+
+    async def close(self) -> None: ...
+
+
 class BlobRows:
-    def __init__(self, connections: Connections) -> None:
-        """For an own pool of connections, which `close` closes: large transfers do not hold up anybody's reads."""
+    def __init__(self, connections: Connections, kept: UploadBytes | None = None) -> None:
+        """For an own pool of connections, which `close` closes: large transfers do not hold up anybody's reads.
+
+        `kept`: where the bytes are, if not in the database.
+        """
         self.connections = connections
+        self.kept = kept or ChunkRows(connections)
         self._cursor = ("", "")
 
     async def ask(self, name: str, **values: Any) -> Sequence[Any]:
@@ -67,14 +95,11 @@ class BlobRows:
         rows = await self.ask("find", space=space, sha256=sha256, task_id=None)
         if not rows:
             raise no_blob(sha256)
-        while start < stop:
-            no, skipped = divmod(start, CHUNK_BYTES)
-            found = await self.ask("chunk", upload_id=rows[0]["upload_id"], no=no)
-            data: bytes = found[0]["body"][skipped : skipped + stop - start] if found else b""
-            if not data:
-                raise no_blob(sha256)
+        async for data in self.kept.read(rows[0]["upload_id"], start, stop):
             start += len(data)
             yield data
+        if start < stop:
+            raise no_blob(sha256)
 
     async def usage(self, space: str | None = None) -> BlobUsage:
         ((files, size),) = await self.ask("usage", space=space)
@@ -102,8 +127,9 @@ class BlobRows:
             references += dropped
             if freed is not None:
                 blobs, size = blobs + 1, size + freed
-        for row in await self.ask("stale_uploads", before_ms=before_ms):
-            await self.ask("discard", upload_id=row["id"])
+        with suppress(Unavailable):  # a later pass goes on
+            for row in await self.ask("stale_uploads", before_ms=before_ms):
+                await self.drop(row["id"])
         more = len(places) == COLLECTED_MAX
         self._cursor = (places[-1]["space"], places[-1]["sha256"]) if more else ("", "")
         return Collected(len(places), references, blobs, size, more)
@@ -117,12 +143,22 @@ class BlobRows:
                 await _one(db, "drop_references", **whose, tasks=lost)
             row = await db.fetchrow(statement(FILE, "collect").text, *statement(FILE, "collect").values(whose))
             if row is not None:
-                await _one(db, "drop_chunks", upload_id=row["upload_id"])
-        return len(lost), row["size"] if row is not None else None
+                await _one(db, "condemn", upload_id=row["upload_id"])
+        if row is None:
+            return len(lost), None
+        with suppress(Unavailable):  # a later pass drops it
+            await self.drop(row["upload_id"])
+        return len(lost), row["size"]
+
+    async def drop(self, upload_id: int) -> None:
+        """The bytes of an upload that has no blob, and then its row."""
+        await self.kept.drop(upload_id)
+        await self.ask("forget", upload_id=upload_id)
 
     async def erase(self, space: str) -> None:
         _check(space)
-        await self.ask("erase", space=space)
+        for row in await self.ask("erase", space=space):
+            await self.drop(row["id"])
 
     async def check(self, known: Known, *, hashes: bool) -> Sequence[BlobFault]:
         faults: list[BlobFault] = []
@@ -149,12 +185,11 @@ class BlobRows:
         return None if found.hexdigest() == sha256 else BlobFault("wrong_hash", space, sha256)
 
     async def close(self) -> None:
+        await self.kept.close()
         await self.connections.close()
 
 
 class RowsWriter:
-    """All chunks but the last have the same size, so that a place in the file tells its chunk."""
-
     def __init__(self, store: BlobRows, space: str, quota: BlobQuota, upload_id: int, usage: BlobUsage) -> None:
         self.size = 0
         self._store = store
@@ -163,36 +198,26 @@ class RowsWriter:
         self._upload_id = upload_id
         self._usage = usage
         self._hash = hashlib.sha256()
-        self._rest = bytearray()
-        self._chunks = 0
+        self._kept = store.kept.writer(upload_id)
 
     async def write(self, data: bytes) -> None:
         check_quota(self._quota, BlobUsage(0, self._usage.bytes), self.size + len(data))
         self.size += len(data)
         self._hash.update(data)
-        self._rest += data
-        while len(self._rest) >= CHUNK_BYTES:
-            await self._put(bytes(self._rest[:CHUNK_BYTES]))
-            del self._rest[:CHUNK_BYTES]
-
-    async def _put(self, body: bytes) -> None:
-        await self._store.ask("write", upload_id=self._upload_id, no=self._chunks, body=body)
-        self._chunks += 1
+        await self._kept.write(data)
 
     async def finish(self, task_id: TaskId | None = None, *, sha256: str | None = None) -> Blob:
         blob = Blob(self._hash.hexdigest(), self.size)
         if sha256 is not None and sha256 != blob.sha256:
             await self.discard()
             raise Invalid("wrong_hash", f"the bytes that came have the SHA-256 {blob.sha256}, not {sha256[:64]}")
-        if self._rest:
-            await self._put(bytes(self._rest))
         whose = {"space": self._space, "sha256": blob.sha256}
         try:
+            await self._kept.finish()
             async with self._store.connections.transaction() as db:
                 await _one(db, "lock_space", space=self._space)
-                if await _one(db, "touch", **whose) is not None:
-                    await _one(db, "discard", upload_id=self._upload_id)
-                else:
+                stored = await _one(db, "touch", **whose) is not None
+                if not stored:
                     usage = statement(FILE, "usage")
                     row = await db.fetchrow(usage.text, *usage.values({"space": self._space}))
                     check_quota(self._quota, BlobUsage(row["files"], row["bytes"]), blob.size)
@@ -202,10 +227,64 @@ class RowsWriter:
         except BaseException:
             await self.discard()
             raise
+        if stored:
+            await self.discard()
         return blob
 
     async def discard(self) -> None:
-        await self._store.ask("discard", upload_id=self._upload_id)
+        with suppress(Unavailable):  # the collector drops it
+            await self._store.drop(self._upload_id)
+
+
+class ChunkRows:
+    """Bytes in the database. All chunks but the last have the same size: so a place in the file tells its chunk."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    async def ask(self, name: str, **values: Any) -> Sequence[Any]:
+        return await self._connections.fetch(statement(FILE, name), values)
+
+    def writer(self, upload_id: int) -> ChunkWriter:
+        return ChunkWriter(self, upload_id)
+
+    async def read(self, upload_id: int, start: int, stop: int) -> AsyncIterator[bytes]:
+        while start < stop:
+            no, skipped = divmod(start, CHUNK_BYTES)
+            found = await self.ask("chunk", upload_id=upload_id, no=no)
+            data: bytes = found[0]["body"][skipped : skipped + stop - start] if found else b""
+            if not data:
+                return
+            start += len(data)
+            yield data
+
+    async def drop(self, upload_id: int) -> None:
+        await self.ask("drop_chunks", upload_id=upload_id)
+
+    async def close(self) -> None:
+        """The connections are not its own."""
+
+
+class ChunkWriter:
+    def __init__(self, rows: ChunkRows, upload_id: int) -> None:
+        self._rows = rows
+        self._upload_id = upload_id
+        self._rest = bytearray()
+        self._chunks = 0
+
+    async def write(self, data: bytes) -> None:
+        self._rest += data
+        while len(self._rest) >= CHUNK_BYTES:
+            await self._put(bytes(self._rest[:CHUNK_BYTES]))
+            del self._rest[:CHUNK_BYTES]
+
+    async def finish(self) -> None:
+        if self._rest:
+            await self._put(bytes(self._rest))
+
+    async def _put(self, body: bytes) -> None:
+        await self._rows.ask("write", upload_id=self._upload_id, no=self._chunks, body=body)
+        self._chunks += 1
 
 
 async def _one(db: Any, name: str, **values: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import asyncpg
 
 from covenant.ledger.clock import PAUSE_MS, Clock, Uuids
-from covenant.ledger.postgres.blob_rows import BlobRows
+from covenant.ledger.postgres.blob_rows import BlobRows, UploadBytes
 from covenant.ledger.postgres.connections import UNAVAILABLE, Connections
 from covenant.ledger.postgres.migrations import check_durability, migrate
 from covenant.ledger.postgres.nodes import LEASE_MS, join
@@ -84,11 +84,11 @@ async def open_postgres_ledger(
     return ledger
 
 
-async def open_blob_rows(dsn: str, *, pooler: bool = False) -> BlobRows:
-    """The blob store of a ledger that is open. Raises DatabaseUnusable."""
+async def open_blob_rows(dsn: str, *, pooler: bool = False, kept: UploadBytes | None = None) -> BlobRows:
+    """The blob store of a ledger that is open. `kept`: where bytes are, if not there. Raises DatabaseUnusable."""
     connections = Connections(dsn, pooler=pooler)
     try:
         await connections.open()
     except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
         raise unusable(error) from error
-    return BlobRows(connections)
+    return BlobRows(connections, kept)

@@ -4,9 +4,11 @@ INSERT INTO blob_upload (begun_at_ms) VALUES (extract(epoch FROM clock_timestamp
 -- :write
 INSERT INTO blob_chunk (upload_id, no, body) VALUES (:upload_id, :no, :body)
 
--- :discard
-WITH gone AS (DELETE FROM blob_upload WHERE id = :upload_id)
-DELETE FROM blob_chunk WHERE upload_id = :upload_id
+-- :forget
+DELETE FROM blob_upload WHERE id = :upload_id
+
+-- :condemn
+INSERT INTO blob_upload (id, begun_at_ms) OVERRIDING SYSTEM VALUE VALUES (:upload_id, 0)
 
 -- :lock_space
 SELECT pg_advisory_xact_lock(hashtextextended('covenant.blobs.' || :space::text, 0))
@@ -67,7 +69,7 @@ SELECT id FROM blob_upload WHERE begun_at_ms < :before_ms LIMIT 1000
 
 -- :erase
 WITH gone AS (DELETE FROM blob WHERE space = :space RETURNING upload_id)
-DELETE FROM blob_chunk USING gone WHERE blob_chunk.upload_id = gone.upload_id
+INSERT INTO blob_upload (id, begun_at_ms) OVERRIDING SYSTEM VALUE SELECT upload_id, 0 FROM gone RETURNING id
 
 -- :references
 SELECT task_id FROM blob_reference WHERE space = :space AND sha256 = :sha256 ORDER BY task_id LIMIT 10
