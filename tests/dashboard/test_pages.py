@@ -95,7 +95,7 @@ def test_a_shell_preloads_what_its_script_imports_and_the_scripts_stay_within_th
         used |= {first} | wanted
     assert used == set(scripts), "no script that no page uses"
     assert len(scripts) <= 14
-    assert sum(map(len, scripts.values())) <= 95_450
+    assert sum(map(len, scripts.values())) <= 84_300
 
 
 async def test_shells_and_scripts_name_no_other_origin_and_have_nothing_inline() -> None:

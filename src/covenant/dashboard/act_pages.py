@@ -19,13 +19,11 @@ from covenant.dashboard.session_operations import allowed, role_forbidden, run_f
 from covenant.dashboard.sessions import Sessions, UiSession
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.responses import refusal_headers
-from covenant.doors.operator_api import OPERATIONS
 from covenant.doors.operator_api.operation import ApiContext, Services
 from covenant.model.errors import NotFound, Refusal, Unauthenticated
 
 FORM_BYTES_MAX: Final = 256 * 1024
 MISSING: Final = "capability_missing"
-_BY_KIND: Final = {operation.kind: operation for operation in OPERATIONS}
 
 Given = Mapping[str, str]
 """The fields of a form, or of the link that leads to it."""
@@ -60,7 +58,7 @@ class ActContext(NamedTuple):
     async def run(self, kind: str, **fields: Any) -> Any:
         """The answer of an operation. Fields that are None are left out."""
         said = {name: value for name, value in fields.items() if value is not None}
-        return await run_for(self.session, _BY_KIND[kind], self.services, said)
+        return await run_for(self.session, kind, self.services, said)
 
     def text(self, name: str) -> str:
         return self.given.get(name, "").strip()

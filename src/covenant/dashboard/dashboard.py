@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from covenant.dashboard.act_pages import Act, ActPages
 from covenant.dashboard.admin_acts import DelegationAct, GrantAct, RevokeAct, TenantAct, TrustAct
 from covenant.dashboard.audit_export import AuditExport
+from covenant.dashboard.curl_command import CurlEndpoint
 from covenant.dashboard.feed import FeedClock, FeedEndpoint
 from covenant.dashboard.file_download import FileDownload
 from covenant.dashboard.form_page import FormPage
@@ -27,6 +28,7 @@ from covenant.dashboard.sessions import Role, Sessions, UiSession
 from covenant.dashboard.settle_rates import RateSampler, RatesEndpoint
 from covenant.dashboard.static_files import StaticFiles, reply_file
 from covenant.dashboard.task_acts import AnswerAct, BulkAct, CancelAct, PushAct, RepairAct
+from covenant.dashboard.timeline import TimelineEndpoint
 from covenant.doors.http.endpoint import Endpoint
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.responses import MAILBOX, reply, reply_not_allowed, reply_refused
@@ -78,6 +80,8 @@ class Dashboard:
             "/rates": RatesEndpoint(api, self.sampler),
             "/audit/export": AuditExport(api, sessions),
             "/files": FileDownload(api),
+            "/timeline": TimelineEndpoint(api),
+            "/curl": CurlEndpoint(api, base_url),
         }
         self._operations = operation_router(api, body_bytes_max=body_bytes_max, more=more)
         self.feed: Final = FeedEndpoint(api, sessions, base_url, node=node, followers_max=feeds_max)

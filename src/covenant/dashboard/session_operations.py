@@ -54,6 +54,7 @@ VIEWED: Final = frozenset(
 OWN: Final = frozenset({"show_a2a_task", "a2a_tree", "cancel_a2a_task", "answer_a2a_task"})
 """What a tenant may ask of a task of its own, by `task_id`."""
 
+_BY_KIND: Final = {operation.kind: operation for operation in OPERATIONS}
 FOR_TENANTS: Final = frozenset(operation.kind for operation in OPERATIONS if operation.for_tenants)
 """What a tenant may ask as it does with its token: these know what is its own."""
 
@@ -129,10 +130,9 @@ async def _not_found(_scope: Scope, _: Receive, send: Send) -> None:
     await reply_refused(send, MAILBOX, NotFound("unknown_route", "there is no such operation"))
 
 
-async def run_for(
-    session: UiSession, operation: AnyApiOperation, services: Services, fields: Mapping[str, Any]
-) -> ApiAnswer:
-    """Run an operation for a form: the same checks, and the same operation."""
+async def run_for(session: UiSession, kind: str, services: Services, fields: Mapping[str, Any]) -> ApiAnswer:
+    """Run an operation for a form or an endpoint of the dashboard: the same checks, and the same operation."""
+    operation = _BY_KIND[kind]
     try:
         request = msgspec.convert(fields, operation.request)
     except msgspec.ValidationError as wrong:

@@ -4,7 +4,7 @@ import { get, on, post, rest, session } from "./api.js";
 import { attempt, begin, refuse, tabs } from "./app.js";
 import { drawFrame, drawTurn, readConversation, showParts } from "./conversation.js";
 import { leaseOf, openRepair } from "./repair.js";
-import { drawWaterfall, readTimeline } from "./waterfall.js";
+import { drawWaterfall } from "./waterfall.js";
 import { chip, clipped, duration, el, exact, fill, find, isOver, number, rows, shortId, shortName, stateOf, throttled, to, when } from "./view.js";
 
 const [id] = rest();
@@ -14,13 +14,10 @@ let known = null;
 
 async function load() {
   known ??= await session();
-  const pushed = known.role === "tenant" ? { pushes: [] } : get("a2a/pushes", { task_id: id });
-  const [detail, calls, { pushes }] = await Promise.all([get(`${path}/show`), get("a2a/tasks", { parent: id, limit: 100, ascending: true }), pushed]);
+  const [detail, timeline] = await Promise.all([get(`${path}/show`), get("timeline", { task_id: id })]);
   shown = detail;
   header();
-  // What a call elsewhere is named by, and who does it, the tree knows.
-  const elsewhere = calls.tasks.some((call) => call.remote) ? (await get(`${path}/tree`)).tree.children : [];
-  drawWaterfall(find("#fall"), readTimeline(shown, calls.tasks, elsewhere, pushes));
+  drawWaterfall(find("#fall"), timeline);
   talk();
   steps();
   await attempts();
@@ -106,58 +103,19 @@ async function frames() {
   find("#frames").replaceChildren(...found.map((frame) => drawFrame(frame, frame.what, [frame.door])));
 }
 
-/** The request that would send this task again, or the one that reads it, for a shell. The token stays out of it. */
-function curl() {
-  const { task } = shown;
-  const made = { a2a: a2aRequest, mailbox: mailboxRequest }[task.origin ?? "mailbox"];
-  const { path: place, headers = [], body } = made ? made(task) : { path: `/a2a/tasks/${id}/show` };
-  const words = [`curl -s ${quote(known.url + place)} -H "Authorization: Bearer $COVENANT_TOKEN"`];
-  if (body) words.push(["Content-Type: application/json", ...headers].map((header) => `-H ${quote(header)}`).join(" "), `-d ${quote(JSON.stringify(body))}`);
-  return words.join(" \\\n  ");
-}
-
-/** Also where the page came over plain HTTP, and the browser makes no UUID. */
-const newId = () => "10000000-1000-4000-8000-100000000000".replace(/[01]/g, () => Math.floor(Math.random() * 16).toString(16));
-
-function a2aRequest(task) {
-  const parts = task.parts?.length ? task.parts.map(partOf) : [{ text: task.intent_text }];
-  const message = { messageId: newId(), role: "ROLE_USER", parts };
-  return {
-    path: `/v1/a2a/agents/${encodeURIComponent(task.recipient.display.replace(/@.*$/, ""))}`,
-    headers: ["A2A-Version: 1.0", ...(task.idempotency ? [`Idempotency-Key: ${task.idempotency.key}`] : [])],
-    body: { jsonrpc: "2.0", id: 1, method: "SendMessage", params: { message } },
-  };
-}
-
-function mailboxRequest({ recipient, intent_text, parts, idempotency }) {
-  return { path: "/a2a/tasks", body: { id: newId(), recipient: { display: recipient.display }, intent_text, ...(parts?.length ? { parts } : {}), ...(idempotency ? { idempotency } : {}) } };
-}
-
-/** A part of A2A 1.0 from content as the ledger has it. */
-function partOf({ type, text, value, data, uri, name, filename, resource, mimeType, space, task_id, sha256 }) {
-  const said = {
-    text: () => ({ text }),
-    json: () => ({ data: value }),
-    resource_link: () => ({ url: uri }),
-    file: () => ({ url: `${known.url}/v1/files/${space}/${task_id}/${sha256}` }),
-    resource: () => (resource.blob ? { raw: resource.blob } : { text: resource.text ?? "" }),
-  }[type]?.() ?? { raw: data };
-  const file = filename ?? name;
-  const media = mimeType ?? resource?.mimeType;
-  return { ...said, ...(file ? { filename: file } : {}), ...(media ? { mediaType: media } : {}) };
-}
-
-const quote = (words) => `'${words.replaceAll("'", "'\\''")}'`;
-
+/** The request that would send this task again, for a shell; where the browser gives no clipboard, it is shown. */
 async function copyCurl({ target }) {
-  const button = target.closest("button");
+  const said = find("span", target.closest("button"));
+  let command = null;
+  await attempt(async () => (command = (await get("curl", { task_id: id })).text));
+  if (!command) return;
   try {
-    await navigator.clipboard.writeText(curl());
-    find("span", button).textContent = "Copied";
+    await navigator.clipboard.writeText(command);
+    said.textContent = "Copied";
   } catch {
-    refuse(curl());
+    refuse(command);
   }
-  setTimeout(() => (find("span", button).textContent = "Copy as curl"), 2_000);
+  setTimeout(() => (said.textContent = "Copy as curl"), 2_000);
 }
 
 tabs(find("#sides"));

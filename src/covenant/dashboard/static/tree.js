@@ -3,8 +3,7 @@
 import { get, on, rest } from "./api.js";
 import { attempt, begin } from "./app.js";
 import { linkOut } from "./conversation.js";
-import { setSpan } from "./waterfall.js";
-import { calleeOf, chip, duration, el, exact, fill, find, icon, isOver, number, rows, shortId, stateOf, throttled } from "./view.js";
+import { calleeOf, chip, duration, el, exact, fill, find, icon, isOver, number, rows, setSpan, shortId, stateOf, throttled } from "./view.js";
 
 const [id] = rest();
 const opened = new Map();
@@ -62,7 +61,7 @@ function draw() {
       took,
       own: node.usage ? number(node.usage.tokens ?? 0) : "–",
       total: node.usage_total ? number(node.usage_total.tokens ?? 0) : "–",
-      when: [setSpan(bar, from, Math.max(share(ended(node)) - from, 0.004))],
+      when: [setSpan(bar, { x: from, w: Math.max(share(ended(node)) - from, 0.004) })],
     };
   });
 }

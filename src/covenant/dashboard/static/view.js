@@ -100,6 +100,13 @@ export function rows(selector, template, items, key, values, empty = null) {
   list(find(selector), items, key, () => copy(template), (row, item) => fill(row, values(item, row)));
 }
 
+/** The place of a bar: where it begins and how wide it is, of 1. */
+export function setSpan(element, { x, w = 0 }) {
+  element.style.setProperty("--x", `${(x * 100).toFixed(3)}%`);
+  element.style.setProperty("--w", `${(w * 100).toFixed(3)}%`);
+  return element;
+}
+
 /** The address of a page, asked for this: `to("tasks", { agent })`. */
 export const to = (page, query) => `/ui/${page}?${new URLSearchParams(query)}`;
 /** The form of an act; it leads back here. */

@@ -1,0 +1,80 @@
+"""The request that would send a task again, or the one that reads it, for a shell. The token stays out of it."""
+
+from __future__ import annotations
+
+import shlex
+import uuid
+from typing import Any, Final
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from covenant.dashboard.page_endpoint import query_of
+from covenant.dashboard.session_operations import SESSION, run_for
+from covenant.doors.http.endpoint import Endpoint
+from covenant.doors.http.host_names import BaseUrl
+from covenant.doors.http.responses import MAILBOX, reply
+from covenant.doors.operator_api.operation import ApiContext, encode
+from covenant.model import task as tasks
+from covenant.model.content import File, Text
+from covenant.model.task import Task
+from covenant.wire.a2a.parts_v1 import MessageV1, parts_of, unlinked
+
+BEARER: Final = '-H "Authorization: Bearer $COVENANT_TOKEN"'
+
+
+class CurlCommand(msgspec.Struct, frozen=True, tag="ui_curl", tag_field="kind"):
+    text: str
+
+
+class CurlEndpoint(Endpoint):
+    """Of a task that the session may look at."""
+
+    def __init__(self, api: ApiContext, base_url: BaseUrl) -> None:
+        super().__init__("ui_curl", MAILBOX, api.meter)
+        self._services = api.services
+        self._base_url = base_url
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every endpoint)
+        asked = {"task_id": query_of(scope).get("task_id", "")}
+        shown: Any = await run_for(scope[SESSION], "show_a2a_task", self._services, asked)
+        await reply(send, 200, encode(CurlCommand(curl_command(shown.task, self._base_url.of(scope)))))
+
+
+def curl_command(task: Task, url: str) -> str:
+    """`url`: where the browser found us."""
+    headers: list[str] = []
+    body: dict[str, Any] | None = None
+    if task.origin == tasks.A2A:
+        path, body = f"/v1/a2a/agents/{task.recipient.display.partition('@')[0]}", _a2a_body(task, url)
+        headers = ["A2A-Version: 1.0", *([f"Idempotency-Key: {task.idempotency.key}"] if task.idempotency else [])]
+    elif task.origin == tasks.MAILBOX:
+        path, body = "/a2a/tasks", _mailbox_body(task)
+    else:
+        path = f"/a2a/tasks/{task.id}/show"
+    lines = [f"curl -s {shlex.quote(url + path)} {BEARER}"]
+    if body is not None:
+        headers = ["Content-Type: application/json", *headers]
+        lines.append(" ".join(f"-H {shlex.quote(header)}" for header in headers))
+        lines.append(f"-d {shlex.quote(msgspec.json.encode(body).decode())}")
+    return " \\\n  ".join(lines)
+
+
+def _a2a_body(task: Task, url: str) -> dict[str, Any]:
+    def link(file: File) -> str:
+        return url + unlinked(file)
+
+    parts = parts_of(task.parts or (Text(task.intent_text),), link)
+    message = MessageV1(message_id=str(uuid.uuid4()), role="ROLE_USER", parts=parts)
+    return {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+
+
+def _mailbox_body(task: Task) -> dict[str, Any]:
+    body = {
+        "id": str(uuid.uuid4()),
+        "recipient": {"display": task.recipient.display},
+        "intent_text": task.intent_text,
+        "parts": task.parts,
+        "idempotency": task.idempotency,
+    }
+    return {name: value for name, value in body.items() if value}
