@@ -173,6 +173,7 @@ TENANTS_OPERATIONS = {
     "a2a_tree",
     "cancel_a2a_task",
     "answer_a2a_task",
+    "signal_a2a_task",
     "find_a2a_tasks",
     "count_a2a_tasks",
     "a2a_task_log",

@@ -51,11 +51,11 @@ VIEWED: Final = frozenset(
 )
 """What a viewer may ask: it changes nothing and takes nothing. Not every GET is so: receiving is one."""
 
-OWN: Final = frozenset({"show_a2a_task", "a2a_tree", "cancel_a2a_task", "answer_a2a_task"})
+OWN: Final = frozenset("show_a2a_task a2a_tree cancel_a2a_task answer_a2a_task signal_a2a_task".split())
 """What a tenant may ask of a task of its own, by `task_id`."""
 
 _BY_KIND: Final = {operation.kind: operation for operation in OPERATIONS}
-FOR_TENANTS: Final = frozenset(operation.kind for operation in OPERATIONS if operation.for_tenants)
+FOR_TENANTS: Final = frozenset(operation.kind for operation in OPERATIONS if operation.for_tenants) - OWN
 """What a tenant may ask as it does with its token: these know what is its own."""
 
 
@@ -75,7 +75,7 @@ async def scoped(session: UiSession, operation: AnyApiOperation, request: R, ser
     if has_short_id(request):
         looks = session.principal if session.role is Role.TENANT else seen_as
         request = await spell_ids(services, looks, request)
-    if session.role is Role.OPERATOR or (session.role is Role.TENANT and operation.for_tenants):
+    if session.role is Role.OPERATOR or (session.role is Role.TENANT and operation.kind in FOR_TENANTS):
         return session.principal, request
     if session.role is Role.TENANT:
         await _check_own(session, request, services)
