@@ -14,6 +14,7 @@ from types import CoroutineType
 from typing import Any, Final, Protocol
 
 from covenant.agents.api import Agent, BareReply, Rejection, Retry, SyncTurn, Turn, TurnWork
+from covenant.agents.retried_agent import chance_of
 from covenant.agents.runtime.function_threads import AgentThreads, ThreadChannel, TurnStopped
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.job_buffer import FAILED
@@ -21,7 +22,7 @@ from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.agents.runtime.turn_steps import StepError
 from covenant.model.content import Audio, Content, File, Image, Json, Resource, ResourceLink, Text
 from covenant.model.errors import WrongType
-from covenant.model.ids import AgentId, LeaseId
+from covenant.model.ids import AgentId
 from covenant.model.task import NATIVE
 from covenant.model.task_event import MessageUpdate, StatusUpdate
 from covenant.wire.json_input import TOLD_NESTING_MAX
@@ -99,7 +100,7 @@ class FunctionAgent:
                 else:
                     _say_returned(await made if inspect.isawaitable(made) else made, job, output)
         except self._retry_on as error:
-            pause_s = self._retries.pause_s(job.leased.lease.attempt, _chance(job.leased.lease.lease_id))
+            pause_s = self._retries.pause_s(job.leased.lease.attempt, chance_of(job.leased.lease.lease_id))
             if job.ended or pause_s is None or isinstance(error, StepError):
                 raise
             log.warning("agent.retried", exc_info=True, extra={"task_id": job.task.id, "pause_s": pause_s})
@@ -147,11 +148,6 @@ class FunctionAgent:
         except TurnStopped:
             if not job.ended:
                 raise
-
-
-def _chance(lease_id: LeaseId) -> float:
-    """From 0 to 1, the same for a lease each time: its id was made by chance."""
-    return int(lease_id[:8], 16) / 0xFFFFFFFF
 
 
 def _is_async(function: Any) -> bool:

@@ -14,6 +14,7 @@ Standard input is one JSON object: `type` "turn", `task_id`, `context_id`, `mess
     session_exited, session_stopped    the turn is done
     approval_request   `text`: the task waits for its sender, and the program is ended
     auth_request       `text`: the same, for something that only the sender may do elsewhere
+    retry              `after_s`, perhaps `text`: the turn is begun again then, as a further attempt
     reject             `text`: the task ends as rejected
     error, session_error               it failed: `message`
 
@@ -124,7 +125,7 @@ class ProcessAgent:
             process = await start_program(self._command, self._environment, self._line_bytes_max)
         except (OSError, ValueError):
             log.warning("process.not_started", exc_info=True, extra=job.fields(command=self._command[0]))
-            job.fail(NOT_STARTED)
+            job.fail(NOT_STARTED, reason="not_started")
             return
         assert process.stdin is not None
         calls = self.calls(job, process.stdin)
@@ -294,14 +295,14 @@ class ProgramOutput:
             case "reject":
                 job.reject(_words(event) or FAILED)
             case "error" | "session_error":
-                job.fail(_complaint(event))
+                job.fail(_complaint(event), reason="failed")
             case _:
                 log.debug("process.passed_over", extra=job.fields(type=str(kind)[:100]))
 
     def _result(self, event: dict[str, Any]) -> None:
         self._job.spend(read_usage(event.get("usage")))
         if event.get("status") == "error" or event.get("is_error") is True:
-            self._job.fail(_complaint(event))
+            self._job.fail(_complaint(event), reason="failed")
             return
         words, partial = _words(event), event.get("status") == "partial"
         if not self._output.text:
@@ -321,9 +322,9 @@ class ProgramOutput:
         elif code == 0:
             self._job.complete(*self._close())
         elif code < 0:
-            self._job.fail(f"the agent was ended by signal {-code}")
+            self._job.fail(f"the agent was ended by signal {-code}", reason="exited")
         else:
-            self._job.fail(f"the agent exited with status {code}")
+            self._job.fail(f"the agent exited with status {code}", reason="exited")
 
 
 def _words(event: dict[str, Any]) -> str:

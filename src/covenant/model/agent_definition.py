@@ -87,6 +87,31 @@ class Schedule(_Part, frozen=True, gc=False, kw_only=True):
     """Moments that were missed are run if they are no longer ago than this."""
 
 
+RetryReason = Literal[
+    "rate_limited", "overloaded", "unreachable", "timed_out", "provider_error", "not_started", "exited", "failed"
+]
+"""Why an attempt failed: the first five of a model, the others of a program."""
+Pause = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+
+
+class RetryPauses(_Part, frozen=True, gc=False, kw_only=True):
+    """In seconds: the first pause, the longest one, by what each is longer than the one before, and by chance."""
+
+    first: Pause = 1.0
+    longest: Pause = 300.0
+    factor: Annotated[float, msgspec.Meta(ge=1, le=100)] = 2.0
+    jitter: Share = 0.2
+
+
+class Retries(_Part, frozen=True, gc=False, kw_only=True):
+    """How often a turn is begun again by itself after it failed, after which pauses and which failures."""
+
+    attempts: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
+    """In all, with the first one, and with those that a program asks for itself."""
+    backoff: RetryPauses = RetryPauses()
+    retry_on: Annotated[tuple[RetryReason, ...], msgspec.Meta(max_length=20)] = ()
+
+
 class AgentDefinition(_Part, frozen=True, gc=False, kw_only=True):
     id: AgentKey
     name: Line = ""
@@ -144,6 +169,7 @@ class AgentDefinition(_Part, frozen=True, gc=False, kw_only=True):
     rate_per_min: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     """Turns that begin in a minute; the others wait in the queue. 0: as many as come."""
     schedules: Annotated[tuple[Schedule, ...], msgspec.Meta(max_length=100)] = ()
+    retries: Retries | None = None
 
     @property
     def kind_rules(self) -> KindRules:
@@ -229,6 +255,10 @@ def _check_whole(made: AgentDefinition) -> None:
         raise _wrong(f"/id: {made.id!r} is reserved")
     if made.on_lost == "requeue" and not made.idempotent:
         raise _wrong('/on_lost: "requeue" needs "idempotent": true, since the work may have been done')
+    if made.retries is not None and not made.kind_rules.retried:
+        raise _wrong(f"/retries: an agent of the kind {made.kind!r} has none; its own program or code begins again")
+    if made.retries is not None and made.retries.retry_on and not made.idempotent:
+        raise _wrong('/retries/retry_on: needs "idempotent": true, since the failed attempt may have done its work')
     for kind, rules in KINDS.items():
         given = bool(rules.key and getattr(made, rules.key))
         if given and kind != made.kind:

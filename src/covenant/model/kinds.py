@@ -26,6 +26,8 @@ class KindRules(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """How long a turn may take where the agent does not say. None: no limit."""
     waits_for_others: bool = False
     """It mostly waits for calls elsewhere, so more of its tasks may run at once than of one that computes."""
+    retried: bool = False
+    """Its definition may say how often a failed turn is begun again."""
     repeatable: bool = False
     """An attempt that is begun again goes on with the same work."""
     offered_to_peers: bool = False
@@ -42,11 +44,14 @@ class KindRules(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 KINDS: Final[dict[AgentKind, KindRules]] = {
     "function": KindRules(stored_by="code", offered_to_peers=True),
     "worker": KindRules(stored_by="tenant", offered_to_peers=True, enrolled=True),
-    "model": KindRules(stored_by="tenant", pooled=True, waits_for_others=True, offered_to_peers=True, needs_model=True),
+    "model": KindRules(
+        stored_by="tenant", pooled=True, waits_for_others=True, retried=True, offered_to_peers=True, needs_model=True
+    ),
     "process": KindRules(
         stored_by="operator",
         pooled=True,
         timeout_ms=5 * 60_000,
+        retried=True,
         offered_to_peers=True,
         key="command",
         key_required=True,

@@ -174,7 +174,7 @@ AGENT_JSON = (
     '"default_project":"","mcp_tool_permissions":null,"needs_approval":[],"timeout_ms":null,"idempotent":false,"on_lost":"hold",'
     '"input_modes":[],"output_modes":[],"command":[],"url":"","peer":"","skills":[],"extensions":[],"concurrency":0,'
     '"rate_per_min":0,'
-    '"schedules":[]},'
+    '"schedules":[],"retries":null},'
     '"ignored":[]}'
 )
 

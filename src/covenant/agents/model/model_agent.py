@@ -37,6 +37,7 @@ from covenant.agents.model.pydantic_agent import (
     prompt_of,
     say_result,
     used,
+    why_unable,
 )
 from covenant.agents.model.toolbox import CONSULTS_MAX, ROUNDS_MAX, Toolbox, ToolServices
 from covenant.agents.runtime.job import Job
@@ -252,7 +253,7 @@ class ModelAgent:
             cut = isinstance(error, UnexpectedModelBehavior) and model.stop_reason == CUT
             if cut:
                 job.notes["stop_reason"] = CUT
-            job.fail(CUT_SHORT if cut else f"the model failed: {failure_word(error)}")
+            job.fail(CUT_SHORT if cut else f"the model failed: {failure_word(error)}", reason=retry_reason(error))
         finally:
             job.spend(job.spending.end_running())
             job.notes.setdefault("model", model.model_name)
@@ -388,6 +389,14 @@ def _spent(most: int) -> str:
 
 def _spoken(job: Job) -> bool:
     return job.task.origin == NATIVE and (job.task.request_metadata or {}).get("channel") == "voice"
+
+
+def retry_reason(error: Exception) -> str:
+    """In one word of `RetryReason`; empty if the same question would fail again."""
+    if not isinstance(error, ModelAPIError):
+        return ""
+    rejected = isinstance(error, ModelHTTPError) and error.status_code < 500
+    return why_unable(error) or ("" if rejected else "provider_error")
 
 
 def failure_word(error: Exception) -> str:

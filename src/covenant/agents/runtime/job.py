@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -61,6 +61,7 @@ class Job(JobBuffer):
         "_steps",
         "_stored_messages",
         "deadline",
+        "failure",
         "parking",
         "runner",
         "slot",
@@ -79,6 +80,8 @@ class Job(JobBuffer):
         self.finishing = False
         self.parking = False
         """Its last record parks the task until something comes."""
+        self.failure = ""
+        """Why the agent failed, in one word that its retries can name."""
         self.stopping: str | None = None
         """Why it is being stopped."""
         self.runner: asyncio.Task[None] | None = None
@@ -218,8 +221,10 @@ class Job(JobBuffer):
             self._large = True
         self._end(Result(task_id=self.task.id, status=status, content=content, reply=bare), _COMPLETED)
 
-    def fail(self, message: str, *content: Content) -> None:
-        """`message` is told to the sender: nothing of it may be meant for us alone."""
+    def fail(self, message: str, *content: Content, reason: str = "") -> None:
+        """`message` is told to the sender: nothing of it may be meant for us alone. `reason`: see `failure`."""
+        if not self.ended:
+            self.failure = reason
         self._end(self._error(message, content), Ending.FAILED)
 
     def reject(self, message: str, *content: Content) -> None:
@@ -242,6 +247,17 @@ class Job(JobBuffer):
             told = f"{text or f'attempt {attempt} failed'}; attempt {attempt + 1} begins in {after_s:.3g} s"
             self._retry = (round(after_s * 1000), StatusUpdate(told))
             self._mute = True
+
+    def retry_failed(self, pause_s: float | None, retry_on: Collection[str]) -> None:
+        """Begin again what failed for one of these reasons. `pause_s` None: this was the last attempt."""
+        if self.over:
+            return
+        if pause_s is None and self._retry is not None:
+            told, self._retry = self._retry[1], None
+            self.fail(told.text.rpartition("; attempt")[0])
+        elif pause_s is not None and self._result is not None and self.failure in retry_on:
+            failed, self._result, self._ending = self._result, None, None
+            self.retry(pause_s, failed.error_message or "")
 
     @property
     def ended(self) -> bool:

@@ -22,6 +22,7 @@ from covenant.agents.model.toolbox import ToolServices
 from covenant.agents.model.web_fetch import WebPages, WebSearch
 from covenant.agents.peer_agent import PeerAgent, PeerRequester
 from covenant.agents.process_agent import ProcessAgent
+from covenant.agents.retried_agent import RetriedAgent
 from covenant.agents.router import IndexAgent, UnavailableAgent
 from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.worker_pool import RunningJobs, WorkerPool
@@ -44,7 +45,7 @@ from covenant.exchange.tasks.writer import TaskWriter
 from covenant.ledger.clock import Uuids
 from covenant.ledger.contract.identities import IdentityLedger
 from covenant.model.a2a_requests import PushConfig
-from covenant.model.agent_definition import INDEX, AgentDefinition
+from covenant.model.agent_definition import INDEX, AgentDefinition, Retries
 from covenant.model.extras import install_command
 from covenant.model.kinds import AgentKind
 from covenant.model.task import ELSEWHERE, PEERS, Target
@@ -123,6 +124,8 @@ class AgentSync:
         for (tenant_name, agent_id), definition in wanted.items():
             make = self._runners.get(definition.kind)
             body = make(definition) if make is not None else None
+            if body is not None and definition.kind_rules.retried:
+                body = RetriedAgent(body, definition.retries or Retries())
             if body is not None and self._programs.get((tenant_name, agent_id)) != definition:
                 self._register(tenant_name, definition, body)
                 if self._remotes is not None and definition.kind_rules.place == "remote":
