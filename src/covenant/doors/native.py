@@ -325,6 +325,7 @@ class RunDoor:
             agent=given.agent,
             definition=given.agent_def,
             about={name: said for name, said in about.items() if said is not None},
+            not_before_ms=given.not_before_ms,
         )
         stream = await self._runs.start(asked.caller, run, asked.header(IDEMPOTENCY_KEY), asked.call_context)
         return stream, partial(write_events, stream, from_start=True)

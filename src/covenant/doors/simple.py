@@ -32,12 +32,14 @@ Words = Annotated[str, msgspec.Meta(min_length=1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Timeout = Annotated[int, msgspec.Meta(ge=1_000, le=600_000)]
 Depth = Annotated[int, msgspec.Meta(ge=1, le=10)]
+Moment = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class A2ATaskParams(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel", omit_defaults=True):
     message: Words
     skill: Name | None = None
     timeout_ms: Timeout | None = None
+    not_before_ms: Moment | None = None
     depth: Depth | None = None
 
 
@@ -48,6 +50,7 @@ class A2ATaskSendRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, re
     message: Words | None = None
     skill: Name | None = None
     timeout_ms: Timeout | None = None
+    not_before_ms: Moment | None = None
     depth: Depth | None = None
     source_agent: Name | None = None
     method: str | None = None
@@ -185,6 +188,7 @@ def asked_for(request: A2ATaskSendRequest, hop: Hop | None = None) -> SimpleSend
         message=given.message,
         skill=given.skill,
         timeout_ms=given.timeout_ms,
+        not_before_ms=given.not_before_ms,
         depth=given.depth or request.depth or 1,
         source_agent=request.source_agent,
         hop=hop,

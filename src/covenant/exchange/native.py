@@ -240,6 +240,7 @@ class NativeRun(msgspec.Struct, frozen=True, kw_only=True):
     definition: dict[str, Any] | None = None
     about: dict[str, Any] | None = None
     """Metadata from the client, kept with the request."""
+    not_before_ms: int | None = None
 
 
 class NativeRuns:
@@ -300,6 +301,7 @@ class NativeRuns:
             context_id=context_id,
             parent=parent,
             request_metadata=about or None,
+            not_before_ms=run.not_before_ms,
         )
 
 

@@ -47,6 +47,7 @@ class SimpleSend(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     message: str
     skill: str | None = None
     timeout_ms: int | None = None
+    not_before_ms: int | None = None
     depth: int = 1
     source_agent: str | None = None
     hop: Hop | None = None
@@ -159,7 +160,8 @@ class SimpleExchange:
             timeout_ms=timeout_ms,
             hop=hop,
             # What nobody begins in this time, or what waits for a word that this door cannot bring, ends too.
-            deadline_ms=self._ledger.now_ms() + timeout_ms,
+            deadline_ms=max(self._ledger.now_ms(), sent.not_before_ms or 0) + timeout_ms,
+            not_before_ms=sent.not_before_ms,
             request_metadata=said,
         )
 

@@ -319,6 +319,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     agent_def: dict[str, Any] | None = None
     original_query: str | None = None
     channel: Literal["text", "voice"] | None = None
+    not_before_ms: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class NewConversation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -124,6 +125,20 @@ async def test_much_is_told_in_the_answer_and_not_all_of_it_as_progress(daemon: 
     assert len(data["text"].split()) == 3_000
     assert told.task_id == data["task_id"]
     assert len(told.messages) < 500
+
+
+async def test_a_task_for_later_is_answered_at_once_and_begun_then(daemon: Daemon) -> None:
+    async with over_http(daemon) as client:
+        later_ms = time.time_ns() // 1_000_000 + 1_500
+        asked: dict[str, Any] = {"agent": "echo", "message": "later", "not_before_ms": later_ms}
+        failed, text, data = await called(client, "send_task", **asked)
+        assert (failed, data["state"]) == (False, "submitted"), text
+        _, _, done = await called(client, "get_task", task_id=data["task_id"], wait_seconds=60)
+        assert done["state"] == "completed"
+        assert time.time_ns() // 1_000_000 >= later_ms
+        for wrong in ({"not_before_ms": -1}, {"not_before_ms": 1 << 62}, {"task_id": data["task_id"]}):
+            failed, text, _ = await called(client, "send_task", **{**asked, **wrong})
+            assert failed, wrong
 
 
 async def test_a_key_makes_a_repeat_the_same_task(daemon: Daemon) -> None:

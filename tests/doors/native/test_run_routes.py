@@ -62,6 +62,20 @@ async def test_a_run_is_told_from_its_first_step_to_its_last(tmp_path: Path) -> 
         assert (shown["origin"], shown["agent_id"], shown["state"]) == ("native", "echo", "completed")
 
 
+async def test_a_run_for_later_is_told_when_it_has_begun(tmp_path: Path) -> None:
+    async with open_simple(tmp_path, echo()) as s:
+        for wrong in (-1, 1.5, "soon", True):
+            body = {"message": "Hello", "agent": "echo", "not_before_ms": wrong}
+            assert (await s.ask("POST", "/v1/orchestrate", json=body)).status_code == 400
+        body = {"message": "Hello", "agent": "echo", "not_before_ms": s.ledger.now_ms() + 60_000}
+        async with streaming(s, "/v1/orchestrate", body) as response:
+            events = aiter(frames_of(response))
+            assert (await anext(events))[1] == "request_received"
+            assert (await s.later(59_000)).woken == 0
+            assert (await s.later(1_000)).woken == 1
+            assert [name async for _, name, _ in events][-1] == "done"
+
+
 async def test_the_master_does_what_is_addressed_to_nobody(tmp_path: Path) -> None:
     weather = Agent("weather", description="Tells the weather forecast", skills=["forecast"])
 

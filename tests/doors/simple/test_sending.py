@@ -70,6 +70,10 @@ BAD = [
     b'{"message": "a", "timeoutMs": 600001}',
     b'{"message": "a", "timeoutMs": 1000.5}',
     b'{"message": "a", "timeoutMs": "1000"}',
+    b'{"message": "a", "notBeforeMs": -1}',
+    b'{"message": "a", "notBeforeMs": 1.5}',
+    b'{"message": "a", "notBeforeMs": "soon"}',
+    b'{"message": "a", "notBeforeMs": 9000000000000000}',
     b'{"message": "a", "depth": 0}',
     b'{"message": "a", "depth": 11}',
     b'{"message": "a", "skill": ""}',
@@ -88,6 +92,21 @@ async def test_what_cannot_be_read_is_refused_and_leaves_nothing(tmp_path: Path,
         assert response.json().keys() == {"error", "code"}
         assert response.json()["code"] == "VALIDATION_ERROR"
         assert await s.ledger.of_tenant("default", 10) == ()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_task_for_later_is_begun_later_and_its_time_is_counted_from_then(
+    tmp_path: Path, *, inside: bool
+) -> None:
+    async with open_simple(tmp_path, echo()) as s:
+        later_ms = s.ledger.now_ms() + 3_600_000
+        asked = {"message": "Hello", "timeoutMs": 1_000, "notBeforeMs": later_ms}
+        task = (await s.send({"params": asked} if inside else asked)).json()
+        assert task["state"] == "submitted"
+        assert (await s.later(3_599_000)).woken == 0
+        assert (await s.get(task["id"])).json()["state"] == "submitted"
+        assert (await s.later(1_000)).woken == 1
+        assert (await s.ended(task["id"]))["state"] == "completed"
 
 
 async def test_who_has_no_token_is_refused_before_anything_else(tmp_path: Path) -> None:

@@ -68,6 +68,15 @@ class SendTaskArguments(_Arguments, frozen=True, kw_only=True):
         Annotated[TaskName, msgspec.Meta(description="Continue this task: answer what its agent asked.")] | None
     ) = None
     idempotency_key: Key | None = None
+    not_before_ms: (
+        Annotated[
+            int,
+            msgspec.Meta(
+                ge=0, description="Begin at this moment, in epoch milliseconds. The answer has the task's id."
+            ),
+        ]
+        | None
+    ) = None
 
 
 class GetTaskArguments(_Arguments, frozen=True, kw_only=True):

@@ -19,11 +19,13 @@ from covenant.exchange.access.tenants import Caller, TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import target_of
 from covenant.exchange.task_lookup import TaskLookup
+from covenant.exchange.tasks.builder import NOT_BEFORE
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.content import Text
+from covenant.model.errors import Invalid
 from covenant.model.rate_limits import TokenBucket
 from covenant.model.task_view import TaskView
 from covenant.model.tenants import DEFAULT
@@ -92,8 +94,13 @@ class ToolCalls:
         # With a key the message is the same when it is said again, so its id must be too.
         message_id = asked.idempotency_key or self._new_id()
         message = Message(message_id=message_id, parts=(Text(asked.message),), task_id=asked.task_id)
-        sent = SendMessage(message=message, blocking=asked.wait)
-        if not asked.wait:
+        later = asked.not_before_ms
+        wait = asked.wait and later is None
+        if later is not None and asked.task_id is not None:
+            raise Invalid("invalid_task", "not_before_ms is for a new task, and task_id names one that is there")
+        metadata = {NOT_BEFORE: later} if later is not None else None
+        sent = SendMessage(message=message, blocking=wait, metadata=metadata)
+        if not wait:
             return self._render(caller, await self._exchange.send(ask, sent))
         with self._limiter.streaming(caller):
             stream = await self._exchange.stream(ask, sent)
