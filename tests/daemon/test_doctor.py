@@ -1,10 +1,13 @@
 """`covenant doctor`: what it finds, that it changes nothing, and how a damaged journal is mended."""
 
+import base64
+import hashlib
 import json
 import os
 import shutil
 import sqlite3
 import subprocess
+import urllib.request
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -653,3 +656,39 @@ def test_a_segment_that_is_gone_is_mended_from_what_the_archive_covers(home: Pat
     assert "missing" in ran.out
     assert doctor(home, "--accept-loss", "--yes").code == 0
     assert doctor(home).code == 0
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_files_of_finished_tasks_that_are_missing_and_files_of_no_task_are_told(
+    short_path: Path, *, packed: bool
+) -> None:
+    daemon = Daemon(short_path / "home")
+    said = "x" * (10 if packed else 300_000)
+    yes = json.dumps({"type": "assistant", "text": "yes"})
+    daemon.json("agents", "add", "cat", "--command", f"printf '%s\\n' '{yes}'")
+    data = os.urandom(300_000)
+    (short_path / "orphan").write_bytes(os.urandom(1000))
+    orphan = daemon.json("files", "put", str(short_path / "orphan"))["sha256"]
+    parts = [{"raw": base64.b64encode(data).decode()}, {"text": said}]
+    message = {"messageId": "m", "role": "ROLE_USER", "parts": parts}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+    token = (daemon.home / "operator.token").read_text().strip()
+    asked = urllib.request.Request(
+        f"{daemon.url}/v1/a2a/agents/cat",
+        json.dumps(body).encode(),
+        {"Authorization": f"Bearer {token}", "Content-Type": "application/json", "A2A-Version": "1.0"},
+    )
+    with urllib.request.urlopen(asked, timeout=BOUND_S) as answer:
+        task = json.load(answer)["result"]["task"]
+    assert task["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert daemon.stop() == 0
+    well = doctor(daemon.home)
+    assert well.code == 0, well.out
+    assert "no task refers to 1 of them" in well.out
+    sha256 = hashlib.sha256(data).hexdigest()
+    (place,) = (daemon.home / "blobs").glob(f"*/*/{sha256}")
+    shutil.rmtree(place)
+    ill = doctor(daemon.home)
+    assert ill.code == 1
+    assert f"1 file(s) of finished tasks are missing: {sha256} of {task['id']}" in ill.out
+    assert orphan not in ill.out

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 import os
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,10 @@ from covenant import (
     TaskId,
     Turn,
 )
-from covenant.daemon.schedulers import FileCollector
+from covenant.daemon.schedulers import FileCollector, Retention, Singleton
 from covenant.ledger.contract.blobs import BlobUsage, space_of
 from covenant.ledger.embedded.blob_folder import BYTES, INCOMING, BlobFolder
+from covenant.model.settings import HOUR_MS
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.waits import BOUND_S, until
@@ -295,6 +297,35 @@ async def test_what_no_task_refers_to_is_collected_and_what_a_task_has_is_not(da
     assert "covenant_files_collected_total 1.0" in metrics
 
 
+async def test_what_retention_has_erased_the_tasks_of_is_collected(tmp_path: Path) -> None:
+    clock = FakeClock()
+    settings: dict[str, Any] = {"retention": {"task_hours": 2}, "a2a": {"message_bytes_max": 8_000_000}}
+    async with open_daemon_under_test(tmp_path / "home", *make_agents(), clock=clock, **settings) as daemon:
+        first = await send(daemon, "echo", raw(LARGE, filename="a.bin"))
+        clock.advance(HOUR_MS)
+        second = await send(daemon, "sizes", raw(LARGE), raw(b"x" * 300_000))
+        assert (await daemon.ask("GET", f"/v1/a2a/agents/sizes/tasks/{second['id']}")).status_code == 200
+        inner = [each.scheduler if isinstance(each, Singleton) else each for each in daemon.daemon.schedulers]
+        (retention,) = [each for each in inner if isinstance(each, Retention)]
+        (collector,) = [each for each in inner if isinstance(each, FileCollector)]
+        store = store_of(daemon)
+
+        async def erase_and_collect() -> tuple[int, int, int]:
+            clock.advance(HOUR_MS + 60_000)
+            erased = await retention.step()
+            for path in (daemon.home / "blobs").rglob("*"):
+                os.utime(path, (1, 1))
+            collected = await collector.step()
+            return erased.tasks, collected.references, collected.blobs
+
+        assert await erase_and_collect() == (1, 1, 0)
+        assert await store.find(space_of("default"), SHA256, TaskId(first["id"])) is None
+        assert await store.find(space_of("default"), SHA256, TaskId(second["id"])) == len(LARGE)
+        assert await erase_and_collect() == (1, 2, 2)
+        assert await store.usage() == BlobUsage(0, 0)
+        assert await erase_and_collect() == (0, 0, 0)
+
+
 async def test_removing_a_tenant_removes_its_files(daemon: DaemonUnderTest) -> None:
     other = await daemon.add_tenant("other")
     await upload(daemon, LARGE, headers={"authorization": f"Bearer {other}"})
@@ -430,3 +461,26 @@ async def test_an_agent_cannot_make_a_file_up(daemon: DaemonUnderTest) -> None:
     for words in (f"own {space_of('default')}", f"own {space_of('other')}", f"other {space_of('other')}"):
         task = await send(daemon, "forger", {"text": words})
         assert (task["status"]["state"], task.get("artifacts")) == ("TASK_STATE_FAILED", None), words
+
+
+async def test_mcp_and_the_simple_door_tell_a_large_file_by_a_url_that_works(tmp_path: Path) -> None:
+    maker = Agent("maker", description="Makes files", default_project="p")
+
+    @maker
+    async def make(turn: Turn) -> AsyncIterator[Any]:
+        yield await turn.save_file("big.bin", LARGE)
+
+    async with open_daemon_under_test(tmp_path / "home", maker) as daemon:
+        headers = {"accept": "application/json, text/event-stream"}
+        asked = {"name": "send_task", "arguments": {"agent": "maker", "message": "go"}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": asked}
+        told = (await daemon.ask("POST", "/mcp", json=body, headers=headers)).text
+        (url, *_) = re.findall(r"big\.bin <(\S+?)>", told)
+        assert (await daemon.ask("GET", path_of(url), token="")).content == LARGE
+
+        task = (await daemon.ask("POST", "/a2a/tasks/send", json={"message": "go"})).json()
+        await daemon.ledger.finished(TaskId(task["id"]), int(BOUND_S * 1000))
+        task = (await daemon.ask("GET", f"/a2a/tasks/{task['id']}")).json()
+        texts = [part["text"] for each in task["messages"] for part in each["parts"]]
+        (url,) = [text for text in texts if "/v1/files/" in text]
+        assert (await daemon.ask("GET", path_of(url), token="")).content == LARGE

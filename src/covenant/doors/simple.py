@@ -17,11 +17,12 @@ from covenant.doors.http.endpoint import TenantCall
 from covenant.doors.http.openapi import route
 from covenant.doors.http.responses import Style
 from covenant.exchange.simple import SimpleExchange, SimpleSend
-from covenant.model.content import Content, Json, ResourceLink, Text
+from covenant.model.content import Content, File, Json, ResourceLink, Text
 from covenant.model.errors import Invalid, NotFound
 from covenant.model.task import TIMED_OUT, Cause, Hop
 from covenant.model.task_event import text_artifact
 from covenant.model.task_view import TaskState, TaskView
+from covenant.wire.a2a.parts_v1 import Link, unlinked
 from covenant.wire.json_input import decode
 from covenant.wire.timestamps import format_ms
 
@@ -110,12 +111,12 @@ _STATES: Final[dict[TaskState, A2ATaskState]] = {
 decode_send: Final = partial(decode, msgspec.json.Decoder(A2ATaskSendRequest))
 
 
-def task_of(view: TaskView) -> A2ATask:
+def task_of(view: TaskView, link: Link = unlinked) -> A2ATask:
     ignored = (view.task.request_metadata or {}).get("ignored")
     return A2ATask(
         id=view.task.id,
         state=_STATES[view.state],
-        messages=tuple(_messages(view)),
+        messages=tuple(_messages(view, link)),
         session_id=view.task.context_id,
         created_at=format_ms(view.created_at_ms),
         updated_at=format_ms(view.updated_at_ms),
@@ -123,13 +124,18 @@ def task_of(view: TaskView) -> A2ATask:
     )
 
 
-def _messages(view: TaskView) -> Iterator[A2AMessage]:
+def _messages(view: TaskView, link: Link) -> Iterator[A2AMessage]:
     """What was said, turn by turn. What an agent has said so far in words stands after what it was asked."""
-    spoken = {artifact.artifact_id: _parts(artifact.parts) for artifact in view.artifacts}
-    finals = {_text(_parts(message.parts)) for message in view.history if message.role == "agent"}
+    spoken = {artifact.artifact_id: _parts(artifact.parts, link) for artifact in view.artifacts}
+    finals = {_text(_parts(message.parts, link)) for message in view.history if message.role == "agent"}
+    files = tuple(A2APart(text=link(each)) for each in _made_files(view))
     task_id, turn = view.task.id, 0
     for message in view.history:
-        parts = _parts(message.parts)
+        if files and message.role == "agent" and message is view.history[-1]:
+            # Before the reply: what comes last is taken for the answer.
+            yield A2AMessage(role="agent", parts=files)
+            files = ()
+        parts = _parts(message.parts, link)
         if view.cause is Cause.DEADLINE and message is view.message:
             parts = (A2APart(text=TIMED_OUT),)
         if (
@@ -147,17 +153,26 @@ def _messages(view: TaskView) -> Iterator[A2AMessage]:
             # The reply as a whole says it again: once is enough.
             if said and _text(said) not in finals:
                 yield A2AMessage(role="agent", parts=said)
+    if files:
+        yield A2AMessage(role="agent", parts=files)
 
 
-def _parts(content: tuple[Content, ...]) -> tuple[A2APart, ...]:
-    return tuple(A2APart(text=text) for part in content if (text := _words(part)))
+def _made_files(view: TaskView) -> Iterator[File]:
+    """Files of artifacts that no message has."""
+    told = {part.sha256 for message in view.history for part in message.parts if isinstance(part, File)}
+    for artifact in view.artifacts:
+        yield from (part for part in artifact.parts if isinstance(part, File) and part.sha256 not in told)
+
+
+def _parts(content: tuple[Content, ...], link: Link) -> tuple[A2APart, ...]:
+    return tuple(A2APart(text=text) for part in content if (text := _words(part, link)))
 
 
 def _text(parts: tuple[A2APart, ...]) -> str:
     return "".join(part.text for part in parts)
 
 
-def _words(part: Content) -> str:
+def _words(part: Content, link: Link) -> str:
     match part:
         case Text(text=text):
             return text
@@ -165,6 +180,8 @@ def _words(part: Content) -> str:
             return _encode(value).decode()
         case ResourceLink(uri=uri):
             return uri
+        case File():
+            return link(part)
         case _:
             return ""
 
@@ -199,8 +216,10 @@ STYLE: Final = Style(lambda refusal: _encode(SimpleError(error=refusal.message, 
 
 
 class SimpleDoor:
-    def __init__(self, tasks: SimpleExchange) -> None:
+    def __init__(self, tasks: SimpleExchange, link: Link) -> None:
+        """`link`: where a file of a task is downloaded."""
         self._tasks = tasks
+        self._link = link
 
     @route(
         "POST",
@@ -211,11 +230,11 @@ class SimpleDoor:
     )
     async def send_simple_task(self, asked: TenantCall) -> tuple[int, A2ATask]:
         request = asked_for(decode_send(asked.body), asked.call_context)
-        return 200, task_of(await self._tasks.send(asked.caller, request))
+        return 200, task_of(await self._tasks.send(asked.caller, request), self._link)
 
     @route("GET", TASK, "A task that was sent by this door, as it is now", refusal=SimpleError)
     async def get_simple_task(self, asked: TenantCall) -> tuple[int, A2ATask]:
         try:
-            return 200, task_of(await self._tasks.get(asked.caller, asked.path["task_id"]))
+            return 200, task_of(await self._tasks.get(asked.caller, asked.path["task_id"]), self._link)
         except NotFound:
             raise NotFound("unknown_task", NO_TASK) from None

@@ -37,6 +37,7 @@ from covenant.model.mcp_servers import Tool
 from covenant.model.settings import A2aSettings
 from covenant.model.tenants import DEFAULT
 from covenant.seal.keys import new_private_key, new_token
+from covenant.wire.a2a.parts_v1 import unlinked
 from tests.engine_under_test import open_ledger
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.waits import BOUND_S
@@ -155,7 +156,9 @@ async def open_simple(
     await tenancy.open()
     conversations = A2AExchange(ledger, catalogue, workers, Uuids(), A2aSettings())
     gate, a2a = TenantGate(tenancy, TenantLimiter(clock)), settings or A2aSettings(inbound_rate_per_min=0)
-    router = Router(tenant_routes(a2a, ledger, catalogue, conversations, gate, meter=Meter(), tools=tools))
+    router = Router(
+        tenant_routes(a2a, ledger, catalogue, conversations, gate, meter=Meter(), tools=tools, link=unlinked)
+    )
     config = uvicorn.Config(router, port=0, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     working = asyncio.create_task(workers.run())

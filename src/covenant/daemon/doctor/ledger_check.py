@@ -6,11 +6,14 @@ The journal is read as a start reads it. SQLite checks the archive's pages for a
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
+
+import msgspec
 
 from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup, plan, wrong
 from covenant.daemon.home import JOURNAL_NAME, KEY_NAME, UnsafeHome
@@ -24,8 +27,9 @@ from covenant.ledger.embedded.archive.archive import (
     archived_seq_of,
     missing_parts,
 )
+from covenant.ledger.embedded.archive.task_packs import archived_texts
+from covenant.ledger.embedded.blob_folder import BYTES, all_places, fault_at, size_at
 from covenant.ledger.embedded.blob_folder import FOLDER_NAME as BLOBS_NAME
-from covenant.ledger.embedded.blob_folder import all_places, fault_at, size_at
 from covenant.ledger.embedded.disk import MIB
 from covenant.ledger.embedded.journal import snapshot
 from covenant.ledger.embedded.journal.record import Record
@@ -44,6 +48,8 @@ PAGES_CHECKED_S: Final = 30.0
 STEPS_BETWEEN: Final = 100_000
 FAULTS_SHOWN: Final = 3
 REJECTS_SHOWN: Final = 5
+FILE_MARK: Final = '"type":"file"'
+"""In the JSON of whatever has a file."""
 
 ACCEPT: Final = f"{BACKUP}, or give up what cannot be read: covenant doctor --accept-loss"
 REBUILD: Final = "make the archive from the journal again: covenant doctor --rebuild-archive"
@@ -103,7 +109,7 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
         return Checkup(tuple(findings), salvage)
     findings += _tell_journal(journal)
     findings += _check_keys(home, variables, journal.after)
-    findings += _check_files(home / BLOBS_NAME, journal.after)
+    findings += _check_files(home / BLOBS_NAME, journal.after, None if archive.lost else home / ARCHIVE_NAME)
     odds: tuple[CheckFinding, ...] = ()
     if archive.archived_seq:
         try:
@@ -182,13 +188,53 @@ def _check_keys(home: Path, variables: Mapping[str, str], state: LedgerState) ->
         yield wrong(what, "put the journal and identity/ back from one backup")
 
 
-def _check_files(folder: Path, state: LedgerState) -> Iterator[CheckFinding]:
-    """Every file of the blob store is read; and those that live tasks refer to must be there."""
-    count = size = 0
+def _check_files(folder: Path, state: LedgerState, archive: Path | None) -> Iterator[CheckFinding]:
+    """Every file of the blob store is read; and those that tasks refer to must be there."""
+    yield from _check_live(folder, state)
+    with closing(_open(archive)) if archive is not None and archive.exists() else nullcontext() as db:
+        # An older one is brought up to date by the next start.
+        current = db is not None and db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
+        yield from _check_stored(folder, state, db if current else None)
+        if db is not None and current:
+            try:
+                yield from _check_finished(folder, db)
+            except (sqlite3.Error, msgspec.MsgspecError, zlib.error) as error:
+                yield wrong(f"the files of finished tasks cannot be checked: {error}", REBUILD)
+
+
+def _check_stored(folder: Path, state: LedgerState, db: sqlite3.Connection | None) -> Iterator[CheckFinding]:
+    count = size = orphans = 0
     for place in all_places(folder):
         fault, count, size = fault_at(place, hashes=True), count + 1, size + (size_at(place) or 0)
         if fault is not None:
             yield wrong(f"the file {place.relative_to(folder.parent)} is broken ({fault.kind}): {fault.what}")
+        elif db is not None:
+            tasks = [TaskId(each.name) for each in place.iterdir() if each.name != BYTES]
+            orphans += not any(task in state.entries or _number_of(db, task) is not None for task in tasks)
+    if count:
+        yield CheckFinding(f"{count} files of tasks have {size / MIB:,.1f} MiB")
+    if orphans:
+        yield CheckFinding(f"no task refers to {orphans} of them: each is deleted once it is older than blobs.kept_ms")
+
+
+def _check_finished(folder: Path, db: sqlite3.Connection) -> Iterator[CheckFinding]:
+    lost: dict[str, str] = {}
+    for text in archived_texts(db):
+        said = msgspec.json.decode(text) if FILE_MARK in text else None
+        # Blocks as tasks, updates and results have them; what is inside a block is somebody's words.
+        blocks = (said.get("parts") or said.get("content") or ()) if isinstance(said, dict) else ()
+        for block in blocks:
+            if block.get("type") == "file" and "space" in block:
+                file = msgspec.convert(block, File)
+                if size_at(folder / file.space / file.sha256[:2] / file.sha256) != file.size:
+                    lost[file.sha256] = file.task_id
+    if lost:
+        shown = ", ".join(f"{sha256} of {task_id}" for sha256, task_id in list(lost.items())[:FAULTS_SHOWN])
+        way_out = f"put {folder.name}/ back from a backup"
+        yield wrong(f"{len(lost)} file(s) of finished tasks are missing: {shown}", way_out)
+
+
+def _check_live(folder: Path, state: LedgerState) -> Iterator[CheckFinding]:
     for entry in state.entries.values():
         for part in entry.task.parts:
             if isinstance(part, File):
@@ -196,8 +242,6 @@ def _check_files(folder: Path, state: LedgerState) -> Iterator[CheckFinding]:
                 if (found := size_at(place)) != part.size:
                     told = "is missing" if found is None else f"has {found} bytes instead of {part.size}"
                     yield wrong(f"the file {part.sha256} of the live task {entry.task.id} {told}")
-    if count:
-        yield CheckFinding(f"{count} files of tasks have {size / MIB:,.1f} MiB")
 
 
 def _check_archive(path: Path) -> _Archive:

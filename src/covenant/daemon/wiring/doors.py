@@ -141,6 +141,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
             access.gate,
             meter=meter,
             tools=agents.features.set_up.tools,
+            link=_file_link(base),
         ),
         *pages.routes(),
         *_file_routes(base, base_url),
@@ -280,6 +281,7 @@ def tenant_routes(
     *,
     meter: Meter,
     tools: Sequence[Tool],
+    link: Link,
 ) -> list[BaseRoute]:
     """What a tenant's token opens besides A2A: its agents, its requests, and the simple door."""
     new_id = Uuids()
@@ -296,7 +298,7 @@ def tenant_routes(
         *endpoint.tenant_routes(native.RequestDoor(tasks), gate, meter, body_bytes_max=native.REQUEST_BYTES_MAX),
         *endpoint.tenant_routes(runs, gate, meter, body_bytes_max=2 * settings.message_bytes_max),
         *endpoint.tenant_routes(
-            simple.SimpleDoor(texts), gate, meter, body_bytes_max=simple.BODY_BYTES_MAX, style=simple.STYLE
+            simple.SimpleDoor(texts, link), gate, meter, body_bytes_max=simple.BODY_BYTES_MAX, style=simple.STYLE
         ),
     ]
 
@@ -314,12 +316,13 @@ def _make_push(base: Base, exchange: A2AExchange) -> tuple[PushConfigs, Schedule
         chance=random.random,
         tally=base.telemetry.meter.pushed,
         shared=base.storage.shared,
-        link=_push_link(base),
+        link=_file_link(base),
     )
     return PushConfigs(ledger, exchange.scope, check_push), base.storage.singleton("pushes", sender)
 
 
-def _push_link(base: Base) -> Link:
+def _file_link(base: Base) -> Link:
+    """For answers that do not know by which name their reader called."""
     files, url = base.access.files, _local_url(base)
     return lambda file: files.links.url_of(file, url)
 
@@ -340,6 +343,7 @@ def _make_mcp(base: Base, agents: Agents) -> McpDoor:
         gate.tenancy,
         limiter=gate.limiter,
         new_id=new_id,
+        link=_file_link(base),
         remote=RemoteTools(
             exchange,
             lookup,

@@ -9,7 +9,7 @@ import msgspec
 
 from covenant.exchange.task_lookup import QueueStatus
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
+from covenant.model.content import Audio, Content, File, Image, Json, Resource, ResourceLink, Text
 from covenant.model.task_event import (
     ArtifactUpdate,
     Continued,
@@ -22,6 +22,7 @@ from covenant.model.task_event import (
 )
 from covenant.model.task_view import TaskState, TaskView
 from covenant.model.tenants import DEFAULT
+from covenant.wire.a2a.parts_v1 import Link
 
 TEXT_MAX: Final = 100_000
 PROGRESS_MAX: Final = 500
@@ -35,9 +36,9 @@ class ToolAnswer(NamedTuple):
     failed: bool = False
 
 
-def render_task(view: TaskView, *, agent: str) -> ToolAnswer:
+def render_task(view: TaskView, *, agent: str, link: Link) -> ToolAnswer:
     task, state = view.task, view.state
-    said, files = agent_text(view)
+    said, files = agent_text(view, link)
     lines = [f"Task {task.id} ({agent}): {state}"]
     if view.holder_lost:
         lines.append("Whoever worked on it is gone; an operator decides what becomes of it.")
@@ -58,7 +59,7 @@ def render_task(view: TaskView, *, agent: str) -> ToolAnswer:
     )
 
 
-def agent_text(view: TaskView) -> tuple[str, list[str]]:
+def agent_text(view: TaskView, link: Link) -> tuple[str, list[str]]:
     """The text of an agent's artifacts and its last message, and the names of its files."""
     parts: list[str] = []
     files: list[str] = []
@@ -66,7 +67,7 @@ def agent_text(view: TaskView) -> tuple[str, list[str]]:
         text = plain(artifact.parts)
         if text:
             parts.append(text)
-        files += [name for part in artifact.parts if (name := _named(part, artifact.name)) is not None]
+        files += [name for part in artifact.parts if (name := _named(part, artifact.name, link)) is not None]
     closing = plain(view.message.parts) if view.message is not None and view.message.role == "agent" else ""
     if closing and closing not in parts:
         parts.append(closing)
@@ -89,12 +90,14 @@ def _text_of(part: Content) -> str:
             return ""
 
 
-def _named(part: Content, otherwise: str | None) -> str | None:
+def _named(part: Content, otherwise: str | None, link: Link) -> str | None:
     match part:
         case Resource() if part.resource.text is None:
             return part.filename or otherwise or part.resource.uri or "unnamed"
         case Image() | Audio():
             return otherwise or "unnamed"
+        case File():
+            return f"{part.filename or otherwise or 'unnamed'} <{link(part)}>"
         case ResourceLink():
             return f"{part.name or otherwise or 'unnamed'} <{part.uri}>"
         case Text() if part.filename:

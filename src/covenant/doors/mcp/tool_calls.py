@@ -29,6 +29,7 @@ from covenant.model.errors import Invalid
 from covenant.model.rate_limits import TokenBucket
 from covenant.model.task_view import TaskView
 from covenant.model.tenants import DEFAULT
+from covenant.wire.a2a.parts_v1 import Link
 
 ReportProgress = Callable[[str], Awaitable[None]]
 """Reports progress to the caller. Does nothing for one that did not ask."""
@@ -49,7 +50,9 @@ class ToolCalls:
         limiter: TenantLimiter,
         new_id: Callable[[], str],
         remote: RemoteTools,
+        link: Link,
     ) -> None:
+        """`link`: where a file of a task is downloaded."""
         self._exchange = exchange
         self._lookup = lookup
         self._catalogue = catalogue
@@ -57,6 +60,7 @@ class ToolCalls:
         self._limiter = limiter
         self._new_id = new_id
         self._remote = remote
+        self._link = link
 
     async def call(
         self, caller: Caller, name: str, given: Mapping[str, Any] | None, report: ReportProgress
@@ -148,10 +152,10 @@ class ToolCalls:
         recipient = view.task.recipient
         remote = target_of(view.task)
         if remote is not None:
-            return render_task(view, agent=remote.url or remote.name or recipient.display)
+            return render_task(view, agent=remote.url or remote.name or recipient.display, link=self._link)
         agent_id, _, tenant = recipient.display.partition("@")
         short = tenant == (DEFAULT if caller.operator else caller.tenant.name)
-        return render_task(view, agent=agent_id if short else recipient.display)
+        return render_task(view, agent=agent_id if short else recipient.display, link=self._link)
 
 
 async def _report_steps(stream: TaskStream, report: ReportProgress) -> None:

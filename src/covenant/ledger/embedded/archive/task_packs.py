@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -130,6 +130,21 @@ def unpack(task_no: int, data: bytes) -> TaskParts:
         [(at, kind, ts_ms, _text(body)) for at, kind, ts_ms, body in found.updates],
         [(at, event, ts_ms, _text(lease), _text(why)) for at, event, ts_ms, lease, why in found.handovers],
     )
+
+
+def archived_texts(db: sqlite3.Connection) -> Iterator[str]:
+    """The JSON of each request, update and result that is stored, packed or not."""
+    for query in (
+        "SELECT task FROM requests",
+        "SELECT body FROM updates WHERE body IS NOT NULL",
+        "SELECT result FROM a2a_tasks WHERE result IS NOT NULL",
+    ):
+        yield from (text for (text,) in db.execute(query))
+    for task_no, data in db.execute("SELECT task_no, pack FROM packs"):
+        found = unpack(task_no, data)
+        for text in (found.task, found.result, *(body for *_, body in found.updates)):
+            if text is not None:
+                yield text
 
 
 def _text(raw: Raw) -> str | None:
