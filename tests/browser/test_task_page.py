@@ -74,4 +74,4 @@ def test_an_agents_card_is_shown_rendered_and_raw_with_its_signature(chromium: B
         page.wait_for_selector("#recent >> text=something to see")
         page.click("#one [data-slot=inspect]")
         page.wait_for_url("**/ui/inspector?**")
-        page.wait_for_function("document.querySelector('[name=target]').value === 'default/echo'")
+        page.wait_for_selector("[name=target] option[value='default/echo']:checked", state="attached")

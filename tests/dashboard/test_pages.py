@@ -94,8 +94,8 @@ def test_a_shell_preloads_what_its_script_imports_and_the_scripts_stay_within_th
         assert set(re.findall(r'rel="modulepreload" href="/ui/static/([a-z_]+\.js)"', text)) == wanted, name
         used |= {first} | wanted
     assert used == set(scripts), "no script that no page uses"
-    assert len(scripts) <= 14
-    assert sum(map(len, scripts.values())) <= 84_300
+    assert len(scripts) <= 13
+    assert sum(map(len, scripts.values())) <= 81_920
 
 
 async def test_shells_and_scripts_name_no_other_origin_and_have_nothing_inline() -> None:

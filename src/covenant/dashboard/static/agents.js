@@ -1,6 +1,6 @@
 // The catalogue, and one agent: its card, whether its signature holds, and what it does.
 
-import { get, rest, session } from "./api.js";
+import { everyAgent, get, rest, session } from "./api.js";
 import { attempt, begin, stayHere } from "./app.js";
 import { linkOut } from "./conversation.js";
 import { chip, clipped, el, fill, find, icon, number, plural, pretty, rows, shortId, stateOf, tag, to, when } from "./view.js";
@@ -17,14 +17,12 @@ async function load() {
   const agents = await readAgents();
   const key = (agent) => [agent.tenant, agent.id].map(encodeURIComponent).join("/");
   rows("#rows", "agent", agents, key, (agent) => ({
+    ...agent,
     name: { text: agent.name || agent.id, href: `/ui/agents/${key(agent)}`, "aria-current": agent.tenant === tenant && agent.id === id ? "true" : null },
     where: agent.url ? [linkOut(agent.url)] : agent.remote ? [icon("network", "elsewhere")] : null,
     source: `${agent.kind} · ${agent.source}`,
-    tenant: agent.tenant,
-    queued: number(agent.queued),
     leased: [number(agent.in_flight), agent.concurrency ? el("span", { class: "sub" }, `${number(agent.concurrency)} at once`) : null],
     failed: { text: number(agent.failed), "data-tone": agent.failed ? "bad" : null },
-    done: number(agent.done),
   }), "#none");
   find("#one").hidden = !id;
   if (id) await one(tenant, id, agents.find((agent) => agent.tenant === tenant && agent.id === id));
@@ -32,15 +30,12 @@ async function load() {
 
 /** The agents of every tenant, with how many tasks each has. */
 async function readAgents() {
-  const [{ tenants }, { by_agent: counted }] = await Promise.all([get("v1/admin/tenants"), get("a2a/tasks/counts")]);
-  const lists = await Promise.all(tenants.map(({ name }) => get(`v1/admin/tenants/${encodeURIComponent(name)}/agents`)));
-  return lists.flatMap(({ tenant, agents }) =>
-    agents.map((agent) => {
-      const of = counted.find((each) => each.agent === `${agent.id}@${tenant}`) ?? {};
-      const { url, concurrency } = agent.agent_def;
-      return { queued: 0, in_flight: 0, failed: 0, done: 0, ...agent, tenant, url, concurrency, remote: ["remote", "peer"].includes(agent.kind), ...(of.lanes ?? of), agent: undefined };
-    }),
-  );
+  const [agents, { by_agent: counted }] = await Promise.all([everyAgent(), get("a2a/tasks/counts")]);
+  return agents.map((agent) => {
+    const { queued = 0, in_flight = 0, failed = 0, done = 0 } = counted.find((each) => each.agent === `${agent.id}@${agent.tenant}`) ?? {};
+    const { url, concurrency } = agent.agent_def;
+    return { ...agent, queued, in_flight, failed, done, url, concurrency, remote: ["remote", "peer"].includes(agent.kind) };
+  });
 }
 
 let shown = { key: null };

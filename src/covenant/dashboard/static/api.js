@@ -37,7 +37,7 @@ async function call(method, path, body) {
     logIn();
     return new Promise(() => {}); // The page is left: nobody waits for this any more.
   }
-  throw new Refused(response.status, answer.code ?? "error", answer.message ?? answer.error ?? `status ${response.status}`);
+  throw new Refused(response.status, answer.code ?? "error", answer.message ?? `status ${response.status}`);
 }
 
 let leaving = false;
@@ -52,10 +52,17 @@ function logIn() {
 
 let asked = null;
 
-/** Who is logged in, and what they may do: `can("cancel")`. */
+/** Who is logged in, and what they may do: `may("cancel")`. */
 export async function session() {
   asked ??= get("session").then((found) => ({ ...found, may: (verb) => found.can.includes(verb) }));
   return asked;
+}
+
+/** The agents of all tenants, each with its `tenant`. */
+export async function everyAgent() {
+  const { tenants } = await get("v1/admin/tenants");
+  const lists = await Promise.all(tenants.map(({ name }) => get(`v1/admin/tenants/${encodeURIComponent(name)}/agents`)));
+  return lists.flatMap(({ tenant, agents }) => agents.map((agent) => ({ ...agent, tenant })));
 }
 
 /** The words of a path behind the page's name: `/ui/task/42` has `["42"]`. */

@@ -3,21 +3,10 @@
 import { Away, connect, get, on, session } from "./api.js";
 import { el, find, icon, number, throttled } from "./view.js";
 
-const PAGES = [
-  ["", "attention", "Attention"],
-  ["tasks", "tasks", "Tasks"],
-  ["agents", "agents", "Agents"],
-  ["inspector", "inspector", "Inspector"],
-  ["peers", "peers", "Peers"],
-  ["push", "push", "Push"],
-  ["tenants", "tenants", "Tenants"],
-  ["audit", "audit", "Audit"],
-  ["settings", "settings", "Settings"],
-  ["nodes", "nodes", "Nodes"],
-];
-const OF_TENANTS = new Set(["tasks"]);
+const PAGES = ["attention", "tasks", "agents", "inspector", "peers", "push", "tenants", "audit", "settings", "nodes"];
 const PART_OF = { task: "tasks", tree: "tasks" };
-const WORDS = { connecting: "connecting", live: "live", lost: "connection lost, trying again" };
+/** Each state of the feed: its sign, and its words. */
+const CONNECTION = { connecting: ["queued", "connecting"], live: ["good", "live"], lost: ["lost", "connection lost, trying again"] };
 
 const page = document.documentElement.dataset.page;
 
@@ -32,7 +21,6 @@ export async function begin(load, kinds = [], pause_ms = 1_000) {
   for (const kind of kinds) on(kind, again);
   session().then(connect);
   await attempt(load);
-  return again;
 }
 
 /** Run it; a refusal is shown and not thrown. */
@@ -55,7 +43,8 @@ export function refuse(message) {
 }
 
 async function frame() {
-  const status = el("p", { class: "live", role: "status", "data-state": "connecting" }, icon("queued"), el("span", {}, WORDS.connecting));
+  const status = el("p", { class: "live", role: "status" });
+  tellConnection(status, "connecting");
   const links = el("nav", { class: "nav", "aria-label": "Pages" });
   const who = el("div", { class: "who" }, status);
   document.body.prepend(el("header", { class: "side" }, el("a", { class: "brand", href: "/ui/" }, icon("covenant"), "Covenant"), links, who));
@@ -63,7 +52,7 @@ async function frame() {
   on("state", (state) => tellConnection(status, state));
   const known = await session().catch(() => null);
   if (!known) return;
-  links.replaceChildren(...PAGES.filter(([, name]) => seen(name, known)).map(link));
+  links.replaceChildren(...PAGES.filter((name) => seen(name, known)).map(link));
   who.append(
     el("span", { class: "name" }, `${known.name} · ${known.role}`, el("br"), el("span", { class: "quiet" }, `${known.node} · ${known.version}`)),
     el("form", { method: "post", action: "/ui/logout" }, el("button", { class: "plain" }, "Log out")),
@@ -72,13 +61,13 @@ async function frame() {
 }
 
 function seen(name, known) {
-  if (known.role === "tenant") return OF_TENANTS.has(name);
+  if (known.role === "tenant") return name === "tasks";
   return name === "nodes" ? known.several : name === "inspector" ? known.may("inspect") : true;
 }
 
-function link([path, name, label]) {
+function link(name) {
   const current = name === (PART_OF[page] ?? page);
-  return el("a", { href: `/ui/${path}`, "data-page": name, "aria-current": current ? "page" : null }, icon(name), label);
+  return el("a", { href: name === "attention" ? "/ui/" : `/ui/${name}`, "data-page": name, "aria-current": current ? "page" : null }, icon(name), name[0].toUpperCase() + name.slice(1));
 }
 
 /** How many things need a person, beside the page that shows them. */
@@ -100,7 +89,8 @@ function badges(links) {
 
 function tellConnection(status, state) {
   status.dataset.state = state;
-  status.replaceChildren(icon(state === "live" ? "good" : state === "lost" ? "lost" : "queued"), el("span", {}, state === "live" ? "live" : WORDS[state]));
+  const [sign, words] = CONNECTION[state];
+  status.replaceChildren(icon(sign), el("span", {}, words));
   const banner = find(".banner");
   if (state === "lost" && !banner) {
     find("main").before(el("div", { class: "banner", role: "alert" }, icon("lost"), "Connection lost, trying again. What is shown may be old."));

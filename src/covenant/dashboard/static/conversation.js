@@ -16,7 +16,7 @@ function showPart(part) {
     case "audio":
       return el("div", {}, download(part.filename ?? part.type, part.mimeType, () => decode(part.data)));
     case "resource":
-      if (resource.blob) return el("div", {}, download(part.filename ?? nameOf(resource.uri), resource.mimeType, () => decode(resource.blob)));
+      if (resource.blob) return el("div", {}, download(part.filename ?? (resource.uri.split("/").at(-1) || "file"), resource.mimeType, () => decode(resource.blob)));
       return el("div", {}, el("span", { class: "quiet small" }, part.filename ?? resource.uri), bytesOf(resource.text ?? ""));
     case "file":
       return el("div", {}, stored(part));
@@ -27,9 +27,6 @@ function showPart(part) {
   }
 }
 
-const nameOf = (uri) => uri.split("/").at(-1) || "file";
-
-/** A file of the blob store. */
 function stored({ task_id, sha256, size, filename = sha256.slice(0, 12) }) {
   const href = `/ui/api/files?task_id=${task_id}&sha256=${sha256}`;
   return el("a", { class: "button", href, download: filename }, icon("download"), `${filename}, ${size} bytes`);
@@ -64,7 +61,7 @@ export function readConversation(shown) {
     if (!body) continue;
     if (update.kind === "settled") {
       const { result } = body;
-      const parts = result.content?.length ? result.content : text(result.error_message ?? result.error?.message);
+      const parts = result.content?.length ? result.content : text(result.error_message);
       const broke = body.state !== "completed";
       if (parts.length || broke) said.push({ who: "agent", name: task.recipient.display, at_ms: update.ts_ms, parts: parts.length ? parts : text(body.state), broke });
     } else if (body.type === "artifact") {
@@ -72,10 +69,9 @@ export function readConversation(shown) {
       const parts = known ? join(known.parts, body.parts) : [...(body.parts ?? [])];
       artifacts.set(body.artifact_id, { name: body.name ?? known?.name ?? body.artifact_id, description: body.description ?? known?.description, parts, at_ms: update.ts_ms });
     } else {
-      const message = body.message ?? body;
-      const parts = message.parts?.length ? message.parts : text(message.text);
+      const parts = body.parts?.length ? body.parts : text(body.text);
       if (!parts.length) continue;
-      const user = message.role === "user" || body.type === "continued" || update.kind === "continued";
+      const user = body.role === "user" || update.kind === "continued";
       said.push({ who: user ? "user" : "agent", name: (user ? task.sender : task.recipient).display, at_ms: update.ts_ms, parts, asks: /required/.test(body.state ?? update.kind) });
     }
   }

@@ -1,6 +1,6 @@
 // Talk to any A2A agent: what was said on one side, every frame on the other, with what breaks the specification marked.
 
-import { get, post, Refused, session } from "./api.js";
+import { everyAgent, post, Refused } from "./api.js";
 import { attempt, begin } from "./app.js";
 import { drawFrame, drawTurn } from "./conversation.js";
 import { bytesOf, duration, el, find, icon, plural } from "./view.js";
@@ -88,15 +88,11 @@ function changed() {
 
 async function load() {
   if (form.elements.target.options.length > 1) return;
-  await session();
-  const { tenants } = await get("v1/admin/tenants");
-  const lists = await Promise.all(tenants.map(({ name }) => get(`v1/admin/tenants/${encodeURIComponent(name)}/agents`)));
+  const agents = await everyAgent();
   const asked = new URLSearchParams(location.search);
-  for (const { tenant, agents } of lists) {
-    for (const agent of agents) {
-      const selected = asked.get("agent") === agent.id && asked.get("tenant") === tenant;
-      form.elements.target.append(el("option", { value: `${tenant}/${agent.id}`, selected }, `${agent.name || agent.id} (${tenant})`));
-    }
+  for (const { tenant, id, name } of agents) {
+    const selected = asked.get("agent") === id && asked.get("tenant") === tenant;
+    form.elements.target.append(el("option", { value: `${tenant}/${id}`, selected }, `${name || id} (${tenant})`));
   }
   form.elements.url.value = asked.get("url") ?? "";
   changed();

@@ -20,7 +20,7 @@ const PRESENCE = {
 const TONES = { completed: "good", failed: "bad", rejected: "bad", canceled: "plain", cancelled: "plain", lost: "bad" };
 
 /** In groups that two people can read to each other. */
-const fingerprint = (key) => el("span", { class: "finger" }, (key ?? "").match(/.{1,4}/g)?.join(" ") ?? "–");
+const fingerprint = (key) => el("span", { class: "finger" }, key?.match(/.{1,4}/g)?.join(" ") ?? "–");
 
 async function load() {
   const known = await session();
@@ -70,26 +70,23 @@ function delegationRow(each, known) {
   const lost = each.state === "lost";
   const button = (verb, label) => el("a", { class: "button", href: act("delegation", { id: each.id, do: verb }) }, label);
   return {
+    ...each,
     task: { text: shortId(each.id), href: `/ui/task/${each.id}` },
     way: [icon(each.role === "requester" ? "out" : "in", each.role === "requester" ? "to" : "from"), ` ${each.peer}`],
-    profile: each.profile,
     state: [chip({ label: lost ? "lost" : each.status, tone: lost ? "bad" : (TONES[each.status] ?? "leased"), sign: lost ? "lost" : (TONES[each.status] === "good" ? "good" : "elsewhere") })],
     tokens: `${number(each.tokenUsage?.total ?? each.tokenUsage?.tokens ?? 0)} of ${number(each.maxTokenBudget)}`,
-    moved: [when(each.movedAtMs)],
     proof: each.proven ? [chip({ label: "Proof holds", tone: "good", sign: "audit" }), proof(each)] : [quiet(each.broken?.length ? each.broken.join(", ") : "–")],
     acts: lost && known.role === "operator" ? [button("offer_again", "Offer again"), " ", button("force_error", "Give up")] : [],
   };
 }
 
 function proof(each) {
-  const button = el("button", { class: "plain", title: "covenant peers verify-proof checks it anywhere" }, "Read");
-  button.addEventListener("click", () =>
-    attempt(async () => {
-      const found = await get(`${PATH}/delegations/${each.id}/proof`);
-      button.replaceWith(download(`proof-${shortId(each.id)}.json`, "application/json", () => JSON.stringify(found, null, 2)));
-    }),
-  );
-  return button;
+  const read = async (button) => {
+    const found = await get(`${PATH}/delegations/${each.id}/proof`);
+    button.replaceWith(download(`proof-${shortId(each.id)}.json`, "application/json", () => JSON.stringify(found, null, 2)));
+  };
+  const onclick = ({ currentTarget }) => attempt(() => read(currentTarget));
+  return el("button", { class: "plain", title: "covenant peers verify-proof checks it anywhere", onclick }, "Read");
 }
 
 async function discover() {

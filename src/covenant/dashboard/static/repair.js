@@ -24,7 +24,7 @@ const AT_ONCE = 200;
 
 const dialog = find("#repair, #bulk-dialog");
 const form = dialog?.querySelector("form");
-/** What the dialog is about: `words` for each command, `run(step)`, `changed(command)`. */
+/** What the dialog is about: `words` for each command, on one `task` or many, `run(step)`, `changed(command)`. */
 let work = null;
 
 function open(about, command) {
@@ -39,7 +39,7 @@ function open(about, command) {
 function changed() {
   const command = form.elements.command.value;
   const part = (name) => find(`[data-part="${name}"]`, dialog);
-  part("will").textContent = work.words[command]();
+  part("will").textContent = work.words[command](work.task);
   part("risk").hidden = command !== "requeue";
   part("message").hidden = command !== "force_error";
   for (const field of form.elements.risk) field.required = command === "requeue";
@@ -94,7 +94,6 @@ export function openRepair(task, command, who, after) {
     lease: lease ? shortId(lease.lease_id) : null,
     who,
   });
-  const words = Object.fromEntries(Object.entries(ONE).map(([name, say]) => [name, () => say(task)]));
   const noLease = () => {
     for (const option of form.elements.command.options) option.disabled = option.value !== "cancel" && !lease;
   };
@@ -103,14 +102,19 @@ export function openRepair(task, command, who, after) {
     dialog.close();
     await after();
   };
-  open({ words, run, changed: noLease }, command);
+  open({ words: ONE, task, run, changed: noLease }, command);
 }
 
 function repair(task_id, lease_id) {
-  const { command, reason, risk, message } = form.elements;
-  if (command.value === "cancel") return post(`a2a/tasks/${task_id}/cancel`, { reason: reason.value });
-  const asked = command.value === "requeue" ? { action: "requeue", duplicate_risk: risk.value, lease_id } : { action: "force_error", message: message.value, lease_id };
-  return post("a2a/repair", { task_id, command: asked, reason: reason.value });
+  const [action, reason] = [form.elements.command.value, form.elements.reason.value];
+  if (action === "cancel") return post(`a2a/tasks/${task_id}/cancel`, { reason });
+  return post("a2a/repair", { task_id, command: { action, lease_id, ...needed(action) }, reason });
+}
+
+/** What a command asks for beside its reason. */
+function needed(command) {
+  const { risk, message } = form.elements;
+  return { requeue: { duplicate_risk: risk.value }, force_error: { message: message.value } }[command];
 }
 
 /** `chosen`: `{command, ids}` or `{command, filter}`; `after` is run when something was applied. */
@@ -133,10 +137,8 @@ export function openBulk(chosen, after) {
 }
 
 async function repairMany({ ids, filter }, dry_run) {
-  const { command, reason, risk, message } = form.elements;
-  const asked = { command: command.value, reason: reason.value, dry_run, limit: ids ? 1 : AT_ONCE };
-  if (command.value === "requeue") asked.duplicate_risk = risk.value;
-  if (command.value === "force_error") asked.message = message.value;
+  const [command, reason] = [form.elements.command.value, form.elements.reason.value];
+  const asked = { command, reason, dry_run, limit: ids ? 1 : AT_ONCE, ...needed(command) };
   const done = { outcomes: [], matched: 0, more: false };
   for (const each of ids ? ids.map((id) => ({ id })) : [filter]) {
     const found = await post("a2a/repair/bulk", { ...asked, filter: each });

@@ -2,7 +2,7 @@
 
 import { get, session } from "./api.js";
 import { attempt, begin, filter, filters, readPage } from "./app.js";
-import { act, bytes, chip, duration, el, fill, find, icon, LANES, number, plural, quiet, rows, shortId, shortName, svg, tag, to, when } from "./view.js";
+import { act, bytes, chip, duration, el, fill, find, icon, LANES, laneTile, number, plural, quiet, rows, shortId, shortName, svg, tag, to, when } from "./view.js";
 
 const PUSHES = {
   dead: { label: "Given up", tone: "bad", sign: "failed" },
@@ -16,11 +16,10 @@ const SIGNS = {
   holder_lost: "lost", parked_long: "waits", push_dead: "push", delegation_lost: "peers",
   writer_failed: "failed", archive_lag: "undrained", login_refused: "audit",
 };
-const SHOWN = ["queued", "in_flight", "parked", "following", "result_pending", "failed"];
 const AUDITED = ["type", "issuer"];
 const PAGE = 50;
 
-/** Each page: what is asked, its rows, what names a row, and what fills it. */
+/** Each page: what is asked, its rows, what names a row, and what fills it beside its own fields. */
 const PAGES = {
   attention: {
     read: async () => {
@@ -36,8 +35,6 @@ const PAGES = {
     row: (item, known) => ({
       mark: { "data-tone": item.severity === "bad" ? "bad" : "waits", nodes: [icon(SIGNS[item.what] ?? "attention", item.severity === "bad" ? "broken" : "warning")] },
       title: [item.task_id ? el("a", { class: "row", href: `/ui/task/${item.task_id}` }, item.title) : el("span", {}, item.title)],
-      detail: item.detail,
-      since: [when(item.since_ms)],
       act: item.act && known.role === "operator" ? { href: item.act.href, text: item.act.verb } : null,
     }),
   },
@@ -54,7 +51,6 @@ const PAGES = {
       const { type, ...rest } = event.kind;
       const refused = rest.passed === false || /refused|rejected|failed|exhausted|revoked/.test(type);
       return {
-        at: [when(event.timestamp_ms)],
         sign: { "data-tone": refused ? "bad" : "good", nodes: [icon(refused ? "failed" : "good", refused ? "refused or ended" : "done")] },
         type: type.replaceAll("_", " "),
         issuer: shortName(event.issuer?.display),
@@ -71,10 +67,7 @@ const PAGES = {
     row: (push, known) => ({
       state: [chip(PUSHES[push.state])],
       task: { text: shortId(push.task_id), href: `/ui/task/${push.task_id}` },
-      agent: shortName(push.agent),
-      host: push.host,
-      attempts: number(push.attempts),
-      next: push.dead_at_ms ? [when(push.dead_at_ms)] : [when(push.next_ms)],
+      next: [when(push.dead_at_ms ?? push.next_ms)],
       why: push.failure ?? null,
       act: known.may("push") && push.state !== "live" ? [button("push", { task: push.task_id, push: push.push_id }, "Try again")] : [],
     }),
@@ -89,9 +82,7 @@ const PAGES = {
       name: { text: tenant.name, href: to("tasks", { tenant: tenant.name }) },
       state: [chip(tenant.disabled ? { label: "Disabled", tone: "bad", sign: "canceled" } : { label: "Enabled", tone: "good", sign: "good" })],
       token: tenant.token_prefix ? `${tenant.token_prefix}…` : "–",
-      agents: number(tenant.agents),
       limits: limits(tenant.limits),
-      created: [when(tenant.created_at_ms)],
       act: known.may("tenant") ? [button("tenant", { name: tenant.name, do: "rotate" }, "Rotate"), " ", tenant.disabled ? button("tenant", { name: tenant.name, do: "enable" }, "Enable") : button("tenant", { name: tenant.name, do: "disable" }, "Disable", "danger")] : [],
     }),
   },
@@ -102,8 +93,6 @@ const PAGES = {
     key: (setting) => setting.name,
     summary: (found) => `${number(found.settings.filter((setting) => setting.source !== "default").length)} of ${plural(found.settings.length, "setting")} are not the default`,
     row: (setting) => ({
-      name: setting.name,
-      meaning: setting.meaning,
       value: written(setting.value),
       default: setting.source === "default" ? null : `default: ${written(setting.default)}`,
       origin: [chip({ label: setting.source, tone: ORIGINS[setting.source] ?? "plain", sign: setting.source === "default" ? "queued" : "settings" })],
@@ -112,16 +101,13 @@ const PAGES = {
   nodes: {
     path: "v1/admin/nodes",
     kinds: ["counts"],
-    rows: (found) => found.nodes.map((node) => ({ ...node, self: node.node === known.node })),
+    rows: (found) => found.nodes,
     key: (node) => `${node.node} ${node.boot}`,
     summary: (found) => (found.nodes.length > 1 ? `${plural(found.nodes.length, "daemon")} on one ledger` : "One daemon, on a ledger of its own"),
-    row: (node) => ({
-      name: node.self ? `${node.node} (this one)` : node.node,
+    row: (node, known) => ({
+      name: node.node === known.node ? `${node.node} (this one)` : node.node,
       state: [chip(node.alive ? { label: "Alive", tone: "good", sign: "good" } : { label: "Gone", tone: "bad", sign: "lost" })],
-      boot: node.boot,
-      leases: number(node.leases),
       up: duration(Date.now() - node.started_at_ms),
-      seen: [when(node.seen_at_ms)],
     }),
   },
 };
@@ -133,13 +119,8 @@ function limits(of) {
 }
 
 function numbers(counts) {
-  const lanes = LANES.filter((lane) => SHOWN.includes(lane.id));
-  rows("#numbers", "number", lanes, (lane) => lane.id, (lane, tile) => {
-    tile.href = to("tasks", lane.query);
-    tile.dataset.tone = lane.tone;
-    tile.title = lane.hint;
-    return { count: number(counts[lane.id] ?? 0), label: [icon(lane.sign), lane.label] };
-  });
+  const lanes = LANES.filter((lane) => lane.id !== "done");
+  rows("#numbers", "number", lanes, (lane) => lane.id, (lane, tile) => laneTile(tile, lane, counts[lane.id]));
 }
 
 function spark(figure, values) {
@@ -164,7 +145,7 @@ async function verify() {
   told.textContent = "Reading the whole chain…";
   const { report } = await get("audit/verify");
   told.className = report.valid ? "done" : "refused";
-  told.textContent = report.valid ? `The chain holds: ${number(report.events)} rows, root ${report.root_hash_hex.slice(0, 16)}…` : `The chain is broken: ${report.failures.map((each) => (typeof each === "string" ? each : JSON.stringify(each))).join("; ")}`;
+  told.textContent = report.valid ? `The chain holds: ${number(report.events)} rows, root ${report.root_hash_hex.slice(0, 16)}…` : `The chain is broken: ${report.failures.join("; ")}`;
 }
 
 const page = PAGES[document.documentElement.dataset.page];
@@ -178,7 +159,7 @@ function draw() {
   const changed = find("#changed")?.checked;
   const shown = page.rows(found).filter((row) => (!wanted || JSON.stringify(row).toLowerCase().includes(wanted)) && (!changed || row.source !== "default"));
   if (page.summary) fill(find("main > .head"), { summary: page.summary(found) });
-  rows("#rows", "row", shown, page.key, (row) => page.row(row, known), "#none");
+  rows("#rows", "row", shown, page.key, (row) => ({ ...row, ...page.row(row, known) }), "#none");
 }
 
 async function load() {

@@ -4,9 +4,9 @@ import { get, on, post, rest, session } from "./api.js";
 import { attempt, begin, refuse, tabs } from "./app.js";
 import { drawFrame, drawTurn, readConversation, showParts } from "./conversation.js";
 import { leaseOf, openRepair } from "./repair.js";
-import { drawWaterfall } from "./waterfall.js";
-import { chip, clipped, duration, el, exact, fill, find, isOver, number, rows, shortId, shortName, stateOf, throttled, to, when } from "./view.js";
+import { chip, clipped, duration, el, exact, fill, find, icon, isOver, number, rows, setSpan, shortId, shortName, stateOf, throttled, to, when } from "./view.js";
 
+const RISKS = { idempotent: "said to be idempotent", operator_accepted: "accepting that it may run twice" };
 const [id] = rest();
 const path = `a2a/tasks/${id}`;
 let shown = null;
@@ -14,6 +14,7 @@ let known = null;
 
 async function load() {
   known ??= await session();
+  find("#tab-frames").hidden = !known.frames;
   const [detail, timeline] = await Promise.all([get(`${path}/show`), get("timeline", { task_id: id })]);
   shown = detail;
   header();
@@ -27,6 +28,7 @@ async function load() {
 function header() {
   const { task } = shown;
   const over = isOver(shown.state);
+  const lease = leaseOf(shown);
   document.title = `${shortId(id)} ${stateOf(shown).label} · Covenant`;
   const usage = shown.result?.metadata?.usage?.tokens;
   fill(find("main"), {
@@ -43,16 +45,57 @@ function header() {
     took: duration((over ? shown.updated_at_ms : Date.now()) - shown.created_at_ms),
     deadline: task.deadline_ms ? [when(task.deadline_ms)] : null,
     tokens: usage ? number(usage) : null,
-    holder: leaseOf(shown) ? [shortName(leaseOf(shown).leased_to.display), shown.holder_lost ? el("b", {}, " (lost)") : ""] : null,
+    holder: lease ? [shortName(lease.leased_to.display), shown.holder_lost ? el("b", {}, " (lost)") : ""] : null,
     cause: over && shown.cause && shown.cause !== "result" ? shown.cause : null,
     chain: task.parent ? [el("a", { href: `/ui/task/${task.parent}` }, `called by ${shortId(task.parent)}`), task.depth ? ` · ${task.depth} deep` : ""] : null,
     error: shown.result?.error_message ?? null,
     tree: { href: `/ui/tree/${id}` },
-    repair: leaseOf(shown) && known.may("repair") ? {} : null,
+    repair: lease && known.may("repair") ? {} : null,
     cancel: !over && known.may("cancel") ? {} : null,
   });
-  const waits = shown.state === "parked" && known.may("answer");
-  find("#answer").hidden = !waits;
+  find("#answer").hidden = shown.state !== "parked" || !known.may("answer");
+}
+
+/** How the bars of the waterfall look. */
+const BARS = {
+  queued: { tone: "queued", sign: "queued", shape: "wait" },
+  attempt: { tone: "leased", sign: "leased" },
+  parked: { tone: "waits", sign: "waits", shape: "wait" },
+  following: { tone: "elsewhere", sign: "elsewhere", shape: "wait" },
+  child: { tone: "elsewhere", sign: "tree" },
+  push: { tone: "undrained", sign: "push", shape: "thin" },
+  model: { tone: "good", sign: "model", shape: "thin" },
+  tool: { tone: "undrained", sign: "tool", shape: "thin" },
+  chunks: { tone: "good", sign: "out", shape: "thin" },
+  repair: { tone: "bad", sign: "repair", shape: "point" },
+};
+
+/** The story in time, as `timeline` has placed it: turns are bands, long waits are folded. */
+function drawWaterfall(root, timeline) {
+  const { begins_ms, bars, folds, ticks, truncated } = timeline;
+  const times = ticks.map((tick) => setSpan(el("span", { title: exact(tick.at_ms) }, tick.at_ms === begins_ms ? "0" : `+${duration(tick.at_ms - begins_ms)}`), tick));
+  const notes = folds.map(({ ms }) => `Folded: ${duration(ms)} in which nothing but waiting happened.`);
+  if (truncated) notes.push("There is more than is drawn: the raw steps have it.");
+  root.replaceChildren(
+    el("div", { class: "fall-axis", "aria-hidden": "true" }, el("span"), el("div", {}, times), el("span")),
+    ...bars.map((bar) => line(bar, timeline)),
+    ...notes.map((words) => el("p", { class: "small quiet" }, words)),
+  );
+}
+
+function line(bar, { bands, folds, now_ms }) {
+  const { tone, sign, shape = "" } = BARS[bar.kind];
+  const title = [bar.label, bar.detail, exact(bar.begins_ms)].filter(Boolean).join(" · ");
+  const behind = [["band", bands], ["fold", folds]].flatMap(([name, spans]) => spans.map((span) => setSpan(el("i", { class: name }), span)));
+  const drawn = setSpan(el("div", { class: `bar ${shape} ${bar.ends_ms === null ? "open" : ""}`, title }), bar);
+  const name = el(bar.task_id ? "a" : "span", { class: "clip", href: bar.task_id && `/ui/task/${bar.task_id}` }, bar.label);
+  return el(
+    "div",
+    { class: "fall-row", "data-tone": bar.bad ? "bad" : tone, role: "listitem", title },
+    el("div", {}, icon(sign), bar.remote ? icon("network", "done elsewhere") : null, name),
+    el("div", { class: "fall-track" }, behind, drawn),
+    el("div", { class: "num" }, shape === "point" ? "" : duration((bar.ends_ms ?? now_ms) - bar.begins_ms)),
+  );
 }
 
 function talk() {
@@ -83,7 +126,7 @@ async function repairs(ended) {
 }
 
 async function attempts() {
-  const ended = shown.leases.filter((lease) => lease.reason || !["settled", null].includes(lease.outcome ?? null));
+  const ended = shown.leases.filter((lease) => lease.reason || (lease.outcome && lease.outcome !== "settled"));
   const by = await repairs(ended);
   const values = (lease) => ({ what: `Attempt ${lease.attempt}: ${lease.outcome ?? "under way"}`, why: lease.reason ?? null, who: told(by.get(lease.lease_id), lease), at: [when(lease.ended_at_ms)] });
   rows("#repairs", "lease", ended, (lease) => lease.lease_id, values, "#no-repairs");
@@ -92,7 +135,7 @@ async function attempts() {
 function told(row, lease) {
   const holder = `held by ${shortName(lease.leased_to.display)}`;
   if (!row) return holder;
-  const risk = { idempotent: "said to be idempotent", operator_accepted: "accepting that it may run twice" }[row.kind.duplicate_risk];
+  const risk = RISKS[row.kind.duplicate_risk];
   return [`${row.kind.action} by ${shortName(row.issuer.display)}`, risk, holder].filter(Boolean).join(", ");
 }
 
@@ -119,7 +162,6 @@ async function copyCurl({ target }) {
 }
 
 tabs(find("#sides"));
-session().then((found) => (find("#tab-frames").hidden = !found.frames)).catch(() => {});
 const again = throttled(() => attempt(load), 700);
 on("pushes", ({ tasks }) => tasks.includes(id) && again());
 on("tasks", ({ tasks, more }) => (more || tasks.some((task) => task.task_id === id)) && again());

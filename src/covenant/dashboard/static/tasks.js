@@ -3,7 +3,7 @@
 import { get, on, session } from "./api.js";
 import { address, attempt, begin, filter, filters, readPage, stayHere } from "./app.js";
 import { openBulk } from "./repair.js";
-import { chip, el, find, findAll, icon, LANES, number, plural, rows, shortId, shortName, stateOf, to, when } from "./view.js";
+import { chip, el, find, findAll, icon, LANES, laneTile, number, plural, rows, shortId, shortName, stateOf, to } from "./view.js";
 
 const NAMES = ["state", "outcome", "text", "agent", "sender", "tenant", "kind", "origin", "parent", "context", "key", "id", "attempt_min", "cause", "order"];
 const PAGE = 30;
@@ -20,9 +20,8 @@ function bulkFilter() {
 }
 
 function arrive() {
-  selected.clear();
   shown = [];
-  attempt(loadAll);
+  again();
 }
 
 const page = (from = null) => readPage("tasks", (after) => get("a2a/tasks", { ...filter(NAMES), limit: PAGE, after }), from);
@@ -31,7 +30,7 @@ async function load() {
   const found = await page();
   const fresh = new Set(found.tasks.map((task) => task.task_id));
   const onward = next !== null && shown.length > PAGE;
-  shown = onward && shown[0] ? [...found.tasks, ...shown.slice(PAGE).filter((task) => !fresh.has(task.task_id))] : found.tasks;
+  shown = onward ? [...found.tasks, ...shown.slice(PAGE).filter((task) => !fresh.has(task.task_id))] : found.tasks;
   if (!onward) next = found.next;
   draw();
 }
@@ -61,46 +60,39 @@ function row(task, made) {
   made.dataset.was = state.label;
   const words = task.intent || "(no text)";
   return {
+    ...task,
     pick: { hidden: !selectable, checked: selected.has(task.task_id), value: task.task_id, "aria-label": `Select ${shortId(task.task_id)}` },
     state: [chip(state)],
     intent: { text: words, href: `/ui/task/${task.task_id}`, title: words },
-    detail: [el("span", { class: "mono" }, shortId(task.task_id)), task.error_message ? ` · ${task.error_message}` : ""].filter(Boolean),
+    detail: [el("span", { class: "mono" }, shortId(task.task_id)), task.error_message ? ` · ${task.error_message}` : ""],
     agent: [task.remote ? icon("network", "done elsewhere") : null, " ", shortName(task.agent)],
     tenant: task.tenant && task.tenant !== "default" ? task.tenant : null,
-    sender: shortName(task.sender),
     attempt: task.attempt || "–",
-    moved: [when(task.updated_at_ms)],
   };
 }
 
 function lanes(counts) {
   const asked = address();
-  const of = (lane) => Object.entries(lane.query).every(([name, value]) => asked.get(name) === value);
   const whole = { id: "all", label: "All", tone: "plain", sign: "all", query: {}, hint: "whatever their state" };
   rows("#lanes", "lane", [whole, ...LANES], (lane) => lane.id, (lane, tile) => {
     const { state, outcome, ...others } = Object.fromEntries(asked);
-    const here = lane.id === "all" ? !asked.get("state") && !asked.get("outcome") : of(lane);
+    const here = lane.id === "all" ? !asked.get("state") && !asked.get("outcome") : Object.entries(lane.query).every(([name, value]) => asked.get(name) === value);
     const count = lane.id === "all" ? Object.values(counts).reduce((sum, each) => sum + each, 0) : counts[lane.id];
-    tile.href = to("tasks", { ...others, ...lane.query });
-    tile.dataset.tone = lane.tone;
-    tile.title = lane.hint;
     here ? tile.setAttribute("aria-current", "true") : tile.removeAttribute("aria-current");
-    return { label: [icon(lane.sign), lane.label], count: number(count ?? 0) };
+    return laneTile(tile, lane, count, others);
   });
 }
 
+/** Those with most open work first, as they are counted. */
 function agents(entries) {
-  const sum = (entry) => LANES.reduce((total, lane) => total + (entry.lanes[lane.id] ?? 0), 0);
-  const busy = (entry) => LANES.slice(0, 5).reduce((total, lane) => total + (entry.lanes[lane.id] ?? 0), 0);
-  const sorted = entries.map((entry) => ({ ...entry, lanes: entry.lanes ?? entry })).sort((a, b) => busy(b) - busy(a) || sum(b) - sum(a));
-  find("#by").hidden = sorted.length === 0;
-  rows("#agents", "agent", sorted.slice(0, 30), (entry) => `${entry.tenant} ${entry.agent}`, (entry) => ({
+  find("#by").hidden = entries.length === 0;
+  rows("#agents", "agent", entries.slice(0, 30), (entry) => `${entry.tenant} ${entry.agent}`, (entry) => ({
     link: { href: to("tasks", { agent: entry.agent }), "aria-current": address().get("agent") === entry.agent ? "true" : null },
     name: shortName(entry.agent),
-    sum: number(sum(entry)),
-    mix: LANES.filter((lane) => entry.lanes[lane.id]).map((lane) => {
-      const part = el("i", { "data-tone": lane.tone, title: `${lane.label}: ${number(entry.lanes[lane.id])}` });
-      part.style.setProperty("--n", Math.sqrt(entry.lanes[lane.id]));
+    sum: number(LANES.reduce((sum, lane) => sum + entry[lane.id], 0)),
+    mix: LANES.filter((lane) => entry[lane.id]).map((lane) => {
+      const part = el("i", { "data-tone": lane.tone, title: `${lane.label}: ${number(entry[lane.id])}` });
+      part.style.setProperty("--n", Math.sqrt(entry[lane.id]));
       return part;
     }),
   }));
@@ -109,12 +101,11 @@ function agents(entries) {
 async function count() {
   const found = await get("a2a/tasks/counts");
   lanes(found.lanes);
-  agents(found.by_agent ?? []);
+  agents(found.by_agent);
 }
 
 function bulkBar() {
-  const bar = find("#bulk");
-  bar.hidden = selected.size === 0;
+  find("#bulk").hidden = selected.size === 0;
   find("#picked").textContent = `${plural(selected.size, "task")} selected`;
   const all = find("#pick-all");
   all.checked = shown.length > 0 && selected.size === shown.length;

@@ -32,20 +32,19 @@ export function icon(name, label = "") {
   return svg("svg", label ? { class: "icon", role: "img", "aria-label": label } : { class: "icon", "aria-hidden": "true" }, use);
 }
 
-/** A copy of a `<template>`'s one element, with its slots filled. */
-function copy(id, values = {}) {
-  return fill(document.getElementById(id).content.firstElementChild.cloneNode(true), values);
-}
+/** How a slot writes its value, by its `data-as`. */
+const AS = { number: (value) => number(value), name: (value) => shortName(value), id: (value) => shortId(value), when: (value) => [when(value)] };
 
 /**
- * Put values into the slots (`data-slot="name"`) of an element. A text or number becomes text, a node or a list of
- * nodes the slot's children; null hides the slot; an object sets properties, `text` and `nodes` among them.
+ * Put values into the slots (`data-slot="name"`) of an element, as its `data-as` has it. A text or number becomes text, a list of nodes the
+ * slot's children; null hides the slot; an object sets properties, `text` and `nodes` among them.
  */
 export function fill(root, values) {
   const slots = findAll("[data-slot]", root);
   if (root.dataset?.slot) slots.push(root);
   for (const slot of slots) {
-    if (slot.dataset.slot in values) set(slot, values[slot.dataset.slot]);
+    const { slot: name, as } = slot.dataset;
+    if (name in values) set(slot, as ? AS[as](values[name]) : values[name]);
   }
   return root;
 }
@@ -53,7 +52,6 @@ export function fill(root, values) {
 function set(slot, value) {
   slot.hidden = value === null || value === undefined;
   if (slot.hidden) return;
-  if (value instanceof Node) return keep(slot, [value]);
   if (Array.isArray(value)) return keep(slot, value);
   if (typeof value !== "object") {
     if (slot.textContent !== String(value)) slot.textContent = value;
@@ -68,36 +66,27 @@ function set(slot, value) {
   }
 }
 
-function keep(slot, nodes) {
-  slot.replaceChildren(...nodes.filter((node) => node !== null && node !== undefined));
-}
+const keep = (slot, nodes) => slot.replaceChildren(...nodes.filter((node) => node !== null && node !== undefined));
 
 /**
- * Have the children of `parent` be those of `items`, in order. A child that is there already is filled again and stays
- * the same element: focus, selection and scroll position survive. `make(item)` builds one, `update(child, item)` fills it.
+ * Have the children of an element be rows of a `<template>`, one an item, in order: `values(item, row)` fills a row. A row
+ * that is there already stays the same element: focus, selection and scroll position survive. `empty` is shown if there are none.
  */
-function list(parent, items, key, make, update) {
-  const known = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+export function rows(selector, template, items, key, values, empty = null) {
+  if (empty) find(empty).hidden = items.length > 0;
+  const parent = find(selector);
+  const known = new Map([...parent.children].map((row) => [row.dataset.key, row]));
   let at = parent.firstElementChild;
   for (const item of items) {
     const id = String(key(item));
-    let child = known.get(id);
+    const row = known.get(id) ?? document.getElementById(template).content.firstElementChild.cloneNode(true);
     known.delete(id);
-    if (!child) {
-      child = make(item);
-      child.dataset.key = id;
-    }
-    update(child, item);
-    if (child === at) at = at.nextElementSibling;
-    else parent.insertBefore(child, at);
+    row.dataset.key = id;
+    fill(row, values(item, row));
+    if (row === at) at = at.nextElementSibling;
+    else parent.insertBefore(row, at);
   }
   for (const gone of known.values()) gone.remove();
-}
-
-/** Rows from a template, one an item: `values(item, row)` fills a row. `#none`, or what `empty` names, is shown if there are none. */
-export function rows(selector, template, items, key, values, empty = null) {
-  if (empty) find(empty).hidden = items.length > 0;
-  list(find(selector), items, key, () => copy(template), (row, item) => fill(row, values(item, row)));
 }
 
 /** The place of a bar: where it begins and how wide it is, of 1. */
@@ -117,13 +106,11 @@ export const bytesOf = (words) => el("pre", { class: "bytes", tabIndex: 0 }, cli
 
 /** A download of what an agent sent: it is never opened in a page of ours. */
 export function download(name, type, bytes) {
-  const link = el("a", { class: "button", download: name, title: `${name} (${type || "unknown type"})` }, icon("download"), name);
-  link.href = "#";
-  link.addEventListener("click", () => {
+  const onclick = ({ currentTarget: link }) => {
     link.href = URL.createObjectURL(new Blob([bytes()], { type: "application/octet-stream" }));
     setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-  });
-  return link;
+  };
+  return el("a", { class: "button", href: "#", download: name, title: `${name} (${type || "unknown type"})`, onclick }, icon("download"), name);
 }
 
 /** Run it soon, and at most once in `pause_ms`, however often it is asked for; not while nobody looks. */
@@ -152,7 +139,7 @@ export function throttled(run, pause_ms) {
 
 const UNITS = [["d", 86_400_000], ["h", 3_600_000], ["min", 60_000], ["s", 1_000]];
 const grouped = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
-const exactly = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long", fractionalSecondDigits: undefined });
+const exactly = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
 
 export const number = (value) => (value === null || value === undefined ? "–" : grouped.format(value));
 
@@ -170,7 +157,7 @@ export function duration(ms) {
   return rest && whole < 10 ? `${whole} ${unit} ${rest} ${smaller}` : `${whole} ${unit}`;
 }
 
-/** Coarse on purpose: it is read at a glance, and the exact moment is its title. */
+/** Coarse on purpose: it is read at a glance; its title is exact. */
 function relative(at_ms) {
   const past = Date.now() - at_ms;
   const ms = Math.abs(past);
@@ -184,9 +171,8 @@ export const exact = (at_ms) => exactly.format(at_ms);
 
 /** A moment, told relative to now; it keeps itself up to date. */
 export function when(at_ms) {
-  if (!at_ms) return el("span", { class: "quiet" }, "–");
-  const date = new Date(at_ms);
-  return el("time", { dateTime: date.toISOString(), title: exact(at_ms), "data-at": at_ms }, relative(at_ms));
+  if (!at_ms) return quiet("–");
+  return el("time", { dateTime: new Date(at_ms).toISOString(), title: exact(at_ms), "data-at": at_ms }, relative(at_ms));
 }
 
 setInterval(() => {
@@ -199,7 +185,6 @@ setInterval(() => {
 
 export const shortId = (id) => (id ? id.slice(0, 8) : "–");
 
-/** The name before the `@`, which is what differs. */
 export const shortName = (display) => (display ?? "–").replace(/@default$/, "");
 
 export function bytes(count) {
@@ -223,16 +208,16 @@ export function pretty(text) {
   }
 }
 
-/** Where tasks stand, in the order of their way. `query` asks for exactly those. */
+/** Where tasks stand, in the order of their way. `query` asks for exactly those: its state is its id, if nothing else is said. */
 export const LANES = [
-  { id: "queued", label: "Queued", hint: "waits for a holder", tone: "queued", sign: "queued", query: { state: "queued" } },
-  { id: "in_flight", label: "Leased", hint: "one holder works on it", tone: "leased", sign: "leased", query: { state: "in_flight" } },
-  { id: "parked", label: "Waiting", hint: "waits for its sender", tone: "waits", sign: "waits", query: { state: "parked" } },
-  { id: "following", label: "Elsewhere", hint: "the same work is under way in another task", tone: "elsewhere", sign: "elsewhere", query: { state: "following" } },
-  { id: "result_pending", label: "Undrained", hint: "ended; its sender has not taken the result", tone: "undrained", sign: "undrained", query: { state: "result_pending" } },
+  { id: "queued", label: "Queued", hint: "waits for a holder", tone: "queued", sign: "queued" },
+  { id: "in_flight", label: "Leased", hint: "one holder works on it", tone: "leased", sign: "leased" },
+  { id: "parked", label: "Waiting", hint: "waits for its sender", tone: "waits", sign: "waits" },
+  { id: "following", label: "Elsewhere", hint: "the same work is under way in another task", tone: "elsewhere", sign: "elsewhere" },
+  { id: "result_pending", label: "Undrained", hint: "ended; its sender has not taken the result", tone: "undrained", sign: "undrained" },
   { id: "failed", label: "Failed", hint: "ended with an error", tone: "bad", sign: "failed", query: { state: "done", outcome: "failed" } },
   { id: "done", label: "Done", hint: "ended", tone: "good", sign: "good", query: { state: "done", outcome: "completed,canceled,rejected" } },
-];
+].map((lane) => ({ query: { state: lane.id }, ...lane }));
 
 const OTHERS = {
   lost: { label: "Holder lost", hint: "leased, and its holder is gone", tone: "bad", sign: "lost" },
@@ -255,6 +240,14 @@ export function calleeOf({ task, task_id }) {
   if (!task) return shortId(task_id);
   const { target, recipient } = task;
   return target?.name ?? target?.profile ?? (target?.url ? new URL(target.url).host : shortName(recipient.display));
+}
+
+/** What fills the tile of a lane: it leads to its tasks, of those that `others` ask for. */
+export function laneTile(tile, { label, hint, tone, sign, query }, count, others = {}) {
+  tile.href = to("tasks", { ...others, ...query });
+  tile.dataset.tone = tone;
+  tile.title = hint;
+  return { label: [icon(sign), label], count: number(count ?? 0) };
 }
 
 export const isOver = (state) => ["resolved", "done", "result_pending"].includes(state);
