@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 import httpx2
 import pytest
+import uvloop
 from a2a.client import ClientConfig, create_client
 from a2a.types import Message, Part, Role, SendMessageRequest, a2a_pb2
 from a2a.types.a2a_pb2_grpc import A2AServiceStub
@@ -238,6 +239,31 @@ async def test_the_official_client_calls_over_https(short_path: Path, authority:
             asked = SendMessageRequest(message=Message(message_id="m", role=Role.ROLE_USER, parts=[Part(text="hello")]))
             told = [str(each) async for each in client.send_message(asked)]
         assert "echo: hello" in told[-1]
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_hello_that_comes_with_its_connection_is_answered(
+    short_path: Path, authority: Authority, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    pair, sent = authority.issue(*HOSTS), ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        authority.client().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost").do_handshake()
+    hello = sent.read()
+
+    async def greet() -> None:
+        loop = asyncio.get_running_loop()
+        async with open_daemon_under_test(short_path / "home", http=served(pair, authority)) as daemon:
+            port = int(daemon.url.rsplit(":", 1)[1])
+            for _ in range(20):
+                # The loop stands still meanwhile: it finds the connection and the hello at once.
+                with socket.create_connection(("127.0.0.1", port)) as client:
+                    client.sendall(hello)
+                    client.setblocking(False)
+                    async with asyncio.timeout(BOUND_S):
+                        assert (await loop.sock_recv(client, 2)) == b"\x16\x03"
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(greet())
 
 
 async def test_handshakes_that_do_not_go_on_are_bounded(short_path: Path, authority: Authority) -> None:

@@ -42,10 +42,9 @@ class TlsHandshakes:
         """Each with its address, in the order in which they came."""
 
     def protocol(self) -> asyncio.Protocol:
-        return _Handshake(self)
+        return _Hello(self)
 
-    def begin(self, transport: asyncio.Transport) -> None:
-        transport.pause_reading()  # until TLS reads it
+    def begin(self, transport: asyncio.Transport, hello: _Hello) -> None:
         server, under_way = self._server, self._under_way
         peer = transport.get_extra_info("peername")
         host: str = peer[0] if peer else ""
@@ -56,7 +55,7 @@ class TlsHandshakes:
             neighbours[0].abort()
         elif len(under_way) > server.bounds.handshakes_max:
             next(iter(under_way)).abort()
-        task = server.loop.create_task(self._greet(transport))
+        task = server.loop.create_task(self._greet(transport, hello))
         server.tasks.add(task)
         task.add_done_callback(server.tasks.discard)
 
@@ -64,8 +63,11 @@ class TlsHandshakes:
         for transport in tuple(self._under_way):
             transport.abort()
 
-    async def _greet(self, transport: asyncio.Transport) -> None:
+    async def _greet(self, transport: asyncio.Transport, hello: _Hello) -> None:
         server, early = self._server, _EarlyData()
+        if hello.data:
+            # TLS takes the transport over in the next line, and reads from it only after this call.
+            server.loop.call_soon(_feed, transport, hello.data)
         greeted: asyncio.Transport | None = None
         try:
             greeted = await server.loop.start_tls(
@@ -113,12 +115,30 @@ class _EarlyData(asyncio.Protocol):
         self.lost = True
 
 
-class _Handshake(asyncio.Protocol):
+class _Hello(asyncio.Protocol):
+    """What a client sends before TLS has taken its connection over: a loop may read before it is told not to."""
+
     def __init__(self, handshakes: TlsHandshakes) -> None:
+        self.data = b""
         self._handshakes = handshakes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._handshakes.begin(cast("asyncio.Transport", transport))
+        self._handshakes.begin(cast("asyncio.Transport", transport), self)
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+
+
+def _feed(transport: asyncio.Transport, data: bytes) -> None:
+    """Give TLS, which is the transport's protocol now, what was read before."""
+    tls = cast("asyncio.BufferedProtocol", transport.get_protocol())
+    unread = memoryview(data)
+    while unread:
+        buffer = memoryview(tls.get_buffer(len(unread)))
+        taken = min(len(buffer), len(unread))
+        buffer[:taken] = unread[:taken]
+        tls.buffer_updated(taken)
+        unread = unread[taken:]
 
 
 def counted_as(host: str) -> str:
