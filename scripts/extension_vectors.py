@@ -29,7 +29,7 @@ from covenant.model.peers.delegation_messages import (
     TokenUsage,
     TranscriptEntry,
 )
-from covenant.model.peers.instance import SUPPORTED_VERSIONS, Trust
+from covenant.model.peers.instance import HYBRID_SUITE, HYBRID_VERSIONS, SUPPORTED_VERSIONS, Prekey, Trust
 from covenant.seal.envelope import receipt, seal
 from covenant.seal.identity import InstanceIdentity, PrivatePrekey, new_prekey, sign_bundle
 from covenant.seal.keys import derived_secret
@@ -43,21 +43,34 @@ SEEDS: Final = {
     "requester": "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60",
     "provider": "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb",
 }
+HYBRID_SEEDS: Final = {
+    "requester": "c5aa8df43f9f837bedb7442f31dcb7b166d38535076f094b85ce3a2e0b4458f7",
+    "provider": "f5e5767cf153319517630f226876b86c8160cc583bc013744c6bf255f5cc0ee5",
+}
 
 
 class Side:
-    def __init__(self, seed: str) -> None:
+    def __init__(self, name: str, seed: str, *, hybrid: bool = False) -> None:
+        self.name = name
         self.seed = bytes.fromhex(seed)
         self.identity = InstanceIdentity(self.seed)
         self.prekey: PrivatePrekey = new_prekey(self.seed, NOW - 60_000)
-        self.keys = sign_bundle(self.seed, [self.prekey.prekey], NOW - 60_000)
+        self.hybrid: PrivatePrekey | None = new_prekey(self.seed, NOW - 60_000, HYBRID_SUITE) if hybrid else None
+        self.versions = HYBRID_VERSIONS if hybrid else SUPPORTED_VERSIONS
+        self.keys = sign_bundle(self.seed, [self.prekey.prekey], NOW - 60_000, versions=self.versions)
 
-    def shown(self, name: str) -> dict[str, Any]:
+    @property
+    def hybrid_prekey(self) -> Prekey | None:
+        return self.hybrid.prekey if self.hybrid is not None else None
+
+    def shown(self) -> dict[str, Any]:
+        introduction = wire.Introduction(name=self.name, keys=self.keys, hybrid_prekey=self.hybrid_prekey)
         return {
-            "name": name,
+            "name": self.name,
             "seed": self.seed.hex(),
             "prekeyPrivate": self.prekey.private_key.hex(),
-            "introduction": msgspec.to_builtins(wire.Introduction(name=name, keys=self.keys)),
+            **({"hybridPrekeySeed": self.hybrid.private_key.hex()} if self.hybrid is not None else {}),
+            "introduction": msgspec.to_builtins(introduction),
         }
 
 
@@ -82,15 +95,15 @@ class Flow:
             typ=wire.type_of(message),
             sender=a.identity,
             to=b.identity.id,
-            prekey=b.prekey.prekey,
+            prekey=b.hybrid_prekey or b.prekey.prekey,
             jti=f"{self.name}-{len(self.steps) + 1}",
             now_ms=now_ms,
             seq=self._said[sender] if numbered else None,
         )
         self.steps.append(
             {
-                "from": sender,
-                "to": recipient,
+                "from": a.name,
+                "to": b.name,
                 "atMs": now_ms,
                 "envelope": json.loads(envelope),
                 "bytes": envelope.decode(),
@@ -101,7 +114,8 @@ class Flow:
 
 
 def main() -> None:
-    sides = {name: Side(seed) for name, seed in SEEDS.items()}
+    sides = {name: Side(name, seed) for name, seed in SEEDS.items()}
+    hybrids = {name: Side(f"hybrid-{name}", seed, hybrid=True) for name, seed in HYBRID_SEEDS.items()}
     token = _verify(
         sides, verified := Flow(sides, "verify", "The requester challenges the provider, and gets a token.")
     )
@@ -111,10 +125,11 @@ def main() -> None:
         _reject(sides, token),
         _cancel(sides, token),
         _ask(sides, token),
+        _hybrid(hybrids),
     ]
     document = {
         "uri": wire.SEALED_DELEGATION,
-        "instances": {name: side.shown(name) for name, side in sides.items()},
+        "instances": {side.name: side.shown() for side in (*sides.values(), *hybrids.values())},
         "flows": [{"name": each.name, "about": each.about, "steps": each.steps} for each in flows],
     }
     FILE.write_text(json.dumps(document, indent=1) + "\n")
@@ -123,14 +138,16 @@ def main() -> None:
 
 def _verify(sides: dict[str, Side], flow: Flow) -> str:
     asking, asked = sides["requester"], sides["provider"]
-    query = CapabilityQuery(nonce="A" * 43, versions=SUPPORTED_VERSIONS, keys=asking.keys)
+    query = CapabilityQuery(
+        nonce="A" * 43, versions=asking.versions, keys=asking.keys, hybrid_prekey=asking.hybrid_prekey
+    )
     terms = Narrowing(profiles=frozenset({"coder"}), budget=50_000, depth=2, expires_at_ms=NOW + 86_400_000)
     token = issue(asked.seed, asking.identity.id, terms)
     response = CapabilityResponse(
         provider=asked.identity.id,
         audience=asking.identity.id,
         nonce=query.nonce,
-        versions=SUPPORTED_VERSIONS,
+        versions=asked.versions,
         profiles=(Profile(name="coder", description="Writes code.", max_token_budget=50_000),),
         active_delegations=0,
         free_slots=5,
@@ -143,6 +160,14 @@ def _verify(sides: dict[str, Side], flow: Flow) -> str:
     flow.say("requester", query, numbered=False)
     flow.say("provider", sign_capabilities(asked.seed, response), numbered=False)
     return token
+
+
+def _hybrid(sides: dict[str, Side]) -> Flow:
+    flow = Flow(sides, "hybrid", "As verify, then an offer and its reject, all sealed with the hybrid suite.")
+    offer = _offer(sides, _verify(sides, flow), 9, profile="painter")
+    flow.say("requester", offer)
+    flow.say("provider", DelegationReject(offer_id=offer.offer_id, code="no_profile", reason="no profile painter"))
+    return flow
 
 
 def _offer(sides: dict[str, Side], token: str, number: int, profile: str = "coder") -> DelegationOffer:

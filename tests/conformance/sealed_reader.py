@@ -27,7 +27,9 @@ from tests.e2e.peers.independent_peer import (
     merkle,
     without,
 )
-from tests.seal.rfc9180 import recipient_context
+from tests.seal.rfc9180 import hybrid_context, recipient_context
+
+HYBRID = "X25519-MLKEM768-HKDF-SHA256-AES256GCM-Ed25519"
 
 
 def unbase64(text: str) -> bytes:
@@ -47,13 +49,25 @@ def check_bundle(bundle: dict[str, Any], now_ms: int) -> bytes:
     assert now_ms <= bundle["expiresAtMs"] + 60_000
     check_document(bundle["identityKey"], "bundle", without(bundle, "signature"), bundle["signature"])
     for prekey in bundle["prekeys"]:
-        public = from_b58(prekey["publicKey"])
-        assert prekey["kid"] == "pk_" + base64.b32encode(hashlib.sha256(public).digest()[:10]).decode().lower()
         assert prekey["suite"] == SUITE
-        assert 0 < prekey["notAfterMs"] - prekey["notBeforeMs"] <= 48 * 3_600_000
-        signed = {**without(prekey, "signature"), "owner": bundle["id"]}
-        check_document(bundle["identityKey"], "prekey", signed, prekey["signature"])
+        check_prekey(bundle, prekey, from_b58(prekey["publicKey"]))
     return from_b58(bundle["identityKey"])
+
+
+def check_hybrid(bundle: dict[str, Any], prekey: dict[str, Any] | None) -> None:
+    """There is one if, and only if, the bundle says so."""
+    assert (6 in bundle["versions"]) == (prekey is not None)
+    if prekey is not None:
+        public = unbase64(prekey["publicKey"])
+        assert (prekey["suite"], len(public)) == (HYBRID, 1216)
+        check_prekey(bundle, prekey, public)
+
+
+def check_prekey(bundle: dict[str, Any], prekey: dict[str, Any], public: bytes) -> None:
+    assert prekey["kid"] == "pk_" + base64.b32encode(hashlib.sha256(public).digest()[:10]).decode().lower()
+    assert 0 < prekey["notAfterMs"] - prekey["notBeforeMs"] <= 48 * 3_600_000
+    signed = {**without(prekey, "signature"), "owner": bundle["id"]}
+    check_document(bundle["identityKey"], "prekey", signed, prekey["signature"])
 
 
 class Instance:
@@ -65,6 +79,8 @@ class Instance:
         self.id = id_of(b58(self.key))
         self.prekey = X25519PrivateKey.from_private_bytes(bytes.fromhex(shown["prekeyPrivate"]))
         self.keys = shown["introduction"]["keys"]
+        self.hybrid = shown["introduction"].get("hybridPrekey")
+        self.hybrid_seed = bytes.fromhex(shown.get("hybridPrekeySeed", ""))
 
     def open(self, data: bytes, *, known: dict[str, bytes], now_ms: int) -> tuple[dict[str, Any], bytes]:
         """The header and the body, by the page's order of checks."""
@@ -76,7 +92,7 @@ class Instance:
         assert len(protected) <= 2048
         header = json.loads(protected)
         assert canonical(header) == protected
-        assert (header["v"], header["suite"]) == (2, SUITE)
+        assert (header["v"], header["suite"]) == (2, HYBRID if self.hybrid else SUITE)
         skid = from_b58(header["skid"])
         assert id_of(header["skid"]) == header["from"]
         signed = b"covenant.envelope.signature.v2\n" + struct.pack(">I", len(protected)) + protected
@@ -87,8 +103,12 @@ class Instance:
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", header["jti"])
         assert 0 < header["exp"] - header["iat"] <= 300_000
         assert header["iat"] - 60_000 <= now_ms <= header["exp"] + 60_000
+        info = b"covenant.envelope.seal.v2\n" + protected
+        if self.hybrid:
+            assert header["kid"] == self.hybrid["kid"]
+            return header, hybrid_context(ciphertext[:1120], self.hybrid_seed, info).open(0, b"", ciphertext[1120:])
         assert header["kid"] == self.keys["prekeys"][0]["kid"]
-        context = recipient_context(ciphertext[:32], self.prekey, b"covenant.envelope.seal.v2\n" + protected)
+        context = recipient_context(ciphertext[:32], self.prekey, info)
         return header, context.open(0, b"", ciphertext[32:])
 
     def receipt(self, data: bytes) -> str:

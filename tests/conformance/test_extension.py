@@ -13,6 +13,7 @@ from tests.conformance.sealed_reader import (
     Instance,
     check_bundle,
     check_document,
+    check_hybrid,
     check_offer,
     check_proof,
     check_token,
@@ -51,6 +52,7 @@ def flow_of(name: str) -> dict[str, Any]:
 def test_both_introductions_prove_their_keys() -> None:
     for name, side in sides().items():
         assert check_bundle(side.keys, VECTORS["flows"][0]["steps"][0]["atMs"]) == side.key
+        check_hybrid(side.keys, side.hybrid)
         assert VECTORS["instances"][name]["introduction"]["name"] == name
 
 
@@ -63,8 +65,10 @@ def test_every_envelope_of_every_flow_is_opened_and_numbered_in_order(name: str)
             assert header["seq"] == said[step["from"]]
 
 
-def test_the_answer_to_a_challenge_is_signed_and_brings_a_token() -> None:
-    (_, asked, query), (_, answered, response) = opened(flow_of("verify"))
+@pytest.mark.parametrize("name", ["verify", "hybrid"])
+def test_the_answer_to_a_challenge_is_signed_and_brings_a_token(name: str) -> None:
+    (_, asked, query), (_, answered, response), *_ = opened(flow_of(name))
+    check_hybrid(query["keys"], query.get("hybridPrekey"))
     assert (asked["typ"], answered["typ"]) == ("capability_query", "capability_response")
     assert (response["nonce"], response["audience"]) == (query["nonce"], asked["from"])
     key = response["keys"]["identityKey"]
@@ -87,15 +91,16 @@ def test_an_offer_and_its_result_prove_each_other(name: str) -> None:
         check_proof(offer, changed, requester.id, provider.id)
 
 
-def test_the_reader_refuses_what_was_changed_on_the_way() -> None:
+@pytest.mark.parametrize("name", ["complete", "hybrid"])
+def test_the_reader_refuses_what_was_changed_on_the_way(name: str) -> None:
     both = sides()
     known = {each.id: each.key for each in both.values()}
-    step = flow_of("complete")["steps"][0]
+    step = flow_of(name)["steps"][0]
     for part in ("protected", "ciphertext", "signature"):
         envelope = dict(step["envelope"])
         envelope[part] = ("B" if envelope[part][0] == "A" else "A") + envelope[part][1:]
         with pytest.raises((AssertionError, InvalidSignature, InvalidTag, ValueError)):
-            both["provider"].open(json.dumps(envelope).encode(), known=known, now_ms=step["atMs"])
+            both[step["to"]].open(json.dumps(envelope).encode(), known=known, now_ms=step["atMs"])
 
 
 def test_the_page_names_the_uri_and_every_flow() -> None:

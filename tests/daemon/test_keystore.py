@@ -1,5 +1,6 @@
 """Keys in the home: for their owner alone, under a passphrase if there is one, and never lost half way."""
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from covenant.daemon.home import KEY_NAME, LockedHome, UnsafeHome, _write_aside, save_secret
 from covenant.daemon.keystore import CHANGE_NAME, INSTANCE_NAME, PREKEYS_NAME, Keystore, PastIdentities, find_passphrase
 from covenant.model.errors import SettingsError
+from covenant.model.peers.instance import HYBRID_SUITE, SUITE
 from covenant.peers.directory.instance_keys import PREKEYS_KEPT_MAX, InstanceKeys
 from covenant.seal.identity import PREKEY_PERIOD_MS, PrivatePrekey, new_prekey, sign_change
 from covenant.seal.keys import COST_MIN, KEY_BYTES_MAX, KeyLocked, Locker, is_locked, new_private_key
@@ -135,11 +137,24 @@ class TestPrekeys:
         assert (saved[0].private_key.hex().encode() in data) == (passphrase is None)
 
     def test_as_many_as_there_can_be_can_be_locked(self, tmp_path: Path) -> None:
-        saved = prekeys(new_private_key(), PREKEYS_KEPT_MAX)
+        key = new_private_key()
+        saved = prekeys(key, PREKEYS_KEPT_MAX)
+        saved += [new_prekey(key, each.prekey.not_before_ms, HYBRID_SUITE) for each in saved]
         keystore(tmp_path, None).save_prekeys(saved)
         assert (tmp_path / PREKEYS_NAME).stat().st_size < KEY_BYTES_MAX
         keystore(tmp_path).save_prekeys(saved)
         assert list(keystore(tmp_path).read_prekeys()) == saved
+
+    def test_hybrid_ones_are_kept_where_earlier_releases_do_not_look(self, tmp_path: Path) -> None:
+        key = new_private_key()
+        saved = [*prekeys(key), new_prekey(key, NOW, HYBRID_SUITE)]
+        keystore(tmp_path, None).save_prekeys(saved)
+        written = json.loads((tmp_path / PREKEYS_NAME).read_bytes())
+        assert {each["prekey"]["suite"] for each in written["prekeys"]} == {SUITE}
+        assert list(keystore(tmp_path, None).read_prekeys()) == saved
+        store = keystore(tmp_path, None)
+        keyring = InstanceKeys(key, store.read_prekeys(), store.save_prekeys, hybrid=True)
+        assert keyring.hybrid_prekey(NOW) == saved[-1].prekey
 
     def test_those_without_a_lock_are_locked_when_they_are_read_with_a_passphrase(self, tmp_path: Path) -> None:
         saved = prekeys(new_private_key())

@@ -191,6 +191,7 @@ class Keys:
     prekeys: list[PrivatePrekey] = field(default_factory=list)
     port: int = field(default_factory=free_port)
     change: IdentityChange | None = None
+    hybrid: bool = False
 
     def save(self, prekeys: Any) -> None:
         self.prekeys = list(prekeys)
@@ -351,7 +352,11 @@ async def transport_under_test(
     keys, clock = keys or Keys(), clock or Clock()
     ledger = await open_ledger(folder, clock=clock, monotonic_ms=clock.monotonic_ms, limits=limits)
     keyring = InstanceKeys(
-        keys.private_key, keys.prekeys, keys.save, changes=(keys.change,) if keys.change is not None else ()
+        keys.private_key,
+        keys.prekeys,
+        keys.save,
+        changes=(keys.change,) if keys.change is not None else (),
+        hybrid=keys.hybrid,
     )
     keyring.rotate(clock())
     connections = PeerConnections(AddressGuard((), resolver=nobody))
@@ -382,11 +387,13 @@ def stranger_pool() -> AnonymousPool:
 
 
 @asynccontextmanager
-async def listening(at: TransportUnderTest) -> AsyncIterator[TransportUnderTest]:
-    """It takes envelopes at its port, which stays the same when it listens again."""
+async def listening(
+    at: TransportUnderTest, alter: Callable[[Introduction], Introduction] = lambda shown: shown
+) -> AsyncIterator[TransportUnderTest]:
+    """It takes envelopes at its port, which stays the same when it listens again. `alter`: by somebody on the way."""
 
     def introduce() -> Introduction:
-        return Introduction(name="house", keys=at.keyring.bundle(at.clock()))
+        return alter(at.directory.introduction("house"))
 
     async with serving(
         sealed_routes(at.inbox, introduce, Meter(), stranger_pool()),

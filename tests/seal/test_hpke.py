@@ -9,9 +9,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.seal.envelope import _SEALED, _SUITE
-from tests.seal.instances import Instance, parts
-from tests.seal.rfc9180 import recipient_context, sender_context
+from covenant.model.peers.instance import HYBRID_SUITE, SUITE
+from covenant.seal.envelope import _SEALED
+from covenant.seal.identity import new_prekey
+from covenant.seal.suites import SUITES
+from tests.seal.instances import NOW, Instance, parts
+from tests.seal.rfc9180 import hybrid_context, recipient_context, sender_context
 
 VECTOR: dict[str, Any] = json.loads(Path(__file__).with_name("rfc9180.json").read_text(encoding="utf-8"))
 
@@ -51,11 +54,13 @@ def test_the_rfcs_messages_are_sealed_and_opened_byte_for_byte(seq: int) -> None
 @given(body=st.binary(max_size=300), info=st.binary(max_size=300))
 def test_what_the_library_seals_the_rfcs_steps_open_and_the_other_way_round(body: bytes, info: bytes) -> None:
     private = X25519PrivateKey.from_private_bytes(number("skRm"))
-    sealed = _SUITE.encrypt(body, private.public_key(), info=info)
+    sealed = SUITES[SUITE].hpke.encrypt(body, private.public_key(), info=info)
     assert recipient_context(sealed[:32], private, info).open(0, b"", sealed[32:]) == body
     ephemeral = X25519PrivateKey.generate()
     ciphertext = sender_context(ephemeral, private.public_key(), info).seal(0, b"", body)
-    assert _SUITE.decrypt(ephemeral.public_key().public_bytes_raw() + ciphertext, private, info=info) == body
+    assert (
+        SUITES[SUITE].hpke.decrypt(ephemeral.public_key().public_bytes_raw() + ciphertext, private, info=info) == body
+    )
 
 
 def test_an_envelope_is_opened_by_the_rfcs_steps_with_its_header_as_info() -> None:
@@ -64,3 +69,12 @@ def test_an_envelope_is_opened_by_the_rfcs_steps_with_its_header_as_info() -> No
     private = X25519PrivateKey.from_private_bytes(theirs.prekey.private_key)
     context = recipient_context(made["ciphertext"][:32], private, _SEALED + made["protected"])
     assert context.open(0, b"", made["ciphertext"][32:]) == b"hello"
+
+
+def test_a_hybrid_envelope_is_opened_by_the_steps_of_x_wing_and_of_the_rfc() -> None:
+    ours, theirs = Instance(), Instance()
+    theirs.prekey = new_prekey(theirs.private_key, NOW, HYBRID_SUITE)
+    made = parts(ours.seal(theirs, b"hello"))
+    enc, sealed = made["ciphertext"][:1120], made["ciphertext"][1120:]
+    context = hybrid_context(enc, theirs.prekey.private_key, _SEALED + made["protected"])
+    assert context.open(0, b"", sealed) == b"hello"

@@ -44,8 +44,16 @@ from covenant.ledger.machine.identity_commands import Enroll, RevokeIdentity, Ro
 from covenant.model.errors import SettingsError
 from covenant.model.grant import Identity
 from covenant.model.ids import AgentId
-from covenant.model.peers.instance import CHANGES_MAX, IdentityChange, InstanceId, KeyRevocation, Prekey
-from covenant.seal.identity import PrivatePrekey, instance_id, new_prekey, sign_bundle, sign_change
+from covenant.model.peers.instance import (
+    CHANGES_MAX,
+    HYBRID_SUITE,
+    SUITE,
+    IdentityChange,
+    InstanceId,
+    KeyRevocation,
+    Prekey,
+)
+from covenant.seal.identity import PrivatePrekey, instance_id, new_prekey, prekey_of, sign_bundle, sign_change
 from covenant.seal.identity_chain import chain_to, sign_revocation
 from covenant.seal.keys import (
     COST,
@@ -58,6 +66,7 @@ from covenant.seal.keys import (
     public_key,
     token_hash,
 )
+from covenant.seal.suites import SUITES
 from covenant.wire.peers import Introduction
 
 PREKEYS_NAME: Final = "identity/prekeys.json"
@@ -79,8 +88,20 @@ class _Kept(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """In hex."""
 
 
-class _KeptPrekeys(msgspec.Struct, frozen=True):
+class _KeptHybrid(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Without what follows from the seed, which is long."""
+
+    seed: str
+    """In hex."""
+    not_before_ms: int
+    not_after_ms: int
+    signature: str
+
+
+class _KeptPrekeys(msgspec.Struct, frozen=True, omit_defaults=True):
     prekeys: tuple[_Kept, ...]
+    hybrid: tuple[_KeptHybrid, ...] = ()
+    """Apart, since earlier releases read the file too and know no others than the first."""
 
 
 class PastIdentities(msgspec.Struct, frozen=True):
@@ -242,7 +263,10 @@ class Keystore:
             read_secret_bytes(self._prekeys_path, FILE_BYTES_MAX)
 
     def save_prekeys(self, prekeys: Sequence[PrivatePrekey]) -> None:
-        kept = _KeptPrekeys(tuple(_Kept(each.prekey, each.private_key.hex()) for each in prekeys))
+        kept = _KeptPrekeys(
+            tuple(_Kept(each.prekey, each.private_key.hex()) for each in prekeys if each.prekey.suite == SUITE),
+            tuple(_kept_hybrid(each) for each in prekeys if each.prekey.suite == HYBRID_SUITE),
+        )
         self._prekeys_path.parent.mkdir(mode=0o700, exist_ok=True)
         save_secret(self._prekeys_path, self._sealed(msgspec.json.encode(kept).decode()))
 
@@ -324,7 +348,19 @@ def _unlock(locker: Locker | None, path: Path, data: bytes) -> bytes:
 def _open_prekeys(locker: Locker | None, path: Path, data: bytes) -> tuple[PrivatePrekey, ...]:
     """Raises LockedHome, and ValueError if they are none."""
     read = msgspec.json.decode(_unlock(locker, path, data) if is_locked(data) else data, type=_KeptPrekeys)
-    return tuple(PrivatePrekey(each.prekey, bytes.fromhex(each.private_key)) for each in read.prekeys)
+    hybrid = read.hybrid if HYBRID_SUITE in SUITES else ()
+    return (
+        *(PrivatePrekey(each.prekey, bytes.fromhex(each.private_key)) for each in read.prekeys),
+        *(
+            prekey_of(bytes.fromhex(each.seed), HYBRID_SUITE, each.not_before_ms, each.not_after_ms, each.signature)
+            for each in hybrid
+        ),
+    )
+
+
+def _kept_hybrid(made: PrivatePrekey) -> _KeptHybrid:
+    prekey = made.prekey
+    return _KeptHybrid(made.private_key.hex(), prekey.not_before_ms, prekey.not_after_ms, prekey.signature)
 
 
 OPERATOR_DISPLAY: Final = "operator@local"

@@ -37,7 +37,7 @@ from covenant.model.agent_card import (
 )
 from covenant.model.agent_definition import INDEX, AgentDefinition, CatalogueAgent
 from covenant.model.mcp_servers import Tool, tools_for
-from covenant.model.peers.instance import SUPPORTED_SUITES, SUPPORTED_VERSIONS
+from covenant.model.peers.instance import HYBRID_SUITE, HYBRID_VERSIONS, SUITE, SUPPORTED_VERSIONS
 from covenant.model.tenants import DEFAULT
 from covenant.seal.cards import CardSigner
 from covenant.wire.a2a.card_codec import card_fields
@@ -286,6 +286,7 @@ class CardFeatures(msgspec.Struct, frozen=True, kw_only=True):
     """Whose agents may call agents that are registered here."""
     peer_profiles: tuple[str, ...] | None = None
     """The agents that peers may delegate to, as the settings name them. None: this daemon has no peers."""
+    peer_suites: tuple[str, ...] = (SUITE,)
 
 
 def agent_card(
@@ -308,7 +309,7 @@ def agent_card(
             extended_agent_card=token_needed,
             extensions=(
                 *(Extension(uri=uri, required=True) for uri in definition.extensions),
-                *_sealed_delegation(agent, base_url, offer.peer_profiles),
+                *_sealed_delegation(agent, base_url, offer),
             ),
         ),
         security_schemes=_SCHEMES,
@@ -323,16 +324,16 @@ def takes_sealed(agent: CatalogueAgent, peer_profiles: tuple[str, ...] | None) -
     return peer_profiles is not None and agent.tenant == DEFAULT and agent.offered_to_peers(peer_profiles)
 
 
-def _sealed_delegation(agent: CatalogueAgent, base_url: str, profiles: tuple[str, ...] | None) -> tuple[Extension, ...]:
-    if not takes_sealed(agent, profiles):
+def _sealed_delegation(agent: CatalogueAgent, base_url: str, offer: CardFeatures) -> tuple[Extension, ...]:
+    if not takes_sealed(agent, offer.peer_profiles):
         return ()
     params = {
         "profile": agent.id,
         "identity": base_url + IDENTITY_PATH,
         "receive": base_url + RECEIVE_PATH,
         "poll": base_url + POLL_PATH,
-        "versions": list(SUPPORTED_VERSIONS),
-        "suites": sorted(SUPPORTED_SUITES),
+        "versions": list(HYBRID_VERSIONS if HYBRID_SUITE in offer.peer_suites else SUPPORTED_VERSIONS),
+        "suites": list(offer.peer_suites),
     }
     return (Extension(uri=SEALED_DELEGATION, description="Takes this work in sealed envelopes too", params=params),)
 

@@ -34,7 +34,7 @@ from covenant.model.peers.delegation import (
     PendingMessages,
 )
 from covenant.model.peers.delegation_messages import Proof
-from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, Trust
+from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.task import NATIVE, PEERS, Target, fingerprint
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT
@@ -126,7 +126,7 @@ class PeerAdmin(PeerService):
         ours = await self._services.provider.offering(Peer(id=self.id, name=self.name, trust=Trust.TRUSTED))
         return PeerCapabilities(
             profiles=ours.profiles,
-            versions=SUPPORTED_VERSIONS,
+            versions=self._services.context.keyring.versions,
             active_delegations=ours.active,
             free_slots=ours.free,
             trust_level=Trust.TRUSTED,

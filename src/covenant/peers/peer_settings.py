@@ -75,6 +75,7 @@ def amounts_of(entries: tuple[str, ...]) -> dict[str, int]:
 
 Redaction = Literal["redact", "block", "warn", "off"]
 Transcripts = Literal["full", "root"]
+SuiteChoice = Literal["hybrid", "classic"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +180,12 @@ class PeerSettings:
         500, whole(10, HOUR_MS), "Pause after a failed delivery to a peer; twice as long after each further one."
     )
     retry_max_ms: int = setting(60_000, whole(10, HOUR_MS), "Longest pause after a failed delivery.")
+    suite: SuiteChoice = setting(  # noqa: RUF009  (makes a dataclass field)
+        "hybrid",
+        choice("hybrid", "classic"),
+        "What messages are sealed with: X25519 and ML-KEM-768 together where the peer has both, or X25519 alone. "
+        "Without ML-KEM in the crypto library it is X25519 alone.",
+    )
     redaction: Redaction = setting(  # noqa: RUF009  (makes a dataclass field)
         "redact",
         choice("redact", "block", "warn", "off"),

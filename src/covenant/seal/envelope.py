@@ -20,14 +20,11 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from covenant.model.errors import Conflict, CovenantError, Invalid, Refusal
-from covenant.model.ids import PublicKey, from_base58
+from covenant.model.ids import PublicKey
 from covenant.model.peers.instance import (
     PROTOCOL_VERSION,
-    SUPPORTED_SUITES,
     Epoch,
     Instance,
     InstanceId,
@@ -45,16 +42,16 @@ from covenant.seal.identity import (
     prekey_opens,
 )
 from covenant.seal.keys import base64url, canonical, checked_key, from_base64url
+from covenant.seal.suites import HYBRID_ENC_BYTES, SUITES, TAG_BYTES
 
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024
 HEADER_BYTES_MAX: Final = 2_048
-OVERHEAD_BYTES: Final = 48
-"""What HPKE adds to a body: 32 bytes of key, 16 of tag."""
-ENVELOPE_BYTES_MAX: Final = (BODY_BYTES_MAX + OVERHEAD_BYTES + HEADER_BYTES_MAX) * 4 // 3 + 512
+OVERHEAD_BYTES_MAX: Final = HYBRID_ENC_BYTES + TAG_BYTES
+"""What sealing adds to a body at most."""
+ENVELOPE_BYTES_MAX: Final = (BODY_BYTES_MAX + OVERHEAD_BYTES_MAX + HEADER_BYTES_MAX) * 4 // 3 + 512
 
 _SIGNED: Final = b"covenant.envelope.signature.v2\n"
 _SEALED: Final = b"covenant.envelope.seal.v2\n"
-_SUITE: Final = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 _SIGNATURE_BYTES: Final = 64
 
 
@@ -162,7 +159,8 @@ def seal(
     """`prekey` has been checked (`prekey_holds`, `bundle_holds`). `ValueError` if it or the body cannot be used."""
     if len(body) > BODY_BYTES_MAX or not 0 < life_ms <= ENVELOPE_LIFE_MS_MAX:
         raise ValueError("a body too large, or a life too long, for an envelope")
-    if prekey.suite not in SUPPORTED_SUITES:
+    suite = SUITES.get(prekey.suite)
+    if suite is None:
         raise ValueError(f"no suite {prekey.suite}")
     header = Header(
         v=PROTOCOL_VERSION,
@@ -182,8 +180,7 @@ def seal(
     # What the recipient could only call malformed is refused here, where somebody can do something about it.
     msgspec.convert(fields, Header)
     protected = canonical(fields)
-    recipient = X25519PublicKey.from_public_bytes(from_base58(prekey.public_key))
-    ciphertext = _SUITE.encrypt(body, recipient, info=_SEALED + protected)
+    ciphertext = suite.seal(body, prekey.public_key, _SEALED + protected)
     signature = sender.sign(_signed_bytes(protected, ciphertext))
     return msgspec.json.encode(_Envelope(base64url(protected), base64url(ciphertext), base64url(signature)))
 
@@ -192,6 +189,8 @@ def check(data: bytes, *, us: InstanceId, now_ms: int, known: Callable[[Instance
     """Everything that can be said of an envelope without a secret, replays excepted."""
     protected, ciphertext, signature = _parts(data)
     header = _header(protected)
+    if len(ciphertext) < SUITES[header.suite].overhead:
+        raise _malformed("cut short")
     # The signature first, and with the key that the header shows: whoever has not signed learns nothing of whom we
     # know, not even by how long it takes.
     try:
@@ -218,8 +217,7 @@ def open_checked(checked: Checked, prekey: PrivatePrekey | None, *, now_ms: int)
     if prekey.prekey.suite != header.suite:
         raise EnvelopeRefused(Code.SUITE_NOT_SUPPORTED, "another suite than that of the key", sender)
     try:
-        private = X25519PrivateKey.from_private_bytes(prekey.private_key)
-        return _SUITE.decrypt(ciphertext, private, info=_SEALED + protected)
+        return SUITES[header.suite].open(ciphertext, prekey.private_key, _SEALED + protected)
     except (InvalidTag, ValueError):
         raise EnvelopeRefused(Code.CANNOT_OPEN, "it does not open with the key it names", sender) from None
 
@@ -249,7 +247,7 @@ def _parts(data: bytes) -> tuple[bytes, bytes, bytes]:
     except (ValueError, RecursionError):
         raise _malformed("not an envelope") from None
     protected, ciphertext, signature = parts
-    if len(ciphertext) < OVERHEAD_BYTES or len(signature) != _SIGNATURE_BYTES:
+    if len(signature) != _SIGNATURE_BYTES:
         raise _malformed("cut short")
     return protected, ciphertext, signature
 
@@ -259,7 +257,7 @@ def _header(protected: bytes) -> Header:
         terms = _READ_TERMS.decode(protected)
         if terms.v != PROTOCOL_VERSION:
             raise EnvelopeRefused(Code.VERSION_NOT_SUPPORTED, f"version {terms.v} is not spoken here")
-        if terms.suite not in SUPPORTED_SUITES:
+        if terms.suite not in SUITES:
             raise EnvelopeRefused(Code.SUITE_NOT_SUPPORTED, f"no suite {terms.suite[:64]!r}")
         header = _READ_HEADER.decode(protected)
         # One header has one sequence of bytes: no reader can be shown another one than the signer saw.

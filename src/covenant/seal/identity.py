@@ -1,7 +1,7 @@
 """Who an instance is: an id that proves its key, short-lived keys to seal to, and the change of its identity.
 
-The id is `frd1_` and the base32 of the first 25 bytes of SHA-256 over the Ed25519 key. Prekeys (X25519) are signed by
-that key and live for two days, one new each day; once the private half is erased, nothing sealed to it can be opened.
+The id is `frd1_` and the base32 of the first 25 bytes of SHA-256 over the Ed25519 key. Prekeys are signed by that key
+and live for two days, one new each day; once the private half is erased, nothing sealed to it can be opened.
 Times are given; the store, and erasing what is over, is the caller's.
 """
 
@@ -14,20 +14,20 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from covenant.model.ids import PublicKey, base58, from_base58
 from covenant.model.peers.instance import (
     PROTOCOL_VERSION,
     SUITE,
-    SUPPORTED_SUITES,
     SUPPORTED_VERSIONS,
     IdentityChange,
     InstanceId,
     KeyBundle,
     Prekey,
+    Versions,
 )
 from covenant.seal.keys import checked_key, document_holds, public_key, sign_document
+from covenant.seal.suites import SUITES, new_prekey_secret
 
 ID_PREFIX: Final = "frd1_"
 ID_BYTES: Final = 25
@@ -88,32 +88,43 @@ def fingerprint_of(claimed: InstanceId) -> str:
     return base64.b32decode(claimed.removeprefix(ID_PREFIX).upper()).hex()[:16]
 
 
-def new_prekey(identity_private_key: bytes, now_ms: int) -> PrivatePrekey:
-    private = X25519PrivateKey.generate()
-    public = private.public_key().public_bytes_raw()
+def new_prekey(identity_private_key: bytes, now_ms: int, suite: str = SUITE) -> PrivatePrekey:
+    made = prekey_of(new_prekey_secret(), suite, now_ms, now_ms + PREKEY_LIFE_MS)
+    owner = instance_id(public_key(identity_private_key))
+    signature = sign_document(identity_private_key, "prekey", _prekey_document(owner, made.prekey))
+    return made._replace(prekey=msgspec.structs.replace(made.prekey, signature=signature))
+
+
+def prekey_of(
+    private_key: bytes, suite: str, not_before_ms: int, not_after_ms: int, signature: str = ""
+) -> PrivatePrekey:
+    """`ValueError` if this is no private half of a prekey of the suite."""
+    known = SUITES[suite]
+    public = known.public(private_key)
     prekey = Prekey(
         kid=_kid(public),
-        suite=SUITE,
-        public_key=base58(public),
-        not_before_ms=now_ms,
-        not_after_ms=now_ms + PREKEY_LIFE_MS,
+        suite=suite,
+        public_key=known.write(public),
+        not_before_ms=not_before_ms,
+        not_after_ms=not_after_ms,
+        signature=signature,
     )
-    owner = instance_id(public_key(identity_private_key))
-    signature = sign_document(identity_private_key, "prekey", _prekey_document(owner, prekey))
-    return PrivatePrekey(msgspec.structs.replace(prekey, signature=signature), private.private_bytes_raw())
+    return PrivatePrekey(prekey, private_key)
 
 
 def prekey_holds(key: PublicKey, prekey: Prekey) -> bool:
     """Signed by `key`, named after itself, of a suite that we speak, and of a sane length of life."""
+    suite = SUITES.get(prekey.suite)
+    if suite is None:
+        return False
     try:
-        public = from_base58(prekey.public_key)
+        public = suite.read(prekey.public_key)
         owner = instance_id(key)
+        suite.recipient(public)
     except ValueError:
         return False
     return (
-        len(public) == 32
-        and prekey.kid == _kid(public)
-        and prekey.suite in SUPPORTED_SUITES
+        prekey.kid == _kid(public)
         and prekey.not_before_ms < prekey.not_after_ms <= prekey.not_before_ms + PREKEY_LIFE_MS
         and document_holds(key, "prekey", _prekey_document(owner, prekey), prekey.signature)
     )
@@ -130,7 +141,7 @@ def prekey_to_use(prekeys: Iterable[Prekey], now_ms: int) -> Prekey | None:
     usable = (
         each
         for each in prekeys
-        if each.suite in SUPPORTED_SUITES
+        if each.suite in SUITES
         and each.not_before_ms <= now_ms + SKEW_MS
         and now_ms + ENVELOPE_LIFE_MS_MAX <= each.not_after_ms
     )
@@ -147,7 +158,12 @@ def prekey_over(prekey: Prekey, now_ms: int) -> bool:
 
 
 def sign_bundle(
-    identity_private_key: bytes, prekeys: Iterable[Prekey], now_ms: int, *, change: IdentityChange | None = None
+    identity_private_key: bytes,
+    prekeys: Iterable[Prekey],
+    now_ms: int,
+    *,
+    change: IdentityChange | None = None,
+    versions: Versions = SUPPORTED_VERSIONS,
 ) -> KeyBundle:
     """Prekeys that are over are left out; `ValueError` if none is left. Good for as long as the newest of them."""
     key = public_key(identity_private_key)
@@ -160,7 +176,7 @@ def sign_bundle(
         id=instance_id(key),
         identity_key=key,
         prekeys=tuple(shown[:2]),
-        versions=SUPPORTED_VERSIONS,
+        versions=versions,
         issued_at_ms=now_ms,
         expires_at_ms=max(each.not_after_ms for each in shown),
         change=change,
@@ -178,7 +194,7 @@ def bundle_holds(bundle: KeyBundle, claimed: InstanceId, now_ms: int) -> bool:
         and now_ms < bundle.expires_at_ms + SKEW_MS
         and PROTOCOL_VERSION in bundle.versions
         and document_holds(key, "bundle", unsigned(bundle), bundle.signature)
-        and all(prekey_holds(key, each) for each in bundle.prekeys)
+        and all(each.suite == SUITE and prekey_holds(key, each) for each in bundle.prekeys)
         and (bundle.change is None or (bundle.change.new_id == claimed and change_holds(bundle.change)))
     )
 

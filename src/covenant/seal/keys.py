@@ -240,7 +240,7 @@ COST: Final = 17
 """log2 of scrypt's N: 128 MiB and about half a second."""
 COST_MIN: Final = 10
 COST_MAX: Final = 18
-KEY_BYTES_MAX: Final = 4_096
+KEY_BYTES_MAX: Final = 6_000
 LOCKED_BYTES_MAX: Final = 16_384
 
 _R: Final = 8

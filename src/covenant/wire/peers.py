@@ -33,7 +33,7 @@ from covenant.model.peers.delegation_messages import (
     SubDelegation,
     Uuid,
 )
-from covenant.model.peers.instance import CHANGES_MAX, WHOLE_MAX, IdentityChange, KeyBundle, KeyRevocation
+from covenant.model.peers.instance import CHANGES_MAX, WHOLE_MAX, IdentityChange, KeyBundle, KeyRevocation, Prekey
 from covenant.wire.json_input import decode as decode_json
 from covenant.wire.json_input import members
 from covenant.wire.mailbox import StrictRequest
@@ -124,6 +124,8 @@ class Introduction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """How it came to have its key, the newest change last."""
     revocations: Annotated[tuple[KeyRevocation, ...], msgspec.Meta(max_length=CHANGES_MAX)] = ()
     """Keys that are dead, each by its own word."""
+    hybrid_prekey: Prekey | None = None
+    """Beside the bundle, which is closed, and which earlier releases must be able to read."""
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
@@ -136,7 +138,8 @@ class Ack(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     keys: KeyBundle
-    """Of the one who asks: what there is for it is sealed to these."""
+    """Of the one who asks: what there is for it is sealed to these, or to the hybrid prekey."""
+    hybrid_prekey: Prekey | None = None
     acks: Annotated[tuple[Ack, ...], msgspec.Meta(max_length=ACKS_MAX)] = ()
     wait_ms: Annotated[int, msgspec.Meta(ge=0, le=WAIT_MS_MAX)] = 0
     max: Annotated[int, msgspec.Meta(ge=1, le=ENVELOPES_MAX)] = ENVELOPES_MAX

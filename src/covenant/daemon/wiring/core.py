@@ -39,6 +39,7 @@ from covenant.model.errors import Invalid, SettingsError
 from covenant.model.mcp_servers import McpServer, read_mcp_servers, tools_of
 from covenant.model.retry_policy import RetryPolicy
 from covenant.seal.keys import derived_secret
+from covenant.seal.suites import suites_spoken
 
 SERVERS_NAME: Final = "mcp_servers.json"
 
@@ -69,6 +70,7 @@ def card_features(settings: Settings, servers: dict[str, McpServer]) -> CardFeat
         published=a2a.publish,
         tools=tools_of(servers),
         peer_profiles=settings.peers.profiles if settings.peers.enabled else None,
+        peer_suites=suites_spoken(hybrid=settings.peers.suite == "hybrid"),
     )
 
 

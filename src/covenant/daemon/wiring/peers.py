@@ -27,7 +27,6 @@ from covenant.exchange.tasks.writer import TaskWriter
 from covenant.ledger.embedded.backup_file import INCARNATION_NAME, ORIGINAL, Incarnation, read_incarnation
 from covenant.ledger.embedded.disk import replace_private
 from covenant.ledger.embedded.engine import EmbeddedLedger
-from covenant.model.peers.instance import SUPPORTED_VERSIONS
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.discovery.dns_sd import TxtRecord
@@ -129,7 +128,7 @@ class Peers:
 
 def _make_discovery(base: Base, keys: InstanceKeys) -> Discovery:
     settings, ledger = base.settings, base.storage.ledger
-    record = TxtRecord(instance_id=keys.id, versions=SUPPORTED_VERSIONS, fingerprint=fingerprint(keys.key))
+    record = TxtRecord(instance_id=keys.id, versions=keys.versions, fingerprint=fingerprint(keys.key))
     address, port = base.listeners.peers_at
     announcement = Announcement(said=record, port=port, listens=(address,))
     if base.listeners.peers is not None:

@@ -123,7 +123,11 @@ async def open_storage(
         yield Storage(
             ledger=ledger,
             key=key,
-            instance_keys=await _read_instance_keys(key, keystore, ledger, clocks) if settings.peers.enabled else None,
+            instance_keys=await _read_instance_keys(
+                key, keystore, ledger, clocks, hybrid=settings.peers.suite == "hybrid"
+            )
+            if settings.peers.enabled
+            else None,
             operator=operator,
             blobs=blobs,
             backups=backups,
@@ -207,7 +211,9 @@ async def _opened_ledger(
         yield ledger
 
 
-async def _read_instance_keys(key: bytes, keystore: Keystore, ledger: Ledger, clocks: Clocks) -> InstanceKeys:
+async def _read_instance_keys(
+    key: bytes, keystore: Keystore, ledger: Ledger, clocks: Clocks, *, hybrid: bool
+) -> InstanceKeys:
     """With a fresh prekey if it is time for one. `key` is the home's, which is nobody's identity in a new home."""
     prekeys = await asyncio.to_thread(keystore.read_prekeys)
     past = await asyncio.to_thread(keystore.read_past)
@@ -221,6 +227,7 @@ async def _read_instance_keys(key: bytes, keystore: Keystore, ledger: Ledger, cl
         changes=past.changes,
         revocations=past.revocations,
         salt_key=key,
+        hybrid=hybrid,
     )
     await asyncio.to_thread(keys.rotate, clocks.now_ms())
     return keys

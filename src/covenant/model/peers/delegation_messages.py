@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from covenant.model.content import SentContent
-from covenant.model.peers.instance import Instance, KeyBundle, Signature, Trust, Versions, Whole
+from covenant.model.peers.instance import Instance, KeyBundle, Prekey, Signature, Trust, Versions, Whole
 
 TASK_CHARS_MAX: Final = 50_000
 CONTEXT_CHARS_MAX: Final = 100_000
@@ -219,6 +219,8 @@ class CapabilityQuery(_Open, frozen=True, kw_only=True):
     versions: Annotated[Versions, msgspec.Meta(min_length=1)]
     keys: KeyBundle | None = None
     """The asker's own: the answer can be sealed to one whose address nobody knows."""
+    hybrid_prekey: Prekey | None = None
+    """Of one whose keys list the hybrid version: the answer is sealed to it."""
     ledger_end: Whole | None = None
     """How many records the asker's ledger has. The answer says how many it had when it last asked."""
 

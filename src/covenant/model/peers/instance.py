@@ -28,10 +28,14 @@ PRICES: Final = 4
 """From this version on a profile may say what it costs, and both tell each other how far their ledgers have come."""
 QUESTIONS: Final = 5
 """From this version on a provider may ask something back, and is answered."""
+HYBRID: Final = 6
+"""Who lists this version shows a hybrid prekey, and whoever speaks it too seals to nothing else."""
 SUPPORTED_VERSIONS: Final = (PROTOCOL_VERSION, EPOCHS, PRICES, QUESTIONS)
+HYBRID_VERSIONS: Final = (*SUPPORTED_VERSIONS, HYBRID)
+"""Of an instance that has hybrid prekeys."""
 VERSIONS_MAX: Final = 16
 SUITE: Final = "X25519-HKDF-SHA256-AES256GCM-Ed25519"
-SUPPORTED_SUITES: Final = frozenset({SUITE})
+HYBRID_SUITE: Final = "X25519-MLKEM768-HKDF-SHA256-AES256GCM-Ed25519"
 PREKEYS_MAX: Final = 8
 CHANGES_MAX: Final = 16
 """Changes of identity that are kept and shown, the newest ones."""
@@ -74,7 +78,8 @@ class Prekey(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown
 
     kid: KeyId
     suite: Annotated[str, msgspec.Meta(max_length=64)]
-    public_key: Key
+    public_key: Annotated[str, msgspec.Meta(min_length=32, max_length=1_622)]
+    """Of the suite: in base58, or in base64url if it is hybrid."""
     not_before_ms: Whole
     not_after_ms: Whole
     signature: Signature = ""
@@ -129,6 +134,10 @@ class KeyBundle(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unkn
     @property
     def has_questions(self) -> bool:
         return QUESTIONS in self.versions
+
+    @property
+    def has_hybrid(self) -> bool:
+        return HYBRID in self.versions
 
     @property
     def has_ends(self) -> bool:

@@ -30,7 +30,7 @@ from covenant.model.peers.delegation_messages import (
     DelegationMessage,
     Profile,
 )
-from covenant.model.peers.instance import PRICES, SUPPORTED_VERSIONS, InstanceId, KeyBundle, Prekey, Trust, negotiate
+from covenant.model.peers.instance import PRICES, InstanceId, KeyBundle, Prekey, Trust, negotiate
 from covenant.outbound.concurrency import SingleFlight
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerContext, PeerService
@@ -65,7 +65,7 @@ def answer(
         provider=keyring.id,
         audience=peer.id,
         nonce=query.nonce,
-        versions=SUPPORTED_VERSIONS,
+        versions=keyring.versions,
         profiles=offering.profiles if PRICES in query.versions else tuple(map(_without_price, offering.profiles)),
         active_delegations=offering.active,
         free_slots=offering.free,
@@ -210,8 +210,9 @@ class Handshake(PeerService):
         assert peer.challenge is not None
         return CapabilityQuery(
             nonce=peer.challenge.nonce,
-            versions=SUPPORTED_VERSIONS,
+            versions=self._keyring.versions,
             keys=self._keyring.bundle(self._now_ms()),
+            hybrid_prekey=self._keyring.hybrid_prekey(self._now_ms()),
             ledger_end=self._context.ledger_end(),
         )
 

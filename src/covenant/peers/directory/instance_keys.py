@@ -13,7 +13,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from covenant.model.ids import PublicKey
-from covenant.model.peers.instance import FormerKey, IdentityChange, InstanceId, KeyBundle, KeyRevocation, Prekey
+from covenant.model.peers.instance import (
+    HYBRID_SUITE,
+    HYBRID_VERSIONS,
+    SUITE,
+    SUPPORTED_VERSIONS,
+    FormerKey,
+    IdentityChange,
+    InstanceId,
+    KeyBundle,
+    KeyRevocation,
+    Prekey,
+)
 from covenant.seal.envelope import seal
 from covenant.seal.identity import (
     SKEW_MS,
@@ -28,11 +39,12 @@ from covenant.seal.identity import (
 )
 from covenant.seal.identity_chain import chain_to, former_keys
 from covenant.seal.keys import nonce
+from covenant.seal.suites import suites_spoken
 
 BUNDLE_MS: Final = 3_600_000
 """How long a bundle is shown before it is signed again."""
 PREKEYS_KEPT_MAX: Final = 6
-"""Two or three are usual. A clock that jumps to and fro makes more."""
+"""Of each suite. Two or three are usual. A clock that jumps to and fro makes more."""
 
 
 class InstanceKeys:
@@ -45,10 +57,12 @@ class InstanceKeys:
         changes: Sequence[IdentityChange] = (),
         revocations: Sequence[KeyRevocation] = (),
         salt_key: bytes | None = None,
+        hybrid: bool = False,
     ) -> None:
         """`save` puts these prekeys in the place of those saved before, durably.
 
         `changes`: from whom we came to be, the newest last. `salt_key`: what salts follow from; it outlives identities.
+        `hybrid`: whether the hybrid suite is wanted. Prekeys of it that we have open what comes in any case.
         """
         self.identity = InstanceIdentity(private_key)
         self.private_key = private_key
@@ -59,6 +73,9 @@ class InstanceKeys:
         self.salt_key = salt_key or private_key
         # Those of another identity, from a backup that does not go together, could seal nothing that anybody believes.
         self._prekeys = {each.prekey.kid: each for each in prekeys if prekey_holds(self.key, each.prekey)}
+        self._suites = suites_spoken(hybrid=hybrid)
+        self.hybrid = HYBRID_SUITE in self._suites
+        self.versions = HYBRID_VERSIONS if self.hybrid else SUPPORTED_VERSIONS
         self._bundle: KeyBundle | None = None
         self._rotating = threading.Lock()
 
@@ -88,29 +105,43 @@ class InstanceKeys:
         kept = self._bundle
         if kept is not None and 0 <= now_ms - kept.issued_at_ms < BUNDLE_MS and prekey_to_use(kept.prekeys, now_ms):
             return kept
-        prekeys = self._shown(now_ms)
+        prekeys = self._shown(now_ms, SUITE)
         if prekey_to_use(prekeys, now_ms) is None:
             # Nobody has rotated for a day, as after a long sleep of the machine: late is better than never.
             self.rotate(now_ms)
-            prekeys = self._shown(now_ms)
-        self._bundle = sign_bundle(self.private_key, prekeys, now_ms, change=self.changes[-1] if self.changes else None)
+            prekeys = self._shown(now_ms, SUITE)
+        change = self.changes[-1] if self.changes else None
+        self._bundle = sign_bundle(self.private_key, prekeys, now_ms, change=change, versions=self.versions)
         return self._bundle
+
+    def hybrid_prekey(self, now_ms: int) -> Prekey | None:
+        """What we show beside the bundle: whoever finds our hybrid version in there seals to this. None: we do not."""
+        if not self.hybrid:
+            return None
+        prekey = prekey_to_use(self._shown(now_ms, HYBRID_SUITE), now_ms)
+        if prekey is None:
+            self.rotate(now_ms)
+            prekey = prekey_to_use(self._shown(now_ms, HYBRID_SUITE), now_ms)
+        return prekey
 
     def prekey(self, kid: str) -> PrivatePrekey | None:
         return self._prekeys.get(kid)
 
     def due(self, now_ms: int) -> bool:
         held = [each.prekey for each in self._prekeys.values()]
-        return prekey_due(held, now_ms) or any(prekey_over(each, now_ms) for each in held)
+        return bool(self._suites_due(held, now_ms)) or any(prekey_over(each, now_ms) for each in held)
+
+    def _suites_due(self, held: Sequence[Prekey], now_ms: int) -> list[str]:
+        return [suite for suite in self._suites if prekey_due((each for each in held if each.suite == suite), now_ms)]
 
     def rotate(self, now_ms: int) -> bool:
         """A new prekey if it is time for one, and none that is over. Whether anything changed; then it is saved."""
         with self._rotating:
             held = self._prekeys
             kept = [each for each in held.values() if not prekey_over(each.prekey, now_ms)]
-            if prekey_due((each.prekey for each in kept), now_ms):
-                kept.append(new_prekey(self.private_key, now_ms))
-            kept = sorted(kept, key=lambda each: each.prekey.not_after_ms)[-PREKEYS_KEPT_MAX:]
+            due = self._suites_due([each.prekey for each in kept], now_ms)
+            kept += [new_prekey(self.private_key, now_ms, suite) for suite in due]
+            kept = [*_latest(kept, SUITE), *_latest(kept, HYBRID_SUITE)]
             after = {each.prekey.kid: each for each in kept}
             if after.keys() == held.keys():
                 return False
@@ -144,6 +175,12 @@ class InstanceKeys:
             epoch=epoch,
         )
 
-    def _shown(self, now_ms: int) -> list[Prekey]:
+    def _shown(self, now_ms: int, suite: str) -> list[Prekey]:
+        held = (each.prekey for each in self._prekeys.values() if each.prekey.suite == suite)
         # One from a time when the clock was ahead is not valid yet, and would stand in the place of one that is.
-        return [each.prekey for each in self._prekeys.values() if each.prekey.not_before_ms <= now_ms + SKEW_MS]
+        return [each for each in held if each.not_before_ms <= now_ms + SKEW_MS]
+
+
+def _latest(held: Iterable[PrivatePrekey], suite: str) -> list[PrivatePrekey]:
+    of_suite = (each for each in held if each.prekey.suite == suite)
+    return sorted(of_suite, key=lambda each: each.prekey.not_after_ms)[-PREKEYS_KEPT_MAX:]

@@ -30,7 +30,7 @@ from covenant.model.ids import AgentId, PublicKey, base58
 from covenant.model.peers.delegation import NAME_CHARS_MAX, Peer, PeerLimits, PeerSource, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse
 from covenant.model.peers.instance import (
-    SUPPORTED_VERSIONS,
+    HYBRID_SUITE,
     FormerKey,
     InstanceId,
     KeyBundle,
@@ -48,7 +48,7 @@ from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.provider.offer_admission import OfferedProfiles
 from covenant.peers.transport.peer_client import address
 from covenant.peers.transport.peer_http import PeerCallFailed, PeerConflict, PeerUnavailable, call_failed
-from covenant.seal.identity import bundle_holds, prekey_to_use
+from covenant.seal.identity import bundle_holds, is_key_of, prekey_holds, prekey_to_use
 from covenant.wire.peers import IDENTITY_PATH, Introduction, decode_introduction, decode_refused, encode, type_of
 
 ID_TAIL: Final = 8
@@ -128,6 +128,7 @@ def _key_of(peer: Peer) -> PublicKey:
 IDENTITY_CHANGED: Final = "identity_changed"
 UNVERIFIED_KEYS: Final = "unverified_keys"
 CODE_CHARS_MAX: Final = 64
+HYBRID_KEPT_MAX: Final = 4_096
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +148,8 @@ class PeerDirectory(PeerService):
         self.announce = self._succession.announce
         self.hear_introduction = self._succession.hear
         self._refreshing: SingleFlight[Peer] = SingleFlight()
+        self._hybrid: dict[str, Prekey] = {}
+        """What peers have shown beside their bundles. Not kept: where it is missing, the peer is asked again."""
 
     async def stop(self) -> None:
         await self._handshake.stop()
@@ -215,7 +218,7 @@ class PeerDirectory(PeerService):
             )
         self._check_other(InstanceId(keys.id))
         if negotiate(keys.versions) is None:
-            spoken, ours = (", ".join(map(str, each)) for each in (keys.versions, SUPPORTED_VERSIONS))
+            spoken, ours = (", ".join(map(str, each)) for each in (keys.versions, self._keyring.versions))
             why = f"{place} speaks the protocol's versions {spoken or 'none'}, and we {ours}; upgrade one of the two"
             raise Conflict("version", why)
         if not bundle_holds(keys, InstanceId(keys.id), self._now_ms()):
@@ -350,12 +353,40 @@ class PeerDirectory(PeerService):
         if known.conflict == IDENTITY_CHANGED:
             raise Conflict(IDENTITY_CHANGED, f"somebody else answers at the address of {known.name}, {known.url}")
         prekey = self._usable(known)
+        if prekey is None and self._seals_hybrid(known.keys):
+            why = f"{known.name} says under its signature that it has the hybrid suite, and shows no valid key for it"
+            raise Unavailable("no_hybrid_keys", f"{why}; nothing is sealed to it with less")
         if prekey is None:
             raise Unavailable("no_keys", f"{known.name} shows no keys that can be used now; is its clock right?")
         return prekey
 
     def _usable(self, peer: Peer) -> Prekey | None:
-        return prekey_to_use(peer.keys.prekeys, self._now_ms()) if peer.keys is not None else None
+        return self.prekey_of(peer.keys) if peer.keys is not None else None
+
+    def prekey_of(self, keys: KeyBundle, hybrid: Prekey | None = None) -> Prekey | None:
+        """What to seal to for the owner of these keys, which hold. `hybrid`: what it shows beside them.
+
+        Never one of the bundle if that lists the hybrid version: whoever takes the hybrid prekey away gains nothing.
+        """
+        if not self._seals_hybrid(keys):
+            return prekey_to_use(keys.prekeys, self._now_ms())
+        self._keep_hybrid(keys, hybrid)
+        known = self._hybrid.get(keys.id)
+        return prekey_to_use((known,), self._now_ms()) if known is not None else None
+
+    def _seals_hybrid(self, keys: KeyBundle | None) -> bool:
+        return keys is not None and keys.has_hybrid and self._keyring.hybrid
+
+    def _keep_hybrid(self, keys: KeyBundle, shown: Prekey | None) -> None:
+        if shown is None or shown == self._hybrid.get(keys.id) or shown.suite != HYBRID_SUITE:
+            return
+        key = PublicKey(keys.identity_key)
+        if not is_key_of(key, keys.id) or not prekey_holds(key, shown) or not prekey_to_use((shown,), self._now_ms()):
+            log.warning("peer.hybrid_key_refused", extra={"peer": keys.id, "kid": shown.kid})
+            return
+        while len(self._hybrid) >= HYBRID_KEPT_MAX:
+            del self._hybrid[next(iter(self._hybrid))]
+        self._hybrid[keys.id] = shown
 
     async def _introduction(self, place: str) -> Introduction:
         response = await self._connections.to(place).get(IDENTITY_PATH)
@@ -366,10 +397,12 @@ class PeerDirectory(PeerService):
                 passing=response.status >= 500 or response.status == 429,
             )
         try:
-            return decode_introduction(response.body)
+            shown = decode_introduction(response.body)
         except Invalid as wrong:
             why = f"{place}{IDENTITY_PATH} is not who an instance says it is: {wrong.message}"
             raise PeerConflict("not_a_peer", why) from None
+        self._keep_hybrid(shown.keys, shown.hybrid_prekey)
+        return shown
 
     # What they can do
 
@@ -393,7 +426,7 @@ class PeerDirectory(PeerService):
         if query.keys is not None:
             if query.keys != asker.keys and not bundle_holds(query.keys, asker.id, now_ms):
                 raise Invalid(UNVERIFIED_KEYS, "the keys in the query are not yours, or are over; check your clock")
-            prekey = prekey_to_use(query.keys.prekeys, now_ms)
+            prekey = self.prekey_of(query.keys, query.hybrid_prekey)
             if keys_worth_keeping(asker.keys, query.keys):
                 asker = await self._shown(asker, query.keys)
         known_end = await self._heard_end(asker, query)

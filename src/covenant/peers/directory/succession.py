@@ -42,8 +42,13 @@ class Succession(PeerService):
 
     def introduction(self, name: str) -> Introduction:
         keys = self._keyring
+        now_ms = self._now_ms()
         return Introduction(
-            name=name, keys=keys.bundle(self._now_ms()), changes=keys.changes, revocations=keys.revocations
+            name=name,
+            keys=keys.bundle(now_ms),
+            changes=keys.changes,
+            revocations=keys.revocations,
+            hybrid_prekey=keys.hybrid_prekey(now_ms),
         )
 
     async def announce(self, peer: Peer) -> None:

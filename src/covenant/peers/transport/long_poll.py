@@ -20,12 +20,12 @@ import msgspec
 from covenant.ledger.machine.peer_commands import LearnPeer, MoveParcels, ReceiveFromPeer
 from covenant.model.errors import Invalid, Refusal
 from covenant.model.peers.delegation import DelegationKey, DelegationRole, OutboxMove, Peer, ReceivedEnvelope
-from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey
+from covenant.model.peers.instance import InstanceId, Prekey
 from covenant.outbound.concurrency import wait_at_most
 from covenant.peers.directory.handshake import keys_worth_keeping
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.peer_client import DELIVERY_S, DeliveryFailure, DeliveryTrouble, EnvelopeSender
-from covenant.seal.identity import bundle_holds, prekey_to_use
+from covenant.seal.identity import bundle_holds
 from covenant.wire import peers as wire
 from covenant.wire.peers import POLL_PATH, RECEIVE_PATH, Poll, Polled
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of all envelopes in an answer, unless the first alone has more."""
-ENVELOPE_EXTRA: Final = 2_048
+ENVELOPE_EXTRA: Final = 4_096
 """About what an envelope has besides its body."""
 ASIDE_MIN: Final = 8
 """So many are sealed in a thread."""
@@ -61,7 +61,7 @@ class PollServer(PeerService):
 
     async def answer(self, peer: Peer, envelope: ReceivedEnvelope, poll: Poll) -> Polled:
         until = asyncio.get_running_loop().time() + poll.wait_ms / 1000
-        prekey = self._prekey(peer, poll.keys)
+        prekey = self._prekey(peer, poll)
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
         if keys_worth_keeping(peer.keys, poll.keys):
             await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, keys_shown=poll.keys))
@@ -83,12 +83,12 @@ class PollServer(PeerService):
         if woken is not None:
             woken.set()
 
-    def _prekey(self, peer: Peer, keys: KeyBundle) -> Prekey:
-        now_ms = self._now_ms()
+    def _prekey(self, peer: Peer, poll: Poll) -> Prekey:
+        keys, now_ms = poll.keys, self._now_ms()
         # Those that we know were looked at when we learned them, all but the time.
         if keys != peer.keys and not bundle_holds(keys, peer.id, now_ms):
             raise Invalid("bad_keys", "the keys in this poll are not those of its sender, or not valid now")
-        prekey = prekey_to_use(keys.prekeys, now_ms)
+        prekey = self._directory.prekey_of(keys, poll.hybrid_prekey)
         if prekey is None:
             raise Invalid("bad_keys", "none of the keys in this poll can be used for as long as an envelope lives")
         return prekey
@@ -251,6 +251,7 @@ class PollClient(PeerService):
         wait_ms = min(self._settings.poll_wait_ms, wire.WAIT_MS_MAX)
         asked = wire.Poll(
             keys=self._keyring.bundle(self._now_ms()),
+            hybrid_prekey=self._keyring.hybrid_prekey(self._now_ms()),
             acks=tuple(wire.Ack(role=role, offer_id=offer_id, seq=seq) for (role, offer_id), seq in told.items()),
             wait_ms=wait_ms,
         )
