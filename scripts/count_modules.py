@@ -83,8 +83,8 @@ def count(everything: list[Module]) -> list[Row]:
     found = [module for module in everything if not module.name.startswith(APART)]
     named = [module for module in everything if module.path.stem != "__init__"]
     return [
-        Row("modules", len(found), 380),
-        Row("lines", sum(module.lines for module in found), 81_440),
+        Row("modules", len(found), 381),
+        Row("lines", sum(module.lines for module in found), 81_724),
         _repeated("module names in several packages", ((module.stem, module.name) for module in named), 12),
         _repeated(
             "public class names defined several times",

@@ -52,7 +52,7 @@ def test_one_that_only_calls_out_fetches_in_the_hybrid_suite() -> None:
         ann.post("/peers", {"id": ben.id, "name": "ben"})
         ben.add(to_ann.url, "ann")
         for node, other in ((ann, "ben"), (ben, "ann")):
-            until(lambda node=node, other=other: node.peer(other)["trustLevel"], lambda trust: trust == "verified")
+            until(lambda node=node, other=other: node.peer(other)["trustLevel"], lambda trust: trust == "verified")  # type: ignore[misc]
         assert ann.ended(ann.delegate("hello", "echo", "ben"))["result"] == "echo hello"
         assert suites(to_ann) == {HYBRID_SUITE}
 
@@ -95,7 +95,7 @@ class Line:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, format: str, *args: Any) -> None:
+            def log_message(self, *_: Any) -> None:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
