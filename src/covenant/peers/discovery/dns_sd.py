@@ -1,6 +1,6 @@
 """DNS service discovery (RFC 6763): the TXT record of `_friday-a2a._tcp`, and instances that a domain lists.
 
-    txtvers=1  pv=2,3,4,5  id=frd1_…  fp=0123456789abcdef  path=/.well-known/agent-card.json  tls=0
+    txtvers=1  pv=2,3,4,5,6  id=frd1_…  fp=0123456789abcdef  path=/.well-known/agent-card.json  tls=0
 
 Reading a record never fails, since anybody may have written it; `malformed` says what cannot be true. Keys are compared
 without regard to case, the first of a kind counts, and unknown keys are skipped.
