@@ -71,7 +71,8 @@ def test_tasks_are_listed_by_every_word_that_a_person_would_try(ledger: Ledger) 
     for words, expected in {
         ("--state", "failed"): [ledger.failed],
         ("--outcome", "failed"): [ledger.failed],
-        ("--state", "done"): [ledger.completed],
+        ("--state", "done"): [ledger.completed, ledger.failed],
+        ("--state", "done", "--outcome", "completed"): [ledger.completed],
         ("--state", "completed"): [ledger.completed],
         ("--state", "canceled"): [ledger.canceled],
         ("--state", "cancelled"): [ledger.canceled],
@@ -148,7 +149,8 @@ def test_a_wrong_word_names_the_right_one(ledger: Ledger) -> None:
     ran = ledger.daemon.run("a2a", "list", "--state", "faild")
     assert ran.code == 2
     assert "did you mean failed?" in ran.err
-    assert ledger.daemon.run("a2a", "list", "--state", "queued,failed").code == 2
+    for words in (("--state", "queued,failed"), ("--state", "failed", "--outcome", "completed")):
+        assert ledger.daemon.json("a2a", "list", *words, code=1)["code"] == "invalid_filter", words
 
 
 def test_a_finished_task_is_found_by_the_beginning_of_its_id(ledger: Ledger) -> None:
@@ -229,6 +231,11 @@ def test_many_tasks_are_requeued_by_filters_after_a_dry_run(ledger: Ledger, held
     }
     rows = [row["kind"] for row in ledger.daemon.json("audit", "recent", "--limit", "50")["events"]]
     assert {first, second} <= {row.get("task_id") for row in rows if "host went down" in str(row)}
+
+
+def test_tasks_that_ended_are_named_and_refused_by_a_repair_in_bulk(ledger: Ledger) -> None:
+    tried = ledger.daemon.json("a2a", "cancel", *BOBS, "--state", "failed", "--reason", "tried")
+    assert [(each["task_id"], each["code"]) for each in tried["outcomes"]] == [(ledger.failed, "already_over")]
 
 
 def test_many_tasks_are_ended_or_canceled_by_filters(ledger: Ledger, held: list[str]) -> None:

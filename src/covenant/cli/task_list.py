@@ -23,24 +23,9 @@ from covenant.cli.options import (
 from covenant.cli.task_tables import found_table
 from covenant.cli.terminal import console, say
 from covenant.daemon.environment import now_ms
-from covenant.ledger.machine.states import DRAINED, LIVE_NAMES, SETTLED
+from covenant.ledger.machine.states import OUTCOME_FILTERS, STATE_FILTERS
 
 PAGE_MAX: Final = 200
-STATES: Final = {
-    **{name: name for name in (*LIVE_NAMES, SETTLED.wire_name)},
-    DRAINED.wire_name: "done",
-    "drained": "done",
-}
-"""Words for `--state`, and what the query calls them."""
-OUTCOMES: Final = {
-    "completed": "completed",
-    "done": "completed",
-    "failed": "failed",
-    "canceled": "canceled",
-    "cancelled": "canceled",
-    "rejected": "rejected",
-}
-"""Words for how a task ended. `--state` takes them as well."""
 FIELDS: Final = (
     "task_id parent context_id tenant agent sender task_kind key origin state a2a_state attempt created_at_ms "
     "updated_at_ms deadline_ms outcome cause lease_id leased_to leased_at_ms holder_lost intent error_message remote"
@@ -86,11 +71,17 @@ def filter_options(function: Function) -> Function:
             click.option(
                 "--state",
                 "states",
-                type=Words(*STATES, *OUTCOMES),
+                type=Words(*STATE_FILTERS, *OUTCOME_FILTERS),
                 metavar="WORD,…",
-                help=f"{', '.join(STATES)}; or how it ended: {', '.join(OUTCOMES)}.",
+                help=f"{', '.join(STATE_FILTERS)}; or how it ended: {', '.join(OUTCOME_FILTERS)}.",
             ),
-            click.option("--outcome", "outcomes", type=Words(*OUTCOMES), metavar="WORD,…", help="How it ended."),
+            click.option(
+                "--outcome",
+                "outcomes",
+                type=Words(*OUTCOME_FILTERS),
+                metavar="WORD,…",
+                help=f"How it ended: {', '.join(OUTCOME_FILTERS)}.",
+            ),
             click.option(
                 "--agent",
                 metavar="NAME[@HOST]",
@@ -124,15 +115,10 @@ FILTERS: Final = frozenset(
 
 def filters(given: dict[str, Any]) -> dict[str, Any]:
     """The query that the options ask for; without those that were not given."""
-    states, outcomes = given["states"] or (), given["outcomes"] or ()
-    ended = tuple(OUTCOMES[word] for word in (*outcomes, *(word for word in states if word in OUTCOMES)))
-    live = tuple(STATES[word] for word in states if word in STATES)
-    if ended and live and states and not outcomes:
-        raise click.UsageError("--state takes states or ways to end, not both; no task is in both at once")
     agent, now = given["agent"], now_ms()
     query = {
-        "state": ",".join(live) or None,
-        "outcome": ",".join(dict.fromkeys(ended)) or None,
+        "state": ",".join(given["states"] or ()) or None,
+        "outcome": ",".join(given["outcomes"] or ()) or None,
         "agent": agent if agent is None or "@" in agent else f"{agent}@{given['tenant'] or 'default'}",
         "since_ms": now - given["since"] if given["since"] is not None else None,
         "until_ms": now - given["until"] if given["until"] is not None else None,

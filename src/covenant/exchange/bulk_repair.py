@@ -17,9 +17,9 @@ from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.request_checks import check_reason, check_repair
 from covenant.exchange.task_search import query_of, scoped
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.contract.task_query import PAGE_MAX, STATES, FoundTask, TaskQuery
+from covenant.ledger.contract.task_query import PAGE_MAX, FoundTask, TaskQuery
 from covenant.ledger.machine.identity_commands import WriteAuditRow
-from covenant.ledger.machine.states import FINISHED, LEASED, State
+from covenant.ledger.machine.states import FINISHED, LEASED, QUERY_STATES, State
 from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.ids import TaskId
 from covenant.model.retry_policy import ForceError, Posture, Requeue
@@ -84,7 +84,7 @@ class _Repair:
         return _outcome(task, "would_apply") if refusal is None else _refused(task, refusal)
 
     def _refusal(self, task: FoundTask) -> Refusal | None:
-        state = STATES[task.state]
+        state = QUERY_STATES[task.state]
         if self._command is None and state in FINISHED:
             return Conflict("already_over", f"task {task.task_id} has ended: {task.outcome}")
         if self._command is not None and state is not LEASED:
@@ -138,12 +138,13 @@ def _limit(request: RepairTasks) -> int:
 
 
 def _query(request: RepairTasks) -> TaskQuery:
-    """The oldest tasks first. Unless the filter names states, those that the command can be for."""
+    """The oldest tasks first. Unless the filter names states or ways to end, those that the command can be for."""
     query = query_of(request.filter)
     if query == TaskQuery():
         raise Invalid("invalid_filter", "a repair in bulk needs a filter that says which tasks it is for")
     open_states = tuple(state for state in State if state not in FINISHED)
-    states = query.states or (open_states if request.command == CANCEL else (LEASED,))
+    repairable = open_states if request.command == CANCEL else (LEASED,)
+    states = query.states or (() if query.outcomes else repairable)
     return msgspec.structs.replace(query, states=states, ascending=True)
 
 

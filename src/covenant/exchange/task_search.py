@@ -6,30 +6,22 @@ not see is not counted either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, TypeVar, get_type_hints
+from collections.abc import Iterable
+from typing import Final, get_type_hints
 
 import msgspec
 
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.contract.identities import IdentityLedger
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.contract.task_query import PAGE_MAX, STATES, FoundPage, TaskCounts, TaskQuery, place_after
-from covenant.ledger.machine.states import DRAINED
+from covenant.ledger.contract.task_query import PAGE_MAX, FoundPage, TaskCounts, TaskQuery, place_after
+from covenant.ledger.machine.states import OUTCOME_FILTERS, STATE_FILTERS, State
 from covenant.model.errors import Invalid, did_you_mean
 from covenant.model.task import Ending
 from covenant.wire.mailbox import FindFilters, FindRequest, TaskFilter
 from covenant.wire.validation import checked
 
-W = TypeVar("W")
-
-_STATES: Final = {
-    **STATES,
-    DRAINED.wire_name: DRAINED,
-    **{word.replace("_", "-"): each for word, each in STATES.items()},
-}
 _HINTS: Final = get_type_hints(FindFilters)
-_OUTCOMES: Final = {ending.value: ending for ending in Ending}
 
 NAME_CHARS_MAX: Final = 1_000
 TEXT_CHARS_MAX: Final = 200
@@ -50,20 +42,36 @@ def find_request(filters: FindFilters) -> FindRequest:
 def query_of(request: TaskFilter) -> TaskQuery:
     """What a caller asks for, understood and within its limits."""
     given = {name: value for name, value in msgspec.structs.asdict(request).items() if value is not None}
-    given["states"] = _words("state", given.pop("state", None), _STATES)
-    given["outcomes"] = _words("outcome", given.pop("outcome", None), _OUTCOMES)
-    return check_query(TaskQuery(**given))
+    states = _words("state", given.pop("state", None), (*STATE_FILTERS, *OUTCOME_FILTERS))
+    outcomes = _words("outcome", given.pop("outcome", None), OUTCOME_FILTERS)
+    return check_query(TaskQuery(**given, states=_states(states), outcomes=_outcomes(states, outcomes)))
 
 
-def _words(name: str, given: str | None, known: Mapping[str, W]) -> tuple[W, ...]:
+def _states(words: tuple[str, ...]) -> tuple[State, ...]:
+    return tuple(dict.fromkeys(STATE_FILTERS[word] for word in words if word in STATE_FILTERS))
+
+
+def _outcomes(states: tuple[str, ...], outcomes: tuple[str, ...]) -> tuple[Ending, ...]:
+    """How the tasks ended: what `outcome` says, else the words of `state` that say it."""
+    ended = [word for word in states if word in OUTCOME_FILTERS]
+    if ended and (outcomes or len(ended) < len(states)):
+        raise Invalid(
+            "invalid_filter",
+            f"state names a way to end, {ended[0]}: give states alone there, and the ways to end as outcome",
+        )
+    return tuple(dict.fromkeys(Ending(OUTCOME_FILTERS[word]) for word in (*outcomes, *ended)))
+
+
+def _words(name: str, given: str | None, known: Iterable[str]) -> tuple[str, ...]:
     if given is None:
         return ()
-    words = [word.strip() for word in given[:NAME_CHARS_MAX].split(",")]
+    words = tuple(word.strip().replace("-", "_") for word in given[:NAME_CHARS_MAX].split(","))
     for word in words:
         if word not in known:
-            listed = ", ".join(each for each in known if "-" not in each and each != DRAINED.wire_name)
-            raise Invalid("invalid_filter", f"{name} must be one or several of {listed}{did_you_mean(word, known)}")
-    return tuple(dict.fromkeys(known[word] for word in words))
+            raise Invalid(
+                "invalid_filter", f"{name} must be one or several of {', '.join(known)}{did_you_mean(word, known)}"
+            )
+    return words
 
 
 async def find(ledger: Ledger, principal: Principal, request: FindRequest) -> FoundPage:

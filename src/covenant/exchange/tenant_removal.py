@@ -27,11 +27,11 @@ from covenant.exchange.task_logs import TaskLogs
 from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.retention import EraseTasks, SearchedPlace
-from covenant.ledger.contract.task_query import PAGE_MAX, STATES, FoundTask, TaskQuery
+from covenant.ledger.contract.task_query import PAGE_MAX, FoundTask, TaskQuery
 from covenant.ledger.machine.commands import Cancel, Drain, DropPush
 from covenant.ledger.machine.decisions.identities import unknown_tenant
 from covenant.ledger.machine.identity_commands import BeginTenantRemoval, EraseTenant, FinishTenantRemoval
-from covenant.ledger.machine.states import DRAINED, SETTLED, State
+from covenant.ledger.machine.states import DRAINED, QUERY_STATES, SETTLED, State
 from covenant.ledger.registries import is_at
 from covenant.model.agent_definition import RESERVED
 from covenant.model.errors import Conflict, NotFound, Refusal
@@ -117,10 +117,10 @@ class TenantRemovals:
         await self._ledger.durable()
         if self._ledger.tenant(name) is None:
             raise unknown_tenant(name)
-        live, finished, keys = dict.fromkeys((*STATES,), 0), 0, set(self._own_keys(name))
+        live, finished, keys = dict.fromkeys((*QUERY_STATES,), 0), 0, set(self._own_keys(name))
         async for task in self._tasks(name):
             keys.update(self._keys_of(task, name))
-            if STATES[task.state] is DRAINED:
+            if QUERY_STATES[task.state] is DRAINED:
                 finished += 1
             else:
                 live[task.state] += 1
@@ -275,7 +275,7 @@ class TenantRemovals:
         canceled = 0
         while found := [task async for task in self._tasks(name, (*_LIVE, SETTLED))]:
             for task in found:
-                if STATES[task.state] is SETTLED:
+                if QUERY_STATES[task.state] is SETTLED:
                     await self._ledger.commit(Drain(by=self._operator, sender=None, task_id=task.task_id))
                 else:
                     await self._ledger.commit(Cancel(task_id=task.task_id, by=self._operator, reason=removal.reason))

@@ -243,6 +243,10 @@ async def test_tasks_are_found_live_and_finished_by_what_is_known_of_them(
         assert await found(caller, since_ms=since_ms) == everything
     assert await found(state="queued,in_flight", order="moved") == everything[:2]
     assert await found(state="done") == await found(task_kind="report", outcome="completed") == [done["id"]]
+    assert (
+        await found(state="completed") == await found(state="drained") == await found(state="resolved") == [done["id"]]
+    )
+    assert await found(state="failed") == await found(state="cancelled,rejected") == []
     assert await found(agent="bob@test", sender="alice@test", ascending=True) == everything[::-1]
     assert await found(parent=held["id"]) == await found(text="later ONE") == [waiting["id"]]
     assert await found(id=held["id"][:13]) == [held["id"]]
@@ -340,7 +344,7 @@ async def test_a_repair_in_bulk_does_no_more_than_its_caller_may_and_needs_a_fil
     for wrong, code in (
         ({"filter": {}}, "invalid_filter"),
         ({"filter": {"agnet": "bob@test"}}, "unknown_field"),
-        ({"filter": {"state": "failed"}}, "invalid_filter"),
+        ({"filter": {"state": "faild"}}, "invalid_filter"),
         ({"reason": " "}, "invalid_reason"),
         ({"command": "requeue"}, "invalid_repair"),
         ({"command": "purge"}, "invalid_request"),
@@ -356,7 +360,9 @@ async def test_a_repair_in_bulk_does_no_more_than_its_caller_may_and_needs_a_fil
 async def test_a_query_that_asks_for_what_cannot_be_is_refused(under_test: DoorsUnderTest, speaker: Speaker) -> None:
     alice, _ = await under_test.pair()
     for wrong, code in (
-        ({"state": "failed"}, "invalid_filter"),
+        ({"state": "faild"}, "invalid_filter"),
+        ({"state": "queued,failed"}, "invalid_filter"),
+        ({"state": "failed", "outcome": "completed"}, "invalid_filter"),
         ({"state": ""}, "invalid_filter"),
         ({"outcome": "won"}, "invalid_filter"),
         ({"agnet": "bob@test"}, "unknown_field"),

@@ -17,7 +17,7 @@ from typing import Final, Literal
 import msgspec
 
 from covenant.ledger.machine.entry import Alive, Entry
-from covenant.ledger.machine.states import DRAINED, LEASED, State
+from covenant.ledger.machine.states import LEASED, QUERY_STATES, State
 from covenant.model.errors import Invalid
 from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.task import Ending, Task
@@ -27,10 +27,7 @@ EXCERPT_CHARS: Final = 200
 NAME_CHARS_MAX: Final = 1_000
 """What a sender names freely, its context, kind and key, is told up to here: a page is small however long they are."""
 AGENTS_COUNTED_MAX: Final = 200
-DONE: Final = "done"
-"""What a query calls a task whose result is drained, or never to be drained."""
-STATES: Final[dict[str, State]] = {DONE if state is DRAINED else state.wire_name: state for state in State}
-_WORDS: Final = {state: word for word, state in STATES.items()}
+_WORDS: Final = {state: word for word, state in QUERY_STATES.items()}
 _END: Final = (1 << 63) - 1
 _LOWER: Final = str.maketrans(ascii_uppercase, ascii_lowercase)
 _cursor = re.compile(r"([cm])([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch

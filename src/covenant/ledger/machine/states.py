@@ -89,3 +89,15 @@ FINISHED: Final = frozenset({SETTLED, DRAINED})
 """A settled task stays settled: nothing leaves these but a drain, and the return of what nobody was given by one."""
 LIVE_NAMES: Final = tuple(state.wire_name for state in State if state not in FINISHED)
 """What a queue can be asked for."""
+QUERY_STATES: Final[dict[str, State]] = {"done" if state is DRAINED else state.wire_name: state for state in State}
+"""What a query calls a state. `done`: ended in whatever way, and nothing is left to be drained."""
+STATE_FILTERS: Final[dict[str, State]] = {**QUERY_STATES, DRAINED.wire_name: DRAINED, DRAINED.value: DRAINED}
+"""Every word for a state that the filters of HTTP, IPC, the library and the command line take."""
+OUTCOME_FILTERS: Final[dict[str, str]] = {
+    "completed": "completed",
+    "failed": "failed",
+    "canceled": "canceled",
+    "cancelled": "canceled",
+    "rejected": "rejected",
+}
+"""The same for how a task ended. A filter by state takes them as well."""
