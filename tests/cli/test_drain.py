@@ -1,6 +1,7 @@
 """`covenant drain`: nothing new is taken, what runs ends or is handed back, and nothing is lost by it."""
 
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -23,14 +24,25 @@ from covenant import Agent, Turn
 HERE = Path(__file__).parent
 slow = Agent("slow", description="Ends when it may.", idempotent=True)
 helper = Agent("helper", description="Helps at once.")
+asks = Agent("asks", description="Asks first.")
+once = Agent("once", description="Works until it is stopped, and must not be begun twice.")
 
 @helper
 async def help_(turn: Turn) -> str:
     return "help"
 
+@asks
+async def wonder(turn: Turn) -> object:
+    return "thanks" if turn.turn > 1 else turn.need_input("may I?")
+
+@once
+async def go_on(turn: Turn) -> None:
+    (HERE / "once.begun").touch()
+    await asyncio.Event().wait()
+
 @slow
 async def work(turn: Turn) -> str:
-    (HERE / "begun").touch()
+    (HERE / "slow.begun").touch()
     while not (HERE / "go").exists():
         await asyncio.sleep(0.02)
     found = await turn.call("helper", "?")
@@ -46,14 +58,16 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     running.stop()
 
 
-def post(daemon: Daemon, method: str, params: dict[str, Any]) -> tuple[int, dict[str, str], dict[str, Any]]:
-    return ask(request(daemon, "", {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}))
+def post(
+    daemon: Daemon, method: str, params: dict[str, Any], agent: str = "slow"
+) -> tuple[int, dict[str, str], dict[str, Any]]:
+    return ask(request(daemon, "", {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}, agent))
 
 
-def request(daemon: Daemon, path: str, body: dict[str, Any]) -> Request:
+def request(daemon: Daemon, path: str, body: dict[str, Any], agent: str = "slow") -> Request:
     token = (daemon.home / "operator.token").read_text().strip()
     headers = {"authorization": f"Bearer {token}", "a2a-version": "1.0", "content-type": "application/json"}
-    return Request(f"{daemon.url}/v1/a2a/agents/slow{path}", json.dumps(body).encode(), headers)
+    return Request(f"{daemon.url}/v1/a2a/agents/{agent}{path}", json.dumps(body).encode(), headers)
 
 
 def ask(asked: Request | str) -> tuple[int, dict[str, str], dict[str, Any]]:
@@ -64,19 +78,19 @@ def ask(asked: Request | str) -> tuple[int, dict[str, str], dict[str, Any]]:
         return error.code, dict(error.headers), json.load(error)
 
 
-def send(daemon: Daemon) -> tuple[int, dict[str, str], dict[str, Any]]:
+def send(daemon: Daemon, agent: str = "slow") -> tuple[int, dict[str, str], dict[str, Any]]:
     message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
-    return post(daemon, "SendMessage", {"message": message, "configuration": {"returnImmediately": True}})
+    return post(daemon, "SendMessage", {"message": message, "configuration": {"returnImmediately": True}}, agent)
 
 
-def state(daemon: Daemon, task_id: str) -> str:
-    return str(post(daemon, "GetTask", {"id": task_id})[2]["result"]["status"]["state"])
+def state(daemon: Daemon, task_id: str, agent: str = "slow") -> str:
+    return str(post(daemon, "GetTask", {"id": task_id}, agent)[2]["result"]["status"]["state"])
 
 
-def begin(daemon: Daemon, tmp_path: Path) -> str:
+def begin(daemon: Daemon, tmp_path: Path, agent: str = "slow") -> str:
     """A task that runs."""
-    task_id = str(send(daemon)[2]["result"]["task"]["id"])
-    wait_for((tmp_path / "begun").exists)
+    task_id = str(send(daemon, agent)[2]["result"]["task"]["id"])
+    wait_for((tmp_path / f"{agent}.begun").exists)
     return task_id
 
 
@@ -87,24 +101,35 @@ def wait_for(found: Any) -> None:
         time.sleep(0.02)
 
 
-def draining(daemon: Daemon, timeout_s: int) -> "subprocess.Popen[str]":
-    words = [str(COVENANT), "drain", "--home", str(daemon.home), "--timeout-s", str(timeout_s)]
-    process = subprocess.Popen(
+def draining(daemon: Daemon, timeout_s: int | None, *more: str) -> "subprocess.Popen[str]":
+    """`covenant drain`. It may be over by the time this returns."""
+    timeout = () if timeout_s is None else ("--timeout-s", str(timeout_s))
+    words = [str(COVENANT), "drain", "--home", str(daemon.home), *timeout, *more]
+    return subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(COLUMNS="80")
     )
-    wait_for(lambda: ask(f"{daemon.url}/readyz")[2]["status"] == "draining")
-    return process
+
+
+def left_s(drain: "subprocess.Popen[str]") -> int:
+    """What the command says first: how long running turns have."""
+    assert drain.stderr is not None
+    line = drain.stderr.readline()
+    assert line.startswith("draining: 1 turn(s) run, "), line
+    return int(line.split()[-3])
 
 
 def test_new_work_is_refused_while_running_turns_end_and_reads_go_on(daemon: Daemon, tmp_path: Path) -> None:
     task_id = begin(daemon, tmp_path)
     drain = draining(daemon, 60)
+    wait_for(lambda: ask(f"{daemon.url}/readyz")[2]["status"] == "draining")
     message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
     status, headers, answer = ask(request(daemon, "/message:send", {"message": message}))
     assert status == 503, answer
     assert int({name.lower(): value for name, value in headers.items()}["retry-after"]) > 0
     assert "draining" in json.dumps(answer)
-    assert "draining" in json.dumps(send(daemon)[2]["error"])
+    status, _, answer = send(daemon)
+    assert (status, answer["error"]["code"]) == (200, -32603)
+    assert "draining" in json.dumps(answer["error"])
     code, _, ready = ask(f"{daemon.url}/readyz")
     assert (code, ready["status"], ready["reasons"]) == (503, "draining", ["the daemon is draining; 1 turn(s) run"])
     refused = daemon.run("a2a", "next")
@@ -131,10 +156,87 @@ def test_what_runs_too_long_is_handed_back_and_done_after_the_next_start(daemon:
     out, err = drain.communicate(timeout=BOUND_S)
     assert drain.returncode == 0, err
     assert daemon.process.wait(BOUND_S) == 0
-    assert out.splitlines()[0] == "drained and stopped; 1 turn(s) were handed back"
+    assert out.splitlines() == [
+        "drained and stopped; 1 turn(s) were handed back",
+        "left for the next start: 0 leased, 1 queued, 0 parked, 0 results",
+    ]
     (tmp_path / "go").touch()
     again = Daemon(daemon.home, str(tmp_path / "agents.py"))
     try:
         wait_for(lambda: state(again, task_id) == "TASK_STATE_COMPLETED")
     finally:
         again.stop()
+
+
+def test_an_answer_to_a_parked_task_is_taken_and_waits_for_the_next_start(daemon: Daemon, tmp_path: Path) -> None:
+    parked = str(send(daemon, "asks")[2]["result"]["task"]["id"])
+    wait_for(lambda: state(daemon, parked, "asks") == "TASK_STATE_INPUT_REQUIRED")
+    begin(daemon, tmp_path)
+    drain = draining(daemon, 3_000)
+    assert left_s(drain) > 60
+    message = {"messageId": "a", "role": "ROLE_USER", "parts": [{"text": "yes"}], "taskId": parked}
+    params = {"message": message, "configuration": {"returnImmediately": True}}
+    assert "result" in post(daemon, "SendMessage", params, "asks")[2]
+    (tmp_path / "go").touch()
+    out, err = drain.communicate(timeout=BOUND_S)
+    assert out.splitlines()[1] == "left for the next start: 0 leased, 1 queued, 0 parked, 0 results", err
+    assert daemon.process.wait(BOUND_S) == 0
+    again = Daemon(daemon.home, str(tmp_path / "agents.py"))
+    try:
+        wait_for(lambda: state(again, parked, "asks") == "TASK_STATE_COMPLETED")
+    finally:
+        again.stop()
+
+
+def test_what_is_said_of_turns_is_what_the_ledger_has(daemon: Daemon, tmp_path: Path) -> None:
+    handed_back = begin(daemon, tmp_path, "slow")
+    interrupted = begin(daemon, tmp_path, "once")
+    drain = draining(daemon, 0, "--json")
+    out, err = drain.communicate(timeout=BOUND_S)
+    assert daemon.process.wait(BOUND_S) == 0, err
+    told = json.loads(out)
+    assert told == {"kind": "drained", "handed_back": 2, "leased": 1, "queued": 1, "parked": 0, "results": 0}
+    assert "handed_back" in daemon.log
+    again = Daemon(daemon.home)
+    try:
+        rows = again.json("a2a", "list")["tasks"]
+        assert {row["task_id"]: row["state"] for row in rows} == {handed_back: "queued", interrupted: "in_flight"}
+    finally:
+        again.stop()
+
+
+def test_a_time_out_is_not_stretched_by_the_grace_time_of_a_stop(tmp_path: Path) -> None:
+    """A grace time that no test would wait for."""
+    (tmp_path / "agents.py").write_text(AGENTS)
+    daemon = Daemon(tmp_path / "home", str(tmp_path / "agents.py"), "--daemon-grace-ms", "3600000")
+    try:
+        begin(daemon, tmp_path)
+        out, err = draining(daemon, 0).communicate(timeout=BOUND_S)
+        assert out.splitlines()[0] == "drained and stopped; 1 turn(s) were handed back", err
+        assert daemon.process.wait(BOUND_S) == 0
+    finally:
+        daemon.process.kill()
+        daemon.stop()
+
+
+def test_a_second_drain_keeps_the_time_out_unless_it_names_one(daemon: Daemon, tmp_path: Path) -> None:
+    begin(daemon, tmp_path)
+    first = draining(daemon, 3_000)
+    assert left_s(first) > 60
+    second = draining(daemon, None)
+    assert left_s(second) > 60
+    third = draining(daemon, 0)
+    for each in (first, second, third):
+        out, err = each.communicate(timeout=BOUND_S)
+        assert out.splitlines()[0] == "drained and stopped; 1 turn(s) were handed back", err
+
+
+def test_a_drain_that_a_signal_cuts_short_says_so(daemon: Daemon, tmp_path: Path) -> None:
+    begin(daemon, tmp_path)
+    drain = draining(daemon, 3_000)
+    assert left_s(drain) > 60
+    daemon.process.send_signal(signal.SIGTERM)
+    (tmp_path / "go").touch()
+    out, err = drain.communicate(timeout=BOUND_S)
+    assert (drain.returncode, out) == (1, "")
+    assert "the daemon stopped before the drain was over" in err

@@ -57,6 +57,19 @@ class DaemonClient:
             raise Failure(str(answer.get("code", "error")), str(answer.get("message", "refused")))
         return answer
 
+    def wait_closed(self, within_s: float) -> None:
+        """Until the daemon closes the connection."""
+        if self._socket is None:
+            return
+        self._socket.settimeout(within_s)
+        try:
+            while self._socket.recv(HEADER_BYTES):
+                pass
+        except TimeoutError:
+            raise Unreachable("daemon_unreachable", f"the daemon has not stopped within {within_s:.0f} s") from None
+        except OSError:
+            pass  # closed, with an error
+
     def _open(self) -> socket.socket:
         opened = _connect(self._home)
         try:

@@ -8,14 +8,13 @@ import gc
 import json
 import shlex
 import sys
-import time
 from pathlib import Path
 from typing import Final
 
 import click
 
 import covenant
-from covenant.cli.daemon_client import DaemonClient, read_token
+from covenant.cli.daemon_client import Answer, DaemonClient, read_token
 from covenant.cli.options import (
     CommandGroup,
     Invocation,
@@ -199,42 +198,56 @@ def _reason(body: bytes) -> str:
         return "MCP is not installed"
 
 
-DRAIN_LOOK_S: Final = 0.5
+DRAIN_WAIT_S: Final = 5
+STOP_S_MAX: Final = 3_700.0
+"""`daemon.grace_ms` is an hour at most."""
 
 
 @click.command("drain", epilog=json_shape("drained", "handed_back", "leased", "queued", "parked", "results"))
-@click.option("--timeout-s", type=click.IntRange(0, 86_400), default=60, help="How long running turns have.")
+@click.option(
+    "--timeout-s",
+    type=click.IntRange(0, 86_400),
+    help="How long running turns have. Default: 60, or what a drain that has begun already gave them.",
+)
 @home_option()
 @token_option
 @json_option()
-def drain(*, timeout_s: int, home: str | None, token_file: str | None, as_json: bool) -> None:
+def drain(*, timeout_s: int | None, home: str | None, token_file: str | None, as_json: bool) -> None:
     """Stop the daemon when what it runs has ended: for a deploy.
 
-    From now on it takes nothing new: doors answer new work with 503 (UNAVAILABLE by gRPC) and when to come again, while
-    reads, streams and results go on. What still runs after the time-out is handed back: idempotent work to the queue,
-    other work marked as interrupted. What is queued, parked or leased elsewhere is there after the next start.
+    From now on it takes nothing new: doors refuse new work and say when to come again (HTTP with 503, JSON-RPC with
+    the error -32603 in a 200, gRPC with UNAVAILABLE). Reads, streams, results and answers to parked tasks go on. What
+    still runs after the time-out is handed back: idempotent work to the queue, other work marked as interrupted, still
+    leased. What is queued, parked or leased elsewhere is there after the next start. Requests under way then have
+    daemon.grace_ms to end, and the command returns when the daemon has closed its doors.
     """
     variables = environment()
     folder, _ = find_home(given_before("home", home), variables)
     token = read_token(folder, given_before("token_file", token_file), variables)
     with DaemonClient(folder, token) as client:
-        left = client.ask("begin_drain", timeout_ms=timeout_s * 1000)
-    said = ""
-    while True:
-        words = f"draining: {left['running']} turn(s) run, {left['left_ms'] // 1000} s left"
-        if not as_json and left["running"] and words != said:
-            say(said := words)
-        time.sleep(DRAIN_LOOK_S)
-        try:
-            with DaemonClient(folder, token) as client:
-                left = client.ask("drain_status")
-        except Unreachable:
-            break
-    # With time left it stopped because nothing ran any more, whatever ran at the last look.
-    handed_back = left["running"] if left["left_ms"] <= 2_000 * DRAIN_LOOK_S else 0
-    kept = {name: left[name] for name in ("leased", "queued", "parked", "results")}
+        told = _follow_drain(client, timeout_s, quiet=as_json)
+        client.wait_closed(STOP_S_MAX)
+    kept = {name: told[name] for name in ("leased", "queued", "parked", "results")}
+    handed_back = told["handed_back"]
     if as_json:
         put_json({"kind": "drained", "handed_back": handed_back, **kept})
         return
     put(f"drained and stopped; {handed_back} turn(s) were handed back" if handed_back else "drained and stopped")
     put("left for the next start: " + ", ".join(f"{count} {name}" for name, count in kept.items()))
+
+
+def _follow_drain(client: DaemonClient, timeout_s: int | None, *, quiet: bool) -> Answer:
+    """Begin the drain, say how it goes, and return what the daemon says at its end."""
+    told = client.ask("begin_drain", timeout_ms=None if timeout_s is None else timeout_s * 1000)
+    try:
+        while not told["drained"]:
+            if told["running"] and not quiet:
+                say(f"draining: {told['running']} turn(s) run, {told['left_ms'] // 1000} s left")
+            told = client.ask("drain_status", wait_ms=DRAIN_WAIT_S * 1000)
+    except Unreachable as error:
+        raise Failure(
+            "drain_cut_short",
+            "the daemon stopped before the drain was over, as by a signal; what ran was handed back or is leased:"
+            " `covenant status` shows it after the next start",
+        ) from error
+    return told

@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -45,6 +45,8 @@ END_S: Final = 5.0
 """From the last record to the end of the process, at most."""
 HELD_END_S: Final = 5.0
 """From the end of the grace time to the end of the process, at most, if the loop is blocked."""
+HEARD_S: Final = 2.0
+"""From the end of a drain to the stop, at most: whoever follows the drain asks how it ended."""
 FILES_BESIDES: Final = 256
 CONNECTIONS_MIN: Final = 16
 """So many HTTP connections are served however few open files the system allows."""
@@ -235,17 +237,23 @@ async def _asked_to_stop(daemon: Daemon, asked: asyncio.Event) -> None:
 
 
 async def drain(daemon: Daemon) -> None:
-    """Wait for an operator to ask for it, then for running turns: as long as they were given."""
-    intake, log = daemon.base.access.intake, daemon.base.telemetry.log
+    """Wait for an operator to ask for it, then for running turns: as long as they were given. The others are handed
+    back while the doors are open, so that whoever asked is told what became of them."""
+    intake, workers, log = daemon.base.access.intake, daemon.agents.workers, daemon.base.telemetry.log
     await intake.asked.wait()
     log.info("daemon.draining", running=intake.running(), timeout_s=intake.left_ms / 1000)
-    finished = asyncio.ensure_future(daemon.agents.workers.drain())
+    finished = asyncio.ensure_future(workers.drain())
     try:
         while not finished.done() and intake.left_ms:
             await asyncio.wait((finished,), timeout=min(1.0, intake.left_ms / 1000))
+        if not finished.done():
+            await workers.hand_back()
     finally:
         finished.cancel()
-    log.info("daemon.drained", handed_back=intake.running())
+    log.info("daemon.drained", handed_back=workers.handed_back)
+    intake.end(workers.handed_back)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(intake.heard.wait(), HEARD_S)
 
 
 def notify_service_manager(state: str, log: Log) -> None:
@@ -316,6 +324,7 @@ async def _close(daemon: Daemon, working: asyncio.Task[None], grace_s: float) ->
         daemon.peers.end_polls()
     daemon.agents.workers.stop()
     await asyncio.wait((working,))
+    daemon.base.access.intake.stops.set()
     grpc = daemon.base.listeners.grpc
     stops = [daemon.doors.stop_http(grace_s), daemon.doors.ipc.stop(grace_s)]
     await asyncio.gather(*stops, *([grpc.stop(grace_s)] if grpc is not None else []))

@@ -544,9 +544,19 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
     ),
     (BackupEnded(backup_id="b"), '{"kind":"backup_ended","backup_id":"b"}'),
     (
-        DrainProgress(draining=True, running=1, left_ms=2, leased=3, queued=4, parked=5, results=6),
+        DrainProgress(
+            draining=True,
+            drained=True,
+            running=1,
+            left_ms=2,
+            handed_back=7,
+            leased=3,
+            queued=4,
+            parked=5,
+            results=6,
+        ),
         (
-            '{"kind":"drain_progress","draining":true,"running":1,"left_ms":2,"leased":3,"queued":4,"parked":5,'
+            '{"kind":"drain_progress","draining":true,"drained":true,"running":1,"left_ms":2,"handed_back":7,"leased":3,"queued":4,"parked":5,'
             '"results":6}'
         ),
     ),

@@ -403,8 +403,11 @@ class Job(JobBuffer):
                 self._refused(refusal)
         self._close()
 
-    async def leave(self, put_down: Release | Interrupt) -> None:
-        """After `stop`: what it had said is written; then the work goes back to the queue, or waits for an operator."""
+    async def leave(self, put_down: Release | Interrupt) -> bool:
+        """After `stop`: what it had said is written; then the work goes back to the queue, or waits for an operator.
+
+        False: that could not be written, as when the task was canceled meanwhile.
+        """
         if self._flusher is not None:
             await asyncio.wait((self._flusher,))
         pending, self._pending = tuple(self._pending), []
@@ -414,6 +417,8 @@ class Job(JobBuffer):
             await self._ledger.commit(put_down)
         except Refusal as refusal:
             self._refused(refusal)
+            return False
+        return True
 
     def _refused(self, refusal: Refusal) -> None:
         if isinstance(refusal, Invalid | OverLimit):

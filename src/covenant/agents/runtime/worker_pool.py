@@ -124,6 +124,8 @@ class WorkerPool:
         self._running = False
         self._stopping = asyncio.Event()
         self._draining = False
+        self.handed_back = 0
+        """Turns that a stop cut short. Those that only follow work elsewhere are not counted."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._fewer = asyncio.Event()
@@ -326,6 +328,11 @@ class WorkerPool:
         await self._stop_taking()
         await self._finished()
 
+    async def hand_back(self) -> None:
+        """Stop what still runs, and write down what becomes of it. Nothing begins any more."""
+        self._running = False
+        await _finish_despite_cancel(self._stop_jobs())
+
     def stop(self) -> None:
         """Take nothing new. `run` returns when what is under way here has ended."""
         self._running = False
@@ -466,7 +473,10 @@ class WorkerPool:
             release = worker.idempotent and ended
             leaving.append(job.leave(self._put_down(job, worker, release=release)))
             log.info("agent.put_down", extra=job.fields(released=release))
-        await asyncio.gather(*leaving)
+        left = await asyncio.gather(*leaving)
+        self.handed_back += sum(each and not worker.follows for each, (_, worker) in zip(left, stopped, strict=True))
+        for job, _ in stopped:
+            self._done(job)
 
 
 async def _finish_despite_cancel(work: Coroutine[Any, Any, None]) -> None:

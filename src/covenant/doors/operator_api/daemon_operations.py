@@ -3,6 +3,8 @@ and the daemons that share its ledger."""
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -11,7 +13,7 @@ from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, Ap
 from covenant.exchange.access.principals import Principal, require_operator
 from covenant.ledger.embedded.backup_file import StagedBackup
 from covenant.model.errors import Invalid, NotFound, Unavailable
-from covenant.wire.mailbox import EmptyRequest, StrictRequest
+from covenant.wire.mailbox import EmptyRequest, StrictRequest, Whole
 
 
 class EndBackupRequest(StrictRequest, frozen=True, kw_only=True):
@@ -82,18 +84,30 @@ TIMEOUT_MS: Final = 60_000
 TIMEOUT_MS_MAX: Final = 24 * 3_600_000
 
 
+WAIT_MS_MAX: Final = 60_000
+
+
 class BeginDrainRequest(StrictRequest, frozen=True, kw_only=True):
-    timeout_ms: int = TIMEOUT_MS
-    """How long running turns have. What still runs then is handed back, as by a signal."""
+    timeout_ms: int | None = None
+    """How long running turns have. What still runs then is handed back, as by a signal. None: 60 seconds, or as long
+    as they have already."""
+
+
+class DrainStatusRequest(StrictRequest, frozen=True, kw_only=True):
+    wait_ms: Whole | None = None
+    """How long the answer may wait for the end of the drain."""
 
 
 class DrainProgress(ApiAnswer, frozen=True, kw_only=True, tag="drain_progress"):
-    """`running`: turns of the daemon's own agents. The others stay for the next start: leases that workers elsewhere
-    hold, tasks that are queued or wait for their sender, and results that nobody has drained."""
+    """`running`: turns of the daemon's own agents. `drained`: the drain is over, `handed_back` turns ran too long, and
+    the daemon stops. The others are counts of the ledger as it is now: all leases, those of running turns too; tasks
+    that are queued or wait for their sender; results that nobody has drained."""
 
     draining: bool
+    drained: bool
     running: int
     left_ms: int
+    handed_back: int
     leased: int
     queued: int
     parked: int
@@ -102,25 +116,42 @@ class DrainProgress(ApiAnswer, frozen=True, kw_only=True, tag="drain_progress"):
 
 async def begin_drain(services: Services, caller: Principal, request: BeginDrainRequest) -> DrainProgress:
     await require_operator(services.ledger, caller, "draining")
-    if not 0 <= request.timeout_ms <= TIMEOUT_MS_MAX:
+    timeout_ms = request.timeout_ms
+    if timeout_ms is None:
+        if services.intake.asked.is_set():
+            return await _progress(services)
+        timeout_ms = TIMEOUT_MS
+    if not 0 <= timeout_ms <= TIMEOUT_MS_MAX:
         raise Invalid("invalid_timeout", f"timeout_ms must be between 0 and {TIMEOUT_MS_MAX}")
-    await services.exchange.note_drain(caller, request.timeout_ms)
-    services.intake.close(request.timeout_ms)
+    await services.exchange.note_drain(caller, timeout_ms)
+    services.intake.close(timeout_ms)
     return await _progress(services)
 
 
-async def drain_status(services: Services, caller: Principal, _: EmptyRequest) -> DrainProgress:
+async def drain_status(services: Services, caller: Principal, request: DrainStatusRequest) -> DrainProgress:
     await require_operator(services.ledger, caller, "draining")
+    wait_ms = request.wait_ms or 0
+    if wait_ms > WAIT_MS_MAX:
+        raise Invalid("invalid_wait", f"wait_ms must be at most {WAIT_MS_MAX}")
+    if wait_ms and services.intake.asked.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(services.intake.stops.wait(), wait_ms / 1000)
     return await _progress(services)
 
 
 async def _progress(services: Services) -> DrainProgress:
-    counts, status = await services.ledger.counts(), services.intake.status()
+    # In this order: the counts of a drain that is over have what it handed back.
+    status = services.intake.status()
+    counts = await services.ledger.counts()
+    if status.drained:
+        services.intake.heard.set()
     return DrainProgress(
         draining=status.draining,
+        drained=status.drained,
         running=status.running,
         left_ms=status.left_ms,
-        leased=max(0, counts.leased - status.running),
+        handed_back=status.handed_back,
+        leased=counts.leased,
         queued=counts.queued,
         parked=counts.parked,
         results=counts.settled,

@@ -57,6 +57,9 @@ class DrainStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     running: int
     left_ms: int
     """How long running turns still have."""
+    drained: bool
+    """The drain is over: nothing runs any more, and the daemon stops."""
+    handed_back: int
 
 
 class Intake:
@@ -66,7 +69,12 @@ class Intake:
         self.closed: Unavailable | None = None
         """What new work is refused with."""
         self.asked = asyncio.Event()
+        self.stops = asyncio.Event()
+        """The drain is over, or the daemon stops for another reason: nobody waits for the drain any more."""
+        self.heard = asyncio.Event()
+        """Somebody was told how the drain ended."""
         self.running = running
+        self._handed_back: int | None = None
         self._monotonic_ms = monotonic_ms
         self._until_ms = 0
 
@@ -84,8 +92,19 @@ class Intake:
     def left_ms(self) -> int:
         return max(0, self._until_ms - self._monotonic_ms()) if self.asked.is_set() else 0
 
+    def end(self, handed_back: int) -> None:
+        """The drain is over: so many turns ran too long, and were handed back."""
+        self._handed_back = handed_back
+        self.stops.set()
+
     def status(self) -> DrainStatus:
-        return DrainStatus(draining=self.asked.is_set(), running=self.running(), left_ms=self.left_ms)
+        return DrainStatus(
+            draining=self.asked.is_set(),
+            running=self.running(),
+            left_ms=self.left_ms,
+            drained=self._handed_back is not None,
+            handed_back=self._handed_back or 0,
+        )
 
 
 _encode = msgspec.json.Encoder().encode
