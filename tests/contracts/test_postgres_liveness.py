@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
@@ -98,6 +99,14 @@ async def test_a_node_that_stood_still_finds_itself_fenced_and_goes_on_as_a_new_
     again = await a.taken_here(make_task(4, recipient=CAROL))
     assert (again.lease.boot, (await b.show(task_id(4))).holder_lost) == (a.ledger.boot, False)
     assert (await a.ledger.counts()).failure is None
+
+
+async def test_a_node_that_stood_still_as_a_whole_takes_nothing_before_it_has_looked_again(a: LedgerDriver) -> None:
+    await a.send(make_task(1))
+    time.sleep(LEASE_MS / 1_000)  # noqa: ASYNC251  (the fault itself: nothing of this process runs)
+    with refused("database_unavailable", 503):
+        await a.send(make_task(2))
+    await until(lambda: serves(a, 3))
 
 
 async def test_a_node_without_the_database_takes_nothing_new_and_comes_back(

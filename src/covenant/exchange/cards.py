@@ -88,7 +88,6 @@ CAPABILITIES: Final = {
     "/schedule": ("schedule", "Do something at a later time."),
     "/lesson": ("lessons", "Remember what was learned from mistakes."),
     "/mem": ("memory", "Remember facts between tasks."),
-    ASK: ("ask-user", "Ask whoever sent the task."),
 }
 
 
@@ -139,7 +138,7 @@ def _model_skills(
         # Nobody plays it: a card that promised anything would not be true.
         return ()
     commands = usable(definition, abilities or ROUTING)
-    named = ((command, CAPABILITIES[command]) for command in commands)
+    named = ((command, CAPABILITIES[command]) for command in commands if command != ASK)
     return _distinct(
         (
             CHAT,
@@ -179,6 +178,8 @@ def _capability_skills(definition: AgentDefinition) -> Iterator[CardSkill]:
     if not definition.kind_rules.needs_model:
         return
     for capability in definition.capabilities:
+        if capability.strip() == ASK:
+            continue  # a way to work, and nothing that a caller can ask for
         known = CAPABILITIES.get(capability.strip())
         name = known[0] if known else _one_word(capability.strip().removeprefix("/"), "capability")
         description = known[1] if known else f"Capability: {capability.strip() or name}"

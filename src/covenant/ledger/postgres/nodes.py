@@ -121,8 +121,8 @@ class Membership:
         self._told_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._busy = asyncio.Lock()
-        self._asked_s: float | None = None
-        """When the database was asked what it has not answered yet."""
+        self._fresh_s = asyncio.get_running_loop().time()
+        """When the last look began that was answered: what this node knows is not older."""
         self._beat_due = False
         self._wanted: set[str] = set()
         self._led: set[str] = set()
@@ -141,8 +141,8 @@ class Membership:
         """Raise Unavailable if this node may have been declared lost, or knows that it was."""
         if self.refusing is not None:
             raise self.refusing
-        # Since it was asked: a loop that was held between two looks is no sign of anything.
-        silent_ms = (asyncio.get_running_loop().time() - self._asked_s) * 1_000 if self._asked_s is not None else 0
+        # Also where this process itself stood still: the others have counted that time, too.
+        silent_ms = (asyncio.get_running_loop().time() - self._fresh_s) * 1_000
         if silent_ms > self._lease_ms * 2 / 3:
             raise Unavailable(
                 "database_unavailable",
@@ -223,10 +223,11 @@ class Membership:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        beaten_s, tidied_s, self.heard_s = 0.0, loop.time(), loop.time()
+        beaten_s, tidied_s = 0.0, loop.time()
+        self.heard_s = self._fresh_s = loop.time()
         while True:
+            begun_s = loop.time()
             try:
-                self._asked_s = loop.time() if self._asked_s is None else self._asked_s
                 async with self._busy:
                     if self._beat_due or loop.time() - beaten_s >= self._lease_ms / 3_000:
                         self._beat_due = False
@@ -240,7 +241,7 @@ class Membership:
                     if loop.time() - tidied_s >= TIDY_S:
                         await self._tidy()
                         tidied_s = loop.time()
-                self.heard_s, self._asked_s, self.trouble = loop.time(), None, None
+                self.heard_s, self._fresh_s, self.trouble = loop.time(), begun_s, None
             except (*UNAVAILABLE, asyncpg.PostgresError, Unavailable) as error:
                 self.trouble = str(error) or type(error).__name__
                 log.warning("ledger.signals_lost", extra={"reason": self.trouble})
