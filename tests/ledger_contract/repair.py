@@ -6,14 +6,25 @@ import asyncio
 
 import pytest
 
-from covenant.ledger.machine.commands import Access
+from covenant.ledger.machine.commands import Access, Cancel, Release
 from covenant.ledger.machine.states import State
 from covenant.model.grant import REQUEUE_ACTION, Scope
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.retry_policy import Posture, RetryPolicy, SkipReason
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.grants import give
-from tests.ledger_contract.samples import BOB, CAROL, OPERATOR, make_grant, make_task, ok, same_work, task_id, unsafe
+from tests.ledger_contract.samples import (
+    ALICE,
+    BOB,
+    CAROL,
+    OPERATOR,
+    make_grant,
+    make_task,
+    ok,
+    same_work,
+    task_id,
+    unsafe,
+)
 from tests.ledger_contract.suite import Suite
 
 OTHER_LEASE = LeaseId("99999999-9999-4999-8999-999999999999")
@@ -85,6 +96,20 @@ class RepairSuite(Suite):
         assert (requeued["action"], requeued["lease_id"]) == ("requeue", first.lease.lease_id)
         assert (requeued["reason"], requeued["duplicate_risk"]) == ("gone", "operator_accepted")
         assert (forced["action"], forced["lease_id"]) == ("force_error", second.lease.lease_id)
+
+    async def test_a_release_and_a_cancel_that_are_audited_name_the_lease(self, driver: LedgerDriver) -> None:
+        first = await driver.taken(make_task(1))
+        lease_id = first.lease.lease_id
+        await driver.ledger.commit(
+            Release(task_id=task_id(1), holder=BOB, lease_id=lease_id, reason="not begun", audited=True)
+        )
+        second = await driver.take_one()
+        await driver.ledger.commit(Cancel(task_id=task_id(1), by=ALICE, reason="not needed", audited=True))
+        rows = [row["kind"] for row in await driver.audit_rows() if row["kind"]["type"] == "a2a_repair_applied"]
+        assert [(row["action"], row["reason"], row["lease_id"], row["attempt"]) for row in rows] == [
+            ("release", "not begun", lease_id, 1),
+            ("cancel", "not needed", second.lease.lease_id, 2),
+        ]
 
     async def test_a_dry_run_says_what_an_enabled_run_then_does(self, driver: LedgerDriver) -> None:
         await driver.taken(same_work(1, "a"))

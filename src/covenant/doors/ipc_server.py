@@ -207,7 +207,7 @@ async def fitted(services: Services, caller: Principal, answer: ApiAnswer, encod
         if len(body) > bytes_max:
             for leased in answer.tasks:
                 await services.exchange.release(
-                    caller, leased.task.id, leased.lease.lease_id, "too large for one frame"
+                    caller, leased.task.id, leased.lease.lease_id, "too large for one frame", audited=False
                 )
     if len(body) > bytes_max:
         raise TooLarge("answer_too_large", f"the answer has {len(body)} bytes, a frame {bytes_max}; ask for fewer")

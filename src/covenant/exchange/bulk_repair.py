@@ -103,7 +103,7 @@ class _Repair:
         return _outcome(task, "applied")
 
     async def _cancel(self, task: FoundTask) -> None:
-        canceled = await self._exchange.cancel(self._principal, task.task_id, self._reason, audited=True)
+        canceled = await self._exchange.cancel(self._principal, task.task_id, self._reason)
         if canceled.before:
             raise Conflict("already_over", f"task {task.task_id} has ended: {canceled.ending}")
 

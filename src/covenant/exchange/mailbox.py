@@ -218,7 +218,9 @@ class MailboxExchange:
             Renew(task_id=task_id, viewer=principal.viewer, holder=principal.agent, lease_id=lease_id)
         )
 
-    async def release(self, principal: Principal, task_id: TaskId, lease_id: LeaseId, reason: str) -> Lease:
+    async def release(
+        self, principal: Principal, task_id: TaskId, lease_id: LeaseId, reason: str, *, audited: bool = True
+    ) -> Lease:
         return await self._ledger.commit(
             Release(
                 task_id=task_id,
@@ -226,6 +228,7 @@ class MailboxExchange:
                 holder=principal.agent,
                 lease_id=lease_id,
                 reason=check_reason(reason, "release"),
+                audited=audited,
             )
         )
 
@@ -260,10 +263,10 @@ class MailboxExchange:
             )
         )
 
-    async def cancel(self, principal: Principal, task_id: TaskId, reason: str, *, audited: bool = False) -> Canceled:
+    async def cancel(self, principal: Principal, task_id: TaskId, reason: str) -> Canceled:
         check_reason(reason, "cancel")
         return await self._ledger.commit(
-            Cancel(task_id=task_id, viewer=principal.viewer, by=principal.agent, reason=reason, audited=audited)
+            Cancel(task_id=task_id, viewer=principal.viewer, by=principal.agent, reason=reason, audited=True)
         )
 
     async def answer(

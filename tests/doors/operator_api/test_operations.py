@@ -588,6 +588,24 @@ async def test_the_operator_repairs_a_lease(under_test: DoorsUnderTest, speaker:
     assert {row["kind"]["action"] for row in rows} == {"requeue", "force_error"}
 
 
+async def test_a_cancel_and_a_release_leave_their_reasons_in_the_audit(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
+    task, lease = await leased_task(speaker, alice, bob)
+    await speaker.ask(bob, "release_a2a_lease", task_id=task["id"], lease_id=lease["lease_id"], reason="not begun")
+    for _ in range(2):
+        await speaker.ask(under_test.operator, "cancel_a2a_task", task_id=task["id"], reason="not needed")
+    rows = await under_test.audit("a2a_repair_applied")
+    common = {"type": "a2a_repair_applied", "task_id": task["id"], "duplicate_risk": None}
+    released = {"action": "release", "reason": "not begun", "lease_id": lease["lease_id"], "attempt": 1}
+    canceled = {"action": "cancel", "reason": "not needed", "lease_id": None, "attempt": None}
+    assert sorted((row["kind"] for row in rows), key=lambda kind: str(kind["action"])) == [
+        {**common, **canceled},
+        {**common, **released},
+    ]
+
+
 async def test_the_retry_gate_says_what_it_would_do_and_then_does_it(
     under_test: DoorsUnderTest, speaker: Speaker
 ) -> None:

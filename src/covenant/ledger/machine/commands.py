@@ -189,6 +189,12 @@ class Release(HolderCommand[Lease], frozen=True, gc=False, kw_only=True):
     """Give back work that was not started."""
 
     reason: str
+    audited: bool = False
+    """Whether somebody asked for it, of which the audit tells."""
+
+    def keys(self) -> tuple[Key, ...]:
+        keys = super().keys()
+        return (*keys, AUDIT) if self.audited else keys
 
 
 class Interrupt(HolderCommand[Lease], frozen=True, gc=False, kw_only=True):
@@ -295,7 +301,7 @@ class Cancel(TaskCommand[Canceled], frozen=True, gc=False, kw_only=True):
     """Whether it is a repair, of which the audit tells."""
 
     def keys(self) -> tuple[Key, ...]:
-        keys = (("task", self.task_id), *_access_keys(self.access))
+        keys = super().keys()
         return (*keys, AUDIT) if self.audited else keys
 
 

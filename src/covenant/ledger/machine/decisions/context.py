@@ -20,7 +20,8 @@ from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.errors import Conflict, Forbidden, NotFound, Refusal
 from covenant.model.grant import PINS, AuditHead, AuditRow, Grant, Scope, link
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.task import Ending
+from covenant.model.retry_policy import Posture
+from covenant.model.task import Ending, Lease
 
 NewId = Callable[[], str]
 
@@ -67,6 +68,31 @@ class DecisionContext:
 
     def refuse(self, refusal: Refusal) -> CommandRefused:
         return CommandRefused(refusal, self.events)
+
+
+def audit_repair(
+    decide: DecisionContext,
+    task_id: TaskId,
+    lease: Lease | None,
+    by: AgentId,
+    *,
+    action: str,
+    reason: str,
+    posture: Posture | None = None,
+) -> None:
+    """`lease`: what somebody held of the task, and holds no more."""
+    decide.audit(
+        by,
+        {
+            "type": "a2a_repair_applied",
+            "task_id": task_id,
+            "action": action,
+            "reason": reason,
+            "lease_id": lease.lease_id if lease is not None else None,
+            "duplicate_risk": posture,
+            "attempt": lease.attempt if lease is not None else None,
+        },
+    )
 
 
 def find_task(decide: DecisionContext, command: TaskCommand[Any]) -> Entry | Archived | None:

@@ -29,6 +29,7 @@ from covenant.ledger.machine.decisions.acceptance import BUSY_RETRY_MS, check_ac
 from covenant.ledger.machine.decisions.context import (
     DecisionContext,
     already_over,
+    audit_repair,
     find_task,
     key_reused,
     not_lessee,
@@ -156,6 +157,8 @@ def release(decide: DecisionContext, command: Release) -> Lease:
     lease = held(decide, command).lease
     assert lease is not None
     decide.add(LeaseReleased(command.task_id, lease.lease_id, command.reason))
+    if command.audited:
+        audit_repair(decide, command.task_id, lease, command.holder, action="release", reason=command.reason)
     return lease
 
 

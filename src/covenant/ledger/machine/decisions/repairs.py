@@ -14,6 +14,7 @@ from covenant.ledger.machine.commands import Access, Repair, RetryStale
 from covenant.ledger.machine.decisions.context import (
     BulkAuthorization,
     DecisionContext,
+    audit_repair,
     authorize,
     find_task,
     unknown_task,
@@ -78,7 +79,7 @@ def repair(decide: DecisionContext, command: Repair) -> RepairOutcome:
                 lease_id=lease.lease_id,
                 reason=command.reason,
             )
-            _audit(decide, task_id, lease, command.by, action="force_error", reason=command.reason, posture=None)
+            audit_repair(decide, task_id, lease, command.by, action="force_error", reason=command.reason)
             return RepairOutcome(
                 task_id=task_id,
                 action="forced_error",
@@ -104,31 +105,7 @@ def _requeue(
     decide: DecisionContext, task_id: TaskId, lease: Lease, by: AgentId, *, reason: str, posture: Posture, action: str
 ) -> None:
     decide.add(TaskRequeued(task_id, lease.lease_id, reason, posture, lease.attempt))
-    _audit(decide, task_id, lease, by, action=action, reason=reason, posture=posture)
-
-
-def _audit(
-    decide: DecisionContext,
-    task_id: TaskId,
-    lease: Lease,
-    by: AgentId,
-    *,
-    action: str,
-    reason: str,
-    posture: Posture | None,
-) -> None:
-    decide.audit(
-        by,
-        {
-            "type": "a2a_repair_applied",
-            "task_id": task_id,
-            "action": action,
-            "reason": reason,
-            "lease_id": lease.lease_id,
-            "duplicate_risk": posture,
-            "attempt": lease.attempt,
-        },
-    )
+    audit_repair(decide, task_id, lease, by, action=action, reason=reason, posture=posture)
 
 
 def judge(entry: Entry, policy: RetryPolicy, now_ms: int, ages: Ages = STEADY) -> SkipReason | None:

@@ -27,6 +27,7 @@ from covenant.ledger.machine.decisions.context import (
     CommandRefused,
     DecisionContext,
     already_over,
+    audit_repair,
     authorize,
     find_task,
     not_lessee,
@@ -267,8 +268,8 @@ def cancel(decide: DecisionContext, command: Cancel) -> Canceled:
     result = error_result(task_id, f"canceled: {command.reason}")
     result = end(decide, entry, result, ending=Ending.CANCELED, cause=Cause.CANCEL, reason=command.reason)
     if command.audited:
-        row = {"type": "a2a_repair_applied", "task_id": task_id, "action": "cancel", "reason": command.reason}
-        decide.audit(command.by, row)
+        lease = entry.lease if entry.state is LEASED else None
+        audit_repair(decide, task_id, lease, command.by, action="cancel", reason=command.reason)
     return Canceled(task_id, Ending.CANCELED, result, True)
 
 
