@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import os
+import pty
+import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,6 +128,40 @@ def test_an_export_goes_over_all_pages(short_path: Path) -> None:
         assert len(daemon.json("a2a", "list", "--limit", "202")["tasks"]) == 202
     finally:
         daemon.stop()
+
+
+def test_values_on_a_terminal_have_no_control_characters_and_in_a_pipe_they_keep_them(ledger: Ledger) -> None:
+    task_id = ledger.send("red \x1b[31malert", to="carol@host")
+    words = [str(COVENANT), "--home", str(ledger.daemon.home), "a2a", "list", "--csv", "--text", "alert"]
+    assert "\x1b" in subprocess.run(words, env=environment(), stdout=subprocess.PIPE, text=True, check=True).stdout
+    ours, theirs = pty.openpty()
+    try:
+        subprocess.run(words, env=environment(TERM="xterm"), stdout=theirs, stderr=theirs, check=True, timeout=BOUND_S)
+        shown = os.read(ours, 65_536)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert (b"malert" in shown, b"\x1b" in shown) == (True, False)
+    ledger.daemon.json("a2a", "cancel", task_id, "--reason", "tried")
+
+
+@pytest.mark.parametrize("noun", ["a2a", "audit"])
+def test_an_export_writes_to_standard_output_for_a_dash_and_over_a_file_only_if_told(
+    ledger: Ledger, tmp_path: Path, noun: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [json.loads(line) for line in ledger.daemon.run(noun, "export", "-").out.splitlines()]
+    assert list(tmp_path.iterdir()) == []
+    file = tmp_path / "rows.jsonl"
+    file.write_text("mine")
+    file.chmod(0o644)
+    assert ledger.daemon.json(noun, "export", str(file), code=1)["code"] == "file_exists"
+    assert file.read_text() == "mine"
+    for option in ("--replace", "--force"):
+        assert ledger.daemon.json(noun, "export", str(file), option)["count"] == len(file.read_text().splitlines()) > 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [file]
+    assert ledger.daemon.json(noun, "export", "/dev/null")["count"] > 0
 
 
 def test_a_cell_is_never_a_formula(ledger: Ledger) -> None:

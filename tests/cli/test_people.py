@@ -16,6 +16,7 @@ from covenant.cli.terminal import age, brief, clean, distance
 from covenant.daemon.environment import now_ms
 from covenant.model.settings import Limits
 from tests.cli.daemons import COVENANT, Daemon, covenant, environment
+from tests.places import short_folder
 from tests.waits import BOUND_S
 
 
@@ -255,6 +256,29 @@ def test_status_has_one_line_a_task_in_80_columns_with_the_lease_that_repair_wan
     assert lease_id in line
     answered(daemon, "a2a", "cancel", task_id, "--reason", "over")
     answered(daemon, "a2a", "results", "--next")
+
+
+def test_status_cuts_a_long_name_and_keeps_the_lease_id_whole() -> None:
+    name = "n" * 72 + "@host"
+    with short_folder() as folder:
+        daemon = Daemon(folder / "home")
+        try:
+            token_file = folder / "long.token"
+            token_file.write_text(daemon.json("identities", "enroll", name)["token_b58"])
+            answered(daemon, "capabilities", "grant", f"a2a.send.{name}")
+            task_id = answered(daemon, "a2a", "send", "--to", name, "日本" * 40).strip()
+            lease_id = daemon.json("--token-file", str(token_file), "a2a", "next")["lease"]["lease_id"]
+            words = [str(COVENANT), "--home", str(daemon.home), "a2a", "status"]
+            for columns in ("160", "175", None):  # without a number: as in a pipe
+                given = {**environment(), "COLUMNS": columns}
+                env = {variable: value for variable, value in given.items() if value is not None}
+                told = subprocess.run(words, env=env, capture_output=True, text=True, timeout=BOUND_S, check=True)
+                (row,) = [line for line in told.stdout.splitlines() if task_id in line]
+                assert lease_id in row, columns
+                assert " by nnn" in row, columns
+                assert len(told.stdout.splitlines()) == 4, told.stdout  # title, head, the task, the counts
+        finally:
+            daemon.stop()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from covenant.cli.options import (
     follow_option,
     limit_option,
     purge_command,
+    replace_option,
     write_lines,
 )
 from covenant.cli.terminal import ExitCode, ago, brief, clock_time, print_table, put, say
@@ -78,10 +79,13 @@ def _newest(call: Invocation, limit: int, asked: dict[str, Any]) -> list[dict[st
 @daemon_command(audit, "export", "audit_exported", "file", "count")
 @file_argument
 @filter_options
-def export(call: Invocation, *, file: str | None, kind: str | None, **asked: Any) -> None:
-    """Write all audit rows that the filters leave to FILE, else to standard output: one JSON object a line, the newest
-    first."""
-    write_lines(call, file, _all(call, asked | {"type": kind}), "audit row(s)")
+@replace_option
+def export(call: Invocation, *, file: str | None, replace: bool, kind: str | None, **asked: Any) -> None:
+    """Write all audit rows that the filters leave to FILE: one JSON object a line, the newest first.
+
+    Without FILE, or for `-`, to standard output. FILE gets its name when it is whole, and is its owner's alone.
+    """
+    write_lines(call, file, _all(call, asked | {"type": kind}), "audit row(s)", replace=replace)
 
 
 def _all(call: Invocation, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,6 @@ import http.client
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +19,16 @@ from urllib.parse import SplitResult, urlsplit
 
 import click
 
-from covenant.cli.options import CommandGroup, Invocation, daemon_command, file_argument, limit_option
+from covenant.cli.options import (
+    CommandGroup,
+    Invocation,
+    check_output,
+    daemon_command,
+    file_argument,
+    limit_option,
+    replace_option,
+    written,
+)
 from covenant.cli.terminal import Failure, Unreachable, ago, clock_time, print_table, put, say
 
 PIECE_BYTES: Final = 256 * 1024
@@ -61,17 +69,14 @@ def put_file(call: Invocation, *, file: str) -> None:
 @daemon_command(files, "get", "file_read", "sha256", "size", "file")
 @click.argument("sha256")
 @file_argument
-@click.option("--replace", is_flag=True, help="Write over a FILE that is there.")
+@replace_option
 @tenant_option
 def get_file(call: Invocation, *, sha256: str, file: str | None, replace: bool, tenant: str | None) -> None:
     """Write the file whose SHA-256 begins so to FILE, else to standard output.
 
     FILE is there once all of its bytes have come and have this hash.
     """
-    if file is None and call.json:
-        raise click.UsageError("--json says what was written: name a FILE")
-    if file is not None and not replace and Path(file).exists():
-        raise Failure("file_exists", f"{file} is there already; name another one, or give --replace")
+    check_output(call, file, replace=replace)
     found = call.ask("list_stored_files", sha256=sha256, tenant=tenant, limit=2)["files"]
     if len(found) != 1:
         several = "several files have a SHA-256 that begins so; give more of its digits"
@@ -82,7 +87,7 @@ def get_file(call: Invocation, *, sha256: str, file: str | None, replace: bool, 
     if file is None:
         _receive(stored, sys.stdout.buffer, progress)
     else:
-        with _written(Path(file)) as target:
+        with written(Path(file)) as target:
             _receive(stored, target, progress)
     progress.end()
     if file is not None and not call.answer({"sha256": stored["sha256"], "size": stored["size"], "file": file}):
@@ -143,25 +148,6 @@ def _opened(file: str) -> Iterator[tuple[IO[bytes], int | None]]:
             yield source, os.fstat(source.fileno()).st_size if regular else None
     except OSError as error:
         raise Failure("cannot_read", f"{file}: {error.strerror or error}") from error
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when it is whole and on disk."""
-    try:
-        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(number, "wb") as target:
-                yield target
-                target.flush()
-                os.fsync(target.fileno())
-            Path(name).replace(path)
-        except BaseException:
-            with suppress(OSError):
-                Path(name).unlink()
-            raise
-    except OSError as error:
-        raise Failure("cannot_write", f"{path}: {error.strerror or error}") from error
 
 
 def _pieces(source: IO[bytes], size: int | None, hashed: Any, progress: TransferProgress) -> Iterator[bytes]:

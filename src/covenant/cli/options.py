@@ -8,12 +8,13 @@ import re
 import shlex
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import click
 
@@ -239,28 +240,68 @@ class Duration(click.ParamType[int]):
         return int(match[1]) * UNITS_MS[match[2]]
 
 
+def _output_file(_ctx: click.Context, _param: click.Parameter, given: str | None) -> str | None:
+    return None if given == "-" else given
+
+
 file_argument: Final = click.argument(
-    "file", required=False, metavar="[FILE]", type=click.Path(dir_okay=False, writable=True)
+    "file",
+    required=False,
+    metavar="[FILE]",
+    type=click.Path(dir_okay=False, writable=True, allow_dash=True),
+    callback=_output_file,
+)
+replace_option: Final = click.option(
+    "--replace", "--force", "replace", is_flag=True, help="Write over a FILE that is there."
 )
 
 
-def write_lines(call: Invocation, file: str | None, items: Iterable[Mapping[str, Any]], what: str) -> None:
-    """One JSON object a line, to the file or to standard output."""
+def check_output(call: Invocation, file: str | None, *, replace: bool) -> None:
+    """Before anything is asked for: whether FILE, or standard output for None, may be written to."""
     if file is None and call.json:
         raise click.UsageError("--json says what was written: name a FILE")
-    count = 0
+    if file is not None and not replace and Path(file).is_file():
+        raise Failure("file_exists", f"{file} is there already; name another one, or give --replace")
+
+
+@contextmanager
+def written(path: Path) -> Iterator[IO[bytes]]:
+    """A file of its owner alone that gets its name when it is whole and on disk. A device or a pipe is written to."""
     try:
-        out = Path(file).open("w", encoding="utf-8") if file is not None else sys.stdout  # noqa: SIM115  (see below)
+        if path.exists() and not path.is_file():
+            with path.open("wb") as target:
+                yield target
+            return
+        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(number, "wb") as target:
+                yield target
+                target.flush()
+                os.fsync(target.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            with suppress(OSError):
+                Path(name).unlink()
+            raise
     except OSError as error:
-        raise Failure("cannot_write", f"{file}: {error.strerror}") from error
-    try:
-        for item in items:
-            out.write(json.dumps(item, ensure_ascii=False, separators=(",", ":")) + "\n")
+        raise Failure("cannot_write", f"{path}: {error.strerror or error}") from error
+
+
+def write_lines(
+    call: Invocation, file: str | None, items: Iterable[Mapping[str, Any]], what: str, *, replace: bool
+) -> None:
+    """One JSON object a line, to the file or to standard output."""
+    check_output(call, file, replace=replace)
+    lines = (json.dumps(item, ensure_ascii=False, separators=(",", ":")) + "\n" for item in items)
+    if file is None:
+        sys.stdout.writelines(lines)
+        return
+    count = 0
+    with written(Path(file)) as target:
+        for line in lines:
+            target.write(line.encode())
             count += 1
-    finally:
-        if file is not None:
-            out.close()
-    if file is not None and not call.answer({"file": file, "count": count}):
+    if not call.answer({"file": file, "count": count}):
         put(f"wrote {count} {what} to {file}")
 
 

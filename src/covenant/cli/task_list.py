@@ -18,10 +18,11 @@ from covenant.cli.options import (
     Invocation,
     daemon_command,
     file_argument,
+    replace_option,
     write_lines,
 )
 from covenant.cli.task_tables import found_table
-from covenant.cli.terminal import console, say
+from covenant.cli.terminal import clean, console, say
 from covenant.daemon.environment import now_ms
 from covenant.ledger.machine.states import OUTCOME_FILTERS, STATE_FILTERS
 
@@ -191,10 +192,11 @@ def list_tasks(
 
 
 def write_csv(tasks: list[dict[str, Any]]) -> None:
-    writer = csv.writer(sys.stdout)
+    writer, terminal = csv.writer(sys.stdout), sys.stdout.isatty()
     writer.writerow(FIELDS)
     for task in tasks:
-        writer.writerow(["" if task[name] is None else _cell(task[name]) for name in FIELDS])
+        cells = ["" if task[name] is None else _cell(task[name]) for name in FIELDS]
+        writer.writerow([clean(cell) if terminal and isinstance(cell, str) else cell for cell in cells])
 
 
 def _cell(value: Any) -> Any:
@@ -205,7 +207,12 @@ def _cell(value: Any) -> Any:
 @daemon_command(commands, "export", "a2a_exported", "file", "count")
 @file_argument
 @filter_options
-def export(call: Invocation, *, file: str | None, **given: Any) -> None:
-    """Write all tasks that the filters leave to FILE, else to standard output: one JSON object a line, oldest first."""
+@replace_option
+def export(call: Invocation, *, file: str | None, replace: bool, **given: Any) -> None:
+    """Write all tasks that the filters leave to FILE: one JSON object a line, oldest first.
+
+    Without FILE, or for `-`, to standard output. FILE gets its name when it is whole, and is its owner's alone.
+    """
     query = filters(given) | {"ascending": True}
-    write_lines(call, file, (task for page in pages(call, query, None) for task in page["tasks"]), "task(s)")
+    tasks = (task for page in pages(call, query, None) for task in page["tasks"])
+    write_lines(call, file, tasks, "task(s)", replace=replace)

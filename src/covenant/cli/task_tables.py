@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from covenant.cli.terminal import age, ago, brief, clean, clock_time, content_text, distance, narrow, table
+from covenant.cli.terminal import age, ago, brief, clean, clock_time, console, content_text, distance, narrow, table
 from covenant.daemon.environment import now_ms
 from covenant.ledger.machine.states import FOLLOWING, LEASED, PARKED, QUEUED, SETTLED
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
 COUNTS: Final = {
     QUEUED.wire_name: "queued",
@@ -26,6 +27,9 @@ BY_ADDRESS: Final = "remote.url"
 BY_PEER: Final = "remote.peer"
 """As whom agents are known that no catalogue has."""
 PUSH_COLUMNS: Final = ("task", "push", "agent", "host", "delivered", "state", "failed", "why")
+TASK_COLUMNS: Final = ("state", "task", "lease", "to", "age", "try", "held", "deadline", "intent")
+NARROW_TASK_COLUMNS: Final = ("state", "task", "lease", "for", "try", "to", "intent")
+CUT_COLUMNS: Final = ("to", "held", "intent")
 SHORT_ID: Final = 8
 STATE_STYLES: Final = {"ok": "green", "completed": "green", "error": "red", "failed": "red"}
 
@@ -54,22 +58,42 @@ def _task_table(tasks: list[dict[str, Any]]) -> RenderableType:
 
     if narrow():
         return _narrow_task_table(tasks)
-    rows = table("tasks", "state", "task", "lease", "to", "age", "try", "held", "deadline", "intent")
+    rows: list[list[Text]] = []
     for entry in tasks:
         task = entry["task"]
         deadline = task.get("deadline_ms")
-        rows.add_row(
-            _queue_state(entry),
-            task["id"],
-            entry.get("lease_id") or "",
-            task["recipient"]["display"],
-            age(now_ms() - entry["created_at_ms"]),
-            str(entry["attempt"]),
-            _held(entry),
-            Text(distance(deadline), "red" if deadline < now_ms() else "") if deadline else "",
-            Text(brief(task["intent_text"], 40)),
+        rows.append(
+            [
+                _queue_state(entry),
+                Text(task["id"]),
+                Text(entry.get("lease_id") or ""),
+                Text(clean(task["recipient"]["display"])),
+                Text(age(now_ms() - entry["created_at_ms"])),
+                Text(str(entry["attempt"])),
+                Text(clean(_held(entry))),
+                Text(distance(deadline), "red" if deadline < now_ms() else "") if deadline else Text(),
+                Text(brief(task["intent_text"], 40)),
+            ]
         )
-    return rows
+    return _fitted_table("tasks", TASK_COLUMNS, rows)
+
+
+def _fitted_table(title: str, columns: tuple[str, ...], rows: list[list[Text]]) -> RenderableType:
+    """One line a row. What names and describes is cut where there is no room, the widest first; ids stay whole."""
+    made = table(title, *columns)
+    widths = {
+        name: max(len(name), *(row[at].cell_len for row in rows)) + made.padding[1] for at, name in enumerate(columns)
+    }
+    cut = [name for name in columns if name in CUT_COLUMNS]
+    for _ in range(sum(widths.values()) - made.padding[1] - console().width):
+        widths[max(cut, key=widths.__getitem__)] -= 1
+    for row in rows:
+        for at, name in enumerate(columns):
+            row[at].truncate(widths[name] - made.padding[1], overflow="ellipsis")
+        made.add_row(*row)
+    for column in made.columns:
+        column.no_wrap = True
+    return made
 
 
 def _narrow_task_table(tasks: list[dict[str, Any]]) -> RenderableType:
@@ -77,21 +101,21 @@ def _narrow_task_table(tasks: list[dict[str, Any]]) -> RenderableType:
     enough for every command."""
     from rich.text import Text
 
-    rows = table("tasks", "state", "task", "lease", "for", "try", "to", "intent")
+    rows: list[list[Text]] = []
     for entry in tasks:
         task = entry["task"]
-        rows.add_row(
-            _queue_state(entry),
-            task["id"][:SHORT_ID],
-            (entry.get("lease_id") or "")[:SHORT_ID],
-            _held_for(entry) or age(now_ms() - entry["created_at_ms"]),
-            str(entry["attempt"]),
-            Text(brief(task["recipient"]["display"], 16)),
-            Text(brief(task["intent_text"], 15)),
+        rows.append(
+            [
+                _queue_state(entry),
+                Text(task["id"][:SHORT_ID]),
+                Text((entry.get("lease_id") or "")[:SHORT_ID]),
+                Text(_held_for(entry) or age(now_ms() - entry["created_at_ms"])),
+                Text(str(entry["attempt"])),
+                Text(brief(task["recipient"]["display"], 16)),
+                Text(brief(task["intent_text"], 15)),
+            ]
         )
-    for column in rows.columns:
-        column.no_wrap = True
-    return rows
+    return _fitted_table("tasks", NARROW_TASK_COLUMNS, rows)
 
 
 def found_table(tasks: list[dict[str, Any]]) -> RenderableType:
@@ -124,7 +148,7 @@ def _found_state(task: dict[str, Any]) -> str:
     return str(task["outcome"] or task["state"]).replace("_", " ")
 
 
-def _queue_state(entry: dict[str, Any]) -> RenderableType:
+def _queue_state(entry: dict[str, Any]) -> Text:
     from rich.text import Text
 
     if entry.get("holder_lost"):
