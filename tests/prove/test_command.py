@@ -46,6 +46,22 @@ def test_wrong_usage_is_told_and_nothing_is_started(line: list[str]) -> None:
 
 
 @pytest.mark.parametrize("line", LINES, ids=["module", "command"])
+@pytest.mark.parametrize(
+    "wrong",
+    [("--senders", "0"), ("--bound", "0"), ("--bound", "nan"), ("--kills", "-1"), ("--junit", "{folder}/no/prove.xml")],
+    ids=" ".join,
+)
+def test_an_option_that_cannot_be_followed_is_refused_before_the_start(
+    line: list[str], wrong: tuple[str, str], tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    option, value = wrong
+    done = ran(line, "--command", f"touch {started}", "--card", CARD, option, value.format(folder=tmp_path))
+    assert (done.returncode, option in done.stderr) == (2, True), done
+    assert not started.exists()
+
+
+@pytest.mark.parametrize("line", LINES, ids=["module", "command"])
 def test_both_command_lines_know_every_option(line: list[str]) -> None:
     told = ran(line, "--help").stdout
     assert all(f"--{option.name}" in told for option in OPTIONS)

@@ -24,11 +24,32 @@ FLAWS = {
     "version-skew": "splits-versions",
     "many-sends": "writes-late",
 }
+# Other ways to break a promise that a row must not miss.
+MORE_FLAWS = [
+    ("stream-resumed", "refuses-streams-again"),
+    ("stream-resumed", "streams-nothing-again"),
+    ("stream-resumed", "repeats-and-cuts"),
+    ("stream-resumed", "works-for-ever"),
+    ("push", "loses-first-pushes"),
+    ("push", "loses-what-it-answered"),
+    ("push", "pushes-the-end-alone"),
+    ("push", "works-for-ever"),
+]
+# Answers that are not A2A, a row that meets each, and what of it cannot be read.
+ODD = {
+    "code-as-text": ("terminal", "NOT_FOUND"),
+    "card-as-html": ("terminal", "<html>"),
+    "keys-as-html": ("push-signed", "<html>"),
+    "push-as-text": ("push", "hello"),
+    "artifact-as-text": ("terminal", "artifacts"),
+    "status-as-text": ("many-sends", "status"),
+}
 # What the small server can be told not to have, and the rows that then have nothing to try.
 LACKS = {
     "lacks-cancel": ["canceled"],
     "lacks-list": ["list-pages"],
     "lacks-stream": ["stream-resumed", "slow-reader"],
+    "has-no-stream-of-the-ended": ["stream-resumed"],
     "lacks-push": ["push", "push-signed"],
     "lacks-old-version": ["version-skew"],
     "lacks-repeats": ["duplicate"],
@@ -51,11 +72,21 @@ def test_a_promise_that_is_kept_is_seen_as_kept(prove: Prove, row: str) -> None:
     assert finding["evidence"]
 
 
-@pytest.mark.parametrize("row", FLAWS)
-def test_a_promise_that_is_broken_is_seen_as_broken(prove: Prove, row: str) -> None:
-    finding = prove(f"{TINY} {FLAWS[row]}", *rows(row), bound_s=BROKEN_WITHIN_S)[row]
+@pytest.mark.parametrize(("row", "flaw"), [*FLAWS.items(), *MORE_FLAWS])
+def test_a_promise_that_is_broken_is_seen_as_broken(prove: Prove, row: str, flaw: str) -> None:
+    finding = prove(f"{TINY} {flaw}", *rows(row), bound_s=BROKEN_WITHIN_S)[row]
     assert finding["verdict"] == "broken", finding
     assert finding["why"]
+
+
+@pytest.mark.parametrize("flaw", ODD)
+def test_an_answer_that_cannot_be_read_breaks_its_row_and_the_run_goes_on(prove: Prove, flaw: str) -> None:
+    row, said = ODD[flaw]
+    found = prove(f"{TINY} {flaw}", *rows(row, "version-skew"), bound_s=BROKEN_WITHIN_S)
+    assert set(found) == {row, "version-skew"}
+    assert found[row]["verdict"] == "broken", found
+    assert "cannot be read" in found[row]["why"]
+    assert said in found[row]["why"]
 
 
 @pytest.mark.parametrize("lack", LACKS)

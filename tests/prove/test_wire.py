@@ -8,6 +8,7 @@ from covenant.prove import ed25519
 from covenant.prove.protocol import (
     Interface,
     ServerRefused,
+    Unreadable,
     build_configuration,
     build_message,
     build_request,
@@ -74,13 +75,37 @@ def test_a_state_is_read_from_every_shape(result: dict[str, object]) -> None:
         (REST, 404, b'{"error": {"code": 404, "message": "no"}}', 404),
         (REST, 400, b'{"detail": "no"}', 400),
         (REST, 502, b"<html>", 502),
-        (RPC, 200, b"[]", 200),
+        (RPC, 500, b"[]", 500),
     ],
 )
 def test_an_error_is_read_from_every_shape(interface: Interface, status: int, body: bytes, code: int) -> None:
     with pytest.raises(ServerRefused) as refused:
         read_answer(interface, status, body)
     assert refused.value.code == code
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]", b"<html>", b'"\xff"', b"[" * 100_000, b"{}", b'{"result": "x"}', b'{"error": {"code": "NO"}}',
+        b'{"result": {"task": "x"}}', b'{"result": {"task": {"status": "x"}}}',
+        b'{"result": {"task": {"artifacts": "x"}}}', b'{"result": {"task": {"artifacts": [{"parts": ["x"]}]}}}',
+        b'{"result": {"task": {"artifacts": [{"parts": [{"text": 1}]}]}}}', b'{"result": {"statusUpdate": "x"}}',
+        b'{"result": {"artifactUpdate": {"artifact": "x"}}}', b'{"result": {"message": "x"}}',
+    ],
+    ids=lambda body: body[:60].decode("latin-1"),
+)  # fmt: skip
+def test_an_answer_that_is_not_a2a_cannot_be_read(body: bytes) -> None:
+    with pytest.raises(Unreadable):
+        read_event(read_answer(RPC, 200, body))
+
+
+@pytest.mark.parametrize(
+    "card", [{"supportedInterfaces": "x"}, {"supportedInterfaces": [{"protocolVersion": 1}]}, {"url": 1}]
+)
+def test_a_card_of_another_shape_cannot_be_read(card: dict[str, object]) -> None:
+    with pytest.raises(Unreadable):
+        read_interfaces(card)
 
 
 def test_cards_of_both_versions_say_how_to_speak() -> None:

@@ -114,6 +114,8 @@ class Server:
         elif task.state == "canceled" and FLAW == "revives-canceled":
             self.record(task, state="working")
             self.begin(task)
+        if FLAW == "pushes-the-end-alone":
+            task.pushed = max(task.pushed, len(task.events) - 1)
         if task.push and FLAW != "forgets-pushes":
             self.spawn(self.deliver(task))
 
@@ -173,7 +175,9 @@ class Server:
     async def post(self, task: Task, number: int) -> bool:
         assert task.push is not None
         host, port = task.push["url"].split("/")[2].split(":")
-        body = json.dumps(shown_event(task, number)).encode()
+        if FLAW in {"loses-first-pushes", "loses-what-it-answered"} and number < 2:
+            return True
+        body = b"hello" if FLAW == "push-as-text" else json.dumps(shown_event(task, number)).encode()
         name, stamp = f"{task.id}-{number}", str(int(time.time()))
         signature = base64.b64encode(self.key.sign(f"{name}.{stamp}.".encode() + body)).decode()
         head = (
@@ -248,6 +252,12 @@ class Server:
     ) -> None:
         """`after`: the last event that the reader has seen. Without it the stream begins with the task as it is."""
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        if RESTARTED and FLAW == "streams-nothing-again":
+            return
+        if RESTARTED and FLAW == "repeats-and-cuts":
+            first = next(index for index, event in enumerate(task.events) if event.get("chunk", "").startswith("1 "))
+            await self.write_event(writer, number, first + 1, shown_event(task, first))
+            return
         if after is None:
             after = len(task.events)
             await self.write_event(writer, number, after, {"task": show_task(task, version)})
@@ -284,8 +294,10 @@ def show_state(state: str, version: str) -> str:
 def show_task(task: Task, version: str) -> dict[str, Any]:
     part = {"text": "".join(task.chunks)} | ({"kind": "text"} if version == "0.3" else {})
     shown: dict[str, Any] = {"id": task.id, "contextId": task.id, "status": {"state": show_state(task.state, version)}}
+    if FLAW == "status-as-text":
+        shown["status"] = task.state
     if task.chunks:
-        shown["artifacts"] = [{"artifactId": "text", "parts": [part]}]
+        shown["artifacts"] = ["x"] if FLAW == "artifact-as-text" else [{"artifactId": "text", "parts": [part]}]
     return shown | ({"kind": "task"} if version == "0.3" else {})
 
 
@@ -319,6 +331,7 @@ LACKING = {"lacks-stream": {"SendStreamingMessage", "SubscribeToTask"}, "lacks-o
 )
 if FLAW == "lacks-push":
     CARD["capabilities"] = {"streaming": True}
+REFUSALS = {"refuses-streams-again": -32603, "has-no-stream-of-the-ended": -32004}
 AGAIN = FLAW == "repeats-events"
 RESTARTED = (HOME / "events.jsonl").exists()
 
@@ -331,7 +344,11 @@ async def answer(server: Server, reader: asyncio.StreamReader, writer: asyncio.S
         if head[0].startswith("GET"):
             public = base64.urlsafe_b64encode(server.key.public_key().public_bytes_raw()).decode().rstrip("=")
             jwks = {"keys": [{"kid": "1", "kty": "OKP", "crv": "Ed25519", "x": public}]}
-            write_json(writer, jwks if "jwks" in head[0] else CARD)
+            asked = "keys" if "jwks" in head[0] else "card"
+            write_body(
+                writer,
+                b"<html>" if f"{asked}-as-html" == FLAW else json.dumps(jwks if asked == "keys" else CARD).encode(),
+            )
         else:
             await call(server, json.loads(body), headers, writer)
     writer.close()
@@ -353,10 +370,14 @@ async def call(server: Server, request: dict[str, Any], headers: dict[str, str],
             task = await server.send(params, version, headers.get("idempotency-key") or params["message"]["messageId"])
             if streams:
                 return await server.stream(task, None, version, number, writer)
+            while FLAW == "loses-what-it-answered" and task.state == "submitted":
+                await task.changed.wait()
             shown = show_task(task, version)
             result = {"task": shown} if version == "1.0" else shown
         elif method == "SubscribeToTask":
             task = server.find(params, version)
+            if RESTARTED and FLAW in REFUSALS:
+                raise Refusal(REFUSALS[FLAW], "no stream")
             last = headers.get("last-event-id")
             after = 0 if FLAW == "repeats-events" else None if last is None else int(last)
             return await server.stream(task, after, version, number, writer)
@@ -369,13 +390,16 @@ async def call(server: Server, request: dict[str, Any], headers: dict[str, str],
         else:
             raise Refusal(-32601, "no such method")
     except Refusal as refusal:
-        error = {"code": refusal.code, "message": str(refusal)}
+        error = {"code": "NOT_FOUND" if FLAW == "code-as-text" else refusal.code, "message": str(refusal)}
         return write_json(writer, {"jsonrpc": "2.0", "id": number, "error": error})
     return write_json(writer, {"jsonrpc": "2.0", "id": number, "result": result})
 
 
 def write_json(writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
-    body = json.dumps(value).encode()
+    write_body(writer, json.dumps(value).encode())
+
+
+def write_body(writer: asyncio.StreamWriter, body: bytes) -> None:
     head = (
         f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
     )

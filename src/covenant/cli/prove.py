@@ -26,11 +26,11 @@ def _click_option(option: Option) -> click.Option:
 
 
 def _run(*, as_json: bool, **chosen: Any) -> None:
-    from covenant.prove.command import run
+    from covenant.prove.command import WrongUsage, run
 
     try:
         code = run({**chosen, "json": as_json})
-    except ValueError as wrong:
+    except WrongUsage as wrong:
         raise click.UsageError(str(wrong)) from None
     click.get_current_context().exit(code)
 

@@ -11,18 +11,20 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, Self
 
 import httpx2
-import msgspec
 
 from covenant.prove.protocol import (
     EventSeen,
     Interface,
     ServerRefused,
     TaskSeen,
+    Unreadable,
     build_configuration,
     build_message,
     build_request,
     read_answer,
     read_event,
+    read_object,
+    read_objects,
     read_task,
 )
 
@@ -92,19 +94,18 @@ class Client:
         return answer.task
 
     async def get(self, task_id: str) -> TaskSeen:
-        result = await self._call("get", {"id": task_id})
-        return read_task(result.get("task") or result)
+        return _read_task(await self._call("get", {"id": task_id}))
 
     async def cancel(self, task_id: str) -> TaskSeen:
-        result = await self._call("cancel", {"id": task_id})
-        return read_task(result.get("task") or result)
+        return _read_task(await self._call("cancel", {"id": task_id}))
 
     async def list_page(self, page_size: int, token: str = "") -> tuple[list[TaskSeen], str]:
         params: dict[str, Any] = {"pageSize": page_size}
         if token:
             params["pageToken"] = token
         result = await self._call("list", params)
-        return [read_task(task) for task in result.get("tasks") or []], str(result.get("nextPageToken") or "")
+        tasks = read_objects("the tasks of a page", result.get("tasks"))
+        return [read_task(task) for task in tasks], str(result.get("nextPageToken") or "")
 
     @asynccontextmanager
     async def stream(self, text: str, *, push: dict[str, str] | None = None) -> AsyncIterator[AsyncIterator[EventSeen]]:
@@ -138,6 +139,8 @@ class Client:
                 )
         except (httpx2.HTTPError, TimeoutError) as error:
             raise ServerUnreachable(f"{name}: {type(error).__name__} {error}".strip()) from None
+        except httpx2.InvalidURL:
+            raise Unreadable("the address of an interface", out.url) from None
         return read_answer(self.interface, answer.status_code, answer.content)
 
     @asynccontextmanager
@@ -155,6 +158,8 @@ class Client:
                 yield self._read_events(answer)
         except httpx2.HTTPError as error:
             raise ServerUnreachable(f"{name}: {type(error).__name__} {error}".strip()) from None
+        except httpx2.InvalidURL:
+            raise Unreadable("the address of an interface", out.url) from None
 
     async def _read_events(self, answer: httpx2.Response) -> AsyncIterator[EventSeen]:
         """Until the stream ends or breaks; the difference shows in the events themselves."""
@@ -181,8 +186,15 @@ class Client:
             return EventSeen("error", number, text=str(refused))
 
 
-async def fetch_card(url: str, headers: Mapping[str, str], wait_s: float) -> dict[str, Any]:
-    """Raises `ServerUnreachable` while the server is not there, `ServerRefused` when it has no card."""
+def _read_task(result: dict[str, Any]) -> TaskSeen:
+    """The task alone, or as a field of the result."""
+    found = read_event({"task": result.get("task") or result}).task
+    assert found is not None
+    return found
+
+
+async def fetch_object(what: str, url: str, headers: Mapping[str, str], wait_s: float) -> dict[str, Any]:
+    """Raises `ServerUnreachable` while the server is not there, `ServerRefused` when it does not have the thing."""
     try:
         async with httpx2.AsyncClient(timeout=wait_s, trust_env=False) as http:
             answer = await http.get(url, headers=dict(headers))
@@ -190,7 +202,4 @@ async def fetch_card(url: str, headers: Mapping[str, str], wait_s: float) -> dic
         raise ServerUnreachable(f"{type(error).__name__} {error}".strip()) from None
     if answer.status_code != 200:
         raise ServerRefused(answer.status_code, answer.text[:200])
-    card = msgspec.json.decode(answer.content)
-    if not isinstance(card, dict):
-        raise ServerRefused(200, "the card is no object")
-    return card
+    return read_object(what, answer.content)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import os
+import shlex
 import signal
 import sys
 import time
@@ -20,11 +23,15 @@ from covenant.prove.trial import Extent
 WRONG_USAGE: Final = 2
 
 
+class WrongUsage(Exception):
+    """An option that cannot be followed: nothing was started."""
+
+
 def main(arguments: list[str], prog: str = "python -m covenant.prove") -> int:
     parser = make_parser(prog)
     try:
         return run(vars(parser.parse_args(arguments)))
-    except ValueError as wrong:
+    except WrongUsage as wrong:
         parser.error(str(wrong))
 
 
@@ -34,20 +41,39 @@ def run(chosen: dict[str, Any]) -> int:
         for row in ROWS:
             sys.stdout.write(f"{row.name:16}{row.promise}\n{'':16}{row.how}\n")
         return 0
-    for option in OPTIONS:
-        if option.required and not chosen[option.name.replace("-", "_")]:
-            raise ValueError(f"--{option.name} is missing; --help says what it is")
+    _check(chosen)
     wanted = set(chosen["row"])
-    if unknown := wanted - {row.name for row in ROWS}:
-        raise ValueError(f"no such row: {', '.join(sorted(unknown))} (--list has them)")
     report = _prove(chosen, [row for row in ROWS if not wanted or row.name in wanted])
-    if chosen["junit"]:
-        Path(chosen["junit"]).write_bytes(junit(report))
     if chosen["json"]:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n")
     else:
         sys.stdout.write(f"\n{summary(report)}\n")
+    if chosen["junit"]:
+        Path(chosen["junit"]).write_bytes(junit(report))
     return report.exit_code
+
+
+def _check(chosen: dict[str, Any]) -> None:
+    """Raises `WrongUsage`."""
+    for option in OPTIONS:
+        value = chosen[option.name.replace("-", "_")]
+        if option.required and not value:
+            raise WrongUsage(f"--{option.name} is missing; --help says what it is")
+        if option.default is not None and not (value > 0 and math.isfinite(value)):
+            raise WrongUsage(f"--{option.name} has to be more than 0: {value}")
+    if unknown := set(chosen["row"]) - {row.name for row in ROWS}:
+        raise WrongUsage(f"no such row: {', '.join(sorted(unknown))} (--list has them)")
+    try:
+        shlex.split(chosen["command"])
+    except ValueError as wrong:
+        raise WrongUsage(f"--command cannot be split into words: {wrong}") from None
+    if chosen["junit"]:
+        _check_file(Path(chosen["junit"]))
+
+
+def _check_file(file: Path) -> None:
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise WrongUsage(f"--junit cannot be written: {file}")
 
 
 def _prove(chosen: dict[str, Any], rows: list[Any]) -> Report:

@@ -65,7 +65,8 @@ class TaskSeen(msgspec.Struct, frozen=True):
     @property
     def stands(self) -> str:
         """The state, and what the server says about it to whoever reads the task."""
-        said = read_text(((self.raw.get("status") or {}).get("message") or {}).get("parts"))
+        status = _object("a status", self.raw.get("status") or {})
+        said = read_text(_object("the message of a status", status.get("message") or {}).get("parts"))
         return f"{self.state!r}, and says {said!r}" if said else f"{self.state!r}"
 
     @property
@@ -95,6 +96,13 @@ class ServerRefused(Exception):
     def __init__(self, code: int, said: str) -> None:
         super().__init__(f"{code} {said}"[:300])
         self.code = code
+
+
+class Unreadable(Exception):
+    """The server said something that is not A2A."""
+
+    def __init__(self, what: str, said: object) -> None:
+        super().__init__(f"{what} cannot be read: {said!r}"[:300])
 
 
 class Outgoing(NamedTuple):
@@ -159,35 +167,63 @@ def build_request(
 def read_answer(interface: Interface, status: int, body: bytes) -> dict[str, Any]:
     """The result of a call. Raises `ServerRefused` for an error in any of its shapes."""
     try:
-        value = msgspec.json.decode(body) if body else {}
-    except msgspec.DecodeError:
-        raise ServerRefused(status, f"an answer that is no JSON: {body[:80]!r}") from None
-    if not isinstance(value, dict):
-        raise ServerRefused(status, f"an answer that is no object: {body[:80]!r}")
+        value = read_object("an answer", body) if body else {}
+    except Unreadable as odd:
+        if status >= 400:
+            raise ServerRefused(status, str(odd)) from None
+        raise
     error = value.get("error")
     if isinstance(error, dict):
-        raise ServerRefused(int(error.get("code") or status), str(error.get("message") or error))
+        raise ServerRefused(_code(error.get("code") or status), str(error.get("message") or error))
     if status >= 400:
         raise ServerRefused(status, str(value.get("message") or value.get("detail") or value))
-    if interface.binding == "JSONRPC":
-        result = value.get("result")
-        return result if isinstance(result, dict) else {}
+    return _object("the result", value.get("result")) if interface.binding == "JSONRPC" else value
+
+
+def read_object(what: str, body: bytes) -> dict[str, Any]:
+    try:
+        return _object(what, msgspec.json.decode(body))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise Unreadable(what, body[:80]) from None
+
+
+def _object(what: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Unreadable(what, value)
     return value
 
 
+def read_objects(what: str, value: Any) -> list[dict[str, Any]]:
+    """A list of objects. What is left out is an empty list."""
+    if not isinstance(value or [], list):
+        raise Unreadable(what, value)
+    return [_object(f"one of {what}", each) for each in value or []]
+
+
+def _code(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise Unreadable("the code of an error", value) from None
+
+
 def read_state(status: Any) -> str:
-    said = str((status or {}).get("state", "")).removeprefix("TASK_STATE_").lower().replace("_", "-")
+    said = str(_object("a status", status or {}).get("state", "")).removeprefix("TASK_STATE_").lower().replace("_", "-")
     return {"cancelled": "canceled", "unspecified": "unknown"}.get(said, said)
 
 
 def read_text(parts: Any) -> str:
-    return "".join(str(part["text"]) for part in parts or [] if isinstance(part, dict) and "text" in part)
+    texts = [part["text"] for part in read_objects("the parts", parts) if part.get("text") is not None]
+    for text in texts:
+        if not isinstance(text, str):
+            raise Unreadable("the text of a part", text)
+    return "".join(texts)
 
 
 def read_task(raw: dict[str, Any]) -> TaskSeen:
-    status = raw.get("status") or {}
+    status = _object("a status", raw.get("status") or {})
     artifacts: dict[str, str] = {}
-    for number, artifact in enumerate(raw.get("artifacts") or []):
+    for number, artifact in enumerate(read_objects("the artifacts", raw.get("artifacts"))):
         artifacts[str(artifact.get("artifactId", number))] = read_text(artifact.get("parts"))
     return TaskSeen(
         id=str(raw.get("id", "")),
@@ -203,15 +239,17 @@ def read_event(result: dict[str, Any], number: str = "") -> EventSeen:
     """An event of a stream, a notification's body or the result of a send, in either version's shape."""
     kind = result.get("kind", "")
     task = result.get("task") or (result if kind == "task" or ("status" in result and "id" in result) else None)
-    if isinstance(task, dict):
-        seen = read_task(task)
+    if task is not None:
+        seen = read_task(_object("a task", task))
         return EventSeen("task", number, seen.state, seen.id, text=seen.text, task=seen)
     status = result.get("statusUpdate") or (result if kind == "status-update" else None)
-    if isinstance(status, dict):
+    if status is not None:
+        status = _object("a status update", status)
         return EventSeen("status", number, read_state(status.get("status")), str(status.get("taskId", "")))
     update = result.get("artifactUpdate") or (result if kind == "artifact-update" else None)
-    if isinstance(update, dict):
-        artifact = update.get("artifact") or {}
+    if update is not None:
+        update = _object("an artifact update", update)
+        artifact = _object("an artifact", update.get("artifact") or {})
         return EventSeen(
             "artifact",
             number,
@@ -220,23 +258,29 @@ def read_event(result: dict[str, Any], number: str = "") -> EventSeen:
             text=read_text(artifact.get("parts")),
             append=bool(update.get("append")),
         )
-    message = result.get("message") or result
-    return EventSeen("message", number, text=read_text(message.get("parts") if isinstance(message, dict) else None))
+    message = _object("a message", result.get("message") or result)
+    return EventSeen("message", number, text=read_text(message.get("parts")))
+
+
+def offers(card: dict[str, Any], capability: str) -> bool:
+    return bool(_object("the card's capabilities", card.get("capabilities") or {}).get(capability))
 
 
 def read_interfaces(card: dict[str, Any]) -> list[Interface]:
     """Each way to speak that a card offers and the kit knows, the card's own preference first."""
-    offered: list[tuple[str, str, str]] = [
+    offered = [
         (each.get("url", ""), each.get("protocolBinding", ""), each.get("protocolVersion", "1.0"))
-        for each in card.get("supportedInterfaces") or []
+        for each in read_objects("the card's interfaces", card.get("supportedInterfaces"))
     ]
     if card.get("url"):
         version = str(card.get("protocolVersion") or "0.3")
         offered.append((card["url"], card.get("preferredTransport") or "JSONRPC", version))
-        more = card.get("additionalInterfaces") or []
+        more = read_objects("the card's interfaces", card.get("additionalInterfaces"))
         offered += [(each.get("url", ""), each.get("transport", ""), version) for each in more]
     found: list[Interface] = []
     for url, binding, version in offered:
+        if not (isinstance(url, str) and isinstance(binding, str) and isinstance(version, str)):
+            raise Unreadable("an interface of the card", (url, binding, version))
         if binding not in {"JSONRPC", "HTTP+JSON"}:
             continue
         known: Version = "0.3" if version.startswith("0.") else "1.0"

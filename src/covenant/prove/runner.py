@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.prove.a2a_client import Client, ServerUnreachable
-from covenant.prove.protocol import Binding, Interface, ServerRefused, Version, read_interfaces
+from covenant.prove.protocol import Binding, Interface, ServerRefused, Unreadable, Version, read_interfaces
 from covenant.prove.sender_rows import SENDER_ROWS
 from covenant.prove.server import ServerUnderTest, StartFailed
 from covenant.prove.stream_rows import STREAM_ROWS
@@ -96,6 +96,7 @@ async def _try(target: Target, row: Row, extent: Extent, folder: Path, row_s: fl
     begun_s = time.monotonic()
     trial: Trial | None = None
     verdict: Outcome = "not checked"
+    why = ""
     server = ServerUnderTest(
         target.command,
         target.card,
@@ -110,7 +111,7 @@ async def _try(target: Target, row: Row, extent: Extent, folder: Path, row_s: fl
             trial = Trial(server, client, card, extent)
             async with asyncio.timeout(row_s):
                 await row.check(trial)
-            verdict, why = "kept", ""
+            verdict = "kept"
     except Broken as broken:
         verdict, why = "broken", str(broken)
     except NotOffered as lacking:
@@ -119,10 +120,14 @@ async def _try(target: Target, row: Row, extent: Extent, folder: Path, row_s: fl
         verdict, why = "not checked" if server.starts < 2 else "broken", f"the server did not start: {failed}"
     except ServerUnreachable as gone:
         verdict, why = "broken", f"the server, which nobody had killed, did not answer: {gone}"
+    except Unreadable as odd:
+        verdict, why = "broken", str(odd)
     except (NotChecked, ServerRefused) as unclear:
         why = str(unclear)
     except TimeoutError:
         why = f"the row took more than {row_s:g} s"
+    except Exception as error:  # noqa: BLE001  (a fault of the kit costs this row, and not what was found before)
+        why = f"the kit itself failed: {type(error).__name__} {error}"
     finally:
         await server.end()
     finding = Finding(

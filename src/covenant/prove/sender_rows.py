@@ -7,7 +7,7 @@ import uuid
 from typing import Any, Final
 
 from covenant.prove.a2a_client import Client, ServerUnreachable
-from covenant.prove.protocol import Interface, ServerRefused, TaskSeen, Version, read_interfaces
+from covenant.prove.protocol import Interface, ServerRefused, TaskSeen, Unreadable, Version, read_interfaces
 from covenant.prove.trial import Broken, NotChecked, NotOffered, Row, Trial
 
 AT_ONCE: Final = 8
@@ -110,6 +110,7 @@ class _Load:
         self.unanswered = 0
         self.refused = 0
         self._refusal = ""
+        self._odd: Unreadable | None = None
 
     def pause(self) -> None:
         self._up.clear()
@@ -120,11 +121,13 @@ class _Load:
     async def acknowledged_reach(self, number: int) -> None:
         async with self._more:
             await self._more.wait_for(lambda: len(self.acknowledged) >= number or self._hopeless())
+        if self._odd is not None:
+            raise self._odd
         if self._hopeless():
             raise NotChecked(f"{self.refused} sends were refused, the last by {self._refusal}")
 
     def _hopeless(self) -> bool:
-        return self.refused > self._trial.extent.sends
+        return self._odd is not None or self.refused > self._trial.extent.sends
 
     async def send_all(self) -> None:
         while self._left > 0:
@@ -137,6 +140,11 @@ class _Load:
                 self.unanswered += 1
                 self._left += 1
                 continue
+            except Unreadable as odd:
+                async with self._more:
+                    self._odd = odd
+                    self._more.notify_all()
+                raise
             except ServerRefused as refused:
                 async with self._more:
                     self.refused += 1

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from covenant.prove.a2a_client import ServerUnreachable, fetch_card
+from covenant.prove.a2a_client import ServerUnreachable, fetch_object
 from covenant.prove.protocol import ServerRefused
 
 POLL_S: Final = 0.05
@@ -61,7 +61,7 @@ class ServerUnderTest:
         return Counter(self.runs_file.read_text(encoding="utf-8", errors="replace").split())
 
     async def start(self) -> dict[str, Any]:
-        """The server's card, once it answers with it."""
+        """The server's card, once it answers with it. Raises `StartFailed`, or `Unreadable` for what is no card."""
         with self._log.open("ab") as log:
             # `env` hands over one more variable without a look at the others.
             self._process = await asyncio.create_subprocess_exec(
@@ -75,7 +75,7 @@ class ServerUnderTest:
             if self._process.returncode is not None:
                 break
             try:
-                return await fetch_card(self.card_url, self.headers(), self._start_s)
+                return await fetch_object("the card", self.card_url, self.headers(), self._start_s)
             except (ServerUnreachable, ServerRefused) as failed:
                 said = str(failed)
             await asyncio.sleep(POLL_S)

@@ -19,6 +19,8 @@ SLOW_BYTES: Final = 65_536
 OTHERS: Final = 20
 RECEIVE_BYTES: Final = 4_096
 STANDSTILL_LOOK_S: Final = 0.5
+UNSUPPORTED: Final = frozenset({-32004, -32601, 405, 501})
+"""How a server says that it does not offer an operation, or not for a task in this state."""
 
 
 async def resumed(trial: Trial) -> None:
@@ -30,22 +32,26 @@ async def resumed(trial: Trial) -> None:
     trial.note(
         f"subscribing after event {told.last_number!r}" if told.last_number else "subscribing; events have no ids"
     )
+    refusal: ServerRefused | None = None
     try:
         async with trial.client.subscribe(told.task_id, told.last_number) as events:
             await _read(events, told, trial.extent.bound_s)
     except ServerRefused as refused:
-        trial.note(f"the subscription is refused: {refused}")
+        refusal = refused
     except ServerUnreachable as gone:
         trial.note(f"the subscription: {gone}")
     now = await trial.until(task, lambda seen: seen.ended)
     trial.note(f"told {len(before)} chunks before, {len(counted(told.text))} in all; the task is {now.state}")
+    if wrong := gap_or_repeat(told.text):
+        raise Broken(f"the stream as its reader put it together has a gap or a repeat: {wrong}")
+    if refusal is not None and now.ended and refusal.code in UNSUPPORTED:
+        raise NotOffered(f"the task ended over the restart, and the server has no stream of such a task: {refusal}")
+    if refusal is not None:
+        raise Broken(f"the stream is refused after the restart, and the task is {now.stands}: {refusal}")
     if not now.ended:
         raise Broken(f"the stream did not go on, and the task is still {now.stands}")
     if not told.ended:
-        told.artifacts = dict(now.artifacts)
-        trial.note("the end of the task was told by GetTask alone")
-    if wrong := gap_or_repeat(told.text):
-        raise Broken(f"the stream as its reader put it together has a gap or a repeat: {wrong}")
+        raise Broken(f"the stream did not go on to the end of the task, which GetTask alone tells: {now.stands}")
     if told.text != now.text:
         raise Broken(f"the reader has {told.text!r}, and the task has {now.text!r}")
     if counted(now.text)[: len(before)] != before:

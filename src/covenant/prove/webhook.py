@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import msgspec
 
-from covenant.prove.protocol import EventSeen, read_event
+from covenant.prove.protocol import EventSeen, read_event, read_object
 
 BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 HEAD_BYTES_MAX: Final = 64 * 1024
@@ -22,8 +22,7 @@ class Notification(msgspec.Struct, frozen=True):
 
     @property
     def event(self) -> EventSeen:
-        value = msgspec.json.decode(self.body)
-        return read_event(value) if isinstance(value, dict) else EventSeen("error")
+        return read_event(read_object("a notification", self.body))
 
     @property
     def delivery(self) -> object:
@@ -82,10 +81,3 @@ class Webhook:
         if size > BODY_BYTES_MAX:
             return None
         return Notification(headers, await reader.readexactly(size), self.accepts)
-
-
-def read_key_set(body: bytes) -> dict[str, str]:
-    """The Ed25519 keys of a JSON Web Key Set, by their id."""
-    value: Any = msgspec.json.decode(body)
-    keys = value.get("keys", []) if isinstance(value, dict) else []
-    return {str(key.get("kid", "")): str(key["x"]) for key in keys if key.get("crv") == "Ed25519" and "x" in key}

@@ -10,25 +10,30 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
-import httpx2
-
+from covenant.prove.a2a_client import ServerUnreachable, fetch_object
 from covenant.prove.ed25519 import holds
-from covenant.prove.protocol import TERMINAL, EventSeen, ServerRefused, TaskSeen
-from covenant.prove.trial import LOOK_S, Assembly, Broken, NotOffered, Row, Trial, gap_or_repeat
-from covenant.prove.webhook import Notification, Webhook, read_key_set
+from covenant.prove.protocol import TERMINAL, EventSeen, ServerRefused, TaskSeen, offers, read_objects
+from covenant.prove.trial import LOOK_S, Assembly, Broken, NotChecked, NotOffered, Row, Trial, gap_or_repeat
+from covenant.prove.webhook import Notification, Webhook
 
 TOKEN: Final = "prove-notification-token"  # noqa: S105  (a word that comes back; it opens nothing)
 CHUNKS: Final = 12
+FEW_CHUNKS: Final = 4
+TOLD_BEFORE: Final = 4
 SIGNATURES: Final = ("webhook-signature", "signature", "x-signature", "x-hub-signature-256", "x-a2a-signature")
 
 
 async def delivered(trial: Trial) -> None:
     async with Webhook() as webhook:
         webhook.accepts = False
-        task = await _begin(trial, webhook, f"complete {trial.key()}")
-        task = await trial.until(task, lambda now: now.ended)
+        changes = await _changes_of_state(trial)
+        task = await _begin(trial, webhook, f"stream {trial.key()} {FEW_CHUNKS} 150")
+        states = _States(task, changes)
+        ended = await trial.until(task, lambda now: states.add(now).ended)
+        if not ended.ended:
+            raise NotChecked(f"task {task.id} is {ended.stands} after {trial.extent.bound_s:g} s, before any kill")
         await _heard(trial, lambda: bool(webhook.heard), most_s=3.0)
-        trial.note(f"task {task.id}: {task.state}; the receiver refused {len(webhook.heard)} notifications by 503")
+        trial.note(f"task {task.id}: {ended.state}; the receiver refused {len(webhook.heard)} notifications by 503")
         await trial.kill("while the receiver was out of order")
         webhook.accepts = True
         await trial.restart()
@@ -39,24 +44,76 @@ async def delivered(trial: Trial) -> None:
                 f"the receiver was out of order for a while, and was not told of the end of task {task.id} within "
                 f"{trial.extent.bound_s:g} s after the restart"
             )
-        await _killed_between(trial, webhook)
+        _judge(trial, webhook, ended, states)
+        await _killed_between(trial, webhook, changes)
 
 
-async def _killed_between(trial: Trial, webhook: Webhook) -> None:
+async def _killed_between(trial: Trial, webhook: Webhook, changes: list[str]) -> None:
     """A receiver that is there all the time hears each step of a task over the kill, in order, up to its end."""
     task = await _begin(trial, webhook, f"stream {trial.key()} {CHUNKS} 150")
-    await _heard(trial, lambda: len(webhook.accepted(task.id)) >= 4)
+    states = _States(task, changes)
+    await trial.until(task, lambda now: states.add(now).ended or len(webhook.accepted(task.id)) >= TOLD_BEFORE)
     await trial.crash(f"after {len(webhook.accepted(task.id))} notifications of a task at work")
-    ended = await trial.until(task, lambda now: now.ended)
+    ended = await trial.until(task, lambda now: states.add(now).ended)
     if not ended.ended:
-        trial.note(f"task {task.id} is still {ended.state}: it has no end that could be told")
-        return
+        raise Broken(
+            f"{trial.extent.bound_s:g} s after the restart task {task.id} is still {ended.stands}: its receiver was "
+            "told of no end"
+        )
     if not await _heard(trial, lambda: _end_was_told(webhook, task)):
         raise Broken(f"task {task.id} is {ended.state!r}, and its receiver was never told of its end")
-    told = webhook.accepted(task.id)
-    trial.note(f"task {task.id}: {ended.state}, told by {len(told)} notifications")
+    _judge(trial, webhook, ended, states)
+
+
+async def _changes_of_state(trial: Trial) -> list[str]:
+    """The states that a stream tells of while such a task is at work. Nothing from a server without streams."""
+    changes: list[str] = []
+    try:
+        async with asyncio.timeout(trial.extent.bound_s):
+            async with trial.client.stream(f"stream {trial.key()} {FEW_CHUNKS} 0") as events:
+                async for event in events:
+                    if event.state in TERMINAL:
+                        break
+                    if event.kind == "status":
+                        changes.append(event.state)
+    except (ServerRefused, ServerUnreachable, TimeoutError) as failed:
+        trial.note(f"no stream shows how the state of a task changes: {failed}")
+    return changes
+
+
+class _States:
+    """The states of a task that its receiver has to hear of.
+
+    They are those that GetTask showed after the sender was answered. A task that has made something was at work, so
+    the `changes` that a stream told of such a task were its own, too.
+    """
+
+    def __init__(self, answer: TaskSeen, changes: list[str]) -> None:
+        self._answered = answer.state
+        self._changes = changes
+        self.passed: set[str] = set()
+
+    def add(self, now: TaskSeen) -> TaskSeen:
+        if now.state != self._answered:
+            self.passed.add(now.state)
+        if now.text:
+            self.passed.update(self._changes)
+        return now
+
+
+def _judge(trial: Trial, webhook: Webhook, ended: TaskSeen, states: _States) -> None:
+    told = webhook.accepted(ended.id)
+    trial.note(f"task {ended.id}: {ended.state}, told by {len(told)} notifications; it was {sorted(states.passed)}")
     if wrong := _out_of_order(told):
-        raise Broken(f"the notifications of task {task.id} are out of order: {wrong}")
+        raise Broken(f"the notifications of task {ended.id} are out of order: {wrong}")
+    if lost := states.passed - {event.state for event in told}:
+        raise Broken(f"task {ended.id} was {' and '.join(sorted(lost))}, and no notification told so")
+    assembly = Assembly()
+    for event in told:
+        assembly.add(event)
+    # A server may notify of states alone. One that tells of artifacts tells of them whole.
+    if assembly.text and assembly.text != ended.text:
+        raise Broken(f"the notifications of task {ended.id} tell {assembly.text!r}, and the task has {ended.text!r}")
 
 
 def _end_was_told(webhook: Webhook, task: TaskSeen) -> bool:
@@ -102,7 +159,7 @@ def _signature_holds(notification: Notification, keys: dict[str, str]) -> bool:
     """As Standard Webhooks have it for Ed25519 (`v1a`), under any of the keys."""
     headers = notification.headers
     text = f"{headers.get('webhook-id')}.{headers.get('webhook-timestamp')}.".encode() + notification.body
-    for word in headers["webhook-signature"].split():
+    for word in headers.get("webhook-signature", "").split():
         version, _, encoded = word.partition(",")
         try:
             signature = base64.b64decode(encoded, validate=True)
@@ -115,17 +172,22 @@ def _signature_holds(notification: Notification, keys: dict[str, str]) -> bool:
 
 
 async def _key_set(trial: Trial) -> dict[str, str]:
+    """The Ed25519 keys of the server's JSON Web Key Set, by their id."""
     place = urlsplit(trial.server.card_url)
-    async with httpx2.AsyncClient(timeout=trial.extent.bound_s, trust_env=False) as http:
-        answer = await http.get(f"{place.scheme}://{place.netloc}/.well-known/jwks.json")
-    keys = read_key_set(answer.content) if answer.status_code == 200 else {}
-    if not keys:
-        raise NotOffered(f"notifications are signed, and no key set tells by what: {answer.status_code}")
-    return keys
+    url = f"{place.scheme}://{place.netloc}/.well-known/jwks.json"
+    try:
+        told = await fetch_object("the key set", url, {}, trial.extent.bound_s)
+    except ServerRefused as refused:
+        raise NotOffered(f"notifications are signed, and no key set tells by what: {refused}") from None
+    keys = read_objects("the keys", told.get("keys"))
+    found = {str(key.get("kid", "")): str(key["x"]) for key in keys if key.get("crv") == "Ed25519" and "x" in key}
+    if not found:
+        raise NotOffered("notifications are signed, and the key set has no Ed25519 key")
+    return found
 
 
 async def _begin(trial: Trial, webhook: Webhook, text: str) -> TaskSeen:
-    if not (trial.card.get("capabilities") or {}).get("pushNotifications"):
+    if not offers(trial.card, "pushNotifications"):
         raise NotOffered("the card does not offer push notifications")
     try:
         return await trial.client.begin(text, push={"url": webhook.url, "token": TOKEN})
