@@ -46,18 +46,8 @@ from covenant.wire.peers import IDENTITY_PATH, POLL_PATH, RECEIVE_PATH, SEALED_D
 MCP: Final = "/mcp"
 ASK: Final = "/ask"
 ABILITIES: Final = (
-    "/agent",
-    "/parallel",
-    "/a2a",
-    MCP,
-    "/fetch",
-    "/search",
-    "/mem",
-    "/advise",
-    "/write",
-    "/read",
-    "/list",
-    ASK,
+    *("/agent", "/parallel", "/a2a", MCP, "/fetch", "/search", "/mem", "/advise"),
+    *("/write", "/read", "/list", ASK),
 )
 """The commands that there are tools for. Others may stand in an agent definition, and nobody can carry them out."""
 ROUTING: Final = frozenset({"/agent"})
