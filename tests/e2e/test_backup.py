@@ -5,6 +5,7 @@ Every task that was acknowledged before the position of a backup is in what is r
 
 import asyncio
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -278,3 +279,43 @@ def test_refusals_say_what_to_do(load: Load, short_path: Path) -> None:
     changed = covenant("restore", str(file), "--home", str(short_path / "copy"))
     assert changed.code == 1
     assert covenant("doctor", "--home", str(short_path / "copy")).code == 1
+
+
+def owners(home: Path) -> set[int]:
+    return {each.lstat().st_uid for each in (home, *home.rglob("*"))}
+
+
+@pytest.mark.root
+async def test_what_root_does_with_a_stopped_home_leaves_it_to_its_owner(load: Load, short_path: Path) -> None:
+    async with load.running():
+        await load.more(30)
+        load.kill()
+    someone = 65_534
+    for path in (load.home, *load.home.rglob("*")):
+        os.chown(path, someone, someone, follow_symlinks=False)
+    await run("--home", str(load.home), "backup", str(short_path / "file"))
+    assert owners(load.home) == {someone}
+    assert (short_path / "file").stat().st_uid == 0
+    told = await run("--home", str(load.home), "doctor")
+    assert [each for each in told["findings"] if not each["well"]] == []
+    assert owners(load.home) == {someone}
+    copy = short_path / "copy"
+    copy.mkdir(mode=0o700)
+    os.chown(copy, someone, someone)
+    await run("restore", str(short_path / "file"), "--home", str(copy))
+    assert owners(copy) == {someone}
+
+
+@pytest.mark.root
+def test_root_follows_no_link_of_the_owner_of_a_home(load: Load, short_path: Path) -> None:
+    load.kill()
+    for path in (load.home, *load.home.rglob("*")):
+        os.chown(path, 65_534, 65_534, follow_symlinks=False)
+    of_root = short_path / "of_root"
+    of_root.write_text("kept")
+    (load.home / "lock").unlink()
+    (load.home / "lock").symlink_to(of_root)
+    done = covenant("--home", str(load.home), "backup", str(short_path / "file"))
+    assert done.code == 1
+    assert "Traceback" not in done.err
+    assert (of_root.read_text(), of_root.stat().st_uid) == ("kept", 0)

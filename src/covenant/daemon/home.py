@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from covenant.ledger.embedded.disk import make_private_folder, open_private, sync_dir
+from covenant.ledger.embedded.disk import make_owned_folder, make_private_folder, open_owned, sync_dir
 from covenant.model.errors import CovenantError, SettingsError
 from covenant.model.ids import base58_size
 
@@ -99,7 +99,7 @@ def parse_key(path: Path, text: str) -> bytes:
 
 def make_key_file(path: Path, text: str) -> None:
     """Unless there is one."""
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+    make_owned_folder(path.parent, exist_ok=True)
     _make_secret(path, text)
 
 
@@ -120,9 +120,15 @@ def read_secret_bytes(path: Path, bytes_max: int) -> bytes:
             raise UnsafeHome(f"{path} is not a plain file; put the file itself there")
         if found.st_mode & OTHERS:
             raise UnsafeHome(f"others can read {path}; run: chmod 600 {path}")
-        if found.st_uid not in (os.geteuid(), 0):
+        if found.st_uid not in _trusted(path):
             raise UnsafeHome(f"{path} belongs to another user; make it yours, or run as its owner")
         return file.read(bytes_max)
+
+
+def _trusted(path: Path) -> tuple[int, ...]:
+    """Whose secret may be there: the caller's and root's, and for root that of the owner of the folder."""
+    caller = os.geteuid()
+    return (caller, 0) if caller else (0, path.parent.stat().st_uid)
 
 
 def read_token_file(named: str, named_by: str) -> str:
@@ -156,7 +162,7 @@ def drop_unfinished(path: Path) -> None:
 def _write_aside(path: Path, text: str) -> Path:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     unfinished.unlink(missing_ok=True)
-    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = open_owned(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     with os.fdopen(fd, "w", encoding="ascii") as file:
         file.write(text + "\n")
         file.flush()
@@ -180,7 +186,7 @@ def left_in(home: Path, url: str) -> Iterator[None]:
     path, aside = left_files(home)
     try:
         aside.unlink(missing_ok=True)
-        with open(aside, "x", encoding="ascii", opener=open_private) as file:
+        with open(aside, "x", encoding="ascii", opener=open_owned) as file:
             file.write(url + "\n")
         aside.replace(path)
     except OSError as error:

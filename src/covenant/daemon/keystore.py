@@ -40,6 +40,7 @@ from covenant.daemon.home import (
 )
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.contract.identities import IdentityLedger
+from covenant.ledger.embedded.disk import make_owned_folder
 from covenant.ledger.machine.identity_commands import Enroll, RevokeIdentity, RotateToken
 from covenant.model.errors import SettingsError
 from covenant.model.grant import Identity
@@ -267,7 +268,7 @@ class Keystore:
             tuple(_Kept(each.prekey, each.private_key.hex()) for each in prekeys if each.prekey.suite == SUITE),
             tuple(_kept_hybrid(each) for each in prekeys if each.prekey.suite == HYBRID_SUITE),
         )
-        self._prekeys_path.parent.mkdir(mode=0o700, exist_ok=True)
+        make_owned_folder(self._prekeys_path.parent, exist_ok=True)
         save_secret(self._prekeys_path, self._sealed(msgspec.json.encode(kept).decode()))
 
     def make_instance_key(self, new_key: Callable[[], bytes]) -> bytes:

@@ -26,7 +26,7 @@ import msgspec
 from covenant.daemon.environment import now_ms
 from covenant.daemon.telemetry import ROOT, fields_of
 from covenant.exchange.task_logs import TASK_LINES_MAX, TASKS_MAX, TURN, IsKnown, LogLine, LogStream, TaskLogs
-from covenant.ledger.embedded.disk import make_private_folder, open_private
+from covenant.ledger.embedded.disk import make_owned_folder, open_owned
 from covenant.model.ids import TaskId
 
 FOLDER: Final = "logs"
@@ -105,11 +105,11 @@ class TaskLogFile:
 
     def _append(self, rows: bytes) -> None:
         path = self._folder / FILE
-        make_private_folder(self._folder)
+        make_owned_folder(self._folder, exist_ok=True)
         with suppress(FileNotFoundError):
             if path.stat().st_size + len(rows) > self._half:
                 path.replace(self._folder / FILE_BEFORE)
-        with open(path, "ab", buffering=0, opener=open_private) as file:
+        with open(path, "ab", buffering=0, opener=open_owned) as file:
             file.write(rows[-self._half :])
 
     async def forget(self, is_known: IsKnown) -> None:
@@ -127,7 +127,7 @@ class TaskLogFile:
                 rows = [row for row, kept in self._rows(name) if kept is not None and kept.task_id not in task_ids]
                 aside = self._folder / f"{name}.tmp"
                 aside.unlink(missing_ok=True)
-                with open(aside, "xb", opener=open_private) as file:
+                with open(aside, "xb", opener=open_owned) as file:
                     file.writelines(rows)
                 aside.replace(self._folder / name)
 

@@ -18,7 +18,13 @@ import msgspec
 
 from covenant.ledger.contract.ledger import Counts
 from covenant.ledger.embedded.backup_file import INCARNATION_NAME, Incarnation, Manifest, unpack_backup
-from covenant.ledger.embedded.disk import make_private_folder, open_private, replace_private, sync_dir
+from covenant.ledger.embedded.disk import (
+    make_owned_folder,
+    make_private_folder,
+    open_owned,
+    replace_private,
+    sync_dir,
+)
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal.record import BadLine, decode_line
 from covenant.ledger.embedded.journal.recovery import lock_home
@@ -86,7 +92,7 @@ async def restore(
     make_private_folder(home)
     with lock_home(home):
         folder = home / RESTORING_NAME
-        folder.mkdir(mode=0o700)
+        make_owned_folder(folder)
         sync_dir(home)
         manifest = unpack_backup(source, folder)
         position = _extend(folder / "journal", manifest, segments, until or Until())
@@ -146,7 +152,7 @@ def _copy_records(source: Path, target: Path, expected: int, until: Until) -> tu
     """The last record that is there now, and whether the restore goes on behind this segment."""
     whole, first = True, expected
     unfinished = target.with_suffix(".tmp")
-    fd = open_private(str(unfinished), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    fd = open_owned(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     with os.fdopen(fd, "wb") as file, source.open("rb", buffering=1 << 20) as lines:
         for number, line in enumerate(lines, 1):
             try:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from covenant.agents.keyword_match import overlap
-from covenant.ledger.embedded.disk import make_private_folder, open_private, sync_dir
+from covenant.ledger.embedded.disk import make_owned_folder, open_owned, sync_dir
 from covenant.model.errors import Invalid, NotFound, Unavailable
 
 NOTES_MAX: Final = 500
@@ -121,10 +121,10 @@ class AgentMemory:
 
 def _write(path: Path, data: bytes) -> None:
     for folder in (path.parent.parent, path.parent):
-        make_private_folder(folder)
+        make_owned_folder(folder, exist_ok=True)
     aside = path.with_suffix(".new")
     aside.unlink(missing_ok=True)
-    with open(aside, "wb", opener=open_private) as file:
+    with open(aside, "wb", opener=open_owned) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -25,7 +25,7 @@ from covenant.daemon.home import JOURNAL_NAME
 from covenant.ledger.embedded.archive.apply_batch import REJECTS_MAX, read_rejects
 from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME, SEQ_MAX, archived_seq_of, open_writer
 from covenant.ledger.embedded.archive.reconciliation import ArchiveTruth, reconcile
-from covenant.ledger.embedded.disk import sync_dir
+from covenant.ledger.embedded.disk import make_owned_folder, open_owned, sync_dir
 from covenant.ledger.embedded.journal import snapshot
 from covenant.ledger.embedded.journal.record import BadLine, Record, decode_line, encode_line
 from covenant.ledger.embedded.journal.recovery import CANNOT_FOLLOW, records_in
@@ -125,9 +125,9 @@ def carry_out(home: Path, salvage: Salvage, now_ms: int) -> Path:
     """Replace the damaged ledger. Returns where the damaged files are now."""
     folder = home / JOURNAL_NAME
     aside = home / f"{JOURNAL_NAME}.damaged-{now_ms}"
-    aside.mkdir(mode=0o700)
+    make_owned_folder(aside)
     if not folder.exists():
-        folder.mkdir(mode=0o700)
+        make_owned_folder(folder)
     for path in sorted(folder.iterdir()):
         _link(path, aside / path.name)
     sync_dir(aside)
@@ -181,7 +181,7 @@ def _save_rejects(home: Path, db: sqlite3.Connection, now_ms: int) -> Path | Non
     if not lines:
         return None
     path = home / f"archive.rejects-{now_ms}.jsonl"
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = open_owned(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     with os.fdopen(fd, "wb") as file:
         file.writelines(lines)
         file.flush()

@@ -32,7 +32,7 @@ import msgspec
 from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME
 from covenant.ledger.embedded.blob_folder import FOLDER_NAME as BLOBS_NAME
 from covenant.ledger.embedded.blob_folder import link_blobs
-from covenant.ledger.embedded.disk import MIB, free_bytes, open_private, sync_dir
+from covenant.ledger.embedded.disk import MIB, free_bytes, make_owned_folder, open_owned, sync_dir
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal.shipped_segments import ShippedSegments
 from covenant.model.errors import Conflict, CovenantError, Unavailable
@@ -151,8 +151,8 @@ def _size(path: Path) -> int:
 
 
 def _make_folder(folder: Path) -> None:
-    folder.parent.mkdir(mode=0o700, exist_ok=True)
-    os.mkdir(folder, 0o700)
+    make_owned_folder(folder.parent, exist_ok=True)
+    make_owned_folder(folder)
 
 
 MANIFEST_NAME: Final = "manifest.json"
@@ -315,9 +315,9 @@ def _read_manifest(told: bytes) -> Manifest:
 def _write(path: Path, name: str, data: IO[bytes]) -> BackedUpFile:
     for parent in reversed(path.parents):
         if not parent.exists():
-            parent.mkdir(mode=0o700)
+            make_owned_folder(parent)
     hashing, size = _Hashing(data), 0
-    with open(path, "xb", opener=open_private) as file:
+    with open(path, "xb", opener=open_owned) as file:
         while chunk := hashing.read(_CHUNK_BYTES):
             file.write(chunk)
             size += len(chunk)

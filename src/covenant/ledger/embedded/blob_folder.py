@@ -40,7 +40,7 @@ from covenant.ledger.contract.blobs import (
     no_blob,
 )
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.disk import make_private_folder, open_private, sync_dir, told_free
+from covenant.ledger.embedded.disk import make_owned_folder, open_owned, sync_dir, told_free
 from covenant.model.errors import Invalid, Refusal, Unavailable
 from covenant.model.ids import TaskId, parse_task_id
 
@@ -58,9 +58,9 @@ class BlobFolder:
         self._lock = threading.Lock()
         self._usage: dict[str, list[int]] = {}
         self._cursor = ("", "")
-        make_private_folder(folder)
+        make_owned_folder(folder, exist_ok=True)
         _drop(folder / INCOMING)
-        make_private_folder(folder / INCOMING)
+        make_owned_folder(folder / INCOMING, exist_ok=True)
         sync_dir(folder)
 
     async def writer(self, space: str, quota: BlobQuota) -> FolderWriter:
@@ -69,9 +69,9 @@ class BlobFolder:
     def _begin(self, space: str, quota: BlobQuota) -> FolderWriter:
         with _told(self.path):
             staged = self.path / INCOMING / self._new_id()
-            staged.mkdir(mode=0o700)
+            make_owned_folder(staged)
             # Nothing else opens it: it is named by a new id, and made here.
-            file = open(staged / BYTES, "xb", buffering=0, opener=open_private)  # noqa: SIM115
+            file = open(staged / BYTES, "xb", buffering=0, opener=open_owned)  # noqa: SIM115
         return FolderWriter(self, space, quota, staged, file)
 
     async def refer(self, space: str, sha256: str, task_id: TaskId) -> int | None:
@@ -90,7 +90,7 @@ class BlobFolder:
         os.utime(place / BYTES, follow_symlinks=False)
         path = place / parse_task_id(task_id)
         fault_points.point("blobs.refer")
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+        os.close(open_owned(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW))
         os.utime(path, follow_symlinks=False)
         fault_points.point("blobs.sync_reference")
         sync_dir(place)
@@ -109,7 +109,7 @@ class BlobFolder:
             check_quota(quota, BlobUsage(*used), blob.size)
             _drop(place)  # a folder without its bytes, which nobody could read
             if task_id is not None:
-                os.close(os.open(staged / parse_task_id(task_id), os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
+                os.close(open_owned(staged / parse_task_id(task_id), os.O_CREAT | os.O_WRONLY | os.O_EXCL))
             fault_points.point("blobs.sync_staged")
             sync_dir(staged)
             self._make_parents(place)
@@ -123,7 +123,7 @@ class BlobFolder:
     def _make_parents(self, place: Path) -> None:
         for folder in (place.parent.parent, place.parent):
             if not folder.is_dir():
-                folder.mkdir(mode=0o700)
+                make_owned_folder(folder)
                 sync_dir(folder.parent)
 
     async def find(self, space: str, sha256: str, task_id: TaskId | None = None) -> int | None:
@@ -299,7 +299,9 @@ def link_blobs(source: Path, target: Path) -> None:
     """Give every blob and reference a second name under `target`. What is collected meanwhile is left out."""
     for place in all_places(source):
         copy = target / place.relative_to(source)
-        copy.mkdir(mode=0o700, parents=True)
+        for folder in reversed(copy.parents[: len(copy.relative_to(target).parts)]):
+            make_owned_folder(folder, exist_ok=True)
+        make_owned_folder(copy)
         with suppress(FileNotFoundError):
             for name in (BYTES, *(path.name for path in _references(place))):
                 os.link(place / name, copy / name, follow_symlinks=False)

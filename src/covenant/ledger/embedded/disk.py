@@ -81,10 +81,50 @@ def open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def open_owned(path: str | Path, flags: int) -> int:
+    """An `opener` for a file of a home. What root makes in another user's folder belongs to that user.
+
+    Root follows no link in such a folder: its owner could have put the link there.
+    """
+    owner = _other_owner(os.path.dirname(path) or ".")
+    if owner is None:
+        return os.open(path, flags, 0o600)
+    fd = os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    try:
+        found = os.fstat(fd)
+        if found.st_uid == 0 and found.st_nlink == 1:
+            os.fchown(fd, *owner)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def make_owned_folder(folder: Path, *, exist_ok: bool = False) -> None:
+    """A new folder of a home. What root makes in another user's folder belongs to that user."""
+    owner = _other_owner(folder.parent)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if not exist_ok or not folder.is_dir():
+            raise
+        return
+    if owner is not None:
+        os.chown(folder, *owner, follow_symlinks=False)
+
+
+def _other_owner(folder: str | Path) -> tuple[int, int] | None:
+    """User and group of a folder, if root runs this and the folder is another user's."""
+    if os.geteuid() != 0:
+        return None
+    found = os.stat(folder)
+    return (found.st_uid, found.st_gid) if found.st_uid else None
+
+
 def replace_private(path: Path, data: bytes) -> None:
     """Give a file this content, durably: a crash leaves the old one, or the new one."""
     unfinished = path.with_suffix(".tmp")
-    with open(unfinished, "wb", opener=open_private) as file:
+    with open(unfinished, "wb", opener=open_owned) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

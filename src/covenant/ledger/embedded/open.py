@@ -28,7 +28,7 @@ from covenant.ledger.embedded.archive.seen_filter import SeenIds, save
 from covenant.ledger.embedded.archive.writer_process import WriterProcess
 from covenant.ledger.embedded.archive.writer_roles import ArchiveWriter
 from covenant.ledger.embedded.byte_search import search_apart
-from covenant.ledger.embedded.disk import make_private_folder, unusable, unusable_by
+from covenant.ledger.embedded.disk import make_owned_folder, make_private_folder, unusable, unusable_by
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal import snapshot
 from covenant.ledger.embedded.journal.journal import SEGMENT_BYTES, Durability, Journal, MemoryJournal
@@ -263,7 +263,7 @@ class FileStorage:
 
     def _link_journal(self, folder: Path, sealed_seq: int) -> None:
         """Sealed segments and snapshots are never written again: a second name is as good as a copy."""
-        folder.mkdir(mode=0o700)
+        make_owned_folder(folder)
         found = snapshot.newest(self._folder)
         paths = [segment.path for segment in list_segments(self._folder) if segment.first_seq <= sealed_seq]
         for path in (*([found[1]] if found is not None else ()), *paths):

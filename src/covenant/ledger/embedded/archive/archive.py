@@ -39,7 +39,7 @@ from covenant.ledger.embedded.archive.erasure import erase_batch, pack_batch
 from covenant.ledger.embedded.archive.sql import statement
 from covenant.ledger.embedded.archive.task_packs import define_functions
 from covenant.ledger.embedded.archive.writer_roles import ArchiveSource, ArchiveWriter
-from covenant.ledger.embedded.disk import sync_dir, unusable
+from covenant.ledger.embedded.disk import open_owned, sync_dir, unusable
 from covenant.ledger.embedded.journal.segments import Cursor
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 
@@ -397,7 +397,7 @@ def open_writer(path: Path, *, lasting: bool) -> sqlite3.Connection:
         raise CovenantError(f"this Python has SQLite {sqlite3.sqlite_version}; {oldest} or newer is needed")
     new = not path.exists()
     if new:
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        os.close(open_owned(path, os.O_CREAT | os.O_WRONLY))
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         _prepare(db, path, lasting=lasting)
@@ -458,7 +458,7 @@ def cannot_open(path: Path, error: sqlite3.Error) -> CovenantError:
 
 def copy_database(source: Path, target: Path) -> None:
     """A whole copy, as the file is at one moment, while others write to it. Synced; for its owner alone."""
-    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    os.close(open_owned(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     with (
         closing(sqlite3.connect(source, timeout=BUSY_S)) as read,
         closing(sqlite3.connect(target, isolation_level=None)) as written,

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, Self
 from zlib import crc32
 
-from covenant.ledger.embedded.disk import sync_dir
+from covenant.ledger.embedded.disk import open_owned, sync_dir
 
 FIRST_CAPACITY: Final = 262_144
 # Every wrong yes costs a read, and the caller that waits for it leaves the batch it would have shared. When one send in
@@ -149,13 +149,9 @@ class SeenIds:
 def save(path: Path, encoded: bytes) -> None:
     """Replace the file, wholly or not at all. Blocks on the disk."""
     copy = path.with_suffix(".tmp")
-    with open(copy, "wb", opener=_private) as file:
+    with open(copy, "wb", opener=open_owned) as file:
         file.write(encoded)
         file.flush()
         os.fsync(file.fileno())
     os.replace(copy, path)
     sync_dir(path.parent)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Self
 import msgspec
 
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.disk import naming, sync_dir
+from covenant.ledger.embedded.disk import make_owned_folder, naming, open_owned, sync_dir
 from covenant.ledger.embedded.journal.record import BadLine, Record, decode_line
 from covenant.ledger.embedded.journal.segments import (
     Cursor,
@@ -136,7 +136,7 @@ def examine_journal(
 
 def _make_folder(folder: Path) -> None:
     if not folder.exists():
-        folder.mkdir(mode=0o700)
+        make_owned_folder(folder)
         sync_dir(folder.parent)
     (folder / TAIL_COPY_NAME).unlink(missing_ok=True)  # a crash while opening left it; it was never the journal
 
@@ -238,7 +238,7 @@ def _keep_torn(folder: Path, tail: Segment, bad: JournalDamage, length: int, now
     """Copy the cut bytes aside, durably, before they go: somebody may want to see what was in them."""
     kept = folder / f"torn-{bad.seq}-{now_ms}.bin"
     fault_points.point("opening.keep_torn")
-    with open(tail.path, "rb") as source, open(kept, "wb", opener=_private) as copy:
+    with open(tail.path, "rb") as source, open(kept, "wb", opener=open_owned) as copy:
         source.seek(bad.offset)
         _copy(source.fileno(), copy.fileno(), length)
         os.fsync(copy.fileno())
@@ -255,7 +255,7 @@ def _rewrite(folder: Path, tail: Segment, length: int) -> None:
     directory synced after it, so that the records to come are in the file that the name leads to.
     """
     path = folder / TAIL_COPY_NAME
-    with open(tail.path, "rb") as source, open(path, "wb", opener=_private) as copy:
+    with open(tail.path, "rb") as source, open(path, "wb", opener=open_owned) as copy:
         _copy(source.fileno(), copy.fileno(), length, point="opening.copy_tail")
         fault_points.point("opening.sync_tail", copy.fileno())
         os.fsync(copy.fileno())
@@ -263,10 +263,6 @@ def _rewrite(folder: Path, tail: Segment, length: int) -> None:
     os.replace(path, tail.path)
     fault_points.point("opening.sync_dir")
     sync_dir(folder)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _copy(source: int, target: int, length: int, *, point: str = "") -> None:
@@ -304,7 +300,7 @@ class HomeLock:
 def lock_home(home: Path) -> HomeLock:
     """The right to open this home. Raises HomeLocked, naming the process that has it."""
     path = home / "lock"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fd = open_owned(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(fd, 0)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.disk import sync_dir
+from covenant.ledger.embedded.disk import open_owned, sync_dir
 from covenant.ledger.embedded.journal.record import seq_of
 
 _NAME: Final = re.compile(r"\d{20}\.jsonl")
@@ -79,7 +79,7 @@ def create_segment(folder: Path, first_seq: int) -> int:
     """
     path = segment_path(folder, first_seq)
     fault_points.point("journal.create_segment")
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    fd = open_owned(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         fault_points.point("journal.sync_dir", path=path)
         sync_dir(folder)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.disk import sync_dir
+from covenant.ledger.embedded.disk import open_owned, sync_dir
 from covenant.ledger.embedded.journal.record import BadLine, Record, decode_line
 from covenant.ledger.embedded.journal.segments import list_segments, write_all
 from covenant.ledger.embedded.state import LedgerState
@@ -167,7 +167,7 @@ def write(folder: Path, seq: int, state: LedgerState, read_task: Callable[[TaskI
     """
     path = path_of(folder, seq)
     unfinished = path.with_suffix(".tmp")
-    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    fd = open_owned(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         for chunk in _chunks(_lines(seq, state, read_task or _no_body)):
             fault_points.point("snapshot.write", fd, chunk)
