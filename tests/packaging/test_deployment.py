@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from covenant.daemon.settings import DaemonSettings
+from tests.certificates import Authority
 from tests.cli.daemons import Daemon, environment, said_until
 from tests.waits import BOUND_S
 
@@ -85,17 +86,21 @@ def test_linters_find_what_is_wrong(tmp_path: Path) -> None:
     assert "DL3007" in linted("hadolint", "-", given="FROM python:latest\n")
 
 
-def test_what_the_image_runs_is_healthy_by_its_own_check_and_stops_at_its_signal(short_path: Path) -> None:
+@pytest.mark.parametrize("tls", [False, True])
+def test_what_the_image_runs_is_healthy_by_its_own_check_and_stops_at_its_signal(short_path: Path, tls: bool) -> None:
     variables = dict(word.split("=", 1) for word in shlex.split(only(IMAGE, "ENV")))
     del variables["PATH"]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     env = environment(**{**variables, "COVENANT_HOME": str(short_path / "home"), "COVENANT_HTTP_PORT": port})
+    if tls:
+        pair = Authority(short_path / "certificates").issue("127.0.0.1")
+        env |= {"COVENANT_HTTP_TLS_CERT": str(pair.cert), "COVENANT_HTTP_TLS_KEY": str(pair.key)}
+        env |= {"COVENANT_HTTP_TLS_CLIENT_CA": str(pair.cert), "COVENANT_HTTP_TLS_CLIENT_AUTH": "required"}
     env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     command = json.loads(only(IMAGE, "ENTRYPOINT")) + json.loads(only(IMAGE, "CMD"))
     check = json.loads(only(IMAGE, "HEALTHCHECK").partition(" CMD ")[2])
     assert only(IMAGE, "EXPOSE") == "8421"
-    check = [word.replace(":8421/", f":{port}/") for word in check]
     daemon = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env, cwd=short_path)
     try:
         said_until(daemon, b"covenant listens on")

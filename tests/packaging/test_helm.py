@@ -8,11 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+import pytest
 import yaml
 
+import covenant
 from covenant.daemon.settings import DaemonSettings
+from tests.certificates import Authority
 from tests.cli.daemons import environment, said_until
 from tests.waits import BOUND_S
 
@@ -21,11 +25,11 @@ VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encodi
 PLACE = re.compile(r"\{\{ \.(Values|Release)\.(\w+) \}\}")
 
 
-def rendered(name: str) -> dict[str, Any]:
+def rendered(name: str, **values: str) -> dict[str, Any]:
     text = (CHART / "templates" / name).read_text(encoding="utf-8")
 
     def value(found: re.Match[str]) -> str:
-        return str(VALUES[found[2]]) if found[1] == "Values" else "covenant"
+        return str((VALUES | values)[found[2]]) if found[1] == "Values" else "covenant"
 
     made = PLACE.sub(value, text)
     assert "{{" not in made, "a template uses what is not known here"
@@ -41,6 +45,7 @@ POD = rendered("statefulset.yaml")["spec"]["template"]["spec"]
 def test_the_chart_names_itself_and_every_value_is_used() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert (chart["apiVersion"], chart["name"]) == ("v2", "covenant")
+    assert (chart["version"], chart["appVersion"]) == (covenant.__version__, covenant.__version__)
     used = {name for path in (CHART / "templates").iterdir() for _, name in PLACE.findall(path.read_text())}
     assert used == {*VALUES, "Name"}
 
@@ -73,9 +78,17 @@ def test_one_daemon_has_the_volume_no_root_and_time_to_stop() -> None:
     assert service["selector"].items() <= spec["template"]["metadata"]["labels"].items()
 
 
-def test_what_the_container_runs_passes_its_own_probes(short_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["HTTP", "HTTPS"])
+def test_what_the_container_runs_passes_its_own_probes(short_path: Path, scheme: str) -> None:
+    (container,) = rendered("statefulset.yaml", scheme=scheme)["spec"]["template"]["spec"]["containers"]
     variables = {each["name"]: each["value"] for each in CONTAINER["env"]}
     variables |= {"COVENANT_HOME": str(short_path / "home"), "COVENANT_HTTP_PORT": "0"}
+    authority = Authority(short_path / "certificates")
+    if scheme == "HTTPS":
+        pair = authority.issue("127.0.0.1")
+        (short_path / "home").mkdir(mode=0o700)
+        settings = f'[http]\ntls_cert = "{pair.cert}"\ntls_key = "{pair.key}"\n'
+        (short_path / "home" / "settings.toml").write_text(settings)
     program = Path(sys.executable).with_name("covenant")
     daemon = subprocess.Popen(
         [str(program), *CONTAINER["args"]],
@@ -85,9 +98,11 @@ def test_what_the_container_runs_passes_its_own_probes(short_path: Path) -> None
     )
     try:
         said = said_until(daemon, b"\n")
-        url = said.split()[3]
+        port = urlsplit(said.split()[3]).port
         for probe in ("livenessProbe", "readinessProbe"):
-            with urlopen(url + CONTAINER[probe]["httpGet"]["path"], timeout=BOUND_S) as answer:
+            asked = container[probe]["httpGet"]
+            url = f"{asked['scheme'].lower()}://127.0.0.1:{port}{asked['path']}"
+            with urlopen(url, timeout=BOUND_S, context=authority.client()) as answer:
                 assert answer.status == 200
     finally:
         daemon.terminate()
