@@ -71,6 +71,16 @@ async def test_a_caller_who_is_not_known_is_told_so_audited_and_cut_off(
     assert row["kind"]["address"].startswith("uid:")
 
 
+async def test_the_token_of_a_tenant_is_told_which_one_the_socket_takes(under_test: DoorsUnderTest) -> None:
+    async with under_test.connect() as connection:
+        await connection.ask("authenticate", token_b58=under_test.operator.token)
+        token = (await connection.ask("add_tenant", name="acme"))["token"]
+    async with under_test.connect() as connection:
+        told = await connection.ask("authenticate", token_b58=token)
+        assert told["kind"] == "authentication_failed"
+        assert "covenant identities enroll" in told["reason"]
+
+
 @pytest.mark.parametrize("authenticated", [False, True])
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"\xff\xfe\x00", b'{"kind":"ping"} x', b'{"kind":"ping","x":' + b"[" * 9_000]

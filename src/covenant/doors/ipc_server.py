@@ -275,7 +275,7 @@ class IpcSession:
     async def _authenticate(self, token: str | None) -> Principal | None:
         caller = self._api.identity_auth.recognise(token) if token else None
         if caller is None:
-            await self._turn_away("unknown or revoked token")
+            await self._turn_away(self._api.services.tenancy.refusal_reason(token))
             return None
         await self._say(Authenticated(display=caller.agent.display))
         return caller

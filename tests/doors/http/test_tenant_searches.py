@@ -56,12 +56,18 @@ async def test_a_tenants_token_finds_and_counts_its_own_tasks_alone(under_test: 
 
 async def test_a_tenants_token_is_for_nothing_else_of_the_operators(under_test: DoorsUnderTest) -> None:
     tenants = await tenants_with_tasks(under_test)
-    for target in ("/a2a/queue", "/a2a/tasks/recent", f"/a2a/tasks/{task_id(1)}/show"):
+    for target in (
+        "/a2a/queue",
+        "/a2a/tasks/recent",
+        *(f"/a2a/tasks/{task_id(1)}/{each}" for each in ("show", "tree")),
+    ):
         status, told = await asked(tenants["acme"], target)
         assert (target, status, told["code"]) == (target, 401, "unknown_token")
+        assert "covenant identities enroll" in told["message"]
     await HttpSpeaker().ask(under_test.operator, "change_tenant", name="acme", disabled=True)
-    status, _ = await asked(tenants["acme"], "/a2a/tasks")
-    assert status == 401
+    for target in ("/a2a/tasks", "/a2a/queue"):
+        status, told = await asked(tenants["acme"], target)
+        assert (status, told["message"]) == (401, "unknown or revoked token")
 
 
 async def test_a_tenants_queries_count_against_its_rate(short_path: Path) -> None:

@@ -35,14 +35,16 @@ def principal_of(identity_auth: IdentityAuth, credential: bytes | None) -> Princ
     return identity_auth.recognise_certificate(names) if names else None
 
 
-async def turned_away(identity_auth: IdentityAuth, scope: Scope, credential: bytes | None) -> Refusal:
+async def turned_away(
+    identity_auth: IdentityAuth, scope: Scope, credential: bytes | None, tenancy: TenantAccess
+) -> Refusal:
     """The refusal of a caller that no identity has the token of; it is audited first."""
     if credential is None:
         reason = "missing Authorization header"
     elif bearer_of(credential) is None:
         reason = "expected Authorization: Bearer <token>"
     else:
-        reason = "unknown or revoked token"
+        reason = tenancy.refusal_reason(bearer_of(credential))
     return await identity_auth.turned_away(reason, transport=TRANSPORT, address=address(scope))
 
 

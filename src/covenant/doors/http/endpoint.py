@@ -133,7 +133,7 @@ class OperationEndpoint(Endpoint, Generic[R]):
         if caller is None and self._operation.for_tenants:
             caller = self._tenant(credential)
         if caller is None:
-            raise await turned_away(self._identity_auth, scope, credential)
+            raise await turned_away(self._identity_auth, scope, credential, self._services.tenancy)
         body = b""
         if self._in_body:
             found = body_at_hand(send, self._body_bytes_max)

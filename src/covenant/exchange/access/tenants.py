@@ -26,6 +26,9 @@ from covenant.seal.certificates import KEY_PREFIX, certificate_key
 from covenant.seal.keys import TENANT_TOKEN_PREFIX_LENGTH, new_tenant_token, token_hash
 
 CERTIFICATE_PREFIX_LENGTH: Final = 24
+NOT_FOR_TENANTS: Final = (
+    "this is a tenant's token, and the call is for identities; enroll one (covenant identities enroll NAME@HOST)"
+)
 RECOGNISED_MAX: Final = 1_024
 """How many tokens' meanings are remembered: of those who were let in, so that nobody else can fill it."""
 
@@ -96,6 +99,10 @@ class TenantAccess:
         if len(token) > TOKEN_LENGTH_MAX:
             return None
         return self._recognise(token_hash(token))
+
+    def refusal_reason(self, token: str | None) -> str:
+        """What a caller is told whose token is not that of an identity, where only identities may be."""
+        return NOT_FOR_TENANTS if token and self.recognise(token) is not None else "unknown or revoked token"
 
     def recognise_certificate(self, names: Sequence[str]) -> Caller | None:
         """Whom a certificate with these names stands for; the first name that an operator has mapped counts."""
