@@ -39,6 +39,23 @@ class LargePageSuite(Suite):
             assert {found.task_kind, found.context_id, found.key} == {long[:1_000]}
         assert len((await driver.ledger.find(TaskQuery(key=long, context=long))).tasks) == 2
 
+    async def test_a_found_task_tells_its_deadline_however_late_it_is(self, driver: LedgerDriver) -> None:
+        deadlines = {
+            task_id(number): late for number, late in enumerate((None, 2**63 - 2, 2**63 - 1, 2**63, 2**64 - 1), 1)
+        }
+        for number, late in enumerate(deadlines.values(), 1):
+            await driver.send(make_task(number, deadline_ms=late))
+
+        async def told() -> dict[str, int | None]:
+            return {found.task_id: found.deadline_ms for found in (await driver.ledger.find(TaskQuery())).tasks}
+
+        assert await told() == deadlines
+        for _ in deadlines:
+            leased = await driver.take_one()
+            await driver.finish(leased, ok(leased.task.id))
+            await driver.drain()
+        assert await told() == deadlines
+
 
 class QuerySuite(Suite):
     async def test_a_task_outside_the_scope_has_no_steps_and_one_inside_has_all_live_or_finished(

@@ -268,7 +268,7 @@ def _found_task(row: Row) -> FoundTask:
         attempt=row["attempt"],
         created_at_ms=row["created_at_ms"],
         updated_at_ms=row["updated_at_ms"],
-        deadline_ms=row["deadline_ms"],
+        deadline_ms=row["deadline_ms"] if row["late_deadline_ms"] is None else int(row["late_deadline_ms"]),
         outcome=rest.ending,
         cause=row["cause"],
         lease_id=held.lease_id if held is not None else None,

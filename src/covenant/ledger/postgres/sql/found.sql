@@ -41,7 +41,12 @@ SELECT
                 SELECT FROM nodes AS o WHERE o.node = x.node AND o.boot = x.boot AND o.lost_at_ms IS NULL
             )
         )
-    ) AS holder_lost
+    ) AS holder_lost,
+    -- A column has 63 bits at most: a deadline that is later stands in the task alone.
+    CASE
+        WHEN x.deadline_ms = 9223372036854775807
+            THEN (SELECT readable(e.body) #>> '{task,deadline_ms}' FROM events AS e WHERE e.no = x.no AND e.n = 1)
+    END AS late_deadline_ms
 FROM (
     SELECT
         no, task_id, parent, left(context_id, 1000) AS context_id, tenant, recipient_display, sender_display,

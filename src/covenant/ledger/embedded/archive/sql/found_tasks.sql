@@ -16,7 +16,10 @@ SELECT
             'attempt', attempt,
             'created_at_ms', created_at,
             'updated_at_ms', updated_at,
-            'deadline_ms', deadline_ms,
+            -- A column has 63 bits at most: a deadline that is later stands in the task alone.
+            'deadline_ms', json(
+                iif(deadline_ms = 9223372036854775807, task -> '$.deadline_ms', coalesce(deadline_ms, 'null'))
+            ),
             'outcome', ending,
             'cause', cause,
             'lease_id', iif(ledger_state = 'in_flight', lease_id, NULL),
