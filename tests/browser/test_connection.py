@@ -60,3 +60,50 @@ def test_all_tabs_share_one_connection_and_the_next_takes_over(chromium: Browser
         later = one.send("asker", "told by the next")
         others[0].bring_to_front()
         others[0].wait_for_selector(f"#rows tr[data-key='{later['id']}']")
+
+
+def test_the_tab_that_takes_over_has_every_tab_read_anew_and_keeps_the_counts(
+    chromium: Browser, daemons: LinkedDaemons
+) -> None:
+    one = daemons.start("a")
+    one.send("echo", "ended")
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        first = visitor.log_in(one.token)
+        first.wait_for_selector(".live[data-state=live]")
+        waiting = one.send("asker", "counted by the feed")
+        page = visitor.go("/ui/tasks")
+        page.wait_for_selector(".live[data-state=live]")
+        page.wait_for_selector(f"#rows tr[data-key='{waiting['id']}']")
+        page.wait_for_selector("#lanes a:has-text('Done') >> text=1")
+        page.wait_for_selector("#lanes a:has-text('All') >> text=2")
+        told = """() => { window.told = []; const channel = new BroadcastChannel("covenant.feed");
+          channel.onmessage = ({ data }) => window.told.push(data.kind); }"""
+        page.evaluate(told)
+        other = visitor.go("/ui/agents")
+        other.wait_for_selector(".live[data-state=live]")
+        other.evaluate(told)
+        page.bring_to_front()
+        before = len(visitor.asked)
+        first.close()
+        until(lambda: page.evaluate("told.includes('hello')"))
+        until(lambda: page.evaluate("1") and any(url.endswith("/a2a/tasks/counts") for url in visitor.asked[before:]))
+        until(lambda: other.evaluate("told.includes('resync')"))
+        page.wait_for_selector("#lanes a:has-text('Done') >> text=1")
+        page.wait_for_selector("#lanes a:has-text('All') >> text=2")
+
+
+def test_what_the_feed_counts_leaves_the_tasks_that_have_ended(chromium: Browser, daemons: LinkedDaemons) -> None:
+    one = daemons.start("a")
+    one.send("echo", "ended")
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.log_in(one.token, "/ui/tasks")
+        page.wait_for_selector(".live[data-state=live]")
+        page.wait_for_selector("#lanes a:has-text('Done') >> text=1")
+        tile = "document.querySelector('#lanes a:last-child [data-slot=count]')"
+        page.evaluate(f"""() => {{ window.seen = new Set();
+          new MutationObserver(() => seen.add({tile}.textContent)).observe(document.querySelector("#lanes"),
+            {{ childList: true, characterData: true, subtree: true }}); }}""")
+        one.send("slow", "x", wait=False)
+        page.wait_for_selector("#lanes a:has-text('Leased') >> text=1")
+        page.wait_for_selector("#lanes a:has-text('All') >> text=2")
+        assert page.evaluate("[...seen]") in ([], ["1"])

@@ -106,3 +106,21 @@ def test_a_session_that_somebody_planted_is_not_the_one_that_a_login_gives(
         page.wait_for_url("**/ui/")
         second = {cookie["value"] for cookie in visitor.context.cookies(f"{one.daemon.url}/ui/")}
         assert not first & second, "a login is a new session"
+
+
+def test_a_link_from_elsewhere_to_the_page_of_a_task_takes_nothing(chromium: Browser, daemons: LinkedDaemons) -> None:
+    one = daemons.start("a")
+    escapes = ("..%2Fresults%2Fnext%3Fcount%3D100%23", "next%23", "next%3F", "%zz", "%252e%252e%252fresults%252fnext")
+    paths = [f"/ui/{page}/{escape}" for page in ("task", "tree") for escape in escapes]
+    links = "".join(f'<a href="{one.daemon.url}{path}">see</a>' for path in paths)
+    with open_site(links) as theirs, open_visitor(chromium, one.daemon.url) as visitor:
+        visitor.log_in(one.token)
+        page = visitor.tab()
+        for number in range(len(paths)):
+            page.goto(theirs)
+            page.locator("a").nth(number).click()
+            page.wait_for_selector("#refused")
+        visitor.asked[:] = [url for url in visitor.asked if not url.startswith(theirs)]
+        taken = [url for url in visitor.asked if "/api/" in url and urlsplit(url).path.endswith("/next")]
+        assert taken == []
+        assert page.evaluate("fetch('/ui/api/a2a/results/next').then((answer) => answer.status)") == 403

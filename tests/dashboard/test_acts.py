@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from covenant.dashboard.dashboard import ACTS, VERBS
+from covenant.dashboard.session_operations import TAKEN_BY_GET
 from covenant.doors.operator_api import OPERATIONS
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.dashboard.browser import (
@@ -45,8 +46,28 @@ async def test_a_repair_of_another_lease_than_was_seen_changes_nothing(
     assert (await operator.send("/ui/act/repair", **form, lease=stuck.lease_id)).status_code == 303
     await daemon.ask("GET", "/a2a/tasks/next", token=stuck.worker)
     late = await operator.send("/ui/act/repair", **form, lease=stuck.lease_id)
-    assert (late.status_code, "another lease" in late.text) == (409, True)
+    assert (late.status_code, "lease mismatch" in late.text) == (409, True)
     assert (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["state"] == "in_flight"
+
+
+async def test_a_repair_of_a_task_that_was_seen_without_a_lease_ends_none(
+    daemon: DaemonUnderTest, operator: Browser
+) -> None:
+    stuck = await leave_stuck(daemon)
+    for action in ("a2a.repair.requeue", "a2a.repair.force_error"):
+        await daemon.identities.grant(daemon.operator, action, to=daemon.operator.agent.display)
+    command = {"command": "requeue", "risk": "idempotent", "reason": "gone"}
+    await operator.send("/ui/act/repair", task=stuck.task_id, lease=stuck.lease_id, **command)
+    seen = ParsedPage((await operator.get(f"/ui/act/repair?task={stuck.task_id}")).text).fields()
+    taken = (await daemon.ask("GET", "/a2a/tasks/next", token=stuck.worker)).json()
+    late = {**seen, "command": "force_error", "message": "m", "reason": "it was queued when I looked"}
+    refused = await operator.send("/ui/act/repair", **late)
+    assert (refused.status_code, "had no lease" in refused.text) == (409, True)
+    shown = await operator.read(f"a2a/tasks/{stuck.task_id}/show")
+    assert (shown["state"], shown["leases"][-1]["outcome"]) == ("in_flight", None)
+    again = ParsedPage(refused.text).fields()
+    assert again["lease"] == taken["lease"]["lease_id"], "the lease that there is now is shown, and may be ended"
+    assert (await operator.send("/ui/act/repair", **{**late, **again})).status_code == 303
 
 
 async def test_a_missing_grant_is_said_and_offered(daemon: DaemonUnderTest, operator: Browser) -> None:
@@ -228,6 +249,20 @@ async def test_each_role_has_the_operations_it_may_use_and_no_others(daemon: Dae
             refused = answer.status_code == 403 and answer.json()["code"] == "role_forbidden"
             expected = changes(operation.kind) if role == "viewer" else operation.kind not in TENANTS_OPERATIONS
             assert refused == expected, (operation.kind, answer.text)
+
+
+async def test_no_session_takes_anything_by_a_get(daemon: DaemonUnderTest, operator: Browser) -> None:
+    worker = await daemon.identities.enroll(daemon.operator, "w@test")
+    me = daemon.operator.agent.display
+    await daemon.identities.grant(daemon.operator, f"a2a.send.{me}", to=worker.identity.agent.display)
+    task = {"id": "11111111-1111-4111-8111-111111111111", "recipient": {"display": me}, "intent_text": "x"}
+    await daemon.ask("POST", "/a2a/tasks", json=task, token=worker.token)
+    for path in ("a2a/tasks/next", "a2a/results/next?count=100"):
+        answer = await operator.api("GET", path)
+        assert (answer.status_code, answer.json()["code"]) == (403, "role_forbidden")
+    assert (await operator.read(f"a2a/tasks/{task['id']}/show"))["state"] == "queued"
+    looks = {operation.kind for operation in OPERATIONS if operation.method == "GET"} - TAKEN_BY_GET
+    assert {kind for kind in looks if changes(kind)} == {"tenant_removal", "tenant_traces", "drain_status"}
 
 
 async def test_a_tenant_sees_cancels_and_answers_its_own_tasks_and_detects_no_others(short_path: Path) -> None:

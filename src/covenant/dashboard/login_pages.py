@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from covenant.dashboard.form_page import FormPage, field, hidden, joined, tag
 from covenant.dashboard.page_endpoint import (
+    HOME,
     PageEndpoint,
     next_path,
     query_of,
@@ -19,12 +20,14 @@ from covenant.dashboard.page_endpoint import (
     reply_page,
 )
 from covenant.dashboard.same_origin import write_cookie
-from covenant.dashboard.sessions import UiSession
+from covenant.dashboard.sessions import Role, UiSession
 from covenant.doors.http.bearer_auth import address
 from covenant.doors.http.responses import refusal_headers
 from covenant.model.errors import Refusal, Unauthenticated
 
 LOGIN: Final = "/ui/login"
+TENANTS_HOME: Final = "/ui/tasks"
+"""A tenant may not see what needs attention."""
 FORM_BYTES_MAX: Final = 4 * 1024
 LOOK: Final = "form login"
 
@@ -43,13 +46,15 @@ class EntryPage(PageEndpoint):
         given = await read_form(scope, receive, FORM_BYTES_MAX)
         to = next_path(given.get("next", ""))
         try:
-            _, secret = await self._open(given, address(scope))
+            session, secret = await self._open(given, address(scope))
         except Refusal as refusal:
             self._meter.refused(self._style.transport, refusal.code)
             await reply_page(send, refusal.status, self._page(to, refusal.message), refusal_headers(refusal))
             return
         # A browser has one session, under a secret that nobody chose for it: what it came with ends here.
         await self._leave(scope)
+        if to == HOME and session.role is Role.TENANT:
+            to = TENANTS_HOME
         await redirect(send, to, [write_cookie(scope, self._base_url, secret)])
 
     async def _leave(self, scope: Scope) -> None:

@@ -1,8 +1,8 @@
 """The operations of the operator API by a session instead of a token, each for the roles that may use it.
 
-The operator uses all of them, with the grants and the audit rows that the command line has. A viewer uses those that
-only look, and sees what the operator sees. A tenant uses a few, each on a task of its own: that it is one is found out
-before anything else is looked up.
+The operator uses all of them but the GETs that take something, with the grants and the audit rows that the command line
+has. A viewer uses those that only look, and sees what the operator sees. A tenant uses a few, each on a task of its
+own: that it is one is found out before anything else is looked up.
 """
 
 from __future__ import annotations
@@ -51,10 +51,14 @@ VIEWED: Final = frozenset(
 )
 """What a viewer may ask: it changes nothing and takes nothing. Not every GET is so: receiving is one."""
 
+LOOKED_AT: Final = VIEWED | {"tenant_removal", "tenant_traces", "drain_status"}
+"""What the operator may ask by GET. A link leads a browser to a GET, so no session takes anything by one."""
+
 OWN: Final = frozenset("show_a2a_task a2a_tree cancel_a2a_task answer_a2a_task signal_a2a_task".split())
 """What a tenant may ask of a task of its own, by `task_id`."""
 
 _BY_KIND: Final = {operation.kind: operation for operation in OPERATIONS}
+TAKEN_BY_GET: Final = frozenset(operation.kind for operation in OPERATIONS if operation.method == "GET") - LOOKED_AT
 FOR_TENANTS: Final = frozenset(operation.kind for operation in OPERATIONS if operation.for_tenants) - OWN
 """What a tenant may ask as it does with its token: these know what is its own."""
 
@@ -62,7 +66,7 @@ FOR_TENANTS: Final = frozenset(operation.kind for operation in OPERATIONS if ope
 def allowed(role: Role, kind: str) -> bool:
     """Whether a role may use the operation of this kind at all."""
     if role is Role.OPERATOR:
-        return True
+        return kind not in TAKEN_BY_GET
     return kind in (VIEWED if role is Role.VIEWER else OWN | FOR_TENANTS)
 
 

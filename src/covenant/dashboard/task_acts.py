@@ -21,6 +21,7 @@ from covenant.dashboard.form_page import (
     tag,
 )
 from covenant.doors.operator_api.tasks import TaskShown
+from covenant.model.errors import Conflict
 from covenant.model.grant import FORCE_ERROR_ACTION, REQUEUE_ACTION
 from covenant.wire.mailbox import TaskFilter
 
@@ -75,7 +76,7 @@ class RepairAct(Act):
             )
         )
         lead = (
-            "The lease that you see here ends. If the task is under another lease by then, nothing happens. "
+            "The lease that you see here ends. If it has none, or another lease by then, nothing happens. "
             "A requeued task is given to the next worker that asks. If the old holder still works on it, the work runs "
             "twice, and the old holder's late result is not taken."
         )
@@ -84,14 +85,16 @@ class RepairAct(Act):
         return ActForm("Repair a task", lead, fields, "Repair", kept, task_page(shown.task.id), danger=True)
 
     async def act(self, context: ActContext) -> ActDone:
-        lease_id = context.text("lease") or None
+        lease_id, task_id = context.text("lease"), context.text("task")
+        if not lease_id:
+            raise Conflict(
+                "not_leased", f"task {task_id} had no lease when the form showed it; look again, then repair"
+            )
         if context.text("command") == "force_error":
             command = {"action": "force_error", "message": context.text("message") or context.text("reason")}
         else:
             command = {"action": context.text("command"), "duplicate_risk": context.text("risk")}
-        if lease_id is not None:
-            command["lease_id"] = lease_id
-        task_id = context.text("task")
+        command["lease_id"] = lease_id
         await context.run("repair_a2a_task", task_id=task_id, command=command, reason=context.text("reason"))
         return ActDone(context.next(task_page(task_id)))
 

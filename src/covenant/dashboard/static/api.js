@@ -12,7 +12,7 @@ export class Refused extends Error {
 export class Away extends Error {}
 
 export function get(path, query = {}) {
-  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const given = Object.entries(query).filter(([, value]) => value != null && value !== "");
   const words = new URLSearchParams(given).toString();
   return call("GET", words ? `${path}?${words}` : path);
 }
@@ -65,11 +65,11 @@ export async function everyAgent() {
   return lists.flatMap(({ tenant, agents }) => agents.map((agent) => ({ ...agent, tenant })));
 }
 
-/** The words of a path behind the page's name: `/ui/task/42` has `["42"]`. */
-export const rest = () => location.pathname.split("/").slice(3).filter(Boolean).map(decodeURIComponent);
+/** The words behind the page's name, still encoded: `/ui/task/42` has `["42"]`. */
+export const rest = () => location.pathname.split("/").slice(3).filter(Boolean);
 
 // The feed. The tab that holds the lock has the connection and tells the others. When it closes, another tab takes the
-// lock, and everybody reads anew what it shows (`resync`). A browser without locks (plain http from elsewhere) connects by itself.
+// lock, and everybody reads anew what it shows (`resync`). Without locks (plain http from elsewhere) a tab connects by itself.
 
 const NAME = "covenant.feed";
 const EVENTS = ["hello", "counts", "tasks", "peers", "pushes", "audit", "resync", "end"];
@@ -107,10 +107,10 @@ function tell(kind, data) {
   channel.postMessage({ kind, data });
 }
 
-/** Holds the lock for as long as this tab is open. */
+/** Holds the lock while this tab is open. */
 function lead() {
   leads = true;
-  open(0);
+  open(state === "connecting" ? 0 : 1);
   return new Promise(() => {});
 }
 

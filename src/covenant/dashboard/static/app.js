@@ -52,6 +52,7 @@ async function frame() {
   on("state", (state) => tellConnection(status, state));
   const known = await session().catch(() => null);
   if (!known) return;
+  if (known.role === "tenant" && page === "attention") location.replace("tasks");
   links.replaceChildren(...PAGES.filter((name) => seen(name, known)).map(link));
   who.append(
     el("span", { class: "name" }, `${known.name} · ${known.role}`, el("br"), el("span", { class: "quiet" }, `${known.node} · ${known.version}`)),

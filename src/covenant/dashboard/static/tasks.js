@@ -71,13 +71,17 @@ function row(task, made) {
   };
 }
 
-function lanes(counts) {
+const counts = {};
+
+/** The feed counts only what has not ended. */
+function lanes(found) {
+  Object.assign(counts, found);
   const asked = address();
   const whole = { id: "all", label: "All", tone: "plain", sign: "all", query: {}, hint: "whatever their state" };
   rows("#lanes", "lane", [whole, ...LANES], (lane) => lane.id, (lane, tile) => {
     const { state, outcome, ...others } = Object.fromEntries(asked);
     const here = lane.id === "all" ? !asked.get("state") && !asked.get("outcome") : Object.entries(lane.query).every(([name, value]) => asked.get(name) === value);
-    const count = lane.id === "all" ? Object.values(counts).reduce((sum, each) => sum + each, 0) : counts[lane.id];
+    const count = lane.id === "all" ? LANES.reduce((sum, { id }) => sum + (counts[id] ?? 0), 0) : counts[lane.id];
     here ? tile.setAttribute("aria-current", "true") : tile.removeAttribute("aria-current");
     return laneTile(tile, lane, count, others);
   });

@@ -8,12 +8,12 @@ export const findAll = (selector, root = document) => [...root.querySelectorAll(
 export function el(tag, props = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
-    if (value === null || value === undefined || value === false) continue;
+    if (value == null || value === false) continue;
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (name in made && !name.includes("-")) made[name] = value;
     else made.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  made.append(...children.flat().filter((child) => child != null));
   return made;
 }
 
@@ -50,7 +50,7 @@ export function fill(root, values) {
 }
 
 function set(slot, value) {
-  slot.hidden = value === null || value === undefined;
+  slot.hidden = value == null;
   if (slot.hidden) return;
   if (Array.isArray(value)) return keep(slot, value);
   if (typeof value !== "object") {
@@ -66,7 +66,7 @@ function set(slot, value) {
   }
 }
 
-const keep = (slot, nodes) => slot.replaceChildren(...nodes.filter((node) => node !== null && node !== undefined));
+const keep = (slot, nodes) => slot.replaceChildren(...nodes.filter((node) => node != null));
 
 /**
  * Have the children of an element be rows of a `<template>`, one an item, in order: `values(item, row)` fills a row. A row
@@ -141,11 +141,11 @@ const UNITS = [["d", 86_400_000], ["h", 3_600_000], ["min", 60_000], ["s", 1_000
 const grouped = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
 const exactly = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
 
-export const number = (value) => (value === null || value === undefined ? "–" : grouped.format(value));
+export const number = (value) => (value == null ? "–" : grouped.format(value));
 
 /** `1.2 s`, `3 min 20 s`, `2 d 4 h`. */
 export function duration(ms) {
-  if (ms === null || ms === undefined) return "–";
+  if (ms == null) return "–";
   if (ms < 1_000) return `${Math.max(0, Math.round(ms))} ms`;
   if (ms < 10_000) return `${(ms / 1_000).toFixed(1)} s`;
   const at = UNITS.findIndex(([, size]) => ms >= size);
