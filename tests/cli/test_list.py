@@ -247,6 +247,8 @@ def test_a_refused_repair_has_its_code_where_its_reason_has_no_room(monkeypatch:
     assert outcome_row(outcome) == ("red", "abcdef00", "result_pending", "refused", "already over")
     monkeypatch.setenv("COLUMNS", "200")
     assert outcome_row(outcome)[1::3] == (task_id, outcome["reason"])
+    outcome["reason"] = "x" * 130
+    assert outcome_row(outcome)[-1] == outcome["reason"]
 
 
 def test_many_tasks_are_requeued_by_filters_after_a_dry_run(ledger: Ledger, held: list[str]) -> None:

@@ -101,7 +101,7 @@ def filter_options(function: Function) -> Function:
             click.option("--since", type=ago, metavar="2h", help="Sent at most so long ago."),
             click.option("--until", type=ago, metavar="1h", help="Sent at least so long ago."),
             click.option("--moved-since", type=ago, metavar="5m", help="Something happened to it since then."),
-            click.option("--text", metavar="TEXT", help="A piece of what is to be done, in either case."),
+            click.option("--text", metavar="TEXT", help="A piece of what is to be done; A to Z in either case."),
         )
     ):
         function = option(function)

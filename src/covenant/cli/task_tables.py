@@ -30,6 +30,8 @@ PUSH_COLUMNS: Final = ("task", "push", "agent", "host", "delivered", "state", "f
 TASK_COLUMNS: Final = ("state", "task", "lease", "to", "age", "try", "held", "deadline", "intent")
 NARROW_TASK_COLUMNS: Final = ("state", "task", "lease", "for", "try", "to", "intent")
 CUT_COLUMNS: Final = ("to", "held", "intent")
+OUTCOME_WIDTH: Final = 70
+"""Of a repaired task's id, state and outcome, with the gaps between."""
 SHORT_ID: Final = 8
 STATE_STYLES: Final = {"ok": "green", "completed": "green", "error": "red", "failed": "red"}
 
@@ -354,7 +356,8 @@ def outcome_row(each: dict[str, Any]) -> tuple[str, ...]:
     style, what = "red" if each["outcome"] == "refused" else "", each["outcome"].replace("_", " ")
     if narrow():
         return style, each["task_id"][:SHORT_ID], each["state"], what, brief(each.get("code", "").replace("_", " "), 36)
-    return style, each["task_id"], each["state"], what, brief(each.get("reason") or each.get("code", ""))
+    room = console().width - OUTCOME_WIDTH
+    return style, each["task_id"], each["state"], what, brief(each.get("reason") or each.get("code", ""), room)
 
 
 def push_row(push: dict[str, Any]) -> tuple[str, ...]:
