@@ -194,3 +194,13 @@ def test_a_second_attempt_is_written_where_it_says_something_new(second: str, wr
     chunks = [("one ", False), ("two ", True), (second[:1], False), *((each, True) for each in second[1:])]
     shown = _Written()
     assert "".join([*(shown.add(text, append=append) for text, append in chunks), shown.end()]) == written
+
+
+def test_an_identity_of_the_mailbox_that_is_called_as_an_agent_is_told_with_the_command_for_it(daemon: Daemon) -> None:
+    name = f"clerk-{uuid4().hex[:8]}"
+    daemon.json("identities", "enroll", f"{name}@host")
+    refused = daemon.run("call", name, "go")
+    assert refused.code == 1
+    assert f"{name}@host is an identity of the mailbox" in refused.err
+    assert f"covenant a2a send --to {name}@host --wait MESSAGE" in refused.err
+    assert "no agent 'nobody'" in daemon.run("call", "nobody", "go").err

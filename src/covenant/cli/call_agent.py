@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 AGENTS_PATH: Final = "/v1/a2a/agents/"
+NO_AGENT: Final = "unknown_task"
+"""The code of A2A for an agent that is not there, too."""
 ID_LENGTH: Final = 36
 """Of a UUID. What is shorter is how one begins."""
 _AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}").fullmatch
@@ -82,7 +84,16 @@ def remote_command(function: Function) -> Function:
             home=folder,
             meant=True,
         )
-        function(options, target=target, **own)
+        try:
+            function(options, target=target, **own)
+        except Failure as failure:
+            if own_url is None or failure.code != NO_AGENT or own.get("task_id"):
+                raise
+            if (display := _mailbox_of(own_url, folder)) is None:
+                raise
+            way_out = f"covenant a2a send --to {display} --wait MESSAGE"
+            told = f"{display} is an identity of the mailbox, and no agent; send it a task: {way_out}"
+            raise Failure(failure.code, told) from failure
 
     return run
 
@@ -348,6 +359,17 @@ def _own_agent(target: str, home: Path) -> str | None:
         return None
     registry = RemoteRegistry(home)
     return None if registry.has(target) else f"{base}{AGENTS_PATH}{target}"
+
+
+def _mailbox_of(own_url: str, home: Path) -> str | None:
+    """The identity of the mailbox with the name of this agent, if the operator of this home sees one."""
+    name = own_url.rpartition("/")[2]
+    try:
+        with DaemonClient(home, read_token(home, None, environment())) as client:
+            found = client.ask("list_identities", limit=1, prefix=f"{name}@", status="live")["identities"]
+    except Failure:
+        return None
+    return str(found[0]["agent_id"]["display"]) if found else None
 
 
 def _allowed(target: str, home: Path) -> tuple[str, ...]:
