@@ -11,7 +11,8 @@ from tests.doors.clients import Http, Reply
 from tests.doors.doors_under_test import DoorsUnderTest, open_doors
 
 AGENTS = "/v1/agents"
-UNKNOWN = {"error": "missing or invalid bearer token", "code": "unauthenticated"}
+WHERE = "the operator's is in operator.token in the daemon's home, a tenant's was told when it was made"
+UNKNOWN = {"error": f"missing or invalid bearer token; {WHERE}", "code": "unauthenticated"}
 
 
 async def add(http: Http, **definition: Any) -> dict[str, Any]:

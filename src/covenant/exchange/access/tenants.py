@@ -31,6 +31,9 @@ NOT_FOR_TENANTS: Final = (
 )
 RECOGNISED_MAX: Final = 1_024
 """How many tokens' meanings are remembered: of those who were let in, so that nobody else can fill it."""
+WHERE_TOKENS_ARE: Final = (
+    "the operator's is in operator.token in the daemon's home, a tenant's was told when it was made"
+)
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
@@ -261,7 +264,7 @@ def check_certificate_free(ledger: IdentityLedger, key: str) -> None:
 
 
 def unauthenticated() -> Unauthenticated:
-    return Unauthenticated("unauthenticated", "missing or invalid bearer token")
+    return Unauthenticated("unauthenticated", f"missing or invalid bearer token; {WHERE_TOKENS_ARE}")
 
 
 def check_limits(limits: TenantLimits) -> TenantLimits:
