@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from covenant.client import Sent as Sent
     from covenant.client import Taken as Taken
     from covenant.daemon.connect import connect as connect
+    from covenant.exchange.file_source import FileSource as FileSource
     from covenant.ledger.contract.task_query import FoundPage as FoundPage
     from covenant.ledger.contract.task_query import FoundTask as FoundTask
     from covenant.ledger.contract.tasks import QueueEntry as QueueEntry
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from covenant.model.rate_limits import Backoff as Backoff
     from covenant.model.retry_policy import ForceError as ForceError
     from covenant.model.retry_policy import Posture as Posture
+    from covenant.model.retry_policy import RepairCommand as RepairCommand
     from covenant.model.retry_policy import RepairOutcome as RepairOutcome
     from covenant.model.retry_policy import RepairRequest as RepairRequest
     from covenant.model.retry_policy import Requeue as Requeue
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
     from covenant.simple import NotFoundError as NotFoundError
     from covenant.simple import ValidationError as ValidationError
     from covenant.wire.a2a.card_codec import BadCard as BadCard
+    from covenant.wire.mailbox import FindFilters as FindFilters
     from covenant.worker import Worker as Worker
     from covenant.worker import WorkerJob as WorkerJob
 
@@ -111,6 +114,7 @@ _NAMES = {
     "covenant.agents.runtime.turn_steps": "StepError",
     "covenant.client": "Client Posted Sent Taken",
     "covenant.daemon.connect": "connect",
+    "covenant.exchange.file_source": "FileSource",
     "covenant.ledger.contract.task_query": "FoundPage FoundTask",
     "covenant.ledger.contract.tasks": "QueueEntry TaskDetail TreeNode",
     "covenant.ledger.machine.commands": "Accepted Canceled LeasedTask Settled",
@@ -121,7 +125,7 @@ _NAMES = {
     "NotFound OverLimit Refusal SettingsError TooLarge Unauthenticated Unavailable WrongType",
     "covenant.model.ids": "AgentId LeaseId PublicKey TaskId",
     "covenant.model.rate_limits": "Backoff",
-    "covenant.model.retry_policy": "ForceError Posture RepairOutcome RepairRequest Requeue",
+    "covenant.model.retry_policy": "ForceError Posture RepairCommand RepairOutcome RepairRequest Requeue",
     "covenant.model.task": "DuplicateSafety Hop Idempotency Lease ReceivedTask Result ResultStatus Task",
     "covenant.model.task_event": "ArtifactUpdate MessageUpdate StatusUpdate Update",
     "covenant.model.task_view": "RemoteArtifact RemoteMessage RemoteStatus RemoteTask",
@@ -131,6 +135,7 @@ _NAMES = {
     "covenant.outbound.remote.remote_task": "Reply",
     "covenant.simple": "ExternalServiceError NotFoundError ValidationError",
     "covenant.wire.a2a.card_codec": "BadCard",
+    "covenant.wire.mailbox": "FindFilters",
     "covenant.worker": "Worker WorkerJob",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -267,7 +267,8 @@ class TenantRemovals:
         if counted:
             said = ", ".join(f"{count} {what}" for what, count in sorted(counted.items())[:10])
             raise Conflict(
-                "tenant_at_work", f"tasks of {name} have not ended: {said}; with `cancel_live` they are canceled"
+                "tenant_at_work",
+                f"tasks of {name} have not ended: {said}; with `cancel_live` (`--cancel-live`) they are canceled",
             )
 
     async def _end_tasks(self, name: str, removal: TenantRemoval) -> int:

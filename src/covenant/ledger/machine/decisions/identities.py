@@ -273,7 +273,10 @@ def begin_tenant_removal(decide: DecisionContext, command: BeginTenantRemoval) -
     live = decide.view.account(name).tasks
     if live and not command.cancel_live:
         raise decide.refuse(
-            Conflict("tenant_at_work", f"{live} tasks of {name} have not ended; with `cancel_live` they are canceled")
+            Conflict(
+                "tenant_at_work",
+                f"{live} tasks of {name} have not ended; with `cancel_live` (`--cancel-live`) they are canceled",
+            )
         )
     new = replace(
         old,
