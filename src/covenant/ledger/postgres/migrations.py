@@ -58,5 +58,5 @@ async def check_durability(connection: asyncpg.Connection[Any]) -> None:
         if value == "off":
             raise NotDurable(
                 f"the database has {setting} = off, so a crash of it can lose acknowledged tasks; "
-                f'set {setting} = on, or say that this is meant with durability = "os"'
+                f'set {setting} = on, or say that this is meant with ledger.durability = "os"'
             )
