@@ -197,6 +197,7 @@ async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> 
     # As in a daemon: what is in a database is not backed up by files.
     backups = StagedBackups(folder / "home", ledger, Uuids()) if isinstance(ledger, EmbeddedLedger) else None
     links = FileLinks(token_hash(token).encode(), ledger.now_ms, 1_000)
+    (folder / "home").mkdir(mode=0o700, exist_ok=True)  # a ledger on PostgreSQL has not made it
     files = StoredFiles(BlobFolder(folder / "home" / "blobs", Uuids()), ledger, links, BlobSettings())
     api = ApiContext(
         services=Services(

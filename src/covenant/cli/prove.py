@@ -26,13 +26,12 @@ def _click_option(option: Option) -> click.Option:
 
 
 def _run(*, as_json: bool, **chosen: Any) -> None:
-    from covenant.prove.command import WrongUsage, run
+    from covenant.prove.command import run, wrong_usage
 
-    try:
-        code = run({**chosen, "json": as_json})
-    except WrongUsage as wrong:
-        raise click.UsageError(str(wrong)) from None
-    click.get_current_context().exit(code)
+    chosen["json"] = as_json
+    if wrong := wrong_usage(chosen):
+        raise click.UsageError(wrong)
+    click.get_current_context().exit(run(chosen))
 
 
 prove = click.Command(

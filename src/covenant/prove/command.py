@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -20,28 +20,21 @@ from covenant.prove.report import finding_lines, junit, summary
 from covenant.prove.runner import ROWS, Finding, Report, Target, prove
 from covenant.prove.trial import Extent
 
-WRONG_USAGE: Final = 2
-
-
-class WrongUsage(Exception):
-    """An option that cannot be followed: nothing was started."""
-
 
 def main(arguments: list[str], prog: str = "python -m covenant.prove") -> int:
     parser = make_parser(prog)
-    try:
-        return run(vars(parser.parse_args(arguments)))
-    except WrongUsage as wrong:
-        parser.error(str(wrong))
+    chosen = vars(parser.parse_args(arguments))
+    if wrong := wrong_usage(chosen):
+        parser.error(wrong)
+    return run(chosen)
 
 
 def run(chosen: dict[str, Any]) -> int:
-    """The exit code. `chosen` has a value for each option, under its name with underscores."""
+    """The exit code. `chosen` has a value for each option, under its name with underscores; none has a wrong usage."""
     if chosen["list"]:
         for row in ROWS:
             sys.stdout.write(f"{row.name:16}{row.promise}\n{'':16}{row.how}\n")
         return 0
-    _check(chosen)
     wanted = set(chosen["row"])
     report = _prove(chosen, [row for row in ROWS if not wanted or row.name in wanted])
     if chosen["json"]:
@@ -53,27 +46,26 @@ def run(chosen: dict[str, Any]) -> int:
     return report.exit_code
 
 
-def _check(chosen: dict[str, Any]) -> None:
-    """Raises `WrongUsage`."""
+def wrong_usage(chosen: dict[str, Any]) -> str | None:
+    """Which option cannot be followed, and why. It is asked before anything is started."""
+    if chosen["list"]:
+        return None
     for option in OPTIONS:
         value = chosen[option.name.replace("-", "_")]
         if option.required and not value:
-            raise WrongUsage(f"--{option.name} is missing; --help says what it is")
+            return f"--{option.name} is missing; --help says what it is"
         if option.default is not None and not (value > 0 and math.isfinite(value)):
-            raise WrongUsage(f"--{option.name} has to be more than 0: {value}")
+            return f"--{option.name} has to be more than 0: {value}"
     if unknown := set(chosen["row"]) - {row.name for row in ROWS}:
-        raise WrongUsage(f"no such row: {', '.join(sorted(unknown))} (--list has them)")
+        return f"no such row: {', '.join(sorted(unknown))} (--list has them)"
     try:
         shlex.split(chosen["command"])
     except ValueError as wrong:
-        raise WrongUsage(f"--command cannot be split into words: {wrong}") from None
-    if chosen["junit"]:
-        _check_file(Path(chosen["junit"]))
-
-
-def _check_file(file: Path) -> None:
-    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise WrongUsage(f"--junit cannot be written: {file}")
+        return f"--command cannot be split into words: {wrong}"
+    file = Path(chosen["junit"] or ".junit")
+    if chosen["junit"] and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
+        return f"--junit cannot be written: {file}"
+    return None
 
 
 def _prove(chosen: dict[str, Any], rows: list[Any]) -> Report:
