@@ -25,7 +25,7 @@ from covenant.doors.http.responses import PROBLEM, Header, reply
 from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.http.server.http_refusals import timed_out
 from covenant.doors.metrics import Meter
-from covenant.doors.operator_api.file_listing import PAGE_MAX, FileShown
+from covenant.doors.operator_api.file_operations import PAGE_MAX, FileShown
 from covenant.doors.operator_api.operation import fill
 from covenant.doors.waits import CallerGoneError
 from covenant.exchange.access.principals import IdentityAuth

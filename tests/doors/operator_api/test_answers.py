@@ -13,7 +13,7 @@ from covenant.doors.operator_api.daemon_operations import (
     SettingShown,
     SettingsShown,
 )
-from covenant.doors.operator_api.file_listing import FileShown, StoredFileList
+from covenant.doors.operator_api.file_operations import FileShown, StoredFileList
 from covenant.doors.operator_api.identities import (
     AuditIntegrity,
     AuditPurgedAnswer,
