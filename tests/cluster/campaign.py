@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -15,22 +15,30 @@ import httpx2
 from tests.cluster.checker import check
 from tests.cluster.clients import Clients
 from tests.cluster.deployment import NODES, deployed
-from tests.cluster.faults import FAULTS
+from tests.cluster.faults import FAULTS, UPGRADE, upgrade_in_turn
 from tests.cluster.history import History
+from tests.cluster.other_doors import OtherDoors
+from tests.waits import BOUND_S
 
 CALM_S: Final = 1.0
 """Between two faults."""
-MENDED_S: Final = 20.0
 
 
-async def run(folder: Path, faults: Sequence[str], *, seconds: float, seed: int) -> History:
-    """Each fault once, in this order, and then any of them until the time is over."""
+async def run(folder: Path, faults: Sequence[str], *, seconds: float, seed: int, before: Path | None = None) -> History:
+    """Each fault once, in this order, and then any of them until the time is over.
+
+    `before`: the tree of an older version, which runs until it is upgraded.
+    """
     history, chance = History(), random.Random(seed)
-    async with deployed(folder) as deployment:
+    async with AsyncExitStack() as stack:
+        deployment = await stack.enter_async_context(deployed(folder, before))
         clients = Clients(deployment, history, seed)
+        doors = OtherDoors(clients)
+        others = await stack.enter_async_context(doors.open())
         ends_s = time.monotonic() + seconds
-        working = asyncio.create_task(clients.run())
+        working = asyncio.create_task(clients.run(others))
         try:
+            await asyncio.wait_for(clients.enrolled.wait(), BOUND_S)
             await asyncio.sleep(CALM_S)
             left = list(faults)
             while left or time.monotonic() < ends_s:
@@ -38,12 +46,13 @@ async def run(folder: Path, faults: Sequence[str], *, seconds: float, seed: int)
                 if name == "failover" and deployment.promoted:
                     continue
                 history.faults[name] += 1
-                await FAULTS[name](deployment, chance)
+                await (FAULTS | {UPGRADE: upgrade_in_turn})[name](deployment, chance)
                 await asyncio.sleep(CALM_S)
         finally:
             clients.stopped = True
             await working
-        await asyncio.wait_for(_mended(clients), MENDED_S)
+        await asyncio.wait_for(_mended(clients), BOUND_S)
+        await doors.all_told()
         await check(deployment, history)
     return history
 

@@ -27,6 +27,18 @@ from tests.cluster.history import History
 COMPARED: Final = 100
 """Tasks that are read at every node."""
 STEPS_MAX: Final = 10_000
+DEFECTS: Final = (
+    "never retrieved",
+    "agent.take_failed",
+    "agent.unwritten",
+    "http.failed",
+    "ledger.batch_failed",
+    "push.fault",
+    "push.stopped",
+    "scheduler.failed",
+    "worker.failed",
+)
+OTHERS: Final = ("REST send", "gRPC send", "push")
 
 ROWS: Final = {
     "a task is live or ended, and has one id": """
@@ -43,13 +55,13 @@ ROWS: Final = {
     """,
     "states are counted": """
         SELECT count(*) FROM (SELECT state, count(*) AS n FROM live GROUP BY state) AS l
-        FULL JOIN (SELECT lane AS state, sum(n) AS n FROM lane_counts WHERE kind = 'state' GROUP BY lane) AS c
+        FULL JOIN (SELECT lane AS state, sum(n) AS n FROM counts WHERE kind = 'state' GROUP BY lane) AS c
             ON c.state = l.state
         WHERE coalesce(l.n, 0) <> coalesce(c.n, 0)
     """,
     "queues are counted": """
         SELECT count(*) FROM (SELECT recipient, count(*) AS n FROM queue GROUP BY recipient) AS l
-        FULL JOIN (SELECT lane AS recipient, sum(n) AS n FROM lane_counts WHERE kind = 'queued' GROUP BY lane) AS c
+        FULL JOIN (SELECT lane AS recipient, sum(n) AS n FROM counts WHERE kind = 'queued' GROUP BY lane) AS c
             ON c.recipient = l.recipient
         WHERE coalesce(l.n, 0) <> coalesce(c.n, 0)
     """,
@@ -95,6 +107,7 @@ async def check(deployment: Deployment, history: History) -> None:
             history.violated("the chains of the audit hold", "; ".join(report.failures))
     finally:
         await ledger.close()
+    _no_defects(deployment, history)
     _done_once(deployment, history)
     _drained_once(history)
     await _same_everywhere(deployment, history)
@@ -104,6 +117,8 @@ def _asked(history: History) -> set[str]:
     """The ids of tasks that were acknowledged."""
     calls = (*history.of("SendMessage"), *history.of("SendStreamingMessage"))
     found = {each.answer["result"]["task"]["id"] for each in calls if each.answer}
+    found |= {each.answer["task"]["id"] for kind in OTHERS for each in history.of(kind)}
+    found |= {each.answer["id"] for each in history.of("simple send")}
     return found | {each.about for each in history.of("send")}
 
 
@@ -122,6 +137,14 @@ async def _acknowledged(ledger: PostgresLedger, history: History) -> None:
         steps = await ledger.steps(TaskId(settled.about), 0, STEPS_MAX)
         if not any(isinstance(step.what, Ended) for step in steps):
             history.violated("a result that was acknowledged is there", settled.about)
+
+
+def _no_defects(deployment: Deployment, history: History) -> None:
+    """Whatever goes wrong outside, a daemon knows what it is: no error of its own is in a log."""
+    for node in NODES:
+        for line in (deployment.folder / f"{node}.log").read_text().splitlines():
+            if any(sign in line for sign in DEFECTS):
+                history.violated("no daemon logs a defect", f"{node}: {line[:200]}")
 
 
 def _done_once(deployment: Deployment, history: History) -> None:

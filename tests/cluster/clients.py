@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Sequence
 from typing import Any, Final
 from uuid import uuid4
 
@@ -31,12 +32,14 @@ class Clients:
         self.stopped = False
         self.token = deployment.token
         self.worker_token = self.sender_token = ""
+        self.enrolled = asyncio.Event()
 
-    async def run(self) -> None:
-        """Until `stopped`, and what was begun is ended."""
+    async def run(self, others: Sequence[Any] = ()) -> None:
+        """Until `stopped`, and what was begun is ended. `others`: what else is repeated."""
         async with httpx2.AsyncClient(timeout=CALL_S) as http, asyncio.TaskGroup() as group:
             self.worker_token = await self.enroll(http, WORKER, f"a2a.respond.{SENDER}", f"a2a.recv.{WORKER}")
             self.sender_token = await self.enroll(http, SENDER, f"a2a.send.{WORKER}")
+            self.enrolled.set()
             for _ in range(3):
                 group.create_task(self.repeat(http, self.call))
                 group.create_task(self.repeat(http, self.send))
@@ -44,6 +47,8 @@ class Clients:
             group.create_task(self.repeat(http, self.stream))
             group.create_task(self.repeat(http, self.drain))
             group.create_task(self.repeat(http, self.revoke))
+            for once in others:
+                group.create_task(self.repeat(http, once))
 
     async def repeat(self, http: httpx2.AsyncClient, once: Any) -> None:
         while not self.stopped:
@@ -97,7 +102,7 @@ class Clients:
     async def call(self, http: httpx2.AsyncClient) -> bool:
         """Send a message and wait for the answer; then read the task at another node."""
         with self.history.operation("SendMessage", self.node(), str(uuid4())) as operation:
-            body = _rpc("SendMessage", message=_message(operation.about))
+            body = _rpc("SendMessage", message=message(operation.about))
             if not await self.ask(http, operation, "POST", AGENT, body=body):
                 return operation.outcome == REFUSED
         task = operation.answer["result"]["task"]
@@ -121,7 +126,7 @@ class Clients:
     async def stream(self, http: httpx2.AsyncClient) -> bool:
         with self.history.operation("SendStreamingMessage", self.node(), str(uuid4())) as operation:
             headers = {"authorization": f"Bearer {self.token}", "a2a-version": "1.0"}
-            body = _rpc("SendStreamingMessage", message=_message(operation.about))
+            body = _rpc("SendStreamingMessage", message=message(operation.about))
             frames: list[dict[str, Any]]
             try:
                 url = self.deployment.daemons[operation.node].url
@@ -221,7 +226,7 @@ def _rpc(method: str, **params: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
 
 
-def _message(text: str) -> dict[str, Any]:
+def message(text: str) -> dict[str, Any]:
     return {"messageId": str(uuid4()), "role": "ROLE_USER", "parts": [{"text": text}]}
 
 

@@ -5,23 +5,29 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 import asyncpg
 
 from covenant.daemon.home import TOKEN_NAME, read_token
-from tests.cli.daemons import Daemon
+from tests.cli.daemons import Daemon, DaemonDidNotStart
 from tests.ledger_contract.postgres_proxy import PostgresProxy, proxy_before
 from tests.ledger_contract.postgres_server import OPTIONS, Server, programs
+from tests.outbound.http_servers import HERE
 from tests.waits import BOUND_S
 
 NODES: Final = ("a", "b", "c")
+STARTS_MAX: Final = 5
 LEASE_MS: Final = 2_000
 STANDBY: Final = "standby"
+ROLE: Final = "daemons"
+"""The daemons' own, which is no superuser: it can be refused."""
 SKEWS_S: Final = {"a": 0, "b": 600, "c": -600}
 """How far each node's clock is from the right one."""
 
@@ -29,7 +35,7 @@ AGENTS: Final = """
 import asyncio, os
 from covenant import Agent
 
-worker = Agent("worker", concurrency=64)
+worker = Agent("worker", concurrency=64, default_project="cluster")
 
 @worker
 async def work(turn):
@@ -41,9 +47,22 @@ async def work(turn):
 """
 
 
+def _free_ports(count: int) -> list[int]:
+    taken = [socket.socket() for _ in range(count)]
+    try:
+        for each in taken:
+            each.bind((HERE, 0))
+        return [each.getsockname()[1] for each in taken]
+    finally:
+        for each in taken:
+            each.close()
+
+
 class Deployment:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, before: Path | None = None) -> None:
+        """`before`: the tree of the version that is run at first, if not this one."""
         self.folder = folder
+        self.trees: dict[str, Path | None] = dict.fromkeys(NODES, before)
         self.done = folder / "done"
         """A line for each time that an agent began: the id of its task."""
         self.primary = self._server("primary")
@@ -52,6 +71,7 @@ class Deployment:
         self.proxies: dict[str, PostgresProxy] = {}
         self.daemons: dict[str, Daemon] = {}
         self.promoted = False
+        self.grpc_ports = dict(zip(NODES, _free_ports(len(NODES)), strict=True))
 
     def _server(self, name: str) -> Server:
         folder = self.folder / name
@@ -70,7 +90,8 @@ class Deployment:
         await asyncio.to_thread(self._open_database)
         self.url = self.primary.url("covenant")
         for node in NODES:
-            self.proxies[node] = await stack.enter_async_context(proxy_before(self.url))
+            as_role = self.url.replace(f"//{urlsplit(self.url).username}@", f"//{ROLE}@")
+            self.proxies[node] = await stack.enter_async_context(proxy_before(as_role))
         (self.folder / "agents.py").write_text(AGENTS.format(done=str(self.done)))
         for node in NODES:
             await self.start(node)
@@ -78,11 +99,28 @@ class Deployment:
     def _open_database(self) -> None:
         self.primary.prepare()
         self.primary.start()
-        asyncio.run(self._execute(self.primary.url("postgres"), "CREATE DATABASE covenant"))
+        made = (f"CREATE ROLE {ROLE} LOGIN", f"CREATE DATABASE covenant OWNER {ROLE}")
+        asyncio.run(self._execute(self.primary.url("postgres"), *made))
         self.primary.copy_to(self.standby, STANDBY)
         self.standby.start()
         synchronous = f"ALTER SYSTEM SET synchronous_standby_names = '{STANDBY}'"
         asyncio.run(self._execute(self.primary.url("postgres"), synchronous, "SELECT pg_reload_conf()"))
+
+    async def execute(self, *texts: str) -> None:
+        """As somebody who may do anything in the database."""
+        await self._execute(self.url, *texts)
+
+    async def level(self) -> int:
+        """Of the schema."""
+        level: int = await self.value("SELECT level FROM ledger_level")
+        return level
+
+    async def value(self, text: str) -> Any:
+        connection = await asyncpg.connect(self.url)
+        try:
+            return await connection.fetchval(text)
+        finally:
+            await connection.close()
 
     @staticmethod
     async def _execute(url: str, *texts: str) -> None:
@@ -94,7 +132,14 @@ class Deployment:
             await connection.close()
 
     async def start(self, node: str) -> None:
-        self.daemons[node] = await asyncio.to_thread(self._start, node)
+        """As whatever supervises a daemon does: again, where the start was refused."""
+        for left in reversed(range(STARTS_MAX)):
+            try:
+                self.daemons[node] = await asyncio.to_thread(self._start, node)
+                return
+            except DaemonDidNotStart:
+                if not left:
+                    raise
 
     def _start(self, node: str) -> Daemon:
         variables = {
@@ -103,7 +148,17 @@ class Deployment:
             "COVENANT_LEDGER_NODE_LEASE_MS": str(LEASE_MS),
             "COVENANT_PASSPHRASE": "open sesame",
             "COVENANT_DAEMON_NODE": node,
+            "COVENANT_A2A_PUSH_NOTIFICATIONS": "true",
+            "COVENANT_OUTBOUND_ALLOW": HERE,
+            "COVENANT_PUSH_PAUSE_MS": "50",
+            "COVENANT_PUSH_PAUSE_MS_MAX": "500",
+            "COVENANT_PUSH_ATTEMPTS_MAX": "100",
+            "COVENANT_A2A_INBOUND_RATE_PER_MIN": "0",
+            "COVENANT_GRPC_ENABLED": "true",
+            "COVENANT_GRPC_PORT": str(self.grpc_ports[node]),
         }
+        if (tree := self.trees[node]) is not None:
+            variables["PYTHONPATH"] = str(tree / "src")
         skewed = Path(__file__).with_name("skewed_clock.py")
         inside = (sys.executable, str(skewed), str(SKEWS_S[node]))
         return Daemon(self.folder / node, str(self.folder / "agents.py"), env=variables, inside=inside)
@@ -128,8 +183,7 @@ class Deployment:
             proxy.lead_to(self.url)
 
     async def terminate_backends(self) -> None:
-        await self._execute(
-            self.url,
+        await self.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = 'covenant' AND pid <> pg_backend_pid()",
         )
@@ -144,13 +198,13 @@ class Deployment:
 
 
 @asynccontextmanager
-async def deployed(folder: Path) -> AsyncIterator[Deployment]:
+async def deployed(folder: Path, before: Path | None = None) -> AsyncIterator[Deployment]:
     folder.chmod(0o755)
     if os.geteuid() == 0:
         for each in folder.parents:
             if each.stat().st_uid == 0 and not each.stat().st_mode & 0o001:
                 each.chmod(each.stat().st_mode | 0o011)
-    deployment = Deployment(folder)
+    deployment = Deployment(folder, before)
     async with AsyncExitStack() as stack:
         try:
             await deployment.open(stack)

@@ -8,7 +8,9 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from tests.cluster.deployment import LEASE_MS, NODES, Deployment
+from covenant.ledger.postgres.migrations import LEVEL
+from tests.cluster.deployment import LEASE_MS, NODES, ROLE, Deployment
+from tests.waits import eventually
 
 Fault = Callable[[Deployment, random.Random], Awaitable[None]]
 
@@ -42,6 +44,55 @@ async def terminate_backends(deployment: Deployment, _: random.Random) -> None:
     await deployment.terminate_backends()
 
 
+async def leave_no_connection(deployment: Deployment, chance: random.Random) -> None:
+    await deployment.execute(f"ALTER ROLE {ROLE} CONNECTION LIMIT 0")
+    await deployment.terminate_backends()
+    await asyncio.sleep(chance.choice((SHORT_S, LONG_S)))
+    await deployment.execute(f"ALTER ROLE {ROLE} CONNECTION LIMIT -1")
+
+
+async def revoke_a_right(deployment: Deployment, chance: random.Random) -> None:
+    table = chance.choice(("events", "live", "writers", "nodes", "news", "requests"))
+    await deployment.execute(f"REVOKE INSERT, UPDATE ON {table} FROM {ROLE}")
+    await asyncio.sleep(chance.choice((SHORT_S, LONG_S)))
+    await deployment.execute(f"GRANT INSERT, UPDATE ON {table} TO {ROLE}")
+
+
+async def rename_a_column(deployment: Deployment, chance: random.Random) -> None:
+    table, column = chance.choice((("events", "body"), ("nodes", "until_ms"), ("requests", "given")))
+    await deployment.execute(f"ALTER TABLE {table} RENAME COLUMN {column} TO other")
+    await asyncio.sleep(chance.choice((SHORT_S, LONG_S)))
+    await deployment.execute(f"ALTER TABLE {table} RENAME COLUMN other TO {column}")
+
+
+NO_ROOM: Final = """
+    CREATE SEQUENCE no_room_told;
+    CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+        PERFORM nextval('public.no_room_told');
+        RAISE EXCEPTION 'could not extend file "base/16384/16397": No space left on device'
+            USING ERRCODE = 'disk_full', HINT = 'Check free disk space.';
+    END $$
+"""
+AT_THE_ROW: Final = "CREATE TRIGGER no_room BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION no_room()"
+AT_THE_COMMIT: Final = (
+    "CREATE CONSTRAINT TRIGGER no_room AFTER INSERT ON {table} DEFERRABLE INITIALLY DEFERRED "
+    "FOR EACH ROW EXECUTE FUNCTION no_room()"
+)
+
+
+async def leave_no_room(deployment: Deployment, chance: random.Random) -> None:
+    """What a daemon sees of a full disk: PostgreSQL takes no row of a table that grows, with SQLSTATE 53100.
+
+    A size bound on the real disk needs root; `tests/contracts/test_postgres_failures.py` has that. A disk that is full
+    for PostgreSQL's log is a database that was killed.
+    """
+    table, when = chance.choice(("events", "live", "news", "ids")), chance.choice((AT_THE_ROW, AT_THE_COMMIT))
+    await deployment.execute(NO_ROOM, when.format(table=table))
+    await eventually(lambda: deployment.value("SELECT is_called FROM no_room_told"))
+    await asyncio.sleep(chance.choice((SHORT_S, LONG_S)))
+    await deployment.execute("DROP FUNCTION no_room CASCADE; DROP SEQUENCE no_room_told")
+
+
 async def cut_connections(deployment: Deployment, chance: random.Random) -> None:
     deployment.proxies[chance.choice(NODES)].cut()
 
@@ -73,6 +124,18 @@ async def restart_in_turn(deployment: Deployment, _: random.Random) -> None:
         await deployment.start(node)
 
 
+async def upgrade_in_turn(deployment: Deployment, _: random.Random) -> None:
+    """To the version of this tree. Daemons of both work for a while."""
+    assert await deployment.level() == LEVEL - 1
+    for node in NODES:
+        await asyncio.sleep(LONG_S)
+        await deployment.stop(node)
+        deployment.trees[node] = None
+        await deployment.start(node)
+        assert await deployment.level() == LEVEL
+    await asyncio.sleep(LONG_S)
+
+
 async def fail_over(deployment: Deployment, _: random.Random) -> None:
     if not deployment.promoted:
         await deployment.promote()
@@ -83,9 +146,15 @@ FAULTS: Final[dict[str, Fault]] = {
     "daemon stopped for longer than its lease": stop_the_clock_of_a_daemon,
     "database killed": kill_database,
     "backends terminated": terminate_backends,
+    "no connection left": leave_no_connection,
+    "right revoked": revoke_a_right,
+    "column renamed": rename_a_column,
+    "no room left": leave_no_room,
     "connections cut": cut_connections,
     "answers lost": lose_answers,
     "partition": partition,
     "rolling restart": restart_in_turn,
     "failover": fail_over,
 }
+UPGRADE: Final = "rolling upgrade"
+"""Can be done once, and where an older version runs."""

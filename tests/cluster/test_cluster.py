@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.cluster.campaign import run
+from tests.cluster.checker import OTHERS
 from tests.cluster.faults import FAULTS
 from tests.places import short_folder
 
@@ -21,5 +22,16 @@ async def test_no_promise_is_broken_by_any_fault() -> None:
     sys.stdout.write(history.summary())
     assert history.violations == []
     assert set(history.faults) == set(FAULTS)
-    for kind in ("SendMessage", "GetTask", "SendStreamingMessage", "send", "take", "settle", "drain", "revoke"):
+    for kind in (
+        "SendMessage",
+        "GetTask",
+        "SendStreamingMessage",
+        "send",
+        "take",
+        "settle",
+        "drain",
+        "revoke",
+        *OTHERS,
+        "simple send",
+    ):
         assert any(history.of(kind)), f"no {kind} was acknowledged, so nothing was checked of it"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from covenant.ledger.clock import Uuids
+from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.blobs import BlobStore, BlobUsage
 from covenant.ledger.embedded.blob_folder import BlobFolder
 from covenant.ledger.postgres.blob_rows import BlobRows
@@ -16,18 +16,16 @@ from covenant.model.errors import NotFound, Unavailable
 from covenant.outbound.s3_objects import ATTEMPTS_MAX
 from tests.ledger_contract.blobs import ACME, LATER_MS, NOBODY, OTHER, PIECE, BlobSuite, get, knows, put
 from tests.ledger_contract.postgres_engine import PostgresEngine
-from tests.ledger_contract.postgres_server import Databases, databases
+from tests.ledger_contract.postgres_server import Databases
 from tests.ledger_contract.samples import task_id
 from tests.outbound.s3_server import Fault, S3Server, s3_server
 from tests.outbound.test_s3_objects import objects_of
-
-__all__ = ["databases"]
 
 
 class TestFolder(BlobSuite):
     @pytest.fixture
     async def store(self, tmp_path: Path) -> BlobStore:
-        return BlobFolder(tmp_path / "blobs", Uuids())
+        return BlobFolder(tmp_path / "blobs", uuid_source())
 
 
 class S3Store(NamedTuple):
@@ -92,6 +90,10 @@ class TestS3(BlobSuite):
         server.objects[key] = PIECE[:-1] + b"?"
         (fault,) = await rows.check(knows([task_id(1)]), hashes=True)
         assert (fault.kind, fault.sha256) == ("wrong_hash", blob.sha256)
+        assert await put(rows, PIECE, task_id(2)) == blob
+        assert await get(rows, blob) == PIECE
+        assert (await rows.usage(ACME), list(server.objects.values())) == (BlobUsage(1, blob.size), [PIECE])
+        assert await rows.find(ACME, blob.sha256, task_id(1)) == blob.size
         server.objects.clear()
         (fault,) = await rows.check(knows([task_id(1)]), hashes=True)
         assert fault.kind == "missing"
@@ -110,3 +112,16 @@ class TestPostgres(BlobSuite):
         await store.close()
         await engine.close()
         await databases.give_back(url)
+
+    async def test_bytes_that_are_damaged_are_replaced_when_they_come_again(self, store: BlobStore) -> None:
+        assert isinstance(store, BlobRows)
+        blob = await put(store, PIECE, task_id(1))
+        async with store.connections.transaction() as db:
+            await db.execute("UPDATE blob_chunk SET body = set_byte(body, 5, 9)")
+        assert await get(store, blob) != PIECE
+        assert await put(store, PIECE, task_id(2)) == blob
+        assert await get(store, blob) == PIECE
+        assert await store.find(ACME, blob.sha256, task_id(1)) == blob.size
+        async with store.connections.transaction() as db:
+            assert await db.fetchval("SELECT count(DISTINCT upload_id) FROM blob_chunk") == 1
+            assert await db.fetchval("SELECT count(*) FROM blob_upload") == 0

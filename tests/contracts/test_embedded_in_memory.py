@@ -12,6 +12,7 @@ from tests.ledger_contract.contract import LedgerContract
 from tests.ledger_contract.embedded_engine import EmbeddedInMemory
 
 
+@pytest.mark.matrix
 class TestEmbeddedLedgerInMemory(LedgerContract):
     @pytest.fixture
     async def engine(self) -> AsyncIterator[EmbeddedInMemory]:

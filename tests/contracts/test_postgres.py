@@ -6,9 +6,7 @@ import pytest
 
 from tests.ledger_contract.contract import DurableLedgerContract
 from tests.ledger_contract.postgres_engine import PostgresEngine
-from tests.ledger_contract.postgres_server import Databases, databases
-
-__all__ = ["databases"]
+from tests.ledger_contract.postgres_server import Databases
 
 
 class TestPostgresLedger(DurableLedgerContract):

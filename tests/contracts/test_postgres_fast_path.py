@@ -12,22 +12,30 @@ import asyncpg
 import pytest
 
 from covenant.ledger.machine.identity_commands import Enroll
-from covenant.ledger.postgres.batch_rows import BatchStatement, encode_numbers, encode_texts
+from covenant.ledger.postgres.batch_statement import (
+    BatchStatement,
+    array_sql,
+    choose_statement,
+    encode_numbers,
+    encode_values,
+    join_texts,
+)
 from covenant.ledger.postgres.connections import WRITER_SETTINGS
+from covenant.ledger.postgres.counters import COUNTED_TOGETHER, counter_number
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.ledger.postgres.queue_head import LAG_S, LOOK_S, LOWEST, Floors
-from covenant.ledger.postgres.sql import statement
+from covenant.ledger.postgres.sql import Statement, statement
 from covenant.model.grant import send_actions
+from covenant.model.task_event import StatusUpdate
 from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.grants import give, sending
 from tests.ledger_contract.postgres_engine import PostgresEngine
-from tests.ledger_contract.postgres_server import Databases, databases
+from tests.ledger_contract.postgres_server import Databases
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, OPERATOR, make_grant, make_identity, make_task, ok, task_id
+from tests.ledger_contract.watches import advance
 from tests.waits import BOUND_S
 
-__all__ = ["databases"]
-
-HOT: Final = ("live", "queue", "results", "requests")
+HOT: Final = ("live", "queue", "results", "requests", "counted")
 PARTS: Final = ("held", "taken", "drained", "moved_live", "gone_live", "left_queue", "left_results")
 
 
@@ -135,6 +143,59 @@ async def _enrolled(ledger: PostgresLedger) -> None:
         await asyncio.sleep(0.005)
 
 
+async def test_counts_that_are_put_together_stay_what_they_are(engine: PostgresEngine, a: LedgerDriver) -> None:
+    assert isinstance(a.ledger, PostgresLedger)
+    for number in range(5):
+        await a.send(make_task(number))
+    seq, connection = a.ledger._writer.seq, await asyncpg.connect(engine.url)
+    try:
+        before = await connection.fetch(statement("nodes", "counts").text)
+        merge, writer = statement("nodes", "merge_counts"), a.ledger._writer._joined.writer
+        numbers = {"first_counter": counter_number(writer, 0), "counter": counter_number(writer, seq + 1_000)}
+        await connection.execute(merge.text, *merge.values({"writer": writer, **numbers}))
+        assert sorted(await connection.fetch(statement("nodes", "counts").text)) == sorted(before)
+        assert await connection.fetchval("SELECT count(DISTINCT writer) FROM lane_counts WHERE n <> 0") == 1
+    finally:
+        await connection.close()
+    assert len(await a.take(count=9)) == 5
+
+
+async def test_what_batches_have_counted_is_added_together_after_some_of_them(
+    engine: PostgresEngine, a: LedgerDriver
+) -> None:
+    assert isinstance(a.ledger, PostgresLedger)
+    number, connection = 0, await asyncpg.connect(engine.url)
+    try:
+        while number <= COUNTED_TOGETHER:
+            await a.send(make_task(number))
+            number += 1
+        assert 0 < await connection.fetchval("SELECT count(*) FROM counted") <= COUNTED_TOGETHER
+        assert await connection.fetchval("SELECT sum(n) FROM lane_counts WHERE kind = 'queued'") > 0
+        assert await connection.fetchval("SELECT sum(n) FROM counts WHERE kind = 'queued'") == number
+    finally:
+        await connection.close()
+
+
+async def test_counts_are_rows_of_their_own_while_a_daemon_lives_that_knows_no_others(
+    engine: PostgresEngine, a: LedgerDriver
+) -> None:
+    assert isinstance(a.ledger, PostgresLedger)
+    await a.send(make_task(0))
+    connection = await asyncpg.connect(engine.url)
+    try:
+        await connection.execute(
+            "INSERT INTO nodes (node, boot, seen_ms, until_ms, level) VALUES ('old', 'old', 0, 1::bigint << 60, 12)"
+        )
+        await a.ledger._membership._read_nodes()
+        before = await connection.fetchval("SELECT count(*) FROM counted")
+        await a.send(make_task(1))
+        assert await connection.fetchval("SELECT count(*) FROM counted") == before
+        assert await connection.fetchval("SELECT sum(n) FROM lane_counts WHERE kind = 'queued'") == 1
+        assert await connection.fetchval("SELECT sum(n) FROM counts WHERE kind = 'queued'") == 2
+    finally:
+        await connection.close()
+
+
 async def test_large_tasks_are_written_in_batches_of_bounded_size(a: LedgerDriver) -> None:
     await a.send(make_task(0))
     assert isinstance(a.ledger, PostgresLedger)
@@ -145,6 +206,22 @@ async def test_large_tasks_are_written_in_batches_of_bounded_size(a: LedgerDrive
     assert len(await a.take(count=1)) == 1
 
 
+async def test_a_command_with_many_events_is_written_whole(a: LedgerDriver) -> None:
+    await a.send(make_task(0))
+    (leased,) = await a.take()
+    said = [str(number) for number in range(700)]
+    await advance(a.ledger, leased, *(StatusUpdate(each) for each in said))
+    steps = await a.ledger.steps(leased.task.id, 0, 1_000)
+    assert [step.what.text for step in steps if isinstance(step.what, StatusUpdate)] == said
+
+
+def test_long_arrays_are_not_read_by_number() -> None:
+    """To find the n-th text, PostgreSQL walks over those before it."""
+    rows = {name: [0] * 700 for name in ("e_no", "e_n", "e_generation", "e_ts_ms", "e_kind", "e_body")}
+    assert "unnest(" in choose_statement(rows, single=False).text
+    assert "unnest(" not in choose_statement({name: values[:7] for name, values in rows.items()}, single=False).text
+
+
 async def test_no_plan_walks_a_table_that_a_vacuum_found_empty(engine: PostgresEngine, a: LedgerDriver) -> None:
     await a.send(make_task(0))
     connection = await asyncpg.connect(engine.url, server_settings=WRITER_SETTINGS)
@@ -153,7 +230,8 @@ async def test_no_plan_walks_a_table_that_a_vacuum_found_empty(engine: PostgresE
             await connection.execute(f"DELETE FROM {table}")
             await connection.execute(f"VACUUM ANALYZE {table}")
         every = chain.from_iterable(combinations(PARTS, count) for count in range(1, len(PARTS) + 1))
-        texts = [BatchStatement(parts).text for parts in every if "held" in parts or len(parts) == 1]
+        wanted = [parts for parts in every if "held" in parts or len(parts) == 1] + [("counted", "added_counts")]
+        texts = [BatchStatement(parts, single=single).text for parts in wanted for single in (False, True)]
         texts += [statement("load", name).text for name in ("live", "queue", "results", "requests")]
         for text in texts:
             plan = await _generic_plan(connection, text)
@@ -179,13 +257,20 @@ async def _generic_plan(connection: asyncpg.Connection[asyncpg.Record], text: st
         ["", 'say "so"', "back\\slash", "a,b", "{}", "NULL", "ü\n\t", "\x01\x02"],
         [None, "NULL", None, ""],
         [None],
-        [],
+        [""],
+        ["", ""],
+        ["\x1f", "\x1e", None, "\x1e\x1f", ""],
+        ["\x1e", "a"],
+        ["a\x1f"],
     ],
 )
 async def test_texts_reach_the_database_as_they_are(databases: Databases, texts: list[str | None]) -> None:
     connection = await asyncpg.connect(databases.url)
+    asked = Statement(f"SELECT {array_sql('texts', 'text')}")
     try:
-        assert await connection.fetchval("SELECT $1::text::text[]", encode_texts(texts)) == texts
+        encoders = [(name, join_texts if name == "texts" else None) for name in asked.names]
+        given = encode_values({"texts": texts}, encoders)
+        assert await connection.fetchval(asked.text, *given) == texts
     finally:
         await connection.close()
 
@@ -229,3 +314,27 @@ def test_all_of_a_queue_is_read_once_a_second() -> None:
     now_s += LOOK_S
     assert floors.look(BOB.pubkey) == LOWEST
     assert floors.look(BOB.pubkey) == 7
+
+
+async def test_a_command_that_the_database_refuses_fails_alone(engine: PostgresEngine, a: LedgerDriver) -> None:
+    await a.send(make_task(0))
+    connection = await asyncpg.connect(engine.url)
+    try:
+        await connection.execute(
+            f"""
+            CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN
+                IF NEW.task_id = '{task_id(7)}' THEN RAISE data_exception; END IF;
+                RETURN NEW;
+            END $$;
+            CREATE TRIGGER refuse BEFORE INSERT ON live FOR EACH ROW EXECUTE FUNCTION refuse();
+            """
+        )
+        answers = await asyncio.gather(*(a.send(make_task(each)) for each in range(1, 20)), return_exceptions=True)
+        assert [type(each) for each in answers if isinstance(each, Exception)] == [asyncpg.DataError]
+        assert isinstance(answers[6], asyncpg.DataError)
+    finally:
+        await connection.execute("DROP TRIGGER refuse ON live; DROP FUNCTION refuse")
+        await connection.close()
+    await a.send(make_task(7))
+    assert sorted(await a.queued_ids()) == sorted(task_id(each) for each in range(20))

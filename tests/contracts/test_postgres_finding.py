@@ -18,11 +18,9 @@ from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.model.task import Ending
 from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.postgres_engine import PostgresEngine
-from tests.ledger_contract.postgres_server import Databases, databases
+from tests.ledger_contract.postgres_server import Databases
 from tests.ledger_contract.samples import ALICE, BOB, make_task, ok, task_id, unsafe
 from tests.ledger_contract.searches import course, numbers
-
-__all__ = ["databases"]
 
 TASKS: Final = 20_000
 BASE_MS: Final = 1_700_000_000_000

@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, Final
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import asyncpg
 import pytest
 
+from covenant.agents.model.agent_memory import AgentMemories
+from covenant.agents.runtime.lost_work import LostWork
 from covenant.daemon.schedulers import AuditAnchors
 from covenant.daemon.telemetry import Log
 from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.access.tenants import TenantAccess
-from covenant.ledger.contract.identities import Register, RegisterChange
+from covenant.exchange.access.tenants import Caller, TenantAccess, TenantLimiter
+from covenant.ledger.contract.identities import Register, RegisterChange, Resident
+from covenant.ledger.contract.retention import EraseTasks
 from covenant.ledger.machine.commands import Accept, CancelOrphans, LeasedTask, Starter
 from covenant.ledger.machine.identity_commands import Enroll, RevokeGrant, RevokeIdentity
 from covenant.ledger.postgres import nodes
+from covenant.ledger.postgres.counters import counter_number
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
-from covenant.ledger.postgres.sql import Statement
-from covenant.model.errors import Refusal, Unavailable
+from covenant.ledger.postgres.sql import Statement, statement
+from covenant.model.agent_definition import AgentDefinition, CatalogueAgent, OnLost
+from covenant.model.errors import OverLimit, Refusal, Unavailable
 from covenant.model.grant import send_actions
-from covenant.model.ids import TaskId
+from covenant.model.ids import AgentId, TaskId
 from covenant.model.settings import Limits
 from covenant.model.task import DELEGATION, Task, fingerprint
 from covenant.model.task_event import Ended, StatusUpdate
-from covenant.model.tenants import DEFAULT
+from covenant.model.tenants import DEFAULT, Tenant, TenantLimits
 from tests.ledger_contract.driver import WAIT_MS, LedgerDriver, refused
 from tests.ledger_contract.grants import give, sending
 from tests.ledger_contract.postgres_engine import PostgresEngine
-from tests.ledger_contract.postgres_server import Databases, databases
+from tests.ledger_contract.postgres_server import Databases
 from tests.ledger_contract.samples import (
     ALICE,
     BOB,
@@ -43,10 +51,9 @@ from tests.ledger_contract.samples import (
     task_id,
 )
 from tests.ledger_contract.watches import advance, seen
+from tests.waits import BOUND_S, eventually
 
-__all__ = ["databases"]
-
-BOUND_S: Final = 10.0
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -68,9 +75,9 @@ async def b(engine: PostgresEngine, a: LedgerDriver) -> LedgerDriver:
     return LedgerDriver(await engine.join("b"), engine.clock)
 
 
-async def until(is_so: Callable[[], bool | Awaitable[bool]], bound_s: float = BOUND_S) -> None:
+async def until(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
     """What another node said arrives after a while, and not at a moment that a test could wait for."""
-    async with asyncio.timeout(bound_s):
+    async with asyncio.timeout(BOUND_S):
         while True:
             answer = is_so()
             if answer if isinstance(answer, bool) else await answer:
@@ -89,6 +96,43 @@ async def test_what_one_takes_the_other_does_not(a: LedgerDriver, b: LedgerDrive
     ids = [leased.task.id for leases in taken for leased in leases]
     ids += [leased.task.id for leased in await b.take(count=100)]
     assert sorted(ids) == sorted(task_id(number) for number in range(40))
+
+
+async def test_what_one_erases_the_other_hears_of(a: LedgerDriver, b: LedgerDriver) -> None:
+    await a.finish(await a.taken(make_task(1)), ok(task_id(1)))
+    await a.drain()
+    membership = ledger_of(b)._membership
+    membership.beat_now()
+    await until(lambda: ledger_of(b)._history.erased is not None)
+    heard: list[str] = []
+    b.ledger.on_erased(lambda: heard.append("erased"))
+    erased = await a.ledger.erase_tasks(EraseTasks(tenant="", before_ms=a.clock.now_ms + 1))
+    assert (erased.tasks, heard) == (1, [])
+    membership.beat_now()
+    await until(lambda: heard == ["erased"])
+
+
+async def test_counts_that_are_put_together_are_no_sign_that_something_was_erased(
+    engine: PostgresEngine, a: LedgerDriver, b: LedgerDriver
+) -> None:
+    await a.finish(await a.taken(make_task(1)), ok(task_id(1)))
+    await a.drain()
+    history, writer = ledger_of(b)._history, ledger_of(a)._membership._joined.writer
+    heard: list[str] = []
+    merge = statement("nodes", "merge_counts")
+    numbers = {"first_counter": counter_number(writer, 0), "counter": counter_number(writer, 1_000)}
+    connection = await asyncpg.connect(engine.url)
+    try:
+        await history.look_for_erasure(connection)
+        b.ledger.on_erased(lambda: heard.append("erased"))
+        kept = "SELECT count(*) FROM counted WHERE 'kept' = ANY(kinds)"
+        assert await connection.fetchval(kept) == 1
+        await connection.execute(merge.text, *merge.values({"writer": writer, **numbers}))
+        assert await connection.fetchval(kept) == 0
+        await history.look_for_erasure(connection)
+    finally:
+        await connection.close()
+    assert heard == []
 
 
 async def test_one_of_two_that_settle_the_same_task_wins(a: LedgerDriver, b: LedgerDriver) -> None:
@@ -244,9 +288,12 @@ async def test_a_killed_node_is_lost_and_its_leases_are_shown_so(
 ) -> None:
     leased = await a.taken_here(make_task())
     assert not (await b.show(task_id(1))).holder_lost
+    b.ledger.changes.begin()
+    b.ledger.changes.take()
     await engine.kill(ledger_of(a))
-    await until(lambda: _holder_lost(b), nodes.LEASE_MS * 4 / 3_000)
+    await until(lambda: _holder_lost(b))
     await until(lambda: not b.ledger.alive(leased.lease.node, leased.lease.boot or ""))
+    await until(lambda: b.ledger.changes.take().nodes)
     lost, living = await b.ledger.nodes()
     assert [(node.node, node.alive, node.leases) for node in (lost, living)] == [("a", False, 1), ("b", True, 0)]
     assert lost.started_at_ms <= lost.seen_at_ms <= living.seen_at_ms
@@ -254,6 +301,47 @@ async def test_a_killed_node_is_lost_and_its_leases_are_shown_so(
     assert await b.take() == (), "what was begun is begun again by a repair alone"
     await b.requeue(task_id(1))
     assert (await b.take_one()).lease.attempt == 2
+
+
+async def test_a_node_that_was_closed_has_left_and_is_not_called_lost(
+    engine: PostgresEngine, a: LedgerDriver, b: LedgerDriver
+) -> None:
+    await engine.close_one(a.ledger)
+    gone, living = await b.ledger.nodes()
+    assert [(node.node, node.alive, node.left) for node in (gone, living)] == [("a", False, True), ("b", True, False)]
+    await engine.kill(LedgerDriver(await engine.join("a"), engine.clock).ledger)  # type: ignore[arg-type]
+
+    async def is_lost() -> bool:
+        node = (await b.ledger.nodes())[0]
+        return (node.alive, node.left) == (False, False)
+
+    await until(is_lost)
+    await until(lambda: not b.ledger.alive("a", ""))
+
+
+async def test_as_many_leases_as_were_lost_before_are_found_when_another_node_is_lost(
+    engine: PostgresEngine, b: LedgerDriver
+) -> None:
+    agents = {each.pubkey: PoolAgent(each, "requeue", follows=True) for each in (BOB, CAROL)}
+    lost_work = LostWork(b.ledger, agents, hold_ms=1_000)
+    for number, recipient in ((1, BOB), (2, CAROL)):
+        other = LedgerDriver(await engine.join(f"node-{number}"), engine.clock)
+        await other.taken_here(make_task(number, recipient=recipient))
+        await engine.kill(ledger_of(other))
+        await eventually(partial(_lost_one, b))
+        await lost_work.step()
+        assert (await b.ledger.counts()).holders_lost == 0
+
+
+class PoolAgent(NamedTuple):
+    identity: AgentId
+    on_lost: OnLost
+    follows: bool
+    agent: object = None
+
+
+async def _lost_one(driver: LedgerDriver) -> bool:
+    return (await driver.ledger.counts()).holders_lost == 1
 
 
 async def test_a_boot_that_was_declared_lost_writes_nothing_more(
@@ -367,41 +455,48 @@ async def test_every_hint_that_is_lost_costs_time_only(
 
 async def test_a_cut_connection_costs_nobody_a_task(engine: PostgresEngine, a: LedgerDriver, b: LedgerDriver) -> None:
     """Whoever is not told that its task was accepted sends it again, and it is there once."""
-    cutting = asyncio.create_task(_cut(engine))
+    due = asyncio.Event()
+    cutting = asyncio.create_task(_cut(engine, due))
     try:
         for number in range(60):
-            for _ in range(50):
-                try:
-                    await a.send(make_task(number))
-                except Unavailable:
-                    continue
-                break
+            await eventually(lambda: answered(a.send(make_task(number))))  # noqa: B023  (awaited in this round)
+            if number % 4 == 0:
+                due.set()  # while the next ones are sent
     finally:
         cutting.cancel()
-    async with asyncio.timeout(BOUND_S):
-        while True:
-            try:
-                taken = await b.take(count=100)
-            except Unavailable:
-                continue
-            break
-    assert sorted(leased.task.id for leased in taken) == sorted(task_id(number) for number in range(60))
+        await asyncio.wait((cutting,))
+    taken: list[TaskId] = []
+
+    async def take() -> bool:
+        leases = await answered(b.take(count=100))
+        taken.extend(leased.task.id for leased in leases or ())
+        return bool(leases)
+
+    await eventually(take)
+    assert sorted(taken) == sorted(task_id(number) for number in range(60))
 
 
-async def _cut(engine: PostgresEngine) -> None:
-    """Terminate every backend of the ledger, again and again."""
-    import asyncpg  # noqa: PLC0415
+async def answered(asking: Awaitable[T]) -> T | None:
+    """None: the database could not be reached."""
+    try:
+        return await asking
+    except Unavailable:
+        return None
 
+
+async def _cut(engine: PostgresEngine, due: asyncio.Event) -> None:
+    """Terminate every backend of the ledger, whenever it is due."""
     connection = await asyncpg.connect(engine.url)
     try:
         while True:
-            await asyncio.sleep(0.1)
+            await due.wait()
+            due.clear()
             await connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
     finally:
-        connection.terminate()
+        await connection.close()
 
 
 async def test_behind_a_pooler_nothing_is_kept_in_a_session_and_news_are_polled_for(databases: Databases) -> None:
@@ -452,3 +547,86 @@ async def test_a_chain_whose_end_was_cut_is_found_by_what_another_chain_has_seen
     report = await a.ledger.audit_verify()
     assert not report.valid
     assert report.failures == ("b: row 2, which the chain of a has seen, is missing",)
+
+
+async def test_notes_of_an_agent_are_numbered_once_over_all_nodes(
+    a: LedgerDriver, b: LedgerDriver, engine: PostgresEngine, tmp_path: Path
+) -> None:
+    ledgers = [await engine.join(name) for name in ("c", "d")]
+    places = [AgentMemories(tmp_path, lambda: 1_000, ledger).of("acme", "bot") for ledger in ledgers]
+    written = await asyncio.gather(*(place.write(f"note {n}") for n in range(4) for place in places))
+    assert sorted(note.id for note in written) == list(range(1, 9))
+    assert {note.text for note in await places[0].notes()} == {note.text for note in written}
+    assert await places[1].clear(3) == 1
+    assert len(await places[0].notes()) == 7
+    assert await AgentMemories(tmp_path, lambda: 1_000, ledgers[0]).of("other", "bot").notes() == ()
+    assert not list(tmp_path.iterdir()), "nothing of it is in a file"
+
+
+async def test_each_node_lets_in_its_share_of_a_limit(a: LedgerDriver, b: LedgerDriver, engine: PostgresEngine) -> None:
+    ledgers = [await engine.join(name) for name in ("c", "d")]
+    await until(lambda: all(ledger.living() == 4 for ledger in ledgers))
+    tenant = Tenant(
+        name="acme", token_sha256="", token_prefix="", created_at_ms=0, limits=TenantLimits(rate_per_min=10)
+    )
+    caller = Caller(tenant, "token", operator=False, name="acme")
+    admitted = 0
+    for ledger in ledgers:
+        limiter = TenantLimiter(lambda: 0, living=ledger.living)
+        with suppress(OverLimit):
+            while admitted < 100:
+                limiter.admit(caller)
+                admitted += 1
+    assert admitted == 2 * 3, "ten, divided by four nodes and rounded up, at each of two"
+
+
+async def test_agents_that_a_node_serves_are_known_to_the_others_until_it_is_gone(
+    a: LedgerDriver, b: LedgerDriver, engine: PostgresEngine
+) -> None:
+    c, d = [await engine.join(name) for name in ("c", "d")]
+    agent = CatalogueAgent(tenant=DEFAULT, definition=AgentDefinition(id="bot", kind="worker"), source="code")
+    heard: list[RegisterChange] = []
+    d.on_registers(heard.append)
+    await c.announce((agent,))
+    assert d.residents() == [Resident("c", agent)]
+    assert c.residents() == [], "it knows its own"
+    assert RegisterChange(Register.AGENTS, DEFAULT) in heard
+    heard.clear()
+    await engine.kill(c)
+    await until(lambda: d.residents() == [Resident("c", agent, alive=False)])
+    assert RegisterChange(Register.AGENTS, DEFAULT) in heard
+    again = await engine.join("c")
+    await again.announce(())
+    assert d.residents() == []
+
+
+async def test_a_node_that_was_declared_lost_announces_its_agents_again(
+    a: LedgerDriver, b: LedgerDriver, engine: PostgresEngine
+) -> None:
+    c, d = [await engine.join(name) for name in ("c", "d")]
+    agent = CatalogueAgent(tenant=DEFAULT, definition=AgentDefinition(id="bot", kind="worker"), source="code")
+    await c.announce((agent,))
+    boot = c.boot
+    connection = await asyncpg.connect(engine.url)
+    try:
+        for table in ("writers", "nodes"):
+            await connection.execute(f"UPDATE {table} SET lost_at_ms = 1 WHERE node = 'c'")
+    finally:
+        await connection.close()
+    await until(lambda: c.boot != boot)
+    await until(lambda: d.residents() == [Resident("c", agent)])
+
+
+async def test_a_node_that_is_closed_while_it_announces_its_agents_again_leaves_nothing_behind(
+    a: LedgerDriver, b: LedgerDriver, engine: PostgresEngine
+) -> None:
+    agent = CatalogueAgent(tenant=DEFAULT, definition=AgentDefinition(id="bot", kind="worker"), source="code")
+    agents = ledger_of(b)._node_agents
+    await agents.announce((agent,))
+    async with ledger_of(a)._membership._busy:  # it does not look, so that nothing is known to all
+        agents.announce_again()
+        announcing = agents._again
+        assert announcing is not None
+        await asyncio.sleep(0)
+        await engine.close_one(b.ledger)
+        assert announcing.cancelled()

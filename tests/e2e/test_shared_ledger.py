@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -18,18 +16,21 @@ import pytest
 
 from covenant.agents.api import Agent, Turn
 from covenant.daemon.home import KEY_NAME, TOKEN_NAME, UnsafeHome, read_token
+from covenant.daemon.keystore import INSTANCE_NAME
+from covenant.ledger.postgres import connections
 from covenant.ledger.postgres.migrations import LEVEL, NotDurable, WrongSchema
 from covenant.ledger.postgres.open_postgres import DatabaseUnusable
 from covenant.model.errors import HomeLocked, SettingsError
-from tests.cli.daemons import COVENANT
+from covenant.outbound import s3_objects
+from tests.agents.test_served_files import serve_for_tenants
+from tests.cli.daemons import covenant as run_command
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.ledger_contract.postgres_proxy import proxy_before
-from tests.ledger_contract.postgres_server import Databases, at, databases
+from tests.ledger_contract.postgres_server import Databases, at
+from tests.ledger_contract.transaction_pooler import pooler_before
 from tests.outbound.receivers import receiver
 from tests.outbound.s3_server import ACCESS_KEY, BUCKET, REGION, SECRET_KEY, s3_server
-from tests.waits import BOUND_S
-
-__all__ = ["databases"]
+from tests.waits import BOUND_S, LOOK_S
 
 
 def agents() -> tuple[Agent, Agent, asyncio.Event, asyncio.Event]:
@@ -58,6 +59,10 @@ async def url(databases: Databases) -> AsyncIterator[str]:
     url = await databases.borrow()
     yield url
     await databases.give_back(url)
+
+
+async def test_the_agents_of_a_tenants_file_are_that_tenants_on_a_database_too(url: str, short_path: Path) -> None:
+    await asyncio.to_thread(serve_for_tenants, short_path, "--ledger-url", url, "--ledger-durability", "os")
 
 
 def shared(url: str) -> dict[str, Any]:
@@ -92,16 +97,80 @@ def message(text: str) -> dict[str, Any]:
     return {"messageId": text, "role": "ROLE_USER", "parts": [{"text": text}]}
 
 
+async def send(daemon: DaemonUnderTest, agent: str, text: str, **params: Any) -> Any:
+    """The task of a message. A daemon that a busy machine keeps from its database refuses; a client repeats then."""
+    async with asyncio.timeout(BOUND_S):
+        while "task" not in (answer := await call(daemon, agent, "SendMessage", message=message(text), **params)):
+            assert "can be repeated" in answer["message"], answer
+            await asyncio.sleep(LOOK_S)
+    return answer["task"]
+
+
 async def test_what_one_daemon_answered_is_read_and_listed_at_the_other(tmp_path: Path, url: str) -> None:
     echo, slow, _, _ = agents()
     async with open_daemon_under_test(tmp_path / "a", echo, slow, ledger=shared(url)) as a:
         copy_keys(tmp_path)
         async with open_daemon_under_test(tmp_path / "b", echo, slow, ledger=shared(url)) as b:
-            sent = (await call(a, "echo", "SendMessage", message=message("hello")))["task"]
+            sent = await send(a, "echo", "hello")
             assert sent["status"]["state"] == "TASK_STATE_COMPLETED"
             assert await call(b, "echo", "GetTask", id=sent["id"]) == await call(a, "echo", "GetTask", id=sent["id"])
             listed = await call(b, "echo", "ListTasks")
             assert [task["id"] for task in listed["tasks"]] == [sent["id"]]
+
+
+async def test_daemons_behind_a_transaction_pooler_share_one_ledger(tmp_path: Path, url: str) -> None:
+    async with pooler_before(url, 4) as pooler:
+        ledger = {**shared(pooler.url), "pooler": True}
+        first, slow, begun, stopped = agents()
+        second, _, _, _ = agents()
+        async with open_daemon_under_test(tmp_path / "a", first, slow, ledger=ledger) as a:
+            copy_keys(tmp_path)
+            async with open_daemon_under_test(tmp_path / "b", second, ledger=ledger) as b:
+                sent = [await send(each, "echo", f"{n}") for n in range(5) for each in (a, b)]
+                assert {each["status"]["state"] for each in sent} == {"TASK_STATE_COMPLETED"}
+                listed = await call(b, "echo", "ListTasks")
+                assert {task["id"] for task in listed["tasks"]} == {each["id"] for each in sent}
+                held = (await b.ask("POST", "/v1/files", content=b"bytes")).json()
+                place = urlsplit(held["url"])
+                assert (await a.ask("GET", f"{place.path}?{place.query}", token="")).content == b"bytes"
+                configuration = {"returnImmediately": True}
+                asked = await send(b, "slow", "wait", configuration=configuration)
+                await asyncio.wait_for(begun.wait(), BOUND_S)
+                await call(b, "slow", "CancelTask", id=asked["id"])
+                await asyncio.wait_for(stopped.wait(), BOUND_S)
+
+
+async def test_a_text_that_one_daemon_took_is_told_by_the_other_and_both_share_the_rate(
+    tmp_path: Path, url: str
+) -> None:
+    echo = Agent("echo", default_project="work")
+
+    @echo
+    async def answer(turn: Turn) -> str:
+        return f"echo: {turn.text}"
+
+    limits = {"inbound_rate_per_min": 6}
+    async with open_daemon_under_test(tmp_path / "a", echo, ledger=shared(url), a2a=limits) as a:
+        copy_keys(tmp_path)
+        async with open_daemon_under_test(tmp_path / "b", echo, ledger=shared(url), a2a=limits) as b:
+
+            async def both_know_each_other() -> bool:
+                return all(each.daemon.base.storage.ledger.living() == 2 for each in (a, b))
+
+            await until(both_know_each_other)
+
+            async def send(daemon: DaemonUnderTest) -> Any:
+                return await daemon.ask("POST", "/a2a/tasks/send", json={"params": {"message": "hello"}})
+
+            async def all_are_told() -> bool:
+                found = [await b.ask("GET", f"/a2a/tasks/{each.json()['id']}") for each in sent]
+                return all(each.status_code == 200 and each.json()["state"] == "completed" for each in found)
+
+            assert (await send(b)).status_code < 300, "this daemon has its view of the door now"
+            sent = [await send(a) for _ in range(3)]
+            await until(all_are_told)
+            refused = await send(a)
+            assert (refused.status_code, int(refused.headers["Retry-After"]) > 0) == (429, True), "half of six a minute"
 
 
 async def test_a_cancel_at_one_daemon_stops_the_work_at_the_other_whose_stream_ends(tmp_path: Path, url: str) -> None:
@@ -110,7 +179,7 @@ async def test_a_cancel_at_one_daemon_stops_the_work_at_the_other_whose_stream_e
         copy_keys(tmp_path)
         async with open_daemon_under_test(tmp_path / "b", echo, slow, ledger=shared(url)) as b:
             returned = {"returnImmediately": True}
-            sent = (await call(a, "slow", "SendMessage", message=message("wait"), configuration=returned))["task"]
+            sent = await send(a, "slow", "wait", configuration=returned)
             await asyncio.wait_for(begun.wait(), BOUND_S)
             body = {"jsonrpc": "2.0", "id": 1, "method": "SubscribeToTask", "params": {"id": sent["id"]}}
             headers = {"A2A-Version": "1.0", "Authorization": f"Bearer {b.token}"}
@@ -151,13 +220,9 @@ async def test_a_home_without_the_shared_key_or_with_another_token_is_refused(tm
 
 async def covenant(*words: str, passphrase: str = "") -> dict[str, Any]:
     """What the command says with --json; `exit` is its exit code."""
-    variables = {**os.environ, "COVENANT_PASSPHRASE": passphrase, "COVENANT_LEDGER_DURABILITY": "os"}
-    running = await asyncio.create_subprocess_exec(
-        str(COVENANT), *words, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables
-    )
-    out, err = await asyncio.wait_for(running.communicate(), BOUND_S)
-    assert out, err
-    return {**json.loads(out), "exit": running.returncode}
+    variables = {"COVENANT_PASSPHRASE": passphrase, "COVENANT_LEDGER_DURABILITY": "os"}
+    ran = await asyncio.to_thread(run_command, *words, "--json", env=variables)
+    return {**ran.json, "exit": ran.code}
 
 
 async def test_a_prepared_database_gives_key_and_token_to_whoever_knows_the_passphrase(
@@ -212,9 +277,15 @@ async def test_the_schema_is_raised_by_a_command_and_a_database_that_is_missing_
     assert (unnamed["exit"], unnamed["code"]) == (1, "no_database")
 
 
-async def test_what_only_one_daemon_can_do_yet_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"does not work with ledger\.url yet"):
-        async with open_daemon_under_test(tmp_path, ledger=shared("postgres://nobody@/none"), peers={"enabled": True}):
+async def test_an_identity_that_is_not_the_ledgers_is_refused(tmp_path: Path, url: str) -> None:
+    peers = {"enabled": True}
+    async with open_daemon_under_test(tmp_path / "a", ledger=shared(url), peers=peers):
+        pass
+    copy_keys(tmp_path)
+    (tmp_path / "b" / INSTANCE_NAME).write_text("ab" * 32)
+    (tmp_path / "b" / INSTANCE_NAME).chmod(0o600)
+    with pytest.raises(UnsafeHome, match=r"instance\.key is not the identity"):
+        async with open_daemon_under_test(tmp_path / "b", ledger=shared(url), peers=peers):
             pass
 
 
@@ -237,7 +308,7 @@ async def test_a_webhook_is_told_by_one_daemon_and_by_another_when_that_one_is_g
         config = {"taskPushNotificationConfig": {"url": hook.url(), "id": "p"}}
 
         async def tell(daemon: DaemonUnderTest) -> int:
-            sent = (await call(daemon, "talker", "SendMessage", message=message("go"), configuration=config))["task"]
+            sent = await send(daemon, "talker", "go", configuration=config)
             last: int = sent["metadata"]["covenant.generation"]
             return last
 
@@ -261,12 +332,18 @@ async def test_a_database_that_is_not_there_or_not_durable_is_a_clear_error(tmp_
     with pytest.raises(DatabaseUnusable, match="does not exist"):
         async with open_daemon_under_test(tmp_path / "a", ledger=shared(f"{at(url, 'no_such_database')}")):
             pass
+    with pytest.raises(DatabaseUnusable, match=r"check that it runs and ledger\.url leads to it"):
+        async with open_daemon_under_test(tmp_path / "a", ledger=shared("postgres://nobody@127.0.0.1:1/none")):
+            pass
     with pytest.raises(NotDurable, match="fsync"):
         async with open_daemon_under_test(tmp_path / "a", ledger={"url": url}):
             pass
 
 
-async def test_readiness_and_metrics_tell_of_the_database_and_of_its_absence(tmp_path: Path, url: str) -> None:
+async def test_readiness_and_metrics_tell_of_the_database_and_of_its_absence(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "COMMAND_S", 5.0)  # nobody need wait half a minute for a database that is silent
     async with proxy_before(url) as proxy:
         ledger = {**shared(proxy.url), "node_lease_ms": 1_500}
         async with open_daemon_under_test(tmp_path / "a", ledger=ledger) as a:
@@ -345,12 +422,12 @@ async def test_a_role_without_rights_or_connections_is_a_clear_error_and_costs_n
     await execute(url, f"CREATE ROLE {role} LOGIN", f"GRANT CREATE, USAGE ON SCHEMA public TO {role}")
     try:
         async with open_daemon_under_test(tmp_path / "a", ledger=shared(as_guest)) as a:
-            assert (await call(a, "index", "SendMessage", message=message("one")))["task"]["id"]
+            assert (await send(a, "index", "one"))["id"]
             await execute(url, f"ALTER TABLE events OWNER TO {parts.username}")
             answer = await call(a, "index", "SendMessage", message=message("two"))
             assert "permission denied" in str(answer)
             await execute(url, f"ALTER TABLE events OWNER TO {role}")
-            assert (await call(a, "index", "SendMessage", message=message("three")))["task"]["id"]
+            assert (await send(a, "index", "three"))["id"]
         await execute(url, f"ALTER ROLE {role} CONNECTION LIMIT 1")
         with pytest.raises(DatabaseUnusable, match="too many connections"):
             async with open_daemon_under_test(tmp_path / "a", ledger=shared(as_guest)):
@@ -365,6 +442,7 @@ async def test_files_are_in_one_bucket_for_all_daemons(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    monkeypatch.setattr(s3_objects, "ATTEMPTS_MAX", 2)
     data = os.urandom(9_000_000)
     async with s3_server() as server:
         blobs = {"url": f"s3://{BUCKET}/covenant", "endpoint": server.url, "region": REGION}
@@ -404,3 +482,75 @@ async def test_a_bucket_that_cannot_be_used_is_refused_at_the_start(
             async with open_daemon_under_test(tmp_path / "b", ledger=shared(url), blobs=blobs):
                 pass
         assert "another one" not in str(refused.value)
+
+
+async def test_an_agent_that_one_daemon_serves_is_called_and_listed_at_the_other(tmp_path: Path, url: str) -> None:
+    echo, slow, _, _ = agents()
+    async with AsyncExitStack() as stack:
+        a = await stack.enter_async_context(open_daemon_under_test(tmp_path / "a", echo, ledger=shared(url)))
+        copy_keys(tmp_path)
+        async with open_daemon_under_test(tmp_path / "b", slow, ledger=shared(url)) as b:
+            sent = await send(b, "echo", "hello")
+            assert sent["artifacts"][0]["parts"] == [{"text": "echo: hello"}]
+            shown = (await b.ask("GET", "/v1/admin/tenants/default/agents/echo")).json()["agent"]
+            assert shown["nodes"] == [a.daemon.base.storage.ledger.node]
+            listed = (await a.ask("GET", "/v1/admin/tenants/default/agents")).json()["agents"]
+            assert {each["id"]: each.get("nodes") for each in listed} == {
+                "index": None,
+                "echo": [a.daemon.base.storage.ledger.node],
+                "slow": [b.daemon.base.storage.ledger.node],
+            }
+            card = await b.ask("GET", "/v1/a2a/agents/echo/.well-known/agent-card.json")
+            assert card.status_code == 200
+            await stack.aclose()
+
+            async def away() -> bool:
+                # Until it is known that the daemon is away, what is sent waits for it.
+                params = {"message": message("again"), "configuration": {"returnImmediately": True}}
+                body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": params}
+                headers = {"A2A-Version": "1.0"}
+                answer = (await b.ask("POST", "/v1/a2a/agents/echo", json=body, headers=headers)).json()
+                return "is served by" in str(answer)
+
+            await until(away)
+            again = await stack.enter_async_context(open_daemon_under_test(tmp_path / "a", echo, ledger=shared(url)))
+            assert again.daemon.base.storage.ledger.node == shown["nodes"][0]
+            sent = await send(b, "echo", "third")
+            assert sent["status"]["state"] == "TASK_STATE_COMPLETED"
+
+
+async def test_a_task_for_an_agent_of_a_daemon_that_is_away_waits_for_it(tmp_path: Path, url: str) -> None:
+    busy, done, begun = Agent("one", concurrency=1), Agent("one"), asyncio.Event()
+
+    @busy
+    async def wait(_: Turn) -> str:
+        begun.set()
+        await asyncio.Event().wait()
+        return ""
+
+    @done
+    async def answer(turn: Turn) -> str:
+        return turn.text
+
+    async with AsyncExitStack() as stack:
+        at_once = {"grace_ms": 0}  # the first agent works when its daemon stops
+        await stack.enter_async_context(
+            open_daemon_under_test(tmp_path / "a", busy, ledger=shared(url), daemon=at_once)
+        )
+        copy_keys(tmp_path)
+        async with open_daemon_under_test(tmp_path / "b", ledger=shared(url)) as b:
+            returned = {"returnImmediately": True}
+            first, second = [(await send(b, "one", text, configuration=returned))["id"] for text in ("first", "second")]
+            await asyncio.wait_for(begun.wait(), BOUND_S)
+            await stack.aclose()
+            waiting = await b.daemon.base.storage.ledger.show(second, None, 0)
+            assert waiting is not None
+            assert waiting.state == "queued"
+            await stack.enter_async_context(open_daemon_under_test(tmp_path / "a", done, ledger=shared(url)))
+
+            async def completed() -> bool:
+                found = await call(b, "one", "GetTask", id=second)
+                return bool(found["status"]["state"] == "TASK_STATE_COMPLETED")
+
+            await until(completed)
+            assert first != second

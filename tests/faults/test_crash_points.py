@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from covenant.ledger.embedded.fault_points import POINTS
-from tests.faults.running import Ran, judge, make_base, run
+from tests.faults.fault_run import Ran, judge, make_base, run
 from tests.ledger_contract.fault_injection import FAULTS, hits
 
 pytestmark = [pytest.mark.faults, pytest.mark.matrix]

@@ -95,7 +95,7 @@ async def test_receivers_side_by_side_that_are_cancelled_lose_nothing(tmp_path: 
                 except TimeoutError:
                     continue
 
-        await asyncio.wait_for(asyncio.gather(*(receiver(seed) for seed in range(several))), 60)
+        await asyncio.wait_for(asyncio.gather(*(receiver(seed) for seed in range(several))), BOUND_S)
         assert sorted(task.id for task in found) == sorted(ids)
 
 

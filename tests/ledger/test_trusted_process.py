@@ -94,7 +94,7 @@ async def test_a_repair_is_checked_as_a_door_would(mailbox: Mailbox) -> None:
 
 async def test_a_result_for_a_task_that_is_not_known_is_refused(mailbox: Mailbox) -> None:
     other = TaskId("00000000-0000-4000-8000-000000000000")
-    with pytest.raises(NotFound, match="not known"):
+    with pytest.raises(NotFound, match="not found"):
         await mailbox.send_result(Result(task_id=other, status=ResultStatus.OK))
 
 

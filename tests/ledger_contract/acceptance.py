@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from covenant.ledger.contract.tasks import Parties
+from covenant.ledger.machine.commands import Accept
 from covenant.model.content import Text
 from covenant.model.settings import Limits
+from covenant.model.task import A2A
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.engine import Engine
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, idempotent, make_task, ok, task_id
@@ -33,6 +35,21 @@ class AcceptanceSuite(Suite):
         await driver.send(make_task())
         assert (await driver.send(make_task())).duplicate
         assert len(await driver.take(count=10)) == 1
+
+    async def test_a_task_that_has_a_digest_of_earlier_rules_is_known_by_it(self, driver: LedgerDriver) -> None:
+        task = make_task()
+        await driver.ledger.commit(Accept(task=task, digest="before"))
+
+        async def check() -> None:
+            again = Accept(task=task, digest="now", former=("between", "before"))
+            assert (await driver.ledger.commit(again)).duplicate
+            with refused("duplicate_task_id", 409):
+                await driver.ledger.commit(Accept(task=task, digest="now", former=("between",)))
+
+        await check()
+        await driver.finish(await driver.take_one(), ok(task.id))
+        await driver.drain(ALICE)
+        await check()
 
     async def test_equal_sends_at_the_same_moment_make_one_task(self, driver: LedgerDriver) -> None:
         answers = await asyncio.gather(*(driver.send(make_task()) for _ in range(20)))
@@ -124,6 +141,7 @@ class AcceptanceSuite(Suite):
         with refused("results_undrained", 429):
             await driver.send(make_task(3))
         await driver.send(make_task(4, sender=CAROL))
+        await driver.send(make_task(5, origin=A2A))  # leaves no result that waits
         assert len(await driver.drain()) == 1
         await driver.send(make_task(3))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from covenant.ledger.contract.retention import EraseTasks
 from covenant.ledger.machine.identity_commands import AddTenant, ChangeTenant
 from covenant.model.errors import Refusal
 from covenant.model.settings import Limits
@@ -48,6 +49,25 @@ class AccountSuite(Suite):
         await driver.send(task_of(2, size=400))
         await driver.cancel(task_id(1))
         await driver.send(task_of(3, size=600))
+
+    async def test_what_each_tenant_holds_is_told_as_its_limits_count_it(self, driver: LedgerDriver) -> None:
+        await add(driver, "acme")
+        await add(driver, "other")
+        await driver.send(task_of(1, size=600))
+        await driver.send(task_of(2, size=50))
+        await driver.send(task_of(3, tenant="other"))
+        acme, other, nobody = await driver.ledger.tenant_sizes(["acme", "other", "nobody"])
+        assert (acme.live_tasks, acme.queued_bytes, acme.kept_bytes) == (2, 650, 0)
+        assert (other.live_tasks, other.queued_bytes) == (1, 10)
+        assert (nobody.live_tasks, nobody.queued_bytes, nobody.kept_bytes) == (0, 0, 0)
+        leased = await driver.take_one()
+        await driver.finish(leased, ok(leased.task.id))
+        await driver.drain()
+        (acme,) = await driver.ledger.tenant_sizes(["acme"])
+        assert (acme.live_tasks, acme.queued_bytes) == (1, 50)
+        assert acme.kept_bytes
+        await driver.ledger.erase_tasks(EraseTasks(tenant="acme", before_ms=0, bytes_max=1))
+        assert [each.kept_bytes for each in await driver.ledger.tenant_sizes(["acme", "other"])] == [0, 0]
 
     async def test_one_tenants_limits_are_not_anothers(self, driver: LedgerDriver) -> None:
         await add(driver, "acme", live_tasks=1, queued_bytes=100)

@@ -214,6 +214,11 @@ class CapabilitySuite(Suite):
         second = await give(driver, make_grant(ALICE, SEND_TO_BOB, nonce="2"))
         assert await driver.ledger.commit(RevokeGrant(by=OPERATOR, signature_b58=first.signature_b58))
         await driver.send(make_task(1), access=sending(make_task(1)))
+        known = {grant.signature_b58: grant for grant in driver.ledger.grants_of(ALICE.pubkey, SEND_TO_BOB)}
+        assert known.keys() == {first.signature_b58, second.signature_b58}
+        assert not known[first.signature_b58].live(driver.clock())
+        assert known[second.signature_b58].live(driver.clock())
+        assert driver.ledger.grants_of(BOB.pubkey, SEND_TO_BOB) == ()
         assert await driver.ledger.commit(RevokeGrant(by=OPERATOR, signature_b58=second.signature_b58))
         assert not await driver.ledger.commit(RevokeGrant(by=OPERATOR, signature_b58=second.signature_b58))
         with refused("capability_missing", 403):

@@ -17,7 +17,7 @@ from tests.ledger_contract.capabilities import CapabilitySuite
 from tests.ledger_contract.compaction import CompactionSuite
 from tests.ledger_contract.delegations import DelegationDurabilitySuite, DelegationSuite
 from tests.ledger_contract.durability import DurabilitySuite
-from tests.ledger_contract.erasing import ErasingDurabilitySuite, ErasingSuite
+from tests.ledger_contract.erasure import ErasureDurabilitySuite, ErasureSuite
 from tests.ledger_contract.expiry import ExpirySuite
 from tests.ledger_contract.idempotency import IdempotencySuite
 from tests.ledger_contract.leases import LeaseSuite
@@ -52,7 +52,7 @@ class LedgerContract(
     PushSuite,
     DelegationSuite,
     WithdrawalSuite,
-    ErasingSuite,
+    ErasureSuite,
     RemovalSuite,
     SuspensionSuite,
 ):
@@ -67,7 +67,7 @@ class DurableLedgerContract(
     PushDurabilitySuite,
     DelegationDurabilitySuite,
     WithdrawalDurabilitySuite,
-    ErasingDurabilitySuite,
+    ErasureDurabilitySuite,
     RemovalDurabilitySuite,
     SuspensionDurabilitySuite,
     LedgerContract,

@@ -18,7 +18,7 @@ from covenant.ledger.machine.peer_commands import (
     SucceedPeer,
 )
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.peers.delegation import Challenge, DelegationRole
+from covenant.model.peers.delegation import Challenge, DelegationQuestion, DelegationRole
 from covenant.model.peers.delegation_messages import TokenUsage
 from covenant.model.peers.usage_by_day import DAY_MS, USAGE_DAYS, PeerUsage, day_of
 from covenant.model.task import DELEGATION, Ending, Task
@@ -158,7 +158,7 @@ class DelegationDurabilitySuite(RestartSuite):
         commands: tuple[Command[Any], ...] = (
             add(1),
             LearnPeer(id=id_of(1), by=OPERATOR, challenge=challenge),
-            LearnPeer(id=id_of(1), by=OPERATOR, told_id=id_of(2), end=(None, 7)),
+            LearnPeer(id=id_of(1), by=OPERATOR, told_id=id_of(2), end=(None, 7), void_before_ms=9),
             ReceiveFromPeer(envelope=asked),
             ReceiveFromPeer(envelope=replace(envelope("p"), typ="poll")),
         )
@@ -173,7 +173,56 @@ class DelegationDurabilitySuite(RestartSuite):
         ], "the newest first"
         peer = restarted.ledger.peer(id_of(1))
         assert peer is not None
-        assert (peer.told_id, peer.end) == (id_of(2), (None, 7))
+        assert (peer.told_id, peer.end, peer.void_before_ms) == (id_of(2), (None, 7), 9)
+
+    async def test_a_question_that_was_answered_before_its_report_is_taken_in_is_not_asked_again(
+        self, driver: LedgerDriver
+    ) -> None:
+        first, second = (DelegationQuestion(number=number, text="which?") for number in (1, 2))
+        answer = SendToPeer(key=key_of(1), changes=DelegationChanges(question=None, answered=1, answered_turn=2))
+        found = []
+        commands: tuple[Command[Any], ...] = (
+            add(1),
+            offering(1),
+            heard("accept", seq=1, delegation_id="d"),
+            heard("status", seq=2, question=first),
+            answer,
+            # It was read while the question was open, and says so again.
+            heard("status", seq=3, question=first),
+            heard("status", seq=4, question=second),
+        )
+        for command in commands:
+            await driver.ledger.commit(command)
+            delegation = await driver.ledger.delegation(key_of(1))
+            found.append(delegation.question if delegation is not None else None)
+        assert found[2:] == [None, first, None, None, second]
+
+    async def test_an_answer_that_a_restored_provider_may_have_forgotten_counts_until_it_accepts_again(
+        self, driver: LedgerDriver
+    ) -> None:
+        asked = DelegationQuestion(number=1, text="which?")
+        answer = SendToPeer(key=key_of(1), changes=DelegationChanges(question=None, answered=1, doubted=0))
+        found = []
+        commands: tuple[Command[Any], ...] = (
+            add(1),
+            offering(1),
+            heard("accept", seq=1, delegation_id="d"),
+            heard("status", seq=2, question=asked),
+            answer,
+            SendToPeer(key=key_of(1), changes=DelegationChanges(doubted=1)),
+            heard("status", seq=3, question=asked),
+            heard("accept", seq=4),
+            heard("status", seq=5, question=asked),
+            # An answer after the offer was repeated is not in doubt when the accept comes.
+            answer,
+            heard("accept", seq=6),
+            heard("status", seq=7, question=asked),
+        )
+        for command in commands:
+            await driver.ledger.commit(command)
+            delegation = await driver.ledger.delegation(key_of(1))
+            found.append(delegation.question if delegation is not None else None)
+        assert found[2:] == [None, asked, None, None, None, None, asked, None, None, None]
 
     async def test_what_peers_used_is_summed_by_day_and_survives_a_restart_compacted_or_not(
         self, driver: LedgerDriver, restart: Restart

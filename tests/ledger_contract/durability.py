@@ -29,6 +29,7 @@ from tests.ledger_contract.samples import (
 )
 from tests.ledger_contract.suite import Suite
 from tests.ledger_contract.updates import chunk, fold
+from tests.matrices import first_of
 
 Restart = Callable[[LedgerDriver], Awaitable[LedgerDriver]]
 
@@ -40,7 +41,7 @@ class RestartSuite(Suite):
     def engine(self) -> DurableEngine:
         raise NotImplementedError("a subclass for an engine overrides this fixture")
 
-    @pytest.fixture(params=["crash", "close"])
+    @pytest.fixture(params=first_of(["crash", "close"]))
     def restart(self, engine: DurableEngine, request: pytest.FixtureRequest) -> Restart:
         """End the ledger, one way or the other, and open it again."""
 

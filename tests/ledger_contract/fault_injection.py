@@ -75,7 +75,7 @@ def arm(environment: Mapping[str, str]) -> None:
         """Counts in files, so that a second process goes on where the first one is."""
 
         def hit(self, step: fault_points.FaultPoint) -> None:
-            known = (*fault_points.POINTS, *fault_points.BLOB_POINTS)
+            known = (*fault_points.POINTS, *fault_points.BLOB_POINTS, *fault_points.MOVE_POINTS)
             assert step.name in known, f"the point {step.name!r} is missing from POINTS"
             if _count(folder / COUNTS / step.name) == int(nth) and step.name == point:
                 strike(step)

@@ -79,6 +79,13 @@ class LeaseSuite(Suite):
                     break
                 await asyncio.sleep(0.01)
 
+    async def test_the_only_node_does_every_part_of_what_nodes_share(self, driver: LedgerDriver) -> None:
+        async with asyncio.timeout(WAIT_MS / 1000):
+            while True:
+                if all(driver.ledger.shares("something", str(part)) for part in range(16)):
+                    break
+                await asyncio.sleep(0.01)
+
     async def test_a_leased_task_is_not_received_again(self, driver: LedgerDriver) -> None:
         await driver.taken(make_task())
         assert await driver.take(count=10) == ()

@@ -51,6 +51,9 @@ class PostgresEngine:
         await self._forget(ledger).abort()
         return await self.open(self._limits)
 
+    async def close_one(self, ledger: Ledger) -> None:
+        await self._forget(ledger).close()
+
     async def kill(self, ledger: PostgresLedger) -> None:
         await self._forget(ledger).abort()
 

@@ -1,4 +1,4 @@
-"""A proxy before a PostgreSQL, which can cut connections, stay silent, or lose answers."""
+"""A proxy before a PostgreSQL, which can cut connections, stay silent, lose answers, or forget connections."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class PostgresProxy:
         self.url = ""
         self.answers_lost = False
         """What is asked arrives, and the answer does not: the connection breaks instead."""
+        self._forgotten = 0
 
     def lead_to(self, target: str) -> None:
         """From now on, to another server."""
@@ -38,6 +39,11 @@ class PostgresProxy:
     def mend(self) -> None:
         self._open.set()
         self.cut()  # what was lost on the way is lost: both ends find out
+
+    def forget(self) -> None:
+        """Serve new connections. Those of before stay open at this end, and nothing is carried by them any more."""
+        self._forgotten += 1
+        self._open.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -65,8 +71,11 @@ class PostgresProxy:
     async def _carry(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool = False
     ) -> None:
+        begun = self._forgotten
         while piece := await reader.read(65_536):
             await self._open.wait()
+            if begun < self._forgotten:
+                continue
             if answers and self.answers_lost:
                 writer.transport.abort()
                 return

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
-from covenant.ledger.machine.commands import Advance, Advanced, Continue, LeasedTask, Reported, Tell
+import pytest
+
+from covenant.ledger.machine.commands import (
+    Advance,
+    Advanced,
+    Cancel,
+    Continue,
+    LeasedTask,
+    Reported,
+    SignalTask,
+    Sweep,
+)
 from covenant.ledger.machine.states import State
 from covenant.model.content import Content, Json, Text
 from covenant.model.ids import TaskId
 from covenant.model.question import APPROVAL, QUESTION, PersonDecision, QuestionKind
 from covenant.model.settings import Limits
 from covenant.model.task_event import MessageUpdate, Signal, StatusUpdate, StepUpdate, TurnUpdate, Wait
-from tests.ledger_contract.driver import LedgerDriver, check_generations, refused
+from tests.ledger_contract.driver import WAIT_MS, LedgerDriver, check_generations, refused
 from tests.ledger_contract.engine import DurableEngine, Engine
 from tests.ledger_contract.samples import ALICE, make_task, ok, same_work, task_id
 from tests.ledger_contract.suite import Suite
+
+
+async def until_leading(driver: LedgerDriver) -> None:
+    """One of the nodes of a ledger looks at what is due: soon it is this one, which is the only one."""
+    while not driver.ledger.leads("wakes"):  # noqa: ASYNC110  (nobody tells of it)
+        await asyncio.sleep(0.02)
 
 
 async def suspend(
@@ -46,7 +64,7 @@ async def wait_for(driver: LedgerDriver, leased: LeasedTask, name: str, **more: 
 
 
 async def signal(driver: LedgerDriver, which: TaskId, name: str, value: Any = None, said: str = "s1") -> Reported:
-    return await driver.ledger.commit(Tell(task_id=which, signal=Signal(name, said, value)))
+    return await driver.ledger.commit(SignalTask(task_id=which, signal=Signal(name, said, value)))
 
 
 async def ask(driver: LedgerDriver, leased: LeasedTask, kind: QuestionKind = "approval", **more: Any) -> Advanced:
@@ -87,6 +105,51 @@ class SuspensionSuite(Suite):
         shown = await check_generations(driver, task_id(1))
         assert [update.kind for update in shown.updates] == ["submitted", "working", "step", "step", "settled"]
         assert [lease.outcome for lease in shown.leases] == ["suspended", "settled"]
+
+    @pytest.mark.parametrize("first", ["signal", "sleep", "answer", "other signal"])
+    async def test_the_first_of_several_waits_wakes_the_task(self, driver: LedgerDriver, first: str) -> None:
+        leased = await driver.taken(make_task())
+        since_ms = driver.clock()
+        others = (
+            Wait(since_ms=since_ms, signal="a", step=2, name="a", for_ms=9_000),
+            Wait(since_ms=since_ms, for_ms=5_000, step=3, name="sleep"),
+            Wait(since_ms=since_ms, signal="b", step=4, name="b"),
+        )
+        await ask(driver, leased, others=others)
+        assert (await driver.entry(task_id(1))).a2a_state == "input-required"
+        driver.clock.advance(4_999)
+        assert (await driver.sweep()).woken == 0
+        if first == "sleep":
+            driver.clock.advance(1)
+            assert (await driver.sweep()).woken == 1
+        elif first == "answer":
+            await decide(driver, approved=True)
+        else:
+            await signal(driver, task_id(1), "a" if first == "signal" else "b", 7)
+        await signal(driver, task_id(1), "a", 8, said="s2")
+        again = await driver.take_one()
+        assert (again.lease.attempt, again.continues) == (1, True)
+        (come,) = await durable_steps(driver, task_id(1))
+        assert not come.timed_out
+        found = (come.no, come.result if first != "answer" else come.result["approved"])
+        assert found == {"signal": (2, 7), "sleep": (3, None), "answer": (1, True), "other signal": (4, 7)}[first]
+        assert (await driver.entry(task_id(1))).a2a_state == "working"
+        kept = await suspend(driver, again, for_ms=1, step=5, name="sleep", others=others[:1])
+        assert kept.signal is not None
+        assert kept.signal.value == 8, "what came after the first is kept"
+        shown = await check_generations(driver, task_id(1))
+        assert [update.kind for update in shown.updates].count("step") == 2
+
+    async def test_waits_that_make_no_sense_together_are_refused(self, driver: LedgerDriver) -> None:
+        leased = await driver.taken(make_task())
+        one = Wait(since_ms=0, for_ms=1, step=2, name="sleep")
+        asks = Wait(since_ms=0, step=2, name="approval", asks="approval", question="d")
+        within = Wait(since_ms=0, for_ms=1, step=2, name="sleep", others=(one,))
+        too_long = Wait(since_ms=0, for_ms=1 << 50, step=2, name="sleep")
+        loose = Wait(since_ms=0, for_ms=1)
+        for others in ((asks,), (within,), (one,) * 100, (too_long,), (loose,)):
+            with refused("invalid_wait", 400):
+                await suspend(driver, leased, for_ms=1, step=1, name="sleep", others=others)
 
     async def test_a_question_is_answered_once_and_only_by_a_decision(self, driver: LedgerDriver) -> None:
         leased = await driver.taken(make_task())
@@ -133,6 +196,27 @@ class SuspensionSuite(Suite):
         (come,) = await durable_steps(driver, task_id(1))
         assert (come.timed_out, come.result) == (True, None)
 
+    @pytest.mark.parametrize("early", [False, True])
+    async def test_a_question_that_also_waits_for_a_signal_ends_with_either(
+        self, driver: LedgerDriver, early: bool
+    ) -> None:
+        leased, told = await driver.taken(make_task()), SignalTask(task_id=task_id(1), signal=Signal("elsewhere", "s1"))
+        if early:
+            await driver.ledger.commit(told)
+        advanced = await ask(driver, leased, signal="elsewhere")
+        assert (advanced.signal is not None) == early
+        if not early:
+            assert (await driver.entry(task_id(1))).a2a_state == "input-required"
+            await driver.ledger.commit(told)
+        assert (await driver.entry(task_id(1))).a2a_state == "working"
+        (come,) = await durable_steps(driver, task_id(1))
+        assert (come.kind, come.result, come.timed_out) == ("ask", None, False)
+        with refused("not_asked", 409):
+            await decide(driver, approved=True)
+        again = leased if early else await driver.take_one()
+        await driver.finish(again, ok(task_id(1)))
+        await check_generations(driver, task_id(1))
+
     async def test_a_question_that_wants_words_takes_any(self, driver: LedgerDriver) -> None:
         leased = await driver.taken(make_task())
         await ask(driver, leased, "input")
@@ -141,6 +225,31 @@ class SuspensionSuite(Suite):
         await answer(driver, Text("the blue one"))
         (come,) = await durable_steps(driver, task_id(1))
         assert come.result == {"question": "d", "text": "the blue one"}
+
+    async def test_whoever_waits_for_what_is_due_is_told_in_time_and_of_an_earlier_one(
+        self, driver: LedgerDriver
+    ) -> None:
+        await until_leading(driver)
+        assert not await driver.ledger.overdue(0)
+        await driver.send(make_task(1, not_before_ms=driver.clock() + 86_400_000))
+        waiting = asyncio.create_task(driver.ledger.overdue(WAIT_MS))
+        await asyncio.sleep(0.05)  # it looks, and waits
+        assert not waiting.done()
+        await driver.send(make_task(2, not_before_ms=driver.clock() + 20))
+        assert await waiting in (True, False)  # an earlier one has come: it looks again
+        driver.clock.advance(20)
+        assert await driver.ledger.overdue(WAIT_MS)
+        swept = await driver.ledger.commit(Sweep())
+        assert swept.woken == 1
+        assert not await driver.ledger.overdue(20)
+
+    async def test_a_task_that_has_ended_is_due_no_more(self, driver: LedgerDriver) -> None:
+        await until_leading(driver)
+        task = make_task(not_before_ms=driver.clock() + 1_000)
+        await driver.send(task)
+        await driver.ledger.commit(Cancel(task_id=task.id, by=task.sender, reason=""))
+        driver.clock.advance(2_000)
+        assert not await driver.ledger.overdue(20)
 
     async def test_a_task_is_not_begun_before_its_time(self, driver: LedgerDriver) -> None:
         task = make_task(not_before_ms=driver.clock() + 1_000)
@@ -224,7 +333,7 @@ class SuspensionSuite(Suite):
     async def test_who_has_no_part_in_a_task_cannot_signal_it(self, driver: LedgerDriver) -> None:
         await driver.send(make_task())
         with refused("unknown_task", 404):
-            await driver.ledger.commit(Tell(task_id=task_id(1), viewer=task_id(9), signal=Signal("a", "b")))  # type: ignore[arg-type]
+            await driver.ledger.commit(SignalTask(task_id=task_id(1), viewer=task_id(9), signal=Signal("a", "b")))  # type: ignore[arg-type]
         with refused("unknown_task", 404):
             await signal(driver, task_id(8), "a")
 

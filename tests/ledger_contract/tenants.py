@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 
 from covenant.ledger.contract.identities import Register, RegisterChange
+from covenant.ledger.machine.decisions.identities import PAUSES_MAX
 from covenant.ledger.machine.identity_commands import (
     AddTenant,
     ChangeTenant,
     Enroll,
+    PauseSchedule,
     PutAgent,
     RemoveAgent,
     RevokeIdentity,
     RotateTenant,
 )
-from covenant.model.agent_definition import Advisor, AgentDefinition, CatalogueAgent, Skill
+from covenant.model.agent_definition import CATCH_UP_S_MAX, Advisor, AgentDefinition, CatalogueAgent, Schedule, Skill
 from covenant.model.settings import Limits
 from covenant.model.tenants import Tenant, TenantLimits
 from tests.ledger_contract.driver import LedgerDriver, refused
@@ -38,13 +40,32 @@ async def rotate_tenant(driver: LedgerDriver, name: str, token: str) -> Tenant:
 
 
 async def put_agent(
-    driver: LedgerDriver, tenant: str, definition: AgentDefinition | str, *, replace: bool = False
+    driver: LedgerDriver,
+    tenant: str,
+    definition: AgentDefinition | str,
+    *,
+    replace: bool = False,
+    expected: AgentDefinition | None = None,
 ) -> CatalogueAgent:
     made = AgentDefinition(id=definition) if isinstance(definition, str) else definition
     identity = agent(f"{made.id}@{tenant}")
     return await driver.ledger.commit(
-        PutAgent(by=OPERATOR, tenant=tenant, definition=made, identity=identity, replace=replace)
+        PutAgent(by=OPERATOR, tenant=tenant, definition=made, identity=identity, replace=replace, expected=expected)
     )
+
+
+async def pause(
+    driver: LedgerDriver, tenant: str = "acme", *, schedule_id: str = "hourly", paused: bool = True
+) -> Tenant:
+    return await driver.ledger.commit(
+        PauseSchedule(by=OPERATOR, name=tenant, agent_id="writer", schedule_id=schedule_id, paused=paused)
+    )
+
+
+def paused(driver: LedgerDriver) -> set[str]:
+    tenant = driver.ledger.tenant("acme")
+    assert tenant is not None
+    return set(tenant.schedule_pauses)
 
 
 async def rows(driver: LedgerDriver) -> list[str]:
@@ -177,6 +198,49 @@ class TenantSuite(Suite):
         await put_agent(driver, "acme", "writer")
         assert await rows(driver) == ["tenant_added", "agent_stored", "agent_removed", "agent_stored"]
 
+    async def test_a_schedule_is_paused_and_resumed_once_each(self, driver: LedgerDriver) -> None:
+        await add_tenant(driver, "acme")
+        for paused in (False, True, True, False, False):
+            await pause(driver, paused=paused)
+            driver.clock.advance(1_000)
+        tenant = driver.ledger.tenant("acme")
+        assert tenant is not None
+        (pause_of,) = tenant.schedule_pauses.values()
+        assert pause_of.until_ms == pause_of.since_ms + 2_000
+        assert await rows(driver) == ["tenant_added", "schedule_paused", "schedule_resumed"]
+        with refused("unknown_tenant", 404):
+            await pause(driver, "nobody")
+
+    async def test_a_pause_is_forgotten_with_its_schedule_and_a_while_after_its_end(self, driver: LedgerDriver) -> None:
+        await add_tenant(driver, "acme")
+        made = AgentDefinition(id="writer", schedules=(Schedule(id="s", every_s=1), Schedule(id="t", every_s=1)))
+        await put_agent(driver, "acme", made)
+        for schedule_id in ("s", "t", "elsewhere"):
+            await pause(driver, schedule_id=schedule_id)
+        await put_agent(driver, "acme", AgentDefinition(id="writer", schedules=made.schedules[1:]), replace=True)
+        assert paused(driver) == {"writer/t", "writer/elsewhere"}
+        await driver.ledger.commit(RemoveAgent(by=OPERATOR, tenant="acme", agent_id="writer"))
+        assert paused(driver) == {"writer/elsewhere"}
+        await pause(driver, schedule_id="elsewhere", paused=False)
+        driver.clock.advance(CATCH_UP_S_MAX * 1000)
+        await pause(driver, schedule_id="s")
+        assert paused(driver) == {"writer/s"}
+
+    async def test_pauses_of_a_tenant_are_bounded(self, driver: LedgerDriver) -> None:
+        await add_tenant(driver, "acme")
+        for number in range(PAUSES_MAX):
+            await pause(driver, schedule_id=str(number))
+        with refused("too_many_pauses", 429):
+            await pause(driver)
+        await pause(driver, schedule_id="0")
+
+    async def test_an_agent_that_somebody_else_has_changed_is_not_replaced(self, driver: LedgerDriver) -> None:
+        await add_tenant(driver, "acme")
+        await put_agent(driver, "acme", AgentDefinition(id="writer", goal="one"))
+        with refused("agent_changed", 409):
+            await put_agent(driver, "acme", "writer", replace=True, expected=AgentDefinition(id="writer", goal="two"))
+        await put_agent(driver, "acme", "writer", replace=True, expected=AgentDefinition(id="writer", goal="one"))
+
     async def test_an_agent_takes_nobodys_name(self, driver: LedgerDriver) -> None:
         await add_tenant(driver, "acme")
         stranger = agent("a stranger's key")
@@ -219,6 +283,9 @@ class TenantDurabilitySuite(RestartSuite):
         await driver.ledger.commit(RemoveAgent(by=OPERATOR, tenant="acme", agent_id="gone"))
         await put_agent(driver, "acme", AgentDefinition(id="writer", goal="write"), replace=True)
         await put_agent(driver, "acme", definition, replace=True)
+        await pause(driver, schedule_id="one")
+        await pause(driver, schedule_id="one", paused=False)
+        await pause(driver, schedule_id="two")
         tenants, agents = await driver.ledger.tenants(), driver.ledger.agents("acme")
         for again in range(3):
             if again:

@@ -10,7 +10,7 @@ from covenant.ledger.machine.states import State
 from covenant.model.ids import TaskId
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.engine import DurableEngine
-from tests.ledger_contract.samples import ALICE, BOB, make_task, ok, task_id
+from tests.ledger_contract.samples import ALICE, BOB, CAROL, make_task, ok, task_id
 from tests.ledger_contract.suite import Suite
 
 STEPS = 8
@@ -67,6 +67,16 @@ class WithdrawalSuite(Suite):
             assert (await driver.ledger.counts()).settled == 40 - len(told), step
         told += [result.task_id for result in await driver.drain(count=40)]
         assert told == [task_id(number) for number in range(40)]
+
+    async def test_whoever_was_not_told_of_a_lease_has_no_part_in_the_task(self, driver: LedgerDriver) -> None:
+        await driver.send(make_task(1))
+        leased = await driver.take_one(CAROL, everyone=True)
+        await driver.ledger.commit(GiveBack(leases=((leased.task.id, leased.lease.lease_id),)))
+        await driver.cancel(task_id(1))
+        await driver.drain()
+        await archived(driver)
+        with refused("unknown_task", 404):
+            await driver.settle(ok(task_id(1)), holder=CAROL, viewer=CAROL, lease_id=leased.lease.lease_id)
 
     async def test_a_lease_that_goes_back_keeps_its_place_and_is_no_attempt(self, driver: LedgerDriver) -> None:
         await driver.send_all([make_task(number) for number in (1, 2, 3)])

@@ -3,9 +3,9 @@
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from covenant.model import errors
 from covenant.model.errors import CovenantError, Refusal
@@ -18,9 +18,30 @@ STATUS: Final = {
 }
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
+class Found(NamedTuple):
+    classes: list[tuple[str, str, set[str]]]
+    """The package, the name and the names of the bases of each."""
+    codes: list[tuple[str, str]]
+    """The refusal that is made, and the code that it is made with."""
+    words: dict[Path, set[str]]
+
+
+@cache
+def found() -> Found:
+    """What both tests look for: to read the whole package takes seconds."""
+    classes, codes, words = list[tuple[str, str, set[str]]](), list[tuple[str, str]](), dict[Path, set[str]]()
     for path in sorted(SOURCE.rglob("*.py")):
-        yield str(path.relative_to(SOURCE)), ast.parse(path.read_text(encoding="utf-8"))
+        text, at = path.read_text(encoding="utf-8"), path.relative_to(SOURCE)
+        words[at] = set(re.findall(r"\w+", text))
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+                classes.append((at.parts[0], node.name, bases))
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in STATUS:
+                code = node.args[0] if node.args else None
+                if isinstance(code, ast.Constant) and isinstance(code.value, str):
+                    codes.append((node.func.id, code.value))
+    return Found(classes, codes, words)
 
 
 def test_an_error_that_leaves_its_package_is_in_the_tree() -> None:
@@ -28,33 +49,25 @@ def test_an_error_that_leaves_its_package_is_in_the_tree() -> None:
         name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, CovenantError)
     }
     outside: dict[str, str] = {}
-    for path, tree in modules():
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.ClassDef):
-                continue
-            bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
-            if bases & in_tree:
-                in_tree.add(node.name)
-            elif any(re.fullmatch(r"Exception|\w+(Error|Exception)", base) for base in bases):
-                outside[node.name] = path.partition("/")[0]
-    texts = {path.relative_to(SOURCE): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
+    for home, name, bases in found().classes:
+        if bases & in_tree:
+            in_tree.add(name)
+        elif any(re.fullmatch(r"Exception|\w+(Error|Exception)", base) for base in bases):
+            outside[name] = home
     leaks = [
         f"{name} of {home} in {path}"
         for name, home in outside.items()
         if name not in in_tree
-        for path, text in texts.items()
+        for path, words in found().words.items()
         # The dashboard is a door in a package of its own.
-        if path.parts[0] not in (home, "dashboard" if home == "doors" else home) and re.search(rf"\b{name}\b", text)
+        if path.parts[0] not in (home, "dashboard" if home == "doors" else home) and name in words
     ]
     assert leaks == []
 
 
 def test_each_code_has_one_status() -> None:
     statuses: dict[str, set[int]] = defaultdict(set)
-    for _, tree in modules():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in STATUS and node.args:
-                code = node.args[0]
-                if isinstance(code, ast.Constant) and isinstance(code.value, str):
-                    statuses[code.value].add(STATUS[node.func.id])
-    assert {code: found for code, found in statuses.items() if len(found) > 1} == {}
+    for refusal, code in found().codes:
+        statuses[code].add(STATUS[refusal])
+    assert statuses
+    assert {code: seen for code, seen in statuses.items() if len(seen) > 1} == {}

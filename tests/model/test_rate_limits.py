@@ -38,6 +38,14 @@ def test_a_key_spends_so_many_in_any_stretch_and_is_told_when_there_is_room() ->
     assert window.take("a", 1_000) == 600
 
 
+def test_a_smaller_limit_holds_at_once_and_says_when_there_is_room_under_it() -> None:
+    window = SlidingWindow(3, 1_000)
+    assert [window.take("a", now_ms) for now_ms in (0, 200, 400)] == [None] * 3
+    assert window.take("a", 500, 2) == 700
+    assert window.take("a", 1_200, 2) is None
+    assert window.take("a", 1_200, 2) == 200
+
+
 def test_without_a_limit_a_window_counts_nothing() -> None:
     window = SlidingWindow(0, 1_000)
     assert [window.take("a", 0) for _ in range(100)] == [None] * 100

@@ -15,12 +15,13 @@ from covenant.model.peers.instance import SUITE, InstanceId
 from covenant.seal.envelope import (
     BODY_BYTES_MAX,
     ENVELOPE_BYTES_MAX,
+    RELAYED_LIFE_MS_MAX,
     Code,
     EnvelopeRefused,
     check,
     open_checked,
+    peer_refusal,
     remember_until_ms,
-    told,
 )
 from covenant.seal.identity import ENVELOPE_LIFE_MS_MAX, PREKEY_LIFE_MS, SKEW_MS, new_prekey
 from covenant.seal.keys import base64url
@@ -67,7 +68,7 @@ def test_a_body_over_the_bound_or_a_life_over_the_bound_is_not_sealed() -> None:
     with pytest.raises(ValueError, match="too large"):
         A.seal(B, bytes(BODY_BYTES_MAX + 1))
     with pytest.raises(ValueError, match="too long"):
-        A.seal(B, life_ms=ENVELOPE_LIFE_MS_MAX + 1)
+        A.seal(B, life_ms=RELAYED_LIFE_MS_MAX + 1)
 
 
 @pytest.mark.parametrize("changes", [{"typ": "Offer!"}, {"jti": ""}, {"jti": "x" * 65}, {"seq": 0}])
@@ -92,7 +93,7 @@ def test_a_replayed_envelope_is_refused_by_what_was_seen_of_its_sender() -> None
     header = B.open(SEALED, seen=lambda sender, jti: (sender, jti) in taken).header
     taken.add((InstanceId(header.sender), header.jti))
     again = refusal(lambda: B.open(SEALED, seen=lambda sender, jti: (sender, jti) in taken))
-    assert (again.code, told(again).status) == (Code.REPLAYED, 409)
+    assert (again.code, peer_refusal(again).status) == (Code.REPLAYED, 409)
     # Another sender's envelope under the same id is another envelope: nobody can block somebody else's.
     assert B.open(MALLORY.seal(B), seen=lambda sender, jti: (sender, jti) in taken).header.sender == MALLORY.id
 
@@ -188,7 +189,7 @@ def test_a_prekey_that_is_unknown_or_over_is_refused_and_its_sender_is_told_what
     late = NOW + PREKEY_LIFE_MS + SKEW_MS
     over = refusal(lambda: B.open(A.seal(B, now_ms=late), now_ms=late))
     assert (over.code, over.sender) == (Code.PREKEY_EXPIRED, A.id)
-    assert "ask for our keys again" in told(over).message
+    assert "ask for our keys again" in peer_refusal(over).message
 
 
 def test_the_wrong_private_key_does_not_open() -> None:
@@ -297,7 +298,7 @@ def test_anything_in_the_form_of_an_envelope_is_refused(parts_given: dict[str, s
 
 def test_a_stranger_hears_one_and_the_same_whatever_was_wrong() -> None:
     heard = {
-        (told(refused).code, told(refused).message, told(refused).status)
+        (peer_refusal(refused).code, peer_refusal(refused).message, peer_refusal(refused).status)
         for refused in (
             refusal(lambda: B.open(SEALED, known=lambda _: False)),
             refusal(lambda: B.open(b"{")),
@@ -314,4 +315,4 @@ def test_a_stranger_hears_one_and_the_same_whatever_was_wrong() -> None:
 
 def test_a_peer_that_has_proven_itself_hears_what_was_wrong() -> None:
     refused = refusal(lambda: B.open(SEALED, now_ms=NOW + 10_000_000))
-    assert (told(refused).code, told(refused).status) == ("stale", 400)
+    assert (peer_refusal(refused).code, peer_refusal(refused).status) == ("stale", 400)

@@ -66,5 +66,5 @@ def test_what_is_no_locked_key_is_malformed(data: bytes) -> None:
 def test_an_empty_passphrase_or_key_is_not_locked() -> None:
     with pytest.raises(ValueError, match="empty"):
         Locker("")
-    with pytest.raises(ValueError, match="cannot be locked"):
+    with pytest.raises(ValueError, match="a key to lock must have"):
         Locker("x").lock(b"")

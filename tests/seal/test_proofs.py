@@ -41,6 +41,7 @@ from covenant.seal.proofs import (
     verify_evidence,
     verify_proof,
 )
+from covenant.seal.purpose_keys import PurposeKey
 from covenant.wire.peers import decode, encode
 from tests.seal.instances import NOW, OFFER_ID, Instance, offer, result, transcript
 
@@ -50,7 +51,9 @@ OFFER, RESULT, LINES = offer(), result(), transcript()
 
 
 def proof_of(lines: tuple[TranscriptEntry, ...] = LINES, by: Instance = P) -> Proof:
-    return sign_proof(by.private_key, requester=R.id, offer=OFFER, result=RESULT, transcript=lines, now_ms=NOW)
+    return sign_proof(
+        PurposeKey(by.private_key), requester=R.id, offer=OFFER, result=RESULT, transcript=lines, now_ms=NOW
+    )
 
 
 PROOF = proof_of()
@@ -185,7 +188,12 @@ def test_more_tokens_than_were_agreed_are_seen() -> None:
 def test_a_provider_cannot_hide_tokens_in_a_sum_that_is_none() -> None:
     usage = TokenUsage(prompt=1_000, completion=5, total=15)
     proof = sign_proof(
-        P.private_key, requester=R.id, offer=OFFER, result=result(token_usage=usage), transcript=(), now_ms=NOW
+        PurposeKey(P.private_key),
+        requester=R.id,
+        offer=OFFER,
+        result=result(token_usage=usage),
+        transcript=(),
+        now_ms=NOW,
     )
     assert verify_proof(proof).broken == ("usage",)
 
@@ -228,7 +236,7 @@ def test_a_salt_hides_what_a_neighbouring_line_could_be_guessed_from() -> None:
 
 
 def test_an_offers_assertion_is_for_one_provider_and_one_offer() -> None:
-    signed = assert_offer(R.private_key, OFFER, provider=P.id)
+    signed = assert_offer(PurposeKey(R.private_key), OFFER, provider=P.id)
     assert offer_holds(signed, requester=R.id, key=R.identity.key, provider=P.id)
     assert not offer_holds(signed, requester=R.id, key=R.identity.key, provider=MALLORY.id)
     assert not offer_holds(signed, requester=MALLORY.id, key=MALLORY.identity.key, provider=P.id)
@@ -242,7 +250,7 @@ def test_an_offers_assertion_is_for_one_provider_and_one_offer() -> None:
 
 def capabilities(challenge: str) -> CapabilityResponse:
     return sign_capabilities(
-        P.private_key,
+        PurposeKey(P.private_key),
         CapabilityResponse(
             provider=P.id,
             audience=R.id,

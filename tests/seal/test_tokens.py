@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from covenant.model.errors import Forbidden, Invalid, Refusal
 from covenant.model.ids import PublicKey
 from covenant.seal.keys import base64url, canonical, document_holds, from_base64url, new_private_key, public_key
+from covenant.seal.purpose_keys import PurposeKey
 from covenant.seal.tokens import (
     BLOCKS_MAX,
     PROFILES_MAX,
@@ -30,8 +31,8 @@ from tests.seal.instances import NOW, OFFER_ID, Instance
 
 P, R, MALLORY = Instance(), Instance(), Instance()
 TERMS = Narrowing(profiles=frozenset({"coder", "analyst"}), budget=50_000, depth=3, expires_at_ms=NOW + 60_000)
-TOKEN = issue(P.private_key, R.id, TERMS)
-FORGED = issue(MALLORY.private_key, R.id, TERMS)
+TOKEN = issue(PurposeKey(P.private_key), R.id, TERMS)
+FORGED = issue(PurposeKey(MALLORY.private_key), R.id, TERMS)
 
 
 def use(**changes: Any) -> Use:
@@ -74,11 +75,11 @@ def test_a_token_ends() -> None:
     assert allowed(now_ms=NOW + 60_000) == TERMS
     assert code(lambda: allowed(now_ms=NOW + 60_001)) == "token_denied"
     with pytest.raises(ValueError, match="expire"):
-        issue(P.private_key, R.id, Narrowing(budget=1))
+        issue(PurposeKey(P.private_key), R.id, Narrowing(budget=1))
 
 
 def test_a_token_without_profiles_is_for_all_of_them() -> None:
-    token = issue(P.private_key, R.id, Narrowing(expires_at_ms=NOW))
+    token = issue(PurposeKey(P.private_key), R.id, Narrowing(expires_at_ms=NOW))
     assert allowed(token, use(profile="whoever", budget=10**9, depth=10)) == Narrowing(expires_at_ms=NOW)
 
 
@@ -235,7 +236,7 @@ def test_a_token_ends_with_the_secret_of_its_last_key_or_a_seal_and_with_one_of_
 
 
 def test_a_block_of_another_token_of_the_same_holder_does_not_fit() -> None:
-    other = opened(narrow(issue(P.private_key, R.id, TERMS), P.identity.key, Narrowing(budget=50_000)))
+    other = opened(narrow(issue(PurposeKey(P.private_key), R.id, TERMS), P.identity.key, Narrowing(budget=50_000)))
     mixed = {"blocks": [opened(TOKEN)["blocks"][0], other["blocks"][1]], "secret": other["secret"]}
     assert code(lambda: allowed(written(mixed))) == "token_untrusted"
 
@@ -319,14 +320,14 @@ def test_the_longest_token_that_a_provider_gives_can_be_narrowed_to_an_offer() -
     further = Narrowing(
         profiles=frozenset({f"{0:064d}"}), budget=500_000, depth=10, expires_at_ms=NOW * 2, offer_id=OFFER_ID
     )
-    token = narrow(issue(P.private_key, R.id, terms), P.identity.key, further, sealed=True)
+    token = narrow(issue(PurposeKey(P.private_key), R.id, terms), P.identity.key, further, sealed=True)
     assert len(token) <= TOKEN_CHARS_MAX
     assert allowed(token, use(profile=f"{0:064d}", budget=1, depth=1)).depth == 1
 
 
 def test_a_token_that_is_full_cannot_be_narrowed() -> None:
     long = frozenset(f"{n:0100d}" for n in range(PROFILES_MAX))
-    whole = issue(P.private_key, R.id, Narrowing(expires_at_ms=NOW))
+    whole = issue(PurposeKey(P.private_key), R.id, Narrowing(expires_at_ms=NOW))
     assert code(lambda: narrow(whole, P.identity.key, Narrowing(profiles=long))) == "token_malformed"
 
 
@@ -355,16 +356,17 @@ def test_no_more_signatures_are_checked_than_there_may_be_blocks(monkeypatch: py
     """Whatever a stranger sends: what is too long is refused before the first signature is looked at."""
     checked: list[str] = []
 
-    def counted(key: PublicKey, kind: str, document: dict[str, Any], signature: str) -> bool:
+    def counted(key: PublicKey, kind: str, *rest: Any) -> bool:
         checked.append(kind)
-        return document_holds(key, kind, document, signature)
+        return document_holds(key, kind, *rest)
 
     token = TOKEN
     for _ in range(BLOCKS_MAX - 2):
         token = append_crafted(token, {"budget": 5})
     longest = narrow(token, P.identity.key, Narrowing(budget=5), sealed=True)
     longer = append_crafted(append_crafted(token, {"budget": 5}), {"budget": 5})
-    monkeypatch.setattr("covenant.seal.tokens.document_holds", counted)
+    for module in ("tokens", "purpose_keys"):
+        monkeypatch.setattr(f"covenant.seal.{module}.document_holds", counted)
     assert allowed(longest, use(budget=1)).budget == 5
     assert checked == ["token-block"] * BLOCKS_MAX + ["token-seal"]
     checked.clear()

@@ -25,6 +25,20 @@ def test_of_a_request_only_headers_without_secrets_are_told() -> None:
     assert (shown["A2A-Version"], shown["host"]) == ("1.0", "h")
 
 
+@pytest.mark.parametrize("body", ['{"push": {"url": "URL"}, "n": 1}', "go to URL now", '{"list": ["see URL"], broken'])
+def test_values_in_the_query_of_an_address_are_hidden_however_short(body: str) -> None:
+    url = "https://hooks.example/a?h=S3&x=&bare#part"
+    told = redact_body(body.replace("URL", url).encode())
+    assert f"https://hooks.example/a?h={HIDDEN}&x={HIDDEN}&{HIDDEN}#part" in told
+    plain = b'{"url": "https://hooks.example/a", "why": "really?"}'
+    assert redact_body(plain) == plain.decode()
+
+
+def test_a_query_is_found_in_linear_time() -> None:
+    assert redact_body(b"http://" * 9_000) == "http://" * 9_000
+    assert len(redact_body(b"http://a?" + b"&" * 60_000)) == TEXT_CHARS_MAX
+
+
 def test_of_an_answer_headers_are_told_unless_they_hold_a_secret() -> None:
     said = {
         "content-type": "text/plain",

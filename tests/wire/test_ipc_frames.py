@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from covenant.doors.operator_api import BY_KIND, OPERATIONS
+from covenant.doors.operator_api.operation_table import BY_KIND, OPERATIONS
 from covenant.wire.ipc_frames import canonical_kind, encode_frame, frame_length
 from covenant.wire.mailbox import PostResult, RetryStaleRequest, WrappedPolicy, WrappedResult
 

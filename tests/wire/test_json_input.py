@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.doors.operator_api import OPERATIONS
+from covenant.doors.operator_api.operation_table import OPERATIONS
 from covenant.model.content import Json, Text
 from covenant.model.errors import Invalid
 from covenant.wire.json_input import NESTING_MAX, QUERY_FIELDS_MAX, decode, decode_query

@@ -223,6 +223,8 @@ def test_a_tree_is_bounded_in_depth_and_as_a_whole() -> None:
     assert isinstance(decode("delegation_result", body), DelegationResult)
     assert "deep" in refused("delegation_result", subDelegations=nested(21)).message
     assert "more than 1000" in refused("delegation_result", subDelegations=nested(10, 2)).message
+    assert "more than 100 " in refused("delegation_status", subDelegations=nested(6, 2)).message
+    assert "deep" in refused("delegation_status", subDelegations=nested(21)).message
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[" * 100_000, b"\xff", b"null", b'{"offerId":"\xed\xa0\x80"}'])

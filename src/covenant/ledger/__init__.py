@@ -1,1 +1,1 @@
-"""The durable ledger: one pure state machine, one contract, and the engines that keep it."""
+"""The durable ledger: one pure state machine, one contract, and the engines that store it."""

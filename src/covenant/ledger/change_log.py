@@ -1,7 +1,7 @@
-"""What has changed lately, for whoever shows it live: which tasks, peers and push configurations; and how much audit.
+"""Recent changes of tasks, peers, push configurations and the audit, for live displays.
 
-Off, it costs a look at a flag for each record. On, records are kept as they are decided, a bounded number of them, and
-`take` tells what the durable ones among them changed: how many tasks, and the `LATEST_MAX` that changed last.
+Switched off, it costs a look at a flag for each record. Switched on, a bounded number of decided records are kept, and
+`take` returns the changes of the durable ones: the number of tasks, and the `LATEST_MAX` that changed last.
 
 Used on one loop.
 """
@@ -46,9 +46,9 @@ from covenant.ledger.machine.states import DRAINED, FOLLOWING, LEASED, PARKED, Q
 from covenant.model.ids import TaskId
 
 RECORDS_MAX: Final = 50_000
-"""Records that wait to be taken. Beyond that, what changed is not known any more."""
+"""The most records that wait to be taken. Beyond that, the changes are no longer known."""
 LATEST_MAX: Final = 5
-"""Tasks that `take` tells of by their names. Of the others it tells how many there are, which costs much less."""
+"""The tasks that `take` names. It only counts the others, which costs much less."""
 
 _number = itemgetter(0)
 _STATES: Final[dict[type[AnyEvent], State | None]] = {
@@ -71,11 +71,11 @@ _STATES: Final[dict[type[AnyEvent], State | None]] = {
     ResultDrained: DRAINED,
     ResultReturned: SETTLED,
 }
-"""The state that a task has after each event that is told; None: the one that it had before."""
+"""A task's state after each reported event; None: the state stays the same."""
 
 
 class TaskChange(NamedTuple):
-    """`state` is None where it is not known here; `agent` and `tenant` are, where the task was sent just now."""
+    """`state` is None if it is not known here; `agent` and `tenant` are known only if the task was sent just now."""
 
     state: State | None
     at_ms: int
@@ -84,105 +84,113 @@ class TaskChange(NamedTuple):
 
 
 class Changes(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What changed up to a position. `complete` is False if there was more than could be kept."""
+    """The changes up to a position. `complete` is False if there were more than could be kept."""
 
     position: int
     latest: dict[TaskId, TaskChange]
-    """The one that changed last comes first."""
+    """Ordered by the last change, newest first."""
     others: int = 0
-    """Tasks that changed before these."""
+    """The number of tasks that changed before these."""
     peers: frozenset[str] = frozenset()
     pushes: frozenset[TaskId] = frozenset()
     audited: int = 0
+    nodes: bool = False
+    """Whether a daemon joined the ledger, left it or was lost."""
     complete: bool = True
 
     def __bool__(self) -> bool:
-        return bool(self.latest or self.peers or self.pushes or self.audited or not self.complete)
+        return bool(self.latest or self.peers or self.pushes or self.audited or self.nodes or not self.complete)
 
 
 class ChangeLog:
-    """`position`: of the last durable record. Where records have no number of their own, they are counted from here."""
+    """`position`: the last durable record. Where records have no numbers of their own, they are counted from here."""
 
     def __init__(self, position: int) -> None:
         self.on = False
         self.position = position
-        self._newest = position
+        self.newest = position
+        """The number of the last decided record."""
         self._records: list[tuple[int, int, Sequence[AnyEvent]]] = []
-        self._heard: list[tuple[TaskId, int]] = []
-        self._heard_peers: set[str] = set()
-        self._heard_pushes: set[TaskId] = set()
-        self._heard_audited = 0
+        self._remote_tasks: list[tuple[TaskId, int]] = []
+        self._remote_peers: set[str] = set()
+        self._remote_pushes: set[TaskId] = set()
+        self._remote_audited = 0
+        self._remote_nodes = False
         self._complete = True
-        self._moved: asyncio.Future[None] | None = None
+        self.awaited: asyncio.Future[None] | None = None
+        """The future that `moved` gave to its callers."""
 
     def moved(self) -> asyncio.Future[None]:
-        """Done as soon as something more is durable, whoever recorded it. Of all who wait: not to be canceled."""
-        if self._moved is None:
-            self._moved = asyncio.get_running_loop().create_future()
-        return self._moved
+        """A future that is done when more is durable, by any node. All callers share it: do not cancel it."""
+        if self.awaited is None:
+            self.awaited = asyncio.get_running_loop().create_future()
+        return self.awaited
 
-    def _ring(self, moved: asyncio.Future[None]) -> None:
-        self._moved = None
+    def ring(self, moved: asyncio.Future[None]) -> None:
+        self.awaited = None
         moved.set_result(None)
 
     def begin(self) -> None:
         self.on = True
 
     def end(self) -> None:
-        """Nobody takes anything any more."""
+        """Drops all records: there is no consumer any more."""
         self.on = False
         self._records.clear()
-        self._heard.clear()
-        self._heard_peers.clear()
-        self._heard_pushes.clear()
-        self._heard_audited = 0
+        self._remote_tasks.clear()
+        self._remote_peers.clear()
+        self._remote_pushes.clear()
+        self._remote_audited = 0
+        self._remote_nodes = False
 
     def note(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
-        """A record was decided. `seq` 0: it has no number."""
-        self._newest = seq or self._newest + 1
+        """Notes a decided record. `seq` 0: the record has no number."""
+        self.newest = seq or self.newest + 1
         if len(self._records) >= RECORDS_MAX:
             self._records.clear()
             self._complete = False
-        self._records.append((self._newest, ts_ms, events))
+        self._records.append((self.newest, ts_ms, events))
 
-    def landed(self, durable_seq: int) -> None:
-        """Records through this one are durable; all of them, if they have no numbers."""
-        self.position = durable_seq or self._newest
-        if self._moved is not None:
-            self._ring(self._moved)
-
-    def hear(
+    def note_remote(
         self, tasks: Iterable[TaskId], peers: Iterable[str], pushes: Iterable[TaskId], at_ms: int, *, audited: bool
     ) -> None:
-        """Somebody else has recorded this, and it is durable."""
-        if self._moved is not None:
-            self._ring(self._moved)
+        """Notes durable changes that another node has recorded."""
+        if self.awaited is not None:
+            self.ring(self.awaited)
         if not self.on:
             return
-        if len(self._heard) >= RECORDS_MAX:
-            self._heard.clear()
+        if len(self._remote_tasks) >= RECORDS_MAX:
+            self._remote_tasks.clear()
             self._complete = False
-        self._heard += [(task_id, at_ms) for task_id in tasks]
-        self._heard_peers.update(peers)
-        self._heard_pushes.update(pushes)
-        self._heard_audited += audited
-        self._newest += 1
-        self.position = self._newest
+        self._remote_tasks += [(task_id, at_ms) for task_id in tasks]
+        self._remote_peers.update(peers)
+        self._remote_pushes.update(pushes)
+        self._remote_audited += audited
+        self.newest += 1
+        self.position = self.newest
+
+    def note_nodes(self) -> None:
+        """Notes a change of the living nodes: leases of a lost node have lost their holder."""
+        if self.on:
+            self._remote_nodes = True
+            self.newest += 1
+            self.position = self.newest
 
     def forget(self) -> None:
-        """What was not durable never happened."""
+        """Drops records that did not become durable: they never happened."""
         while self._records and self._records[-1][0] > self.position:
             self._records.pop()
 
     def take(self) -> Changes:
-        """What changed since the last call."""
+        """The durable changes since the last call."""
         position, records = self.position, self._records
         durable = bisect_right(records, position, key=_number)
         taken, self._records = records[:durable], records[durable:]
-        heard, self._heard = self._heard, []
-        peers, self._heard_peers = self._heard_peers, set()
-        pushes, self._heard_pushes = self._heard_pushes, set()
-        audited, self._heard_audited = self._heard_audited, 0
+        remote_tasks, self._remote_tasks = self._remote_tasks, []
+        peers, self._remote_peers = self._remote_peers, set()
+        pushes, self._remote_pushes = self._remote_pushes, set()
+        audited, self._remote_audited = self._remote_audited, 0
+        nodes, self._remote_nodes = self._remote_nodes, False
         complete, self._complete = self._complete, True
         latest: dict[TaskId, TaskChange] = {}
         changed: set[TaskId] = set()
@@ -205,7 +213,7 @@ class ChangeLog:
                     pushes.add(event.task_id)
                 elif isinstance(event, PeerEvent) and (peer := peer_of(event)) is not None:
                     peers.add(peer)
-        for task_id, at_ms in reversed(heard):
+        for task_id, at_ms in reversed(remote_tasks):
             if task_id not in changed and len(latest) < LATEST_MAX:
                 latest[task_id] = TaskChange(None, at_ms)
             changed.add(task_id)
@@ -216,5 +224,6 @@ class ChangeLog:
             peers=frozenset(peers),
             pushes=frozenset(pushes),
             audited=audited,
+            nodes=nodes,
             complete=complete,
         )

@@ -1,4 +1,4 @@
-"""Identities, grants, tenants, stored agents, push configurations and the audit's head, in memory."""
+"""Registers in memory: identities, grants, tenants, stored agents, push configurations and the audit's head."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from covenant.model.settings import Limits
 from covenant.model.tenants import Tenant, host_of
 
 LINGER_MS: Final = 600_000
-"""How long a configuration of an ended task that owes nothing can still be read by whoever made it."""
+"""How long the configuration of an ended task that has nothing left to deliver can still be read by its owner."""
 
 
 class PushIndex:
@@ -47,14 +47,14 @@ class PushIndex:
 
     def __init__(self) -> None:
         self.pushes_by_task: dict[TaskId, dict[str, Push]] = {}
-        """By task and id, the oldest of a task first."""
+        """By task and id, oldest of a task first."""
         self.pushes_dead: dict[tuple[TaskId, str], None] = {}
-        """Given up, the longest first."""
+        """Configurations that were given up, the longest ago first."""
         self._push_count = 0
         self._push_counts: dict[str, int] = {}
-        """By tenant."""
+        """The number of configurations by tenant."""
         self._idle: list[tuple[int, TaskId, str]] = []
-        """One place for each configuration of an ended task, at a time before which it need not be looked at."""
+        """One entry for each configuration of an ended task, with the earliest time at which it may be idle."""
 
     def apply_push(self, event: PushEvent, ts_ms: int) -> None:
         match event:
@@ -72,7 +72,7 @@ class PushIndex:
                 raise AssertionError(f"no push takes {event}")
 
     def put_push(self, push: Push) -> None:
-        """As an event says, or a snapshot."""
+        """Adds or replaces a configuration, from an event or a snapshot."""
         of_task = self.pushes_by_task.setdefault(push.task_id, {})
         old = of_task.get(push.id)
         of_task[push.id] = push
@@ -120,7 +120,7 @@ class PushIndex:
             push = self.push(task_id, push_id)
             if push is None or push.ended is None:
                 continue
-            # It may have moved since, or the clock: then it is looked at again later. Dropping it is another event.
+            # The push or the clock may have moved since: then it is looked at again later. Another event drops it.
             moved_at_ms = ages.moment_ms(push.moved_at_ms, now_ms)
             back[task_id, push_id] = idle_at_ms = self._idle_at_ms(push, moved_at_ms)
             if idle_at_ms <= now_ms:
@@ -140,16 +140,17 @@ class Registries:
     def __init__(self) -> None:
         self.audit_head = GENESIS
         self.audit_anchor = GENESIS
-        """Where the chain begins since the last purge."""
+        """The start of the audit chain since the last purge."""
         self.identities_by_token: dict[str, Identity] = {}
         self.grants_by_signature: dict[str, Grant] = {}
         self.tenants: dict[str, Tenant] = {}
-        """By name, the oldest first."""
+        self.tenant = self.tenants.get
+        """Tenants by name, oldest first."""
         self.tenants_by_token: dict[str, Tenant] = {}
         self.stored_agents: dict[str, dict[str, CatalogueAgent]] = {}
-        """By tenant and id, the oldest of a tenant first."""
+        """By tenant and id, oldest of a tenant first."""
         self._live: dict[str, Identity] = {}
-        """Live identities by display, and by key: neither is held by two."""
+        """Live identities by display, and by key: each display and key has at most one."""
         self._granted: dict[tuple[PublicKey, str], tuple[Grant, ...]] = {}
 
     def register(self, event: AnyEvent) -> None:
@@ -213,11 +214,11 @@ class Registries:
             self.tenants_by_token.pop(tenant.token_sha256, None)
 
     def identities_at(self, host: str) -> Sequence[Identity]:
-        """Those whose display ends so, revoked ones too."""
+        """Identities whose display ends in this host, revoked ones too."""
         return [each for each in self.identities_by_token.values() if host_of(each.agent.display) == host]
 
     def grants_at(self, host: str, keys: Collection[str]) -> Sequence[Grant]:
-        """Those that were given to somebody whose display ends so, or that allow something with such a one."""
+        """Grants whose subject's display ends in this host, or that allow an action with such an agent."""
         return [each for each in self.grants_by_signature.values() if is_at(each, host, keys)]
 
     def _erase_tenant(self, name: str, keys: Collection[str]) -> None:
@@ -273,9 +274,6 @@ class Registries:
         identity = self._live.get(agent.display) or self._live.get(agent.pubkey)
         return identity.agent if identity is not None else None
 
-    def tenant(self, name: str) -> Tenant | None:
-        return self.tenants.get(name)
-
     def tenant_of(self, token_sha256: str) -> Tenant | None:
         return self.tenants_by_token.get(token_sha256)
 
@@ -297,7 +295,7 @@ class Registries:
 
 
 def is_at(grant: Grant, host: str, keys: Collection[str]) -> bool:
-    """Whether a grant is of somebody whose display ends so, or names such a one: by the display, or by a key."""
+    """Whether a grant's subject is at this host, or its action names an agent there, by display or key."""
     return host in (host_of(grant.subject.display), grant.action.partition("@")[2]) or any(
         key in keys for key in (grant.subject.pubkey, grant.action.rpartition(".")[2])
     )

@@ -1,12 +1,12 @@
-"""Those who wait: for a task or a result, for the end of a task, or for each step of one.
+"""Waiters for a task, a result or the end of a task, and watches of each step of one.
 
 Waiters: one arrival wakes at most one waiter, the longest waiting, whether it waits for one identity or for any. No
-wake is lost: a waiter that was woken and leaves without having taken anything wakes the next one if something is still
-there; one that was woken in vain keeps its place. Waiting, waking and leaving cost O(log n) for n waiters.
+wake is lost: a woken waiter that leaves without having taken anything wakes the next one if something is still there;
+one that was woken in vain keeps its place. Waiting, waking and leaving cost O(log n) for n waiters.
 
-Watches: each durable step is handed to whoever watches its task, in order, once. A watch begins at once and misses
-nothing from then on. What happened before is in the archive: begin to watch, read the past, then go on with what is
-newer; generations tell them apart. Steps wait here until their record is durable. All of it is used on one loop.
+Watches: each durable step is given to every watch of its task, in order, once. A watch begins at once and misses
+nothing from then on. Earlier steps are in the archive: begin to watch, read the past, then go on with newer steps;
+generations tell them apart. Steps wait here until their record is durable. Everything here is used on one loop.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, product
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -53,13 +54,14 @@ from covenant.ledger.machine.events import (
 )
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.peers.instance import InstanceId
-from covenant.model.task_event import Began, Continued, Ended, Started, StatusUpdate, Step
+from covenant.model.task import Cause
+from covenant.model.task_event import Began, Continued, Ended, Started, StatusUpdate, Step, StepContent
 
-DEAD_MAX: Final = 64  # numbers of waiters that left, in a line, besides as many as there are waiters
+DEAD_MAX: Final = 64  # numbers of departed waiters that a line may hold beyond its waiters
 
 
 class QueueWaiters:
-    """Everybody who waits for one kind of thing. `pending`: is something there for an identity, or for any (None)?"""
+    """All waiters for one kind of thing. `pending`: whether something is there for an identity, or for any (None)."""
 
     def __init__(self, pending: Callable[[PublicKey | None], bool]) -> None:
         self._pending = pending
@@ -71,7 +73,7 @@ class QueueWaiters:
         return QueueWaiter(self, identity, self._last_number)
 
     def wake(self, identity: PublicKey) -> None:
-        """Something arrived for this identity."""
+        """Something arrived for this identity: wakes the longest waiting."""
         line = self.lines.get(identity)
         anybody = self.lines.get(None)
         if line is None or (anybody is not None and anybody.first() < line.first()):
@@ -96,7 +98,7 @@ class QueueWaiters:
             del self.lines[waiter.identity]
 
     def pass_on(self, identity: PublicKey) -> None:
-        """A waiter that was woken for this identity took nothing: the next one is woken instead."""
+        """Wakes the next waiter instead of one that was woken for this identity and took nothing."""
         if self._pending(identity):
             self.wake(identity)
 
@@ -119,7 +121,7 @@ class QueueWaiter:
         self._woken_for: PublicKey | None = None
 
     async def wait(self, timeout_ms: int) -> bool:
-        """True when something may be there to take; False when the time is over."""
+        """True when there may be something to take; False after the timeout."""
         if self._waiters.is_pending(self.identity):
             return True
         self._woken_for = None
@@ -143,10 +145,10 @@ class QueueWaiter:
             self._woken.set_result(True)
 
     def served(self) -> None:
-        """What this waiter was woken for was taken, so nobody else need look for it.
+        """Marks that the waiter took what it was woken for, so that no other one needs to look for it.
 
-        A waiter for any identity takes whichever is next, which may be another one's: what it was woken for is looked
-        at once more when it leaves.
+        A waiter for any identity takes the next thing, which may be another identity's: the identity that it was woken
+        for is looked at once more when it leaves.
         """
         if self.identity is not None:
             self._woken_for = None
@@ -162,7 +164,7 @@ class QueueWaiter:
 
 
 class _WaitingLine:
-    """The sleeping waiters for one identity, by their numbers, and the order of the numbers. Never empty when used."""
+    """The sleeping waiters for one identity by number, and the order of the numbers. Never empty when used."""
 
     def __init__(self) -> None:
         self.sleeping: dict[int, QueueWaiter] = {}
@@ -190,19 +192,17 @@ Topic = tuple[str, ...]
 
 
 class KeyedWakeups:
-    """Whoever waits on a topic is woken by the next ring of it. Rung and awaited on one loop."""
+    """Wakes every waiter on a topic at the topic's next ring. Rung and awaited on one loop."""
 
     def __init__(self) -> None:
         self.waiting: dict[Topic, set[asyncio.Future[None]]] = {}
 
     def ring(self, topic: Topic) -> None:
-        waiting = self.waiting.pop(topic, None)
-        if waiting is not None:
-            for future in waiting:
-                _wake(future)
+        for future in self.waiting.pop(topic, ()):
+            _wake(future)
 
     async def wait(self, topic: Topic, timeout_ms: int) -> bool:
-        """True if it rang; False when the time is over."""
+        """True if the topic rang; False after the timeout."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiting.setdefault(topic, set()).add(future)
         try:
@@ -220,44 +220,42 @@ class KeyedWakeups:
 
 
 KEPT_MAX: Final = 2_048
-"""How many steps wait for a slow reader before it is cut off; it can come back with its cursor."""
+"""The most steps that wait for a slow reader before it is cut off; it can come back with its cursor."""
 
 
-Told = Callable[[Any, int], Step | None]
-
-_STARTED: Final = Started()
+_STARTED, _update_of = Started(), attrgetter("update")
 
 
-def _tell_end(event: Any, ts_ms: int) -> Step:
-    return Step(event.generation, ts_ms, Ended(event.ending, event.result, event.cause))
+def _end_of(event: Any) -> Ended:
+    return Ended(event.ending, event.result, event.cause)
 
 
-# What a watcher sees of an event, and when. Of any other it sees nothing.
-_TOLD: Final[dict[type[AnyEvent], Told]] = {
-    TaskSent: lambda event, ts_ms: Step(event.generation, ts_ms, Began(event.task)),
-    TaskFollowed: lambda event, ts_ms: Step(event.generation, ts_ms, Began(event.task)),
-    TaskLeased: lambda event, ts_ms: Step(event.generation, ts_ms, _STARTED) if event.generation else None,
-    TaskUpdated: lambda event, ts_ms: Step(event.generation, ts_ms, event.update),
-    TaskParked: lambda event, ts_ms: Step(event.generation, ts_ms, event.update),
-    TaskSuspended: lambda event, ts_ms: Step(event.generation, ts_ms, event.update) if event.generation else None,
-    TaskResumed: lambda event, ts_ms: Step(event.generation, ts_ms, event.update) if event.generation else None,
-    TaskContinued: lambda event, ts_ms: Step(event.generation, ts_ms, Continued(event.message)),
-    MessageKept: lambda event, ts_ms: Step(event.generation, ts_ms, Continued(event.message)),
-    TurnEnded: lambda event, ts_ms: Step(event.generation, ts_ms, event.reply) if event.reply is not None else None,
-    TaskSettled: _tell_end,
-    TaskClosed: _tell_end,
+# What watchers see of each event that has a generation. Other events are invisible to them.
+_CONTENTS: Final[dict[type[AnyEvent], Callable[[Any], StepContent]]] = {
+    TaskSent: lambda event: Began(event.task),
+    TaskFollowed: lambda event: Began(event.task),
+    TaskLeased: lambda _: _STARTED,
+    TaskUpdated: _update_of,
+    TaskParked: _update_of,
+    TaskSuspended: _update_of,
+    TaskResumed: _update_of,
+    TaskContinued: lambda event: Continued(event.message),
+    MessageKept: lambda event: Continued(event.message),
+    TurnEnded: attrgetter("reply"),
+    TaskSettled: _end_of,
+    TaskClosed: _end_of,
 }
 LEASE_ENDS: Final = frozenset({TaskSettled, TaskClosed, TaskRequeued})
 
 
-def step_of(event: AnyEvent, ts_ms: int) -> Step | None:
-    """What a watcher sees of it."""
-    told = _TOLD.get(type(event))
-    return told(event, ts_ms) if told is not None else None
+def step_of(event: Any, ts_ms: int) -> Step | None:
+    """The step that watchers see for an event; None for an invisible one."""
+    content_of = _CONTENTS.get(type(event))
+    return Step(event.generation, ts_ms, content_of(event)) if content_of is not None and event.generation else None
 
 
 class Watched(Protocol):
-    """Whoever tells a watch, and is told when it ends."""
+    """The source of a watch's steps. It is told when the watch ends."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -277,7 +275,7 @@ class TaskWatch:
         self._woken: asyncio.Future[None] | None = None
         self.task_id = task_id
         self.cut = False
-        """Some steps are not told here: the reader was too slow, or the disk failed."""
+        """Steps were skipped: the reader was too slow, or the disk failed."""
         self._patient = False
 
     async def next(self, timeout_s: float, *, until_rest: bool = False) -> Sequence[Step]:
@@ -310,7 +308,7 @@ class TaskWatch:
         if len(kept) > KEPT_MAX:
             del kept[KEPT_MAX:]
             self.cut = True
-        # One who is patient is woken in time to take what was told, before it is too much to keep.
+        # A patient reader is woken while its kept steps are at most half of the bound.
         if woken is not None and (not self._patient or _rests(steps[-1]) or len(kept) >= KEPT_MAX // 2):
             _wake(woken)
 
@@ -347,7 +345,7 @@ _REGISTERS: Final[dict[type[AnyEvent], Callable[[Any], RegisterChange]]] = {
 
 
 class _Signal(enum.Enum):
-    """What waits besides steps, for the listeners of a ledger."""
+    """News other than steps that wait for the ledger's listeners."""
 
     LOST = enum.auto()
     PEER = enum.auto()
@@ -355,12 +353,12 @@ class _Signal(enum.Enum):
     AUDIT = enum.auto()
 
 
-# Read through their class, which has a hook for that, these would take fifty times as long.
-_LOST, _PEER, _PUSH, _AUDIT = _Signal
+# Attribute access through an enum class runs a hook and takes fifty times as long as these names.
+(_LOST, _PEER, _PUSH, _AUDIT), _RESULT = _Signal, Cause.RESULT
 
 
 class TaskWatchers:
-    """All watches of a ledger, on its loop. `position`: of its last durable record."""
+    """All watches of a ledger, on its loop. `position`: the last durable record."""
 
     def __init__(self, position: int) -> None:
         self.changes: Final = ChangeLog(position)
@@ -368,7 +366,7 @@ class TaskWatchers:
         self.long_waits: Final = LongWaits(self.loop)
         self._watches: dict[str, list[TaskWatch]] = {}
         self._waiting: deque[tuple[int, str, list[Step] | Step | _Signal | RegisterChange]] = deque()
-        """A list is for those who watch the task, a step by itself for the one who pushes."""
+        """A list of steps is for the watches of a task, a single step for the push listener."""
         self._lost: Callable[[TaskId], None] | None = None
         self._push: Callable[[TaskId, Step | None], None] | None = None
         self._audited: Callable[[], None] | None = None
@@ -381,8 +379,7 @@ class TaskWatchers:
         return watch
 
     def leave(self, watch: TaskWatch) -> None:
-        watches = self._watches.get(watch.task_id)
-        if watches is not None and watch in watches:
+        if watch in (watches := self._watches.get(watch.task_id, [])):
             watches.remove(watch)
             if not watches:
                 del self._watches[watch.task_id]
@@ -402,35 +399,36 @@ class TaskWatchers:
     def on_audit(self, callback: Callable[[], None]) -> None:
         self._audited = callback
 
-    def note(self, events: Sequence[AnyEvent], ts_ms: int, seq: int, pushed: Collection[TaskId]) -> None:
-        """A record was decided. What it says of a task is given to whoever watches it at once.
+    def note(self, events: Sequence[Any], ts_ms: int, seq: int, pushed: Collection[TaskId]) -> None:
+        """Notes a decided record. Its steps are given to the watches of the task once it is durable.
 
         `pushed`: the tasks that have push configurations.
         """
         if self.changes.on:
             self.changes.note(events, ts_ms, seq)
-        watches, waiting, told = self._watches, self._waiting, _TOLD
+        watches, waiting, contents = self._watches, self._waiting, _CONTENTS
         watched: TaskId | None = None
         steps: list[Step] = []
         for event in events:
-            tell = told.get(type(event))
-            if tell is None:
-                self._note_untold(event, seq, pushed)
+            content_of = contents.get(type(event))
+            if content_of is None:
+                self._note_invisible(event, seq, pushed)
                 continue
-            task_id: TaskId = event.task_id  # type: ignore[union-attr]  # only tasks are watched
-            if tell is _tell_end and self._lost is not None:
-                waiting.append((seq, task_id, _LOST))
+            task_id: TaskId = event.task_id
+            if content_of is _end_of and event.cause is not _RESULT and self._lost is not None:
+                waiting.append((seq, task_id, _LOST))  # a holder knows of its own result
             if pushed and task_id in pushed:
-                waiting.append((seq, task_id, tell(event, ts_ms) or _PUSH))
-            if task_id in watches and (step := tell(event, ts_ms)) is not None:
+                waiting.append((seq, task_id, step_of(event, ts_ms) or _PUSH))
+            if task_id in watches and (generation := event.generation):
+                step = Step(generation, ts_ms, content_of(event))
                 if task_id == watched:
                     steps.append(step)
                 else:
                     watched, steps = task_id, [step]
                     waiting.append((seq, task_id, steps))
 
-    def _note_untold(self, event: AnyEvent, seq: int, pushed: Collection[TaskId]) -> None:
-        """An event that nobody who watches a task is told of."""
+    def _note_invisible(self, event: AnyEvent, seq: int, pushed: Collection[TaskId]) -> None:
+        """Notes an event that watches of a task do not see."""
         if isinstance(event, TaskEvent):
             if isinstance(event, TaskRequeued) and self._lost is not None:
                 self._waiting.append((seq, event.task_id, _LOST))
@@ -446,16 +444,18 @@ class TaskWatchers:
             self._waiting.append((seq, "", changed(event)))
 
     def landed(self, durable_seq: int) -> None:
-        """Records through this one are durable."""
-        self.changes.landed(durable_seq)
+        """Records up to this one are durable; 0: all of them, since they have no numbers."""
+        changes = self.changes
+        changes.position = durable_seq or changes.newest
+        if changes.awaited is not None:
+            changes.ring(changes.awaited)
         watches, waiting = self._watches, self._waiting
         while waiting and waiting[0][0] <= durable_seq:
             _, whose, news = waiting.popleft()
             if type(news) is list:
                 for watch in watches.get(whose, ()):
                     watch.give(news)
-            elif news is _LOST:
-                assert self._lost is not None
+            elif news is _LOST and self._lost is not None:
                 self._lost(whose)  # type: ignore[arg-type]  # a task's id
             elif news is _PEER:
                 for tell in self._peer:
@@ -469,7 +469,7 @@ class TaskWatchers:
             elif self._push is not None:
                 self._push(TaskId(whose), news if type(news) is Step else None)
 
-    def told(
+    def notify(
         self,
         *,
         lost: Iterable[TaskId] = (),
@@ -477,7 +477,7 @@ class TaskWatchers:
         pushed: Iterable[TaskId] = (),
         registers: Iterable[RegisterChange] = (),
     ) -> None:
-        """Somebody else has recorded this, and it is durable."""
+        """Passes on durable changes that another node has recorded."""
         if (stop := self._lost) is not None:
             for task_id in lost:
                 stop(task_id)
@@ -490,11 +490,11 @@ class TaskWatchers:
             listen(change)
 
     def cut(self) -> None:
-        """The disk failed, and nothing more will be told: whoever watches looks for itself how far it came."""
+        """Ends all watches after a disk failure: each reader must find out itself how far it came."""
         for watch in chain.from_iterable(self._watches.values()):
             watch.end()
 
     def forget(self) -> None:
-        """The disk failed: what was not durable never happened."""
+        """Drops all news that did not become durable after a disk failure: it never happened."""
         self.changes.forget()
         self._waiting.clear()

@@ -1,1 +1,1 @@
-"""Frozen facts: what the other packages talk about. Standard library and msgspec only; no clock, chance or IO."""
+"""Frozen domain values that every other package uses. Standard library and msgspec only; no clock, chance or IO."""

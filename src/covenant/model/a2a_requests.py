@@ -1,4 +1,4 @@
-"""What an A2A client can ask of an agent, whichever dialect and binding it asks in. Doors decode into these."""
+"""The requests that an A2A client can make to an agent, in any dialect and binding. Doors decode into these types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE_SIZE_MAX: Final = 100
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client says. `task_id` continues a task; without one it begins a new one."""
+    """A message from a client. With `task_id` it continues that task; without one it begins a new task."""
 
     message_id: str
     parts: tuple[Content, ...]
@@ -31,27 +31,27 @@ class PushAuthentication(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
     credentials: str | None = None
 
     def __repr__(self) -> str:
-        """Without the secret, wherever it ends up."""
+        """Leaves out the credentials, so that no log or traceback shows them."""
         return f"PushAuthentication(scheme={self.scheme!r})"
 
 
 class PushConfig(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """Where a client wants to be told what happens to a task. `id` is given by the client, or minted."""
+    """A webhook that is told of each step of a task. The client gives `id`, or the daemon mints one."""
 
     url: str
     id: str | None = None
     token: str | None = None
     authentication: PushAuthentication | None = None
     version: str = "1.0"
-    """The version of A2A that made it, in which its deliveries are written."""
+    """The A2A version of the request that made the configuration. Deliveries are written in this version."""
 
     def __repr__(self) -> str:
-        """Without secrets; a webhook's address is often one."""
+        """Leaves out all secrets; a webhook's URL is often one."""
         return f"PushConfig(id={self.id!r})"
 
 
 class SendMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """`blocking`: answer when the task has ended or waits for its sender; otherwise as soon as it is accepted."""
+    """`blocking`: the answer comes when the task has ended or waits for its sender; otherwise once it is accepted."""
 
     message: Message
     blocking: bool = True
@@ -64,7 +64,7 @@ class SendMessage(msgspec.Struct, frozen=True, kw_only=True):
 class GetTask(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     task_id: str
     history_length: int | None = None
-    """None: all of it; 0: none."""
+    """None: the whole history; 0: none of it."""
 
 
 class ListTasks(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -78,7 +78,7 @@ class ListTasks(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest status first. `next_page_token` is empty on the last page."""
+    """Tasks are ordered by the time of their status, newest first. `next_page_token` is empty on the last page."""
 
     tasks: tuple[TaskView, ...]
     total_size: int
@@ -94,7 +94,7 @@ class CancelTask(msgspec.Struct, frozen=True, kw_only=True):
 class Subscribe(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     task_id: str
     after: int | None = None
-    """The last generation that the client has seen; None if it has none."""
+    """The last generation that the client has seen; None: the client has seen none."""
 
 
 class CreatePush(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -119,7 +119,7 @@ class DeletePush(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class PushPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The oldest first. `next_page_token` is empty on the last page."""
+    """Configurations are ordered oldest first. `next_page_token` is empty on the last page."""
 
     configs: tuple[PushConfig, ...]
     next_page_token: str = ""

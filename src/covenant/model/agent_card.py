@@ -1,7 +1,7 @@
-"""An agent's card: who it is, where it is called, what it can do.
+"""An agent's card: its name, the addresses where it is called, and its skills.
 
-Names and nesting are those of A2A 1.0: encoded as JSON, a card is ProtoJSON in the form that is also signed. What the
-specification requires is always there; what it leaves out by default is left out (its section 8.4.1).
+Names and nesting are those of A2A 1.0: encoded as JSON, a card is ProtoJSON in the form that is also signed. Fields
+that the specification requires are always encoded; fields that it omits by default are omitted (its section 8.4.1).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ GRPC: Final = "GRPC"
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """The root of everything in a card."""
+    """The base of every struct in a card."""
 
 
 class Interface(_Part, frozen=True, kw_only=True):
-    """One way to call the agent. `tenant`, if there is one, is what a caller must put into each request."""
+    """One address and binding of the agent. A caller must put `tenant`, if it is set, into each request."""
 
     url: str
     protocol_binding: str
@@ -71,7 +71,7 @@ class Scopes(_Part, frozen=True, kw_only=True):
 
 
 class SecurityRequirement(_Part, frozen=True, kw_only=True):
-    """All of these schemes together; of several requirements one is enough."""
+    """A caller needs all of these schemes together. Of several requirements, one is enough."""
 
     schemes: dict[str, Scopes]
 
@@ -100,7 +100,7 @@ class AgentCard(_Part, frozen=True, kw_only=True):
 
 
 class RemoteInterface(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """One way to call an agent, as its card has it. `version` is `1.0` or `0.3`."""
+    """One address and binding from a remote agent's card. `version` is `1.0` or `0.3`."""
 
     url: str
     binding: str
@@ -117,7 +117,7 @@ class RemoteSkill(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 
 
 class CardCredential(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """How a card wants a secret to be shown. `header`: the one that an API key goes into; None for a bearer."""
+    """A credential that a card asks for. `header` is the header for an API key; None for a bearer token."""
 
     scheme: str
     header: str | None = None
@@ -130,14 +130,14 @@ class RemoteCard(msgspec.Struct, frozen=True, kw_only=True):
     ways: tuple[RemoteInterface, ...] = ()
     """In the card's own order of preference."""
     streaming: bool | None = None
-    """None where the card does not say."""
+    """None: the card does not say."""
     extended: bool = False
     skills: tuple[RemoteSkill, ...] = ()
     credentials: tuple[CardCredential, ...] = ()
-    """Any one of these is enough; none: nothing is asked for."""
+    """Any one of these is enough. Empty: the card asks for no credential."""
     signatures: tuple[dict[str, Any], ...] = ()
     fields: dict[str, Any] = {}
-    """All of it, as it came."""
+    """The whole card as it was received."""
     url: str = ""
     signed_by: str | None = None
-    """Whose signature was checked, and held."""
+    """The key whose signature on the card was verified."""

@@ -1,7 +1,7 @@
-"""An agent definition: what a catalogue agent is, does and may use, as its author wrote it down.
+"""An agent definition: an agent's description, behaviour and permissions, as its author wrote them.
 
-Read strictly: an unknown key, a wrong type or a value that is not allowed is refused, and the refusal names the key by
-its JSON json_pointer (`/advisor/mode: …`, `unknown key /colour`).
+Decoding is strict: an unknown key, a wrong type or a forbidden value is refused, and the refusal names the key by its
+JSON pointer (`/advisor/mode: …`, `unknown key /colour`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from covenant.model.kinds import KINDS, AgentKind, KindRules
 
 DEFINITION_BYTES_MAX: Final = 256 * 1024
 INDEX: Final = "index"
-"""The master agent of every tenant: built in, always there, never changed."""
+"""The master agent of every tenant. It is built in and cannot be changed or deleted."""
 RESERVED: Final = frozenset({INDEX, "client", "anonymous", "conversations"})
-"""`client@<tenant>` is who a tenant's callers appear as, `conversations@<tenant>` who keeps their conversations."""
+"""`client@<tenant>` sends the tasks of a tenant's callers; `conversations@<tenant>` keeps their conversations."""
 
 OnLost = Literal["hold", "fail", "requeue"]
 AgentSource = Literal["stored", "file", "code", "builtin"]
@@ -34,11 +34,12 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class _Part(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
-    """The root of what is read strictly."""
+    """The base of every struct of a definition: unknown fields are refused."""
 
 
 class Advisor(_Part, frozen=True, gc=False, kw_only=True):
     model: Line
+    fallback_models: Annotated[tuple[Line, ...], msgspec.Meta(max_length=4)] = ()
     prompt: Prose = ""
     mode: Literal["off", "consult", "gate"] = "consult"
     max_redirects: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
@@ -63,7 +64,7 @@ class IntentOptions(_Part, frozen=True, gc=False, kw_only=True):
 
 
 class Skill(_Part, frozen=True, gc=False, kw_only=True):
-    """What the agent's card says it can do. A plain string is a skill with that id."""
+    """A skill on the agent's card. A plain string in the definition is a skill with that id."""
 
     id: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
     name: Line = ""
@@ -74,28 +75,32 @@ class Skill(_Part, frozen=True, gc=False, kw_only=True):
     output_modes: Lines = ()
 
 
+CATCH_UP_S_MAX: Final = 31 * 86_400
+SCHEDULES_MAX: Final = 100
+
+
 class Schedule(_Part, frozen=True, gc=False, kw_only=True):
-    """When an agent is given a task by itself: at the times of `cron` in a time zone, or every so many seconds."""
+    """A schedule creates tasks for its agent: at the times of `cron` in a time zone, or every `every_s` seconds."""
 
     id: AgentKey
     cron: Line = ""
     every_s: Annotated[int, msgspec.Meta(ge=0, le=366 * 86_400)] = 0
     time_zone: Line = "UTC"
     text: Prose = ""
-    """What the task says. Empty: the schedule's id."""
-    catch_up_s: Annotated[int, msgspec.Meta(ge=0, le=31 * 86_400)] = 0
-    """Moments that were missed are run if they are no longer ago than this."""
+    """The text of each task. Empty: the schedule's id."""
+    catch_up_s: Annotated[int, msgspec.Meta(ge=0, le=CATCH_UP_S_MAX)] = 0
+    """A missed run is made up for if it is no older than this."""
 
 
 RetryReason = Literal[
     "rate_limited", "overloaded", "unreachable", "timed_out", "provider_error", "not_started", "exited", "failed"
 ]
-"""Why an attempt failed: the first five of a model, the others of a program."""
+"""Why an attempt failed: the first five reasons are a model's, the others a program's."""
 Pause = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
 class RetryPauses(_Part, frozen=True, gc=False, kw_only=True):
-    """In seconds: the first pause, the longest one, by what each is longer than the one before, and by chance."""
+    """Pauses in seconds: each is `factor` times the one before, changed by chance by up to `jitter` of itself."""
 
     first: Pause = 1.0
     longest: Pause = 300.0
@@ -104,10 +109,10 @@ class RetryPauses(_Part, frozen=True, gc=False, kw_only=True):
 
 
 class Retries(_Part, frozen=True, gc=False, kw_only=True):
-    """How often a turn is begun again by itself after it failed, after which pauses and which failures."""
+    """How often the daemon begins a failed turn again, after which pauses and for which failures."""
 
     attempts: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
-    """In all, with the first one, and with those that a program asks for itself."""
+    """The number of attempts at a turn, counting the first one and those that a program asks for."""
     backoff: RetryPauses = RetryPauses()
     retry_on: Annotated[tuple[RetryReason, ...], msgspec.Meta(max_length=20)] = ()
 
@@ -121,12 +126,12 @@ class AgentDefinition(_Part, frozen=True, gc=False, kw_only=True):
     description: Prose = ""
     rules: Rules = ()
     capabilities: Lines = ()
-    """What it may use. Empty: everything."""
+    """The tools that the agent may use. Empty: all of them."""
     event_types: Lines = ()
     model: Line = ""
-    """Which model plays it. Empty: the daemon's own, `model.name`."""
+    """The language model that plays the agent. Empty: the setting `model.name`."""
     fallback_models: Annotated[tuple[Line, ...], msgspec.Meta(max_length=4)] = ()
-    """Which models are asked, in this order, when that one cannot answer just now."""
+    """Models that are tried in this order when `model` cannot answer."""
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 1024
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.3
     brevity: Literal["lite", "full", "ultra"] = "full"
@@ -137,38 +142,37 @@ class AgentDefinition(_Part, frozen=True, gc=False, kw_only=True):
     intent: IntentOptions = IntentOptions()
 
     kind: AgentKind = "model"
-    """Who does its work. What says nothing is an agent that a language model plays."""
+    """The kind decides who does the agent's work. The default kind is played by a language model."""
     default_project: Line = ""
-    """The simple door gives its tasks to the first agent that has one."""
+    """The simple door gives its tasks to the first agent that has a default project."""
     mcp_tool_permissions: Lines | None = None
-    """The registered MCP tools that it may use. None: all of them."""
+    """The registered MCP tools that the agent may use. None: all of them."""
     needs_approval: Lines = ()
-    """Tools of a model whose uses a person approves: `fetch`, `/mcp` for all of a command, `files.write` of MCP."""
+    """Tools whose calls a person approves: `fetch`, `/mcp` for a model's whole MCP, `files.write` for one MCP tool."""
     timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=7 * 24 * 3_600_000)] | None = None
-    """How long a turn may take. None: as long as agents of its kind may."""
+    """The time limit of a turn. None: the limit of the agent's kind."""
     idempotent: bool = False
-    """Whether running the same task twice does no harm: only then may its lost work be requeued by itself."""
+    """Whether running the same task twice does no harm. Only then may lost work be requeued without an operator."""
     on_lost: OnLost = "hold"
     input_modes: Lines = ()
-    """Media types that it takes. Empty: whatever comes."""
+    """Media types that the agent accepts. Empty: any."""
     output_modes: Lines = ()
-    """Media types that it may answer with. Empty: whatever it makes."""
+    """Media types that the agent may answer with. Empty: any."""
     command: Arguments = ()
     url: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
-    """Where a remote agent is: its address, or its card's. Empty: where `a2a_agents.json` has it, under its id."""
+    """The address of a remote agent or of its card. Empty: the one in `a2a_agents.json` under the agent's id."""
     peer: Annotated[str, msgspec.Meta(max_length=200)] = ""
-    """Who does a peer agent's work: the peer's name or id, then `/` and the profile there if that is not its own id.
+    """The peer that does a peer agent's work: its name or id, then `/` and the profile if it is not this agent's id.
 
-    Empty: whichever peer offers its id as a profile.
-    """
+    Empty: any peer that offers this agent's id as a profile."""
     skills: Annotated[tuple[Skill, ...], msgspec.Meta(max_length=200)] = ()
     extensions: Lines = ()
     """A2A extensions that a caller must declare, by URI."""
     concurrency: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
-    """Tasks at once. 0: as agents of its kind do."""
+    """The most tasks at once. 0: the limit of the agent's kind."""
     rate_per_min: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
-    """Turns that begin in a minute; the others wait in the queue. 0: as many as come."""
-    schedules: Annotated[tuple[Schedule, ...], msgspec.Meta(max_length=100)] = ()
+    """The most turns that begin in a minute; further turns wait in the queue. 0: no limit."""
+    schedules: Annotated[tuple[Schedule, ...], msgspec.Meta(max_length=SCHEDULES_MAX)] = ()
     retries: Retries | None = None
 
     @property
@@ -177,16 +181,16 @@ class AgentDefinition(_Part, frozen=True, gc=False, kw_only=True):
 
     @property
     def turn_timeout_ms(self) -> int | None:
-        """How long a turn may take: as the definition says, or else as its kind does. None: no limit."""
+        """The time limit of a turn: the definition's own, or else that of its kind. None: no limit."""
         return self.timeout_ms or KINDS[self.kind].timeout_ms
 
 
 class CatalogueAgent(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """An agent as a tenant's catalogue has it. `source` says where it is kept, and so where it can be changed."""
+    """An agent in a tenant's catalogue. `source` says where its definition is stored and can be changed."""
 
     tenant: str
     definition: AgentDefinition = msgspec.field(name="constitution")
-    """Its name in the journal and in the archive is the one that it first had."""
+    """The encoded name is `constitution`: journals and archives of earlier versions have it."""
     created_at_ms: int = 0
     updated_at_ms: int = 0
     source: AgentSource = "stored"
@@ -196,7 +200,7 @@ class CatalogueAgent(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return self.definition.id
 
     def offered_to_peers(self, named: Collection[str]) -> bool:
-        """`named`: the agents that peers may have; none: all that work here, but `index`."""
+        """Whether peers may use this agent. `named`: agents that they may use; empty: all local ones but `index`."""
         return self.definition.kind_rules.offered_to_peers and (self.id in named if named else self.id != INDEX)
 
 
@@ -214,17 +218,17 @@ INDEX_DEFINITION: Final = AgentDefinition(
 
 
 IGNORED_KEYS: Final = ("event_types", "memory", "intent")
-"""Keys that are read and kept, and that nothing acts on."""
+"""Keys that are read and stored, but that no code acts on."""
 _PLAIN: Final = AgentDefinition(id="plain")
 
 
 def ignored_keys(definition: AgentDefinition) -> tuple[str, ...]:
-    """What it asks for in vain: said to whoever stores it, so that nobody relies on it."""
+    """The keys of this definition that have no effect. Whoever stores the definition is told of them."""
     return tuple(key for key in IGNORED_KEYS if getattr(definition, key) != getattr(_PLAIN, key))
 
 
 def read_agent_definition(given: object) -> AgentDefinition:
-    """An agent definition from JSON or TOML that was read already. A refusal says which key is wrong, and how."""
+    """Returns the definition from decoded JSON or TOML. A refusal names the key that is wrong and says why."""
     if not isinstance(given, dict):
         raise _wrong("the agent definition must be an object")
     fields = dict(given)
@@ -240,7 +244,7 @@ def read_agent_definition(given: object) -> AgentDefinition:
 
 
 def _advisor(fields: dict[Any, Any]) -> object:
-    """An advisor may be written as the name of its model, and once was `advisor_model`."""
+    """The advisor as an object: it may be given as the name of its model, or under the old key `advisor_model`."""
     given = fields.pop("advisor", None)
     if "advisor_model" in fields:
         if given is not None:
@@ -250,13 +254,13 @@ def _advisor(fields: dict[Any, Any]) -> object:
 
 
 def _check_whole(made: AgentDefinition) -> None:
-    """What no single type can say."""
+    """Checks the rules that involve several keys, which no field's type can express."""
     if made.id in RESERVED:
         raise _wrong(f"/id: {made.id!r} is reserved")
     if made.on_lost == "requeue" and not made.idempotent:
         raise _wrong('/on_lost: "requeue" needs "idempotent": true, since the work may have been done')
     if made.retries is not None and not made.kind_rules.retried:
-        raise _wrong(f"/retries: an agent of the kind {made.kind!r} has none; its own program or code begins again")
+        raise _wrong(f"/retries: an agent of the kind {made.kind!r} cannot have it; its own program or code retries")
     if made.retries is not None and made.retries.retry_on and not made.idempotent:
         raise _wrong('/retries/retry_on: needs "idempotent": true, since the failed attempt may have done its work')
     for kind, rules in KINDS.items():
@@ -275,7 +279,7 @@ def _wrong(message: str) -> Invalid:
     return Invalid("invalid_agent", message)
 
 
-# The place stands at the end. It has no backtick in it, so that nobody's words are searched for it again and again.
+# msgspec puts the place last. The place has no backtick, so the pattern never backtracks over a definition's text.
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `([^`]*+)`)?", re.DOTALL).fullmatch
 _MISSING = re.compile(r"Object missing required field `(.*?)`(?: - at `([^`]*+)`)?", re.DOTALL).fullmatch
 _PLACED = re.compile(r"(.*?)(?: - at `([^`]*+)`)?", re.DOTALL).fullmatch
@@ -284,7 +288,7 @@ _MESSAGE_LENGTH_MAX: Final = 200
 
 
 def explain_invalid(message: str, kind: type[msgspec.Struct]) -> str:
-    """What the decoder says, with a JSON json_pointer to the key it is about."""
+    """The decoder's message with a JSON pointer to the wrong key, and the nearest known key or the allowed values."""
     if (unknown := _UNKNOWN(message)) is not None:
         key, where = unknown[1], json_pointer(unknown[2])
         meant = did_you_mean(key, _keys(kind, where.split("/")[1:]))
@@ -300,7 +304,7 @@ def explain_invalid(message: str, kind: type[msgspec.Struct]) -> str:
 
 
 def json_pointer(path: str | None) -> str:
-    """The decoder's `$.skills[0].id` as a JSON json_pointer, `/skills/0/id`."""
+    """Turns the decoder's path `$.skills[0].id` into the JSON pointer `/skills/0/id`."""
     return "".join(f"/{escaped_key(step[1] or step[2])}" for step in _STEP.finditer(path or ""))
 
 

@@ -1,8 +1,8 @@
-"""Ages by a wall clock that may have been set: how old a stamp is, and whether ages may be acted on at all.
+"""Ages of timestamps by a wall clock that may have been set, and whether ages may be acted on at all.
 
-A stamp is what the wall clock said when something happened. After the clock was set, stamps from before cannot be
-compared with it any more. `Ages` knows the steps of this process and says what today's clock would have written. It
-never makes a stamp older than it is: where two readings are possible, the younger one counts.
+A stamp is the wall clock's reading when something happened. Once the clock has been set, earlier stamps cannot be
+compared with it. `Ages` knows the clock steps that this process saw and converts a stamp into today's reading. It never
+makes a stamp older than it is: where two readings are possible, the younger one counts.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Final
 import msgspec
 
 STEP_MS: Final = 60_000
-"""Two clocks may disagree by this much between two readings: more is a step of one of them, less is drift."""
+"""Two clocks may drift apart by this much between two readings. A larger difference is a step of one of them."""
 
 
 class ClockStep(msgspec.Struct, frozen=True, gc=False):
-    """One step of the wall clock: what it would have said, and what it said instead."""
+    """One step of the wall clock: the reading that was expected, and the reading that came instead."""
 
     before_ms: int
     after_ms: int
     seen: bool = True
-    """False: concluded from a journal whose last record is from the future, not seen to happen."""
+    """False: the step was not seen but inferred from a journal whose last record is from the future."""
 
     @property
     def step_ms(self) -> int:
@@ -29,25 +29,25 @@ class ClockStep(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ages(msgspec.Struct, frozen=True):
-    """`steps` are the oldest first. While `paused`, nothing is expired, timed out, retried or forgotten for its age."""
+    """`steps` are oldest first. While `paused`, nothing expires, times out, is retried or is forgotten for its age."""
 
     paused: bool = False
     steps: tuple[ClockStep, ...] = ()
     latest_ms: int = 0
-    """While paused after a step back: what the clock had said before. What has expired by then stays expired."""
+    """While paused after a step back: the clock's reading before it. Whatever had expired by then stays expired."""
     forgotten: bool = False
-    """There were earlier steps, which are not kept: a stamp from before `steps` counts as made at the first of them."""
+    """Earlier steps were dropped. A stamp from before `steps` counts as made at the first of them."""
 
     def moment_ms(self, stamp_ms: int, now_ms: int) -> int:
         """The stamp as today's clock would have written it.
 
-        Between two steps the clock shows one stretch of time. The stamp is from the last stretch that it can be from.
+        Between two steps the clock is continuous. The stamp is attributed to the last such stretch that it fits into.
         """
         shift_ms, until_ms = 0, now_ms
         for step in reversed(self.steps):
             begins = step.after_ms - STEP_MS <= stamp_ms or not step.seen
             if begins and stamp_ms <= until_ms + STEP_MS:
-                # One that drift puts before the step counts as made at it: nothing in this stretch is older.
+                # A stamp that drift puts before the step counts as made at the step: nothing in this stretch is older.
                 return (max(stamp_ms, step.after_ms) if step.seen else stamp_ms) + shift_ms
             shift_ms, until_ms = shift_ms + step.step_ms, step.before_ms
         return (until_ms if self.forgotten else stamp_ms) + shift_ms
@@ -56,9 +56,9 @@ class Ages(msgspec.Struct, frozen=True):
         return max(0, now_ms - (self.moment_ms(stamp_ms, now_ms) if self.steps else stamp_ms))
 
     def expiry_ms(self, now_ms: int) -> int:
-        """The moment by which expiries are judged: grants and tokens."""
+        """The time to compare expiries of grants and tokens with. A clock that was set back does not revive them."""
         return max(now_ms, self.latest_ms)
 
 
 STEADY: Final = Ages()
-"""No step was seen."""
+"""The ages of a clock that was never set."""

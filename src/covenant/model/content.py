@@ -1,7 +1,7 @@
-"""Content blocks: what tasks carry and results return. MCP's blocks, and plain JSON.
+"""Content blocks of tasks and results: MCP's blocks, and plain JSON.
 
-`filename`, `mimeType` and `metadata` say more about a block where its sender did; an A2A part keeps all three. What
-only MCP has (`annotations`, `_meta`, `title`, `size`, `icons`) is kept as it came; an A2A part has it in its metadata.
+`filename`, `mimeType` and `metadata` are optional; an A2A part keeps all three. Fields that only MCP has
+(`annotations`, `_meta`, `title`, `size`, `icons`) are kept as they came; an A2A part carries them in its metadata.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeGuard
 import msgspec
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""Of a linked resource, in bytes."""
+"""The size of a linked resource in bytes."""
 
 
 class Text(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="text", omit_defaults=True):
@@ -47,7 +47,7 @@ class Audio(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="audio"
 
 
 class Embedded(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a `resource` block holds: text, or base64 in `blob`."""
+    """The content of a `resource` block: text, or base64 in `blob`."""
 
     uri: str
     mimeType: str | None = None  # noqa: N815
@@ -78,38 +78,31 @@ class ResourceLink(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag=
 
 
 class File(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="file", omit_defaults=True, kw_only=True):
-    """Bytes that are in the blob store. Only the daemon makes one: no request can say it."""
+    """A file in the blob store. Only the daemon makes this block: no request can contain one."""
 
     sha256: str
     size: Size
     space: str
-    """Where it is: no other space knows it."""
+    """The blob space that holds the bytes. No other space can read them."""
     task_id: str
-    """The task that refers to it."""
+    """The task that refers to the file."""
     mimeType: str | None = None  # noqa: N815
     filename: str | None = None
     metadata: dict[str, Any] | None = None
     came_as: Literal["", "image", "audio", "resource"] = ""
-    """The block that its bytes were in; empty: they were uploaded."""
+    """The type of the block whose bytes these were; empty: the file was uploaded."""
     uri: str = ""
-    """Of what a `resource` block held, as are `resource_meta`."""
+    """The URI of the `resource` block; `resource_meta` is that block's `_meta`."""
     resource_meta: dict[str, Any] | None = None
     annotations: dict[str, Any] | None = None
     meta: dict[str, Any] | None = msgspec.field(name="_meta", default=None)
 
 
 SentContent = Text | Json | Image | Audio | Resource | ResourceLink
-"""What somebody else may say."""
+"""The blocks that a request may contain."""
 Content = SentContent | File
 
 
 def is_plain(block: Content) -> TypeGuard[Text]:
     """Whether a block is text and nothing else."""
-    return (
-        type(block) is Text
-        and block.metadata is None
-        and block.mimeType is None
-        and block.filename is None
-        and block.annotations is None
-        and block.meta is None
-    )
+    return type(block) is Text and block == Text(block.text)

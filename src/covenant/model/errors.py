@@ -32,7 +32,7 @@ class CovenantError(Exception):
 
 
 class Refusal(CovenantError):
-    """A request that was understood and not done. Nothing changed, unless `code` is `outcome_unknown`."""
+    """A request that was understood and refused. Nothing changed, unless `code` is `outcome_unknown`."""
 
     status: int = 400
     code: str
@@ -49,7 +49,7 @@ class Invalid(Refusal):
 
 
 class WrongType(Invalid, TypeError):
-    """A value that is not what its field is declared to be. `field` is its path: `task.parts[0].text`."""
+    """A value of another type than its field declares. `field` is the path of the field: `task.parts[0].text`."""
 
     def __init__(self, field: str, what: str) -> None:
         super().__init__("invalid_value", f"{field}: {what}")
@@ -58,7 +58,7 @@ class WrongType(Invalid, TypeError):
 
 
 class InvalidParams(Invalid):
-    """A field of an A2A request that is not as it must be. `field` is its place, in the spelling of the wire."""
+    """An invalid field of an A2A request. `field` is its path, spelt as on the wire."""
 
     def __init__(self, field: str, description: str) -> None:
         super().__init__("invalid_params", f"{field}: {description}")
@@ -104,20 +104,23 @@ REFUSALS: Final[tuple[type[Refusal], ...]] = (
     OverLimit,
     Unavailable,
 )
-"""One for each status."""
+"""One class for each HTTP status."""
+
+
+OUTCOME_UNKNOWN: Final = "outcome_unknown"
 
 
 def outcome_unknown() -> Unavailable:
-    """The write was under way when the disk failed: it may or may not be there after a restart."""
+    """The disk failed during a write: after a restart the record may or may not be there."""
     return Unavailable(
-        "outcome_unknown",
+        OUTCOME_UNKNOWN,
         "the disk failed while this was being written; it may or may not have happened. "
         "Restart the daemon, then repeat the request under the same id",
     )
 
 
 def storage_failed(reason: str) -> Unavailable:
-    """The writer is dead: nothing was tried."""
+    """The journal's writer has failed, and nothing is written before a restart. This request was not tried."""
     return Unavailable(
         "storage_failed",
         f"nothing can be written since the disk failed ({reason}); "
@@ -126,7 +129,7 @@ def storage_failed(reason: str) -> Unavailable:
 
 
 class Damaged(CovenantError):
-    """A record that had been synced is missing or changed. `covenant doctor` offers the way out."""
+    """A record that had been synced is missing or changed. `covenant doctor` shows the ways to recover."""
 
     def __init__(self, file: str, line: int, reason: str) -> None:
         super().__init__(f"{file}, line {line}: {reason}; run `covenant doctor` for the way out")
@@ -136,15 +139,15 @@ class Damaged(CovenantError):
 
 
 class HomeUnusable(CovenantError):
-    """A file of the home cannot be read or written as things are: a full disk, a read-only one, another owner.
+    """A file of the home cannot be read or written at present: a full or read-only disk, or another owner.
 
-    Nothing is damaged. The message names the file, the free space and the way out.
+    Nothing is damaged. The message names the file, the free space and the fix.
     """
 
     def __init__(self, message: str, number: int | None = None) -> None:
         super().__init__(message)
         self.number = number
-        """The system's number of the error, if there is one."""
+        """The operating system's error number, if there is one."""
 
 
 class HomeLocked(CovenantError):
@@ -152,16 +155,16 @@ class HomeLocked(CovenantError):
 
 
 class SettingsError(CovenantError):
-    """A setting that cannot be used. The message names it and the values that can."""
+    """A setting with a value that cannot be used. The message names the setting and the values that it takes."""
 
 
 _LIKENESS_MIN: Final = 0.6
 _LENGTH_MAX: Final = 256
-"""A longer word is nobody's slip, and comparing it would cost more than it is worth."""
+"""A longer word is no typing mistake, and comparing it would be expensive."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """What a refusal adds: `; did you mean max_uses?`, or nothing where no known word is near."""
+    """A suffix for a refusal: `; did you mean max_uses?`, or an empty text if no known word is close."""
     if len(word) > _LENGTH_MAX:
         return ""
     found = difflib.get_close_matches(word, tuple(known), n=1, cutoff=_LIKENESS_MIN)

@@ -1,4 +1,4 @@
-"""The distribution's name on package indexes, and the words for an extra that is not installed.
+"""The distribution's name on package indexes, and the error text for an extra that is not installed.
 
 The import package and the command are called `covenant`; the distribution `covenant` belongs to somebody else.
 """

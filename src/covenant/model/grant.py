@@ -15,17 +15,17 @@ REQUEUE_ACTION: Final = "a2a.repair.requeue"
 FORCE_ERROR_ACTION: Final = "a2a.repair.force_error"
 COMPACT_ACTION: Final = "a2a.compact"
 VIEW_ACTION: Final = "ui.view"
-"""See everything on the dashboard, and change nothing."""
+"""Allows reading everything on the dashboard and changing nothing."""
 
 ACTION_LENGTH_MAX: Final = 256
 
 _WHOLE: Final = (REQUEUE_ACTION, FORCE_ERROR_ACTION, COMPACT_ACTION, VIEW_ACTION)
 _WITH_AGENT: Final = ("a2a.send.", "a2a.respond.", "a2a.recv.")
-"""What stands before the display or the key of the other agent."""
+"""Prefixes of actions that end in the display name or the public key of the other agent."""
 
 
 class Scope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a grant is pinned to. An absent field pins nothing; a pinned one must be met by the request."""
+    """The conditions of a grant. A request must match each field that is set; an absent field matches anything."""
 
     peer_pubkey_b58: str | None = None
     task_id: str | None = None
@@ -38,7 +38,7 @@ _SCOPE_FIELDS: Final = ("version", *PINS, "max_uses")
 
 
 class Grant(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """`signature_b58` is made by the operator's key over all of it, and is the grant's handle."""
+    """`signature_b58` is the operator's signature over the whole grant, and serves as the grant's id."""
 
     signature_b58: str
     subject: AgentId
@@ -46,9 +46,9 @@ class Grant(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     granted_by: AgentId
     granted_at_ms: int
     nonce: str
-    """Makes two equal grants two grants, each with its own handle."""
+    """Distinguishes two otherwise equal grants, so that each has its own signature."""
     scope_json: str = "{}"
-    """The scope as it was given, and signed. Grants of old may have fields in it that mean nothing."""
+    """The scope as the operator wrote and signed it. Old grants may have fields without a meaning."""
     pins: Scope = Scope()
     expires_at: int | None = None
     max_uses: int | None = None
@@ -64,7 +64,7 @@ class Grant(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 def check_action(action: str) -> str:
-    """Refuses what no verb of the mailbox asks for: nobody would notice that such a grant allows nothing."""
+    """Refuses an action that no mailbox verb asks for: such a grant would silently allow nothing."""
     if len(action) <= ACTION_LENGTH_MAX:
         if action in _WHOLE:
             return action
@@ -84,13 +84,13 @@ def _check_agent(action: str, prefix: str) -> str:
             check_display(other)
         except Invalid:
             raise Invalid(
-                "invalid_action", f"{action[:80]!r}: after {prefix} stands NAME@HOST, or a whole pubkey"
+                "invalid_action", f"{action[:80]!r}: write NAME@HOST or a whole pubkey after {prefix}"
             ) from None
     return action
 
 
 def send_actions(recipient: AgentId) -> tuple[str, str]:
-    """The action a sender needs, by display (the form named in messages) and by key."""
+    """The actions that allow sending to this recipient: by display name, which error messages show, and by key."""
     return f"a2a.send.{recipient.display}", f"a2a.send.{recipient.pubkey}"
 
 
@@ -103,9 +103,9 @@ def recv_actions(sender: AgentId) -> tuple[str, str]:
 
 
 def read_scope(scope: dict[str, Any]) -> tuple[Scope, int | None]:
-    """The pins and `max_uses` of a scope as the operator wrote it; a refusal names the field that is wrong.
+    """The pins and `max_uses` of a scope as the operator wrote it. A refusal names the field that is wrong.
 
-    A field that is none is refused: a misspelt pin would pin nothing, and the grant would be wider than was meant.
+    An unknown field is refused: a misspelt pin would pin nothing, and the grant would be wider than meant.
     """
     if not scope:
         return Scope(), None
@@ -139,7 +139,7 @@ def read_scope(scope: dict[str, Any]) -> tuple[Scope, int | None]:
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A token holder. Only the SHA-256 of its token is kept; `token_prefix` is for people to tell tokens apart."""
+    """A token holder. Only the SHA-256 of its token is stored; people tell tokens apart by `token_prefix`."""
 
     agent: AgentId
     token_sha256: str
@@ -160,12 +160,11 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
     kind: dict[str, Any] | msgspec.Raw
     """`type` and the fields of that type, as docs/formats/audit.md lists them; nulls are always present.
 
-    Raw where it was encoded before.
-    """
+    Raw if it is already encoded."""
 
 
 class AuditHead(msgspec.Struct, frozen=True, gc=False):
-    """The newest row: how many there have been, and the chain's hash. A cut tail falls short of it."""
+    """The newest row: its index (the number of rows so far) and the chain's hash. A cut chain ends before it."""
 
     index: int = 0
     chain_hash: str = "0" * 64
@@ -181,7 +180,7 @@ def link(head: AuditHead, row_text: str) -> AuditHead:
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What verification found. `valid` is false when `failures` is not empty."""
+    """The outcome of a verification. `valid` is false when `failures` is not empty."""
 
     events: int
     anchors: int
@@ -194,7 +193,7 @@ FINDINGS_MAX: Final = 100
 
 
 class StoredRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One row as it is stored, in hexadecimal. `coherent` is false if a column says other than the text does."""
+    """One row as it is stored, the hash in hexadecimal. `coherent` is false if a column contradicts the text."""
 
     index: int
     row_hex: str
@@ -203,7 +202,7 @@ class StoredRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class AuditVerification:
-    """Fed with rows in order, from the one after `start`; `head` is the newest row that the ledger knows of."""
+    """Verifies rows that are fed in order, from the one after `start`, up to `head`, the ledger's newest row."""
 
     def __init__(self, start: AuditHead, head: AuditHead) -> None:
         self._start = start

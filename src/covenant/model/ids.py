@@ -1,11 +1,12 @@
-"""Names of things: task and lease ids, and who an agent is.
+"""Identifiers: task and lease ids, and the identity of an agent.
 
-An `AgentId` is a display name for people and a public key for decisions: everything that is matched
-(receive, drain, visibility, grants) is matched by the key, so a renamed agent loses nothing.
+An `AgentId` is a display name for people and a public key for decisions: receive, drain, visibility and grants all
+match by the key, so a renamed agent loses nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Final, NewType
 
@@ -27,14 +28,14 @@ _DISPLAY = re.compile(r"[A-Za-z0-9_.\-]+@[A-Za-z0-9_.\-]+").fullmatch
 
 
 class AgentId(msgspec.Struct, frozen=True, gc=False):
-    """Who: `display` is `name@host`, `pubkey` is base58 of 32 bytes."""
+    """An agent's identity: `display` is `name@host`, `pubkey` is base58 of 32 bytes."""
 
     display: str
     pubkey: PublicKey
 
 
 def parse_uuid(value: str, field: str) -> str:
-    """The canonical (lower case, hyphenated) form of a UUID, or a refusal that names the field."""
+    """Returns the canonical (lower case, hyphenated) form of a UUID, or refuses and names the field."""
     lowered = value.lower()
     if _UUID(lowered) is None:
         raise Invalid("invalid_id", f"{field} must be a UUID such as 123e4567-e89b-42d3-a456-426614174000")
@@ -42,9 +43,14 @@ def parse_uuid(value: str, field: str) -> str:
 
 
 def uuid_of(digest: bytes) -> str:
-    """The first 16 bytes of a digest, shaped as a UUID (version 8)."""
+    """Formats the first 16 bytes of a digest as a UUID of version 8."""
     h = digest.hex()
     return f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:32]}"
+
+
+def derived_task_id(parent: str, *what: str) -> TaskId:
+    """The id of a task that is asked for on behalf of another: the same parent and the same words give the same id."""
+    return TaskId(uuid_of(hashlib.sha256("\0".join((parent, *what)).encode()).digest()))
 
 
 def parse_task_id(value: str) -> TaskId:
@@ -74,7 +80,7 @@ _BASE58_LENGTH_MAX: Final = 128
 
 
 def base58(data: bytes) -> str:
-    """Bitcoin's base58 without checksum, as identities, tokens and signatures are written."""
+    """Encodes bytes in Bitcoin's base58 without checksum. Identities, tokens and signatures are written so."""
     number = int.from_bytes(data, "big")
     digits: list[str] = []
     while number:
@@ -85,7 +91,7 @@ def base58(data: bytes) -> str:
 
 
 def from_base58(text: str) -> bytes:
-    """The bytes behind `text`; `ValueError` if it is not base58 or too long to be any of ours."""
+    """Decodes base58. Raises `ValueError` if `text` is not base58, or longer than any key, token or signature."""
     if len(text) > _BASE58_LENGTH_MAX:
         raise ValueError("too long for base58")
     number = 0
@@ -99,7 +105,7 @@ def from_base58(text: str) -> bytes:
 
 
 def base58_size(text: str) -> int:
-    """How many bytes `text` stands for; 0 if it is not base58."""
+    """The number of bytes that `text` encodes; 0 if it is not base58."""
     try:
         return len(from_base58(text))
     except ValueError:

@@ -15,29 +15,29 @@ AgentKind = Literal["function", "process", "worker", "model", "remote", "peer"]
 
 class KindRules(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     stored_by: Literal["code", "operator", "tenant"]
-    """Who may declare an agent of this kind. Only the operator: it runs programs or makes calls on this machine."""
+    """Who may declare an agent of this kind. `operator`: the kind runs programs or makes calls on this machine."""
     place: Literal["here", "remote", "peer"] = "here"
-    """Where its work is done."""
+    """Where the agent's work is done."""
     pooled: bool = False
-    """The daemon registers it with its worker pool as soon as it is in the catalogue."""
+    """The daemon registers the agent with its worker pool as soon as it is in the catalogue."""
     first_tenant_only: bool = False
-    """The pool runs it for the first tenant alone."""
+    """The pool runs agents of this kind for the first tenant alone."""
     timeout_ms: int | None = None
-    """How long a turn may take where the agent does not say. None: no limit."""
+    """The time limit of a turn where the agent sets none. None: no limit."""
     waits_for_others: bool = False
-    """It mostly waits for calls elsewhere, so more of its tasks may run at once than of one that computes."""
+    """The agent mostly waits for other systems, so more of its tasks may run at once than of one that computes."""
     retried: bool = False
-    """Its definition may say how often a failed turn is begun again."""
+    """An agent's definition may say how often a failed turn is begun again."""
     repeatable: bool = False
-    """An attempt that is begun again goes on with the same work."""
+    """A new attempt continues the work of the attempt before it."""
     offered_to_peers: bool = False
     routed: bool = True
     enrolled: bool = False
-    """An identity may be enrolled under its name, to lease its tasks from outside."""
+    """An identity may be enrolled under the agent's name, to lease its tasks from outside."""
     needs_model: bool = False
-    """A language model plays it: it carries out slash commands, and its MCP calls are made for it."""
+    """A language model plays the agent: the daemon carries out its slash commands and makes its MCP calls."""
     key: str = ""
-    """The key of its definition that only this kind may have."""
+    """The key of the definition that only this kind may have."""
     key_required: bool = False
 
 

@@ -3,10 +3,12 @@
     {"servers": {"<name>": {"command": "…", "args": [], "env": {}, "init_timeout_ms": 60000, "call_timeout_ms": 30000,
                             "tools": ["name", {"name": "…", "description": "…"}], "tenants": ["default"]}}}
 
-Only `command` must be there. A server, with the keys that it was given, belongs to the first tenant, `default`, unless
-it lists its `tenants`: for the agents of others it is not there. `tools` says in advance what a server has, so that
-cards can name it without starting the server. Read strictly: an unknown key or a wrong value is refused with a JSON
-pointer to it.
+    {"servers": {"<name>": {"url": "https://…", "auth": {"type": "bearer", "token_env": "…"}, "headers": {}, …}}}
+
+A server is a program (`command`) or is elsewhere (`url`); one of the two must be there. A server, with the keys that
+it was given, belongs to the first tenant, `default`, unless it lists its `tenants`: for the agents of others it is not
+there. `tools` says in advance what a server has, so that cards can name it without starting the server. Read strictly:
+an unknown key or a wrong value is refused with a JSON pointer to it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import msgspec
 
 from covenant.model.agent_definition import escaped_key, explain_invalid
 from covenant.model.errors import Invalid, did_you_mean
+from covenant.model.remote_auth import RemoteAuth
 from covenant.model.tenants import DEFAULT
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}").fullmatch
@@ -28,7 +31,7 @@ Wait = Annotated[int, msgspec.Meta(ge=1, le=24 * 3_600_000)]
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The root of what is read strictly."""
+    """The base of the structs of this file: unknown fields are refused."""
 
 
 class DeclaredTool(_Part, frozen=True, kw_only=True):
@@ -37,14 +40,32 @@ class DeclaredTool(_Part, frozen=True, kw_only=True):
 
 
 class McpServer(_Part, frozen=True, kw_only=True):
-    command: Annotated[str, msgspec.Meta(min_length=1, max_length=4_096)]
+    command: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
     args: Annotated[tuple[Text, ...], msgspec.Meta(max_length=200)] = ()
     env: dict[str, Text] = {}
+    url: Annotated[str, msgspec.Meta(pattern=r"\A(https?://\S+)?\Z", max_length=8_192)] = ""
+    headers: Annotated[dict[str, Text], msgspec.Meta(max_length=50)] = {}
+    auth: RemoteAuth | None = None
     init_timeout_ms: Wait = 60_000
     call_timeout_ms: Wait = 30_000
     tools: Annotated[tuple[DeclaredTool, ...], msgspec.Meta(max_length=1_000)] = ()
     tenants: Annotated[tuple[str, ...], msgspec.Meta(max_length=10_000)] = (DEFAULT,)
-    """Whose agents may use it."""
+    """The tenants whose agents may use the server."""
+
+    def __repr__(self) -> str:
+        """Leaves out the secrets, so that no log or traceback shows them."""
+        return f"McpServer(command={self.command!r}, url={self.url!r})"
+
+    def sent_headers(self, secrets: Mapping[str, str]) -> dict[str, str]:
+        """The headers of each request to a server with a `url`. `secrets`: the variables that `token_env` names."""
+        token = self.auth.secret(secrets) if self.auth is not None else None
+        sent = {name.lower(): value for name, value in self.headers.items()}
+        return sent if token is None else {**sent, "authorization": f"Bearer {token}"}
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether the declaration contains secrets, so that only the file's owner may read the file."""
+        return bool(self.env or self.headers or (self.auth is not None and self.auth.token))
 
 
 class Tool(msgspec.Struct, frozen=True, gc=False):
@@ -61,7 +82,7 @@ class Tool(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_mcp_servers(given: object) -> Mapping[str, McpServer]:
-    """From JSON that was read already, in the order of the file."""
+    """Returns the servers of decoded JSON, in the order of the file."""
     if not isinstance(given, dict):
         raise _wrong("must be an object")
     for key in given:
@@ -78,13 +99,24 @@ def _server(name: str, given: object) -> McpServer:
     if _NAME(name) is None:
         raise _wrong(f"{where}: a server's name has letters, digits, `_`, `.` and `-`, at most 64")
     try:
-        return msgspec.convert(_with_tool_objects(given), McpServer)
+        server = msgspec.convert(_with_tool_objects(given), McpServer)
+        _check_place(where, server)
+        return server
     except msgspec.ValidationError as wrong:
         said = explain_invalid(str(wrong), McpServer)
     if said.startswith("/"):
         raise _wrong(where + said)
     unknown = "unknown key "
     raise _wrong(f"{unknown}{where}{said.removeprefix(unknown)}" if said.startswith(unknown) else f"{where}: {said}")
+
+
+def _check_place(where: str, server: McpServer) -> None:
+    if bool(server.command) == bool(server.url):
+        raise _wrong(f"{where}: give either `command` or `url`")
+    wanted, others = ("command", ("args", "env")) if server.url else ("url", ("headers", "auth"))
+    for name in others:
+        if getattr(server, name):
+            raise _wrong(f"{where}/{name}: is for a server with a `{wanted}`")
 
 
 def _wrong(message: str) -> Invalid:

@@ -1,7 +1,8 @@
-"""Push: one configuration of a task, and how far its deliveries have come.
+"""Push: one webhook configuration of a task, and its delivery cursor.
 
-The outbox holds no payloads. It is this cursor over the task's steps, which history keeps: what is owed is every step
-after `delivered`. The configuration goes when its task has ended and its last step was delivered, or it is deleted.
+The outbox holds no payloads. It is a cursor over the task's steps, which the history keeps: every step after
+`delivered` is still to be delivered. A configuration goes when it is deleted, or its ended task's last step was
+delivered.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ FAILURE_LENGTH_MAX = 300
 class Push(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     task_id: TaskId
     recipient: AgentId
-    """Whose task it is: `<agent>@<tenant>`."""
+    """The recipient of the task: `<agent>@<tenant>`."""
     config: PushConfig
     """Its `id` is always set."""
     key: str
-    """Names this configuration for ever: deliveries are named by it and their generation, retried or not."""
+    """A permanent name of this configuration. It and the generation name a delivery, also when it is retried."""
     made_at_ms: int
     moved_at_ms: int
     revision: int = 1
-    """One more with each replacement and each retry by the operator: what is said of an older one is not heard."""
+    """Counts replacements and retries by the operator. Reports about an older revision are ignored."""
     delivered: int = 0
-    """The last generation that was delivered, or that there was when the configuration was made."""
+    """The last generation that was delivered, or the task's generation when the configuration was made."""
     ended: int | None = None
-    """The last generation that there will be, once the task has ended."""
+    """The task's last generation, once it has ended."""
     attempts: int = 0
-    """Failed ones in a row, of the step that is next."""
+    """The number of failed attempts in a row at the next step."""
     next_ms: int = 0
-    """Not before this."""
+    """The earliest time of the next attempt."""
     failure: str | None = None
-    """Why the last attempt failed, for the operator."""
+    """Why the last attempt failed; shown to the operator."""
     dead_at_ms: int | None = None
-    """Given up: nothing is delivered until the operator says so, or the owner replaces it."""
+    """When delivery was given up. It resumes when the operator retries it or the owner replaces the configuration."""
 
     @property
     def id(self) -> str:
@@ -76,5 +77,5 @@ def move_of(push: Push) -> PushMove:
 
 
 def tenant_of(recipient: AgentId) -> str:
-    """Whose configurations those of this recipient's tasks count as."""
+    """The tenant whose push limits this recipient's tasks count against."""
     return recipient.display.rpartition("@")[2]

@@ -1,7 +1,7 @@
-"""A question that a turn asks a person in its middle, and how the answer to it is read.
+"""A question that a turn asks a person, and the decoding of the answer.
 
-An approval is answered by a decision: a data part with the key `covenant.approval` (`approved`, and perhaps `reason`
-and `id`), or a text that is nothing but one of a few words. Any other message decides nothing.
+An approval is answered by a decision: a data part with the key `covenant.approval` (`approved`, and optionally `reason`
+and `id`), or a text that is exactly one of a few words. Any other message decides nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from covenant.model.content import Content, Json, Text
 
 QuestionKind = Literal["approval", "input"]
 QUESTION: Final = "covenant.question"
-"""In the metadata of the status that asks: `id`, `kind`, and of a tool call `tool` and `arguments`."""
+"""Key in the metadata of the status that asks: `id`, `kind`, and for a tool call `tool` and `arguments`."""
 APPROVAL: Final = "covenant.approval"
 REASON_CHARS_MAX: Final = 2_000
 QUESTION_CHARS_MAX: Final = 16_000
@@ -33,7 +33,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def digest(self) -> str:
-        """Of what is asked. An answer holds for this alone."""
+        """A digest of the question. An answer is valid for the question with this digest alone."""
         return hashlib.sha256(_encode(self)).hexdigest()[:32]
 
 
@@ -42,25 +42,25 @@ def question_id(turn: int, step: int) -> str:
 
 
 class PersonDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """`id`: the question that it is about. None: the one that is asked now."""
+    """`id`: the question that is decided. None: the question that is open now."""
 
     approved: bool
     reason: Annotated[str, msgspec.Meta(max_length=REASON_CHARS_MAX)] = ""
     id: Annotated[str, msgspec.Meta(max_length=64)] | None = None
 
     def as_parts(self) -> tuple[Text, Json]:
-        """For agents that read it, and for those that ask in words and read these."""
+        """The decision as data for agents that read it, and in words for agents that ask in words."""
         word = "approve" if self.approved else f"deny: {self.reason}" if self.reason else "deny"
         return Text(word), Json({APPROVAL: msgspec.to_builtins(self)})
 
 
 def has_decision(parts: tuple[Content, ...]) -> bool:
-    """Whether a message is meant as a decision, well written or not."""
+    """Whether a message contains a decision part, valid or not."""
     return any(isinstance(part, Json) and isinstance(part.value, dict) and APPROVAL in part.value for part in parts)
 
 
 def read_decision(parts: tuple[Content, ...]) -> PersonDecision | None:
-    """None: the message decides nothing."""
+    """Returns the decision in a message. None: the message decides nothing."""
     for part in parts:
         if isinstance(part, Json) and isinstance(part.value, dict) and APPROVAL in part.value:
             try:
@@ -76,6 +76,13 @@ def read_decision(parts: tuple[Content, ...]) -> PersonDecision | None:
     if word in _NO:
         return PersonDecision(approved=False, reason=reason)
     return PersonDecision(approved=True) if word in _YES and not colon else None
+
+
+def asked_id(metadata: dict[str, Any] | None) -> str | None:
+    """The id of the question that the status with this metadata asks."""
+    about = (metadata or {}).get(QUESTION)
+    found = about.get("id") if isinstance(about, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def asks_approval(metadata: dict[str, Any] | None) -> bool:

@@ -1,6 +1,6 @@
 """Rate limits and back-off: token buckets, sliding windows and pauses between attempts.
 
-Pure: the caller passes the time in, and the chance for jitter. A clock that was set back neither gives nor takes.
+Pure: the caller passes in the time and the chance for jitter. A clock that was set back adds and removes no tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DOUBLINGS_MAX: Final = 64
 
 
 class TokenBucket:
-    """Holds up to `burst` tokens, and fills at `per_min`. Both are given with each `take`, since they may change."""
+    """Holds up to `burst` tokens and refills at `per_min`. Each `take` passes both, since settings may change."""
 
     __slots__ = ("_at_ms", "_left")
 
@@ -26,7 +26,7 @@ class TokenBucket:
         self._at_ms = now_ms
 
     def take(self, now_ms: int, per_min: float, burst: float) -> int | None:
-        """Spend a token. None, or in how many milliseconds there will be one to spend."""
+        """Spends a token and returns None, or returns in how many milliseconds a token will be available."""
         left = min(burst, self._left + max(0, now_ms - self._at_ms) * per_min / MINUTE_MS)
         self._at_ms = now_ms
         if left < 1:
@@ -34,6 +34,11 @@ class TokenBucket:
             return math.ceil((1 - left) * MINUTE_MS / per_min)
         self._left = left - 1
         return None
+
+    def spent(self, now_ms: int, per_min: float, burst: float) -> int:
+        """The number of tokens that were spent and are not refilled yet."""
+        left = self._left + max(0, now_ms - self._at_ms) * per_min / MINUTE_MS
+        return max(0, math.ceil(burst - left))
 
 
 class TokenBuckets:
@@ -50,33 +55,41 @@ class TokenBuckets:
             bucket = self._buckets[key] = TokenBucket(burst, now_ms)
         return bucket.take(now_ms, per_min, burst)
 
+    def spent(self, key: Hashable, now_ms: int, per_min: float, burst: float) -> int:
+        bucket = self._buckets.get(key)
+        return bucket.spent(now_ms, per_min, burst) if bucket is not None else 0
+
 
 class SlidingWindow:
-    """At most `most` in any `span_ms`, counted exactly and for each key by itself."""
+    """Allows at most `most` events in any `span_ms`, counted exactly, for each key by itself."""
 
     def __init__(self, most: int, span_ms: int, *, keys_max: int = 10_000) -> None:
-        """`most` 0: no limit. `keys_max`: keys that are remembered before those that have been quiet are forgotten."""
+        """`most` 0: no limit. Above `keys_max` keys, those without a recent event are forgotten."""
         self._most = most
         self._span_ms = span_ms
         self._keys_max = keys_max
         self._spent: dict[Hashable, deque[int]] = {}
 
-    def take(self, key: Hashable, now_ms: int) -> int | None:
-        """Count one more. None, or in how many milliseconds there is room; what is refused is not counted."""
+    def take(self, key: Hashable, now_ms: int, most: int | None = None) -> int | None:
+        """Counts an event and returns None, or returns in how many milliseconds there is room and counts nothing.
+
+        `most`: a smaller limit for this call.
+        """
         if not self._most:
             return None
+        most = self._most if most is None else most
         times = self._spent.get(key)
         if times is None:
             if len(self._spent) >= self._keys_max:
                 self._spent = {key: times for key, times in self._spent.items() if self._recent(times, now_ms)}
             times = self._spent[key] = deque(maxlen=self._most)
-        if len(self._recent(times, now_ms)) == self._most:
-            return times[0] + self._span_ms - now_ms
+        if len(self._recent(times, now_ms)) >= most:
+            return times[-most] + self._span_ms - now_ms
         times.append(now_ms)
         return None
 
     def _recent(self, times: deque[int], now_ms: int) -> deque[int]:
-        # A time that is still to come is from before the clock was set back: nobody waits for that.
+        # A future time is from before the clock was set back. It is dropped, so that nobody waits for it.
         while times and not 0 <= now_ms - times[0] < self._span_ms:
             times.popleft()
         return times
@@ -91,6 +104,6 @@ class Backoff(msgspec.Struct, frozen=True, gc=False):
     jitter: float = 0
 
     def pause(self, failures: int, chance: float = 0.5) -> float:
-        """After so many failures in a row, from 1 on. `chance`: from 0 to 1; one half leaves the pause as it is."""
+        """The pause after this many failures in a row, from 1 on. `chance`: 0 to 1; 0.5 leaves the pause unchanged."""
         pause = min(self.longest, self.first * self.factor ** min(max(0, failures - 1), DOUBLINGS_MAX))
         return pause * (1 + self.jitter * (2 * chance - 1))

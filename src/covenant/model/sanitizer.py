@@ -1,8 +1,9 @@
-"""What comes from others, made safe to keep: names of files, and metadata without reserved keys.
+"""Sanitises input from others: file names, and metadata with reserved keys.
 
-A file's name is one printable path segment, so that saving the file cannot write elsewhere; a name that is empty then,
-or means a folder, is `file`. Metadata keys under `covenant.` and `x-arbiter.`, and those of a trace, are reserved: a
-door reads the documented ones into typed fields and keeps none, so the daemon wrote whatever the ledger has under them.
+A file name becomes one printable path segment, so that saving the file cannot write elsewhere; a name that is then
+empty, or means a folder, becomes `file`. Metadata keys under `covenant.` and `x-arbiter.`, and those of a trace, are
+reserved: doors read the documented ones into typed fields and drop them all, so only the daemon writes them to the
+ledger.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def file_name_of(name: str) -> str:
 
 
 def named_safely(said: S) -> S:
-    """With safe file names; the same object if all names are safe."""
+    """Returns `said` with safe file names; the same object if all names are safe."""
     if isinstance(said, Result) and blocks_named_safely(said.content) is said.content:
         return said
     changed: dict[str, object] = {}
@@ -50,7 +51,6 @@ def named_safely(said: S) -> S:
 
 
 def name_of(block: Content) -> str | None:
-    """The file name of a block."""
     if isinstance(block, ResourceLink):
         return block.name or None
     return block.filename if isinstance(block, Text | Json | Resource | File) else None
@@ -83,14 +83,14 @@ def is_reserved(key: str) -> bool:
 
 
 def without_reserved(metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Without reserved keys; None if nothing is left."""
+    """The metadata without reserved keys; None if no key is left."""
     if not metadata:
         return None
     return {key: value for key, value in metadata.items() if not is_reserved(key)} or None
 
 
 def unreserved_parts(parts: tuple[Content, ...]) -> tuple[Content, ...]:
-    """The same tuple, if none of its parts has a reserved key."""
+    """The parts without reserved keys in their metadata; the same tuple if there are none."""
     if not any(_has_reserved(part) for part in parts):
         return parts
     return tuple(_unreserved(part) for part in parts)

@@ -24,7 +24,7 @@ from covenant.model.settings_field import (
 HOUR_MS: Final = 3_600_000
 MIB: Final = 1024 * 1024
 DEPTH_MAX: Final = 3
-"""Of a chain of calls from agent to agent, unless a setting says otherwise."""
+"""The default limit of a chain of calls from agent to agent."""
 MESSAGE_BYTES_MAX: Final = MIB
 
 Anonymous = Literal["never", "loopback", "anywhere"]
@@ -95,7 +95,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class A2aSettings:
-    """What strangers are told and allowed, and what stands in every card."""
+    """Rules for callers without a token, and the fields that every card has."""
 
     publish: str = setting(
         "", agent_id, "Agent of the tenant `default` whose card everybody may read at /.well-known/agent-card.json."
@@ -105,6 +105,12 @@ class A2aSettings:
         choice("never", "loopback", "anywhere"),
         "Who may call the published agent without a token: nobody, callers on this machine, or everybody. Behind a "
         "proxy everybody seems to be on this machine: so not with http.public_base_url or http.trusted_proxies.",
+    )
+    anonymous_lists: bool = setting(
+        False,
+        switch,
+        "Whether a caller without a token may list the tasks of all callers without a token, whoever they are. "
+        "Without it, such a caller has the tasks whose ids it was told.",
     )
     provider_org: str = setting(
         "",
@@ -166,7 +172,7 @@ class CardSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationSettings:
-    """What an agent may give to other agents while it works on a task."""
+    """Limits of the calls that an agent makes to other agents during a task."""
 
     depth_max: int = setting(
         DEPTH_MAX,

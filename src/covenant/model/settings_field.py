@@ -1,7 +1,7 @@
-"""One setting: its default, its meaning in one line, and how a value from text or TOML is read.
+"""One setting: its default, its meaning in one line, and the reader of its values.
 
-`read` takes what was found (text from the environment or a flag, a TOML value from the file) and returns the value,
-or raises ValueError. `allowed` says in words what it takes; both appear in errors and in docs/settings.md.
+`read` takes text from the environment or a flag, or a TOML value from the file, and returns the value or raises
+ValueError. `allowed` describes the accepted values; errors and docs/settings.md show it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+")
 _HOST: Final = re.compile(r"\*|[A-Za-z0-9._\-]+|\[[0-9A-Fa-f:.]+\]")
 
 COUNT_MAX: Final = 2**53
-"""Where JSON readers stop telling whole numbers apart."""
+"""Above this, JSON readers cannot tell whole numbers apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type of value: how it is read, and what it allows in words."""
+    """A type of values: its reader, and a description of the accepted values."""
 
     read: Callable[[object], Any]
     allowed: str
@@ -43,7 +43,7 @@ class Setting:
 
 
 def setting(default: T, kind: Kind, meaning: str, *, also: str | None = None, flag: str | None = None) -> T:
-    """A dataclass field that is a setting. Typed as its value, as `dataclasses.field` is."""
+    """Returns a dataclass field that is a setting, typed as its value, as `dataclasses.field` is."""
     found: T = field(default=default, metadata={_KEY: Setting(meaning, kind, also, flag)})
     return found
 
@@ -64,7 +64,7 @@ def whole(least: int, most: int = COUNT_MAX) -> Kind:
             _wrong()
         if isinstance(raw, str):
             text = raw.strip()
-            # int() takes "1_000", "+1" and digits of other scripts; a setting that is read by people does not.
+            # int() also accepts "1_000", "+1" and digits of other scripts; a setting does not.
             raw = int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else _wrong()
         if not isinstance(raw, int) or not least <= raw <= most:
             _wrong()
@@ -170,6 +170,10 @@ database_url: Final = Kind(
 base_url: Final = Kind(
     lambda raw: _text(r"https?://[A-Za-z0-9.\-_~\[\]:]+(/[!-\"$->@-~]*)?")(raw).rstrip("/"),
     "a URL such as https://agents.example.com, without query; empty for none",
+)
+grpc_address: Final = Kind(
+    _text(r"(https?://)?[A-Za-z0-9.\-_\[\]:]{1,300}"),
+    "an address such as grpc.example.com:443, or a URL such as https://grpc.example.com; empty for none",
 )
 _MODEL: Final = r"[A-Za-z0-9_.\-]{1,64}(:[!-~]{1,200})?"
 model_name: Final = Kind(_text(_MODEL), "a provider and a model, such as openai:gpt-5; empty for none")

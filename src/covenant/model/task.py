@@ -1,7 +1,7 @@
-"""The task: a request from one agent to another, as it was accepted; where it is done; and its lease.
+"""The task (an accepted request from one agent to another), its target, its lease and its result.
 
-A task never changes after it was accepted. A lease is one attempt at a turn of it, and never expires by itself. The
-daemon alone writes a target: no door decodes one, so what a client says never decides where its task goes.
+A task never changes after it was accepted. A lease is one attempt at a turn of it, and never expires by itself. Only
+the daemon writes a target: no door decodes one, so a client's request never decides where its task goes.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from covenant.model.errors import Invalid
 from covenant.model.ids import AgentId, LeaseId, TaskId
 
 CLAIMED_DEPTH_MAX: Final = 64
-"""More than any limit that is set: what claims to be deeper is not believed to be anything else."""
+"""A bound on the depth that a request may claim. It is larger than any limit that can be set."""
 CHAIN_MAX: Final = 64
 NAME_CHARS_MAX: Final = 256
 
 
 class Hop(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What a call says of those before it. A call that begins a chain has depth 0 and nobody in its chain."""
+    """The call chain of a request. A call that begins a chain has depth 0 and an empty chain."""
 
     depth: int = 0
     chain: tuple[str, ...] = ()
-    """Who called whom, the first caller first."""
+    """The public keys of the callers, first caller first."""
     deadline_ms: int | None = None
-    """When the answer is of no use any more, in epoch milliseconds."""
+    """The answer is useless after this time, in epoch milliseconds."""
     traceparent: str | None = None
     tracestate: str | None = None
 
     def next(self, caller: str, *, deadline_ms: int | None = None) -> Hop:
-        """What `caller` says when it calls somebody on behalf of this hop: one deeper, and never later."""
+        """The hop of a call that `caller` makes on behalf of this one: one deeper, with the earlier deadline."""
         known = [moment for moment in (self.deadline_ms, deadline_ms) if moment is not None]
         return Hop(
             depth=self.depth + 1,
@@ -62,29 +62,29 @@ def check_chain(depth: int, chain: Sequence[str], callee: AgentId, depth_max: in
 
 
 def check_hop(hop: Hop | None, callee: AgentId, depth_max: int) -> None:
-    """What arrives by a door."""
+    """Checks the hop of a request that a door received."""
     if hop is not None and (hop.depth or hop.chain):
         check_chain(hop.depth, hop.chain, callee, depth_max)
 
 
 ELSEWHERE: Final = "remote.url"
-"""The recipient of tasks for agents that are called by their address. No agent of a catalogue can have this id."""
+"""The recipient of tasks for agents that are called by URL. No agent of a catalogue can have this id."""
 PEERS: Final = "remote.peer"
 """The recipient of tasks for agents of peers. No agent of a catalogue can have this id."""
 
 
 class Target(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """Either `url` or `name` (the registry's entry, which wins), or `profile` with the peer that offers it."""
+    """Either `url`, or `name` (an entry of the registry, which wins), or `profile` with the peer that offers it."""
 
     name: str | None = None
     url: str | None = None
     peer: str | None = None
-    """The peer's id or name; None or empty: whichever peer offers the profile."""
+    """The peer's id or name; None or empty: any peer that offers the profile."""
     profile: str | None = None
     budget: int | None = None
-    """How many tokens the peer may use; None: as many as the settings say."""
+    """The number of tokens that the peer may use; None: the settings' default."""
     context: str | None = None
-    """What the peer is told besides the task."""
+    """Text for the peer in addition to the task."""
 
     @property
     def of_peer(self) -> bool:
@@ -92,7 +92,7 @@ class Target(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
 
     @property
     def label(self) -> str:
-        """A name that no other target has."""
+        """A unique name of the target."""
         return self.name or self.url or ""
 
 
@@ -105,15 +105,15 @@ SIMPLE: Final = "simple"
 NATIVE: Final = "native"
 """The origin of tasks that came by Covenant's own routes, `/v1/orchestrate` and `/v1/conversations`."""
 DELEGATION: Final = "delegation"
-"""The origin of tasks that an agent at work on another task, their parent, has given to somebody. They end with it."""
+"""The origin of tasks that an agent gave to somebody while it worked on their parent task. They end with the parent."""
 
 
 KIND_LENGTH_MAX: Final = 128
-"""A longer kind stands in a cache key as its hash."""
+"""A longer kind is replaced by its hash in a cache key."""
 
 
 class DuplicateSafety(enum.StrEnum):
-    """Whether the work may run twice: only the sender can say so."""
+    """Whether the work may run twice. Only the sender can declare it."""
 
     UNSAFE = "unsafe"
     IDEMPOTENT = "idempotent"
@@ -140,28 +140,52 @@ class Task(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     context_id: str | None = None
     tenant: str | None = None
     origin: str = MAILBOX
-    """Which door brought it."""
+    """The door that the task came by."""
     depth: int = 0
     message_id: str | None = None
-    """The first message's own id, where the door has messages."""
+    """The id of the first message, if the door has messages."""
     metadata: dict[str, Any] | None = None
     extensions: tuple[str, ...] = ()
     reference_task_ids: tuple[str, ...] = ()
     output_modes: tuple[str, ...] = ()
-    """The media types that the sender can take; none named means any."""
+    """The media types that the sender accepts; empty: any."""
     request_metadata: dict[str, Any] | None = None
     """Metadata of the request, beside that of its message."""
     chain: tuple[str, ...] = ()
-    """The keys of the callers up the chain, the first one first: an agent in the chain is not called again."""
+    """The public keys of the callers, first caller first. An agent in the chain is not called again."""
     traceparent: str | None = None
     """The W3C trace context. The digest does not cover it."""
     tracestate: str | None = None
     target: Target | None = None
-    """Where the task is done, if not here. Written by the daemon alone."""
+    """Where the task is done, if not here. Only the daemon writes it."""
     not_before_ms: int | None = None
-    """Nobody begins it before this moment, in epoch milliseconds."""
+    """Earliest start, in epoch milliseconds."""
     priority: int = 0
-    """From 0 to 9: within its recipient's queue, it is begun before tasks of a lower one, within bounds."""
+    """0 to 9. Within its recipient's queue a task begins before those of lower priority, within bounds."""
+
+
+REMOTE: Final = "covenant.remote"
+"""In the metadata of a task's updates: what the task is called where it is done, and how it stands there."""
+_WROTE_TARGETS: Final = frozenset({DELEGATION, "mcp"})
+"""Origins whose request metadata the daemon wrote, all of it, when targets still stood there under `REMOTE`."""
+_WAS_DONE_ELSEWHERE: Final = (f"{ELSEWHERE}@", f"{PEERS}@")
+"""Recipients to whom only the daemon sends such a task, whatever its origin."""
+
+
+def target_of(task: Task) -> Target | None:
+    """Where a task is to be done, if not here.
+
+    Before there was a field for it, a target stood in the request metadata, where clients write too. There it is
+    believed only of tasks that no client can have made: their origin or their recipient says so.
+    """
+    if task.target is not None or task.request_metadata is None:
+        return task.target
+    if task.origin not in _WROTE_TARGETS and not task.recipient.display.startswith(_WAS_DONE_ELSEWHERE):
+        return None
+    try:
+        return msgspec.convert(task.request_metadata.get(REMOTE), Target | None)
+    except msgspec.ValidationError:
+        return None
 
 
 class CacheKey(msgspec.Struct, frozen=True, gc=False):
@@ -174,7 +198,7 @@ class CacheKey(msgspec.Struct, frozen=True, gc=False):
 
 
 def cache_key(task: Task) -> CacheKey | None:
-    """None unless the sender declared the work idempotent. A task without a kind is its own kind."""
+    """The task's cache key; None unless the sender declared it idempotent. Without a kind, its text is the kind."""
     idempotency = task.idempotency
     if idempotency is None or idempotency.duplicate_safety != DuplicateSafety.IDEMPOTENT:
         return None
@@ -183,7 +207,7 @@ def cache_key(task: Task) -> CacheKey | None:
 
 
 def short_kind(kind: str) -> str:
-    """A kind that is a whole text is kept as its hash: a key must stay small, however large its task is."""
+    """The kind, or its hash if it is long: a cache key must stay small, however large the task's text is."""
     if len(kind) <= KIND_LENGTH_MAX:
         return kind
     return f"sha256:{hashlib.sha256(kind.encode(errors='surrogatepass')).hexdigest()}"
@@ -193,20 +217,20 @@ _encode = msgspec.json.Encoder().encode
 
 
 def account_of(task: Task) -> str:
-    """Whose limits a live task counts against: its tenant's, or those of a sender that has no tenant.
+    """The account whose limits a live task counts against: its tenant, or a sender without a tenant.
 
-    No tenant's name has an `@`.
+    A tenant's name never contains `@`.
     """
     return task.tenant if task.tenant is not None else f"@{task.sender.pubkey}"
 
 
 def utf8_length(text: str) -> int:
-    """How many bytes a text has, without encoding it where that can be known."""
+    """The length of a text in UTF-8, without encoding it if it is ASCII."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
 def weigh(task: Task) -> int:
-    """How many bytes the body of a task has: what its sender chose freely. A text alone is not encoded for this."""
+    """The size in bytes of the fields that the sender fills freely. A text alone is measured without encoding it."""
     text, parts, metadata, about = task.intent_text, task.parts, task.metadata, task.request_metadata
     size = len(text) if text.isascii() else utf8_length(text)
     if not (parts or metadata or about or task.extensions or task.reference_task_ids or task.output_modes):
@@ -215,7 +239,7 @@ def weigh(task: Task) -> int:
 
 
 def without_body(task: Task) -> Task:
-    """The task as an index entry: all that a decision asks of it, and nothing that can be large."""
+    """The task without its large fields, as indexes hold it: it has every field that a decision reads."""
     return msgspec.structs.replace(
         task,
         intent_text="",
@@ -229,7 +253,7 @@ def without_body(task: Task) -> Task:
 
 
 def fingerprint(task: Task) -> tuple[str, int]:
-    """SHA-256 of the normalised request, and its size in bytes: equal digests mean the same request sent again."""
+    """SHA-256 of the normalised request, and its size in bytes. Equal digests: the same request was sent again."""
     encoded = _encode(task)
     return hashlib.sha256(encoded).hexdigest(), len(encoded)
 
@@ -241,18 +265,18 @@ class Lease(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     attempt: int
     renewed_at_ms: int = 0
     node: str | None = None
-    """Where the holder runs, if it said so: a daemon names itself for the agents inside it."""
+    """The node where the holder runs, if known: a daemon names itself for the agents inside it."""
     boot: str | None = None
-    """Which run of that node: a lease of an earlier run has lost its holder."""
+    """The run of that node. A lease of an earlier run has lost its holder."""
 
     def age_ms(self, now_ms: int, ages: Ages = STEADY) -> int:
-        """Since it was given or renewed, whichever is shorter ago."""
+        """The time since the lease was given or last renewed, whichever is shorter."""
         age_ms = ages.age_ms(self.leased_at_ms, now_ms)
         return min(age_ms, ages.age_ms(self.renewed_at_ms, now_ms)) if self.renewed_at_ms else age_ms
 
 
 class ReceivedTask(Task, frozen=True, gc=True, dict=True, eq=False):
-    """A task as its receiver has it. It equals and encodes as the task that was sent, and tells its lease besides."""
+    """A task as its receiver gets it. It equals and encodes as the task that was sent, and also has its lease."""
 
     @classmethod
     def under(cls, task: Task, lease: Lease) -> ReceivedTask:
@@ -273,7 +297,7 @@ class ReceivedTask(Task, frozen=True, gc=True, dict=True, eq=False):
 
 
 TIMED_OUT: Final = "Task timed out"
-"""The error message of a task that took too long."""
+"""The error message of a task that exceeded its time limit."""
 
 
 class ResultStatus(enum.StrEnum):
@@ -283,7 +307,7 @@ class ResultStatus(enum.StrEnum):
 
 
 class Ending(enum.StrEnum):
-    """How a task ended, in A2A's words."""
+    """The outcome of a task, in A2A's words."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -292,7 +316,7 @@ class Ending(enum.StrEnum):
 
 
 class Cause(enum.StrEnum):
-    """What ended a task."""
+    """The reason why a task ended."""
 
     RESULT = "result"
     FORCE_ERROR = "force_error"
@@ -300,13 +324,13 @@ class Cause(enum.StrEnum):
     DEADLINE = "deadline_exceeded"
     TIMEOUT = "timeout"
     INTERRUPTED = "interrupted"
-    """Its holder was lost, and no operator decided in time."""
+    """The task's holder was lost, and no operator decided in time."""
     REPLAY = "replayed"
     LEADER = "leader"
 
 
 ERROR_CODE: Final = "covenant.error_code"
-"""In a result's metadata: the code of the A2A error that the agent raised. Who waits for the result is refused so."""
+"""Key in a result's metadata: the code of the A2A error that the agent raised. A caller that waits gets this error."""
 
 
 class Result(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -314,26 +338,26 @@ class Result(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     status: ResultStatus
     content: tuple[Content, ...] = ()
     error_message: str | msgspec.UnsetType = msgspec.UNSET
-    """Omitted when absent, unlike `content`, which is always there."""
+    """Omitted when absent, unlike `content`, which is always encoded."""
     metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
-    """What it took: tokens, why it stopped."""
+    """Usage (tokens) and the reason why the work stopped."""
     reply: bool | msgspec.UnsetType = msgspec.UNSET
-    """The content is the whole answer, a bare message: who sent the task need not hear of a task at all."""
+    """The content is the whole answer, a bare message: the sender need not be shown a task."""
 
     @classmethod
     def ok(cls, task_id: TaskId, *content: Content | str) -> Result:
-        """Done. A string is a block of text."""
+        """A successful result. A string becomes a text block."""
         blocks = tuple(Text(block) if isinstance(block, str) else block for block in content)
         return cls(task_id=task_id, status=ResultStatus.OK, content=blocks)
 
 
 def result_digest(result: Result) -> str:
-    """SHA-256 of a result: equal digests mean that the same was said again."""
+    """SHA-256 of a result. Equal digests mean that the same result was reported again."""
     return hashlib.sha256(_encode(result)).hexdigest()
 
 
 def weigh_result(result: Result) -> int:
-    """How many bytes a result has: what its holder chose freely. Texts alone are not encoded for this."""
+    """The size in bytes of the fields that the holder fills freely. Texts alone are measured without encoding them."""
     size = utf8_length(result.error_message) if isinstance(result.error_message, str) else 0
     texts = 0
     for block in result.content:

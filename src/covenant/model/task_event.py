@@ -1,7 +1,7 @@
-"""Steps: what happened to a task, as those who watch it see it. One step is one generation, and one frame on a stream.
+"""Steps: the events of a task that its watchers see. One step is one generation, and one frame on a stream.
 
-A reader that has every step from 1 on knows the task: `folding` says how. The ledger's own events say more (who holds
-a lease, what was audited); none of that is for a watcher.
+A reader that has every step from 1 on can build the task: `task_view` folds them. The ledger's own events also name
+lease holders and audit rows; watchers do not see those.
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ from covenant.model.task import Cause, Ending, Result, Task
 
 
 class StatusUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="status", omit_defaults=True):
-    """A word on progress. `state` parks the task when it names an interrupted state."""
+    """A report of progress. A `state` that is an interrupted one parks the task."""
 
     text: str = ""
     state: str = "working"
     metadata: dict[str, Any] | None = None
     parts: tuple[Content, ...] = ()
-    """The message in full, where it is more than `text`."""
+    """The whole message, if it is more than `text`."""
     message_id: str | None = None
 
 
 PROGRESS: Final = "progress"
-"""In the metadata of an update: how much is done, from 0 to 1."""
+"""Key in the metadata of an update: the fraction of the work that is done, 0 to 1."""
 HOLDER_LOST: Final = "covenant.holder_lost"
 AWAITING_REPAIR: Final = "worker lost, awaiting repair"
-"""In the metadata of a task, and of the update that tells of it: whoever worked on it is gone."""
+"""Value in the metadata of a task whose worker was lost, and of the update that reports the loss."""
 
 
-def text_artifact(task_id: str, turn: int) -> str:
-    """The id of the artifact that is all text of a turn."""
-    return f"{task_id}-text-{turn - 1}"
+TEXT_ARTIFACT: Final = "%s-text-%d"
+"""The id of the artifact that holds all text of a turn: the task's id, and the number of earlier turns."""
 
 
 class ArtifactUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="artifact", omit_defaults=True):
-    """A chunk of an artifact. `append` adds to what this attempt wrote before; otherwise it replaces."""
+    """A chunk of an artifact. `append` adds to this attempt's earlier chunks; otherwise the chunk replaces them."""
 
     artifact_id: str
     parts: tuple[Content, ...] = ()
@@ -66,21 +65,35 @@ _encode = msgspec.json.Encoder().encode
 
 
 def weigh_message(message: MessageUpdate) -> int:
-    """How many bytes a message to a task has."""
     return len(_encode(message))
 
 
 Update = StatusUpdate | ArtifactUpdate | MessageUpdate
-"""What a holder may say at a door."""
+"""The updates that a holder may send to a door."""
 
 StepKind = Literal["step", "sleep", "wait", "ask"]
 
 
-class StepUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="step", omit_defaults=True):
-    """A durable step of a turn: what it came to, or that it waits. Its result is for the agent alone.
+class StepFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The exception that a step raised."""
 
-    `no` counts the steps of a turn in the order in which the function asks for them. While it `waits`, `wait` says for
-    what; what comes of that is told by another one with the same number.
+    type: str
+    """The name of the exception's class, after its module and a colon unless it is a built-in."""
+    message: str = ""
+    args: tuple[Any, ...] = ()
+    attributes: dict[str, Any] = {}
+    canceled: bool = False
+    """The function stopped waiting for the step, and how far the step came is unknown."""
+    attempt: int = 1
+    asked: int = 0
+    """How many steps the function had requested by then. If the ledger has a later one, the function went on."""
+
+
+class StepUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="step", omit_defaults=True):
+    """A durable step of a turn: its result, or that it waits. Only the agent sees the result.
+
+    `no` numbers the steps of a turn in the order in which the function requests them. While a step `waits`, `wait` says
+    for what; another update with the same number reports the outcome.
     """
 
     name: str
@@ -91,7 +104,9 @@ class StepUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="step", omit
     wait: Wait | None = None
     timed_out: bool = False
     usage: dict[str, float] | None = None
-    """What was used since the step before it."""
+    """Usage since the step before this one."""
+    failure: StepFailure | None = None
+    """The exception that the step raised instead of returning a result."""
 
     @property
     def waits(self) -> bool:
@@ -99,9 +114,10 @@ class StepUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="step", omit
 
 
 class Wait(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What a parked task waits for in the middle of a turn, or before one: a moment, a signal, an answer, or either.
+    """The condition that wakes a task that is parked during or before a turn: a time, a signal, an answer, or either.
 
-    A moment is `for_ms` after `since_ms`, however the clock is set meanwhile; or `until_ms`, by the clock.
+    The time is `for_ms` after `since_ms`, however the clock is set meanwhile; or `until_ms`, by the clock. Of several
+    waits that a function began together, the first one that ends wakes the task.
     """
 
     since_ms: int
@@ -109,15 +125,31 @@ class Wait(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     until_ms: int | None = None
     signal: str | None = None
     step: int = 0
-    """The number of the step that waits; 0: none does, and the attempt begins anew (or for the first time)."""
+    """The number of the step that waits; 0: no step waits, and an attempt begins when the wait ends."""
     name: str = ""
     asks: QuestionKind | None = None
     """A person is asked, and the next message to the task is the answer."""
     question: str = ""
-    """The digest of what is asked: the answer holds for this alone."""
+    """The digest of the question: the answer is valid for this question alone."""
+    others: tuple[Wait, ...] = ()
+    """Steps that wait at the same time. None of them asks a person or has `others`."""
+
+    @property
+    def each(self) -> tuple[Wait, ...]:
+        return (self, *self.others)
 
     def ends_at_ms(self, now_ms: int, ages: Ages = STEADY) -> int | None:
-        """When it ends by itself, by the clock as it is now."""
+        """When the first of the waits ends without a signal, by the present clock; None: none of them does."""
+        return self.first(now_ms, ages).own_end_ms(now_ms, ages)
+
+    def first(self, now_ms: int, ages: Ages = STEADY) -> Wait:
+        """The wait that ends first without a signal."""
+        if not self.others:
+            return self
+        ends = ((each.own_end_ms(now_ms, ages), each) for each in self.each)
+        return min(((end_ms, each.step, each) for end_ms, each in ends if end_ms is not None), default=(0, 0, self))[2]
+
+    def own_end_ms(self, now_ms: int, ages: Ages) -> int | None:
         if self.until_ms is not None or self.for_ms is None:
             return self.until_ms
         return self.for_ms + (ages.moment_ms(self.since_ms, now_ms) if ages.steps else self.since_ms)
@@ -129,12 +161,14 @@ class Wait(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
         return "sleep" if self.signal is None else "wait"
 
 
+WAITS_MAX: Final = 100
+"""The most steps of a turn that wait at once."""
 SIGNAL_CHARS_MAX: Final = 128
-"""Of the name of a step or a signal."""
+"""The longest name of a step or a signal."""
 
 
 class Signal(msgspec.Struct, frozen=True, gc=False):
-    """What somebody told a task by name. `id` names this saying of it: the same again is the same signal."""
+    """A named signal to a task. Two signals with the same `id` are one signal that was sent twice."""
 
     name: str
     id: str
@@ -146,9 +180,9 @@ def weigh_signal(signal: Signal) -> int:
 
 
 TurnUpdate = Update | StepUpdate
-"""What a holder in this process may say."""
+"""The updates that a holder in this process may report."""
 STEP_MARK: Final = "covenant.step"
-"""In the metadata of a status that tells of a step: its name."""
+"""Key in the metadata of a status that reports a step: the step's name."""
 
 
 class Interruption(enum.StrEnum):
@@ -168,11 +202,11 @@ class Began(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="began"
 
 
 class Started(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="started"):
-    """Its first lease: from now on it is `working`, whoever holds it."""
+    """The task's first lease: from now on the task is `working`, whoever holds it."""
 
 
 class Continued(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="continued"):
-    """Its sender said something: the next turn, or, while somebody works on it, what the next turn will be about."""
+    """A message from the task's sender. It begins the next turn, or waits for it while somebody works on the task."""
 
     message: MessageUpdate
 
@@ -184,7 +218,7 @@ class Ended(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="ended"
 
 
 StepContent = Began | Started | StatusUpdate | ArtifactUpdate | MessageUpdate | StepUpdate | Continued | Ended
-"""A `StatusUpdate` whose state is not `working` has parked the task: it waits for its sender."""
+"""A `StatusUpdate` whose state is not `working` parks the task until its sender's next message."""
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):

@@ -1,18 +1,18 @@
-"""Folding: from the steps of a task to the task as a reader sees it, at any generation.
+"""Folding: builds a reader's view of a task at any generation from the task's steps.
 
-Pure, and the same for every door: what a stream's client puts together from the frames is what a later read returns.
+Pure, and the same for every door: the task that a client builds from a stream's frames equals that of a later read.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final
 
 import msgspec
 
-from covenant.model.content import Content, Text, is_plain
+from covenant.model.content import Content, Text
 from covenant.model.question import QUESTION
 from covenant.model.task import Cause, Ending, Result, ResultStatus, Task
 from covenant.model.task_event import (
@@ -47,12 +47,12 @@ class TaskState(enum.StrEnum):
 
     @property
     def waits(self) -> bool:
-        """Parked: nothing happens before its sender's next message."""
+        """Whether the task is parked until its sender's next message."""
         return self in _INTERRUPTED
 
     @property
     def rests(self) -> bool:
-        """Ended or parked."""
+        """Whether the task has ended or is parked."""
         return self in RESTING
 
 
@@ -60,14 +60,14 @@ _ENDED = {ending: TaskState(ending.value) for ending in Ending}
 _TERMINAL = frozenset(_ENDED.values())
 _INTERRUPTED = frozenset({TaskState.INPUT_REQUIRED, TaskState.AUTH_REQUIRED})
 RESTING = _TERMINAL | _INTERRUPTED
-# Read through their classes, which have a hook for that, these would take fifty times as long.
+# Attribute access through an enum class runs a hook and takes fifty times as long as these names.
 _SUBMITTED, _WORKING = TaskState.SUBMITTED, TaskState.WORKING
 _COMPLETED, _PARTIAL = Ending.COMPLETED, ResultStatus.PARTIAL
 
 
 PROGRESS_MAX: Final = 100
 PROGRESS_BYTES_MAX: Final = 64 * 1024
-"""How many words on progress a task's history has, and their size together: the oldest go first."""
+"""The most progress messages in a task's history, and their total size: the oldest are dropped first."""
 
 
 class Artifact(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,38 +80,38 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskView(msgspec.Struct, frozen=True, kw_only=True):
-    """A task, folded at `generation`."""
+    """A task folded up to `generation`."""
 
     task: Task
     state: TaskState
     generation: int
     created_at_ms: int
     updated_at_ms: int
-    """When something last happened to it."""
+    """The time of the task's newest step."""
     message: MessageUpdate | None
-    """What was said with the state."""
+    """The message of the present status."""
     history: tuple[MessageUpdate, ...]
     artifacts: tuple[Artifact, ...]
     result: Result | None = None
     cause: Cause | None = None
-    """What ended it. A timeout is one by its cause, never by the words of a result."""
+    """Why the task ended. A timeout is recognised by this cause, never by the text of a result."""
     holder_lost: bool = False
-    """Whoever worked on it is gone: it waits for an operator."""
+    """The task's worker was lost: an operator must decide."""
     progress: tuple[tuple[int, MessageUpdate], ...] = ()
-    """What its agent said while it worked: the newest, each with the number of messages of `history` before it."""
+    """The agent's newest progress messages, each with the number of messages in `history` before it."""
 
     @property
-    def told(self) -> tuple[MessageUpdate, ...]:
-        """The history with the words on progress in their places."""
+    def messages(self) -> tuple[MessageUpdate, ...]:
+        """The history with the progress messages in their places."""
         if not self.progress:
             return self.history
-        told: list[MessageUpdate] = []
+        messages: list[MessageUpdate] = []
         at = 0
         for before, message in self.progress:
-            told += self.history[at:before]
-            told.append(message)
+            messages += self.history[at:before]
+            messages.append(message)
             at = before
-        return (*told, *self.history[at:])
+        return (*messages, *self.history[at:])
 
     @property
     def partial(self) -> bool:
@@ -119,7 +119,7 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fold(steps: Iterable[Step]) -> TaskView | None:
-    """None without a first step."""
+    """Returns the view of a task with these steps; None without a first step."""
     folder = TaskViewBuilder()
     for step in steps:
         folder.add(step)
@@ -127,7 +127,7 @@ def fold(steps: Iterable[Step]) -> TaskView | None:
 
 
 class TaskViewBuilder:
-    """Folds step by step, at a cost that does not grow with what is folded already."""
+    """Folds step by step, at a cost that does not grow with the number of steps before."""
 
     __slots__ = (
         "_artifacts",
@@ -153,19 +153,19 @@ class TaskViewBuilder:
         self._message: MessageUpdate | None = None
         self._history: list[MessageUpdate] = []
         self._progress: deque[tuple[int, MessageUpdate, int]] | None = None
-        """Each with its size."""
+        """Entries are (messages before it, message, size in bytes)."""
         self._progress_bytes = 0
         self._artifacts: dict[str, ArtifactBuilder] = {}
         self._result: Result | None = None
         self._cause: Cause | None = None
 
     def add(self, step: Step) -> None:
-        # By class, since a `match` over the same ones takes three times as long.
+        # A table by class: a `match` over the same classes takes three times as long.
         self.generation, self.updated_at_ms = step.generation, step.ts_ms
         self._folded[type(step.what)](self, step.what)
 
     def catch_up(self, steps: Iterable[Step]) -> None:
-        """Add those of the steps that are new to it."""
+        """Adds the steps that are newer than `generation`."""
         folded = self._folded
         for step in steps:
             if step.generation > self.generation:
@@ -203,7 +203,7 @@ class TaskViewBuilder:
             self._keep_progress(self._message)
 
     def _forget_repeated(self, question: MessageUpdate) -> None:
-        """A question that was told as progress first is told once."""
+        """Drops a progress message that the question repeats."""
         if self._progress and self._progress[-1][1].parts == question.parts:
             self._progress_bytes -= self._progress.pop()[2]
 
@@ -217,8 +217,8 @@ class TaskViewBuilder:
             self._progress_bytes -= self._progress.popleft()[2]
 
     def _step(self, what: StepUpdate) -> None:
-        """Nothing that its sender is shown, unless it has waited for an answer in vain: it goes on, or waits."""
-        if what.kind == "ask" and not what.waits:
+        """Ends the waiting state once the step that asked has its outcome. The sender sees no other steps."""
+        if not what.waits and self.state.waits:
             self.state, self._message = _WORKING, None
 
     def _continue(self, what: Continued) -> None:
@@ -264,7 +264,7 @@ class TaskViewBuilder:
 
 
 class ArtifactBuilder(msgspec.Struct, eq=False):
-    """An artifact in the making. Consecutive plain text is one part: chunks are how it came, not what it is."""
+    """An artifact under construction. Consecutive plain text is joined into one part, however it was chunked."""
 
     _first: ArtifactUpdate
     _parts: list[Content] = []
@@ -273,7 +273,7 @@ class ArtifactBuilder(msgspec.Struct, eq=False):
 
     def add(self, update: ArtifactUpdate) -> None:
         for part in update.parts:
-            if is_plain(part):
+            if type(part) is Text and part == Text(part.text):  # text and nothing else
                 self._text.append(part.text)
             else:
                 self._flush()
@@ -302,7 +302,7 @@ class ArtifactBuilder(msgspec.Struct, eq=False):
 
 
 def first_message(task: Task) -> MessageUpdate:
-    """The message that a task began with."""
+    """The message that began a task."""
     return MessageUpdate(
         "user",
         task.parts or (Text(task.intent_text),),
@@ -323,7 +323,7 @@ def status_message(task_id: str, update: StatusUpdate, generation: int) -> Messa
 
 
 def final_message(result: Result, ending: Ending) -> MessageUpdate | None:
-    """The reply, or what went wrong, as the message of the last status."""
+    """The message of the last status: the reply, or the error."""
     if ending is _COMPLETED:
         return MessageUpdate("agent", result.content, f"{result.task_id}-r") if result.content else None
     said = result.error_message
@@ -332,7 +332,7 @@ def final_message(result: Result, ending: Ending) -> MessageUpdate | None:
 
 
 class RemoteTask(msgspec.Struct, frozen=True, kw_only=True):
-    """The task as it stands."""
+    """A task as a remote agent reported it."""
 
     task_id: str
     context_id: str | None
@@ -348,7 +348,7 @@ class RemoteTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`final`: nothing follows on this stream (only the older dialect says so)."""
+    """A status update of a remote agent. `final`: the stream ends after it (only the 0.3 dialect says so)."""
 
     task_id: str
     context_id: str | None
@@ -388,5 +388,25 @@ RemoteEvent = RemoteTask | RemoteStatus | RemoteArtifact | RemoteMessage
 
 
 def plain_text(content: tuple[Content, ...]) -> str:
-    """What can be read aloud of it."""
+    """The text parts of the content, joined."""
     return "".join(part.text for part in content if isinstance(part, Text))
+
+
+def answer_text(
+    state: TaskState,
+    message: MessageUpdate | None,
+    artifacts: Sequence[Artifact],
+    history: Sequence[MessageUpdate],
+) -> str:
+    """A result is in the artifacts; the message with it may be the same text, a word about it, or all there is.
+
+    Where a task did not complete, its message says why, and counts before whatever it had made by then.
+    """
+    said = plain_text(message.parts) if message is not None else ""
+    made = "\n".join(text for artifact in artifacts if (text := plain_text(artifact.parts)))
+    if state is TaskState.COMPLETED and made and made.strip() not in said:
+        return made
+    if said or made:
+        return said or made
+    spoken = (plain_text(each.parts) for each in reversed(history) if each.role == "agent")
+    return next((text for text in spoken if text), "") if state.terminal else ""

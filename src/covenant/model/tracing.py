@@ -1,8 +1,8 @@
-"""Traces: what a span is to the rest of the code, and whose trace a task is part of.
+"""Traces: the interface of spans and tracers, and the trace that a task belongs to.
 
-A task carries the W3C trace context of its last span, and so does every call it makes: a trace is the tree of what was
-delegated. `OFF` is a tracer that does nothing; whoever uses one asks `tracer.on` first, so that nothing is paid for
-what nobody looks at. A span says who, when, how often and how it ended; what was said only if `content` is on.
+A task carries the W3C trace context of its last span, and so does every call that it makes: a trace is the tree of
+delegated work. `OFF` is a tracer that does nothing; callers check `tracer.on` first, so that an unused trace costs
+nothing. A span has names, times, counts and outcomes; it has the text of messages only if `content` is on.
 """
 
 from __future__ import annotations
@@ -26,6 +26,20 @@ OPERATION: Final = "gen_ai.operation.name"
 INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 INVOKE_AGENT: Final = "invoke_agent"
+CHAT: Final = "chat"
+EXECUTE_TOOL: Final = "execute_tool"
+PROVIDER: Final = "gen_ai.provider.name"
+REQUEST_MODEL: Final = "gen_ai.request.model"
+MAX_TOKENS: Final = "gen_ai.request.max_tokens"
+RESPONSE_MODEL: Final = "gen_ai.response.model"
+FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+CACHE_READ: Final = "gen_ai.usage.cache_read.input_tokens"
+CACHE_WRITE: Final = "gen_ai.usage.cache_creation.input_tokens"
+TOOL_NAME: Final = "gen_ai.tool.name"
+TOOL_TYPE: Final = "gen_ai.tool.type"
+TOOL_CALL: Final = "gen_ai.tool.call.id"
+COST: Final = "covenant.cost"
+CURRENCY: Final = "covenant.cost.currency"
 BINDING: Final = "a2a.protocol.binding"
 CARD_URL: Final = "a2a.agent.card.url"
 REFERENCES: Final = "a2a.message.referenced_task_ids"
@@ -41,13 +55,15 @@ TURN: Final = "covenant.turn"
 ATTEMPT: Final = "covenant.attempt"
 LEASE: Final = "covenant.lease.id"
 ENDING: Final = "covenant.ending"
+CANCELED: Final = "canceled"
+"""An outcome that is not an error."""
 DUPLICATE: Final = "covenant.duplicate"
 
 _PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
 
 
 class Trace(msgspec.Struct, frozen=True, gc=False):
-    """A span as others refer to it."""
+    """A reference to a span: its trace context."""
 
     traceparent: str
     tracestate: str | None = None
@@ -58,10 +74,10 @@ class Span(Protocol):
     def trace(self) -> Trace | None: ...
     def note(self, attributes: Mapping[str, Value]) -> None: ...
     def end(self, *, failed: str | None = None, at_ms: int | None = None) -> None:
-        """`failed` is a machine code or the name of an error, never words of a message."""
+        """Ends the span. `failed` is an error code or the name of an error, never the text of a message."""
 
     def current(self) -> AbstractContextManager[object]:
-        """While this is open, spans that others begin here are this one's children."""
+        """A context in which this span is current: spans that begin in it are its children."""
 
 
 class Tracer(Protocol):
@@ -69,7 +85,7 @@ class Tracer(Protocol):
     def on(self) -> bool: ...
     @property
     def content(self) -> bool:
-        """Whether spans contain the text of messages: only if the operator switched it on."""
+        """Whether spans contain the text of messages. Off unless the operator switched it on."""
 
     def begin(
         self,
@@ -80,10 +96,10 @@ class Tracer(Protocol):
         parent: Trace | None = None,
         at_ms: int | None = None,
     ) -> Span:
-        """Without a parent it is below whatever span is current here."""
+        """Begins a span. Without `parent`, the span that is current here is its parent."""
 
     def within(self, trace: Trace) -> AbstractContextManager[object]:
-        """While this is open, a span of somebody else is the current one here."""
+        """A context in which the span of `trace`, of another process, is current."""
 
 
 class _NoSpan:
@@ -111,13 +127,13 @@ OFF: Final[Tracer] = NoTracer()
 
 
 def trace_of(said: Task | Hop) -> Trace | None:
-    """None if there is no valid trace context: an invalid one is ignored, and the request is not refused for it."""
+    """The valid trace context of a task or hop, or None. An invalid one is ignored: no request is refused for it."""
     parent = said.traceparent
     return Trace(parent, said.tracestate) if parent is not None and _PARENT(parent) else None
 
 
 def traced(task: Task, trace: Trace | None) -> Task:
-    """The task within another trace. The digest does not cover this, so the request stays the same."""
+    """The task with another trace context. The digest does not cover it, so the request stays the same."""
     if trace is None:
         return task
     return msgspec.structs.replace(task, traceparent=trace.traceparent, tracestate=trace.tracestate)
@@ -143,6 +159,6 @@ def attributes_of(task: Task) -> dict[str, Value]:
 
 
 def message(role: str, text: str) -> str:
-    """A message in the JSON form of the OpenTelemetry conventions."""
+    """Encodes a message in the JSON form of the OpenTelemetry conventions."""
     parts = [{"type": "text", "content": text[:CONTENT_CHARS_MAX]}]
     return msgspec.json.encode([{"role": role, "parts": parts}]).decode()

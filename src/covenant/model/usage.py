@@ -1,8 +1,8 @@
-"""Usage: what work took, by name, in amounts that can be added up. The one reader of what anybody says about it.
+"""Usage: the resources that work took, as named amounts that can be added. The only reader of usage reports.
 
-Whatever form it comes in, it is read as `input_tokens`, `output_tokens` and `tokens` (all of them, never less than the
-other two together); other amounts keep their names. A negative number, NaN, a text or a truth value is not counted; an
-amount above `AMOUNT_MAX` counts as that. So sums stay exact, and no report lowers one.
+Every form of report is normalised to `input_tokens`, `output_tokens` and `tokens` (the total, never less than the other
+two together); other amounts keep their names. Negative numbers, NaN, texts and booleans are ignored; an amount above
+`AMOUNT_MAX` counts as that. So sums stay exact, and no report lowers one.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 AMOUNT_MAX: Final = 10**15
-"""Of one amount, and of a sum. Exact as a float, and in JSON."""
+"""The limit of one amount and of a sum. It is exact as a float and in JSON."""
 NAMES_MAX: Final = 32
-"""Names of amounts that one report may have, besides those of tokens."""
+"""The most names of amounts in one report, besides those of tokens."""
 NAME_CHARS_MAX: Final = 64
 NESTED_MAX: Final = 3
-"""How deep a report may be nested in metadata."""
+"""The deepest nesting of a report in metadata."""
 
+USAGE: Final = "usage"
+"""Key in a result's metadata: the usage of its task."""
 TOKENS: Final = "tokens"
 INPUT: Final = "input_tokens"
 OUTPUT: Final = "output_tokens"
@@ -49,13 +51,13 @@ _WITHIN: Final = (
     "usageMetadata",
     "adk_usage_metadata",
 )
-"""Where metadata has a report. The first that counts tokens is taken."""
+"""Keys under which metadata may hold a report. The first report that counts tokens is used."""
 _FLAT: Final = frozenset({*_COUNTED, *_ALSO})
-"""What is a report's where metadata is one itself. Anything else in it, a number or not, is about something else."""
+"""Keys that are read where metadata is itself a report. All its other keys are ignored, numbers or not."""
 
 
 def read_usage(said: Any) -> dict[str, float]:
-    """A report, normalised. Empty if it is none."""
+    """Normalises a report. The result is empty if `said` is no report."""
     found: dict[str, float] = {}
     if not isinstance(said, Mapping):
         return found
@@ -64,7 +66,7 @@ def read_usage(said: Any) -> dict[str, float]:
             continue
         known = _ALSO.get(name, name)
         if _has_room(found, known):
-            # Somebody who says the same under two names has used it once.
+            # The same amount under two names was used once.
             found[known] = max(found.get(known, 0), counted)
     both = found.get(INPUT, 0) + found.get(OUTPUT, 0)
     if both > found.get(TOKENS, 0):
@@ -73,7 +75,7 @@ def read_usage(said: Any) -> dict[str, float]:
 
 
 def usage_in(metadata: Any, depth: int = NESTED_MAX) -> dict[str, float]:
-    """The report in the metadata of a result or of an answer: under a name of its own, or beside the rest."""
+    """The usage report in the metadata of a result or an answer: nested under a key, or among the other keys."""
     if not isinstance(metadata, Mapping):
         return {}
     other: dict[str, float] = {}
@@ -92,22 +94,22 @@ def _reports(metadata: Mapping[Any, Any]) -> bool:
 
 
 def add_usage(total: dict[str, float], amounts: Mapping[str, float]) -> None:
-    """Both are normalised, and so is the sum."""
+    """Adds `amounts` to `total` in place. Both are normalised, and so is the sum."""
     for name, amount in amounts.items():
         if _has_room(total, name):
             total[name] = min(total.get(name, 0) + amount, AMOUNT_MAX)
 
 
 def larger_usage(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    """Of two reports on the same work, the larger amount of each name. Both are normalised, and so is this."""
+    """The larger amount of each name in two reports on the same work. Both are normalised, and so is the result."""
     return read_usage({name: max(one.get(name, 0), other.get(name, 0)) for name in (*one, *other)})
 
 
 def usage_beyond(report: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    """What a report adds to what is counted already. Both are normalised.
+    """The amounts that a report adds to those counted `before`. Both are normalised.
 
-    A report that has at least all of `before` is one of everything so far, and adds the difference. Any other is a
-    report of its own, and adds all of itself.
+    A report that has at least all of `before` is a total, and adds the difference. Any other report is separate, and
+    adds all its amounts.
     """
     if any(report.get(name, 0) < amount for name, amount in before.items()):
         return dict(report)
@@ -116,7 +118,7 @@ def usage_beyond(report: Mapping[str, float], before: Mapping[str, float]) -> di
 
 
 def _has_room(found: Mapping[str, float], name: str) -> bool:
-    """Tokens are counted however many other names there are."""
+    """Token counts always have room, however many other names there are."""
     return name in found or name in _COUNTED or len(found) < NAMES_MAX
 
 

@@ -1,9 +1,9 @@
 """Signed cards: a JWS over the canonical form (RFC 8785) of a card of A2A 1.0 without its signatures.
 
-The payload is detached: the verifier makes it again from the card. The specification keeps some empty members, and the
-official SDK leaves out all of them. Where the two differ, a card gets a signature for each; the second one leaves only
-empty members unsigned. A verifier accepts only algorithms with a public key, each with a key of its own kind, from the
-set that the caller trusts. A signature is valid if it is valid for one of the forms that a signer may have meant.
+The payload is detached: the verifier rebuilds it from the card. The specification keeps some empty members, and the
+official SDK leaves out all of them. Where the two differ, a card gets a signature for each form; the second leaves only
+empty members unsigned. A verifier accepts only algorithms with a public key, each with a key of its own type, from the
+set that the caller trusts. A signature is valid if it is valid for one of the forms that a signer may have used.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Signed(NamedTuple):
 
 
 class CardSigner:
-    """Signs with one Ed25519 key. The same card gives the same signatures, at any time."""
+    """Signs with one Ed25519 key. The same card always gets the same signatures."""
 
     def __init__(self, private_key: bytes) -> None:
         self._key = OKPKey.import_key(Ed25519PrivateKey.from_private_bytes(private_key))
         self.key_id: PublicKey = public_key(private_key)
 
     def sign(self, card: Mapping[str, Any], *, keys_url: str) -> tuple[Signed, ...]:
-        """`card` is the 1.0 form as plain values; `keys_url` is where the public key can be had."""
+        """`card` is the 1.0 form as plain values; `keys_url` is the address of the public key."""
         header = {"alg": ALGORITHM, "typ": "JOSE", "kid": self.key_id, "jku": keys_url}
         payloads = dict.fromkeys((canonical(card), canonical(without_empty(_unsigned(card)))))
         return tuple(self._sign(header, payload) for payload in payloads)
@@ -59,7 +59,7 @@ def canonical(card: Mapping[str, Any]) -> bytes:
 
 
 def without_empty(value: Any) -> Any:
-    """`value` without empty texts, lists and objects, and without what is empty for lack of them."""
+    """`value` without empty texts, lists and objects, and without members that become empty by this."""
     if isinstance(value, Mapping):
         kept = {name: without_empty(inner) for name, inner in value.items()}
         return {name: inner for name, inner in kept.items() if not _empty(inner)}
@@ -94,9 +94,9 @@ _PART_CHARS_MAX: Final = 16 * 1024
 
 
 class _Registry(jws.JWSRegistry):
-    """With bounds of our own, and with the algorithms above, of which the library recommends only some.
+    """Our own bounds, and the algorithms above, of which the library recommends only some.
 
-    RFC 9864 has a narrower name, Ed25519, for what `EdDSA` means with such a key; verifiers know the wider one.
+    RFC 9864 has a narrower name, Ed25519, for `EdDSA` with such a key; verifiers know the wider name.
     """
 
     max_header_length = _PART_CHARS_MAX
@@ -110,7 +110,7 @@ _REGISTRY: Final = _Registry(algorithms=list(ALGORITHMS))
 
 
 def header_of(signature: Mapping[str, Any]) -> dict[str, Any]:
-    """The protected header, unproven; empty if it cannot be read."""
+    """The protected header, unverified; empty if it cannot be decoded."""
     protected = signature.get("protected")
     if not isinstance(protected, str) or len(protected) > _PART_CHARS_MAX:
         return {}
@@ -122,7 +122,7 @@ def header_of(signature: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def signer_of(forms: Sequence[Mapping[str, Any]], signature: Mapping[str, Any], keys: Mapping[str, Any]) -> str | None:
-    """The id of the key that signed one of these forms of a card; None if the signature does not hold."""
+    """The id of the key that signed one of these forms of a card; None if the signature is invalid."""
     protected, value = signature.get("protected"), signature.get("signature")
     if not isinstance(protected, str) or not isinstance(value, str) or len(protected) + len(value) > _PART_CHARS_MAX:
         return None

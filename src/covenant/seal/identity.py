@@ -1,8 +1,8 @@
-"""Who an instance is: an id that proves its key, short-lived keys to seal to, and the change of its identity.
+"""An instance's identity: its id, which is derived from its key, short-lived prekeys, and changes of identity.
 
 The id is `frd1_` and the base32 of the first 25 bytes of SHA-256 over the Ed25519 key. Prekeys are signed by that key
-and live for two days, one new each day; once the private half is erased, nothing sealed to it can be opened.
-Times are given; the store, and erasing what is over, is the caller's.
+and live for two days, with a new one each day; once the private half is erased, nothing sealed to it can be opened. The
+caller passes in times, stores keys and erases expired ones.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from covenant.model.peers.instance import (
     IdentityChange,
     InstanceId,
     KeyBundle,
+    KeyCertificate,
     Prekey,
     Versions,
 )
@@ -34,19 +35,23 @@ ID_BYTES: Final = 25
 PREKEY_PERIOD_MS: Final = 24 * 3_600_000
 PREKEY_LIFE_MS: Final = 2 * PREKEY_PERIOD_MS
 SKEW_MS: Final = 60_000
-"""How far two clocks may be apart."""
+"""The largest accepted difference between two clocks."""
 ENVELOPE_LIFE_MS_MAX: Final = 300_000
 
 _KID_BYTES: Final = 10
 
 
 class InstanceIdentity:
-    """The key that an instance is. Kept ready, since making it from its bytes costs as much as a signature."""
+    """A key that signs for an instance: its identity key, or a key that the identity key has certified.
 
-    def __init__(self, private_key: bytes) -> None:
+    The key object is kept, since making it from its bytes costs as much as a signature.
+    """
+
+    def __init__(self, private_key: bytes, certificate: KeyCertificate | None = None) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(private_key)
         self.key = PublicKey(base58(self._key.public_key().public_bytes_raw()))
-        self.id = instance_id(self.key)
+        self.certificate = certificate
+        self.id = instance_id(PublicKey(certificate.issuer) if certificate is not None else self.key)
 
     def sign(self, message: bytes) -> bytes:
         return self._key.sign(message)
@@ -66,7 +71,7 @@ class PrivatePrekey(NamedTuple):
 
 
 def instance_id(key: PublicKey) -> InstanceId:
-    """`ValueError` if `key` is not a usable key: no id is made from what can prove nothing."""
+    """The id of a key. `ValueError` if `key` is not a usable key: a weak key proves nothing."""
     raw = checked_key(key).public_bytes_raw()
     return InstanceId(ID_PREFIX + base64.b32encode(hashlib.sha256(raw).digest()[:ID_BYTES]).decode().lower())
 
@@ -79,12 +84,12 @@ def is_key_of(key: PublicKey, claimed: str) -> bool:
 
 
 def fingerprint(key: PublicKey) -> str:
-    """For people and announcements: 16 characters of hex. A hint, never a proof."""
+    """A short hash for people and announcements: 16 characters of hex. It is a hint, never a proof."""
     return hashlib.sha256(from_base58(key)).hexdigest()[:16]
 
 
 def fingerprint_of(claimed: InstanceId) -> str:
-    """That of every key with this id, which begins with the same hash: whoever announces another one errs or lies."""
+    """The fingerprint of every key with this id, which begins with the same hash. Announcing another is an error."""
     return base64.b32decode(claimed.removeprefix(ID_PREFIX).upper()).hex()[:16]
 
 
@@ -98,7 +103,7 @@ def new_prekey(identity_private_key: bytes, now_ms: int, suite: str = SUITE) -> 
 def prekey_of(
     private_key: bytes, suite: str, not_before_ms: int, not_after_ms: int, signature: str = ""
 ) -> PrivatePrekey:
-    """`ValueError` if this is no private half of a prekey of the suite."""
+    """`ValueError` if `private_key` is not the private half of a prekey of the suite."""
     known = SUITES[suite]
     public = known.public(private_key)
     prekey = Prekey(
@@ -113,7 +118,7 @@ def prekey_of(
 
 
 def prekey_holds(key: PublicKey, prekey: Prekey) -> bool:
-    """Signed by `key`, named after itself, of a suite that we speak, and of a sane length of life."""
+    """Whether a prekey is signed by `key`, named by its own hash, of a suite that we speak, and short-lived enough."""
     suite = SUITES.get(prekey.suite)
     if suite is None:
         return False
@@ -131,13 +136,13 @@ def prekey_holds(key: PublicKey, prekey: Prekey) -> bool:
 
 
 def prekey_due(prekeys: Iterable[Prekey], now_ms: int) -> bool:
-    """Whether it is time for a new one. A clock that was set back does not stop rotation."""
+    """Whether a new prekey is due. A clock that was set back does not stop rotation."""
     newest = max((each.not_before_ms for each in prekeys if each.not_before_ms <= now_ms + SKEW_MS), default=None)
     return newest is None or now_ms >= newest + PREKEY_PERIOD_MS
 
 
 def prekey_to_use(prekeys: Iterable[Prekey], now_ms: int) -> Prekey | None:
-    """The newest that is valid now and for as long as an envelope may travel; None if a new bundle is needed."""
+    """The newest prekey that is valid now and for the life of an envelope; None if a new bundle is needed."""
     usable = (
         each
         for each in prekeys
@@ -153,7 +158,7 @@ def prekey_opens(prekey: Prekey, now_ms: int) -> bool:
 
 
 def prekey_over(prekey: Prekey, now_ms: int) -> bool:
-    """Whether its private half must be erased by now."""
+    """Whether the prekey's private half must be erased by now."""
     return now_ms > prekey.not_after_ms + SKEW_MS
 
 
@@ -165,13 +170,13 @@ def sign_bundle(
     change: IdentityChange | None = None,
     versions: Versions = SUPPORTED_VERSIONS,
 ) -> KeyBundle:
-    """Prekeys that are over are left out; `ValueError` if none is left. Good for as long as the newest of them."""
+    """Signs the prekeys that have not expired; `ValueError` if there is none. The newest of them limits the bundle."""
     key = public_key(identity_private_key)
     shown = sorted(
         (each for each in prekeys if now_ms < each.not_after_ms), key=lambda each: each.not_before_ms, reverse=True
     )
     if not shown:
-        raise ValueError("a bundle needs a prekey that is not over")
+        raise ValueError("a bundle needs a prekey that has not expired")
     bundle = KeyBundle(
         id=instance_id(key),
         identity_key=key,
@@ -185,7 +190,7 @@ def sign_bundle(
 
 
 def bundle_holds(bundle: KeyBundle, claimed: InstanceId, now_ms: int) -> bool:
-    """Whether these are the keys of the instance with this id, now, all the way down."""
+    """Whether these are the present keys of the instance with this id; checks every signature."""
     key = PublicKey(bundle.identity_key)
     return (
         bundle.id == claimed
@@ -213,7 +218,7 @@ def sign_change(old_private_key: bytes, new_private_key: bytes, now_ms: int) -> 
 
 
 def change_holds(change: IdentityChange) -> bool:
-    """Whether the old identity and the new one both say so. Whether the old one was trusted is not asked here."""
+    """Whether both the old and the new identity signed the change. Trust in the old one is not checked here."""
     old, new = PublicKey(change.old_key), PublicKey(change.new_key)
     document = _change_document(change)
     return (
@@ -226,9 +231,9 @@ def change_holds(change: IdentityChange) -> bool:
 
 
 def unsigned(signed: msgspec.Struct) -> dict[str, Any]:
-    """What `signature` covers: everything else, under its names on the wire."""
+    """The document that `signature` covers: all other fields, under their names on the wire."""
     document: dict[str, Any] = msgspec.to_builtins(signed)
-    del document["signature"]
+    document.pop("signature", None)
     return document
 
 

@@ -1,8 +1,8 @@
-"""Chains of changes of an identity, and the word of a key that it is dead.
+"""Chains of identity changes, and self-revocations of keys.
 
-A chain begins with any identity that an instance had and ends with the one that it has. Each change is signed by both
-of its keys, so nobody can add, leave out or move one. A chain that names an identity twice is refused: nobody goes back
-to a key that was given up.
+A chain begins with any former identity of an instance and ends with its present one. Each change is signed by both of
+its keys, so nobody can add, leave out or move one. A chain that names an identity twice is refused: an abandoned key is
+never taken up again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REVOCATION = "identity-revocation"
 
 
 def chain_holds(changes: Sequence[IdentityChange], newest: str) -> bool:
-    """Whether each change follows from the one before, and all together lead to `newest`."""
+    """Whether each change follows from the one before, and the last one leads to `newest`."""
     ids = [each.old_id for each in changes] + [newest]
     return (
         0 < len(changes) <= CHANGES_MAX
@@ -33,7 +33,7 @@ def chain_holds(changes: Sequence[IdentityChange], newest: str) -> bool:
 
 
 def chain_to(changes: Iterable[IdentityChange], newest: str) -> tuple[IdentityChange, ...]:
-    """The changes that lead to this identity. Whatever stands after them was begun, and not finished."""
+    """The changes that lead to this identity. Later changes were begun but not finished."""
     found: list[IdentityChange] = []
     wanted = newest
     for change in reversed(tuple(changes)):

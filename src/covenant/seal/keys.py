@@ -1,8 +1,8 @@
 """Ed25519 keys and their signatures, bearer tokens, and private keys locked by a passphrase. No file and no clock.
 
 The signature of a document is a detached JWS (RFC 7515, appendix F) over its canonical form (RFC 8785), written as
-`<header>..<value>`. The key and the kind of document fix the header: there is no algorithm to choose, and a signature
-of one kind never passes for one of another.
+`<header>..<value>`. The key and the kind of document determine the header: there is no algorithm to choose, and a
+signature for one kind is invalid for any other.
 
 A locked key is JSON (scrypt, then AES-256-GCM); its parameters are authenticated. A `Locker` keeps the keys that it has
 derived, so locking again is quick. Unlocking never takes more memory than `COST_MAX` needs, whatever the file says.
@@ -32,7 +32,7 @@ from covenant.model.grant import Grant
 from covenant.model.ids import PublicKey, base58, from_base58
 
 TOKEN_PREFIX_LENGTH: Final = 6
-TENANT_TOKEN: Final = "atr_"  # noqa: S105  (how such a token begins)
+TENANT_TOKEN: Final = "atr_"  # noqa: S105  (a token's prefix)
 TENANT_TOKEN_PREFIX_LENGTH: Final = len(TENANT_TOKEN) + TOKEN_PREFIX_LENGTH
 
 _DERIVED: Final = b"covenant.identity.v1\n"
@@ -49,20 +49,20 @@ def public_key(private_key: bytes) -> PublicKey:
 
 
 def derived_key(private_key: bytes, display: str) -> bytes:
-    """The private key of an identity that the daemon holds: always the same for its name, so nothing is stored.
+    """The private key of an identity that the daemon holds. It is derived from the name, so nothing is stored.
 
-    HKDF-SHA256: whoever knows one derived key knows neither another nor the key they come from.
+    HKDF-SHA256: one derived key reveals neither another one nor the key that they come from.
     """
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=_DERIVED + display.encode()).derive(private_key)
 
 
 def derived_secret(private_key: bytes, purpose: str) -> bytes:
-    """32 bytes for one purpose of the daemon: always the same, so nothing is stored. Made as `derived_key` is."""
+    """32 bytes for one purpose of the daemon, derived as in `derived_key`, so that nothing is stored."""
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=_SECRET + purpose.encode()).derive(private_key)
 
 
 def sign(private_key: bytes, message: bytes) -> str:
-    """The signature in base58: 64 bytes."""
+    """The signature in base58; it has 64 bytes."""
     return base58(Ed25519PrivateKey.from_private_bytes(private_key).sign(message))
 
 
@@ -75,7 +75,7 @@ def verify(pubkey: PublicKey, message: bytes, signature_b58: str) -> bool:
 
 
 def new_token() -> str:
-    """A bearer token: 32 random bytes in base58. Shown once; only its hash is kept."""
+    """A bearer token: 32 random bytes in base58. It is shown once; only its hash is stored."""
     return base58(AESGCM.generate_key(bit_length=256))
 
 
@@ -85,7 +85,7 @@ def new_tenant_token() -> str:
 
 
 def token_hash(token: str) -> str:
-    """What is stored and looked up. A token has 256 bits of its own, so it needs no salt."""
+    """The hash that is stored and looked up. A token has 256 random bits, so it needs no salt."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -98,7 +98,7 @@ PREFIX: Final = "covenant-"
 
 
 class Uncanonical(CovenantError, ValueError):
-    """Not JSON that has a canonical form: a whole number beyond 2^53 - 1, NaN, or half of a character."""
+    """The value has no canonical JSON: a whole number beyond 2^53 - 1, NaN, or half of a surrogate pair."""
 
 
 def canonical(document: Any) -> bytes:
@@ -112,16 +112,26 @@ def digest(document: Any) -> str:
     return hashlib.sha256(canonical(document)).hexdigest()
 
 
-def sign_document(private_key: bytes, kind: str, document: Mapping[str, Any]) -> str:
-    header = _header(public_key(private_key), kind)
+def sign_document(
+    private_key: bytes, kind: str, document: Mapping[str, Any], certificate: Mapping[str, Any] | None = None
+) -> str:
+    """`certificate`: the certificate by which the key signs for another one; it goes into the header."""
+    header = _header(public_key(private_key), kind, certificate)
     value = Ed25519PrivateKey.from_private_bytes(private_key).sign(_signed_bytes(header, document))
     return f"{header}..{base64url(value)}"
 
 
-def document_holds(key: PublicKey, kind: str, document: Mapping[str, Any], signature: str) -> bool:
+def document_holds(
+    key: PublicKey,
+    kind: str,
+    document: Mapping[str, Any],
+    signature: str,
+    certificate: Mapping[str, Any] | None = None,
+) -> bool:
+    """Whether this key signed the document, under this certificate. The certificate itself is not checked here."""
     header, dots, value = signature.partition("..")
     try:
-        if not dots or header != _header(key, kind):
+        if not dots or header != _header(key, kind, certificate):
             return False
         checked_key(key).verify(from_base64url(value), _signed_bytes(header, document))
     except (InvalidSignature, ValueError):
@@ -129,26 +139,17 @@ def document_holds(key: PublicKey, kind: str, document: Mapping[str, Any], signa
     return True
 
 
-def signer_of(signature: str) -> PublicKey | None:
-    """The key that a signature of a document names, whether or not it holds."""
-    try:
-        named = msgspec.json.decode(from_base64url(signature.partition("..")[0]), type=dict[str, str]).get("kid")
-        checked_key(PublicKey(named or ""))
-    except (ValueError, msgspec.DecodeError):
-        return None
-    return PublicKey(named or "")
-
-
-def _header(key: PublicKey, kind: str) -> str:
-    return base64url(canonical({"alg": ALGORITHM, "kid": key, "typ": PREFIX + kind}))
+def _header(key: PublicKey, kind: str, certificate: Mapping[str, Any] | None) -> str:
+    certified = {"cert": certificate} if certificate is not None else {}
+    return base64url(canonical({"alg": ALGORITHM, **certified, "kid": key, "typ": PREFIX + kind}))
 
 
 def _signed_bytes(header: str, document: Mapping[str, Any]) -> bytes:
     return f"{header}.{base64url(canonical(document))}".encode()
 
 
-# With a key of small order a signature can be made that holds for every message: whoever shows one could say afterwards
-# that anybody signed. These are all their encodings, those that are not canonical too, without the sign bit.
+# A key of small order has a signature that is valid for every message, so that its owner could later claim that any
+# message was signed. These are all encodings of such keys, also those that are not canonical, without the sign bit.
 _SMALL_ORDER: Final = frozenset(
     bytes.fromhex(text)
     for text in (
@@ -164,7 +165,7 @@ _SMALL_ORDER: Final = frozenset(
 
 
 def checked_key(key: PublicKey) -> Ed25519PublicKey:
-    """The key to verify with; `ValueError` if it is none, is written in another way than ours, or proves nothing."""
+    """The key to verify with; `ValueError` if it is invalid, not encoded in its one form, or of small order."""
     raw = from_base58(key)
     if len(raw) != 32 or raw[:31] + bytes([raw[31] & 0x7F]) in _SMALL_ORDER:
         raise ValueError("not a usable Ed25519 key")
@@ -176,13 +177,13 @@ def base64url(data: bytes) -> str:
 
 
 def from_base64url(text: str) -> bytes:
-    """Strictly: one text for each sequence of bytes, so that nothing can be changed without a trace."""
+    """Decodes strictly: each sequence of bytes has exactly one text, so that no text can be changed unnoticed."""
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except binascii.Error as wrong:
         raise ValueError(str(wrong)) from None
     if base64url(data) != text:
-        raise ValueError("not base64url in its one form")
+        raise ValueError("not canonical base64url")
     return data
 
 
@@ -249,7 +250,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=8_192)]
 
 
 class KeyLocked(CovenantError):
-    """The key stays locked. `code` is `wrong_passphrase` (or a changed file: the two look alike) or `malformed`."""
+    """The key stays locked. `code` is `wrong_passphrase` (or a changed file: both look alike) or `malformed`."""
 
     def __init__(self, code: Literal["wrong_passphrase", "malformed"], message: str) -> None:
         super().__init__(message)
@@ -266,16 +267,16 @@ class _Locked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Locker:
-    """A passphrase, with the keys that were made from it so far. For several threads."""
+    """A passphrase, with the keys that were derived from it so far. Safe for several threads."""
 
     def __init__(self, passphrase: str, *, cost: int = COST) -> None:
         if not passphrase:
             raise ValueError("a passphrase cannot be empty")
         if not COST_MIN <= cost <= COST_MAX:
-            raise ValueError("cannot be locked so")
+            raise ValueError(f"cost must be from {COST_MIN} to {COST_MAX}")
         self._passphrase = passphrase
         self._made: dict[tuple[bytes, int], bytes] = {}
-        # The library's own randomness: keys are what it makes, and salt and nonce need nothing more.
+        # The crypto library's own randomness, as for keys: salt and nonce need nothing more.
         self._locks_with = (AESGCM.generate_key(bit_length=128), cost)
 
     def __repr__(self) -> str:
@@ -283,7 +284,7 @@ class Locker:
 
     def lock(self, secret: bytes) -> bytes:
         if not 0 < len(secret) <= KEY_BYTES_MAX:
-            raise ValueError("cannot be locked so")
+            raise ValueError(f"a key to lock must have 1 to {KEY_BYTES_MAX} bytes")
         salt, cost = self._locks_with
         nonce = AESGCM.generate_key(bit_length=128)[:_NONCE_BYTES]
         locked = _Locked(FORMAT, "scrypt", cost, base64url(salt), base64url(nonce), "")
@@ -291,7 +292,7 @@ class Locker:
         return msgspec.json.encode(msgspec.structs.replace(locked, ciphertext=base64url(sealed))) + b"\n"
 
     def unlock(self, locked: bytes) -> bytes:
-        """What was locked. What is locked from here on has the same salt, if its cost is not less than ours."""
+        """The unlocked secret. Later locks use the same salt, if its cost is not below ours."""
         if len(locked) > LOCKED_BYTES_MAX:
             raise KeyLocked("malformed", "too long to be a locked key")
         try:
@@ -321,7 +322,7 @@ def is_locked(data: bytes) -> bool:
 
 
 def _derived(passphrase: str, salt: bytes, cost: int) -> bytes:
-    # One passphrase may be typed as different bytes on two keyboards; this makes them one.
+    # One passphrase may be typed as different bytes on two keyboards; normalisation makes them equal.
     typed = unicodedata.normalize("NFKC", passphrase).encode("utf-8", "surrogateescape")
     return Scrypt(salt=salt, length=32, n=1 << cost, r=_R, p=1).derive(typed)
 

@@ -2,7 +2,7 @@
 
 The entries of a transcript are lines in canonical JSON and the leaves of a Merkle tree (RFC 6962 and 9162, SHA-256).
 The proof has the root, so a changed, missing, added or moved line breaks it, and a transcript that stays with the
-provider is bound, too. The key in the proof gives the provider's id. `Evidence` is all that a proof is about.
+provider is bound, too. The provider's id follows from the key in the proof. `Evidence` has all documents of a proof.
 """
 
 from __future__ import annotations
@@ -32,11 +32,8 @@ from covenant.seal.keys import (
     base64url,
     canonical,
     digest,
-    document_holds,
-    public_key,
-    sign_document,
-    signer_of,
 )
+from covenant.seal.purpose_keys import PurposeKey, signed_by_instance, signer_of
 
 _OFFER: Final = "offer"
 _CAPABILITIES: Final = "capabilities"
@@ -46,27 +43,27 @@ def new_challenge() -> str:
     return base64url(AESGCM.generate_key(bit_length=256))
 
 
-def assert_offer(private_key: bytes, offer: DelegationOffer, *, provider: InstanceId) -> DelegationOffer:
-    """The offer with its assertion. It names the provider, who so cannot offer it on as if by the requester."""
-    return msgspec.structs.replace(offer, assertion=sign_document(private_key, _OFFER, _asserted(offer, provider)))
+def assert_offer(key: PurposeKey, offer: DelegationOffer, *, provider: InstanceId) -> DelegationOffer:
+    """The offer with its assertion, which names the provider: it cannot pass the offer on in the requester's name."""
+    return msgspec.structs.replace(offer, assertion=key.sign_document(_OFFER, _asserted(offer, provider)))
 
 
 def offer_holds(offer: DelegationOffer, *, requester: InstanceId, key: PublicKey, provider: InstanceId) -> bool:
     return (
         offer.assertion is not None
         and is_key_of(key, requester)
-        and document_holds(key, _OFFER, _asserted(offer, provider), offer.assertion)
+        and signed_by_instance(key, _OFFER, _asserted(offer, provider), offer.assertion)
     )
 
 
-def sign_capabilities(private_key: bytes, response: CapabilityResponse) -> CapabilityResponse:
-    return msgspec.structs.replace(response, signature=sign_document(private_key, _CAPABILITIES, unsigned(response)))
+def sign_capabilities(key: PurposeKey, response: CapabilityResponse) -> CapabilityResponse:
+    return msgspec.structs.replace(response, signature=key.sign_document(_CAPABILITIES, unsigned(response)))
 
 
 def capabilities_hold(
     response: CapabilityResponse, *, provider: InstanceId, audience: InstanceId, challenge: str, now_ms: int
 ) -> bool:
-    """Whether this is `provider`'s own answer, now, to the challenge that `audience` sent."""
+    """Whether this is `provider`'s own valid answer to the challenge that `audience` sent."""
     return (
         response.provider == provider
         and response.audience == audience
@@ -74,7 +71,13 @@ def capabilities_hold(
         and response.issued_at_ms <= now_ms + SKEW_MS
         and now_ms <= response.expires_at_ms + SKEW_MS
         and bundle_holds(response.keys, provider, now_ms)
-        and document_holds(PublicKey(response.keys.identity_key), _CAPABILITIES, unsigned(response), response.signature)
+        and signed_by_instance(
+            PublicKey(response.keys.identity_key),
+            _CAPABILITIES,
+            unsigned(response),
+            response.signature,
+            at_ms=response.issued_at_ms,
+        )
     )
 
 
@@ -94,7 +97,7 @@ def merkle_leaf(line: bytes) -> bytes:
 
 
 def merkle_root(leaves: Sequence[bytes]) -> bytes:
-    """The root over leaves that are hashes already; that of no leaves is the hash of nothing."""
+    """The root over leaves that are hashes already; without leaves, the hash of the empty string."""
     if not leaves:
         return hashlib.sha256().digest()
     level = leaves
@@ -104,12 +107,12 @@ def merkle_root(leaves: Sequence[bytes]) -> bytes:
 
 
 def _above(level: Sequence[bytes]) -> list[bytes]:
-    """Pairs from the left, and an odd last one as it is: the tree of the RFC, without its recursion."""
+    """The next level: pairs from the left, and an odd last node unchanged. This is the RFC's tree without recursion."""
     return [_node(*level[at : at + 2]) if at + 1 < len(level) else level[at] for at in range(0, len(level), 2)]
 
 
 def inclusion_path(leaves: Sequence[bytes], index: int) -> tuple[bytes, ...]:
-    """The hashes beside the way from the leaf at `index` up to the root, lowest first."""
+    """The sibling hashes on the path from the leaf at `index` to the root, lowest first."""
     if not 0 <= index < len(leaves):
         raise IndexError(index)
     path: list[bytes] = []
@@ -123,7 +126,7 @@ def inclusion_path(leaves: Sequence[bytes], index: int) -> tuple[bytes, ...]:
 
 
 def is_included(tree_root: bytes, size: int, index: int, leaf_hash: bytes, path: Sequence[bytes]) -> bool:
-    """RFC 9162, section 2.1.3.2: whether the leaf is at this place in the tree with this root and size."""
+    """Whether the leaf is at this index of the tree with this root and size (RFC 9162, section 2.1.3.2)."""
     if not 0 <= index < size or any(len(each) != DIGEST_BYTES for each in (leaf_hash, *path)):
         return False
     at, last, reached = index, size - 1, leaf_hash
@@ -159,7 +162,7 @@ RESULT_FIELDS: Final = (
     "durationMs",
     "subDelegations",
 )
-"""What the result's hash covers: everything but the transcript, which has its own root, and the proof itself."""
+"""The fields that the result's hash covers: all but the transcript, which has its own root, and the proof itself."""
 
 
 class Check(msgspec.Struct, frozen=True, gc=False):
@@ -169,7 +172,7 @@ class Check(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProofReport(msgspec.Struct, frozen=True):
-    """Each thing that was checked. What was not given could not be checked, and is in `unchecked`."""
+    """The outcome of each check. `unchecked` names the documents that were not given."""
 
     checks: tuple[Check, ...]
     unchecked: tuple[str, ...] = ()
@@ -184,7 +187,7 @@ class ProofReport(msgspec.Struct, frozen=True):
 
 
 class LineProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """That `entry` is at `index` of the transcript. `path` has hashes in hex, lowest first."""
+    """A proof that `entry` is at `index` of the transcript. `path` has hashes in hex, lowest first."""
 
     index: int
     entry: TranscriptEntry
@@ -201,7 +204,7 @@ def result_hash(result: DelegationResult) -> str:
 
 
 def line_salt(private_key: bytes, delegation_id: str, seq: int) -> str:
-    """Chance for one line, that only the provider knows: the same whenever the transcript is made again."""
+    """The salt of one line, which only the provider can compute: the same whenever the transcript is rebuilt."""
     named = f"{delegation_id}\n{seq}".encode()
     return base64url(hmac.digest(private_key, _SALT + named, hashlib.sha256)[:16])
 
@@ -211,7 +214,7 @@ def transcript_root(transcript: Sequence[TranscriptEntry]) -> str:
 
 
 def sign_proof(
-    private_key: bytes,
+    signing: PurposeKey,
     *,
     requester: InstanceId,
     offer: DelegationOffer,
@@ -219,8 +222,8 @@ def sign_proof(
     transcript: Sequence[TranscriptEntry],
     now_ms: int,
 ) -> Proof:
-    """`transcript` is the whole one, also where `result` does not carry it."""
-    key = public_key(private_key)
+    """`transcript` is the whole one, also where `result` does not contain it."""
+    key = signing.identity_key
     proof = Proof(
         delegation_id=result.delegation_id,
         offer_hash=offer_hash(offer),
@@ -233,7 +236,7 @@ def sign_proof(
         provider_key=key,
         issued_at_ms=now_ms,
     )
-    return msgspec.structs.replace(proof, signature=sign_document(private_key, KIND, unsigned(proof)))
+    return msgspec.structs.replace(proof, signature=signing.sign_document(KIND, unsigned(proof)))
 
 
 def verify_proof(
@@ -246,12 +249,12 @@ def verify_proof(
     requester: InstanceId | None = None,
     budget: int | None = None,
 ) -> ProofReport:
-    """Checks all that it is given; `provider` and `requester` are who they should be, `budget` what was agreed."""
+    """Checks every given document. `provider` and `requester` are the expected ones, `budget` the agreed one."""
     key = PublicKey(proof.provider_key)
     usage = proof.token_usage
     checks = [
         Check("provider_key", is_key_of(key, proof.provider), f"the key gives the provider's id, {proof.provider}"),
-        Check("signature", document_holds(key, KIND, unsigned(proof), proof.signature), f"signed by {proof.provider}"),
+        Check("signature", _is_signed(proof), f"signed by {proof.provider}"),
         Check("usage", usage.total == usage.prompt + usage.completion, f"{usage.total} tokens in all"),
     ]
     unchecked: list[str] = []
@@ -278,14 +281,19 @@ def verify_proof(
     return ProofReport(tuple(checks), tuple(unchecked))
 
 
+def _is_signed(proof: Proof) -> bool:
+    key = PublicKey(proof.provider_key)
+    return signed_by_instance(key, KIND, unsigned(proof), proof.signature, at_ms=proof.issued_at_ms)
+
+
 def _is_asserted(offer: DelegationOffer, requester: InstanceId, provider: InstanceId) -> bool:
-    """Whether the requester itself has signed the offer, for this provider. Its key is in the signature."""
+    """Whether the requester has signed the offer for this provider. The signature contains the requester's key."""
     key = signer_of(offer.assertion) if offer.assertion is not None else None
     return key is not None and offer_holds(offer, requester=requester, key=key, provider=provider)
 
 
 def prove_line(transcript: Sequence[TranscriptEntry], index: int) -> LineProof:
-    """Shows one line, and hashes of others: what is short and easily guessed there needs a salt."""
+    """Reveals one line, and the hashes of others: a short, easily guessed line needs a salt."""
     path = inclusion_path(_leaves(transcript), index)
     return LineProof(index, transcript[index], tuple(each.hex() for each in path))
 
@@ -298,7 +306,7 @@ def show_line(transcript: Any, index: int) -> dict[str, Any]:
 
 
 def line_holds(proof: Proof, line: LineProof) -> bool:
-    """Whether the line is part of what was proven. The proof's own signature is for `verify_proof`."""
+    """Whether the line is part of the proven transcript. `verify_proof` checks the proof's own signature."""
     try:
         path = [bytes.fromhex(each) for each in line.path]
         shown = merkle_leaf(_line(line.entry))
@@ -331,7 +339,7 @@ def _line(entry: TranscriptEntry) -> bytes:
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """`transcript` is None where it stayed with the provider. Further fields are not looked at."""
+    """`transcript` is None where it stayed with the provider. Further fields are ignored."""
 
     proof: Proof
     offer: DelegationOffer | None = None
@@ -344,7 +352,7 @@ _READ: Final = msgspec.json.Decoder(Evidence)
 
 
 def read_evidence(data: bytes) -> Evidence:
-    """`ValueError` if it cannot be read as evidence at all."""
+    """Decodes evidence; `ValueError` if that fails."""
     try:
         return _READ.decode(data)
     except RecursionError:
@@ -359,9 +367,9 @@ def verify_evidence(
     requester: str | None = None,
     budget: int | None = None,
 ) -> ProofReport:
-    """`ValueError` as `read_evidence`. Without `provider` nobody knows who should have made it.
+    """Checks evidence; `ValueError` as `read_evidence`. Without `provider`, the signer's identity stays unchecked.
 
-    `formerly`: the ids that the provider had before. It may have been offered the work, or have signed, under those.
+    `formerly`: the provider's former ids, under which it may have got the offer or have signed.
     """
     evidence = read_evidence(data)
     if provider is not None and evidence.proof.provider in formerly:
@@ -385,7 +393,7 @@ def verify_evidence(
         signed = Check("assertion", asserted, f"offered by {proof.requester}, to {proof.provider}")
         report = msgspec.structs.replace(report, checks=(*report.checks, signed))
     if provider is None:
-        # A stranger's key signs as well as any other: whose it should be only the reader knows.
+        # A stranger's key signs as well as any other: only the reader knows whose key it should be.
         report = msgspec.structs.replace(report, unchecked=(*report.unchecked, "provider"))
     if evidence.line is None:
         return report

@@ -1,10 +1,10 @@
-"""The suites of envelopes: what a prekey is, and how a body is sealed to it. Both are HPKE (RFC 9180) in base mode.
+"""The suites of envelopes: the form of prekeys, and how a body is sealed to one. Both are HPKE (RFC 9180) in base mode.
 
-The hybrid suite opens only for who has both halves of a prekey, X25519 and ML-KEM-768. Its private half is a seed of 32
-bytes, and SHAKE256 makes the keys of both from it, as X-Wing says. So whoever computes the X25519 key from its public
-half learns nothing of the other.
+Opening the hybrid suite takes both halves of a prekey, X25519 and ML-KEM-768. Its private key is a seed of 32 bytes,
+from which SHAKE256 derives both keys, as X-Wing specifies. So whoever computes the X25519 private key from its public
+key learns nothing of the other.
 
-`SUITES` has the hybrid one only where the crypto library and what it is built on know ML-KEM.
+`SUITES` has the hybrid suite only where the crypto library and its backend support ML-KEM.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ _MLKEM_SEED_BYTES: Final = 64
 
 
 class SealingSuite(NamedTuple):
-    """`ValueError` of `read` and of what it gives: not a key of this suite."""
+    """`read` and the functions on its result raise `ValueError` for anything that is not a key of this suite."""
 
     hpke: hpke.Suite
     enc_bytes: int
-    """What stands before the sealed body."""
+    """The length of the encapsulated key before the sealed body."""
     read: Callable[[str], bytes]
-    """The bytes of a public key, from how it is written."""
+    """Decodes a public key from its text."""
     write: Callable[[bytes], str]
     public: Callable[[bytes], bytes]
-    """The public half, from the private one."""
+    """Computes the public half from the private one."""
     recipient: Callable[[bytes], Any]
-    """What to seal to, from the bytes of a public key."""
+    """Makes HPKE's recipient from a public key."""
     opener: Callable[[bytes], Any]
-    """What opens, from a private half."""
+    """Makes HPKE's private key from a private half."""
 
     @property
     def overhead(self) -> int:
-        """What sealing adds to a body."""
+        """The number of bytes that sealing adds to a body."""
         return self.enc_bytes + TAG_BYTES
 
     def seal(self, body: bytes, public_key: str, info: bytes) -> bytes:
         return self.hpke.encrypt(body, self.recipient(self.read(public_key)), info=info)
 
     def open(self, ciphertext: bytes, private_key: bytes, info: bytes) -> bytes:
-        """`InvalidTag` or `ValueError` if it does not open."""
+        """Opens a body. Raises `InvalidTag` or `ValueError`."""
         return self.hpke.decrypt(ciphertext, self.opener(private_key), info=info)
 
 
 def new_prekey_secret() -> bytes:
-    """The private half of a prekey of either suite."""
+    """A private half for a prekey of either suite."""
     return AESGCM.generate_key(bit_length=256)
 
 
@@ -123,5 +123,5 @@ SUITES: Final[dict[str, SealingSuite]] = {
 
 
 def suites_spoken(*, hybrid: bool) -> tuple[str, ...]:
-    """Of an instance that wants the hybrid suite, or does not."""
+    """The suites of an instance that uses the hybrid suite, or does not."""
     return tuple(SUITES) if hybrid else (SUITE,)

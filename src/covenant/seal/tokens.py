@@ -1,13 +1,13 @@
 """Capability tokens between instances: a chain of signed blocks. A provider issues one; its holder can only narrow it.
 
-A token says who may use it, where, for which profiles, for how many tokens, how deep and until when. The provider's
-identity key signs the first block. Each block names a new key, and that key signs the block that follows, so a holder
-adds conditions without a secret of the provider. The token ends with the private half of the last key, or with a seal
-made by it: without either, nobody could tell whether blocks were cut off at the end.
+A token limits who may use it, where, for which profiles, for how many tokens, how deep and until when. The provider's
+identity key, or a key that it certified for tokens, signs the first block. Each block names a new key, and that key
+signs the next block, so a holder adds conditions without a secret of the provider. The token ends with the private half
+of the last key, or with a seal made by it: without either, nobody could tell whether blocks were cut off at the end.
 
 A block has conditions and nothing else. They are the fields of `_Block`, read by fixed rules: there is no language to
-interpret, and judging the longest token costs `BLOCKS_MAX + 1` signatures. A block is signed as a document of its own
-kind, together with the signature before it, so it holds at one place of one token.
+interpret, and checking the longest token costs `BLOCKS_MAX + 1` signatures. A block is signed as a document of its own
+kind, together with the signature before it, so it is valid at one place of one token.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from covenant.seal.keys import (
     public_key,
     sign_document,
 )
+from covenant.seal.purpose_keys import PurposeKey, signed_by_instance
 
-TOKEN_START: Final = "cvt1."  # noqa: S105  (how such a token begins)
+TOKEN_START: Final = "cvt1."  # noqa: S105  (a token's prefix)
 TOKEN_CHARS_MAX: Final = 8_192
 BLOCKS_MAX: Final = 8
 PROFILES_MAX: Final = 64
@@ -48,11 +49,11 @@ _Name = Annotated[str, msgspec.Meta(pattern=rf"\A{_NAME}\Z")]
 
 
 class Narrowing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Conditions. None is no condition; several blocks together allow what each of them allows."""
+    """Conditions. None is no condition; a use must meet the conditions of every block."""
 
     profiles: frozenset[str] | None = None
     budget: int | None = None
-    """Tokens of a language model, for one delegation."""
+    """The language model's tokens that one delegation may use."""
     depth: int | None = None
     expires_at_ms: int | None = None
     offer_id: str | None = None
@@ -70,7 +71,7 @@ class Narrowing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 class Use(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     sender: InstanceId
-    """Who sent the envelope that the token came in."""
+    """The sender of the envelope with the token."""
     profile: str
     budget: int
     depth: int
@@ -82,9 +83,9 @@ class _Block(
 ):
     next_key: Key
     signature: Signature = ""
-    """By the key that the block before names, over the other fields and the signature of that block."""
+    """Made by the key that the block before names, over the other fields and that block's signature."""
     holder: Instance | None = None
-    """In the first block, and there alone; so is `audience`."""
+    """Only the first block has `holder` and `audience`."""
     audience: Instance | None = None
     profiles: Annotated[tuple[_Name, ...], msgspec.Meta(min_length=1, max_length=PROFILES_MAX)] | None = None
     budget: Whole | None = None
@@ -107,22 +108,21 @@ class _Chain(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown
     secret: Annotated[str, msgspec.Meta(max_length=43)] | None = None
     """The private half of the last key, with which the holder narrows the token."""
     seal: Signature | None = None
-    """By the last key, over the last signature, in place of `secret`: nobody can narrow the token any further."""
+    """Made by the last key over the last signature, in place of `secret`: nobody can narrow the token further."""
 
 
-def issue(private_key: bytes, holder: InstanceId, terms: Narrowing) -> str:
-    """Made by the provider, for one holder. `expires_at_ms` must be given: nothing is allowed for ever."""
+def issue(key: PurposeKey, holder: InstanceId, terms: Narrowing) -> str:
+    """Issues a token for one holder. `expires_at_ms` is required: no token is valid for ever."""
     if terms.expires_at_ms is None:
         raise ValueError("a token must expire")
     following = new_private_key()
-    first = msgspec.structs.replace(
-        _conditions(terms, following), holder=holder, audience=instance_id(public_key(private_key))
-    )
-    return _write((_signed(private_key, first, after=""),), following)
+    audience = instance_id(key.identity_key)
+    first = msgspec.structs.replace(_conditions(terms, following), holder=holder, audience=audience)
+    return _write((_signed(key, first, after=""),), following)
 
 
 def narrow(token: str, provider_key: PublicKey, further: Narrowing, *, sealed: bool = False) -> str:
-    """Made by the holder, who needs no secret of the provider. `sealed`: nobody can narrow the result.
+    """Adds a block to a token; the holder needs no secret of the provider. `sealed`: nobody can narrow the result.
 
     `token_malformed` if the token is sealed or has no room for a block; otherwise refused as `authorize` refuses it.
     """
@@ -136,7 +136,8 @@ def narrow(token: str, provider_key: PublicKey, further: Narrowing, *, sealed: b
     if len(chain.blocks) >= BLOCKS_MAX:
         raise Invalid("token_malformed", "the token cannot be narrowed any further")
     following = new_private_key()
-    block = _signed(from_base64url(chain.secret), _conditions(further, following), after=chain.blocks[-1].signature)
+    last = PurposeKey(from_base64url(chain.secret))
+    block = _signed(last, _conditions(further, following), after=chain.blocks[-1].signature)
     narrowed = _write((*chain.blocks, block), following, sealed=sealed)
     if len(narrowed) > TOKEN_CHARS_MAX:
         raise Invalid("token_malformed", "the token cannot be narrowed any further")
@@ -144,13 +145,21 @@ def narrow(token: str, provider_key: PublicKey, further: Narrowing, *, sealed: b
 
 
 def authorize(
-    token: str, provider_key: PublicKey, use: Use, *, now_ms: int, revoked: Callable[[str], bool]
+    token: str,
+    provider_key: PublicKey,
+    use: Use,
+    *,
+    now_ms: int,
+    revoked: Callable[[str], bool],
+    void_before_ms: int = 0,
 ) -> Narrowing:
-    """What the token allows in all, if it allows this. `provider_key` is our own.
+    """The combined conditions of the token, if they allow this use. `provider_key` is our own identity key.
+
+    `void_before_ms`: our declaration about earlier certificates.
 
     Refuses with `token_malformed`, `token_untrusted`, `token_revoked` or `token_denied`.
     """
-    chain = _read(token, provider_key)
+    chain = _read(token, provider_key, at_ms=now_ms, void_before_ms=void_before_ms)
     if any(map(revoked, _ids(chain))):
         raise Forbidden(
             "token_revoked", "the token was revoked; ask the provider for its capabilities, which brings a new one"
@@ -176,12 +185,12 @@ def authorize(
 
 
 def token_ids(token: str, provider_key: PublicKey) -> tuple[str, ...]:
-    """One for each block, the provider's first. Revoking one revokes all that was narrowed from there."""
+    """An id for each block, the provider's first. Revoking one revokes every token narrowed from that block."""
     return _ids(_read(token, provider_key))
 
 
 def named_in(token: str) -> tuple[str, str]:
-    """The holder and the audience that a token names, whether or not it holds; empty if it names none."""
+    """The holder and the audience that an unverified token names; empty if it names none."""
     try:
         first = _DECODER.decode(from_base64url(token[:TOKEN_CHARS_MAX].removeprefix(TOKEN_START))).blocks[0]
     except ValueError:
@@ -190,12 +199,12 @@ def named_in(token: str) -> tuple[str, str]:
 
 
 def is_token(text: str | None) -> bool:
-    """Whether this has the form of a token. An earlier form is replaced when the holder next asks the provider."""
+    """Whether `text` has the form of a token. A holder replaces an earlier form at its next query to the provider."""
     return text is not None and text.startswith(TOKEN_START)
 
 
-def _read(token: str, provider_key: PublicKey) -> _Chain:
-    """The chain, with every signature checked, and none of its conditions."""
+def _read(token: str, provider_key: PublicKey, *, at_ms: int | None = None, void_before_ms: int = 0) -> _Chain:
+    """Decodes the chain and checks every signature, but none of its conditions."""
     if not is_token(token) or len(token) > TOKEN_CHARS_MAX:
         raise Invalid("token_malformed", "not a token")
     try:
@@ -204,22 +213,31 @@ def _read(token: str, provider_key: PublicKey) -> _Chain:
         canonical_data = canonical(msgspec.to_builtins(chain))
     except (ValueError, Uncanonical):
         raise Invalid("token_malformed", "not a token") from None
-    # One text for each token: a field twice, in another order or with a default written out is another text.
+    # One text for each token: a repeated field, another order or a written default would be another text.
     if data != canonical_data or (chain.secret is None) == (chain.seal is None):
-        raise Invalid("token_malformed", "not a token in its one form")
+        raise Invalid("token_malformed", "not a token in canonical form")
     first, *others = chain.blocks
     if None in (first.holder, first.audience, first.expires_at_ms):
         raise Invalid("token_malformed", "the first block lacks a holder, an audience or an end")
     if any(each.holder is not None or each.audience is not None for each in others):
         raise Invalid("token_malformed", "a further block names a holder or an audience")
-    if not _holds(chain, provider_key):
+    if not _is_issued(first, provider_key, at_ms, void_before_ms) or not _follow(chain):
         raise Forbidden("token_untrusted", "not a token of this provider")
     return chain
 
 
-def _holds(chain: _Chain, provider_key: PublicKey) -> bool:
-    key, after = provider_key, ""
-    for block in chain.blocks:
+def _is_issued(first: _Block, provider_key: PublicKey, at_ms: int | None, void_before_ms: int) -> bool:
+    """Whether the provider's identity key signed the block, or a key that it certified for tokens."""
+    document = _document(first, "")
+    return signed_by_instance(
+        provider_key, _BLOCK, document, first.signature, at_ms=at_ms, void_before_ms=void_before_ms
+    )
+
+
+def _follow(chain: _Chain) -> bool:
+    """Whether each later block is signed by the key that the block before names, and the end by the last key."""
+    key, after = PublicKey(chain.blocks[0].next_key), chain.blocks[0].signature
+    for block in chain.blocks[1:]:
         if not document_holds(key, _BLOCK, _document(block, after), block.signature):
             return False
         key, after = PublicKey(block.next_key), block.signature
@@ -242,8 +260,8 @@ def _ids(chain: _Chain) -> tuple[str, ...]:
     return tuple(digest(_document(block, after)) for block, after in zip(chain.blocks, signatures, strict=False))
 
 
-def _signed(private_key: bytes, block: _Block, *, after: str) -> _Block:
-    return msgspec.structs.replace(block, signature=sign_document(private_key, _BLOCK, _document(block, after)))
+def _signed(key: PurposeKey, block: _Block, *, after: str) -> _Block:
+    return msgspec.structs.replace(block, signature=key.sign_document(_BLOCK, _document(block, after)))
 
 
 def _write(blocks: tuple[_Block, ...], last_key: bytes, *, sealed: bool = False) -> str:

@@ -1,1 +1,1 @@
-"""Bytes to model and back: mailbox, simple, JSON-RPC, SSE. No IO, no clock, no chance."""
+"""Codecs between bytes and the model: mailbox, simple, JSON-RPC, SSE. No IO, no clock, no chance."""

@@ -7,8 +7,8 @@
 | `deadline_ms` | `covenant.deadline_ms` | `Covenant-Deadline-Ms` | epoch milliseconds                               |
 | `traceparent`, `tracestate` | the same | the same               | as W3C has them                                  |
 
-Where both are there and differ, the stricter counts: the deeper, the longer chain, the earlier. What cannot be read is
-not there, except a depth: whoever says one that makes no sense is as deep as can be.
+Where both are given and differ, the stricter value counts: the greater depth, the longer chain, the earlier deadline.
+An unreadable value counts as absent, except that an unreadable depth counts as the greatest one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 
 MEMBERS: Final = frozenset({DEPTH, CHAIN, DEADLINE, TRACEPARENT, TRACESTATE})
-"""In metadata: what is said of the way of a message, and not part of it."""
+"""Metadata keys of a call's hop, which are not part of the message itself."""
 
 DEPTH_HEADER: Final = "covenant-depth"
 CHAIN_HEADER: Final = "covenant-chain"
@@ -34,7 +34,7 @@ DEADLINE_HEADER: Final = "covenant-deadline-ms"
 HEADERS: Final = {
     name.encode(): name for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE)
 }
-"""Their names, by the bytes that they are on the wire."""
+"""Header names by their bytes on the wire."""
 
 _DIGITS_MAX: Final = 18
 _TRACE_CHARS_MAX: Final = 512
@@ -63,7 +63,7 @@ def call_context_headers(hop: Hop) -> dict[str, str]:
 
 
 def read_call_context(metadata: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Hop:
-    """What a caller said, by either way. `headers` have lower-case names."""
+    """Reads the hop of a call from its metadata and headers. `headers` have lower-case names."""
     said = metadata or {}
     listed = [unquote(name.strip()) for name in headers.get(CHAIN_HEADER, "").split(",")]
     moments = [

@@ -1,12 +1,13 @@
-"""Requests and answers as an operator is shown them: cut at a length, and without secrets.
+"""Redacts requests and answers that an operator is shown, and cuts them at a length.
 
-Of a request only the headers that are known to hold none are told with their values. Of an answer, a header is told
-unless its name or its value says that it holds one. Secrets that somebody gave along are taken out of every text, also
-where the other side repeats them.
+Of a request, only headers that are known to hold no secret keep their values. Of an answer, a header keeps its value
+unless its name or value suggests a secret. Secrets that a caller passed are removed from every text, also where the
+other side repeats them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -17,11 +18,11 @@ from covenant.wire.redaction import find_secrets, redact
 from covenant.wire.redaction_patterns import SEGMENT_CHARS_MAX, name_hint
 
 TEXT_CHARS_MAX: Final = 64 * 1024
-"""Of one frame."""
+"""The most characters that are shown of one frame."""
 HEADERS_MAX: Final = 100
 HEADER_CHARS_MAX: Final = 1_024
 GIVEN_CHARS_MIN: Final = 6
-"""A shorter word is no secret, and stands in other words."""
+"""A shorter word is no secret, and occurs inside other words."""
 HIDDEN: Final = "[redacted]"
 OPEN: Final = frozenset(
     """
@@ -30,12 +31,13 @@ OPEN: Final = frozenset(
     transfer-encoding user-agent
     """.split()
 )
-"""Headers of a request that hold no secret."""
+"""Request headers that hold no secret."""
+_QUERY: Final = re.compile(r"(https?://[^\s?\"'<>]*+\?)([^\s#\"'<>]++)", re.IGNORECASE)
 CLOSED: Final = frozenset("authorization cookie proxy-authorization set-cookie".split())
 
 
 def secrets_in(headers: Mapping[str, str]) -> tuple[str, ...]:
-    """What must not be told of the headers that somebody gave along: each value, and each word of one."""
+    """The secrets in the headers that a caller passed: each value, and each word of a value."""
     values = [value for name, value in headers.items() if name.lower() not in OPEN]
     words = [word for value in values for word in (value, *value.split())]
     return tuple(sorted({word for word in words if len(word) >= GIVEN_CHARS_MIN}, key=len, reverse=True))
@@ -63,22 +65,36 @@ def _answered(name: str, value: str) -> str:
 def redact_body(
     data: bytes, given: Iterable[str] = (), *, chars_max: int = TEXT_CHARS_MAX, public: bool = False
 ) -> str:
-    """As text. A secret that the cut goes through is found, too. Of what is `public`, only what was given is hidden."""
+    """The body as redacted text, also of a secret that the cut splits. A `public` body hides only `given` secrets."""
     text = data.decode("utf-8", errors="replace")
     cut = text[: chars_max + SEGMENT_CHARS_MAX]
     value = _parsed(data) if len(cut) == len(text) and not public else None
     if public:
         pass
     elif isinstance(value, dict | list):
-        clean = redact(value, "redact")
-        cut = msgspec.json.encode(clean.value).decode() if clean.findings else cut
+        clean = _without_queries(redact(value, "redact").value)
+        cut = msgspec.json.encode(clean).decode() if clean != value else cut
     else:
-        cut = str(redact(cut, "redact").value)
+        cut = _without_queries(str(redact(cut, "redact").value))
     return _without(cut, given)[:chars_max]
 
 
+def _without_queries(value: Any) -> Any:
+    """Hides the values of query strings: webhooks carry secrets there, which may be short."""
+    if isinstance(value, str):
+        return _QUERY.sub(lambda found: found[1] + "&".join(map(_hidden, found[2].split("&"))), value)
+    if isinstance(value, dict):
+        return {name: _without_queries(each) for name, each in value.items()}
+    return [_without_queries(each) for each in value] if isinstance(value, list) else value
+
+
+def _hidden(pair: str) -> str:
+    name, given, _ = pair.partition("=")
+    return f"{name}={HIDDEN}" if given else HIDDEN
+
+
 def _parsed(data: bytes) -> Any:
-    """None for what is no JSON, and for what is nested too deeply to be searched by its members."""
+    """The decoded JSON; None for a text that is not JSON, or nested too deeply to be searched."""
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -15,7 +15,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def frame_length(header: bytes | bytearray) -> int:
-    """The length announced by the first four bytes."""
+    """The length that the first four bytes announce."""
     length: int = _LENGTH.unpack_from(header)[0]
     return length
 
@@ -25,5 +25,5 @@ def encode_frame(body: bytes) -> bytes:
 
 
 def canonical_kind(kind: str) -> str:
-    """One spelling for all: `send_a2a_task`, `send_a2_a_task` and `SendA2ATask` are the same kind."""
+    """One spelling of a frame's kind: `send_a2a_task`, `send_a2_a_task` and `SendA2ATask` are the same."""
     return kind.replace("_", "").lower()

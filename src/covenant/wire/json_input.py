@@ -1,7 +1,7 @@
-"""JSON and query strings in, by type. What does not fit is a refusal that says where; nothing else is ever raised.
+"""Decodes JSON and query strings by type. Invalid input raises a refusal that names the place, and nothing else.
 
-Unknown fields are ignored, unless `check_fields` looks for them. Depth is bounded well below what the interpreter could
-carry, so that whatever came in can also be journaled, archived and sent out again, from any depth of calls.
+Unknown fields are ignored, unless `check_fields` looks for them. Depth is bounded well below the interpreter's
+recursion limit, so that every accepted value can also be journaled, archived and sent again, from any depth of calls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 NESTING_MAX: Final = 64
 TOLD_NESTING_MAX: Final = 32
-"""For what A2A clients are told again: they make protocol buffers of it, three messages a level, a hundred at most."""
+"""For values that A2A clients get back: they build protocol buffers, which nest three messages a level, 100 at most."""
 QUERY_FIELDS_MAX: Final = 32
 _MESSAGE_LENGTH_MAX: Final = 300
 
@@ -31,7 +31,7 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes, nesting_max: int = NES
 
 
 def parse(decoder: msgspec.json.Decoder[T], data: bytes, nesting_max: int = NESTING_MAX) -> T:
-    """As `decode`, but where a value does not fit its type the decoder's own error is raised."""
+    """Like `decode`, but raises the decoder's own error where a value does not fit its type."""
     try:
         value = decoder.decode(data)
     except msgspec.ValidationError:
@@ -40,7 +40,7 @@ def parse(decoder: msgspec.json.Decoder[T], data: bytes, nesting_max: int = NEST
         raise too_deep(nesting_max) from None
     except ValueError as wrong:  # malformed JSON, or bytes that are not UTF-8
         raise Invalid("invalid_json", shorten(str(wrong))) from None
-    # Every level takes two brackets: most requests are so short, or have so few, that their depth needs no look.
+    # Every level takes two brackets: most requests are so short, or have so few, that their depth is not checked.
     if (
         len(data) > 2 * nesting_max
         and data.count(b"{") + data.count(b"[") > nesting_max
@@ -51,8 +51,7 @@ def parse(decoder: msgspec.json.Decoder[T], data: bytes, nesting_max: int = NEST
 
 
 def check_fields(data: bytes, kind: type[msgspec.Struct], beside: Container[str] = ()) -> None:
-    """Refuse a field that a request does not have, at any depth; its data was decoded already. `beside`: others that
-    may stand at the top."""
+    """Refuses unknown fields of decoded data, at any depth. `beside`: further fields that are allowed at the top."""
     given = msgspec.json.decode(data)
     _check_fields({name: value for name, value in given.items() if name not in beside}, kind, "")
 
@@ -74,7 +73,7 @@ def _check_fields(given: Any, kind: Any, where: str) -> None:
 
 
 def decode_query(kind: type[T], query: bytes) -> T:
-    """A query string as a struct; of a field given twice, the last one counts."""
+    """Decodes a query string as a struct. Of a field that is given twice, the last value counts."""
     try:
         fields = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX)
     except ValueError:
@@ -88,7 +87,7 @@ def decode_query(kind: type[T], query: bytes) -> T:
 
 
 def shorten(message: str) -> str:
-    """The path stands at the end; what the caller sent may stand in the middle, and be long."""
+    """Cuts a decoder's message in the middle: its path is at the end, and the caller's own long text before it."""
     if len(message) <= _MESSAGE_LENGTH_MAX:
         return message
     return f"{message[: _MESSAGE_LENGTH_MAX - 100]}…{message[-100:]}"
@@ -99,7 +98,7 @@ def too_deep(nesting_max: int = NESTING_MAX) -> Invalid:
 
 
 def deeper_than(value: Any, levels: int) -> bool:
-    """Level by level, not call by call: depth must not become our own recursion."""
+    """Whether a value is nested deeper. Works level by level, so that a deep value cannot exhaust our own recursion."""
     level: list[Any] = [value]
     for _ in range(levels):
         level = [inner for outer in level for inner in members(outer) if isinstance(inner, _CONTAINERS)]
@@ -112,7 +111,7 @@ _CONTAINERS: Final = (dict, list, tuple, msgspec.Struct)
 
 
 def members(value: Any) -> Iterable[Any]:
-    """What a container holds, one level down."""
+    """The members of a container, one level down."""
     if isinstance(value, dict):
         return value.values()
     if isinstance(value, msgspec.Struct):

@@ -1,9 +1,9 @@
-"""JSON-RPC 2.0: calls read and answered by a server, requests written and answers read by a client.
+"""JSON-RPC 2.0: decodes calls and encodes answers for a server, encodes requests and decodes answers for a client.
 
-The method of a call is read first, `params` later and once, by the type that the method asks for. `id` may be a string,
-a number, null or missing; it is echoed as it was written, and a missing one as null. Whatever cannot be read as one
-request (malformed JSON, a batch, another version of JSON-RPC) is refused as `UnreadableCall`, which carries the id
-wherever there was one to be read. An answer that is no JSON-RPC response is a `BadResponse`.
+A call's method is read first; `params` are decoded later and once, by the method's type. `id` may be a string, a
+number, null or missing; it is echoed as it was written, and a missing one as null. Input that is not one request
+(malformed JSON, a batch, another version of JSON-RPC) is refused as `UnreadableCall`, which carries the id if it could
+be read. An answer that is no JSON-RPC response is a `BadResponse`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from covenant.wire.a2a.error_codes import PARSE_ERROR, ErrorObject, Version, rpc
 
 NULL: Final = b"null"
 ID_BYTES_MAX: Final = 1024
-"""An id comes back with every frame of a stream."""
+"""Every frame of a stream repeats the id, so it is bounded."""
 
 _NO_PARAMS: Final = b"{}"
 _ID_BEGINS: Final = frozenset(b'"-0123456789')
@@ -33,7 +33,7 @@ class JsonRpcRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JsonRpcResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """Its answer: either a result or an error."""
+    """The answer to a call: a result or an error."""
 
     jsonrpc: str
     id: str | int | None
@@ -42,7 +42,7 @@ class JsonRpcResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RpcCall(msgspec.Struct, frozen=True, gc=False):
-    """`id` and `params` are JSON, as they came."""
+    """`id` and `params` are JSON as it was received."""
 
     id: bytes
     method: str
@@ -50,7 +50,7 @@ class RpcCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class UnreadableCall(Invalid):
-    """No call could be made of it. `id` is what to echo."""
+    """The input is not a JSON-RPC request. `id` is the id to echo."""
 
     def __init__(self, code: str, message: str, call_id: bytes = NULL) -> None:
         super().__init__(code, message)
@@ -65,7 +65,7 @@ class _Envelope(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Loose(msgspec.Struct, frozen=True, gc=False):
-    """What is looked at of an envelope that does not fit: its id, and then what is wrong with it."""
+    """The fields that are read from an invalid envelope: its id, and those that may be wrong."""
 
     jsonrpc: msgspec.Raw = msgspec.Raw(b"")
     method: msgspec.Raw = msgspec.Raw(b"")
@@ -78,7 +78,7 @@ _loose = msgspec.json.Decoder(_Loose).decode
 
 def decode_call(body: bytes) -> RpcCall:
     try:
-        # What is kept raw is not looked into by the decoder: without this, an id could be anything but text.
+        # The decoder does not look into raw fields: without this check, an id could be invalid UTF-8.
         if not body.isascii():
             body.decode()
         envelope = _strict(body)
@@ -105,7 +105,7 @@ def _misfit(body: bytes) -> UnreadableCall:
     except msgspec.ValidationError:
         return UnreadableCall("invalid_envelope", "the request must be one JSON object; batches are not taken")
     except (ValueError, RecursionError) as wrong:
-        # What is wrong with its shape was seen before the rest was read.
+        # The decoder noticed the wrong shape before it had read the malformed rest.
         return _unreadable(wrong)
     try:
         call_id = _echo(loose.id)
@@ -130,7 +130,7 @@ def unknown_method(call: RpcCall) -> UnreadableCall:
 
 
 def result_frame(call_id: bytes) -> tuple[bytes, bytes]:
-    """What stands before and after a result in a response, or each result of a stream."""
+    """The bytes before and after a result, in a response and in each frame of a stream."""
     return b'{"jsonrpc":"2.0","id":' + call_id + b',"result":', b"}"
 
 
@@ -138,7 +138,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def encode_error(call_id: bytes, error: ErrorObject) -> bytes:
-    """A request that could not be parsed has no id, whatever was guessed of it."""
+    """Encodes an error. A request that could not be parsed has the id null, whatever was found of its id."""
     known = NULL if error.code == PARSE_ERROR else call_id
     return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (known, _encode(error))
 
@@ -151,18 +151,18 @@ _TEXT_MAX: Final = 500
 
 
 class RpcError(CovenantError):
-    """The other side refused, by the error object of its response."""
+    """The server's answer was an error object."""
 
     def __init__(self, code: int, message: str, reason: str | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.reason = reason
-        """The machine's word in its details, where there is one."""
+        """`reason` from the error's details, if there is one."""
 
 
 class BadResponse(CovenantError):
-    """What came back is not what was asked for."""
+    """The server's answer has not the expected form."""
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -180,7 +180,7 @@ _response = msgspec.json.Decoder(_Response).decode
 
 
 def encode_request(call_id: int, method: str, params: bytes) -> bytes:
-    """`params` are JSON already; `method` is one of ours."""
+    """Encodes a request. `params` are encoded JSON; `method` is one of ours."""
     return b'{"jsonrpc":"2.0","id":%d,"method":"%b","params":%b}' % (call_id, method.encode(), params)
 
 
@@ -189,7 +189,7 @@ def decode_result(body: bytes) -> bytes:
     try:
         read = _response(body)
     except (ValueError, RecursionError) as error:
-        raise BadResponse("the answer is no JSON-RPC response") from error
+        raise BadResponse("the answer is not a JSON-RPC response") from error
     if read.error is not None:
         raise RpcError(int(read.error.code), one_line(read.error.message), reason_in(read.error.data))
     if isinstance(read.result, msgspec.UnsetType):
@@ -198,14 +198,14 @@ def decode_result(body: bytes) -> bytes:
 
 
 def one_line(said: Any) -> str:
-    """What a stranger wrote, in one line of a bounded length."""
+    """A foreign text as one line of bounded length."""
     shown = "".join(letter if letter.isprintable() else " " for letter in said) if isinstance(said, str) else ""
     kept = " ".join(shown.split())
     return kept if len(kept) <= _TEXT_MAX else f"{kept[:_TEXT_MAX]}…"
 
 
 def reason_in(details: Any) -> str | None:
-    """`reason` of the first detail that has one (`google.rpc.ErrorInfo`)."""
+    """The `reason` of the first detail that has one (`google.rpc.ErrorInfo`)."""
     if not isinstance(details, list):
         return None
     found = (each["reason"] for each in details if isinstance(each, dict) and isinstance(each.get("reason"), str))

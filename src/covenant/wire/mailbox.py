@@ -1,8 +1,8 @@
-"""What callers of the mailbox send: tasks, results, leases, queries. Decoded here, then turned into the model.
+"""Requests of the mailbox: tasks, results, leases, queries. They are decoded here, then turned into the model.
 
 On input `null` and absent are the same, and unknown fields are ignored, except in requests that are `strict`. `origin`,
-`tenant`, `depth` and `target` of a task are not fields here: the door sets them, never the caller. Metadata under the
-daemon's own keys is left out (see `model.metadata`). A request that also has a path takes `task_id` from there.
+`tenant`, `depth` and `target` of a task are not fields here: the door sets them, never the caller. Reserved metadata
+keys are dropped (see `model.sanitizer`). A request that also has a path takes `task_id` from there.
 """
 
 from __future__ import annotations
@@ -28,30 +28,31 @@ from covenant.model.retry_policy import ForceError, Posture, RepairCommand, Requ
 from covenant.model.sanitizer import unreserved_parts, unreserved_update
 from covenant.model.task import Idempotency, Result, ResultStatus, Task
 from covenant.model.task_event import Update
+from covenant.model.usage import USAGE, read_usage
 
 T = TypeVar("T")
 
-# What an archive's integer column and every other language's signed 64 bits can hold.
+# The range of an archive's integer column and of other languages' signed 64 bits.
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Moment = Annotated[int, msgspec.Meta(ge=0)]
 """The decoder reads whole numbers up to 2^64-1."""
 Enrolled = Callable[[AgentId], AgentId | None]
 
 NO_KEY: Final = PublicKey("")
-"""Of a recipient that is named, and that nobody here is."""
+"""The key of a recipient whose name is not enrolled here."""
 
 
 class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The root of everything a caller may ask."""
+    """The base of every request."""
 
     strict: ClassVar[bool] = False
-    """Whether a field that it does not have is refused: where one that is misspelt would allow more than was meant."""
+    """Whether unknown fields are refused: set where a misspelt field would allow more than was meant."""
     ids: ClassVar[tuple[str, ...]] = ()
-    """Fields with the id of a task here, or of something of it: the beginning of the id is enough."""
+    """Fields that hold the id of a task, or of a part of one: the beginning of the id is enough."""
 
 
 class StrictRequest(Request, frozen=True, kw_only=True):
-    """The root of what changes who may do what."""
+    """The base of requests that change permissions."""
 
     strict: ClassVar[bool] = True
 
@@ -69,13 +70,13 @@ class TaskRequest(Request, frozen=True, kw_only=True):
 
 
 class WireAgent(msgspec.Struct, frozen=True, gc=False):
-    """Who: `pubkey` may be left out where the display is enrolled here."""
+    """An agent's identity: `pubkey` may be left out if the display name is enrolled here."""
 
     display: str
     pubkey: str | None = None
 
     def agent(self) -> AgentId:
-        """As given, unchecked: without a key it equals nobody."""
+        """The identity as given, unchecked. Without a key it equals no other identity."""
         return AgentId(self.display, PublicKey(self.pubkey) if self.pubkey is not None else NO_KEY)
 
 
@@ -113,7 +114,7 @@ class SendTask(Request, frozen=True, kw_only=True):
         )
 
     def _sender(self, caller: AgentId) -> AgentId:
-        """The caller, unless it claims to be somebody else: then that claim, which the exchange refuses."""
+        """The caller. If the request claims another sender, that claim is returned, and the exchange refuses it."""
         sender = self.sender
         if sender is None or (sender.display == caller.display and sender.pubkey in (None, caller.pubkey)):
             return caller
@@ -124,7 +125,7 @@ class SendTask(Request, frozen=True, kw_only=True):
 
 
 def _recipient(given: WireAgent, enrolled: Enrolled) -> AgentId:
-    """Without a key where only a name was given that nobody has: whoever may send to that name is told so, later."""
+    """The recipient. Its key is `NO_KEY` if an unknown name was given: the refusal comes after the grant check."""
     agent = given.agent()
     known = enrolled(agent)
     if known is not None and (known == agent or (given.pubkey is None and known.display == given.display)):
@@ -137,7 +138,7 @@ def _recipient(given: WireAgent, enrolled: Enrolled) -> AgentId:
 
 
 class ReceiveRequest(Request, frozen=True, kw_only=True):
-    """Take the next tasks. `scope=all` is the operator's: of all recipients, in turn."""
+    """Leases the next tasks. `scope=all`, for the operator alone: those of all recipients in turn."""
 
     count: Whole | None = msgspec.field(name="max", default=None)
     wait_ms: Whole | None = None
@@ -150,7 +151,7 @@ class ReceiveRequest(Request, frozen=True, kw_only=True):
 
 
 class DrainRequest(ReceiveRequest, frozen=True, kw_only=True):
-    """Drain the next results, or the result of one task."""
+    """Drains the next results, or the result of one task."""
 
     ids: ClassVar[tuple[str, ...]] = ("task_id",)
     task_id: str | None = None
@@ -161,7 +162,7 @@ class RecentRequest(Request, frozen=True, kw_only=True):
 
 
 class QueueRequest(Request, frozen=True, kw_only=True):
-    """`after`: the `next` of what the caller has seen. With `wait_ms`, the answer comes when it is another one."""
+    """`after`: the `next` of the last answer. With `wait_ms`, the answer comes when the queue has changed since."""
 
     limit: Whole | None = None
     min_lease_age_ms: Whole | None = None
@@ -172,7 +173,7 @@ class QueueRequest(Request, frozen=True, kw_only=True):
 
 
 class TaskFilter(StrictRequest, frozen=True, kw_only=True):
-    """What is given must hold of a task. `state` and `outcome` are one word, or several with commas between."""
+    """Conditions that a task must meet. `state` and `outcome` are one word, or several separated by commas."""
 
     ids: ClassVar[tuple[str, ...]] = ("parent",)
     state: str | None = None
@@ -195,7 +196,7 @@ class TaskFilter(StrictRequest, frozen=True, kw_only=True):
 
 
 class FindRequest(TaskFilter, frozen=True, kw_only=True):
-    """A page of what the filters leave. `after` is the `next` of the page before."""
+    """A page of the tasks that match. `after` is the `next` of the page before."""
 
     order: Literal["created", "moved"] | None = None
     ascending: bool | None = None
@@ -205,7 +206,7 @@ class FindRequest(TaskFilter, frozen=True, kw_only=True):
 
 
 class FindFilters(TypedDict, total=False):
-    """The fields of a `FindRequest`, for the library's verbs."""
+    """The fields of a `FindRequest`, as keyword arguments of the library's verbs."""
 
     state: str | None
     outcome: str | None
@@ -238,13 +239,19 @@ class PostResult(TaskRequest, frozen=True, kw_only=True):
     content: tuple[Content, ...] | None = None
     error_message: str | None = None
     lease_id: str | None = None
+    rejected: bool | None = None
+    """The task ends as rejected; `error_message` is the reason."""
+    usage: dict[str, Any] | None = None
+    """The usage of the work: `tokens` and other amounts."""
 
     def result(self) -> Result:
+        used = read_usage(self.usage)
         return Result(
             task_id=self.parsed_task_id(),
             status=self.status,
             content=unreserved_parts(self.content or ()),
             error_message=self.error_message if self.error_message is not None else msgspec.UNSET,
+            metadata={USAGE: used} if used else msgspec.UNSET,
         )
 
 
@@ -261,13 +268,13 @@ class ReleaseLease(LeaseRequest, frozen=True, kw_only=True):
 
 
 class WithdrawRequest(Request, frozen=True, kw_only=True):
-    """Of a receive or drain that was asked for under this id, and whose answer nobody waits for any more."""
+    """Withdraws the receive or drain with this request id, whose caller has stopped waiting."""
 
     request_id: str
 
 
 class UpdateTask(LeaseRequest, frozen=True, kw_only=True):
-    """`update_no` counts the updates of one lease from 1, so that one sent twice counts once; 0: not counted."""
+    """`update_no` numbers the updates of one lease from 1, so that a repeated update counts once; 0: unnumbered."""
 
     update: Update
     update_no: Whole | None = None
@@ -281,10 +288,9 @@ class CancelTaskRequest(TaskRequest, frozen=True, kw_only=True):
 
 
 class AnswerRequest(TaskRequest, frozen=True, kw_only=True):
-    """What the sender of a task says to it, as text; or, where it waits for an approval, whether it is approved.
+    """The sender's answer to a task, as text; or, if the task waits for an approval, the decision.
 
-    `question_id`: the question that is answered; none: the one that is asked now. `answer_id`: the same again is the
-    same answer.
+    `question_id`: the question that is answered; absent: the open one. A repeated `answer_id` is the same answer.
     """
 
     text: str = ""
@@ -294,7 +300,7 @@ class AnswerRequest(TaskRequest, frozen=True, kw_only=True):
 
 
 class SignalRequest(TaskRequest, frozen=True, kw_only=True):
-    """What a step of a task waits for by name. `signal_id`: the same again is the same signal."""
+    """A named signal that a step of a task waits for. A repeated `signal_id` is the same signal."""
 
     name: str
     value: Any = None
@@ -318,7 +324,7 @@ class RepairTask(TaskRequest, frozen=True, kw_only=True):
     reason: str
 
     def parsed_command(self, given: str | None) -> RepairCommand:
-        """With the whole id of its lease."""
+        """The command with the whole id of its lease, `given`."""
         command, lease_id = self.command, parse_optional(parse_lease_id, given)
         if isinstance(command, RequeueCommand):
             return Requeue(Posture(command.duplicate_risk.replace("-", "_")), lease_id)
@@ -326,7 +332,7 @@ class RepairTask(TaskRequest, frozen=True, kw_only=True):
 
 
 class RepairTasks(StrictRequest, frozen=True, kw_only=True):
-    """What is done to every task that the filter leaves. `duplicate_risk` is for a requeue, `message` for an error."""
+    """A repair of every task that matches. `duplicate_risk` is for a requeue, `message` for an error."""
 
     filter: TaskFilter
     command: Literal["requeue", "force_error", "force-error", "cancel"]
@@ -355,7 +361,7 @@ def parse_optional(parse: Callable[[str], T], value: str | None) -> T | None:
 
 
 class FrameHeader(msgspec.Struct, frozen=True, gc=False):
-    """What is read of every frame before its kind is known."""
+    """The fields of every frame, read before its kind is known."""
 
     kind: str
     token_b58: str | None = None
@@ -369,7 +375,7 @@ class WrappedTask(msgspec.Struct, frozen=True):
 
 
 class WrappedResult(msgspec.Struct, frozen=True):
-    """`lease_id` may stand in the result or beside it."""
+    """`lease_id` may be in the result or beside it."""
 
     result: PostResult
     lease_id: str | None = None
@@ -381,7 +387,7 @@ class WrappedResult(msgspec.Struct, frozen=True):
 
 
 class WrappedRepair(msgspec.Struct, frozen=True):
-    # Named by the protocol; the method below would hide it under the same name.
+    # The protocol's name for this field is `request`, as is that of the method below.
     repair: RepairTask = msgspec.field(name="request")
 
     def request(self) -> Request:
@@ -396,4 +402,4 @@ class WrappedPolicy(msgspec.Struct, frozen=True):
 
 
 Wrapped = WrappedTask | WrappedResult | WrappedRepair | WrappedPolicy
-"""The four requests that come in a field of their own on the local socket, as the protocol has always had them."""
+"""The four requests that the local socket's protocol wraps in a field."""

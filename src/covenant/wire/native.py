@@ -1,16 +1,16 @@
-"""Requests under `/v1`: how a task is shown, and its steps as named events, the same live and replayed.
+"""Requests under `/v1`: the form of a task, and its steps as named events, the same live and replayed.
 
-request_received   the task was accepted            stream_start, agent_start  its agent has begun
-text               a piece of the answer            stream_end           the answer has been said
+request_received   the task was accepted            stream_start, agent_start  the agent has begun
+text               a piece of the answer            stream_end           the answer is complete
 tool_call          a tool was used                  file                 a file, by its bytes or its URL
-sub_agent_response another agent answered           artifact             anything else that was made
-status             a word on progress               message              something said beside the answer
-token_usage        what it took                     error                what went wrong
-input_required, auth_required                       it waits for its sender
-done               it has ended, in whichever way; nothing comes after it
+sub_agent_response another agent answered           artifact             any other output
+status             a report of progress             message              a message beside the answer
+token_usage        the tokens that were used        error                the error
+input_required, auth_required                       the task waits for its sender
+done               the task has ended, in any way; no event follows
 
-A step is one event, or a few of which the last one has its number: whoever is cut off between them gets all of them
-again. `stream_id` is 0 for what the agent itself says, and counts up for the others that answered it, at their `depth`.
+A step is one event, or a few of which the last one has the step's number: a client that is cut off between them gets
+all of them again. `stream_id` is 0 for the agent itself, and counts up for agents that answered it, at their `depth`.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from covenant.wire.a2a.response_encoder import agent_of, usage_of
 from covenant.wire.json_input import TOLD_NESTING_MAX, decode, deeper_than
 
 CONVERSATION: Final = "conversation:"
-"""What the context of a conversation's requests begins with; its id comes after it."""
+"""The prefix of a conversation's context id; the conversation's id follows it."""
 
 RequestState = Literal["running", "completed", "failed", "canceled"]
 
 
 class RequestShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """`state` says whether it runs; `a2a_state` says it in A2A's eight words. `last_seq` is its generation."""
+    """`state` says whether the request runs; `a2a_state` is A2A's state. `last_seq` is the task's generation."""
 
     request_id: str
     tenant_id: str
@@ -69,7 +69,7 @@ class RequestShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class RequestEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What an event carries; which of it depends on its name. `data` is base64."""
+    """The fields of an event; its name decides which are set. `data` is base64."""
 
     request_id: str
     stream_id: int
@@ -111,7 +111,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def conversation_of(origin: str, context_id: str | None) -> str | None:
-    """The conversation that a request is part of. A2A's contexts are none, whatever they are called."""
+    """The conversation that a request belongs to. An A2A context is never one, whatever its id is."""
     if origin != NATIVE or context_id is None or not context_id.startswith(CONVERSATION):
         return None
     return context_id.removeprefix(CONVERSATION)
@@ -146,7 +146,7 @@ class RequestEvents:
         self._began_at_ms = began_at_ms
 
     def received(self) -> bytes:
-        """The first step, which every view already has in it."""
+        """The frame of the first step, which every view includes."""
         return self.frame(Step(1, self._began_at_ms, Began(self._task)))
 
     def frames(self, steps: Iterable[Step]) -> bytes:
@@ -223,7 +223,7 @@ class RequestEvents:
 
 
 def _made(task: Task, update: ArtifactUpdate) -> tuple[str, dict[str, Any]]:
-    """Which kind of thing it is stands in its id, after the task's."""
+    """The event of an artifact. The artifact's id has the kind after the task's id."""
     kind = update.artifact_id.removeprefix(f"{task.id}-").partition("-")[0]
     named: dict[str, Any] = {"artifact_id": update.artifact_id, "append": update.append, "last": update.last_chunk}
     part = update.parts[0] if update.parts else None
@@ -262,13 +262,13 @@ def _carried(part: Content | None) -> dict[str, Any]:
 
 
 def tokens_used(result: Result) -> dict[str, float]:
-    """What it took, in tokens, with what it had delegated; nothing if nobody said."""
+    """The tokens that the work and its delegations took; empty if no usage was reported."""
     said = usage_in(result.metadata)
     return {name: said[name] for name in ("tokens", "input_tokens", "output_tokens") if name in said}
 
 
 def _count(artifact_id: str) -> int:
-    """Which one of its kind it is: what stands last in its id."""
+    """The number of an artifact within its kind: the last part of its id."""
     number = artifact_id.rpartition("-")[2].rpartition(".")[2]
     return int(number) if number.isascii() and number.isdigit() and len(number) < 10 else 0
 
@@ -286,7 +286,7 @@ class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text", kw_onl
 
 
 class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image", kw_only=True, forbid_unknown_fields=True):
-    """By its bytes, in base64, or by where it is."""
+    """An image by its bytes in base64, or by its URL."""
 
     data: str | None = None
     url: str | None = None
@@ -294,7 +294,7 @@ class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image", kw_o
 
 
 class FilePart(msgspec.Struct, frozen=True, tag_field="type", tag="file", kw_only=True, forbid_unknown_fields=True):
-    """By its bytes, in base64, or by where it is."""
+    """A file by its bytes in base64, or by its URL."""
 
     name: Name
     data: str | None = None
@@ -308,11 +308,11 @@ class DataPart(msgspec.Struct, frozen=True, tag_field="type", tag="data", kw_onl
 
 NativePart = TextPart | ImagePart | FilePart | DataPart
 MessageInput = str | Annotated[tuple[NativePart, ...], msgspec.Meta(min_length=1, max_length=PARTS_MAX)]
-"""A text, or parts."""
+"""A text, or a list of parts."""
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`agent_def` is an agent for this request alone, in place of one of the catalogue."""
+    """`agent_def` is an agent for this request alone, instead of one of the catalogue."""
 
     message: MessageInput
     agent: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] = INDEX
@@ -337,7 +337,7 @@ _conversation: Final = msgspec.json.Decoder(NewConversation)
 
 
 def decode_conversation(body: bytes) -> NewConversation:
-    """An empty body is a conversation with the index agent."""
+    """Decodes a new conversation. An empty body is a conversation with the index agent."""
     return decode(_conversation, body or b"{}")
 
 

@@ -1,12 +1,12 @@
-"""Finds secrets in content before the content leaves the instance; they are taken out, refused or reported.
+"""Finds secrets in content before the content leaves the instance. A secret is removed, refused or reported.
 
-`find_secrets` searches a text by the patterns of `redaction_patterns`. It passes over numbers (`max_token: 500`), UUIDs
-and hashes, certificates and public keys, data marked as base64, placeholders and long names. Its time is linear. A long
+`find_secrets` searches a text by the patterns of `redaction_patterns`. It skips numbers (`max_token: 500`), UUIDs and
+hashes, certificates and public keys, data marked as base64, placeholders and long names. Its time is linear. A long
 text is searched window by window, so that no single step holds the interpreter for more than a few milliseconds. A
 secret across two windows is found whole.
 
 `redact` works on texts and on JSON values. Findings have a path and a kind, never the secret. A value without secrets
-comes back as the same object.
+is returned as the same object.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from covenant.wire.redaction_patterns import (
 
 WINDOW_CHARS: Final = 32 * 1024
 OVERLAP_CHARS: Final = 2 * max(SEGMENT_CHARS_MAX, VALUE_CHARS_MAX)
-"""How far behind a window is searched for the end of what begins in it: farther than any pattern needs to decide."""
+"""How far behind a window the end of a match is searched: farther than any pattern needs to decide."""
 _BEFORE_CHARS: Final = 32
-"""How much of what stands before a match is looked at."""
+"""How many characters before a match are looked at."""
 _EMPTY: Final = re.compile("")
 
 
 _VAGUE: Final = {"named_secret": 1, "high_entropy": 2}
-"""Kinds that say less than others about what was found."""
+"""Kinds that say less than others about the secret."""
 
 
 class SecretSpan(NamedTuple):
@@ -63,11 +63,11 @@ class SecretSpan(NamedTuple):
 class _Found(NamedTuple):
     match: re.Match[str]
     end: int
-    """Where it ends in the text, which may be behind the part that was searched."""
+    """The end of the match in the text, which may be behind the window that was searched."""
 
 
 def find_secrets(text: str, naming: NameHint = NO_HINT) -> list[SecretSpan]:
-    """In order, without overlaps. `naming` says what follows from the name of the text where it stands."""
+    """The secrets in a text, in order, without overlaps. `naming` is what the text's name says about it."""
     if len(text) < SECRET_CHARS_MIN:
         return []
     blocks = list(_blocks(text))
@@ -82,7 +82,7 @@ def find_secrets(text: str, naming: NameHint = NO_HINT) -> list[SecretSpan]:
 
 
 def _merged(spans: list[SecretSpan]) -> list[SecretSpan]:
-    """Where two overlap the whole is covered, and named as the more telling of them."""
+    """Joins overlapping spans. A joined span gets the more specific kind of the two."""
     merged: list[SecretSpan] = []
     for span in sorted(spans, key=lambda each: (each.start, -each.end)):
         if merged and span.start < merged[-1].end:
@@ -97,9 +97,9 @@ def _merged(spans: list[SecretSpan]) -> list[SecretSpan]:
 def _found(
     decides: re.Pattern[str], rest: re.Pattern[str], text: str, needles: tuple[str, ...] = ()
 ) -> Iterator[_Found]:
-    """What `decides.finditer` finds, window by window. `rest` matches what belongs to a match behind its window.
+    """Yields the matches of `decides`, window by window. `rest` matches the part of a match that is behind its window.
 
-    A window without one of the `needles` is passed over.
+    A window without any of the `needles` is skipped.
     """
     at, size = 0, len(text)
     while at < size:
@@ -118,7 +118,7 @@ def _found(
 
 
 def _end(rest: re.Pattern[str], text: str, at: int) -> int:
-    """Where a run that goes on at `at` ends."""
+    """The end of a run that continues at `at`."""
     size = len(text)
     while at < size:
         limit = min(at + WINDOW_CHARS, size)
@@ -131,12 +131,12 @@ def _end(rest: re.Pattern[str], text: str, at: int) -> int:
 
 _MARK: Final = re.compile(r"-----(BEGIN|END) ([A-Z0-9 ]{1,60}+)(?=-----)")
 _DASHES: Final = 5
-# What may follow a header whose end was cut off. Line ends may be spelled out, as inside JSON.
+# The characters that may follow a header whose end was cut off. Line ends may be escaped, as inside JSON.
 _REST: Final = re.compile(r"[A-Za-z0-9+/=\s\\:,.\-]*+")
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int, str, bool]]:
-    """Start, end and label of each PEM block, and whether it has its end."""
+    """Start, end and label of each PEM block, and whether its end mark is there."""
     marks = [found.match for found in _found(_MARK, _EMPTY, text, ("-----BEGIN ", "-----END "))]
     ends: dict[str, list[int]] = {}
     for mark in marks:
@@ -184,13 +184,13 @@ def _assigned(text: str) -> Iterator[SecretSpan]:
                 yield SecretSpan(first, last, "assigned_secret")
             continue
         first = match.start("bare")
-        # A bracket behind it: a call or a look-up.
+        # A bracket after the value: a call or a look-up, not a secret.
         if text[end : end + 1] not in ("(", "[") and is_secret_value(text[first : min(end, first + VALUE_CHARS_MAX)]):
             yield SecretSpan(first, end, "assigned_secret")
 
 
 def _lowered(text: str) -> str:
-    """In lower case, with every character in its place."""
+    """The text in lower case, with every character at its position."""
     lowered = []
     for at in range(0, len(text), WINDOW_CHARS):
         piece = text[at : at + WINDOW_CHARS]
@@ -221,7 +221,7 @@ def _random(text: str, blocks: list[tuple[int, int, str, bool]]) -> Iterator[Sec
 
 
 def _marked(text: str, blocks: list[tuple[int, int, str, bool]]) -> Iterator[tuple[int, int]]:
-    """What says of itself that it is data, a digest, a certificate or a public key."""
+    """Spans that are marked as data, a digest, a certificate or a public key."""
     for match, end in _found(_DATA_URI, _DATA_REST, text, ("data:",)):
         yield match.start(), end
     for match, end in _found(_DIGEST, _DIGEST_REST, text):
@@ -232,14 +232,14 @@ def _marked(text: str, blocks: list[tuple[int, int, str, bool]]) -> Iterator[tup
 Mode = Literal["block", "redact", "warn"]
 FINDINGS_MAX: Final = 100
 STEP_CHARS_MAX: Final = 64
-"""Of a path, for one name in it."""
+"""The longest name in a path."""
 _SEARCHES_MAX: Final = 5
 _BASE64_CHARS: Final = 256 * 1024
-"""How much is decoded in one go: a multiple of four."""
+"""The number of characters that are decoded at once: a multiple of four."""
 
 
 class SecretFinding(msgspec.Struct, frozen=True, gc=False):
-    """`path` is a JSON pointer into what was given, empty for all of it; `count` secrets of this kind stood there."""
+    """`path` is a JSON pointer into the value, empty for the whole; `count` secrets of this kind were found there."""
 
     path: str
     kind: str
@@ -247,16 +247,16 @@ class SecretFinding(msgspec.Struct, frozen=True, gc=False):
 
 
 class Redaction(msgspec.Struct, frozen=True):
-    """`value` is what may leave: changed by `redact`, None where `block` found something."""
+    """`value` is what may be sent: without secrets after `redact`, None if `block` found any."""
 
     value: Any
     findings: tuple[SecretFinding, ...] = ()
-    """At most FINDINGS_MAX; all are acted on."""
+    """At most FINDINGS_MAX are listed; all secrets are acted on."""
     blocked: bool = False
 
 
 class _Place(NamedTuple):
-    """Where in what was given: written out only if something is found there."""
+    """A place in the value. Its path is written out only if a secret is found there."""
 
     above: _Place | None
     step: str | int
@@ -272,7 +272,7 @@ class _Place(NamedTuple):
 
 
 _Findings = Counter[tuple[str, str]]
-"""How many, by path and kind."""
+"""Numbers of secrets by path and kind."""
 
 
 def redact(value: Any, mode: Mode) -> Redaction:
@@ -285,13 +285,13 @@ def redact(value: Any, mode: Mode) -> Redaction:
 
 
 def refuse_secrets(redaction: Redaction) -> Forbidden:
-    """How the sender is told that it was not sent."""
+    """The refusal for the sender."""
     places = ", ".join(f"{each.kind} at {each.path or '/'}" for each in redaction.findings[:5])
     return Forbidden("secret_found", f"not sent, since it seems to hold secrets: {places}")
 
 
 def _cleaned(value: Any, place: _Place, naming: NameHint, found: _Findings) -> Any:
-    """The value without secrets; the very same if it has none."""
+    """The value without secrets; the same object if it has none."""
     if isinstance(value, str):
         return _cleaned_text(value, place, naming, found)
     if isinstance(value, dict):
@@ -309,7 +309,7 @@ def _cleaned_object(value: dict[str, Any], place: _Place, found: _Findings) -> A
     cleaned: dict[str, Any] = {}
     changed = False
     for key, inner in value.items():
-        # A key is written out as any value is. The path must not give it away either.
+        # Keys are redacted like values. The path must not show a secret key either.
         new_key = _cleaned_text(str(key), _Place(place, "*"), NO_HINT, found)
         below = _Place(place, new_key)
         read = _cleaned_blob if key in encoded else _cleaned
@@ -320,7 +320,7 @@ def _cleaned_object(value: dict[str, Any], place: _Place, found: _Findings) -> A
 
 
 def _cleaned_text(text: str, place: _Place, naming: NameHint, found: _Findings) -> str:
-    """What was taken out may have been what made something beside it harmless: the rest is searched again."""
+    """Removes secrets until none is found: a removed text may have made the text next to it look harmless."""
     for _ in range(_SEARCHES_MAX):
         spans = find_secrets(text, naming)
         if not spans:
@@ -346,14 +346,14 @@ _MARKS: Final = ("mimeType", "mime_type", "mediaType", "media_type")
 
 
 def _encoded_members(value: dict[str, Any]) -> tuple[str, ...]:
-    """The members that hold base64, in an object that says so by having a media type."""
+    """The members that hold base64, in an object with a media type."""
     if not any(isinstance(value.get(mark), str) for mark in _MARKS):
         return ()
     return tuple(name for name in _ENCODED if isinstance(value.get(name), str))
 
 
 def _cleaned_blob(text: str, place: _Place, naming: NameHint, found: _Findings) -> str:
-    """Images and the like are left alone; a file of text is text, though in base64."""
+    """Redacts base64 that holds text; images and other binary data are returned unchanged."""
     try:
         data = b"".join(
             base64.b64decode(text[at : at + _BASE64_CHARS], validate=True) for at in range(0, len(text), _BASE64_CHARS)

@@ -1,8 +1,8 @@
-"""Which texts are secrets: known shapes, values that are named as secrets, and what looks random.
+"""Patterns of secrets: known shapes, values with a name of a secret, and texts that look random.
 
 Every pattern takes linear time, by three rules. A repetition without a small bound is possessive. A search goes on
-behind what was matched. A part that must follow a long repetition is optional in its pattern: where it is missing, the
-repetition is matched and passed over, instead of being tried again from each of its characters.
+behind the last match. A part that must follow a long repetition is optional in its pattern: where it is missing, the
+repetition is matched and skipped, instead of being tried again from each of its characters.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from typing import Final, NamedTuple
 
 SECRET_CHARS_MIN: Final = 6
 VALUE_CHARS_MAX: Final = 4_096
-"""The longest value that is a secret because of its name. Its quotes must stand no farther apart."""
+"""The longest value that is a secret because of its name. Its quotes must be no farther apart."""
 SEGMENT_CHARS_MAX: Final = 8_192
-"""The longest first part of a secret that is known by what follows this part."""
+"""The longest first part of a secret that is recognised by the part after it."""
 ENTROPY_CHARS_MIN: Final = 24
 
 
 class SecretPattern(NamedTuple):
-    """`decides` says from its first characters that a secret stands there; `rest` matches what else belongs to it.
+    """`decides` recognises a secret by its first characters; `rest` matches the remaining ones.
 
-    The secret is the group `secret` of `decides` if there is one. A group `whole` must have taken part.
+    The secret is the group `secret` of `decides` if there is one. A group `whole` must have matched.
     """
 
     kind: str
     needles: tuple[str, ...]
-    """One of these is in every text that has the shape: most texts need no closer look."""
+    """Every text with this shape contains one of these; a text without them is not searched further."""
     decides: re.Pattern[str]
     rest: re.Pattern[str]
     accept: Callable[[str, str], bool] | None = None
-    """Is it a secret? Takes the value (its first 32 Ki characters) and what stands before the match."""
+    """Decides whether a match is a secret, from its first 32 Ki characters and the text before it."""
 
 
 _WORDS: Final = re.compile(r"[A-Z]?[a-z]{2,}+|[A-Z]{4,}+")
 _WORDS_MAX: Final = 0.7
-"""The greatest share of something random that looks like words; names of things have more."""
+"""The greatest share of word-like characters in a random text; identifiers have more."""
 _SEPARATORS_MAX: Final = 0.12
-"""Likewise of hyphens, underscores and slashes: chance gives one in 32."""
+"""The greatest share of hyphens, underscores and slashes in a random text: chance gives one in 32."""
 _HEX: Final = re.compile(r"(?:0x)?[0-9a-fA-F_-]++").fullmatch
 _has_digit: Final = re.compile(r"[0-9]").search
 
@@ -64,7 +64,7 @@ def _is_mixed(value: str, _: str = "") -> bool:
 
 
 def _is_made(value: str, _: str) -> bool:
-    """With digits, and not made of words."""
+    """Whether the value has digits and is not made of words."""
     return _has_digit(value) is not None and _share_of_words(value) <= _WORDS_MAX
 
 
@@ -78,7 +78,7 @@ def _has_scheme(_: str, before: str) -> bool:
 def _pattern(
     kind: str, needles: str, decides: str, rest: str, accept: Callable[[str, str], bool] | None = None
 ) -> SecretPattern:
-    """`rest` is a class of characters, or a pattern that matches the empty text too."""
+    """`rest` is a class of characters, or a pattern that also matches the empty text."""
     more = f"{rest}*+" if rest.endswith("]") else rest
     return SecretPattern(kind, tuple(needles.split()), re.compile(decides), re.compile(more), accept)
 
@@ -91,7 +91,7 @@ _DOTTED = rf"(?:\.{_BASE64URL}++)*+"
 _NOTHING = ""
 _JWT = rf"eyJ{_BASE64URL}{{8,{SEGMENT_CHARS_MAX}}}+(?P<whole>\.eyJ{_BASE64URL}{{8,}}+(?:\.{_BASE64URL}*+)?{_DOTTED})?"
 
-# What is joined to a secret goes with it: it can be a second one, which would not be known by its start any more.
+# Characters that adjoin a secret are removed with it: they may be a second secret that has no recognisable start.
 PATTERNS: Final = (
     _pattern("anthropic_key", "sk-ant-", rf"{_START}sk-ant-{_BASE64URL}{{16,}}+", _BASE64URL),
     _pattern("openai_key", "sk-", rf"{_START}sk-{_BASE64URL}{{20,}}+", _BASE64URL, _is_mixed),
@@ -166,9 +166,9 @@ _NAMED_SO = (
     r"(?:api|access|auth|secret|private|signing|encryption|account)[_\-. ]?key|apikey)s?"
 )
 _NAME_CHARS: Final = 128
-"""What a name says stands at its end; no more of it is looked at."""
+"""The meaning of a name is at its end; only this many characters of it are looked at."""
 _SECRET_NAME: Final = re.compile(rf"(?i)(?:.*[_\-. ]|.*[a-z](?=[A-Z]))?{_NAMED_SO}", re.DOTALL).fullmatch
-# Tokens that are words of a model or marks of a place, and keys that are meant to be seen.
+# Tokens that are units of a model's text or positions in a list, and keys that are meant to be public.
 _HARMLESS = (
     r"(?:max|min|num|total|page|next|prev|previous|continuation|sync|pad|eos|bos|sep|cls|mask|unk|stop|special|"
     r"prompt|completion|input|output|reasoning|cached)"
@@ -186,7 +186,7 @@ _PLACEHOLDER: Final = re.compile(
     r"\[redacted:\w+\]|none|null|true|false|undefined|"
     r"pass|password|passwd|secret|token|string"
 ).fullmatch
-# How code says where a value comes from.
+# How code refers to the source of a value.
 _REFERENCE: Final = re.compile(r"[A-Za-z_]\w*+(?:\.[A-Za-z_]\w*+)++").fullmatch
 _has_letter: Final = re.compile(r"[^\W\d_]").search
 _has_more_than_letters: Final = re.compile(r"[\d!@#$%^&*+/=~?]").search
@@ -215,7 +215,7 @@ def is_placeholder(value: str) -> bool:
 
 
 def is_secret_value(value: str) -> bool:
-    """Of something that is called a secret: could this be one, or is it a number, a type, a placeholder, prose?"""
+    """Whether a value with the name of a secret can be one: it is no number, reference, placeholder or prose."""
     if not SECRET_CHARS_MIN <= len(value) <= VALUE_CHARS_MAX or len(value.split(None, 1)) != 1:
         return False
     if _NUMBER(value) is not None or _REFERENCE(value) is not None or is_placeholder(value):
@@ -223,9 +223,9 @@ def is_secret_value(value: str) -> bool:
     return _has_letter(value) is not None and _has_more_than_letters(value) is not None
 
 
-# Both are for texts in lower case: the search is many times faster where the case is known.
+# Both are for texts in lower case: a search with known case is many times faster.
 NAMES: Final = ("pass", "pwd", "secret", "credential", "token", "key")
-"""One of these is in the name of every value that is named as a secret."""
+"""The name of every named secret contains one of these."""
 ASSIGNED: Final = re.compile(
     rf"(?P<name>{_NAMED_SO})[\"']?\s{{0,4}}+(?:=>|:=|[:=])\s{{0,4}}+"
     rf"(?:\"([^\"\n]{{6,{VALUE_CHARS_MAX}}}+)\"|'([^'\n]{{6,{VALUE_CHARS_MAX}}}+)'"
@@ -235,7 +235,7 @@ BARE: Final = re.compile(r"[^\s\"',;(){}\[\]]*+")
 
 
 def is_harmless_name(name: str, before: str) -> bool:
-    """`name` is the end of a name in a text, in lower case, and `before` what stands in front of it."""
+    """`name` is the end of a name in a text, in lower case; `before` is the text in front of it."""
     return name in ("token", "tokens") and _HARMLESS_BEFORE(before) is not None
 
 
@@ -250,7 +250,7 @@ def _share_of_words(text: str) -> float:
 
 
 def looks_random(value: str) -> bool:
-    """Mixed, evenly spread, and not made of words: what generators make and people do not."""
+    """Whether the characters are mixed, evenly spread and not made of words, as in generated texts."""
     text = value.rstrip("=")
     if _HEX(text) is not None:
         return False

@@ -1,7 +1,7 @@
-"""Server-sent events, written and read.
+"""Server-sent events, encoded and decoded.
 
-A frame we write is one generation of a task, whose number is the frame's id. `EventReader` reads as the HTML standard
-has it. A line or an event beyond the bound is an error.
+A frame that we write is one generation of a task, whose number is the frame's id. `EventReader` follows the HTML
+standard. A line or an event beyond the bound is an error.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from covenant.model.errors import CovenantError, InvalidParams
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 KEEP_ALIVE_S: Final = 15.0
-"""A stream without news says `KEEP_ALIVE` so often."""
+"""A stream without news sends `KEEP_ALIVE` at this interval."""
 _DIGITS_MAX: Final = 18
 
 
 class SseFormat:
-    """How the frames of one stream look: `before` and `after` stand around each payload."""
+    """The format of one stream's frames: each payload is written between `before` and `after`."""
 
     __slots__ = ("_template",)
 
     def __init__(self, before: bytes = b"", after: bytes = b"", *, named: bool = False) -> None:
         event = b"event: message\n" if named else b""
-        # A call's id may hold a percent sign.
+        # A call's id may contain a percent sign.
         self._template = b"id: %%d\n%bdata: %b%%b%b\n\n" % (event, before.replace(b"%", b"%%"), after)
 
     def frame(self, generation: int, payload: bytes) -> bytes:
         return self._template % (generation, payload)
 
     def frames(self, payloads: Iterable[tuple[int, bytes]]) -> bytes:
-        """Several at once: they cost one write."""
+        """Encodes several frames at once, for a single write."""
         template = self._template
         return b"".join([template % numbered for numbered in payloads])
 
 
 def comment(text: str) -> bytes:
-    """A line that clients ignore."""
+    """Encodes lines that clients ignore."""
     return b"".join(b": %b\n" % line.encode() for line in text.splitlines() or ("",)) + b"\n"
 
 
 def last_event_id(header: str | None) -> int | None:
-    """The generation that a client has seen last; None if it says nothing."""
+    """The last generation that a client has seen; None if the header is absent or empty."""
     said = header.strip() if header is not None else ""
     if not said:
         return None
@@ -58,13 +58,13 @@ _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
 class EventTooLarge(CovenantError):
-    """One event has more bytes than the reader would keep."""
+    """An event has more bytes than the reader keeps."""
 
 
 class ServerSentEvent(NamedTuple):
     data: bytes
     id: str | None
-    """The number that the stream stands at: that of this event, or of the last one that had one."""
+    """The last event id of the stream: that of this event, or of an earlier one."""
 
 
 class EventReader:
@@ -77,12 +77,12 @@ class EventReader:
         self._began = False
 
     def feed(self, piece: bytes) -> Iterator[ServerSentEvent]:
-        """The events that this piece completes."""
+        """Yields the events that this piece completes."""
         held = self._rest + piece
         if not self._began and held:
             held, self._began = held.removeprefix(b"\xef\xbb\xbf"), True
         lines = _LINE_END.split(held)
-        # A CR at the very end may be half of a line's end.
+        # A CR at the end may be the first half of a line end.
         if held.endswith(b"\r"):
             lines = _LINE_END.split(held[:-1])
             self._rest = lines.pop() + b"\r"

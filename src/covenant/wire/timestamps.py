@@ -1,4 +1,4 @@
-"""Times: milliseconds since 1970 in UTC, and RFC 3339. A2A writes three decimals and a Z; it may read any of it."""
+"""Times: milliseconds since 1970 in UTC, and RFC 3339. A2A is written with three decimals and a Z; any form is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND: Final = timedelta(seconds=1)
 _ENDS: Final = tuple(f".{ms:03d}Z" for ms in range(1000))
 _LAST_S: Final = 253_402_300_799
-"""The last second of the calendar, of the year 9999: a clock that is beyond it says this."""
+"""The last second of the year 9999, the end of the calendar. A later time is shown as this one."""
 _rfc3339 = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})"
     r"(?:\.([0-9]{1,9}))?(?:[Zz]|([+-])([0-9]{2}):([0-9]{2}))"
@@ -21,25 +21,25 @@ _rfc3339 = re.compile(
 
 
 def format_ms(ms: int) -> str:
-    """2025-10-28T10:30:00.000Z"""
+    """Formats as 2025-10-28T10:30:00.000Z."""
     return _second(ms // 1000) + _ENDS[ms % 1000]
 
 
 @functools.lru_cache(maxsize=4096)
 def _second(seconds: int) -> str:
-    # Many times are of one second: the calendar is asked once for it.
+    # Many times fall into the same second, so the calendar part is cached.
     return (_EPOCH + timedelta(seconds=min(seconds, _LAST_S))).isoformat()[:19]
 
 
 def parse_ms(text: str, field: str) -> int:
-    """Of a part of a millisecond, the next one: what is asked for is what came at or after."""
+    """Reads RFC 3339. A fraction of a millisecond is rounded up: the caller asks for times at or after this one."""
     match = _rfc3339(text)
     if match is None:
         raise InvalidParams(field, "must be a moment such as 2025-10-28T10:30:00Z")
     try:
         said = datetime(*(int(match[group]) for group in range(1, 7)), tzinfo=UTC)  # type: ignore[misc, arg-type]
     except ValueError:
-        raise InvalidParams(field, "is not in the calendar") from None
+        raise InvalidParams(field, "is not a valid date or time") from None
     nanoseconds = int((match[7] or "").ljust(9, "0"))
     offset = int(match[9]) * 60 + int(match[10]) if match[8] else 0
     ms = (said - _EPOCH) // _SECOND * 1000

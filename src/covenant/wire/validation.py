@@ -1,7 +1,7 @@
 """Checks values from Python code against their declared types.
 
-A value passes if its JSON, read back by its declared type, is the value again: so it means the same after the journal.
-A float where a whole number belongs, bytes where text belongs, NaN, half a surrogate pair and an id that is a `UUID` do
+A value passes if its JSON, decoded by its declared type, equals the value: then it means the same after the journal. A
+float where a whole number belongs, bytes where text belongs, NaN, half a surrogate pair and an id that is a `UUID` do
 not pass. A tuple may stand for an array, an int for a key.
 """
 
@@ -29,7 +29,7 @@ encode: Final = msgspec.json.Encoder().encode
 
 
 def checked(name: str, value: Any, kind: Any, nesting_max: int = NESTING_MAX) -> Any:
-    """The value as it will be read back. Raises `WrongType`, which names the field, if that would be another one."""
+    """Returns the value as it will be decoded. Raises `WrongType`, which names the field, if it would differ."""
     try:
         return read_back(value, _decoder(kind), nesting_max)[1]
     except WrongType as wrong:
@@ -42,25 +42,25 @@ def _decoder(kind: Any) -> Callable[[bytes], Any]:
 
 
 def read_back(value: Any, decode: Callable[[bytes], T], nesting_max: int) -> tuple[bytes, T]:
-    """The value's JSON, and what is read from it. Raises `WrongType` with the path inside the value."""
+    """The value's JSON, and the value decoded from it. Raises `WrongType` with the path inside the value."""
     try:
         encoded = encode(value)
         found = decode(encoded)
         different = None if found == value else _difference(value, found)
-        # A level takes a bracket. Most values have so few that their depth needs no look.
+        # A level takes a bracket. Most values have so few brackets that their depth is not checked.
         many = encoded.count(b"[") + encoded.count(b"{") > nesting_max
         too_deep = many and deeper_than((found,), nesting_max + 1)
     except Exception as wrong:  # noqa: BLE001  objects of all kinds are encoded here, and raise what they like
         raise _refusal(wrong, value) from None
     if different is not None:
-        raise WrongType(different, "this value would be read back as another one")
+        raise WrongType(different, "this value would be decoded as a different one")
     if too_deep:
         raise WrongType("", f"nested more than {nesting_max} levels deep")
     return encoded, found
 
 
 def _difference(given: Any, found: Any) -> str | None:
-    """The path to where what was read back differs from what was given; None if nowhere. Not recursive: depth is."""
+    """The path where the decoded value differs; None if it does not. Not recursive, since values may be deep."""
     pairs: list[tuple[str, Any, Any]] = [("", given, found)]
     while pairs:
         place, one, other = pairs.pop()
@@ -73,8 +73,8 @@ def _difference(given: Any, found: Any) -> str | None:
             for key in one:
                 name = str(key) if type(key) is int else key
                 if type(name) is not str or name not in other:
-                    return f"{place}.{_shown(key)}"
-                pairs.append((f"{place}.{_shown(key)}", one[key], other[name]))
+                    return f"{place}.{_key_text(key)}"
+                pairs.append((f"{place}.{_key_text(key)}", one[key], other[name]))
         elif isinstance(other, list | tuple) and isinstance(one, list | tuple):
             if len(one) != len(other):
                 return place
@@ -90,12 +90,12 @@ def _difference(given: Any, found: Any) -> str | None:
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, enum.Enum):
         one = one.value
-    # A whole number may stand where a float is declared; `True` is no number.
+    # A whole number may stand where a float is declared; `True` is not a number.
     return type(one) in _PLAIN and isinstance(one, bool) is isinstance(other, bool) and one == other
 
 
 def _refusal(wrong: Exception, value: Any) -> WrongType:
-    """What msgspec says, with the path in front."""
+    """msgspec's message as a refusal, with the path in front."""
     found = _PLACE.match(str(wrong)) if isinstance(wrong, msgspec.ValidationError) else None
     if found is not None:
         return WrongType(found["place"], _short(found["what"]))
@@ -103,7 +103,7 @@ def _refusal(wrong: Exception, value: Any) -> WrongType:
 
 
 def _unreadable(value: Any) -> str:
-    """The path to the part that cannot be written and read again, where the error does not say it."""
+    """The path to the part that cannot be encoded and decoded, where the error does not name it."""
     place = ""
     while True:
         for name, part in _parts(value):
@@ -120,14 +120,14 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, msgspec.Struct):
         return ((f".{name}", getattr(value, name)) for name in value.__struct_fields__)
     if type(value) is dict:
-        return ((f".{_shown(key)}", part) for key, part in value.items())
+        return ((f".{_key_text(key)}", part) for key, part in value.items())
     if type(value) in (list, tuple):
         return ((f"[{index}]", part) for index, part in enumerate(value))
     return iter(())
 
 
-def _shown(key: Any) -> str:
-    """A key in a path: short, and always text that can be written."""
+def _key_text(key: Any) -> str:
+    """A key in a path: short, and always encodable text."""
     return ascii(key)[1:-1][:_KEY_LENGTH_MAX] if type(key) is str else f"<{type(key).__name__}>"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from covenant import Mailbox
-from covenant.daemon.restored_home import CannotRestore, Restored, Until, parse_until, restore
+from covenant.daemon.home_backup import CannotRestore, Restored, Until, parse_until, restore
 from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.backup_file import (
     MANIFEST_NAME,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from covenant.ledger.clock import Uuids
+from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.blobs import Blob, BlobUsage
 from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.blob_folder import BYTES, INCOMING, BlobFolder
@@ -20,13 +20,14 @@ from tests.ledger_contract.blobs import ACME, LATER_MS, NOBODY, PIECE, get, know
 from tests.ledger_contract.fault_injection import FAULT as FAULT_VARIABLE
 from tests.ledger_contract.fault_injection import FAULTS, HOME, NOTES
 from tests.ledger_contract.samples import task_id
+from tests.matrices import first_of
 
 ROOT = Path(__file__).parents[3]
 FIRST, SECOND = PIECE * 3, b"second" * 10_000
 LIFE = """
 import asyncio, hashlib, sys
 from pathlib import Path
-from covenant.ledger.clock import Uuids
+from covenant.ledger.clock import uuid_source
 from covenant.ledger.embedded.blob_folder import BlobFolder
 from covenant.model.errors import Unavailable
 from tests.ledger.embedded.test_blob_folder import FIRST, SECOND
@@ -34,7 +35,7 @@ from tests.ledger_contract.blobs import ACME, LATER_MS, NOBODY, knows, put
 from tests.ledger_contract.samples import task_id
 
 async def live(folder):
-    store = BlobFolder(folder, Uuids())
+    store = BlobFolder(folder, uuid_source())
     async def told(name, work):
         try:
             await work
@@ -44,6 +45,7 @@ async def live(folder):
             print(name, flush=True)
     await told("first", put(store, FIRST, task_id(1)))
     await told("referred", store.refer(ACME, hashlib.sha256(FIRST).hexdigest(), task_id(2)))
+    await told("again", put(store, FIRST, task_id(2)))
     await told("second", put(store, SECOND, task_id(3)))
     await told("collected", store.collect(knows([task_id(1), task_id(2)]), LATER_MS))
 
@@ -71,12 +73,12 @@ def live(folder: Path, notes: Path, fault: str | None) -> tuple[int, list[str]]:
     return ran.returncode, ran.stdout.decode().splitlines()
 
 
-@pytest.mark.parametrize("fault", [each for each in FAULTS if each != "lose"])
+@pytest.mark.parametrize("fault", first_of(each for each in FAULTS if each != "lose"))
 @pytest.mark.parametrize("point", BLOB_POINTS)
 async def test_what_was_acknowledged_survives_a_fault_at_every_step(tmp_path: Path, point: str, fault: str) -> None:
     code, told = live(tmp_path / "blobs", tmp_path / "notes", f"{point}:1:{fault}")
     assert (code == -9) == (fault in ("kill", "tear")), told
-    store = BlobFolder(tmp_path / "blobs", Uuids())
+    store = BlobFolder(tmp_path / "blobs", uuid_source())
     first = Blob(hashlib.sha256(FIRST).hexdigest(), len(FIRST))
     second = Blob(hashlib.sha256(SECOND).hexdigest(), len(SECOND))
     if "first" in told:
@@ -96,7 +98,7 @@ async def test_what_was_acknowledged_survives_a_fault_at_every_step(tmp_path: Pa
 
 
 async def test_a_full_disk_refuses_the_file_and_the_store_goes_on(tmp_path: Path) -> None:
-    store = BlobFolder(tmp_path / "blobs", Uuids())
+    store = BlobFolder(tmp_path / "blobs", uuid_source())
     for point in ("blobs.write", "blobs.sync", "blobs.rename", "blobs.sync_staged"):
         with fault_points.armed(fault_points.Plan(point, fault_points.fail(errno.ENOSPC, written=7))):
             with pytest.raises(Unavailable) as refused:
@@ -107,8 +109,37 @@ async def test_a_full_disk_refuses_the_file_and_the_store_goes_on(tmp_path: Path
     assert await get(store, await put(store, PIECE, task_id(1))) == PIECE
 
 
+async def test_bytes_that_are_damaged_truncated_or_gone_are_replaced_when_they_come_again(tmp_path: Path) -> None:
+    store = BlobFolder(tmp_path / "blobs", uuid_source())
+    blob = await put(store, PIECE, task_id(1))
+    path = store.place(ACME, blob.sha256) / BYTES
+    for damage in ("wrong", "truncated", "gone", "a link", "a folder"):
+        path.unlink()
+        if damage in ("wrong", "truncated"):
+            path.write_bytes(PIECE[:-1] + b"?" if damage == "wrong" else PIECE[:7])
+        elif damage == "a link":
+            path.symlink_to(tmp_path / "elsewhere")
+        elif damage == "a folder":
+            path.mkdir()
+        assert await put(store, PIECE, task_id(2)) == blob
+        assert await get(store, blob) == PIECE
+        assert await store.find(ACME, blob.sha256, task_id(1)) == blob.size, "earlier references stay"
+        assert await store.usage(ACME) == BlobUsage(1, blob.size)
+        assert await store.check(knows([task_id(1)]), hashes=True) == []
+    assert list((tmp_path / "blobs" / INCOMING).iterdir()) == []
+
+
+async def test_a_reader_goes_on_while_the_same_bytes_come_again(tmp_path: Path) -> None:
+    store, data = BlobFolder(tmp_path / "blobs", uuid_source()), PIECE * 10
+    blob = await put(store, data, task_id(1))
+    reading = store.read(ACME, blob.sha256, 0, blob.size)
+    first = await anext(reading)
+    await put(store, data)
+    assert first + b"".join([piece async for piece in reading]) == data
+
+
 async def test_a_link_in_the_store_is_followed_nowhere(tmp_path: Path) -> None:
-    store = BlobFolder(tmp_path / "blobs", Uuids())
+    store = BlobFolder(tmp_path / "blobs", uuid_source())
     secret = tmp_path / "secret"
     secret.write_bytes(PIECE)
     blob = await put(store, PIECE, task_id(1))
@@ -126,7 +157,7 @@ async def test_a_link_in_the_store_is_followed_nowhere(tmp_path: Path) -> None:
 
 
 async def test_what_is_broken_on_the_disk_is_told_and_never_given_out_whole(tmp_path: Path) -> None:
-    store = BlobFolder(tmp_path / "blobs", Uuids())
+    store = BlobFolder(tmp_path / "blobs", uuid_source())
     cut, lost, changed = [await put(store, PIECE + bytes([n]), task_id(1)) for n in range(3)]
     os.truncate(store.place(ACME, cut.sha256) / BYTES, 100)
     (store.place(ACME, lost.sha256) / BYTES).unlink()
@@ -143,7 +174,7 @@ async def test_what_is_broken_on_the_disk_is_told_and_never_given_out_whole(tmp_
 
 
 async def test_many_small_files_are_stored_counted_and_collected_in_bounded_passes(tmp_path: Path) -> None:
-    store = BlobFolder(tmp_path / "blobs", Uuids())
+    store = BlobFolder(tmp_path / "blobs", uuid_source())
     count = 2_500
     for at in range(0, count, 100):
         await asyncio.gather(*(put(store, f"{each}".encode()) for each in range(at, at + 100)))

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from covenant.daemon.restored_home import CannotRestore
+from covenant.daemon.home_backup import CannotRestore
 from covenant.ledger.embedded.open import RESTORING_NAME, open_ledger
 from covenant.model.errors import HomeUnusable
 from tests.ledger.embedded.test_backup import back_up, known, opened, restored, send
 from tests.ledger_contract.fake_clock import FakeClock
+from tests.matrices import first_of
 from tests.waits import BOUND_S
 
 TASKS = range(1, 41)
@@ -26,7 +27,7 @@ AT_ONCE = 8
 RESTORE = """
 import asyncio, io, os, signal, sys
 from pathlib import Path
-from covenant.daemon.restored_home import restore
+from covenant.daemon.home_backup import restore
 
 backup, home, segments, nth = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 steps = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "sqlite3.connect"}
@@ -88,7 +89,7 @@ async def is_whole(home: Path) -> bool:
     return True
 
 
-@pytest.mark.parametrize("part", range(AT_ONCE))
+@pytest.mark.parametrize("part", first_of(range(AT_ONCE)))
 async def test_a_restore_that_is_killed_at_any_step_leaves_a_whole_home_or_none(
     backup: Backup, tmp_path: Path, part: int
 ) -> None:

@@ -100,5 +100,6 @@ def test_a_task_that_is_leased_as_it_is_accepted_is_kept_as_one_that_was_queued_
     for state in (at_once, queued_first):
         assert not len(state.queue)
         assert state.account(f"@{task.sender.pubkey}").tasks == 1
-    for name in ("entries", "leased", "requests", "leaders", "children", "orphaned", "_due"):
+    for name in ("entries", "leased", "requests", "leaders", "children", "orphaned"):
         assert getattr(at_once, name) == getattr(queued_first, name), name
+    assert at_once.due_tasks._heap == queued_first.due_tasks._heap

@@ -134,7 +134,7 @@ async def test_those_who_wait_are_served_in_their_order(driver: LedgerDriver) ->
         await asyncio.sleep(0)
     for number in range(50):
         await driver.send(make_task(number))
-    await asyncio.wait_for(asyncio.gather(*receivers), 20)
+    await asyncio.wait_for(asyncio.gather(*receivers), BOUND_S)
     assert served == list(range(50))
 
 
@@ -166,7 +166,7 @@ async def test_receivers_that_are_cancelled_as_they_are_woken_strand_no_task(dri
         woken.cancel()
         waiting.remove(woken)
         await sending
-    await asyncio.wait_for(all_leased.wait(), 20)
+    await asyncio.wait_for(all_leased.wait(), BOUND_S)
     for receiver in receivers:
         receiver.cancel()
     ended = await asyncio.gather(*receivers, return_exceptions=True)

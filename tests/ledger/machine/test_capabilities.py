@@ -6,8 +6,9 @@ import pytest
 
 from covenant.ledger.machine.commands import Access
 from covenant.ledger.machine.decisions.context import CommandRefused, DecisionContext, authorize
-from covenant.ledger.machine.events import Audited, GrantUsed
+from covenant.ledger.machine.events import AnyEvent, Audited, GrantUsed
 from covenant.ledger.machine.identity_commands import MakeGrant, RevokeGrant, WriteAuditRow
+from covenant.model.clock_steps import STEADY
 from covenant.model.errors import Invalid, Refusal
 from covenant.model.grant import Scope, read_scope
 from tests.ledger.machine.pure import Pure
@@ -18,9 +19,14 @@ ASKED = {"peer": BOB.pubkey, "task_id": "t1", "lease_id": "l1", "duplicate_risk"
 PINS = {"peer_pubkey_b58": BOB.pubkey, "task_id": "t1", "lease_id": "l1", "duplicate_risk": "idempotent"}
 
 
+def context(pure: Pure) -> DecisionContext:
+    events: list[AnyEvent] = []
+    return DecisionContext(pure.state, pure.now_ms, pure.new_id, STEADY, events, events.append)
+
+
 def check(pure: Pure, **asked: Any) -> list[str]:
     """The kinds of the events that a check leaves, whether it lets the caller in or not."""
-    deciding = DecisionContext(pure.state, pure.now_ms, pure.new_id)
+    deciding = context(pure)
     access = Access(caller=ALICE, actions=(ACTION, "a2a.send.key"), scope_id="a2a-send:bob", what="send", **asked)
     authorize(deciding, access)
     return [str(event.__struct_config__.tag) for event in deciding.events]
@@ -33,7 +39,7 @@ def granted(**how: Any) -> Pure:
 
 
 def test_no_access_is_asked_of_the_process_itself() -> None:
-    deciding = DecisionContext(Pure().state, 0, Pure().new_id)
+    deciding = context(Pure())
     authorize(deciding, None)
     assert deciding.events == []
 

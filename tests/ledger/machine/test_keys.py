@@ -13,7 +13,7 @@ import pytest
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine import commands as c
 from covenant.ledger.machine import identity_commands as t
-from covenant.ledger.machine.decisions import _DECISIONS
+from covenant.ledger.machine.decisions import DECISIONS
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskEvent
 from covenant.ledger.machine.view import Account, Archived, Cached, Remembered, View
@@ -332,10 +332,10 @@ def holder_commands(leased: c.LeasedTask) -> list[c.Command[Any]]:
         c.Report(task_id=which, holder=BOB, lease_id=lease_id, update=parking),
         c.Continue(task_id=which, message=MessageUpdate(), message_id="m1"),
         c.Advance(task_id=which, holder=BOB, lease_id=lease_id, updates=(StatusUpdate("on it"),)),
-        c.Tell(task_id=which, signal=Signal("paid", "s1", 1)),
+        c.SignalTask(task_id=which, signal=Signal("paid", "s1", 1)),
         c.Advance(task_id=which, holder=BOB, lease_id=lease_id, wait=Wait(since_ms=1, signal="paid", step=1)),
         c.Advance(task_id=which, holder=BOB, lease_id=lease_id, wait=Wait(since_ms=1, signal="sent", step=2)),
-        c.Tell(task_id=which, signal=Signal("sent", "s2", 1)),
+        c.SignalTask(task_id=which, signal=Signal("sent", "s2", 1)),
         c.Release(task_id=which, holder=BOB, lease_id=lease_id, reason="no room"),
     ]
 
@@ -458,6 +458,8 @@ def tenant_commands() -> list[c.Command[Any]]:
         t.AddTenant(by=OPERATOR, tenant=Tenant(name="here", token_sha256="1")),
         t.PutAgent(by=OPERATOR, tenant="here", definition=definition, identity=BOB),
         t.PutAgent(by=OPERATOR, tenant="here", definition=definition, identity=BOB, replace=True),
+        t.PauseSchedule(by=OPERATOR, name="here", agent_id="bob", schedule_id="s"),
+        t.PauseSchedule(by=OPERATOR, name="here", agent_id="bob", schedule_id="s", paused=False),
         t.RemoveAgent(by=OPERATOR, tenant="here", agent_id="bob"),
         t.ChangeTenant(by=OPERATOR, name="here", disabled=True, limits=TenantLimits(burst=1)),
         t.RotateTenant(by=OPERATOR, name="here", token_sha256="2", token_prefix="atr_2"),
@@ -502,7 +504,7 @@ def test_every_command_there_is_was_tried() -> None:
         *peer_commands(),
     ]:
         pure.attempt(command)
-    assert pure.tried == set(_DECISIONS)
+    assert pure.tried == set(DECISIONS)
 
 
 def test_a_decision_that_reads_what_its_command_does_not_name_is_found() -> None:

@@ -32,7 +32,7 @@ from covenant.ledger.machine.events import (
     TaskUpdated,
     TurnEnded,
 )
-from covenant.ledger.machine.evolution import IllegalMoveError, evolve
+from covenant.ledger.machine.evolution import IllegalMoveError, evolve, start
 from covenant.ledger.machine.states import (
     DRAINED,
     FINISHED,
@@ -95,6 +95,14 @@ PAIRS = list(product(ENTRIES, TAGS))
 
 def name(value: Any) -> str:
     return str(value)
+
+
+@pytest.mark.parametrize("generation", [0, 2])
+def test_a_task_that_is_leased_as_it_is_accepted_is_what_the_two_events_make_of_it(generation: int) -> None:
+    sent, leased = TAGS["task_sent"], msgspec.structs.replace(TAGS["task_leased"], generation=generation)
+    assert isinstance(sent, TaskSent)
+    assert isinstance(leased, TaskLeased)
+    assert start(sent, leased, 7) == evolve(evolve(None, sent, 7), leased, 7)
 
 
 def test_every_event_of_a_task_is_tried_here() -> None:

@@ -72,7 +72,7 @@ def test_a_client_reads_the_task_that_a_door_tells(dialect: str) -> None:
     ):
         assert isinstance(heard, RemoteTask)
         assert (heard.task_id, heard.context_id, heard.state) == (TASK_ID, CONTEXT, TaskState.COMPLETED)
-        assert (heard.artifacts, heard.history, heard.text) == (view.artifacts, view.told, "hello back")
+        assert (heard.artifacts, heard.history, heard.text) == (view.artifacts, view.messages, "hello back")
 
 
 @both

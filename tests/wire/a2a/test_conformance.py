@@ -100,6 +100,12 @@ def test_the_envelope_of_json_rpc(said: Any, found: list[str]) -> None:
     assert [finding.rule for finding in check_rpc(said, 1)] == found
 
 
+@pytest.mark.parametrize(("given", "words"), [({"id": 99}, "the id 99"), ({"id": "1"}, 'the id "1"'), ({}, "no id")])
+def test_another_id_is_said_as_it_stood_in_the_response(given: Any, words: str) -> None:
+    (finding,) = check_rpc({"jsonrpc": "2.0", "result": {}, **given}, 1)
+    assert finding.text == f"the response has {words}; its request had the id 1"
+
+
 def stream(*events: Any) -> list[str]:
     check = StreamCheck(FORMS[V1])
     found = [finding.rule for event in events for finding in check.take(check_reply(FORMS[V1], event))]

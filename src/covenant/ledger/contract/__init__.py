@@ -1,29 +1,30 @@
-"""The ledger's contract: what every engine promises, a module a noun. A consumer asks for the protocol it needs.
+"""The ledger's contract: the promises of every engine, one module a noun. A consumer takes the protocol that it needs.
 
 Promises of every engine:
-- `commit` decides a command once and answers when what it decided is durable. An answer, a refusal or a read never
-  depends on a fact that is not durable yet.
-- Commands are decided one after the other, as if nobody else were there. What is counted for a limit may be passed by
-  what others decide at the same moment.
+- `commit` decides a command once and returns when the decision is durable. No answer, refusal or read ever depends on a
+  fact that is not durable yet.
+- Commands are decided as if one after the other. Commands that are decided at the same time may together exceed a limit
+  that is counted.
 - Repeating a command under the same ids gives the same answer.
 - A receive or drain without a request id whose caller is cancelled while it waits is given back before the cancel is
   passed on. With a request id it stands: the same request again returns the same.
-- After a failed write, `commit` raises `Unavailable` if it cannot find out what became of it. Reads go on.
+- After a failed write, `commit` raises `Unavailable` if it cannot find out whether the write succeeded. Reads go on.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from covenant.ledger.clock import Clock
-from covenant.ledger.machine.commands import Command
-from covenant.model.settings import Limits
+if TYPE_CHECKING:  # the process that writes the archive needs the types of `retention` and starts with each daemon
+    from covenant.ledger.clock import Clock
+    from covenant.ledger.machine.commands import Command
+    from covenant.model.settings import Limits
 
 A = TypeVar("A")
 
 
 class Commits(Protocol):
-    """Deciding commands. Every other protocol of the contract is this and what it reads."""
+    """Decides commands. Every other protocol of the contract adds its own reads to this one."""
 
     @property
     def limits(self) -> Limits: ...
@@ -34,11 +35,11 @@ class Commits(Protocol):
     @property
     def clock(self) -> Clock: ...
     def now_ms(self) -> int:
-        """The wall clock, for stamps. Waits use `clock.monotonic_ms`, and what acts on ages `clock.ages`."""
+        """The wall clock, for timestamps. Waits use `clock.monotonic_ms`; decisions by age use `clock.ages`."""
 
     def alive(self, node: str | None, boot: str) -> bool:
-        """Whether a run of a node may still be there: a lease of one that is not has lost its holder."""
+        """Whether this run of a node may still be alive. A lease of a run that is not has lost its holder."""
 
     async def commit(self, command: Command[A]) -> A: ...
     async def durable(self) -> None:
-        """Return when look-ups tell everything that anybody was told before this call."""
+        """Returns when reads show everything that any caller was told before this call."""

@@ -1,13 +1,14 @@
 """The blob store: the bytes of large files, by hash, in spaces that share nothing.
 
 Promises of every store:
-- A blob is whole and durable when `finish` or `refer` returns, and so is the reference that was asked for.
+- A blob is complete and durable when `finish` or `refer` returns, and so is the requested reference.
 - A blob with a reference to a known task is never collected; neither is one that was stored or referred to less than
   the given time ago.
-- The same content is kept once a space. No call on one space depends on what another one holds.
-- A reader is given the bytes that were stored, or an error: never other bytes.
+- A space keeps the same content once; where its bytes are damaged, a new upload replaces them.
+- No call on one space depends on the content of another one.
+- A reader gets the stored bytes or an error, never other bytes.
 
-A store believes no hash: it computes its own. Names of files do not come here.
+A store trusts no hash: it computes its own. It does not know the names of files.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from covenant.model.errors import NotFound, OverLimit, TooLarge
 from covenant.model.ids import TaskId
 
 CHUNK_BYTES: Final = 256 * 1024
-"""What is read, written or held of a blob at once."""
+"""The most bytes of a blob that are read, written or held at once."""
 COLLECTED_MAX: Final = 1_000
-"""Blobs that one pass of the collector looks at."""
+"""The most blobs that one pass of the collector looks at."""
 
 Known = Callable[[TaskId], Awaitable[bool]]
-"""Whether the ledger knows a task."""
+"""Returns whether the ledger knows a task."""
 FaultKind = Literal["missing", "truncated", "wrong_hash", "orphan", "not_a_file"]
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -41,7 +42,7 @@ class Blob(msgspec.Struct, frozen=True, gc=False):
 
 
 class BlobQuota(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What one space may hold, and one file."""
+    """The limits of one space and of one file."""
 
     file_bytes_max: int
     bytes_max: int
@@ -54,7 +55,7 @@ class BlobUsage(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredBlob(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A blob as a listing has it; `tasks` are the ids of those that refer to it, the first few."""
+    """A blob in a listing; `tasks` are the first few ids of the tasks that refer to it."""
 
     sha256: str
     size: int
@@ -71,7 +72,7 @@ class BlobFault(msgspec.Struct, frozen=True, gc=False):
 
 
 class Collected(msgspec.Struct, frozen=True, gc=False):
-    """What one pass did. `more`: it ended before the last blob."""
+    """The outcome of one pass. `more`: it ended before the last blob."""
 
     looked: int = 0
     references: int = 0
@@ -81,17 +82,17 @@ class Collected(msgspec.Struct, frozen=True, gc=False):
 
 
 class BlobWriter(Protocol):
-    """One blob on its way. It ends with `finish` or `discard`."""
+    """One blob that is being written. It ends with `finish` or `discard`."""
 
     @property
     def size(self) -> int:
-        """Bytes so far."""
+        """The number of bytes so far."""
 
     async def write(self, data: bytes) -> None:
-        """Raises OverLimit or TooLarge beyond what the space may hold, and Unavailable if the disk takes no more."""
+        """Raises OverLimit or TooLarge above the limits of the space, and Unavailable if the disk is full or fails."""
 
     async def finish(self, task_id: TaskId | None = None, *, sha256: str | None = None) -> Blob:
-        """Durable when it returns, with a reference of this task. Raises Invalid if the hash is not the given one."""
+        """Makes the blob durable, with a reference of this task. Raises Invalid if its hash is not the given one."""
 
     async def discard(self) -> None: ...
 
@@ -99,28 +100,28 @@ class BlobWriter(Protocol):
 class BlobStore(Protocol):
     async def writer(self, space: str, quota: BlobQuota) -> BlobWriter: ...
     async def refer(self, space: str, sha256: str, task_id: TaskId) -> int | None:
-        """The task refers to this blob from now on; its size, or None if there is no such blob."""
+        """Adds a reference of this task to a blob. Returns the blob's size, or None if there is no such blob."""
 
     async def find(self, space: str, sha256: str, task_id: TaskId | None = None) -> int | None:
-        """The size of a blob, if it is there, whole, and referred to by this task."""
+        """The size of a blob that is complete and, with `task_id`, referred to by this task; else None."""
 
     def read(self, space: str, sha256: str, start: int, stop: int) -> AsyncIterator[bytes]:
-        """The bytes from `start` to before `stop`. Raises NotFound if they are not there."""
+        """Yields the bytes from `start` to before `stop`. Raises NotFound if they are missing."""
 
     async def usage(self, space: str | None = None) -> BlobUsage:
-        """Of one space, or of all."""
+        """The usage of one space, or of all."""
 
     async def listing(self, space: str, after: str, limit: int) -> Sequence[StoredBlob]:
-        """By hash, behind the hash `after`."""
+        """Blobs by hash, after the hash `after`."""
 
     async def collect(self, known: Known, before_ms: int) -> Collected:
-        """One pass, which goes on where the last one ended. `before_ms`: nothing younger is touched."""
+        """Runs one pass, which continues where the last one ended. Blobs newer than `before_ms` are left alone."""
 
     async def erase(self, space: str) -> None:
-        """Everything of a space."""
+        """Erases everything in a space."""
 
     async def check(self, known: Known, *, hashes: bool) -> Sequence[BlobFault]:
-        """What is not as it should be; with `hashes`, every byte is read."""
+        """The faults of all blobs; with `hashes`, every byte is read."""
 
     async def close(self) -> None: ...
 
@@ -139,11 +140,18 @@ def is_space(text: str) -> bool:
 
 
 def no_blob(sha256: str) -> NotFound:
-    return NotFound("unknown_file", f"the file {sha256[:12]}… is not here, or not whole; `covenant doctor` tells more")
+    return NotFound("unknown_file", f"the file {sha256[:12]}… is missing or incomplete; `covenant doctor` shows more")
+
+
+def damaged_blob(sha256: str) -> NotFound:
+    return NotFound(
+        "file_damaged",
+        f"the bytes of the file {sha256[:12]}… are not those that were stored; upload it again, or put back a backup",
+    )
 
 
 def check_quota(quota: BlobQuota, usage: BlobUsage, size: int) -> None:
-    """`size` is that of a blob that the space does not have yet, as far as it is known."""
+    """`size` is the size so far of a blob that the space does not have yet."""
     if size > quota.file_bytes_max:
         raise TooLarge("file_too_large", f"a file has at most {quota.file_bytes_max} bytes (blobs.file_bytes_max)")
     if quota.bytes_max and usage.bytes + size > quota.bytes_max:

@@ -1,7 +1,7 @@
-"""Who is known here: identities, grants, tenants and their stored agents, and the audit of what was refused and done.
+"""Identities, grants, tenants and their stored agents, and the audit of refusals and changes.
 
-These registers are small, and every request asks them: a look-up costs a look in memory. It may see a change that is
-not durable yet; whoever waits for `durable` first is told only what is.
+These registers are small, and every request reads them: a look-up only reads memory. It may see a change that is not
+durable yet; a caller that awaits `durable` first sees only durable ones.
 """
 
 from __future__ import annotations
@@ -23,53 +23,74 @@ class Register(enum.Enum):
     IDENTITIES = "identities"
     TENANTS = "tenants"
     AGENTS = "agents"
+    SECRETS = "secrets"
 
 
 class RegisterChange(NamedTuple):
-    """`name` is the hash of an identity's token, a tenant, or the tenant whose stored agents changed."""
+    """`name`: the hash of an identity's token, a tenant, the tenant whose stored agents changed, or a secret's name."""
 
     register: Register
     name: str
 
 
+class Resident(msgspec.Struct, frozen=True, gc=False):
+    """An agent from code or a file, and the node that serves it. `alive`: that node is alive now."""
+
+    node: str
+    agent: CatalogueAgent
+    alive: bool = True
+
+
 class IdentityLedger(Commits, Protocol):
     def on_registers(self, callback: Callable[[RegisterChange], None]) -> None:
-        """Called when an identity, a tenant or a stored agent was changed, by whomever, and that is durable.
+        """Registers a callback for each durable change of an identity, tenant, stored agent or secret, by any node.
 
-        For as many listeners as there are.
+        There may be any number of listeners.
         """
 
     def identity(self, token_sha256: str) -> Identity | None:
-        """Who holds this token now."""
+        """The identity that this token belongs to now."""
 
     def enrolled(self, agent: AgentId) -> AgentId | None:
-        """The live identity with this display or this key, if there is one; equal to `agent` if both agree."""
+        """The live identity with this display or this key, or None; it equals `agent` if both match."""
+
+    def grants_of(self, subject: PublicKey, action: str) -> Sequence[Grant]:
+        """The key's grants for the action, expired ones too. Their counts of uses may be outdated."""
 
     def tenant(self, name: str) -> Tenant | None: ...
     def tenant_of(self, token_sha256: str) -> Tenant | None:
-        """Whose token this is now."""
+        """The tenant that this token belongs to now."""
 
     def agent(self, tenant: str, agent_id: str) -> CatalogueAgent | None:
         """An agent that is stored for the tenant."""
 
     def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
-        """Those stored for the tenant, the oldest first."""
+        """The agents that are stored for the tenant, oldest first."""
+
+    async def announce(self, agents: Sequence[CatalogueAgent]) -> None:
+        """Announces this node's agents from code and files to the other nodes, replacing its earlier announcement.
+
+        Every living node knows it when this returns.
+        """
+
+    def residents(self) -> Sequence[Resident]:
+        """The agents that other nodes have announced, unless long gone. A change counts as one of stored agents."""
 
     async def tenants(self) -> Sequence[Tenant]:
-        """The oldest first."""
+        """All tenants, oldest first."""
 
     async def identities(self) -> Sequence[Identity]: ...
     async def grants(self) -> Sequence[Grant]: ...
 
 
 LAST: Final = 2**63 - 1
-"""A place, and a time, that nothing is beyond."""
+"""A place, and a time, after all others."""
 
 
 class AuditRecord(msgspec.Struct, frozen=True, gc=False):
-    """`row` is the row's exact text. Each writer has a chain of its own; a ledger with one writer has one, unnamed.
+    """`row` is the row's exact text. Each writer has its own chain; a ledger with one writer has one, unnamed.
 
-    `place` is the row's among those of all chains.
+    `place` is the row's position among the rows of all chains.
     """
 
     index: int
@@ -80,7 +101,7 @@ class AuditRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class AuditMark(NamedTuple):
-    """What a purge would drop of one chain: how many rows, through which index, and the chain hash there."""
+    """The rows of one chain that a purge would drop: their number, the last index, and the chain hash there."""
 
     rows: int
     through: int
@@ -92,19 +113,19 @@ class AuditLedger(Commits, Protocol):
     async def audit_recent(
         self, issuer: PublicKey | None, limit: int, since_ms: int | None, before_ms: int = LAST, below: int = LAST
     ) -> Sequence[AuditRecord]:
-        """The newest rows that pass, oldest first. `below`: of places before this one."""
+        """The newest matching rows, oldest first. `below`: only rows at places before this one."""
 
     async def audited(self, timeout_ms: int) -> bool:
-        """Wait until a row is written to the audit, by whomever, from the first await on. For a look before it."""
+        """Waits until any node writes an audit row. Rows count from the first await on, so look before it."""
 
     async def audit_before(self, before_ms: int) -> Sequence[AuditMark]:
-        """What a purge would drop, chain by chain."""
+        """The rows that a purge would drop, chain by chain."""
 
     async def audit_heads(self) -> Sequence[AuditMark]:
-        """The last row of each chain, if there are several: once it is in another chain, a cut end shows."""
+        """The last row of each chain, if there are several: recorded in another chain, it reveals a cut end."""
 
     async def audit_verify(self) -> AuditReport:
-        """Compute every chain again."""
+        """Verifies every chain from its beginning."""
 
     async def audit_verify_new(self) -> AuditReport:
-        """Only the rows that no verification has covered yet: what a start does."""
+        """Verifies only the rows that no verification has covered yet, as a start does."""

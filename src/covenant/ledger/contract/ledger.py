@@ -1,4 +1,4 @@
-"""The whole ledger, for whoever wires it, and what it counts."""
+"""The whole ledger, for the daemon's wiring, and its counts."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ from covenant.model.tenants import Tenant
 
 class PeerLedger(Commits, Protocol):
     def on_peer(self, callback: Callable[[InstanceId], None]) -> None:
-        """Called when something about a peer has become durable: what is known of it, said to it or heard from it.
+        """Registers a callback for each durable change of a peer, its messages or its delegations.
 
-        For as many listeners as there are.
+        There may be any number of listeners.
         """
 
     def peer(self, peer_id: InstanceId) -> Peer | None: ...
     def peer_named(self, name: str) -> Peer | None: ...
     def peers(self) -> Sequence[Peer]:
-        """The oldest first."""
+        """All peers, oldest first."""
 
     def token_revoked(self, token_id: str) -> bool: ...
     def tenant(self, name: str) -> Tenant | None: ...
     async def delegation(self, key: DelegationKey) -> Delegation | None: ...
     async def delegation_of(self, task_id: TaskId) -> Delegation | None:
-        """The one that a task here stands for, or works on."""
+        """The delegation of a local task, whether the task requested it or does its work."""
 
     async def delegations(self) -> Sequence[Delegation]:
-        """The one that moved last first; of those that have ended, as many as are kept."""
+        """Delegations by their last change, newest first; of ended ones, as many as are kept."""
 
     async def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]: ...
     async def parcels(self, peer: InstanceId) -> Sequence[OutboxMessage]:
-        """What waits for a peer: by delegation, each in its order."""
+        """The messages that wait for a peer: by delegation, each in order."""
 
     async def addressees(self) -> Sequence[InstanceId]:
-        """The peers for whom something waits."""
+        """The peers that messages wait for."""
 
     async def envelope_taken(self, sender: InstanceId, jti: str) -> bool: ...
     async def peer_usage(self, since: int, peer: InstanceId | None = None) -> Sequence[PeerUsage]:
-        """What peers had of us and we of them, from that day on (`day_of`): the newest day first."""
+        """The usage of peers and by peers from that day on (`day_of`), newest day first."""
 
     async def message_log(self) -> Sequence[LoggedMessage]:
-        """What went to and fro lately, the newest first."""
+        """The recent messages to and from peers, newest first."""
 
 
 class DelegationLedger(TaskLedger, PeerLedger, Protocol):
-    """Tasks, and the peers that some of them are done by or for."""
+    """Tasks, and the peers that do some of them or requested them."""
 
 
 class Counts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The ledger in numbers, for status and metrics."""
+    """The ledger's numbers for status and metrics."""
 
     queued: int
     leased: int
@@ -79,84 +79,128 @@ class Counts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     oldest_lease_age_ms: int
     holders_lost: int
     commits: int
-    """Records that were written since the ledger was made."""
+    """Records that were written since the ledger was created."""
     failure: str | None
-    """Why nothing more can be written, if so."""
+    """Why nothing more can be written; None while writing works."""
     behind: int = 0
-    """Records that history does not show yet."""
+    """Records that the history does not show yet."""
     history_failure: str | None = None
-    """Why history waits, if it does."""
+    """Why the history has stopped; None while it works."""
     rejected: int = 0
-    """Records that history could not take, and has set aside."""
+    """Records that the history could not apply, and has set aside."""
     pushes: int = 0
     pushes_dead: int = 0
     delegations: int = 0
-    """To and from peers, under way."""
+    """Live delegations to and from peers."""
     delegations_lost: int = 0
     parcels: int = 0
     """Messages that wait for a peer."""
     clock_steps: int = 0
-    """Times that the wall clock was set, as far as this process saw."""
+    """How often the wall clock was set, as far as this process saw."""
     clock_paused_ms: int = 0
-    """How long nothing is done for its age, after such a step; 0: not paused."""
+    """How long decisions by age stay paused after such a step; 0: not paused."""
     gauges: dict[str, int] = {}
-    """What only this engine has to count."""
+    """Numbers that only this engine has."""
+
+
+class TenantSize(msgspec.Struct, frozen=True, gc=False):
+    """A tenant's tasks in the ledger, as its limits count them."""
+
+    live_tasks: int
+    queued_bytes: int
+    kept_bytes: int | None
+    """The approximate size of its finished tasks; None while the history cannot be read."""
 
 
 class LedgerNode(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One daemon on this ledger: its last run. Times are by the clock of whatever holds the ledger."""
+    """One daemon on this ledger: its last run. Times are by the clock of the ledger's host."""
 
     node: str
     boot: str
     alive: bool
+    left: bool = False
+    """It was stopped, and said so. One that is neither alive nor has left is lost."""
     started_at_ms: int
     seen_at_ms: int
-    """When it was last known to live."""
+    """When the node was last known to be alive."""
     leases: int
-    """What its agents hold. Of a node that is not alive, these leases have lost their holder."""
+    """The leases that its agents hold. If the node is not alive, these leases have lost their holder."""
 
 
 class Ledger(DelegationLedger, PushLedger, IdentityLedger, AuditLedger, Protocol):
     @property
     def changes(self) -> ChangeLog:
-        """What has changed lately, whoever changed it. For one taker."""
+        """The recent changes by any node. For a single consumer."""
 
     async def compact(self) -> int:
-        """Merge sealed history into a snapshot; how many events of resolved tasks that dropped."""
+        """Merges sealed history into a snapshot. Returns how many events of resolved tasks were dropped."""
 
     async def maintain(self) -> int | None:
-        """Compact if that is worth it; what it dropped, or None if there was nothing to do."""
+        """Compacts if it is worthwhile. Returns how many events were dropped, or None if there was nothing to do."""
 
     async def erase_tasks(self, which: EraseTasks) -> Erased:
-        """A batch of finished tasks; they are unknown from then on, but for their ids."""
+        """Erases a batch of finished tasks. Afterwards only their ids are known."""
 
     async def cached_keys(self, parties: Sequence[str]) -> Sequence[CacheKey]:
-        """Of the cached results of work that these public keys have sent or done."""
+        """The keys of cached results of work that these public keys have sent or done."""
 
     async def scrub(self, tenant: str, parties: Sequence[str]) -> None:
-        """Make what was erased of a removed tenant unreadable: rewrite what may still have its bytes."""
+        """Makes the erased data of a removed tenant unreadable: rewrites everything that may still hold its bytes."""
 
     async def search(self, tenant: str, parties: Sequence[str]) -> Sequence[SearchedPlace]:
-        """Look for a tenant's traces in every table and file of the ledger."""
+        """Searches every table and file of the ledger for a tenant's traces."""
 
     async def counts(self) -> Counts: ...
+    async def tenant_sizes(self, tenants: Sequence[str]) -> Sequence[TenantSize]:
+        """The sizes in the given order. Bytes of finished tasks may be slightly outdated."""
+
     async def nodes(self) -> Sequence[LedgerNode]:
-        """The daemons that have served this ledger, by name; one with a ledger of its own is the only one."""
+        """The daemons that have served this ledger, by name. A ledger of a single daemon lists that one."""
+
+    def living(self) -> int:
+        """The number of nodes that serve this ledger now, as far as this node knows."""
 
     def leads(self, name: str) -> bool:
-        """Whether this node is the one that does what is named so, and that one node alone does.
+        """Whether this node is the one that does the named work, which a single node does.
 
-        Asking is the wish to do it: some node gets it soon, for as long as its run lives.
+        Asking is applying for it: some node gets the work soon, for as long as its run lives.
+        """
+
+    def shares(self, work: str, part: str) -> bool:
+        """Whether this node does this part of some work, which all nodes that ask for it share.
+
+        No part is done by two nodes at once. When a node comes or goes, its parts move within seconds.
         """
 
     async def close(self) -> None: ...
 
 
 class SharedLedger(Ledger, Protocol):
-    """A ledger that several daemons have: also what they need to have in common."""
+    """A ledger of several daemons, with the secrets and notes that they share."""
 
     async def secret(self, name: str) -> str | None:
-        """What a daemon has left under this name for all of them."""
+        """The secret that a daemon stored under this name for all daemons."""
+
+    async def notes(self, tenant: str, agent_id: str) -> tuple[int, str | None]:
+        """An agent's notes and their version; 0 for an agent that has never written any."""
+
+    async def keep_notes(self, tenant: str, agent_id: str, version: int, body: str) -> bool:
+        """Replaces that version. False: another node has written a newer one."""
 
     async def keep_secret(self, name: str, body: str) -> None:
-        """Leave it, locked by whoever knows its key; the first one stays."""
+        """Stores a secret, encrypted by its caller; an existing one stays."""
+
+    async def replace_secret(self, name: str, before: str, body: str) -> bool:
+        """Replaces a secret. False: it is not `before` any more, or does not exist.
+
+        Every living node has the new one when this returns: its listeners were called (`on_registers`).
+        """
+
+    def replaced_secret(self, name: str) -> str | None:
+        """The last replacement of a secret that this node knows of."""
+
+    def life(self) -> str | None:
+        """The ledger's epoch; None: the first one. A restore begins a new one."""
+
+    def end(self) -> int:
+        """The batches that all nodes have committed, as far as this node knows (`durable`: all before the call)."""

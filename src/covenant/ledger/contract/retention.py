@@ -1,4 +1,4 @@
-"""Erasing finished tasks: what is asked for, and what was done."""
+"""Erasing finished tasks: the request and its outcome."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ ERASED_AT_ONCE_MAX = 500
 
 
 class EraseTasks(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag="erase", omit_defaults=True):
-    """Finished tasks of one tenant, the oldest first: what moved last before a time, and what is too much.
+    """Selects finished tasks of one tenant, oldest first: those whose last change is too old, and those above a size.
 
     A batch looks at `limit` tasks, live ones among them. The next one goes on where the last one ended (`after_…`).
     """
 
     tenant: str
-    """Empty: the tasks that have none, which are those of the mailbox."""
+    """Empty: the tasks without a tenant, which are those of the mailbox."""
     before_ms: int
     bytes_max: int = 0
-    """What the tenant's finished tasks may take, about; 0: any size."""
+    """The approximate size that the tenant's finished tasks may have; 0: any size."""
     parties: tuple[str, ...] = ()
-    """Public keys: only tasks that one of them has sent or is to do. None named: whosever they are."""
+    """Public keys: only tasks that one of them sent or receives. Empty: all tasks."""
     wholly: bool = False
-    """Of a tenant that is removed: the ids go too, and with them the promise that none of them is used again."""
+    """For a removed tenant: also erases the ids, and with them the promise that no id is used again."""
     limit: int = ERASED_AT_ONCE_MAX
     after_ms: int = 0
     after_no: int = 0
 
 
 class Scrub(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag="scrub"):
-    """What was erased of a removed tenant is to be unreadable: its counts go, and what has its bytes is rewritten."""
+    """Makes the erased data of a removed tenant unreadable: drops its counts and rewrites files that hold its bytes."""
 
     tenant: str
     parties: tuple[str, ...]
 
 
 class Erased(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """`bytes` is about what they took. `more`: there may be more to erase behind this batch."""
+    """`bytes` is their approximate size. `more`: there may be more to erase after this batch."""
 
     tasks: int
     bytes: int
@@ -47,9 +47,9 @@ class Erased(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
 
 
 class SearchedPlace(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A file or table in which the traces of a tenant were looked for.
+    """A file or table that was searched for the traces of a tenant.
 
-    `kept`: those among `found` that stay on purpose, such as rows of the audit.
+    `kept`: those of `found` that stay on purpose, such as audit rows.
     """
 
     place: str
@@ -62,5 +62,5 @@ class SearchedPlace(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
 
 
 def tenant_markers(tenant: str, keys: Sequence[str]) -> tuple[str, ...]:
-    """What everything of a tenant has in it, as JSON is written here: its name behind an agent's, or its own keys."""
+    """The texts that mark a tenant's data in our JSON: its name after an agent's name, or its own keys."""
     return (f'@{tenant}"', f'"tenant":"{tenant}"', *keys)

@@ -1,10 +1,10 @@
-"""The one query over tasks, live and finished, its page, and how many tasks there are.
+"""The one query over tasks, live and finished, its page, and the number of tasks.
 
-Every filter is optional, and all that are given must hold. Pages are in the order of (moment, number of the task); a
-cursor names the last place of a page, so a task that moves meanwhile neither shifts the pages by creation nor is told
-twice. By the last move, a task that moves while somebody reads goes to the front.
+Every filter is optional, and a task must match all given ones. Pages are ordered by (time, number of the task). A
+cursor names the last place of a page. In the order of creation, a task that changes meanwhile neither shifts the pages
+nor is listed twice. In the order of the last change, such a task moves to the front.
 
-A page may have fewer tasks than were asked for, and a cursor all the same: one request looks at a bounded number of
+A page may have fewer tasks than were requested, and a cursor all the same: one request looks at a bounded number of
 tasks. Only a page without a cursor is the last one.
 """
 
@@ -21,11 +21,12 @@ from covenant.ledger.machine.states import LEASED, QUERY_STATES, State
 from covenant.model.errors import Invalid
 from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.task import Ending, Task
+from covenant.model.task_event import Interruption
 
 PAGE_MAX: Final = 200
 EXCERPT_CHARS: Final = 200
 NAME_CHARS_MAX: Final = 1_000
-"""What a sender names freely, its context, kind and key, is told up to here: a page is small however long they are."""
+"""A longer context, kind or key of a task is cut here: a page is small however long these are."""
 AGENTS_COUNTED_MAX: Final = 200
 _WORDS: Final = {state: word for word, state in QUERY_STATES.items()}
 _END: Final = (1 << 63) - 1
@@ -36,9 +37,9 @@ Order = Literal["created", "moved"]
 
 
 class TaskQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """`viewer` and `within` are who asks: an identity sees what it sent or is to do, a tenant its own, None all.
+    """`viewer` and `within` restrict the tasks: an identity sees those it sent or receives, a tenant its own, None all.
 
-    An identity is its key. `viewer_names` are the displays that the key has had here: tasks are looked for under those.
+    An identity is its key. `viewer_names` are the displays that the key has had here; the index is searched by them.
     """
 
     viewer: PublicKey | None = None
@@ -47,9 +48,9 @@ class TaskQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     states: tuple[State, ...] = ()
     outcomes: tuple[Ending, ...] = ()
     id: str | None = None
-    """How the id begins."""
+    """The beginning of the id."""
     agent: str | None = None
-    """The recipient's display."""
+    """The recipient's whole display."""
     sender: str | None = None
     tenant: str | None = None
     task_kind: str | None = None
@@ -62,8 +63,11 @@ class TaskQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     since_ms: int | None = None
     until_ms: int | None = None
     moved_since_ms: int | None = None
+    moved_until_ms: int | None = None
+    interruptions: tuple[Interruption, ...] = ()
+    """Why a parked task waits for its sender."""
     text: str | None = None
-    """A piece of the intent. Letters of ASCII match in either case."""
+    """A part of the intent. ASCII letters match in either case."""
     order: Order = "created"
     ascending: bool = False
     limit: int = 50
@@ -99,7 +103,7 @@ class FoundTask(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class FoundPage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """`next` is None on the last page. `total` is None if it was not asked for; `at_least`: there may be more."""
+    """`next` is None on the last page. `total` is None if it was not requested; `at_least`: there may be more."""
 
     tasks: tuple[FoundTask, ...]
     next: str | None
@@ -108,7 +112,7 @@ class FoundPage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class LaneCounts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """How many tasks are in each lane. `failed` and `done` are of those that are done with: every task is in one."""
+    """The number of tasks in each lane. `failed` and `done` split the finished ones, so every task is in one lane."""
 
     queued: int = 0
     in_flight: int = 0
@@ -125,7 +129,7 @@ class AgentLanes(LaneCounts, frozen=True, kw_only=True):
 
 
 class TaskCounts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Of all tasks that whoever asks may see; an identity those that are for it. Agents with most open work first."""
+    """The tasks that the caller may see; for an identity, those that it receives. Agents with most open work first."""
 
     lanes: LaneCounts
     by_agent: tuple[AgentLanes, ...]
@@ -133,7 +137,7 @@ class TaskCounts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class QueueDepth(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """How much waits for one recipient, and since when the oldest of it."""
+    """The number of tasks that wait for one recipient, and the time of the oldest."""
 
     agent: str
     depth: int
@@ -141,7 +145,7 @@ class QueueDepth(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True, gc=False, order=True):
-    """Where a task stands in an order: the moment by which it is sorted, and its number."""
+    """The position of a task in an order: the time by which it is sorted, and its number."""
 
     ms: int
     no: int
@@ -151,14 +155,14 @@ class Place(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 def place_after(query: TaskQuery) -> Place | None:
-    """Where the page begins; None: at the end that comes first."""
+    """The place after which the page begins; None: at the first task."""
     if not query.after:
         return None
     found = _cursor(query.after)
     if found is None:
         raise Invalid("invalid_cursor", "after: give the `next` of the page before, or nothing")
     if found[1] != query.order[0]:
-        raise Invalid("invalid_cursor", f"after: this cursor is of a query in the other order than {query.order!r}")
+        raise Invalid("invalid_cursor", f"after: this cursor belongs to a query in another order than {query.order!r}")
     return Place(int(found[2], 16), min(int(found[3], 16), _END))
 
 
@@ -167,7 +171,7 @@ def state_word(state: State) -> str:
 
 
 def fold(text: str) -> str:
-    """With the letters of ASCII in lower case: what every engine can do to a text in the same way."""
+    """The text with ASCII letters in lower case, which every engine can do in the same way."""
     return text.translate(_LOWER)
 
 
@@ -176,7 +180,7 @@ def excerpt(text: str) -> str:
 
 
 def found_task(entry: Entry, alive: Alive) -> FoundTask:
-    """An entry as a query tells it."""
+    """An entry as a query returns it."""
     task, held = entry.task, entry.lease if entry.state is LEASED else None
     error = entry.result.error_message if entry.result is not None else None
     return FoundTask(
@@ -208,13 +212,13 @@ def found_task(entry: Entry, alive: Alive) -> FoundTask:
 
 
 def may_see(query: TaskQuery, task: Task) -> bool:
-    """Whether whoever asks may be told of a task."""
+    """Whether the caller may see a task."""
     ours = query.viewer is None or query.viewer in (task.sender.pubkey, task.recipient.pubkey)
     return ours and query.within in (None, task.tenant)
 
 
 def passes(query: TaskQuery, entry: Entry) -> bool:
-    """Whether an entry is what the query asks for, and whoever asks may see it."""
+    """Whether an entry matches the query, and the caller may see it."""
     task = entry.task
     if not may_see(query, task):
         return False
@@ -238,5 +242,7 @@ def passes(query: TaskQuery, entry: Entry) -> bool:
         and (query.since_ms is None or entry.accepted_at_ms >= query.since_ms)
         and (query.until_ms is None or entry.accepted_at_ms < query.until_ms)
         and (query.moved_since_ms is None or entry.updated_at_ms >= query.moved_since_ms)
+        and (query.moved_until_ms is None or entry.updated_at_ms < query.moved_until_ms)
+        and (not query.interruptions or entry.a2a_state in query.interruptions)
         and (query.text is None or fold(query.text) in fold(task.intent_text))
     )

@@ -17,7 +17,7 @@ from covenant.model.usage import add_usage, read_usage, usage_in
 
 
 class QueueEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """One line of the queue as an operator sees it. `attempt` is always there."""
+    """A task in the queue as an operator sees it. `attempt` is always set."""
 
     state: str
     task: Task
@@ -31,7 +31,7 @@ class QueueEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
 
 
 class QueueQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Filters apply first, then `limit`. `viewer` None sees all."""
+    """Filters apply before `limit`. `viewer` None sees all tasks."""
 
     viewer: PublicKey | None = None
     limit: int = 10
@@ -41,20 +41,20 @@ class QueueQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Queue(msgspec.Struct, frozen=True, gc=False):
-    """Lost holders first, then the longest held leases, then queued tasks, oldest first."""
+    """Tasks with a lost holder first, then the longest held leases, then queued tasks, oldest first."""
 
     tasks: tuple[QueueEntry, ...]
     results: tuple[Result, ...]
 
 
 class ListQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The tasks of a tenant's agent, the one that moved last first. `after` is where the last page ended."""
+    """The tasks of a tenant's agent, by their last change, newest first. `after` is the end of the last page."""
 
     recipient: PublicKey
     sender: PublicKey | None = None
     context_id: str | None = None
     state: str | None = None
-    """In A2A's words."""
+    """A state of A2A."""
     moved_since_ms: int | None = None
     after: str = ""
     limit: int = 50
@@ -63,7 +63,7 @@ class ListQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Listing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The steps of each task. `next` is opaque, and empty on the last page; `total` counts what the filters leave."""
+    """The steps of each task. `next` is opaque, and empty on the last page; `total` counts the matching tasks."""
 
     tasks: tuple[tuple[Step, ...], ...]
     total: int
@@ -71,7 +71,7 @@ class Listing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class TaskScope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Whose tasks are asked about. A task outside it is unknown, and nothing of it is read. None: no matter whose."""
+    """Restricts whose tasks are visible. A task outside it is unknown, and nothing of it is read. None: any task."""
 
     recipient: PublicKey | None = None
     sender: PublicKey | None = None
@@ -80,11 +80,11 @@ class TaskScope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 ANY: Final = TaskScope()
 READ_BYTES_MAX: Final = 8 << 20
-"""From here on no further task or result is read for one answer. Each has one at least, however large."""
+"""Beyond this size no further task or result is read for one answer. An answer has at least one, however large."""
 
 
 class Parties(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Whose a task is."""
+    """The parties of a task."""
 
     sender: AgentId
     recipient: AgentId
@@ -92,7 +92,7 @@ class Parties(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class TaskRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A task in a tenant's list. `state` is in A2A's words."""
+    """A task in a tenant's list. `state` is a state of A2A."""
 
     task_id: TaskId
     agent_id: str
@@ -106,7 +106,7 @@ class TaskRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One attempt, as history keeps it. `outcome` is None while the lease is live."""
+    """One attempt in the history. `outcome` is None while the lease is live."""
 
     lease_id: LeaseId
     leased_to: AgentId
@@ -128,7 +128,7 @@ class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the ledger knows of one task. `state` is the ledger's, `a2a_state` what an A2A client is told."""
+    """Everything the ledger knows of one task. `state` is the ledger's state, `a2a_state` that for A2A clients."""
 
     task: Task
     state: str
@@ -146,7 +146,7 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A task and those whose `parent` it is. `task` is None at the top of a tree whose root was never sent here."""
+    """A task and its children. `task` is None at the top of a tree whose root was never sent here."""
 
     task_id: TaskId
     task: Task | None
@@ -156,27 +156,29 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
     updated_at_ms: int | None = None
     result_status: str | None = None
     a2a_state: str | msgspec.UnsetType = msgspec.UNSET
-    """What an A2A client is told."""
+    """The state for A2A clients."""
     holder_lost: bool | msgspec.UnsetType = msgspec.UNSET
     usage: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
-    """What it used itself, as far as it said."""
+    """The task's own usage, as far as it was reported."""
     usage_total: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
-    """The same with all that is below it."""
+    """The usage of the task and of all tasks below it."""
     remote: bool | msgspec.UnsetType = msgspec.UNSET
-    """True of a task that is done elsewhere: at this `url`, and what it is called there once that is known."""
+    """True for a task that is done elsewhere: at `url`, under `remote_task_id` once that is known."""
     url: str | msgspec.UnsetType | None = msgspec.UNSET
     remote_task_id: str | msgspec.UnsetType | None = msgspec.UNSET
     provider: str | msgspec.UnsetType = msgspec.UNSET
-    """The peer that does it, by its id; as which `profile`, and how it stands, in the protocol's words."""
+    """The id of the peer that does the task; also `profile`, and the status in the protocol's words."""
     profile: str | msgspec.UnsetType = msgspec.UNSET
     status: str | msgspec.UnsetType = msgspec.UNSET
     children: tuple[TreeNode, ...] = ()
     truncated: bool | msgspec.UnsetType = msgspec.UNSET
-    """True at the top of a tree that is larger than one answer: some of its nodes are left out."""
+    """True at the top of a tree that is larger than one answer: some nodes are left out."""
+    folded: int | msgspec.UnsetType = msgspec.UNSET
+    """For a finished branch whose nodes were not requested: the number of tasks below it."""
 
 
 class TreeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A task of a tree, before it is hung in its place."""
+    """A task of a tree, before its children are attached."""
 
     task_id: TaskId
     parent: TaskId | None
@@ -230,7 +232,7 @@ def _node(task_id: TaskId, row: TreeRow | None, below: dict[TaskId, list[TreeRow
 
 
 def _usage(row: TreeRow | None, children: Sequence[TreeNode]) -> tuple[dict[str, float], dict[str, float]]:
-    """What a task used itself, and with all that is below it. What it says of those below is not counted again."""
+    """A task's own usage, without the delegations that it reports, and the usage with all tasks below it."""
     notes = (row.notes or {}) if row is not None else {}
     own = usage_in(notes)
     for name, amount in read_usage(notes.get("delegated")).items():
@@ -243,17 +245,16 @@ def _usage(row: TreeRow | None, children: Sequence[TreeNode]) -> tuple[dict[str,
 
 
 class Watch(Protocol):
-    """One reader of what happens to one task, from the moment it was made; ended by leaving its context."""
+    """One reader of the steps of one task, from its creation until its context ends."""
 
     @property
     def cut(self) -> bool:
-        """Some steps are not told here, since the reader was too slow or the disk failed: it must begin again from
-        its cursor."""
+        """Whether steps were skipped: the reader was too slow, or the disk failed. It must restart at its cursor."""
 
     async def next(self, timeout_s: float, *, until_rest: bool = False) -> Sequence[Step]:
-        """The durable steps since the last call, in order, at least one; none when the time is over, or when `cut`.
+        """The durable steps since the last call, in order, at least one; none after the timeout, or when `cut`.
 
-        `until_rest`: only when there is one with which the task ends or waits for its sender, or very many others.
+        `until_rest`: returns only with a step that ends or parks the task, or after very many others.
         """
 
     def __enter__(self) -> Self: ...
@@ -263,17 +264,16 @@ class Watch(Protocol):
 
 
 class Waiter(Protocol):
-    """A place among those who wait for the same; given up by leaving its context.
+    """A place among the waiters for the same thing, until its context ends.
 
-    What arrives wakes one of them, the longest waiting. One that leaves without having taken anything passes its wake
-    on.
+    An arrival wakes the longest waiting one. A waiter that leaves without having taken anything passes its wake on.
     """
 
     async def wait(self, timeout_ms: int) -> bool:
-        """True when something may be there to take; False when the time is over."""
+        """True when there may be something to take; False after the timeout."""
 
     def served(self) -> None:
-        """What it was woken for was taken."""
+        """Marks that the waiter has taken what it was woken for."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -283,86 +283,92 @@ class Waiter(Protocol):
 
 class PushLedger(Commits, Protocol):
     def on_push(self, callback: Callable[[TaskId, Step | None], None]) -> None:
-        """Called when something happened to a task with push configurations, or to one of them, and that is durable.
+        """Registers the callback for each durable change of a task with push configurations, or of one of them.
 
-        The step is None where the task itself took none. For one listener.
+        The step is None if the task itself took none. There is one listener.
         """
 
     async def pushes(self, task_id: TaskId) -> Sequence[Push]:
-        """A task's push configurations, the oldest first."""
+        """A task's push configurations, oldest first."""
 
     async def outbox(self) -> Sequence[Push]:
-        """All push configurations: those whose last delivery is still to come."""
+        """All push configurations, whose last delivery is still to come."""
 
 
 class TaskLedger(Commits, Protocol):
     def task_waiter(self, recipient: PublicKey | None) -> Waiter:
-        """A place among those who wait for tasks of the recipient (or of anyone)."""
+        """A place among the waiters for tasks of the recipient (or of anyone)."""
 
     def result_waiter(self, sender: PublicKey | None) -> Waiter:
-        """A place among those who wait for results of the sender's tasks (or of anyone's)."""
+        """A place among the waiters for results of the sender's tasks (or of anyone's)."""
 
     async def finished(self, task_id: TaskId, timeout_ms: int) -> bool:
-        """Wait until the task is settled."""
+        """Waits until the task is settled."""
 
     async def orphaned(self, timeout_ms: int) -> bool:
-        """Wait until a task may have ended that others were delegated by; `CancelOrphans` ends those."""
+        """Waits until a task that delegated others may have ended; `CancelOrphans` cancels those."""
+
+    async def overdue(self, timeout_ms: int) -> bool:
+        """Waits until a task may be overdue, at most `timeout_ms`. `Sweep` decides whether one is."""
 
     async def entry(self, task_id: TaskId) -> Entry | None:
-        """A live task, as it is on disk."""
+        """A live task's durable entry."""
 
     def may_know(self, task_id: TaskId) -> bool:
-        """Whether there may be such a task, live or finished. A no is certain. Costs a look-up in memory."""
+        """Whether there may be such a task, live or finished. False is certain. Only reads memory."""
 
     async def parties(self, task_id: TaskId) -> Parties | None:
-        """Whose a task is, live or finished. Costs the same however large the task is."""
+        """The parties of a task, live or finished. The cost does not depend on the task's size."""
 
     def watch(self, task_id: TaskId, *, new: bool = False) -> Watch:
-        """See each step of a task, known or not yet, from now on. For the past, read `steps` after this.
+        """Watches each step of a task from now on; the task need not exist yet. For the past, read `steps` after this.
 
-        `new`: its id was made just now, so nothing of it can be there before this.
+        `new`: the id was made just now, so the task has no past.
         """
 
     async def steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> Sequence[Step]:
-        """What happened to a task after a generation, oldest first; nothing, if the task is outside the scope."""
+        """The steps of a task after a generation, oldest first; empty if the task is outside the scope."""
 
     async def listing(self, query: ListQuery) -> Listing: ...
     async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:
-        """A tenant's tasks, whoever they are for, the newest first; `simple`: only those of the simple door."""
+        """A tenant's tasks for any recipient, newest first; `simple`: only those of the simple door."""
 
     async def find(self, query: TaskQuery) -> FoundPage:
-        """A page of the tasks that a query leaves, live and finished."""
+        """A page of the live and finished tasks that match a query."""
 
     async def count_lanes(self, scope: TaskQuery) -> TaskCounts:
-        """How many tasks there are, by running totals. Of the query only `viewer` and `within` count."""
+        """The number of tasks, by running totals. Only `viewer` and `within` of the query are used."""
 
     async def queue_depths(self, count: int) -> Sequence[QueueDepth]:
-        """The recipients for whom the most tasks wait."""
+        """The recipients with the most waiting tasks."""
 
     def on_erased(self, callback: Callable[[], None]) -> None:
-        """Called when finished tasks were erased by this process. For as many listeners as there are."""
+        """Registers a callback for erasures of finished tasks: at once by this process, soon after by another one.
+
+        There may be any number of listeners.
+        """
 
     def on_lost(
         self, callback: Callable[[TaskId], None], used: Callable[[TaskId], dict[str, Any] | None] | None = None
     ) -> None:
-        """Called when a task was settled or requeued, by whomever, and that is durable: a holder in this process stops.
+        """Registers the callback for each task that was durably requeued, or settled by another than its holder: a
+        holder in this process must stop. It need not be called for a holder's own result.
 
-        `used`: asked what such a task has used so far when somebody else ends it, for the result's metadata.
-        For one listener.
+        `used` returns a task's usage so far when somebody else ends it, for the result's metadata. For one listener.
         """
 
     async def queue(self, query: QueueQuery) -> Queue:
         """Tasks and results, up to READ_BYTES_MAX of each."""
 
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
-        """Queued tasks, the newest first, up to READ_BYTES_MAX; takes nothing."""
+        """Queued tasks, newest first, up to READ_BYTES_MAX; takes nothing."""
 
     async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
-        """Undrained results, the newest first, up to READ_BYTES_MAX; takes nothing."""
+        """Undrained results, newest first, up to READ_BYTES_MAX; takes nothing."""
 
     async def show(
         self, task_id: TaskId, viewer: PublicKey | None, updates_max: int, after: int | None = None
     ) -> TaskDetail | None:
-        """With its newest updates; with `after`, with the first ones after that generation."""
+        """The task with its newest updates; with `after`, with the first ones after that generation."""
 
     async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode: ...

@@ -2,16 +2,16 @@
 
     journal/…, archive.db      the ledger at one position
     blobs/…                    the files that it refers to, and perhaps some more
-    settings.toml, agents/…    what an operator has put there
+    settings.toml, agents/…    the operator's own files
     operator.token, identity/… the secrets; locked ones stay locked
     manifest.json              the position, and the SHA-256 of every file above
 
-The manifest comes last, so a file that was cut off has none. Whoever reads a backup believes no name in it: a member
-that is no plain file, or whose name leads elsewhere, is refused.
+The manifest comes last, so a truncated file has none. A reader trusts no name in a backup: a member that is not a plain
+file, or whose name leads elsewhere, is refused.
 
-A running daemon first copies its ledger into a folder of its own under `backups/` in the home, until somebody has read
-it. A copy costs as much room as the archive: it is not begun where that would leave less than `ROOM_BYTES_MIN` free.
-Two are kept at most, and none over a restart: whoever reads one that is gone begins again.
+A running daemon first copies its ledger into a folder under `backups/` in the home, until it was read. A copy takes as
+much room as the archive: it is not begun if that would leave less than `ROOM_BYTES_MIN` free. At most two copies are
+kept, and none over a restart: a reader whose copy is gone begins again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import IO, Final
 
 import msgspec
 
-from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME
+from covenant.ledger.embedded.archive.archive_file import ARCHIVE_NAME
 from covenant.ledger.embedded.blob_folder import FOLDER_NAME as BLOBS_NAME
 from covenant.ledger.embedded.blob_folder import link_blobs
 from covenant.ledger.embedded.disk import MIB, free_bytes, make_owned_folder, open_owned, sync_dir
@@ -45,7 +45,7 @@ ORIGINAL: Final = "original"
 
 
 class Incarnation(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Which life of a ledger this is: each restore begins another one, with `position` records of the one before."""
+    """An epoch of a ledger: each restore begins a new one, with `position` records of the one before."""
 
     id: str = ORIGINAL
     restored_from: str | None = None
@@ -61,7 +61,7 @@ def read_incarnation(home: Path) -> Incarnation:
 
 
 class StagedBackup(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """`folder` has the archive and the journal through record `position`, and nothing of a later one."""
+    """`folder` has the archive and the journal up to record `position`, and no later one."""
 
     id: str
     folder: str
@@ -71,7 +71,7 @@ class StagedBackup(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class StagedBackups:
-    """For the loop of its ledger. `shipped` hears of each copy: it closes gaps between those before."""
+    """Used on the loop of its ledger. `shipped` is told of each copy, which closes gaps between earlier ones."""
 
     def __init__(
         self,
@@ -94,11 +94,11 @@ class StagedBackups:
         return self._shipped.status.warning if self._shipped is not None else None
 
     async def clear(self) -> None:
-        """Remove what an earlier process has left."""
+        """Removes the copies of an earlier process."""
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def begin(self) -> StagedBackup:
-        """A copy of the ledger as it is now. Raises Conflict while another one is being made."""
+        """Copies the present ledger. Raises Conflict while another copy is being made."""
         if self._staging.locked():
             raise Conflict("backup_running", "another backup is being made; repeat when it is done")
         async with self._staging:
@@ -110,7 +110,7 @@ class StagedBackups:
             await asyncio.to_thread(_make_folder, folder)
             try:
                 position = await self._ledger.copy_to(folder)
-                # After the ledger: what it refers to was stored before. By a second name, so that nothing is collected.
+                # After the ledger, whose blobs were stored before it. Hard links keep them from being collected.
                 await asyncio.to_thread(link_blobs, self._home / BLOBS_NAME, folder / BLOBS_NAME)
             except BaseException:
                 await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
@@ -128,7 +128,7 @@ class StagedBackups:
         )
 
     async def end(self, backup_id: str) -> bool:
-        """Remove a copy; False if there is none by this id."""
+        """Removes a copy; False if there is none with this id."""
         folder = self._staged.pop(backup_id, None)
         if folder is None:
             return False
@@ -139,8 +139,8 @@ class StagedBackups:
         needed = ROOM_BYTES_MIN + sum(_size(self._home / name) for name in (ARCHIVE_NAME, f"{ARCHIVE_NAME}-wal"))
         free = free_bytes(self._home)
         if free is not None and free < needed:
-            told = f"a backup needs {needed / MIB:,.0f} MiB of room beside the home, and {free / MIB:,.0f} MiB are free"
-            raise Unavailable("no_room", told)
+            why = f"a backup needs {needed / MIB:,.0f} MiB of room beside the home, and {free / MIB:,.0f} MiB are free"
+            raise Unavailable("no_room", why)
 
 
 def _size(path: Path) -> int:
@@ -170,13 +170,13 @@ HOME_FILES: Final = (
     "agents",
     "memory",
 )
-"""What of a home belongs into a backup, besides the ledger. Folders are taken with all that is in them."""
+"""The files of a home that a backup has besides the ledger. Folders are taken with everything in them."""
 _MEMBER: Final = re.compile(r"(?!\.\.?/)[^/\x00]{1,255}(/(?!\.\.?(/|$))[^/\x00]{1,255}){0,15}")
 _CHUNK_BYTES: Final = 1 << 20
 
 
 class BadBackup(CovenantError):
-    """This file is no whole backup, or not one that this program can read. The message says why."""
+    """The file is no complete backup, or not one that this program can read. The message says why."""
 
 
 class BackedUpFile(msgspec.Struct, frozen=True, gc=False):
@@ -192,19 +192,19 @@ class Manifest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     incarnation: str
     made_at_ms: int
     version: str
-    """Of the program that wrote it."""
+    """The version of the program that wrote it."""
     files: tuple[BackedUpFile, ...] = ()
 
 
 def write_backup(out: IO[bytes], home: Path, staged: StagedBackup, version: str) -> Manifest:
-    """Write the staged ledger and the home's own files. Raises OSError."""
+    """Writes the staged ledger and the home's own files. Raises OSError."""
     files: list[BackedUpFile] = []
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         for name, path in _ledger_files(Path(staged.folder)):
             with open(path, "rb") as source:
                 files.append(_add(tar, name, source, os.fstat(source.fileno()).st_size, staged.made_at_ms))
         for name, path in _home_files(home):
-            # They may change meanwhile: what is read at once is what is told.
+            # A file may change meanwhile: its content is read at once.
             with open(path, "rb") as source:
                 data = source.read(HOME_FILE_BYTES_MAX + 1)
             if len(data) > HOME_FILE_BYTES_MAX:
@@ -218,8 +218,8 @@ def write_backup(out: IO[bytes], home: Path, staged: StagedBackup, version: str)
             version=version,
             files=tuple(files),
         )
-        told = msgspec.json.encode(manifest)
-        _add(tar, MANIFEST_NAME, io.BytesIO(told), len(told), staged.made_at_ms)
+        encoded = msgspec.json.encode(manifest)
+        _add(tar, MANIFEST_NAME, io.BytesIO(encoded), len(encoded), staged.made_at_ms)
     return manifest
 
 
@@ -232,7 +232,7 @@ def _ledger_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _home_files(home: Path) -> Iterator[tuple[str, Path]]:
-    """Plain files alone: a link leads to what is somebody else's to keep."""
+    """Yields plain files alone: the target of a link is not part of the home."""
     count = 0
     for name in HOME_FILES:
         path = home / name
@@ -254,7 +254,7 @@ def _add(tar: tarfile.TarFile, name: str, source: IO[bytes], size: int, at_ms: i
 
 
 class _Hashing:
-    """A file that is hashed as it is read."""
+    """A file that is hashed while it is read."""
 
     def __init__(self, source: IO[bytes]) -> None:
         self._source = source
@@ -267,31 +267,31 @@ class _Hashing:
 
 
 def unpack_backup(source: IO[bytes], folder: Path) -> Manifest:
-    """Write every file of a backup into an empty folder, synced, and compare each with the manifest.
+    """Writes every file of a backup into an empty folder, synced, and compares each with the manifest.
 
-    Raises BadBackup and OSError. The folder is for its owner alone, and so is every file.
+    Raises BadBackup and OSError. Only the owner can read the folder and its files.
     """
     found: dict[str, BackedUpFile] = {}
-    told: bytes | None = None
+    manifest_bytes: bytes | None = None
     try:
         with tarfile.open(fileobj=source, mode="r|") as tar:
             for member in tar:
-                if told is not None:
-                    raise BadBackup("something stands behind its manifest")
+                if manifest_bytes is not None:
+                    raise BadBackup("there is data after its manifest")
                 data = tar.extractfile(member) if member.isreg() else None
                 if data is None or _MEMBER.fullmatch(member.name) is None or member.name in found:
                     raise BadBackup(f"{member.name!r} is no file of a home")
                 if member.name == MANIFEST_NAME:
-                    told = data.read(MANIFEST_BYTES_MAX)
+                    manifest_bytes = data.read(MANIFEST_BYTES_MAX)
                     continue
                 if len(found) >= FILES_MAX:
                     raise BadBackup(f"it has more than {FILES_MAX} files")
                 found[member.name] = _write(folder / member.name, member.name, data)
     except (tarfile.TarError, EOFError) as error:
         raise BadBackup(f"it cannot be read: {error}") from error
-    if told is None:
+    if manifest_bytes is None:
         raise BadBackup("it is cut off: its manifest is missing")
-    manifest = _read_manifest(told)
+    manifest = _read_manifest(manifest_bytes)
     for file in manifest.files:
         if found.pop(file.name, None) != file:
             raise BadBackup(f"{file.name} is not what was backed up: its SHA-256 differs, or it is missing")
@@ -302,9 +302,9 @@ def unpack_backup(source: IO[bytes], folder: Path) -> Manifest:
     return manifest
 
 
-def _read_manifest(told: bytes) -> Manifest:
+def _read_manifest(encoded: bytes) -> Manifest:
     try:
-        manifest = msgspec.json.decode(told, type=Manifest)
+        manifest = msgspec.json.decode(encoded, type=Manifest)
     except msgspec.MsgspecError as error:
         raise BadBackup(f"its manifest cannot be read: {error}") from error
     if manifest.format > FORMAT:

@@ -1,13 +1,13 @@
 """The blob store in a folder of the home.
 
-    incoming/<id>/bytes                   a blob on its way, and one on its way out; emptied at the start
+    incoming/<id>/bytes                   a blob being written or removed; emptied at the start
     <space>/<aa>/<sha256>/bytes           a blob
     <space>/<aa>/<sha256>/<task id>       a reference to it: an empty file
 
-A blob gets its place by one rename of its folder, after everything in it was synced. It leaves by one rename, too. So
-a folder in its place has its bytes and, if it was asked for, its first reference. Nothing here follows a link.
+A blob is published by one rename of its folder, after everything in it was synced. One rename removes it, too. So a
+published folder has its bytes and, if it was requested, its first reference. No code here follows a link.
 
-Work on files is done in threads. One lock orders what changes places and references.
+File operations run in threads. One lock orders changes of blobs and references.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from covenant.ledger.contract.blobs import (
     no_blob,
 )
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.disk import make_owned_folder, open_owned, sync_dir, told_free
+from covenant.ledger.embedded.disk import free_space_text, make_owned_folder, open_owned, sync_dir
 from covenant.model.errors import Invalid, Refusal, Unavailable
 from covenant.model.ids import TaskId, parse_task_id
 
@@ -52,7 +52,7 @@ TASKS_TOLD_MAX: Final = 10
 
 class BlobFolder:
     def __init__(self, folder: Path, new_id: Callable[[], str]) -> None:
-        """Makes the folder, and drops what an earlier process had not finished."""
+        """Creates the folder, and drops the unfinished blobs of an earlier process."""
         self.path = folder
         self._new_id = new_id
         self._lock = threading.Lock()
@@ -67,10 +67,10 @@ class BlobFolder:
         return await asyncio.to_thread(self._begin, space, quota)
 
     def _begin(self, space: str, quota: BlobQuota) -> FolderWriter:
-        with _told(self.path):
+        with _disk_refusals(self.path):
             staged = self.path / INCOMING / self._new_id()
             make_owned_folder(staged)
-            # Nothing else opens it: it is named by a new id, and made here.
+            # Nothing else opens the file: its folder has a new id, and was created here.
             file = open(staged / BYTES, "xb", buffering=0, opener=open_owned)  # noqa: SIM115
         return FolderWriter(self, space, quota, staged, file)
 
@@ -79,14 +79,14 @@ class BlobFolder:
 
     def _refer(self, space: str, sha256: str, task_id: TaskId) -> int | None:
         place = self.place(space, sha256)
-        with self._lock, _told(self.path):
+        with self._lock, _disk_refusals(self.path):
             size = size_at(place)
             if size is not None:
                 self.add_reference(place, task_id)
         return size
 
     def add_reference(self, place: Path, task_id: TaskId) -> None:
-        """Durable when it returns. Under the lock, for a blob in its place."""
+        """Adds a durable reference. The caller has the lock, and the blob is published."""
         os.utime(place / BYTES, follow_symlinks=False)
         path = place / parse_task_id(task_id)
         fault_points.point("blobs.refer")
@@ -96,18 +96,17 @@ class BlobFolder:
         sync_dir(place)
 
     def publish(self, space: str, blob: Blob, staged: Path, quota: BlobQuota, task_id: TaskId | None) -> None:
-        """Give a staged blob, which is synced, its place; or drop it, if its space has this content already."""
+        """Publishes a synced, staged blob; or replaces the bytes, if the space already has this content."""
         place = self.place(space, blob.sha256)
         with self._lock:
-            if size_at(place) == blob.size:
-                os.utime(place / BYTES, follow_symlinks=False)
+            if place.is_dir() and not place.is_symlink():
+                self._replace(place, blob, staged, quota)
                 if task_id is not None:
                     self.add_reference(place, task_id)
-                shutil.rmtree(staged)
                 return
             used = self._used(space)
             check_quota(quota, BlobUsage(*used), blob.size)
-            _drop(place)  # a folder without its bytes, which nobody could read
+            _drop(place)  # a link or a file, which is not readable as a blob
             if task_id is not None:
                 os.close(open_owned(staged / parse_task_id(task_id), os.O_CREAT | os.O_WRONLY | os.O_EXCL))
             fault_points.point("blobs.sync_staged")
@@ -119,6 +118,21 @@ class BlobFolder:
             sync_dir(place.parent)
             used[0] += 1
             used[1] += blob.size
+
+    def _replace(self, place: Path, blob: Blob, staged: Path, quota: BlobQuota) -> None:
+        """Replaces bytes that may be damaged by the new, verified ones. References stay."""
+        before, space = size_at(place), place.parent.parent.name
+        if before != blob.size:
+            self._usage.pop(space, None)  # the count is from before the damage
+            files, size = self._used(space)
+            check_quota(quota, BlobUsage(files - 1, size - (before or 0)), blob.size)
+            if before is None:
+                _drop(place / BYTES)
+        fault_points.point("blobs.replace")
+        os.rename(staged / BYTES, place / BYTES)
+        sync_dir(place)
+        self._used(space)[1] += blob.size - (before or 0)
+        shutil.rmtree(staged)
 
     def _make_parents(self, place: Path) -> None:
         for folder in (place.parent.parent, place.parent):
@@ -152,9 +166,9 @@ class BlobFolder:
             os.close(fd)
 
     async def usage(self, space: str | None = None) -> BlobUsage:
-        return await asyncio.to_thread(self._told_usage, space)
+        return await asyncio.to_thread(self._read_usage, space)
 
-    def _told_usage(self, space: str | None) -> BlobUsage:
+    def _read_usage(self, space: str | None) -> BlobUsage:
         with self._lock:
             found = [self._used(each) for each in ([space] if space is not None else self._spaces())]
         return BlobUsage(sum(files for files, _ in found), sum(size for _, size in found))
@@ -164,7 +178,7 @@ class BlobFolder:
             return BlobUsage(*self._used(space))
 
     def _used(self, space: str) -> list[int]:
-        """Counted once, when somebody first asks, and kept up to date from then on. Under the lock."""
+        """A space's usage, counted at the first call and kept up to date from then on. The caller has the lock."""
         used = self._usage.get(space)
         if used is None:
             sizes = [size_at(place) or 0 for place in self._places(space)]
@@ -212,7 +226,7 @@ class BlobFolder:
                 return Collected(looked, references, blobs, size, more)
 
     def _page(self, spaces: Sequence[str], limit: int) -> list[Path]:
-        """The next places behind the cursor, which moves behind them."""
+        """The next places after the cursor, which moves past them."""
         found: list[Path] = []
         space, after = self._cursor
         for each in spaces:
@@ -226,7 +240,7 @@ class BlobFolder:
         return found
 
     async def _collect(self, place: Path, known: Known, before_ms: int) -> tuple[int, int | None]:
-        """How many references were dropped, and how many bytes, if the blob was."""
+        """The number of dropped references, and the number of freed bytes if the blob was dropped."""
         try:
             old = await asyncio.to_thread(lambda: [each for each in _references(place) if _aged(each, before_ms)])
         except OSError:
@@ -238,11 +252,11 @@ class BlobFolder:
         dropped = 0
         with self._lock:
             for path in lost:
-                if _aged(path, before_ms):  # or it was made anew meanwhile
+                if _aged(path, before_ms):  # unless it was made anew meanwhile
                     fault_points.point("blobs.drop_reference")
                     path.unlink(missing_ok=True)
                     dropped += 1
-            # The folder's own time tells a blob whose bytes are lost.
+            # The folder's own time stands for a blob whose bytes are lost.
             bytes_path = place / BYTES
             aged = _aged(bytes_path if os.path.lexists(bytes_path) else place, before_ms)
             if not aged or _references(place):
@@ -262,8 +276,8 @@ class BlobFolder:
 
     def _erase(self, space: str) -> None:
         if not is_space(space):
-            raise ValueError("that is no space")
-        with self._lock, _told(self.path):
+            raise ValueError("this is not a blob space")
+        with self._lock, _disk_refusals(self.path):
             _drop(self.path / space)
             sync_dir(self.path)
             self._usage.pop(space, None)
@@ -281,7 +295,7 @@ class BlobFolder:
         return faults
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no file is kept open."""
 
     def place(self, space: str, sha256: str) -> Path:
         if not (is_space(space) and is_sha256(sha256)):
@@ -296,7 +310,7 @@ class BlobFolder:
 
 
 def link_blobs(source: Path, target: Path) -> None:
-    """Give every blob and reference a second name under `target`. What is collected meanwhile is left out."""
+    """Hard-links every blob and reference under `target`. Blobs that are collected meanwhile are left out."""
     for place in all_places(source):
         copy = target / place.relative_to(source)
         for folder in reversed(copy.parents[: len(copy.relative_to(target).parts)]):
@@ -314,7 +328,7 @@ def all_places(folder: Path) -> Iterator[Path]:
 
 
 def places_in(space: Path, after: str = "") -> Iterator[Path]:
-    """The folders of a space's blobs, by hash, behind the hash `after`."""
+    """The folders of a space's blobs, by hash, after the hash `after`."""
     for group in sorted(_folders(space), key=lambda each: each.name):
         if group.name >= after[:2]:
             names = sorted(each.name for each in _folders(Path(group.path)) if is_sha256(each.name))
@@ -322,7 +336,7 @@ def places_in(space: Path, after: str = "") -> Iterator[Path]:
 
 
 class FolderWriter:
-    """Writes in threads: one call at a time."""
+    """Writes in threads, one call at a time."""
 
     def __init__(self, store: BlobFolder, space: str, quota: BlobQuota, staged: Path, file: IO[bytes]) -> None:
         self.size = 0
@@ -339,7 +353,7 @@ class FolderWriter:
     def _write(self, data: bytes) -> None:
         used = self._store.used_now(self._space)
         check_quota(self._quota, BlobUsage(0, used.bytes), self.size + len(data))
-        with _told(self._staged):
+        with _disk_refusals(self._staged):
             fault_points.point("blobs.write", self._file.fileno(), data)
             left = memoryview(data)
             while left:
@@ -357,8 +371,8 @@ class FolderWriter:
     def _finish(self, task_id: TaskId | None, claimed: str | None) -> Blob:
         blob = Blob(self._hash.hexdigest(), self.size)
         if claimed is not None and claimed != blob.sha256:
-            raise Invalid("wrong_hash", f"the bytes that came have the SHA-256 {blob.sha256}, not {claimed[:64]}")
-        with _told(self._staged):
+            raise Invalid("wrong_hash", f"the received bytes have the SHA-256 {blob.sha256}, not {claimed[:64]}")
+        with _disk_refusals(self._staged):
             fault_points.point("blobs.sync", self._file.fileno())
             os.fsync(self._file.fileno())
             self._file.close()
@@ -374,19 +388,19 @@ class FolderWriter:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """A disk that takes no more is told as such, and nothing that was acknowledged is lost by it."""
+def _disk_refusals(path: Path) -> Iterator[None]:
+    """Turns a full or failing disk into a refusal. Nothing that was acknowledged is lost by it."""
     try:
         yield
     except Refusal:
         raise
     except OSError as error:
-        room = told_free(path) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        room = free_space_text(path) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise Unavailable("files_unwritable", f"the file cannot be stored: {error.strerror}{room}") from error
 
 
 def size_at(place: Path) -> int | None:
-    """None if there is no plain file, which a link is not."""
+    """The size of a blob; None if its bytes are not a plain file, which a link is not."""
     try:
         found = os.lstat(place / BYTES)
     except OSError:
@@ -421,7 +435,7 @@ def _folders(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _drop(path: Path) -> None:
-    """A folder with all that is in it. A link goes, and not what it leads to."""
+    """Removes a folder with everything in it. Of a link, only the link is removed."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.is_dir():

@@ -1,12 +1,12 @@
-"""Looking for what is left of a removed tenant, in every table of the archive and every file of the journal.
+"""Searches every table of the archive and every file of the journal for traces of a removed tenant.
 
     python -m covenant.ledger.embedded.byte_search <archive> <journal folder> <tenant> <keys as JSON>
 
-It runs as a process of its own, since it reads everything, and reads only. A trace is one of the tenant's markers
-(`tenant_markers`): its name behind that of an agent, or the public key of one of its agents or callers. Finished tasks
+It runs as a process of its own, since it reads everything, and only reads. A trace is one of the tenant's markers
+(`tenant_markers`): its name after that of an agent, or the public key of one of its agents or callers. Finished tasks
 are compressed: each is unpacked and searched.
 
-What stays on purpose is counted apart: rows of the audit, whose chain needs them, and what the journal says of the
+Traces that stay on purpose are counted apart: audit rows, which their chain needs, and the journal's records of the
 removal itself.
 """
 
@@ -32,18 +32,25 @@ CHUNK_BYTES: Final = 1 << 20
 BUSY_S: Final = 30.0
 AUDIT: Final = "audit"
 OF_THE_REMOVAL: Final = frozenset({"audited", "tenant_put", "tenant_erased", "tenant_removed"})
-"""Events that tell of the removal, and lines of a snapshot that do."""
+"""Events and snapshot lines that record the removal."""
 _PACKED: Final = ("packed_task", "packed_result", "packed_updates", "packed_handovers")
 
 _places = msgspec.json.Decoder(tuple[SearchedPlace, ...]).decode
 
 
 async def search_apart(archive: Path, folder: Path, tenant: str, keys: Sequence[str]) -> Sequence[SearchedPlace]:
-    arguments = (str(archive), str(folder), tenant, msgspec.json.encode(keys).decode())
+    output, failure = await run_apart(__name__, str(archive), str(folder), tenant, msgspec.json.encode(keys).decode())
+    if failure:
+        raise Unavailable("search_failed", f"the ledger could not be searched {failure}")
+    return _places(output)
+
+
+async def run_apart(module: str, *arguments: str) -> tuple[bytes, str]:
+    """Runs a module of ours as a process. Returns its output, and why it failed, if it did. Cancelling kills it."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        __name__,
+        module,
         *arguments,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -54,16 +61,14 @@ async def search_apart(archive: Path, folder: Path, tenant: str, keys: Sequence[
     except asyncio.CancelledError:
         process.kill()
         raise
-    if process.returncode != 0:
-        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
-        raise Unavailable("search_failed", f"the ledger could not be searched: {last}")
-    return _places(output)
+    last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+    return output, f"({process.returncode}): {last}" if process.returncode else ""
 
 
 def search_ledger(archive: Path, folder: Path, tenant: str, keys: Sequence[str]) -> Iterator[SearchedPlace]:
     markers = tuple(marker.encode() for marker in tenant_markers(tenant, keys))
     yield from _search_tables(archive, tenant, markers)
-    # A row that was deleted and not overwritten has a display and its key side by side; the audit never has.
+    # A deleted row that was not overwritten has a display and its key side by side; the audit never has.
     side_by_side = tuple(f"@{tenant}{key}".encode() for key in keys)
     for path in (archive, archive.with_name(archive.name + "-wal")):
         if path.exists():
@@ -106,7 +111,7 @@ def _search_journal(path: Path, markers: Sequence[bytes]) -> SearchedPlace:
 
 
 def _rest_of(line: bytes) -> Iterator[bytes]:
-    """A line of a segment or a snapshot without what tells of the removal; whole, if it cannot be read."""
+    """The parts of a segment's or snapshot's line that do not record the removal; all of an unreadable line."""
     try:
         read: dict[str, Any] = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -130,7 +135,7 @@ def count_in_file(path: Path, markers: Sequence[bytes]) -> int:
         while piece := file.read(CHUNK_BYTES):
             data = rest + piece
             for marker in markers:
-                # What lies wholly in the part that was read before was counted then.
+                # Markers that lie wholly in the earlier piece were counted before.
                 found += data.count(marker) - rest.count(marker)
             rest = data[-overlap:] if overlap else b""
     return found

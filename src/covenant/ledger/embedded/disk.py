@@ -1,6 +1,6 @@
-"""Files of a home: folders for their owner alone, and what to tell when the disk does not take or give one.
+"""Files of a home: private folders, and error texts for a disk that fails or is full.
 
-An error names the file, the reason, how much room there is, and what to do.
+An error names the file, the reason, the free space and the fix.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WAYS_OUT: Final = {
 
 
 def free_bytes(folder: Path) -> int | None:
-    """What whoever runs this can still write there; None if that cannot be told."""
+    """The number of bytes that this user can still write there; None if it is unknown."""
     try:
         found = os.statvfs(folder)
     except OSError:
@@ -35,31 +35,31 @@ def free_bytes(folder: Path) -> int | None:
     return found.f_bavail * found.f_frsize
 
 
-def told_free(path: Path) -> str:
+def free_space_text(path: Path) -> str:
     free = free_bytes(path if path.is_dir() else path.parent)
     return "" if free is None else f" ({free / MIB:,.1f} MiB are free there)"
 
 
 def unusable(path: Path, reason: str, number: int | None) -> HomeUnusable:
-    """The refusal of a home because of one file. `number` is the system's error number, if there is one."""
+    """The error for a home with an unusable file. `number` is the system's error number, if there is one."""
     free = free_bytes(path.parent)
-    # SQLite calls it an I/O error when there is no room for its shared memory.
+    # SQLite reports an I/O error when there is no room for its shared memory.
     full = free is not None and free < MIB and number != errno.EROFS
     known = _ROOM if full else _WAYS_OUT.get(number or 0)
     way_out = f"{known}; " if known else ""
-    told = f"{path}: {reason}{told_free(path)}; {way_out}`covenant doctor` looks at all of the home"
-    return HomeUnusable(told, number)
+    message = f"{path}: {reason}{free_space_text(path)}; {way_out}`covenant doctor` looks at all of the home"
+    return HomeUnusable(message, number)
 
 
 def unusable_by(error: OSError, fallback: Path) -> HomeUnusable:
-    """The same of a failed system call. `fallback` is named where the error names no file."""
+    """The error for a failed system call. `fallback` is named if the error names no file."""
     named = error.filename if isinstance(error.filename, str) else None
     return unusable(Path(named) if named else fallback, error.strerror or str(error), error.errno)
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give system errors that name no file this one's name."""
+    """Adds this file's name to system errors that name no file."""
     try:
         yield
     except OSError as error:
@@ -69,7 +69,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Unless it is there. Folders that lead to it and are missing can be read by others, and changed by nobody else."""
+    """Creates a private folder if it is missing. Missing parents are readable by others, writable by the owner."""
     missing = [parent for parent in folder.parents if not parent.exists()]
     for parent in reversed(missing):
         parent.mkdir(mode=0o755, exist_ok=True)
@@ -77,12 +77,12 @@ def make_private_folder(folder: Path) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """An `opener` for `open`."""
+    """An `opener` for `open` that creates private files."""
     return os.open(path, flags, 0o600)
 
 
 def open_owned(path: str | Path, flags: int) -> int:
-    """An `opener` for a file of a home. What root makes in another user's folder belongs to that user.
+    """An `opener` for a file of a home. A file that root creates in another user's folder belongs to that user.
 
     Root follows no link in such a folder: its owner could have put the link there.
     """
@@ -101,7 +101,7 @@ def open_owned(path: str | Path, flags: int) -> int:
 
 
 def make_owned_folder(folder: Path, *, exist_ok: bool = False) -> None:
-    """A new folder of a home. What root makes in another user's folder belongs to that user."""
+    """Creates a folder of a home. A folder that root creates in another user's folder belongs to that user."""
     owner = _other_owner(folder.parent)
     try:
         folder.mkdir(mode=0o700)
@@ -122,7 +122,7 @@ def _other_owner(folder: str | Path) -> tuple[int, int] | None:
 
 
 def replace_private(path: Path, data: bytes) -> None:
-    """Give a file this content, durably: a crash leaves the old one, or the new one."""
+    """Replaces a file's content durably: a crash leaves the old content or the new one."""
     unfinished = path.with_suffix(".tmp")
     with open(unfinished, "wb", opener=open_owned) as file:
         file.write(data)

@@ -1,23 +1,24 @@
-"""The embedded engine: decide in memory, append to the journal, answer when it is durable.
+"""The embedded engine: decides in memory, appends to the journal, answers when the record is durable.
 
-State changes when a command is decided, before its record is on disk, so that the next command is decided on top of
-it and both share a sync. Nobody sees that early: each answer, refusal and read first waits until everything decided
-before it is durable. If the disk fails, memory is ahead of it; then it is thrown away and read back from the disk, and
-reads go on from there.
+State changes when a command is decided, before its record is on disk, so that the next command is decided on top of it
+and both share a sync. Nobody sees the change that early: each answer, refusal and read first waits until everything
+decided before it is durable. If the disk fails, memory is ahead of it; then memory is discarded and read back from the
+disk, and reads go on from there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from covenant.ledger.clock import Clock
-from covenant.ledger.contract.identities import RegisterChange
-from covenant.ledger.contract.ledger import Counts, LedgerNode
+from covenant.ledger.contract.identities import RegisterChange, Resident
+from covenant.ledger.contract.ledger import Counts, LedgerNode, TenantSize
 from covenant.ledger.contract.retention import Erased, EraseTasks, Scrub, SearchedPlace
 from covenant.ledger.embedded.journal.recovery import TornTail
 from covenant.ledger.embedded.queues import BodyNeeded, ReadBodies
@@ -33,14 +34,16 @@ from covenant.ledger.machine.commands import (
     TaskCommand,
     Withdraw,
 )
-from covenant.ledger.machine.decisions import Decision, decide
-from covenant.ledger.machine.decisions.context import CommandRefused
+from covenant.ledger.machine.decisions import DECISIONS, Decision, decide
+from covenant.ledger.machine.decisions.context import CommandRefused, DecisionContext
+from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.event_codec import encode_events
-from covenant.ledger.machine.events import TASK_EVENTS, AnyEvent, TaskLeased, TaskUpdated
+from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.peer_commands import ReceiveFromPeer
 from covenant.ledger.machine.states import FINISHED, QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived
 from covenant.ledger.watchers import KeyedWakeups, QueueWaiters, TaskWatchers
+from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import OverLimit, Unavailable, storage_failed
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.peers.instance import InstanceId
@@ -50,19 +53,19 @@ from covenant.model.task_event import Step
 
 A = TypeVar("A")
 
-# How far the archive may fall behind the journal. A batch of it takes some 10 µs an event: these are about a second and
-# ten seconds of work, and bound what a start must still archive.
+# How far the archive may fall behind the journal. Archiving takes some 10 µs an event: these are about a second and ten
+# seconds of work, and bound what a start must still archive.
 LAG_SLOWS_REPORTS: Final = 100_000
 LAG_REFUSES_TASKS: Final = 1_000_000
 
-_RUNG: Final = TASK_EVENTS - {TaskUpdated, TaskLeased}
-"""Those two neither queue a task nor end it, and are most of what happens."""
+LOOK_MS: Final = 10
+"""How often due tasks are looked at: those that are due one after the other are looked at together."""
 
 log = logging.getLogger(__name__)
 
 
 class EmbeddedLedger(Reads):
-    """Made by `open_ledger` or `memory_ledger`; used on the loop it was made on."""
+    """Created by `open_ledger` or `memory_ledger`; used on the loop that created it."""
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class EmbeddedLedger(Reads):
         torn: TornTail | None = None,
     ) -> None:
         self.torn: Final = torn
-        """The tail that opening cut off, if there was one: never acknowledged, kept aside, to be reported."""
+        """The tail that opening cut off, if any: it was never acknowledged, is kept aside, and must be reported."""
         self.node = node
         self.boot = boot
         self.clock = clock
@@ -94,40 +97,48 @@ class EmbeddedLedger(Reads):
         self.watch = self._watching.watch
         self._watching.on_audit(lambda: self._bell.ring(("audit",)))
         self._compacting = asyncio.Lock()
-        state.watch_holders(self.alive)
+        state.watch_holders(self.alive, self.boot)
         self._evict(self._archive.archived_seq)
         storage.follow(self._evict)
-        self._archive_on_durable = self._journal.on_durable
         self._journal.on_durable = self._landed
         self._journal.on_failure = self._watching.cut
+
+    living = staticmethod(partial(int, 1))
+    """There is no other node. (Not a function of ours, since every request calls it.)"""
 
     @property
     def limits(self) -> Limits:
         return self._state.limits
 
     async def commit(self, command: Command[A]) -> A:
-        # Most commands need neither: asking first spares each of them two coroutines, a twentieth of its cost.
+        # Most commands need neither: checking first spares each of them two coroutines, a twentieth of its cost.
         journal = self._journal
         if journal.durable_seq - self._archive.archived_seq >= LAG_SLOWS_REPORTS:
             await self._admit(command)
-        recalled = await self._recall(command) if self._may_be_forgotten(command) else {}
+        # Most are for a task in memory, or make a new one: then the archive need not be asked.
+        known = (isinstance(command, TaskCommand) and command.task_id in self._state.entries) or (
+            type(command) is Accept and command.minted
+        )
+        recalled = {} if known or not self._forgotten(command) else await self._recall(command)
         state, now_ms = self._state, self.now_ms()
         if journal.failure is not None:
             raise storage_failed(journal.failure)
         state.recalled = recalled
+        events: list[AnyEvent] = []
+        context = DecisionContext(state, now_ms, self._new_id, self.clock.ages, events, events.append)
         try:
             try:
-                decision = decide(state, command, now_ms, self._new_id, self.clock.ages)
+                answer: A = DECISIONS[type(command)](context, command)  # what `decide` does, without its call
             except BodyNeeded as needed:
                 decision, now_ms = await self._decide_with_bodies(command, needed.task_id)
+                events, answer = decision.events, decision.answer
         except CommandRefused as refused:
             if refused.events:
                 self._record(refused.events, now_ms)
             await journal.wait()
             raise refused.refusal from None
-        if decision.events:
-            self._record(decision.events, now_ms)
-        answer: A = decision.answer
+        if events:
+            self._record(events, now_ms)
         waiter = journal.waiter()
         if waiter is not None:
             try:
@@ -140,18 +151,18 @@ class EmbeddedLedger(Reads):
         return answer
 
     async def _give_back(self, undo: GiveBack) -> None:
-        """To its end, however often somebody cancels: what was taken must not stay with nobody."""
+        """Gives back leases or results despite cancellation: they must not stay with nobody."""
         doing = asyncio.create_task(self.commit(undo))
         while not doing.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait((doing,))
         if not doing.cancelled():
-            doing.exception()  # the disk failed: then nobody knows whether it was taken, and an operator will see
+            doing.exception()  # the disk failed: the outcome is unknown, and an operator will see the lease
 
     async def _decide_with_bodies(self, command: Command[Any], needed: TaskId) -> tuple[Decision, int]:
-        """Read one body after the other, until the command can be decided; and when that was.
+        """Reads one body after the other until the command can be decided. Returns the decision and its time.
 
-        What cannot be read is passed over by the decision. Meanwhile others decide: each round begins anew.
+        The decision skips tasks that cannot be read. Other commands are decided meanwhile, so each round begins anew.
         """
         read = ReadBodies()
         while True:
@@ -175,37 +186,38 @@ class EmbeddedLedger(Reads):
         state = self._state
         encoded, events = encode_events(events)
         seq = self._journal.append(encoded, now_ms)
-        state.apply(events, now_ms, seq)
-        if self._bell.waiting or self._task_waiters.lines or self._result_waiters.lines:
-            self._ring(events)
+        moved = state.apply(events, now_ms, seq)
+        if moved:
+            self._ring(moved.values())
         self._watching.note(events, now_ms, seq, state.pushes_by_task)
 
     def _landed(self, durable_seq: int) -> None:
         self._watching.landed(durable_seq)
-        self._archive_on_durable(durable_seq)
+        # What `notify` does, without its call: this is done after every batch.
+        archive = self._archive
+        archive.target = durable_seq
+        if not archive.wake.is_set():
+            archive.wake.set()
 
-    def _ring(self, events: Sequence[AnyEvent]) -> None:
-        """Wake whoever waits for this. They decide at once, and share the sync that this record waits for."""
-        event: Any
-        for event in events:
-            if type(event) not in _RUNG:
-                continue
-            entry = self._state.entries[event.task_id]
-            if entry.state is QUEUED:
-                self._task_waiters.wake(entry.task.recipient.pubkey)
-            elif entry.state in FINISHED:
-                if self._bell.waiting:
-                    self._bell.ring(("task", event.task_id))
+    def _ring(self, moved: Iterable[Entry]) -> None:
+        """Wakes waiters for these tasks. They decide at once, and share the sync that this record waits for."""
+        for entry in moved:
+            state, task = entry.state, entry.task
+            if state is QUEUED:
+                self._task_waiters.wake(task.recipient.pubkey)
+            elif state in FINISHED:
+                if (topic := ("task", task.id)) in self._bell.waiting:
+                    self._bell.ring(topic)
                 if self._state.orphaned:
                     self._bell.ring(("orphans",))
-                if entry.state is SETTLED:
-                    self._result_waiters.wake(entry.task.sender.pubkey)
+                if state is SETTLED:
+                    self._result_waiters.wake(task.sender.pubkey)
 
     def _archive_lag(self) -> int:
         return self._journal.durable_seq - self._archive.archived_seq
 
     async def _admit(self, command: Command[Any]) -> None:
-        """An archive that cannot keep up slows what feeds it most, then refuses new work: the lag is bounded."""
+        """Bounds the lag of a slow archive: slows updates, which feed it most, then refuses new tasks."""
         if isinstance(command, (Report, Advance)):
             await self._archive.caught_up(self._journal.durable_seq - LAG_SLOWS_REPORTS, CATCH_UP_S)
         elif _begins_work(command) and self._archive_lag() >= LAG_REFUSES_TASKS:
@@ -213,26 +225,18 @@ class EmbeddedLedger(Reads):
                 "archive_lagging", "the archive cannot keep up; send again in a few seconds", retry_after_ms=5_000
             )
 
-    def _may_be_forgotten(self, command: Command[Any]) -> bool:
-        """Whether the archive must be asked: most commands are for a task in memory, or make a new one."""
-        if type(command) is Accept and command.minted:
-            return False
-        if isinstance(command, TaskCommand) and command.task_id in self._state.entries:
-            return False
-        return bool(self._forgotten(command))
-
     def _forgotten(self, command: Command[Any]) -> Sequence[TaskId]:
-        """The tasks this command names that only the archive may still know."""
+        """The tasks named by this command that only the archive may still have."""
         entries, seen = self._state.entries, self._storage.seen
         return [
             task_id for task_id in _named_tasks(command, self._state) if task_id not in entries and seen.maybe(task_id)
         ]
 
     async def _recall(self, command: Command[Any]) -> dict[TaskId, Archived | None]:
-        """What the archive knows of the tasks; None of one that was erased."""
+        """The archive's record of each task; None for one that was erased."""
         found: dict[TaskId, Archived | None] = {}
         unknown: set[TaskId] = set()
-        # Asked anew after each look: while the archive was read, more of what the command names may have left memory.
+        # Checked anew after each read: meanwhile more of the command's tasks may have left memory.
         while wanted := [task_id for task_id in self._forgotten(command) if task_id not in found]:
             for task_id in wanted:
                 found[task_id] = archived = await self._lookup(command, task_id)
@@ -243,21 +247,21 @@ class EmbeddedLedger(Reads):
     async def _lookup(self, command: Command[Any], task_id: TaskId) -> Archived | None:
         if isinstance(command, (Withdraw, GiveBack)):
             return await self._history.lookup_whole(task_id)
-        viewer, recipient = _asked_by(command)
+        viewer, recipient = _visibility_of(command)
         return await self._history.lookup(task_id, viewer, recipient)
 
     def _evict(self, archived_seq: int) -> None:
-        """On the loop, after each batch of the archive."""
+        """Runs on the loop, after each batch of the archive."""
         seen = self._storage.seen
         for task_id in self._state.evict(archived_seq):
             seen.add(task_id)
         self._state.unload(archived_seq)
 
     async def _reload(self) -> None:
-        """The disk failed, and memory is ahead of it: go back to what is known to be there."""
+        """Goes back to the state on disk, after the disk has failed and memory is ahead of it."""
         state = await asyncio.to_thread(self._storage.state_at, self._journal.durable_seq, self._state.limits)
         state.evict(self._archive.archived_seq)
-        state.watch_holders(self.alive)
+        state.watch_holders(self.alive, self.boot)
         state.used_here = self._state.used_here
         self._use(state)
         self._watching.forget()
@@ -274,19 +278,41 @@ class EmbeddedLedger(Reads):
     async def orphaned(self, timeout_ms: int) -> bool:
         return bool(self._state.orphaned) or await self._bell.wait(("orphans",), timeout_ms)
 
+    async def overdue(self, timeout_ms: int) -> bool:
+        due_in_ms = self._due_in_ms()
+        wait_ms = timeout_ms if due_in_ms is None else min(timeout_ms, due_in_ms)
+        if wait_ms > 0:
+            ring = partial(self._bell.ring, ("due",))
+            self._state.due_tasks.notify(self.now_ms() + wait_ms, ring)
+            await self._bell.wait(("due",), max(wait_ms, LOOK_MS))
+            due_in_ms = self._due_in_ms()
+        return due_in_ms is not None and due_in_ms <= 0
+
+    def _due_in_ms(self) -> int | None:
+        """The time until the next task is due; None: there is none."""
+        now_ms = self.now_ms()
+        next_ms = self._state.due_tasks.next_ms(self._state.entries, now_ms, self.clock.ages)
+        return None if next_ms is None else next_ms - now_ms
+
     def on_lost(
         self, callback: Callable[[TaskId], None], used: Callable[[TaskId], dict[str, Any] | None] | None = None
     ) -> None:
         self._watching.on_lost(callback)
         self._state.used_here = used
 
-    # Methods, as the rarer ones are: an object with more than thirty attributes is slower to ask for any of them.
+    # Methods, not attributes: an object with more than thirty attributes is slower to read from.
 
     def on_push(self, callback: Callable[[TaskId, Step | None], None]) -> None:
         self._watching.on_push(callback)
 
     def on_peer(self, callback: Callable[[InstanceId], None]) -> None:
         self._watching.on_peer(callback)
+
+    async def announce(self, agents: Sequence[CatalogueAgent]) -> None:
+        """Does nothing: there is no other node."""
+
+    def residents(self) -> Sequence[Resident]:
+        return ()
 
     def on_registers(self, callback: Callable[[RegisterChange], None]) -> None:
         self._watching.on_registers(callback)
@@ -319,27 +345,35 @@ class EmbeddedLedger(Reads):
             return await self._storage.compact(self._state)
 
     async def maintain(self) -> int | None:
-        """Compact if enough segments are sealed; what it dropped, or None if there was nothing to do."""
+        """Compacts if enough segments are sealed. Returns how many events were dropped; None: nothing was to do."""
         if self._compacting.locked() or not self._storage.wants_compaction():
             return None
         return await self.compact()
 
     async def copy_to(self, folder: Path) -> int:
-        """Put a whole ledger into an empty folder of the home's file system, and return its position.
+        """Copies the whole ledger into an empty folder on the home's file system. Returns the copy's position.
 
-        Everything acknowledged before is in it. Work goes on meanwhile; compaction waits.
+        The copy has everything acknowledged before. Work goes on meanwhile; compaction waits.
         """
         async with self._compacting:
             return await self._storage.copy_to(folder)
 
     @property
     def durable_seq(self) -> int:
-        """How many records there are that no crash takes away."""
+        """The number of records that survive any crash."""
         return self._journal.durable_seq
 
     async def seal(self) -> None:
-        """Have everything written so far in sealed segments."""
+        """Seals the active segment, so that everything written so far is in sealed segments."""
         await self._journal.rotate()
+
+    async def tenant_sizes(self, tenants: Sequence[str]) -> Sequence[TenantSize]:
+        await self._live()
+        kept: dict[str, int] | None = None
+        with suppress(Unavailable):
+            kept = await self._history.kept_bytes()
+        accounts = [(self._state.account(name), kept.get(name, 0) if kept is not None else None) for name in tenants]
+        return [TenantSize(account.tasks, account.size, kept_bytes) for account, kept_bytes in accounts]
 
     async def counts(self) -> Counts:
         await self.durable()
@@ -371,6 +405,9 @@ class EmbeddedLedger(Reads):
     def leads(self, name: str) -> bool:  # noqa: ARG002  there is no other node
         return True
 
+    def shares(self, work: str, part: str) -> bool:  # noqa: ARG002  there is no other node
+        return True
+
     async def nodes(self) -> Sequence[LedgerNode]:
         await self.durable()
         held = [entry.lease for entry in self._state.leases() if entry.lease is not None]
@@ -398,7 +435,7 @@ def _named_tasks(command: Command[Any], state: LedgerState) -> Sequence[TaskId]:
     if isinstance(command, TaskCommand):
         return (command.task_id,)
     if isinstance(command, Accept):
-        # An id that was made just now is nobody's yet.
+        # An id that was just generated is not in use yet.
         return () if command.minted else (command.task.id,)
     if isinstance(command, ReceiveFromPeer):
         return () if command.accept is None else (command.accept.task.id,)
@@ -414,8 +451,8 @@ def _named_tasks(command: Command[Any], state: LedgerState) -> Sequence[TaskId]:
     return command.results if isinstance(command, GiveBack) else ()
 
 
-def _asked_by(command: Command[Any]) -> tuple[PublicKey | None, PublicKey | None]:
-    """Who must have part in the tasks that a command names, and whose they must be; None: whoever, whosever."""
+def _visibility_of(command: Command[Any]) -> tuple[PublicKey | None, PublicKey | None]:
+    """The viewer and the recipient that a command's tasks must match; None: any."""
     if isinstance(command, TaskCommand):
         return command.viewer, command.recipient
     return (command.sender if isinstance(command, Drain) else None), None

@@ -1,9 +1,9 @@
-"""Named crash points: every step that touches a file, so that a test can stop the world exactly there.
+"""Named fault points: one before every step that touches a file, so that a test can stop the process exactly there.
 
-`point(name)` stands directly before the step that it names. Unless a plan is armed it does nothing, at the
-cost of one look at a global. An armed plan counts the hits of every point and, at the n-th hit of the one it
-names, performs its action: kill the process, tear the write, lose what was not synced, or fail as a disk fails.
-"After step A" needs no point of its own: it is "before the step that follows A".
+`point(name)` stands directly before the step that it names. Unless a plan is armed it does nothing, at the cost of one
+look at a global. An armed plan counts the hits of every point and, at the n-th hit of the point that it names, performs
+its action: kill the process, tear the write, lose unsynced data, or fail as a disk fails. "After step A" needs no point
+of its own: it is "before the step that follows A".
 
 Nothing here reads the environment or arms itself.
 """
@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 
 POINTS: Final = (
     "journal.write",  # a batch of lines is about to be written to the active segment
-    "journal.sync",  # it is written, and not yet synced
-    "journal.acknowledge",  # it is durable, and nobody was told
+    "journal.sync",  # the batch is written, and not yet synced
+    "journal.acknowledge",  # the batch is durable, and not acknowledged
     "journal.seal",  # the active segment is full (or asked to close), its last bytes about to be synced
     "journal.create_segment",  # the old segment is sealed, the new one does not exist
     "journal.sync_dir",  # the new segment exists, its name is not durable
@@ -41,34 +41,43 @@ POINTS: Final = (
     "archive.commit",
     "archive.erase",  # a batch of finished tasks is about to be erased
     "archive.erase_commit",
-    "archive.scrub",  # the archive is about to be written anew, without what was erased
-    "archive.scrub_truncate",  # it is written, and the WAL still has old pages
+    "archive.scrub",  # the archive is about to be rewritten without erased data
+    "archive.scrub_truncate",  # the archive is rewritten, and the WAL still has old pages
     "archive.pack_commit",
     "compaction.drop",
     "compaction.drop_snapshot",
 )
 BLOB_POINTS: Final = (
     "blobs.write",  # a piece of a blob is about to be written
-    "blobs.sync",  # it is written, and not yet synced
-    "blobs.sync_staged",  # its bytes are durable, its name and first reference among the incoming ones are not
-    "blobs.rename",  # it is whole and durable among the incoming ones
-    "blobs.sync_dir",  # it has its place, the place is not durable
-    "blobs.refer",  # a further reference is about to be made
-    "blobs.sync_reference",  # it is made, and not durable
+    "blobs.sync",  # the piece is written, and not yet synced
+    "blobs.sync_staged",  # its bytes are durable, its staged name and first reference are not
+    "blobs.rename",  # the staged blob is complete and durable
+    "blobs.sync_dir",  # the blob is published, its name is not durable
+    "blobs.replace",  # the same content came again, and is about to replace the bytes
+    "blobs.refer",  # a further reference is about to be created
+    "blobs.sync_reference",  # the reference is created, and not durable
     "blobs.drop_reference",  # a reference to an unknown task is about to be dropped
-    "blobs.condemn",  # nothing refers to a blob: it is about to lose its place
-    "blobs.drop",  # it has no place any more, its bytes are there
+    "blobs.condemn",  # no task refers to a blob, which is about to be moved away
+    "blobs.drop",  # the blob is moved away, its bytes still exist
 )
-"""Of the blob store, beside the ledger."""
+"""Points of the blob store."""
+MOVE_POINTS: Final = (
+    "move.written",  # the target is written, and not compared yet
+    "move.commit",  # the target is compared, the database is about to commit
+    "move.mark",  # the database has the ledger, the home is not marked so
+    "move.publish",  # the database has released the ledger, the home has it in a staging folder
+)
+"""Points of a move between a home and a database."""
+_KNOWN: Final = frozenset((*POINTS, *BLOB_POINTS, *MOVE_POINTS))
 
 
 class FaultPoint(NamedTuple):
-    """What is about to happen at a point. Fields that a step does not have are empty."""
+    """The step that is about to happen at a point. Fields that a step does not have are empty."""
 
     name: str
-    fd: int  # the file it touches, -1 if none is open
-    data: bytes  # what it is about to write
-    kept: int  # how much of that file is known to be synced
+    fd: int  # the file that the step touches, -1 if none is open
+    data: bytes  # the bytes that the step is about to write
+    kept: int  # the number of bytes of the file that are known to be synced
     path: Path | None  # a name in a directory that was not yet synced
 
 
@@ -76,7 +85,7 @@ Action = Callable[[FaultPoint], None]
 
 
 def kill(_step: FaultPoint) -> None:
-    """`kill -9`: what was written stays, what was not begun never happens."""
+    """`kill -9`: written bytes stay, later steps never happen."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -92,7 +101,7 @@ def tear(length: int) -> Action:
 
 
 def lose(step: FaultPoint) -> None:
-    """The power fails: bytes and names that were not synced are gone."""
+    """The power fails: unsynced bytes and names are gone."""
     if step.fd >= 0:
         os.ftruncate(step.fd, step.kept)
     elif step.path is not None:
@@ -112,10 +121,10 @@ def fail(errno: int, *, written: int = 0) -> Action:
 
 
 class Plan:
-    """What to do at the n-th hit of one point; without an action it only counts. Any thread may hit it."""
+    """The action at the n-th hit of one point; without an action it only counts. Any thread may hit it."""
 
     def __init__(self, name: str | None = None, action: Action | None = None, *, nth: int = 1) -> None:
-        if name is not None and name not in (*POINTS, *BLOB_POINTS):
+        if name is not None and name not in _KNOWN:
             raise ValueError(f"{name!r} is not a crash point; the points are {', '.join(POINTS)}")
         self.hits: Counter[str] = Counter()
         self.fired = False
@@ -125,7 +134,7 @@ class Plan:
         self._lock = threading.Lock()
 
     def hit(self, step: FaultPoint) -> None:
-        assert step.name in (*POINTS, *BLOB_POINTS), f"the point {step.name!r} is missing from POINTS"
+        assert step.name in _KNOWN, f"the point {step.name!r} is missing from POINTS"
         with self._lock:
             self.hits[step.name] += 1
             due = step.name == self._name and self.hits[step.name] == self._nth

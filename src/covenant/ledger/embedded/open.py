@@ -1,8 +1,8 @@
 """Opening a home: lock, snapshot, archive, journal, in this order, and a ledger on top.
 
-Opening is bounded by live work: the snapshot holds what is live, the segments after it are few, and the archive is
-asked only where it stands. `FileStorage` has segments, snapshots and an archive in a home; `MemoryStorage` has the same
-lines and the same archive without a file behind them.
+Opening is bounded by live work: the snapshot holds live tasks, the segments after it are few, and of the archive only
+its seq is read. `FileStorage` has segments, snapshots and an archive in a home; `MemoryStorage` has the same lines and
+the same archive without files.
 """
 
 from __future__ import annotations
@@ -15,20 +15,27 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from covenant.ledger.clock import PAUSE_MS, Clock, Uuids
+from covenant.ledger.clock import PAUSE_MS, Clock, uuid_source
 from covenant.ledger.contract.retention import SearchedPlace
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME, Archive, copy_database
+from covenant.ledger.embedded.archive.archive import Archive
+from covenant.ledger.embedded.archive.archive_file import ARCHIVE_NAME, copy_database
+from covenant.ledger.embedded.archive.archive_writer import ArchiveWriter, WriterProcess
 from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.seen_filter import SeenIds, save
-from covenant.ledger.embedded.archive.writer_process import WriterProcess
-from covenant.ledger.embedded.archive.writer_roles import ArchiveWriter
-from covenant.ledger.embedded.byte_search import search_apart
-from covenant.ledger.embedded.disk import make_owned_folder, make_private_folder, unusable, unusable_by
+from covenant.ledger.embedded.byte_search import run_apart, search_apart
+from covenant.ledger.embedded.disk import (
+    make_owned_folder,
+    make_private_folder,
+    replace_private,
+    sync_dir,
+    unusable,
+    unusable_by,
+)
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal import snapshot
 from covenant.ledger.embedded.journal.journal import SEGMENT_BYTES, Durability, Journal, MemoryJournal
@@ -47,18 +54,19 @@ from covenant.model.settings import Limits
 from covenant.model.task import Task
 
 NICE: Final = 10
-"""Nobody waits for it, and whoever sends a task does."""
+"""Compaction yields to requests: nobody waits for it."""
+MARK_NAME: Final = "moved.json"
 
 
 class Compacted(msgspec.Struct, frozen=True, gc=False):
-    """`dropped` counts the events of tasks that are resolved: what the snapshot no longer holds."""
+    """`dropped` counts the events of resolved tasks, which the snapshot no longer holds."""
 
     seq: int
     dropped: int
 
 
 class _Place(NamedTuple):
-    """Where a large body is: in a line of a segment, or of the snapshot before."""
+    """The place of a large body: in a line of a segment, or of the snapshot before."""
 
     path: Path
     offset: int
@@ -66,7 +74,7 @@ class _Place(NamedTuple):
 
 
 class _LargeBodies:
-    """Where the bodies are that are too large to be kept, so that the new snapshot has them too."""
+    """The places of bodies that are too large for memory, so that the new snapshot has them too."""
 
     def __init__(self, state: LedgerState, old: Path | None) -> None:
         self._state = state
@@ -75,7 +83,7 @@ class _LargeBodies:
 
     def of_snapshot(self, entry: Entry, offset: int, length: int) -> None:
         assert self._old is not None
-        # Its entry in the state is not there yet, and may have no size of its own.
+        # The entry in the state is not there yet, and may have no size of its own.
         if length >= self._state.limits.body_bytes_on_disk:
             self._places[entry.task.id] = _Place(self._old, offset, length)
 
@@ -131,21 +139,21 @@ if __name__ == "__main__":
 
 SEEN: Final = "seen.bin"
 RESTORING_NAME: Final = "restoring"
-"""A folder in a home that a restore has not finished yet."""
+"""A folder in a home whose restore has not finished."""
 SEEN_PAGE: Final = 1_000
 SEALED_SEGMENTS_BEFORE_COMPACTION: Final = 4
 COMPACTION_CATCH_UP_S: Final = 60.0
 
 
 class CompactionFailed(Unavailable):
-    """Merging or dropping failed: nothing is lost but disk space, and the next run tries again."""
+    """Merging or dropping failed: it costs only disk space, and the next run tries again."""
 
     def __init__(self, reason: str) -> None:
         super().__init__("compaction_failed", f"{reason}; nothing is lost, and the next compaction tries again")
 
 
 async def cover(seen: SeenIds, history: History) -> None:
-    """Add every finished task that the filter does not cover yet; bounded by what finished since it was saved."""
+    """Adds every finished task that the filter lacks; bounded by those that finished since it was saved."""
     while True:
         task_ids, through = await history.finished(seen.covered, SEEN_PAGE)
         if not task_ids:
@@ -160,12 +168,11 @@ def follow(
     open_for_writing: Callable[[], ArchiveWriter] | None = None,
 ) -> None:
     archive.start(journal, on_archived, open_for_writing)
-    journal.on_durable = archive.notify
     archive.notify(journal.durable_seq)
 
 
 class FileStorage:
-    """`apart`: the archive is written by a process of its own, which costs its start and spares the loop its work."""
+    """`apart`: a process of its own writes the archive, which costs its start and spares the loop its work."""
 
     def __init__(
         self,
@@ -207,7 +214,7 @@ class FileStorage:
         return len(sealed) >= SEALED_SEGMENTS_BEFORE_COMPACTION
 
     async def compact(self, state: LedgerState) -> int:
-        """Seal, merge in another process, then drop what the snapshot and the archive both hold."""
+        """Seals, merges in another process, then drops the records that both the snapshot and the archive hold."""
         sealed_seq = await self.journal.rotate()
         compacted = await self._merge(sealed_seq, state.limits)
         await self.archive.caught_up(compacted.seq, COMPACTION_CATCH_UP_S)
@@ -216,29 +223,15 @@ class FileStorage:
         try:
             await asyncio.to_thread(self._drop, compacted.seq, archived_seq, self.seen.encode())
         except OSError as error:
-            raise CompactionFailed(f"dropping what the snapshot covers failed: {error}") from error
+            raise CompactionFailed(f"dropping records that the snapshot covers failed: {error}") from error
         return compacted.dropped
 
     async def _merge(self, through_seq: int, limits: Limits) -> Compacted:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "covenant.ledger.embedded.open",
-            str(self._folder),
-            str(through_seq),
-            msgspec.json.encode(limits).decode(),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            output, errors = await process.communicate()
-        except asyncio.CancelledError:
-            process.kill()
-            raise
-        if process.returncode != 0:
-            last = errors.decode(errors="replace").strip().rpartition("\n")[2]
-            raise CompactionFailed(f"merging the journal's segments failed ({process.returncode}): {last}")
+        limited = msgspec.json.encode(limits).decode()
+        folder, seq = str(self._folder), str(through_seq)
+        output, failure = await run_apart("covenant.ledger.embedded.open", folder, seq, limited)
+        if failure:
+            raise CompactionFailed(f"merging the journal's segments failed {failure}")
         return msgspec.json.decode(output, type=Compacted)
 
     def _drop(self, snapshot_seq: int, archived_seq: int, seen: bytes) -> None:
@@ -252,7 +245,7 @@ class FileStorage:
         return await search_apart(self.archive.path, self._folder, tenant, parties)
 
     async def copy_to(self, folder: Path) -> int:
-        """The archive first: it holds durable records alone, so the journal that is sealed after it has them all."""
+        """Copies the archive first: it has durable records alone, so the journal that is sealed next has them all."""
         try:
             await asyncio.to_thread(copy_database, self.archive.path, folder / ARCHIVE_NAME)
             sealed_seq = await self.journal.rotate()
@@ -262,7 +255,7 @@ class FileStorage:
         return sealed_seq
 
     def _link_journal(self, folder: Path, sealed_seq: int) -> None:
-        """Sealed segments and snapshots are never written again: a second name is as good as a copy."""
+        """Sealed segments and snapshots are never written again: a hard link is as good as a copy."""
         make_owned_folder(folder)
         found = snapshot.newest(self._folder)
         paths = [segment.path for segment in list_segments(self._folder) if segment.first_seq <= sealed_seq]
@@ -313,7 +306,7 @@ class MemoryStorage:
 NODE: Final = "local"
 CATCH_UP_S: Final = 600.0
 PATIENCE_S: Final = 10.0
-"""How long an archive that cannot be written keeps a start waiting."""
+"""How long an archive that cannot be written delays a start."""
 
 
 async def open_ledger(
@@ -331,19 +324,19 @@ async def open_ledger(
     node: str = NODE,
     boot: str | None = None,
 ) -> EmbeddedLedger:
-    """The ledger kept in `home`, which is made if it is not there.
+    """The ledger in the folder `home`, which is created if it does not exist.
 
-    `clock` is the wall clock and `monotonic_ms` one that nobody sets, by which steps of the first are noticed. Without
-    it the wall clock is believed: right for a clock that a test moves.
+    `clock` is the wall clock and `monotonic_ms` a clock that nobody sets, by which steps of the first are noticed.
+    Without it the wall clock is trusted: right for a clock that a test moves.
 
-    `archive_apart` has the archive written by a process of its own: right for whoever serves many and for long. With
-    durability "os" it is not done, since there the archive's reader must sync the journal, and tell it if that fails.
-    `shipped` keeps compaction from dropping what was not shipped.
+    `archive_apart` has a process of its own write the archive: right for a long-running server. It is ignored with
+    durability "os", since there the archive's reader must sync the journal, and report a failure to it. `shipped` keeps
+    compaction from dropping segments that were not shipped.
 
-    Raises HomeLocked if another process has it, Damaged if what is on disk contradicts itself, HomeUnusable if a file
+    Raises HomeLocked if another process has it, Damaged if the files contradict each other, HomeUnusable if a file
     cannot be read or written.
     """
-    new_id = new_id or Uuids()
+    new_id = new_id or uuid_source()
     boot = boot or new_id()
     try:
         await asyncio.to_thread(make_private_folder, home)
@@ -373,7 +366,7 @@ async def open_ledger(
     )
     ledger = EmbeddedLedger(state, storage, node=node, boot=boot, clock=guarded, new_id=new_id, torn=opened.torn)
     try:
-        # What the snapshot left out is known to the archive alone, so that must have it before anybody asks.
+        # Only the archive has the tasks that the snapshot left out, so it must have them before any request.
         await _catch_up(archive, snapshot_seq)
         await cover(storage.seen, storage.history)
     except BaseException:
@@ -383,7 +376,7 @@ async def open_ledger(
 
 
 async def _catch_up(archive: Archive, seq: int) -> None:
-    """Wait for a long backlog; not for a disk that takes nothing."""
+    """Waits for a long backlog, but not for a disk that cannot be written."""
     until_s = monotonic() + CATCH_UP_S
     while True:
         try:
@@ -398,9 +391,10 @@ async def _catch_up(archive: Archive, seq: int) -> None:
 
 
 def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, OpenedJournal, int, int]:
-    """The last number is when the last record was written, or 0."""
+    """The last number is the time of the last record, or 0."""
     if os.path.lexists(home / RESTORING_NAME):
         raise HomeUnusable(f"a restore into {home} was cut off; empty the folder, and restore again", None)
+    check_mark(home)
     folder = home / "journal"
     found = snapshot.newest(folder)
     snapshot_seq = snapshot.load(found[1], state) if found is not None else 0
@@ -412,7 +406,7 @@ def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, Open
         last_record_ms = record.ts_ms
         state.apply(decode_events(record.events), record.ts_ms, record.seq)
         if not record.seq % EVICT_EVERY:
-            # Memory is for live work, also on the way: what the archive has may go at once.
+            # Memory is for live work, also during replay: tasks that the archive has leave at once.
             state.evict(archive.archived_seq)
             state.unload(archive.archived_seq)
 
@@ -432,10 +426,55 @@ async def memory_ledger(
     node: str = NODE,
     boot: str | None = None,
 ) -> EmbeddedLedger:
-    """The same without a file: it ends with the process."""
-    new_id = new_id or Uuids()
+    """A ledger without files: it ends with the process."""
+    new_id = new_id or uuid_source()
     boot = boot or new_id()
     archive = Archive()
     storage = MemoryStorage(MemoryJournal(), archive, History(archive.path, node=node, boot=boot), SeenIds())
     guarded = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms)
     return EmbeddedLedger(LedgerState(limits or Limits()), storage, node=node, boot=boot, clock=guarded, new_id=new_id)
+
+
+class MovedMark(msgspec.Struct, frozen=True, kw_only=True):
+    """The mark of a home whose ledger is in a database, or is being moved there or back: such a home does not open.
+
+    `id` is the move's: the database has it once the move is committed there.
+    """
+
+    id: str
+    state: Literal["moving", "moved", "returning"]
+    database: str
+    """The database's URL without its password."""
+    at_ms: int
+
+
+def read_mark(home: Path) -> MovedMark | None:
+    try:
+        return msgspec.json.decode((home / MARK_NAME).read_bytes(), type=MovedMark)
+    except FileNotFoundError:
+        return None
+
+
+def write_mark(home: Path, mark: MovedMark) -> None:
+    replace_private(home / MARK_NAME, msgspec.json.encode(mark))
+
+
+def remove_mark(home: Path) -> None:
+    (home / MARK_NAME).unlink(missing_ok=True)
+    sync_dir(home)
+
+
+def check_mark(home: Path) -> None:
+    """Raises HomeUnusable if the ledger is elsewhere, or incomplete."""
+    mark = read_mark(home)
+    if mark is None:
+        return
+    if mark.state == "moved":
+        why = (
+            f"its ledger was moved to {mark.database}; start the daemon with --ledger, or bring the ledger back with "
+            "`covenant ledger move --out`"
+        )
+    else:
+        way = " --out" if mark.state == "returning" else ""
+        why = f"a move of its ledger was cut off; finish it with `covenant ledger move{way} --ledger {mark.database}`"
+    raise HomeUnusable(f"{home} does not hold a ledger that can be opened: {why}", None)

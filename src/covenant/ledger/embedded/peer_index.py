@@ -1,4 +1,4 @@
-"""Peers in memory, with what was said to them and heard from them: an index for each question that is asked."""
+"""Peers, their delegations and messages in memory, with an index for each query."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ replace = msgspec.structs.replace
 
 LOG_MAX: Final = 1_000
 REVOKED_KEPT_MS: Final = 30 * 24 * 3_600_000
-"""A revocation outlives its token by so much: a clock that ran ahead for a while must not bring the token back."""
+"""A revocation outlives its token by this much: a clock that ran ahead for a while must not revive the token."""
 
 
 class PeerIndex:
@@ -51,7 +51,7 @@ class PeerIndex:
         """The oldest first."""
         self._peers_by_name: dict[str, Peer] = {}
         self._delegations: OrderedDict[DelegationKey, Delegation] = OrderedDict()
-        """The one that moved last is last."""
+        """Ordered by the last change, newest last."""
         self._at_work: dict[tuple[DelegationRole, InstanceId], dict[DelegationKey, None]] = {}
         self._at_rest: OrderedDict[DelegationKey, None] = OrderedDict()
         self._lost_delegations: set[DelegationKey] = set()
@@ -61,7 +61,7 @@ class PeerIndex:
         self._parcel_counts: dict[InstanceId, int] = {}
         self._taken: dict[InstanceId, dict[str, ReceivedEnvelope]] = {}
         self._fading: list[tuple[int, InstanceId, str]] = []
-        """When each envelope that was taken may be forgotten."""
+        """When each received envelope may be forgotten."""
         self.tokens_revoked: dict[str, TokenRevoked] = {}
         self.usage: dict[UsageKey, PeerUsage] = {}
         """The oldest day first."""
@@ -84,7 +84,7 @@ class PeerIndex:
             case ParcelsDropped(key, through, sent):
                 self._delivered(key, through, ts_ms, sent=sent)
             case PeerPut(peer):
-                question = effects.asked(self.peers_by_id.get(peer.id), peer, ts_ms)
+                question = effects.query_logged(self.peers_by_id.get(peer.id), peer, ts_ms)
                 if question is not None:
                     self.messages.append(question)
                 self.put_peer(peer)
@@ -120,13 +120,13 @@ class PeerIndex:
         gone = self.peers_by_id.pop(peer_id)
         del self._peers_by_name[gone.name]
         if gone.tenant != DEFAULT:
-            # Whoever removes a tenant finds nothing of it here.
+            # The removal of a tenant must find nothing of it here.
             for key in [key for key in self._delegations if key.peer == peer_id]:
                 self._drop_delegation(key)
             self.usage = {key: each for key, each in self.usage.items() if each.peer != peer_id}
         self._parcels.pop(peer_id, None)
         self._parcel_counts.pop(peer_id, None)
-        # What it sent stays known for as long as it could be sent again: it may be added again meanwhile.
+        # Its envelopes stay known for as long as they could be replayed: the peer may be added again meanwhile.
 
     def _succeed(self, old: InstanceId, peer: Peer) -> None:
         before = self.peers_by_id.pop(old)
@@ -143,7 +143,7 @@ class PeerIndex:
             for parcel in waiting.values():
                 self.put_parcel(replace(parcel, peer=peer.id))
 
-    # What was used
+    # Usage
 
     def add_usage(self, change: PeerUsage) -> None:
         known = self.usage.get(change.key)
@@ -203,7 +203,7 @@ class PeerIndex:
         return self._delegations[key] if key is not None else None
 
     def delegations(self) -> Iterator[Delegation]:
-        """The one that moved last first."""
+        """Ordered by the last change, newest first."""
         return reversed(self._delegations.values())
 
     def delegations_in_order(self) -> Iterator[Delegation]:
@@ -217,7 +217,7 @@ class PeerIndex:
         return sum(len(self._at_work.get((role, peer), ())) for role in DelegationRole)
 
     def delegation_count(self) -> int:
-        """Those that have not ended."""
+        """The number of delegations that have not ended."""
         return sum(map(len, self._at_work.values()))
 
     def delegations_lost(self) -> int:
@@ -229,7 +229,7 @@ class PeerIndex:
     def delegation_ended_first(self) -> DelegationKey | None:
         return next(iter(self._at_rest), None)
 
-    # What waits
+    # Outbox
 
     def put_parcel(self, parcel: OutboxMessage) -> None:
         waiting = self._parcels.setdefault(parcel.peer, {}).setdefault(parcel.delegation, {})
@@ -288,7 +288,7 @@ class PeerIndex:
             if not of_peer:
                 del self._parcels[key.peer], self._parcel_counts[key.peer]
 
-    # What was taken in
+    # Received envelopes
 
     def _take(self, envelope: ReceivedEnvelope, offer_id: str | None, ts_ms: int) -> None:
         self.forget_envelopes(ts_ms)
@@ -296,15 +296,15 @@ class PeerIndex:
         sender = envelope.sender
         peer = self.peers_by_id.get(sender)
         if peer is not None:
-            self.put_peer(effects.heard(peer, ts_ms))
-        self.messages.extend(effects.logged(envelope, offer_id, ts_ms))
+            self.put_peer(effects.last_heard(peer, ts_ms))
+        self.messages.extend(effects.envelope_logged(envelope, offer_id, ts_ms))
 
     def put_envelope(self, envelope: ReceivedEnvelope) -> None:
         self._taken.setdefault(envelope.sender, {})[envelope.jti] = envelope
         heapq.heappush(self._fading, (envelope.until_ms, envelope.sender, envelope.jti))
 
     def forget_envelopes(self, now_ms: int) -> None:
-        """What is over is refused as stale; by time alone, and so the same whenever the journal is read."""
+        """Drops expired envelopes, which are refused as stale. Time alone decides, so that a replay does the same."""
         while self._fading and self._fading[0][0] < now_ms:
             _, sender, jti = heapq.heappop(self._fading)
             of_sender = self._taken[sender]
@@ -331,3 +331,39 @@ class PeerIndex:
 
     def token_revoked(self, token_id: str) -> bool:
         return token_id in self.tokens_revoked
+
+
+class PeerReads:
+    """Reads of peers, delegations and messages as the ledger's contract has them, from memory."""
+
+    _state: PeerIndex
+
+    def peers(self) -> Sequence[Peer]:
+        return tuple(self._state.peers_by_id.values())
+
+    async def delegation(self, key: DelegationKey) -> Delegation | None:
+        return self._state.delegation(key)
+
+    async def delegation_of(self, task_id: TaskId) -> Delegation | None:
+        return self._state.delegation_of(task_id)
+
+    async def delegations(self) -> Sequence[Delegation]:
+        return tuple(self._state.delegations())
+
+    async def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]:
+        return self._state.delegations_live(role, peer)
+
+    async def parcels(self, peer: InstanceId) -> Sequence[OutboxMessage]:
+        return tuple(self._state.parcels_of(peer))
+
+    async def addressees(self) -> Sequence[InstanceId]:
+        return self._state.addressees()
+
+    async def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
+        return self._state.envelope_taken(sender, jti)
+
+    async def peer_usage(self, since: int, peer: InstanceId | None = None) -> Sequence[PeerUsage]:
+        return tuple(self._state.peer_usage(since, peer))
+
+    async def message_log(self) -> Sequence[LoggedMessage]:
+        return tuple(reversed(self._state.messages))

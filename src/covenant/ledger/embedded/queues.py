@@ -1,15 +1,15 @@
-"""What the state keeps beside its entries: queues, the sizes of accounts, cached results and large bodies.
+"""The state's structures beside its entries: queues, the sizes of accounts, cached results and large bodies.
 
 A large body leaves memory once the archive has it, or earlier when too many wait for that. From then on the entry of
-its task is an index entry, and whoever leases the task has the body read first.
+its task is an index entry, and the body is read before the task is leased.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from heapq import merge, nlargest
+from heapq import heapify, heappop, heappush, merge, nlargest
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -17,23 +17,25 @@ from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import CacheDropped
 from covenant.ledger.machine.priorities import rank
 from covenant.ledger.machine.view import Account, Cached
-from covenant.model.clock_steps import Ages
+from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.settings import Limits
 from covenant.model.task import CacheKey, Task, account_of, weigh_result
 
 Lane = OrderedDict[TaskId, int]
-"""With the place of each task. Not a plain dict: the first key of one that was often deleted from is found only by
-walking over what is gone."""
+"""Tasks with their places. Not a plain dict: after many deletions, finding its first key walks over deleted ones."""
+
+
+NOTHING_AWAITED: Final = -(1 << 62)
 
 
 class PriorityLane:
-    """The tasks of one owner, in the order of their ranks: a lane for each priority, whose first ones are compared."""
+    """The tasks of one owner, ordered by rank: a lane for each priority, whose first tasks are compared."""
 
     __slots__ = ("_levels",)
 
     def __init__(self, plain: Lane) -> None:
-        """`plain`: those without a priority."""
+        """`plain`: the lane of tasks without a priority."""
         self._levels: dict[int, Lane] = {0: plain} if plain else {}
 
     def level(self, priority: int) -> Lane:
@@ -65,7 +67,7 @@ def _ranked(lane: Lane, priority: int) -> Iterator[tuple[int, TaskId]]:
 class FifoQueues:
     """First in, first out, with removal from anywhere at constant cost: a lane for each owner, and one for all.
 
-    An owner one of whose tasks has a priority has a lane that orders by rank, until it is empty.
+    If any of an owner's tasks has a priority, its lane orders by rank until it is empty.
     """
 
     def __init__(self) -> None:
@@ -114,8 +116,11 @@ class FifoQueues:
         lane = self._all if owner is None else self._lanes.get(owner)
         return list(islice(lane, count)) if lane else []
 
+    def owners(self) -> Iterator[str]:
+        return iter(self._lanes)
+
     def in_turn(self, count: int) -> list[TaskId]:
-        """The oldest task of each owner, then the second of each, and so on: nobody's many tasks hide another's few."""
+        """The oldest task of each owner, then the second of each, and so on: many of one hide no few of another."""
         found: list[TaskId] = []
         lanes = [iter(lane) for lane in islice(self._lanes.values(), count)]
         while lanes and len(found) < count:
@@ -125,7 +130,7 @@ class FifoQueues:
         return found[:count]
 
     def deepest(self, count: int) -> list[tuple[int, TaskId]]:
-        """The owners with the longest lanes: how long, and what is first in it. Costs a look at each owner."""
+        """The owners with the longest lanes: the length and the first task. Costs a look at each owner."""
         longest = nlargest(count, self._lanes.values(), len)
         return [(len(lane), next(iter(lane))) for lane in longest]
 
@@ -140,21 +145,21 @@ class Accounts:
     def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}
         self._undrained: dict[PublicKey, int] = {}
-        """The bytes of results that wait, by sender."""
+        """The bytes of undrained results, by sender."""
 
     def begin(self, entry: Entry) -> None:
-        name = account_of(entry.task)
+        name = entry.task.tenant or account_of(entry.task)
         account = self._accounts.get(name)
         if account is None:
             account = self._accounts[name] = Account()
         account.tasks += 1
-        account.size += entry.body_bytes  # nobody has said anything to it yet, unless it comes from a snapshot
+        account.size += entry.body_bytes  # there are no messages yet, unless it comes from a snapshot
         if entry.messages_bytes or entry.kept_bytes or entry.signals_bytes:
             account.size += entry.messages_bytes + entry.kept_bytes + entry.signals_bytes
 
     def end(self, entry: Entry) -> None:
         """`entry` as it was before it ended."""
-        name = account_of(entry.task)
+        name = entry.task.tenant or account_of(entry.task)
         account = self._accounts[name]
         account.tasks -= 1
         account.size -= entry.body_bytes + entry.messages_bytes + entry.kept_bytes + entry.signals_bytes
@@ -163,15 +168,15 @@ class Accounts:
             del self._accounts[name]
 
     def resize(self, before: Entry, after: Entry) -> None:
-        """Messages to a live task came or went."""
+        """Counts messages to a live task that came or went."""
         self._accounts[account_of(after.task)].size += after.queued_bytes - before.queued_bytes
 
     def get(self, name: str) -> Account:
-        """For reading."""
+        """The account, for reading."""
         return self._accounts.get(name, _NOTHING)
 
     def settled(self, entry: Entry) -> None:
-        """Its result waits for its sender."""
+        """Counts a result that waits for its sender."""
         sender = entry.task.sender.pubkey
         self._undrained[sender] = self._undrained.get(sender, 0) + entry.result_bytes
 
@@ -203,20 +208,20 @@ class ResultCache:
         return ((key, cached) for key, (cached, _) in self._cached.items())
 
     def put(self, key: CacheKey, cached: Cached) -> None:
-        """As the newest."""
+        """Adds a result as the newest."""
         before = self._cached.pop(key, None)
         size = weigh_result(cached.result)
         self._size += size - (before[1] if before is not None else 0)
         self._cached[key] = (cached, size)
 
     def drop(self, dropped: CacheDropped) -> None:
-        # Events of earlier versions count the oldest instead of naming them.
+        # Events of earlier versions count the oldest results instead of naming them.
         for key in dropped.keys or tuple(islice(self._cached, dropped.count)):
             _, size = self._cached.pop(key, (None, 0))
             self._size -= size
 
     def overflow(self, limits: Limits, now_ms: int, count: int, ages: Ages) -> list[CacheKey]:
-        """The oldest that are over the limits, up to `count`."""
+        """The oldest results above the limits, up to `count`."""
         over, size = len(self._cached) - limits.cache_entries_max, self._size
         found: list[CacheKey] = []
         for key, (cached, its_size) in islice(self._cached.items(), count):
@@ -229,9 +234,9 @@ class ResultCache:
 
 
 WAITING_BYTES_MAX: Final = 32 << 20
-"""How many bytes of large bodies may be in memory at once, waiting for the archive."""
+"""The most bytes of large bodies in memory that wait for the archive."""
 UNREADABLE_MAX: Final = 8
-"""After so many bodies that could not be read, a command tries no more: it goes on with what is in memory."""
+"""After this many unreadable bodies, a command reads no more: it goes on with the tasks in memory."""
 
 
 class BodyNeeded(Exception):
@@ -244,13 +249,13 @@ class BodyNeeded(Exception):
 
 @dataclass(slots=True)
 class ReadBodies:
-    """What was read for one command."""
+    """The bodies that were read for one command."""
 
     found: dict[TaskId, Task] = field(default_factory=dict)
     unreadable: set[TaskId] = field(default_factory=set)
 
     def get(self, task_id: TaskId) -> Task | None:
-        """None if it cannot be read. Raises BodyNeeded for one that was not tried."""
+        """The task; None if it cannot be read. Raises BodyNeeded for one that was not tried."""
         task = self.found.get(task_id)
         if task is None and task_id not in self.unreadable and len(self.unreadable) < UNREADABLE_MAX:
             raise BodyNeeded(task_id)
@@ -264,23 +269,103 @@ class _Large(NamedTuple):
 
 
 class LargeBodies:
-    """Those that are in memory, in the order of the records that brought them."""
+    """The large bodies in memory, in the order of their records."""
 
     def __init__(self) -> None:
         self._waiting: deque[_Large] = deque()
         self._size = 0
         self.unloaded_seq = 0
-        """The last record that brought a body which is only on disk: the archive must have come to it first."""
+        """The last record with a body that is only on disk: the archive must have reached it before a read."""
 
     def add(self, entry: Entry, seq: int) -> None:
         self._waiting.append(_Large(seq, entry.task.id, entry.body_bytes))
         self._size += entry.body_bytes
 
     def leaving(self, archived_seq: int) -> Iterator[TaskId]:
-        """The tasks whose bodies are to leave memory now; each is told once."""
+        """Yields each task whose body leaves memory now, once."""
         waiting = self._waiting
         while waiting and (waiting[0].seq <= archived_seq or self._size > WAITING_BYTES_MAX):
             large = waiting.popleft()
             self._size -= large.size
             self.unloaded_seq = max(self.unloaded_seq, large.seq)
             yield large.task_id
+
+
+class DueTasks:
+    """Tasks by the earliest time at which each may be due. Tasks that have changed since are skipped at that time.
+
+    Whoever waits for the first of them is woken if an earlier one is added.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, TaskId]] = []
+        self.ages: Ages = STEADY
+        """The clock steps that the times account for."""
+        self._awaited_ms = NOTHING_AWAITED
+        self._on_earlier: Callable[[], None] | None = None
+
+    def push(self, at_ms: int, task_id: TaskId) -> None:
+        heappush(self._heap, (at_ms, task_id))
+        if at_ms < self._awaited_ms:
+            self._awaited_ms = NOTHING_AWAITED
+            assert self._on_earlier is not None
+            self._on_earlier()
+
+    def notify(self, before_ms: int, on_earlier: Callable[[], None]) -> None:
+        """Calls back once when a task is added that is due before that time."""
+        self._awaited_ms, self._on_earlier = before_ms, on_earlier
+
+    def next_ms(self, entries: Mapping[TaskId, Entry], now_ms: int, ages: Ages) -> int | None:
+        """The time of the first task that may be due."""
+        if ages.steps != self.ages.steps:
+            self._order(entries, now_ms, ages)
+        heap = self._heap
+        while heap:
+            at_ms, task_id = heap[0]
+            entry = entries.get(task_id)
+            live = entry is not None and not entry.finished
+            if live and at_ms > now_ms:
+                return at_ms
+            due_at_ms = entry.due_at_ms(now_ms, ages) if entry is not None and live else None
+            if due_at_ms is not None and due_at_ms <= now_ms:
+                return at_ms
+            heappop(heap)
+            if due_at_ms is not None and ages.steps:
+                heappush(heap, (due_at_ms, task_id))
+        return None
+
+    def find(self, entries: Mapping[TaskId, Entry], now_ms: int, count: int, ages: Ages) -> list[Entry]:
+        """Due tasks, at most one of a cache key at a time: settling one may change the others."""
+        if ages.steps != self.ages.steps:
+            self._order(entries, now_ms, ages)
+        heap = self._heap
+        found: dict[TaskId, Entry] = {}
+        keys: set[CacheKey] = set()
+        back: list[tuple[int, TaskId]] = []
+        while heap and heap[0][0] <= now_ms and len(found) < count:
+            item = heappop(heap)
+            entry = entries.get(item[1])
+            due_at_ms = entry.due_at_ms(now_ms, ages) if entry is not None else None
+            if entry is None or due_at_ms is None:
+                continue
+            if due_at_ms > now_ms:
+                # The turn began before the clock was set: it is looked at again when its time has come.
+                if ages.steps:
+                    back.append((due_at_ms, item[1]))
+                continue
+            back.append(item)
+            key = entry.cache_key
+            if key is None or key not in keys:
+                found[item[1]] = entry
+            if key is not None:
+                keys.add(key)
+        for item in back:
+            heappush(heap, item)
+        return list(found.values())
+
+    def _order(self, entries: Mapping[TaskId, Entry], now_ms: int, ages: Ages) -> None:
+        """Computes again when each task is due, after the clock was set."""
+        self.ages = ages
+        moments = ((entry.due_at_ms(now_ms, ages), task_id) for task_id, entry in entries.items())
+        self._heap = [(due_at_ms, task_id) for due_at_ms, task_id in moments if due_at_ms is not None]
+        heapify(self._heap)

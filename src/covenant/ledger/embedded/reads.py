@@ -1,18 +1,18 @@
-"""What the ledger is asked: look-ups in memory, history from the archive, and the live tasks from both.
+"""Reads: look-ups in memory, history from the archive, and live tasks from both.
 
-Each read first waits until everything decided so far is durable. What is live is told from memory when the archive
+Each read first waits until everything decided so far is durable. Live tasks are read from memory when the archive
 cannot be read or written: the same answers in the same order, at a cost that grows with the live work.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from heapq import nsmallest
 from itertools import chain, islice
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -47,6 +47,7 @@ from covenant.ledger.embedded.archive.archive import Archive
 from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.seen_filter import SeenIds
 from covenant.ledger.embedded.journal.journal import Journal, MemoryJournal
+from covenant.ledger.embedded.peer_index import PeerReads
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.decisions.leases import body_unreadable
 from covenant.ledger.machine.entry import Alive, Entry
@@ -55,16 +56,6 @@ from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Unavailable
 from covenant.model.grant import AuditHead, AuditReport, Grant, Identity
 from covenant.model.ids import PublicKey, TaskId
-from covenant.model.peers.delegation import (
-    Delegation,
-    DelegationKey,
-    DelegationRole,
-    LoggedMessage,
-    OutboxMessage,
-    Peer,
-)
-from covenant.model.peers.instance import InstanceId
-from covenant.model.peers.usage_by_day import PeerUsage
 from covenant.model.push import Push
 from covenant.model.settings import Limits
 from covenant.model.task import Result, Task
@@ -74,15 +65,17 @@ from covenant.model.tenants import Tenant
 _END: Final = (1 << 63) - 1
 CATCH_UP_S: Final = 10.0
 LIVE_S: Final = 2.0
-"""How long a question about what is live waits for the archive, before memory answers it."""
+"""How long a query of live tasks waits for the archive before memory answers it."""
 
 
-class Reads:
+class Reads(PeerReads):
     """The reading half of the engine."""
 
     node: str
     boot: str
+    _state: LedgerState
     now_ms: Callable[[], int]
+    _reload: Callable[[], Coroutine[Any, Any, None]]
 
     def __init__(self, state: LedgerState, storage: Storage) -> None:
         self._storage = storage
@@ -96,7 +89,7 @@ class Reads:
         return boot == self.boot or node != self.node
 
     async def durable(self) -> None:
-        """Reads begin here: nothing that is not on disk is visible after it."""
+        """Waits until everything decided so far is durable, so that reads after it see nothing else."""
         if self._journal.failure is None:
             await self._journal.wait()
         if self._journal.failure is not None:
@@ -104,11 +97,8 @@ class Reads:
                 self._reloading = asyncio.create_task(self._reload())
             await asyncio.shield(self._reloading)
 
-    async def _reload(self) -> None:
-        raise NotImplementedError
-
     async def _archived(self) -> None:
-        """For reads of history: durable, and in the archive."""
+        """For reads of history: waits until everything is durable, and in the archive."""
         await self.durable()
         await self._archive.caught_up(self._journal.durable_seq, CATCH_UP_S)
 
@@ -156,7 +146,7 @@ class Reads:
         return found
 
     def _check_steps(self, task_id: TaskId, through: int, *, whole: bool) -> None:
-        """While the archive cannot be written, the steps that it has are enough for tasks that have not moved since."""
+        """Refuses steps that the archive lacks. While it cannot be written, it has those of unchanged tasks."""
         entry = self._state.entries.get(task_id)
         if whole and entry is not None and through < entry.generation:
             why = f": {self._archive.failure}" if self._archive.failure else ""
@@ -171,7 +161,7 @@ class Reads:
         return await self._history.of_tenant(tenant, limit, simple=simple)
 
     async def find(self, query: TaskQuery) -> FoundPage:
-        """Of what has not ended, memory tells while the archive cannot."""
+        """Queries of live tasks are answered from memory while the archive cannot answer."""
         if query.states and FINISHED.isdisjoint(query.states):
             if await self._live():
                 with suppress(Unavailable):
@@ -196,7 +186,7 @@ class Reads:
         )
 
     async def _live(self) -> bool:
-        """Whether the archive can tell of what is live, too."""
+        """Whether the archive can answer a query of live tasks."""
         await self.durable()
         return await self._archive.reachable(self._journal.durable_seq, LIVE_S)
 
@@ -270,7 +260,7 @@ class Reads:
         return await self._history.audit_verify_new(await self._audit_head())
 
     async def _audit_head(self) -> AuditHead:
-        """The newest audit row that is durable, once the archive has it too."""
+        """The newest durable audit row, once the archive has it too."""
         while True:
             await self.durable()
             head, seq = self._state.audit_head, self._journal.last_seq
@@ -278,12 +268,13 @@ class Reads:
                 await self._archive.caught_up(min(seq, self._journal.durable_seq), CATCH_UP_S)
                 return head
 
-    # Registers and peers are answered from memory at once. A look-up may see a record that is not on disk yet: what
-    # rests on it is a command of its own, and durable only together with what it was decided on.
+    # Registers and peers are read from memory at once. A look-up may see a record that is not on disk yet: a command
+    # that depends on it becomes durable only together with that record.
 
     def _use(self, state: LedgerState) -> None:
         self._state = state
         self.identity = state.identity
+        self.grants_of = state.grants
         self.enrolled = state.enrolled
         self.tenant = state.tenant
         self.tenant_of = state.tenant_of
@@ -295,42 +286,12 @@ class Reads:
     def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
         return tuple(self._state.stored_agents.get(tenant, {}).values())
 
-    def peers(self) -> Sequence[Peer]:
-        return tuple(self._state.peers_by_id.values())
-
     async def pushes(self, task_id: TaskId) -> Sequence[Push]:
         return self._state.pushes(task_id)
 
-    async def delegation(self, key: DelegationKey) -> Delegation | None:
-        return self._state.delegation(key)
-
-    async def delegation_of(self, task_id: TaskId) -> Delegation | None:
-        return self._state.delegation_of(task_id)
-
-    async def delegations(self) -> Sequence[Delegation]:
-        return tuple(self._state.delegations())
-
-    async def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]:
-        return self._state.delegations_live(role, peer)
-
-    async def parcels(self, peer: InstanceId) -> Sequence[OutboxMessage]:
-        return tuple(self._state.parcels_of(peer))
-
-    async def addressees(self) -> Sequence[InstanceId]:
-        return self._state.addressees()
-
-    async def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
-        return self._state.envelope_taken(sender, jti)
-
-    async def peer_usage(self, since: int, peer: InstanceId | None = None) -> Sequence[PeerUsage]:
-        return tuple(self._state.peer_usage(since, peer))
-
-    async def message_log(self) -> Sequence[LoggedMessage]:
-        return tuple(reversed(self._state.messages))
-
 
 def live_queue(state: LedgerState, query: QueueQuery, now_ms: int, alive: Alive) -> Queue:
-    """Lost holders first, then the longest held leases, then what is queued, then what waits for something else."""
+    """Lost holders first, then the longest held leases, then queued tasks, then other waiting tasks."""
 
     def rank(entry: Entry) -> tuple[bool, int]:
         return not entry.holder_lost(alive), -entry.lease.age_ms(now_ms) if entry.lease is not None else 0
@@ -344,9 +305,9 @@ def live_queue(state: LedgerState, query: QueueQuery, now_ms: int, alive: Alive)
 
 
 def live_page(state: LedgerState, query: TaskQuery, alive: Alive) -> FoundPage:
-    """In one order with the archive's pages. Tasks of the same millisecond are on one page.
+    """A page in the same order as the archive's. Tasks of the same millisecond are on one page.
 
-    A cursor of the archive is understood, and the archive understands these.
+    Cursors of the archive are valid here, and these in the archive.
     """
     by_creation, after = query.order == "created", place_after(query)
 
@@ -357,7 +318,7 @@ def live_page(state: LedgerState, query: TaskQuery, alive: Alive) -> FoundPage:
     found = [entry for entry in in_order if passes(query, entry)]
     total = len(found) if query.count else None
     if after is not None:
-        # A cursor of the archive may stand between tasks of the same millisecond: those are told again.
+        # A cursor of the archive may be between tasks of the same millisecond: those are listed again.
         sign, least = 1 if query.ascending else -1, 1 if after.no in (0, _END) else 0
         found = [entry for entry in found if sign * (moment(entry) - after.ms) >= least]
     found.sort(key=moment, reverse=not query.ascending)
@@ -373,7 +334,7 @@ def live_page(state: LedgerState, query: TaskQuery, alive: Alive) -> FoundPage:
 
 
 def live_tasks(state: LedgerState, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
-    """Queued tasks, the newest first."""
+    """Queued tasks, newest first."""
     found = (entry.task for entry in _entries(state, reversed(state.queue)) if _has_part(entry, viewer))
     return tuple(islice(found, limit))
 
@@ -381,7 +342,7 @@ def live_tasks(state: LedgerState, viewer: PublicKey | None, limit: int) -> Sequ
 def live_results(
     state: LedgerState, viewer: PublicKey | None, limit: int, *, newest_first: bool = True
 ) -> Sequence[Result]:
-    """Undrained results. Results are the sender's alone."""
+    """Undrained results, which only their sender sees."""
     order = reversed(state.results) if newest_first else iter(state.results)
     found = (
         entry.result
@@ -392,7 +353,7 @@ def live_results(
 
 
 def live_detail(entry: Entry, viewer: PublicKey | None, archived: TaskDetail | None, alive: Alive) -> TaskDetail | None:
-    """One task that is in memory. Its leases and updates are told as far as the archive has them."""
+    """One task in memory, with those of its leases and updates that the archive has."""
     if not _has_part(entry, viewer):
         return None
     leases = archived.leases if archived is not None else ()
@@ -486,15 +447,15 @@ class Storage(Protocol):
     def seen(self) -> SeenIds: ...
 
     def follow(self, on_archived: Callable[[int], None]) -> None:
-        """Begin to archive what becomes durable; `on_archived(seq)` is called on the loop after each batch."""
+        """Begins to archive durable records; `on_archived(seq)` is called on the loop after each batch."""
 
     def state_at(self, seq: int, limits: Limits, /) -> LedgerState:
-        """The state as it is on disk, read back. Blocks."""
+        """Reads the state back from the disk. Blocks."""
 
     def wants_compaction(self) -> bool: ...
     async def compact(self, state: LedgerState) -> int: ...
     async def copy_to(self, folder: Path, /) -> int:
-        """Put a whole ledger into an empty folder, as it is at a position, which it returns. Nothing compacts."""
+        """Copies the whole ledger into an empty folder, and returns its position. The caller prevents compaction."""
 
     async def search(self, tenant: str, parties: Sequence[str], /) -> Sequence[SearchedPlace]: ...
     async def close(self) -> None: ...

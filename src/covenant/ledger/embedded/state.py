@@ -1,22 +1,21 @@
-"""The live tasks in memory, with an index for each question that a decision asks.
+"""The live tasks in memory, with an index for each query of a decision.
 
-Changed only by `apply`, record by record, in the same way whether the record was just decided or is read back from the
-journal. Finished tasks leave once the archive has them. Each index answers a decision in constant or logarithmic time,
-whatever else is in the ledger. Only rare events walk over all of a thing: a step of the wall clock, a purge of
-identities or grants, and a peer that goes by another identity.
+Only `apply` changes the state, record by record, in the same way for a new decision and for a record of the journal.
+Finished tasks leave once the archive has them. Each index answers a decision in constant or logarithmic time, whatever
+else is in the ledger. Only rare events walk over a whole collection: a step of the wall clock, a purge of identities or
+grants, and a peer's change of identity.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from covenant.ledger.embedded.peer_index import PeerIndex
-from covenant.ledger.embedded.queues import Accounts, FifoQueues, LargeBodies, ReadBodies, ResultCache
+from covenant.ledger.embedded.queues import Accounts, DueTasks, FifoQueues, LargeBodies, ReadBodies, ResultCache
 from covenant.ledger.machine import effects
 from covenant.ledger.machine.effects import RequestKey, Sharing
 from covenant.ledger.machine.entry import Alive, Entry
@@ -41,11 +40,11 @@ from covenant.ledger.machine.events import (
     TenantErased,
     TurnEnded,
 )
-from covenant.ledger.machine.evolution import evolve
+from covenant.ledger.machine.evolution import evolve, start
 from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
 from covenant.ledger.machine.view import Archived, Cached, Remembered
 from covenant.ledger.registries import PushIndex, Registries
-from covenant.model.clock_steps import STEADY, Ages
+from covenant.model.clock_steps import Ages
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.settings import Limits
 from covenant.model.task import DELEGATION, CacheKey, Task, weigh, weigh_result
@@ -53,7 +52,7 @@ from covenant.model.task_event import weigh_message
 
 
 class LedgerState(Registries, PushIndex, PeerIndex):
-    """What a decision reads (it is the machine's `View`) and what the engine tells of it."""
+    """The input of decisions (it is the machine's `View`), and the source of the engine's reads."""
 
     def __init__(self, limits: Limits) -> None:
         Registries.__init__(self)
@@ -64,9 +63,10 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         self.queue = FifoQueues()
         self.results = FifoQueues()
         self.leased: OrderedDict[TaskId, None] = OrderedDict()
-        """The longest untouched first: leasing and renewing move a task to the end."""
+        """Longest untouched first: leasing and renewing move a task to the end."""
         self._alive: Alive | None = None
-        """Whether a holder may still be there, once that is known."""
+        """Whether a holder may still be alive, once that is known."""
+        self._boot = ""
         self._lost_leases: set[TaskId] = set()
         self.parked = 0
         self.following = 0
@@ -75,24 +75,22 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         self.groups: dict[CacheKey, dict[TaskId, None]] = {}
         self.requests: OrderedDict[RequestKey, Remembered] = OrderedDict()
         self.children: dict[TaskId, dict[TaskId, None]] = {}
-        """The delegated tasks that have not ended, by their parent."""
+        """Unfinished delegated tasks by their parent."""
         self.orphaned: dict[TaskId, None] = {}
-        """Those whose parent may have ended."""
+        """Delegated tasks whose parent may have ended."""
         self.recalled: dict[TaskId, Archived | None] = {}
-        """Finished tasks fetched from the archive for the command that is about to be decided."""
+        """Finished tasks that were fetched from the archive for the next decision."""
         self.bodies_read = ReadBodies()
-        """Large bodies that were read for the command that is about to be decided."""
+        """Large bodies that were read for the next decision."""
         self.accounts = Accounts()
         self.large = LargeBodies()
         self.used_here: Callable[[TaskId], dict[str, Any] | None] | None = None
         self.resolved_events = 0
-        """Events of the tasks that were evicted."""
-        self._due: list[tuple[int, TaskId]] = []
-        """A moment before which each task that may become due need not be looked at; in the clock of `_due_ages`."""
-        self._due_ages: Ages = STEADY
+        """The number of events of evicted tasks."""
+        self.due_tasks = DueTasks()
         self._finished: OrderedDict[TaskId, int] = OrderedDict()
-        """With the seq of the record that finished it."""
-        # What every decision asks, answered without a frame between.
+        """With the seq of the record that finished the task."""
+        # Every decision calls these, so they are bound without a frame between.
         self.entry = self.entries.get
         self.account = self.accounts.get
         self.undrained_bytes = self.accounts.undrained
@@ -102,12 +100,14 @@ class LedgerState(Registries, PushIndex, PeerIndex):
     def used(self, task_id: TaskId) -> dict[str, Any] | None:
         return self.used_here(task_id) if self.used_here is not None else None
 
-    def apply(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
+    def apply(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> Mapping[TaskId, Entry]:
+        """The tasks that came to another state. A task that was leased as it was accepted is none of them."""
         entries = self.entries
         if len(events) == 2:
             sent, leased = events
             if type(sent) is TaskSent and type(leased) is TaskLeased and self._start(sent, leased, ts_ms, seq):
-                return
+                return {}
+        moved: dict[TaskId, Entry] = {}
         event: Any
         for event in events:
             if type(event) in TASK_EVENTS:
@@ -116,6 +116,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
                 entries[task_id] = new = evolve(old, event, ts_ms)
                 if old is None or new.state is not old.state:
                     self._move(event, old, new, ts_ms, seq)
+                    moved[task_id] = new
                 elif type(event) is not TaskUpdated:
                     self._stay(event, old, new)
             elif isinstance(event, PushEvent):
@@ -130,14 +131,14 @@ class LedgerState(Registries, PushIndex, PeerIndex):
             else:
                 self.register(event)
                 if type(event) is TenantErased:
-                    for key in [key for key in self.requests if key[1] in event.keys]:
-                        del self.requests[key]
+                    self._forget_requests(event)
+        return moved
 
     def _start(self, sent: TaskSent, leased: TaskLeased, ts_ms: int, seq: int) -> bool:
-        """Apply both to a task that was leased as it was accepted: it is in no queue on the way. False: not one."""
+        """Applies both events of a task that was leased on acceptance: it enters no queue. False: they are not such."""
         if sent.task_id != leased.task_id or sent.task_id in self.entries or sent.task.deadline_ms is not None:
             return False
-        entry = evolve(evolve(None, sent, ts_ms), leased, ts_ms)
+        entry = start(sent, leased, ts_ms)
         task = entry.task
         self.entries[task.id] = entry
         self._begin(entry, seq)
@@ -151,22 +152,22 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         return True
 
     def _stay(self, event: TaskEvent, old: Entry, new: Entry) -> None:
-        """In the same state."""
-        if isinstance(event, LeaseRenewed):  # nothing else makes a lease young
+        """Updates the indexes after an event that keeps the state."""
+        if isinstance(event, LeaseRenewed):  # nothing else renews a lease
             self.leased.move_to_end(event.task_id)
             self._judge_holder(new)
         elif isinstance(event, LeaseInterrupted):
             self._judge_holder(new)
-            if (ends_at_ms := new.hold_ends_at_ms(new.updated_at_ms, self._due_ages)) is not None:
-                heapq.heappush(self._due, (ends_at_ms, new.task.id))
+            if (ends_at_ms := new.hold_ends_at_ms(new.updated_at_ms, self.due_tasks.ages)) is not None:
+                self.due_tasks.push(ends_at_ms, new.task.id)
         elif isinstance(event, (MessageKept, TurnEnded, SignalKept, SignalTaken)):
             self.accounts.resize(old, new)
 
     def _move(self, event: TaskEvent, old: Entry | None, new: Entry, ts_ms: int, seq: int) -> None:
-        """From one state to another: out of the indexes of the one, and into those of the other."""
+        """Moves a task from the indexes of one state to those of another."""
         kind, task_id, task, finished = type(event), event.task_id, new.task, new.state in FINISHED
         if old is None:
-            if not finished:  # a result that was given back comes from the archive, and counts as a result alone
+            if not finished:  # a returned result comes from the archive, and counts only as a result
                 self._begin(new, seq)
         else:
             self._leave(old.state, new)
@@ -194,7 +195,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
 
     def _remember(self, event: Any, entry: Entry) -> None:
         key, remembered = effects.request_given(event, entry)
-        self._keep_request(key, effects.given_besides(self.requests.get(key), remembered))
+        self._keep_request(key, effects.merge_remembered(self.requests.get(key), remembered))
 
     def _begin(self, entry: Entry, seq: int) -> None:
         self.accounts.begin(entry)
@@ -203,7 +204,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
             self.unload(0)
 
     def unload(self, archived_seq: int) -> None:
-        """Large bodies that the archive holds leave memory, and so do the oldest of too many that wait for it."""
+        """Drops large bodies that the archive has from memory, and the oldest of too many that wait for it."""
         for task_id in self.large.leaving(archived_seq):
             entry = self.entries.get(task_id)
             if entry is not None:
@@ -234,8 +235,11 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         elif state is LEASED:
             self.leased[task.id] = None
             self._judge_holder(entry)
-            if task.timeout_ms and (due_ms := entry.times_out_at_ms(entry.updated_at_ms, self._due_ages)) is not None:
-                heapq.heappush(self._due, (due_ms, task.id))
+            if (
+                task.timeout_ms
+                and (due_ms := entry.times_out_at_ms(entry.updated_at_ms, self.due_tasks.ages)) is not None
+            ):
+                self.due_tasks.push(due_ms, task.id)
         elif state is SETTLED:
             self.results.enter(task.sender.pubkey, task.id, first=first)
             self.accounts.settled(entry)
@@ -247,13 +251,13 @@ class LedgerState(Registries, PushIndex, PeerIndex):
             self.parked += 1
             if (
                 entry.wait is not None
-                and (end_ms := entry.wait.ends_at_ms(entry.updated_at_ms, self._due_ages)) is not None
+                and (end_ms := entry.wait.ends_at_ms(entry.updated_at_ms, self.due_tasks.ages)) is not None
             ):
-                heapq.heappush(self._due, (end_ms, task.id))
+                self.due_tasks.push(end_ms, task.id)
         elif state is FOLLOWING:
             self.following += 1
         if task.deadline_ms is not None and state is not LEASED:
-            heapq.heappush(self._due, (task.deadline_ms, task.id))
+            self.due_tasks.push(task.deadline_ms, task.id)
 
     def _attach(self, entry: Entry) -> None:
         task = entry.task
@@ -271,7 +275,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
                 del self.children[task.parent]
 
     def _share(self, event: TaskEvent, entry: Entry, ts_ms: int) -> None:
-        """Who leads and who follows in the work that a cache key names, and what was found out."""
+        """Updates the leader and followers of a cache key, and the cached result."""
         key = entry.cache_key
         if key is None:
             return
@@ -299,15 +303,19 @@ class LedgerState(Registries, PushIndex, PeerIndex):
             if not group:
                 del self.groups[key]
 
+    def _forget_requests(self, event: TenantErased) -> None:
+        for key in [key for key in self.requests if key[1] in event.keys]:
+            del self.requests[key]
+
     def _keep_request(self, key: RequestKey, remembered: Remembered) -> None:
         self.requests[key] = remembered
         if len(self.requests) > self.limits.requests_remembered_max:
             self.requests.popitem(last=False)
 
     def restore(self, entry: Entry) -> None:
-        """Put back an entry of a snapshot; they come in the order of their lanes.
+        """Restores an entry of a snapshot; entries come in the order of their lanes.
 
-        A large body stays behind: nobody asks before the archive has come to the snapshot.
+        A large body is dropped: nobody reads it before the archive has reached the snapshot.
         """
         entry = _weighed(entry)
         if not entry.finished:
@@ -317,10 +325,10 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         task = entry.task
         self.entries[task.id] = entry
         self._enter(entry.state, entry, 0)
-        due_at_ms = entry.due_at_ms(entry.updated_at_ms, self._due_ages)
+        due_at_ms = entry.due_at_ms(entry.updated_at_ms, self.due_tasks.ages)
         if due_at_ms is not None and entry.state in (QUEUED, LEASED):
-            # Of a turn that began with a lease that is over, or of a hold, entering a lane does not say so.
-            heapq.heappush(self._due, (due_at_ms, task.id))
+            # Entering a lane does not note the timeout of a turn whose lease is over, or the end of a hold.
+            self.due_tasks.push(due_at_ms, task.id)
         if task.origin == DELEGATION and not entry.finished:
             self._attach(entry)
             self.orphaned[task.id] = None
@@ -333,7 +341,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
             self.leaders[key] = task.id
 
     def ordered(self) -> Iterator[Entry]:
-        """All live entries, in an order from which `restore` makes the same lanes again."""
+        """All live entries, in an order from which `restore` builds the same lanes again."""
         for task_ids in (self.queue, self.leased, self.results):
             for task_id in task_ids:
                 yield self.entries[task_id]
@@ -345,7 +353,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
                 yield entry
 
     def evict(self, archived_seq: int) -> list[TaskId]:
-        """Finished tasks that the archive holds leave memory; which ones."""
+        """Drops finished tasks that the archive has from memory, and returns their ids."""
         finished, gone = self._finished, []
         while finished and finished[next(iter(finished))] <= archived_seq:
             task_id, _ = finished.popitem(last=False)
@@ -373,39 +381,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         return (self.entries[task_id] for task_id in self.leased)
 
     def due(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
-        """At most one task of a cache key at a time: settling one may change what the others are."""
-        if ages.steps != self._due_ages.steps:
-            self._order_due(now_ms, ages)
-        found: dict[TaskId, Entry] = {}
-        keys: set[CacheKey] = set()
-        back: list[tuple[int, TaskId]] = []
-        while self._due and self._due[0][0] <= now_ms and len(found) < count:
-            item = heapq.heappop(self._due)
-            entry = self.entries.get(item[1])
-            due_at_ms = entry.due_at_ms(now_ms, ages) if entry is not None else None
-            if entry is None or due_at_ms is None:
-                continue
-            if due_at_ms > now_ms:
-                # A turn that began before the clock was set: it is looked at again when its time has come.
-                if ages.steps:
-                    back.append((due_at_ms, item[1]))
-                continue
-            back.append(item)
-            key = entry.cache_key
-            if key is None or key not in keys:
-                found[item[1]] = entry
-            if key is not None:
-                keys.add(key)
-        for item in back:
-            heapq.heappush(self._due, item)
-        return list(found.values())
-
-    def _order_due(self, now_ms: int, ages: Ages) -> None:
-        """The clock was set: find again when each task is due."""
-        self._due_ages = ages
-        moments = ((entry.due_at_ms(now_ms, ages), task_id) for task_id, entry in self.entries.items())
-        self._due = [(due_at_ms, task_id) for due_at_ms, task_id in moments if due_at_ms is not None]
-        heapq.heapify(self._due)
+        return self.due_tasks.find(self.entries, now_ms, count, ages)
 
     def orphans(self, count: int) -> Sequence[Entry]:
         found: list[Entry] = []
@@ -451,14 +427,15 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         entry = next(self.leases(), None)
         return entry.lease.age_ms(now_ms, ages) if entry is not None and entry.lease is not None else 0
 
-    def watch_holders(self, alive: Alive) -> None:
-        """From now on count the leases whose holder cannot come back."""
-        self._alive = alive
+    def watch_holders(self, alive: Alive, boot: str) -> None:
+        """From now on counts the leases whose holder cannot come back. `boot`: this run, whose holders are alive."""
+        self._alive, self._boot = alive, boot
         for entry in self.leases():
             self._judge_holder(entry)
 
     def _judge_holder(self, entry: Entry) -> None:
-        if self._alive is not None and entry.holder_lost(self._alive):
+        here = entry.lease is not None and entry.lease.boot == self._boot and not entry.interrupted
+        if not here and self._alive is not None and entry.holder_lost(self._alive):
             self._lost_leases.add(entry.task.id)
         elif self._lost_leases:
             self._lost_leases.discard(entry.task.id)
@@ -467,12 +444,12 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         return self._lost_leases
 
     def holders_lost(self) -> int:
-        """Leases whose holder cannot come back: an earlier run of this node, or one that was stopped in mid-work."""
+        """The number of leases whose holder cannot come back: of an earlier run, or stopped in mid-work."""
         return len(self._lost_leases)
 
 
 def _weighed(entry: Entry) -> Entry:
-    """An entry that was written before entries had sizes gets them here."""
+    """The entry with sizes, which entries of old versions lack."""
     if entry.body_bytes:
         return entry
     return msgspec.structs.replace(

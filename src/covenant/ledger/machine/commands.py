@@ -1,10 +1,10 @@
-"""Commands: the ledger's verbs as values, each with the answer it gets.
+"""Commands: the ledger's verbs as values, each with the type of its answer.
 
-A command is complete: repeating it under the same ids gives the same answer. `keys` names what its decision
-reads and changes, so that an engine with many writers can lock just that. A key stands for an entity and for what
-hangs on it: a task for whoever shares its work (the leader and the followers of its cache key) and for the account that
-it counts against, a queue, a lane of results, the leases and what is due for the tasks in them, a request for the tasks
-that it gave out.
+A command is complete: repeating it under the same ids gives the same answer. `keys` names the entities that its
+decision reads and changes, so that an engine with many writers can lock just those. A key also covers dependent
+entities: a task's key covers the tasks that share its work (the leader and followers of its cache key) and the account
+that it counts against; a queue, a lane of results, the leases and the due list cover their tasks; a request covers the
+tasks that it gave out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Key = tuple[str, ...]
 
 
 class Access(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The capability a caller must show: one live grant for one of `actions` whose pins the request meets.
+    """The capability that a caller needs: one live grant for one of `actions` whose pins match the request.
 
     Every check is audited under `scope_id`. Commands without an `Access` come from the process itself.
     """
@@ -34,7 +34,7 @@ class Access(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     actions: tuple[str, ...]
     scope_id: str
     what: str
-    """What the caller is trying to do, for the refusal: "send to bob@host"."""
+    """The attempted action, for the refusal: "send to bob@host"."""
     peer: str | None = None
     task_id: str | None = None
     lease_id: str | None = None
@@ -48,11 +48,11 @@ class Command(msgspec.Struct, Generic[A], frozen=True, gc=False, kw_only=True):
         return ()
 
     def undo(self, answer: A, /) -> GiveBack | None:
-        """What gives back what the answer gave out, if whoever asked is cancelled before it is told."""
+        """The command that gives back the answer's leases or results if the caller is cancelled before it gets them."""
 
 
 AUDIT: Final[Key] = ("audit",)
-"""The head of the audit chain: of every command that leaves a row."""
+"""The head of the audit chain: a key of every command that writes an audit row."""
 
 
 def _access_keys(*accesses: Access | None) -> tuple[Key, ...]:
@@ -61,16 +61,16 @@ def _access_keys(*accesses: Access | None) -> tuple[Key, ...]:
 
 
 class LeasedTask(msgspec.Struct, frozen=True, gc=False):
-    """`messages`: what a later turn is about. The first one is about the task itself."""
+    """`messages`: the messages of a later turn. The first turn has the task's own text."""
 
     task: Task
     lease: Lease
     turn: int = 1
     messages: tuple[MessageUpdate, ...] = ()
     continues: bool = False
-    """The same attempt goes on, after a wait."""
+    """The lease continues the same attempt after a wait."""
     cut: bool = False
-    """An attempt before was cut short, and nobody knows how far it came beyond the last step in the ledger."""
+    """An earlier attempt was cut short. How far it came beyond its last step in the ledger is unknown."""
 
 
 class Accepted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -82,7 +82,7 @@ class Accepted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Starter(msgspec.Struct, frozen=True, gc=False):
-    """Who can start on a task at once, in this very process."""
+    """A worker in this process that can start on a task at once."""
 
     holder: AgentId
     node: str
@@ -90,22 +90,26 @@ class Starter(msgspec.Struct, frozen=True, gc=False):
 
 
 RecipientFault = Literal["unknown", "mismatch"]
-"""Nobody has the name, and no key was given; or the registry binds the name or the key otherwise."""
+"""No agent has the name, and no key was given; or the registry binds the name or the key otherwise."""
 
 
 class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
     task: Task
     digest: str
+    former: tuple[str, ...] = ()
+    """The request's digests by earlier rules: a task that was accepted under them has one of these."""
     admission: Access | None = None
-    """The recipient's own consent to this sender, where the setting asks for it."""
+    """The recipient's own consent to this sender, if the setting requires it."""
     starter: Starter | None = None
-    """Leased to it in the same record, unless others wait before it or the work is done already."""
+    """The task is leased to it in the same record, unless others wait before it or the result is already known."""
     push: PushConfig | None = None
-    """Made in the same record; told from the task's first step on."""
+    """Created in the same record; it gets the task's steps from the first one on."""
     minted: bool = False
-    """Its id is new, by chance and from here: nobody looks for an earlier task of that id."""
+    """The id was just generated here at random: no earlier task can have it."""
     recipient_fault: RecipientFault | None = None
-    """What is wrong with the recipient. Told to those who may send to it, and to nobody else."""
+    """What is wrong with the recipient. Only callers that may send to it are told."""
+    body_bytes: int | None = None
+    """The bytes of the task (`weigh`), if its writer has counted them already."""
 
     def keys(self) -> tuple[Key, ...]:
         task, key = self.task, cache_key(self.task)
@@ -125,14 +129,14 @@ class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
 
 
 class Leased(msgspec.Struct, frozen=True, gc=False):
-    """`again`: what this request id was given before, as far as it is still live. There is no more to wait for."""
+    """`again`: the live leases that this request id was given before. There is nothing more to wait for."""
 
     tasks: tuple[LeasedTask, ...] = ()
     again: bool = False
 
 
 class Take(Command[Leased], frozen=True, gc=False, kw_only=True):
-    """Lease up to `count` queued tasks: the oldest of one recipient, or of all recipients in turn.
+    """Leases up to `count` queued tasks: the oldest of one recipient, or of all recipients in turn.
 
     Without a `holder`, each is leased to its recipient.
     """
@@ -142,7 +146,7 @@ class Take(Command[Leased], frozen=True, gc=False, kw_only=True):
     count: int = 1
     request_id: str | None = None
     by: AgentId | None = None
-    """Who asks, where it is not the holder. With a request id, one of the two must be there."""
+    """The caller, if it is not the holder. With a request id, one of the two must be set."""
     node: str | None = None
     boot: str | None = None
 
@@ -166,16 +170,16 @@ class Take(Command[Leased], frozen=True, gc=False, kw_only=True):
 class TaskCommand(Command[A], frozen=True, gc=False, kw_only=True):
     task_id: TaskId
     viewer: PublicKey | None = None
-    """Who asks: a task that is not theirs is not found. None sees all (the operator, and the process itself)."""
+    """The caller: a task that is not theirs is not found. None sees all (the operator, and the process itself)."""
     recipient: PublicKey | None = None
-    """At whose door it is asked: a task for somebody else is not found either."""
+    """The agent whose address the caller used: a task for another agent is not found either."""
 
     def keys(self) -> tuple[Key, ...]:
         return (("task", self.task_id), *_access_keys(self.access))
 
 
 class HolderCommand(TaskCommand[A], frozen=True, gc=False, kw_only=True):
-    """What the holder of a lease says about its task."""
+    """A command of a lease's holder about its task."""
 
     holder: AgentId
     lease_id: LeaseId
@@ -186,11 +190,11 @@ class Renew(HolderCommand[Lease], frozen=True, gc=False, kw_only=True):
 
 
 class Release(HolderCommand[Lease], frozen=True, gc=False, kw_only=True):
-    """Give back work that was not started."""
+    """Gives back work that was not started."""
 
     reason: str
     audited: bool = False
-    """Whether somebody asked for it, of which the audit tells."""
+    """Whether the release was requested by a caller, and is audited."""
 
     def keys(self) -> tuple[Key, ...]:
         keys = super().keys()
@@ -198,15 +202,15 @@ class Release(HolderCommand[Lease], frozen=True, gc=False, kw_only=True):
 
 
 class Interrupt(HolderCommand[Lease], frozen=True, gc=False, kw_only=True):
-    """Mark work whose holder is gone, and tell those who watch the task. Marked work stays as it is.
+    """Marks work whose holder is gone, and tells the task's watchers. Work that is already marked stays as it is.
 
-    An operator has `hold_ms` to decide what becomes of it; then the task fails. 0: the work waits without a bound.
+    An operator has `hold_ms` to decide about the work; then the task fails. 0: the work waits without limit.
     """
 
     reason: str
     hold_ms: int = 0
     outlook: str = ""
-    """What becomes of the work, where no operator decides that."""
+    """What will happen to the work, if no operator decides about it."""
 
 
 class Reported(msgspec.Struct, frozen=True, gc=False):
@@ -220,52 +224,53 @@ class Report(HolderCommand[Reported], frozen=True, gc=False, kw_only=True):
 
 
 class Advanced(msgspec.Struct, frozen=True, gc=False):
-    """Where the task stands. `goes_on`: the result ended the turn and not the task; its next turn is queued."""
+    """The state of the task. `goes_on`: the result ended the turn but not the task; its next turn is queued."""
 
     generation: int
     goes_on: bool = False
     signal: Signal | None = None
-    """The signal that was there already: the task is not parked for it."""
+    """A signal that had already arrived: the task is not parked for it."""
 
 
 class Advance(HolderCommand[Advanced], frozen=True, gc=False, kw_only=True):
-    """Several updates, and perhaps the result, in one record: what a holder in this process has to say at once.
+    """Several updates, and perhaps the result, of a holder in this process, in one record.
 
-    Only the last update may park the task, and not beside a result.
+    Only the last update may park the task, and not together with a result.
     """
 
     updates: tuple[TurnUpdate, ...] = ()
     result: Result | None = None
     ending: Ending | None = None
-    """None: as the result's status says."""
+    """None: follows from the result's status."""
     wait: Wait | None = None
-    """Instead of a result: the lease ends, and the task is parked until what is waited for has come."""
+    """Instead of a result: the lease ends, and the task is parked until the wait is over."""
     told: StatusUpdate | None = None
-    """What its watchers hear of a wait that is not a step's."""
+    """The update that watchers see for a wait that is not a step's."""
 
 
 class Continue(TaskCommand[Reported], frozen=True, gc=False, kw_only=True):
-    """A message to a task: its next turn if it is parked; kept for its next turn while it is at work.
+    """A message to a task: its next turn if the task is parked; kept for its next turn while it is at work.
 
-    `message_id` names this saying of it: the same again is the same message, lost on its way back. One that begins with
-    `key` and goes on otherwise is another message under the same key, and is refused.
+    A repeated `message_id` is the same message, whose answer was lost. An id that begins with `key` and differs after
+    it is another message under the same key, and is refused. `former`: as in `Accept`.
     """
 
     message: MessageUpdate
     message_id: str
+    former: tuple[str, ...] = ()
     key: str | None = None
     by: AgentId | None = None
-    """Who says it, for the audit of an approval."""
+    """The message's author, for the audit of an approval."""
 
 
-class Tell(TaskCommand[Reported], frozen=True, gc=False, kw_only=True):
-    """A signal to a task: what a step waits for, now or later."""
+class SignalTask(TaskCommand[Reported], frozen=True, gc=False, kw_only=True):
+    """A signal to a task, for a step that waits for it now or later."""
 
     signal: Signal
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):
-    """`goes_on`: messages were kept for it, so the result ended the turn and not the task."""
+    """`goes_on`: messages were kept for the task, so the result ended the turn but not the task."""
 
     task_id: TaskId
     duplicate: bool = False
@@ -274,18 +279,18 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
 
 class Settle(TaskCommand[Settled], frozen=True, gc=False, kw_only=True):
     holder: AgentId | None
-    """None: whoever has the lease, for a process that trusts itself."""
+    """None: whoever has the lease, for a process that is trusted."""
     result: Result
     lease_id: LeaseId | None = None
     ending: Ending | None = None
-    """None: as the result's status says."""
+    """None: follows from the result's status."""
 
     def keys(self) -> tuple[Key, ...]:
         return (("task", self.task_id), *_access_keys(self.access), AUDIT)
 
 
 class Canceled(msgspec.Struct, frozen=True, gc=False):
-    """`ending` tells who won where a cancel and a result race; `before`, that it had ended before this was asked."""
+    """`ending` is the outcome of a race between a cancel and a result; `before`: the task had already ended."""
 
     task_id: TaskId
     ending: Ending
@@ -298,7 +303,7 @@ class Cancel(TaskCommand[Canceled], frozen=True, gc=False, kw_only=True):
     by: AgentId
     reason: str
     audited: bool = False
-    """Whether it is a repair, of which the audit tells."""
+    """Whether the cancel is a repair, and is audited."""
 
     def keys(self) -> tuple[Key, ...]:
         keys = super().keys()
@@ -315,7 +320,7 @@ class Repair(TaskCommand[RepairOutcome], frozen=True, gc=False, kw_only=True):
 
 
 class RetryStale(Command[RetryReport], frozen=True, gc=False, kw_only=True):
-    """One pass of the retry gate. Without `policy.enabled` it changes nothing and says what it would do."""
+    """One pass of the retry gate. Without `policy.enabled` it changes nothing and reports what it would do."""
 
     by: AgentId
     policy: RetryPolicy
@@ -330,7 +335,7 @@ class Drained(msgspec.Struct, frozen=True, gc=False):
 
 
 class Drain(Command[Drained], frozen=True, gc=False, kw_only=True):
-    """Take up to `count` of the oldest results, of one sender or of all; or the result of one task."""
+    """Takes up to `count` of the oldest results, of one sender or of all; or the result of one task."""
 
     by: AgentId
     sender: PublicKey | None
@@ -353,7 +358,7 @@ class Drain(Command[Drained], frozen=True, gc=False, kw_only=True):
 
 
 class Returned(msgspec.Struct, frozen=True, gc=False):
-    """How many leases and results went back."""
+    """The numbers of leases and results that went back."""
 
     leases: int = 0
     results: int = 0
@@ -363,9 +368,9 @@ GONE: Final = "whoever asked for it had left before it was told"
 
 
 class GiveBack(Command[Returned], frozen=True, gc=False, kw_only=True):
-    """Leases and results that whoever asked for them was never told of. Each goes back to the head of its queue.
+    """Returns leases and results that their caller never got to the heads of their queues.
 
-    What has moved on since then stays where it is.
+    Leases and results that have changed since then stay as they are.
     """
 
     leases: tuple[tuple[TaskId, LeaseId], ...] = ()
@@ -378,7 +383,7 @@ class GiveBack(Command[Returned], frozen=True, gc=False, kw_only=True):
 
 
 class Withdraw(Command[Returned], frozen=True, gc=False, kw_only=True):
-    """Whoever asked under this request id asks no more: what it was given goes back, and it is given nothing later."""
+    """Withdraws a request id: its leases and results go back, and it gets none later."""
 
     by: AgentId
     request_id: str
@@ -396,16 +401,16 @@ class Swept(msgspec.Struct, frozen=True, gc=False):
     uncached: int = 0
     more: bool = False
     pushes: int = 0
-    """Configurations dropped."""
+    """The number of dropped push configurations."""
     interrupted: tuple[TaskId, ...] = ()
-    """Work that was interrupted, and for which no operator decided in time."""
+    """Tasks that failed because no operator decided in time about their interrupted work."""
     woken: int = 0
-    """Tasks whose wait was over."""
+    """The number of tasks whose wait was over."""
 
 
 class Sweep(Command[Swept], frozen=True, gc=False, kw_only=True):
-    """Settle what is past its deadline, timeout or hold, wake what has waited long enough, forget what nobody drains,
-    and drop what is too old to replay."""
+    """Settles tasks that are past their deadline, timeout or hold, wakes tasks whose wait is over, forgets results that
+    nobody drains, and drops cached results that are too old."""
 
     count: int = 100
 
@@ -419,7 +424,7 @@ class Orphaned(msgspec.Struct, frozen=True, gc=False):
 
 
 class CancelOrphans(Command[Orphaned], frozen=True, gc=False, kw_only=True):
-    """Cancel what was delegated by tasks that have ended since. What that orphans in turn is for the next one."""
+    """Cancels tasks that were delegated by tasks that have ended. Tasks orphaned by this are left to the next pass."""
 
     count: int = 100
 
@@ -428,9 +433,9 @@ class CancelOrphans(Command[Orphaned], frozen=True, gc=False, kw_only=True):
 
 
 class PutPush(TaskCommand[Push], frozen=True, gc=False, kw_only=True):
-    """Make a configuration; or put it in the place of the one with its id, which keeps its cursor.
+    """Creates a push configuration, or replaces the one with its id, whose cursor is kept.
 
-    `once`: without an id, one that is equal is the same one. So a client that says it with every message has one.
+    `once`: one without an id that equals an existing one is the same. So a client may send it with every message.
     """
 
     config: PushConfig
@@ -441,7 +446,7 @@ class PutPush(TaskCommand[Push], frozen=True, gc=False, kw_only=True):
 
 
 class DropPush(TaskCommand[bool], frozen=True, gc=False, kw_only=True):
-    """Whether there was one. Doing it twice is as good as once."""
+    """Drops a configuration. The answer says whether there was one. Repeating it is harmless."""
 
     id: str
 
@@ -450,7 +455,7 @@ class DropPush(TaskCommand[bool], frozen=True, gc=False, kw_only=True):
 
 
 class MovePushes(Command[None], frozen=True, gc=False, kw_only=True):
-    """What deliveries came to, of several configurations at once. One that was replaced meanwhile is left alone."""
+    """The outcomes of several configurations' deliveries. A configuration that was replaced meanwhile is left alone."""
 
     moves: tuple[PushMove, ...]
 
@@ -459,7 +464,7 @@ class MovePushes(Command[None], frozen=True, gc=False, kw_only=True):
 
 
 class RetryPush(TaskCommand[Push], frozen=True, gc=False, kw_only=True):
-    """Try again at once, given up or not."""
+    """Retries a configuration at once, whether it was given up or not."""
 
     by: AgentId
     id: str

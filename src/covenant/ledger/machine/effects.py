@@ -1,7 +1,7 @@
-"""What follows from an event beside the entry of its task, the same for every engine. Pure: it says, and does nothing.
+"""Effects of events beyond the entry of their task, the same for every engine. Pure: functions return the effects.
 
-A settled task ends its push configurations. A cache key has a leader at work and those who follow it. A request id
-stands for what it was given. A peer that was heard is known to be there.
+A settled task ends its push configurations. A cache key has a leader at work, and followers. A request id stands for
+the tasks or results that it was given. A peer whose envelope was received is known to be alive.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _NOTHING: Final = Remembered(())
 
 
 class Sharing(enum.Enum):
-    """What an event means for the work that its task's cache key names."""
+    """The effect of an event on the work that its task's cache key names."""
 
     LEADS = enum.auto()
-    """Unless somebody does: a replayed task is sent and settled in one record."""
+    """The task leads, unless another one does: a replayed task is sent and settled in one record."""
     FOLLOWS = enum.auto()
     TAKES_OVER = enum.auto()
     ENDS = enum.auto()
@@ -67,7 +67,7 @@ MAY_GO_FIRST: Final = frozenset({ResultReturned, LeaseReleased})
 
 
 def goes_first(event: TaskEvent) -> bool:
-    """It goes to the head of its queue: nobody was told of the lease, or of the drain, that it comes back from."""
+    """Whether the task goes to the head of its queue: the caller never got the lease, or the drained result."""
     return isinstance(event, ResultReturned) or (isinstance(event, LeaseReleased) and event.undelivered)
 
 
@@ -76,7 +76,7 @@ def ends_pushes(event: TaskEvent) -> bool:
 
 
 def ended_push(push: Push, generation: int) -> Push:
-    """The configuration of a task that has ended: there will be no later generation."""
+    """The configuration of a task that has ended, with its last generation."""
     return replace(push, ended=generation)
 
 
@@ -97,14 +97,14 @@ def moved_parcel(parcel: OutboxMessage, move: OutboxMove) -> OutboxMessage:
 
 
 def cacheable(event: TaskEvent, ts_ms: int) -> Cached | None:
-    """The result that answers the same work from here on."""
+    """The result that answers the same work from now on, if the event has one."""
     if not isinstance(event, TaskSettled) or not event.cached:
         return None
     return Cached(source_task_id=event.task_id, result=event.result, cached_at_ms=ts_ms)
 
 
 def request_given(event: TaskLeased | ResultDrained, entry: Entry) -> tuple[RequestKey, Remembered]:
-    """What a request id was given by an event that has one."""
+    """The leases or results that an event gave to its request id."""
     assert event.request_id is not None
     if isinstance(event, TaskLeased):
         caller = event.by or event.lease.leased_to.pubkey
@@ -112,15 +112,15 @@ def request_given(event: TaskLeased | ResultDrained, entry: Entry) -> tuple[Requ
     return ("drain", event.by or entry.task.sender.pubkey, event.request_id), Remembered((event.task_id,))
 
 
-def given_besides(known: Remembered | None, more: Remembered) -> Remembered:
+def merge_remembered(known: Remembered | None, more: Remembered) -> Remembered:
     known = known or _NOTHING
     return Remembered((*known.task_ids, *more.task_ids), (*known.lease_ids, *more.lease_ids))
 
 
-def logged(envelope: ReceivedEnvelope, offer_id: str | None, ts_ms: int) -> tuple[LoggedMessage, ...]:
-    """What the log of messages says of an envelope that was taken: it, and the answer that it is given at once.
+def envelope_logged(envelope: ReceivedEnvelope, offer_id: str | None, ts_ms: int) -> tuple[LoggedMessage, ...]:
+    """The rows of the message log for a received envelope: the envelope, and the answer that it gets at once.
 
-    A poll says nothing, and comes all day: what is worth looking at must not be pushed out by it.
+    A poll is not logged: polls come all day, and would push out the rows that matter.
     """
     sender, typ, jti = envelope.sender, envelope.typ, envelope.jti
     if typ == POLL:
@@ -131,14 +131,14 @@ def logged(envelope: ReceivedEnvelope, offer_id: str | None, ts_ms: int) -> tupl
     return came, LoggedMessage(at_ms=ts_ms, direction="sent", peer=sender, typ=RESPONSE, id=jti)
 
 
-def asked(before: Peer | None, peer: Peer, ts_ms: int) -> LoggedMessage | None:
-    """The question that goes to a peer with a new challenge."""
+def query_logged(before: Peer | None, peer: Peer, ts_ms: int) -> LoggedMessage | None:
+    """The log row of the query that goes to a peer with a new challenge."""
     challenge = peer.challenge
     if challenge is None or (before is not None and before.challenge == challenge):
         return None
     return LoggedMessage(at_ms=ts_ms, direction="sent", peer=peer.id, typ=QUERY, id=challenge.nonce[:QUERY_ID_CHARS])
 
 
-def heard(peer: Peer, ts_ms: int) -> Peer:
-    """A peer whose envelope was taken."""
+def last_heard(peer: Peer, ts_ms: int) -> Peer:
+    """The peer after an envelope of it was received."""
     return replace(peer, heard_at_ms=ts_ms)

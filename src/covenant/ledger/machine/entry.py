@@ -1,4 +1,4 @@
-"""The entry: what the ledger knows of one task. `evolution` says what each event does to it."""
+"""The entry: the ledger's record of one task. `evolution` applies events to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ replace = msgspec.structs.replace
 
 
 Alive = Callable[[str | None, str], bool]
-"""Whether a run (`boot`) of a node may still be there."""
+"""Returns whether a run (`boot`) of a node may still be alive."""
 
 
 class EndedTurn(msgspec.Struct, frozen=True, gc=False):
@@ -40,7 +40,7 @@ class EndedTurn(msgspec.Struct, frozen=True, gc=False):
 
 
 class Hold(msgspec.Struct, frozen=True, gc=False):
-    """Interrupted work waits for an operator for `hold_ms`; 0: without a bound."""
+    """Interrupted work waits `hold_ms` for an operator; 0: without limit."""
 
     since_ms: int
     hold_ms: int
@@ -56,9 +56,9 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     generation: int = 1
     turn: int = 1
     attempt: int = 0
-    """Leases given for this turn so far; the last one's number."""
+    """Leases of this turn so far; also the last one's number."""
     undelivered: int = 0
-    """How many of them nobody was told of. They do not count as attempts."""
+    """How many of them their callers never got. They do not count as attempts."""
     lease: Lease | None = None
     """The live lease while in flight; afterwards the last one of this turn, whose late result may still count."""
     turn_started_ms: int = 0
@@ -66,45 +66,45 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     interrupted: bool = False
     interruption: Interruption | None = None
     update_no: int = 0
-    """The last numbered update of this attempt, and which generation it became."""
+    """The last numbered update of this attempt, and its generation."""
     update_generation: int = 0
     artifacts: frozenset[str] = frozenset()
-    """Artifacts that this attempt has written to: the first chunk of any other replaces what an earlier one left."""
+    """Artifacts that this attempt has written to: the first chunk of any other replaces an earlier attempt's."""
     said: tuple[tuple[str, int], ...] = ()
-    """The last messages to it: what each saying was called, and which generation it became."""
+    """The last messages to the task: the id and the generation of each."""
     result: Result | None = None
     ending: Ending | None = None
     cause: Cause | None = None
     messages: tuple[MessageUpdate, ...] = ()
-    """What this turn is about; none for the first one, which is about the task itself."""
+    """The messages of this turn; none for the first one, which has the task's own text."""
     kept: tuple[MessageUpdate, ...] = ()
-    """What the next turn will be about."""
+    """The messages for the next turn."""
     ended_turn: EndedTurn | None = None
-    """The result that ended the last turn, if one did: the same again changes nothing."""
+    """The result that ended the last turn, if one did: repeating it changes nothing."""
     events: int = 1
-    """How many have happened to it: what compaction drops once it is resolved."""
+    """The number of the task's events, which compaction drops once the task is resolved."""
     body_bytes: int = 0
     """Size of the task's body."""
     messages_bytes: int = 0
     kept_bytes: int = 0
     result_bytes: int = 0
-    """Size of a result that waits for its sender."""
+    """The size of a result that waits for its sender."""
     body_on_disk: bool = False
-    """The task here has no body: it is large, and the engine reads it when somebody needs it."""
+    """The task here has no body: the body is large, and the engine reads it on demand."""
     kept_cache_key: CacheKey | None = None
     """The task's cache key while its body, from which the key follows, is on disk."""
     open_text: str | None = None
-    """The artifact that this attempt last wrote text to, until it writes the last chunk of it."""
+    """The artifact that this attempt last wrote text to, until its last chunk."""
     hold: Hold | None = None
-    """Counts while `interrupted`. None: nobody was told that an operator decides."""
+    """Counts while `interrupted`. None: no watcher was told that an operator decides."""
     wait: Wait | None = None
-    """What it waits for while it is parked, if not for its sender."""
+    """The condition that ends the parking, if it is not a message of the sender."""
     continues: bool = False
-    """Its next lease, or the one that it has, goes on with the attempt before, which a wait had ended."""
+    """The next lease, or the live one, continues the attempt that a wait had ended."""
     cut: bool = False
-    """An attempt was cut short, and no step of this turn was written since: what it was at may have happened."""
+    """An attempt was cut short, and no step of this turn was recorded since: its last step may have run."""
     signals: tuple[Signal, ...] = ()
-    """What nobody has waited for yet."""
+    """Signals that no step has waited for yet."""
     signals_bytes: int = 0
 
     @property
@@ -113,7 +113,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def queued_bytes(self) -> int:
-        """What the task and the messages to it count against its account."""
+        """The bytes of the task and of the messages to it, which count against its account."""
         return self.body_bytes + self.messages_bytes + self.kept_bytes + self.signals_bytes
 
     @property
@@ -133,14 +133,14 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return self.task.deadline_ms
 
     def times_out_at_ms(self, now_ms: int, ages: Ages) -> int | None:
-        """By the clock as it is now, also if the turn began before that was set."""
+        """When the turn times out, by the present clock, even if the turn began before the clock was set."""
         timeout_ms = self.task.timeout_ms
         if not timeout_ms or not self.turn_started_ms:
             return None
         return timeout_ms + (ages.moment_ms(self.turn_started_ms, now_ms) if ages.steps else self.turn_started_ms)
 
     def hold_ends_at_ms(self, now_ms: int, ages: Ages) -> int | None:
-        """When interrupted work has waited for an operator for long enough."""
+        """When interrupted work has waited long enough for an operator."""
         hold = self.hold
         if hold is None or not hold.hold_ms or not self.interrupted or self.state is not LEASED:
             return None
@@ -153,7 +153,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             timeout_ms, other_ms = self.times_out_at_ms(now_ms, ages), self.hold_ends_at_ms(now_ms, ages)
         elif state in FINISHED:
             return None
-        elif self.wait is not None:  # while it waits, no time of its turn passes
+        elif self.wait is not None:  # the turn's time stops while the task waits
             timeout_ms, other_ms = self.wait.ends_at_ms(now_ms, ages), self.task.deadline_ms
         else:
             timeout_ms, other_ms = self.times_out_at_ms(now_ms, ages), self.task.deadline_ms
@@ -163,7 +163,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def a2a_state(self) -> str:
-        """The state as an A2A client is told it."""
+        """The state for A2A clients."""
         if self.ending is not None:
             return self.ending
         if self.state is State.PARKED and (self.wait is None or self.wait.asks is not None):
@@ -171,7 +171,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return "working" if self.attempt > 0 or self.turn > 1 else "submitted"
 
     def holder_lost(self, alive: Alive) -> bool:
-        """The lease belongs to a run of a node that has ended, so nobody holds it any more."""
+        """Whether the lease belongs to a run of a node that has ended, so that nobody holds it any more."""
         lease = self.lease
         if self.state is not LEASED or lease is None:
             return False

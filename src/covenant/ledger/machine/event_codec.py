@@ -13,28 +13,28 @@ from covenant.model.errors import WrongType
 from covenant.wire.validation import encode, read_back
 
 NESTING_MAX: Final = 512
-"""Levels in a record. Doors stop at 64; the interpreter, and the JSON of databases, carry some 900."""
+"""The deepest nesting in a record. Doors stop at 64; the interpreter, and the JSON of databases, support some 900."""
 
 _EVENT: Final = re.compile(r"\[(?P<index>\d+)\](?P<inside>.*)", re.DOTALL)
 
 _LINE_BREAK: Final = ord("\n")
-"""A byte is looked for by its number: what is no number is first found not to be one, which takes ten times as long."""
+"""A byte is searched by its number: `in` with a bytes object takes ten times as long."""
 
 decode_events = msgspec.json.Decoder(list[AnyEvent]).decode
 
 
 def encode_events(events: Sequence[AnyEvent]) -> tuple[bytes, list[AnyEvent]]:
-    """A record's bytes, and its events as they will be read back. It stands before every write: nothing is kept that
-    could not be read again, and memory holds what is kept, whatever its caller does to a dictionary afterwards.
+    """A record's bytes, and its events as they will be decoded. Called before every write: nothing is stored that could
+    not be decoded, and memory holds the stored values, even if the caller changes a dictionary afterwards.
 
-    Raises `WrongType` with the field's name if the decoder would refuse them, or read something else.
+    Raises `WrongType` with the field's name if the decoder would refuse them, or return other values.
     """
     try:
         encoded = encode(events)
         decoded = decode_events(encoded)
         # A level takes two brackets: so few bytes cannot be nested too deeply, and counting takes longer than decoding.
         shallow = len(encoded) <= 2 * NESTING_MAX or encoded.count(b"{") + encoded.count(b"[") <= NESTING_MAX
-        # A line break can only come from what was encoded elsewhere (`msgspec.Raw`).
+        # A line break can only come from a part that was encoded elsewhere (`msgspec.Raw`).
         if shallow and decoded == events and _LINE_BREAK not in encoded:
             return encoded, decoded
     except Exception:  # noqa: BLE001, S110  objects of all kinds are encoded here: `read_back` says what is wrong

@@ -1,7 +1,7 @@
-"""Events: what happened. A closed union; its encoding is the journal's content, so fields are only ever added.
+"""Events: a closed union. Their encoding is the journal's content, so fields are only ever added.
 
-Every event of a task names it first and is one move of the table in `states`. An event that the task's
-watchers see carries the `generation` it became; 0 means it is not an update of the task.
+Every event of a task names the task first and is one move of the table in `states`. An event that the task's watchers
+see carries its `generation`; 0: the event is not an update of the task.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LedgerEvent(msgspec.Struct, frozen=True, gc=False, tag_field="type", omit_
 
 
 class PeerEvent(LedgerEvent, frozen=True, gc=False):
-    """Of a peer. No event of a task: what follows for one is an event of its own, in the same record."""
+    """An event of a peer. Its consequence for a task is an event of its own, in the same record."""
 
 
 class PeerPut(PeerEvent, frozen=True, gc=False, tag="peer_put"):
@@ -47,13 +47,13 @@ class PeerPut(PeerEvent, frozen=True, gc=False, tag="peer_put"):
 
 
 class PeerRemoved(PeerEvent, frozen=True, gc=False, tag="peer_removed"):
-    """With what waited for it."""
+    """The peer is removed, with the messages that waited for it."""
 
     id: InstanceId
 
 
 class PeerSucceeded(PeerEvent, frozen=True, gc=False, tag="peer_succeeded"):
-    """`old` goes by another id from here on, and so does all that is kept under it."""
+    """The peer `old` has another id from here on, and so has everything that is stored under it."""
 
     old: InstanceId
     peer: Peer
@@ -65,19 +65,19 @@ class EnvelopeTaken(PeerEvent, frozen=True, gc=False, tag="envelope_taken"):
 
 
 class DelegationPut(PeerEvent, frozen=True, gc=False, tag="delegation_put"):
-    """The delegation as it is from here on. Its offer is said once: until it ends, it stays what it was."""
+    """The delegation as it is from here on. Without an offer, the one of an earlier record stays, until it ends."""
 
     delegation: Delegation
 
 
 class DelegationDropped(PeerEvent, frozen=True, gc=False, tag="delegation_dropped"):
-    """Ended, and the oldest of too many, or followed by another offer of its task. Its task is in the archive."""
+    """Drops an ended delegation: the oldest of too many, or one whose task got another offer. Its task is archived."""
 
     key: DelegationKey
 
 
 class ParcelPut(PeerEvent, frozen=True, gc=False, tag="parcel_put"):
-    """Put into the outbox; or in the place of the one with its number."""
+    """A message is put into the outbox, or replaces the one with its number."""
 
     parcel: OutboxMessage
 
@@ -87,7 +87,7 @@ class ParcelMoved(PeerEvent, frozen=True, gc=False, tag="parcel_moved"):
 
 
 class ParcelsDropped(PeerEvent, frozen=True, gc=False, tag="parcels_dropped"):
-    """The peer has all that was said of this delegation through this number; or is not to be sent it any more."""
+    """The peer has all messages about this delegation up to this number, or must not get them any more."""
 
     key: DelegationKey
     through: int
@@ -115,7 +115,7 @@ _PEER_OF: Final[dict[type[PeerEvent], Callable[[Any], InstanceId]]] = {
 
 
 def peer_of(event: PeerEvent) -> InstanceId | None:
-    """Whose it is; None of what is about no peer in particular."""
+    """The peer that an event is about; None if it is about none in particular."""
     found = _PEER_OF.get(type(event))
     return found(event) if found is not None else None
 
@@ -147,7 +147,7 @@ class TaskLeased(TaskEvent, frozen=True, gc=False, tag="task_leased"):
     """Set on the first lease of a turn: from then on the task is `working`."""
     request_id: str | None = None
     by: PublicKey | None = None
-    """Who asked with that request id, where it is not the holder."""
+    """The caller with that request id, if it is not the holder."""
 
 
 class LeaseRenewed(TaskEvent, frozen=True, gc=False, tag="lease_renewed"):
@@ -159,18 +159,20 @@ class LeaseReleased(TaskEvent, frozen=True, gc=False, tag="lease_released"):
     lease_id: LeaseId
     reason: str
     undelivered: bool = False
-    """Nobody was told of the lease: the task keeps its place in the queue, and the attempt does not count."""
+    """The caller never got the lease: the task keeps its place in the queue, and the attempt does not count."""
+    untouched: bool = False
+    """No lease of this turn reached its caller: the task has no holder. Earlier versions did not write it."""
 
 
 class LeaseInterrupted(TaskEvent, frozen=True, gc=False, tag="lease_interrupted"):
-    """The holder is gone, with its work half done; an operator decides what becomes of it, within `hold_ms`."""
+    """The holder is gone, with its work half done; an operator decides about it within `hold_ms`."""
 
     lease_id: LeaseId
     reason: str
     hold_ms: int = 0
-    """0: without a bound."""
+    """0: without limit."""
     held: bool = False
-    """Those who watch the task were told that an operator decides. Earlier versions told nobody."""
+    """The task's watchers were told that an operator decides. Earlier versions told nobody."""
 
 
 class TaskUpdated(TaskEvent, frozen=True, gc=False, tag="task_updated"):
@@ -189,17 +191,17 @@ class TaskParked(TaskEvent, frozen=True, gc=False, tag="task_parked"):
 
 
 class TaskSuspended(TaskEvent, frozen=True, gc=False, tag="task_suspended"):
-    """Parked until a moment, or for a signal: before its first lease, between two attempts, or in the middle of one."""
+    """The task is parked until a time or for a signal: before its first lease, between attempts, or within one."""
 
     wait: Wait
     lease_id: LeaseId | None = None
     generation: int = 0
-    """Set if there is an update: what its watchers are told."""
+    """Set if there is an update, which watchers see."""
     update: StatusUpdate | StepUpdate | None = None
 
 
 class TaskResumed(TaskEvent, frozen=True, gc=False, tag="task_resumed"):
-    """What it waited for has come. `update`: as the result of the step that waited, where one did."""
+    """The wait is over. `update`: the result of the step that waited, if one did."""
 
     generation: int = 0
     update: StepUpdate | None = None
@@ -213,7 +215,7 @@ class SignalKept(TaskEvent, frozen=True, gc=False, tag="signal_kept"):
 
 
 class SignalTaken(TaskEvent, frozen=True, gc=False, tag="signal_taken"):
-    """A signal that was kept is what a step waits for: its value is the result of the step, in the same record."""
+    """A step waits for a kept signal: the signal's value is the result of the step, in the same record."""
 
     signal_id: str
 
@@ -225,9 +227,9 @@ class TaskContinued(TaskEvent, frozen=True, gc=False, tag="task_continued"):
 
 
 class MessageKept(TaskEvent, frozen=True, gc=False, tag="message_kept"):
-    """A message to a task that is at work: the next turn will be about it.
+    """A message to a task that is at work: it is kept for the next turn.
 
-    `answers`: it is what a step waits for instead, and is not kept for a turn.
+    `answers`: a step waits for the message instead, and it is not kept for a turn.
     """
 
     generation: int
@@ -237,14 +239,14 @@ class MessageKept(TaskEvent, frozen=True, gc=False, tag="message_kept"):
 
 
 class TurnEnded(TaskEvent, frozen=True, gc=False, tag="turn_ended"):
-    """The turn is done and the task is not: messages were kept for the next one, which begins here."""
+    """The turn is done and the task is not: messages were kept for the next turn, which begins here."""
 
     lease_id: LeaseId
     reply: MessageUpdate | None = None
     generation: int = 0
-    """Set if there is a reply: what the turn came to."""
+    """Set if there is a reply, the output of the turn."""
     digest: str | None = None
-    """Of the result that ended it; none if a question did."""
+    """The digest of the result that ended the turn; None if a question did."""
 
 
 class TaskRequeued(TaskEvent, frozen=True, gc=False, tag="task_requeued"):
@@ -266,21 +268,21 @@ class TaskSettled(TaskEvent, frozen=True, gc=False, tag="task_settled"):
 
 
 class TaskClosed(TaskSettled, frozen=True, gc=False, tag="task_closed"):
-    """Settled, and nobody comes for the result: whoever sent it reads it where it is kept."""
+    """Settled, and no sender drains the result: it is read where it is stored."""
 
 
 class ResultDrained(TaskEvent, frozen=True, gc=False, tag="result_drained"):
     request_id: str | None = None
     by: PublicKey | None = None
-    """Who drained it, where a request id says that they may ask again."""
+    """The caller that drained it, if it may repeat the drain under a request id."""
     forgotten: bool = False
-    """Nobody came for it within the retention time."""
+    """Nobody drained the result within the retention time."""
 
 
 class ResultReturned(TaskEvent, frozen=True, gc=False, tag="result_returned"):
-    """Whoever drained the result was not told of it: it can be drained again.
+    """The caller that drained the result never got it: it can be drained again.
 
-    It carries the task and how it ended, because a ledger may have left both to the archive by now.
+    The event carries the task and its ending, because a ledger may have left both to the archive by now.
     """
 
     reason: str
@@ -295,7 +297,7 @@ class ResultReturned(TaskEvent, frozen=True, gc=False, tag="result_returned"):
 
 
 class RequestWithdrawn(LedgerEvent, frozen=True, gc=False, tag="request_withdrawn"):
-    """Nothing is given to a receive or drain under this request id any more."""
+    """The receive or drain with this request id gets nothing any more."""
 
     by: PublicKey
     request_id: str
@@ -326,7 +328,7 @@ class GrantMade(LedgerEvent, frozen=True, gc=False, tag="grant_made"):
 
 
 class GrantUsed(LedgerEvent, frozen=True, gc=False, tag="grant_used"):
-    """Counted only where a grant has `max_uses`."""
+    """Counted only for a grant with `max_uses`."""
 
     signature_b58: str
 
@@ -347,15 +349,14 @@ class TenantPut(LedgerEvent, frozen=True, gc=False, tag="tenant_put"):
 
 
 class TenantErased(LedgerEvent, frozen=True, gc=False, tag="tenant_erased"):
-    """Gone with this: the tenant's stored agents, its identities and their grants, and what was remembered of requests
-    by `keys`."""
+    """Erases the tenant's stored agents, its identities and their grants, and the remembered requests of `keys`."""
 
     tenant: str
     keys: tuple[PublicKey, ...] = ()
 
 
 class TenantRemoved(LedgerEvent, frozen=True, gc=False, tag="tenant_removed"):
-    """The record of the tenant itself: its name is free."""
+    """Removes the record of the tenant itself: its name is free."""
 
     tenant: str
 
@@ -372,7 +373,7 @@ class AgentRemoved(LedgerEvent, frozen=True, gc=False, tag="agent_removed"):
 
 
 class PushEvent(LedgerEvent, frozen=True, gc=False):
-    """Of a push configuration. No event of its task: nothing that a watcher sees, and nothing that history keeps."""
+    """An event of a push configuration. It is no event of the task: watchers and the history do not have it."""
 
 
 class PushPut(PushEvent, frozen=True, gc=False, tag="push_put"):
@@ -394,14 +395,14 @@ class PushMoved(PushEvent, frozen=True, gc=False, tag="push_moved"):
 
 
 class PushDropped(PushEvent, frozen=True, gc=False, tag="push_dropped"):
-    """Deleted, or done, or nobody came for it."""
+    """The configuration was deleted, completed or never used."""
 
     task_id: TaskId
     id: str
 
 
 class Audited(LedgerEvent, frozen=True, gc=False, tag="audited"):
-    """`row` is the row's exact text, because the chain is taken over its bytes."""
+    """`row` is the row's exact text, because the chain is hashed over its bytes."""
 
     index: int
     chain_hash: str
@@ -440,7 +441,7 @@ AnyTaskEvent = (
     | ResultReturned
 )
 TASK_EVENTS: Final = frozenset(get_args(AnyTaskEvent))
-"""Their classes. To look one up takes a quarter of what `isinstance` takes for the base of a struct."""
+"""The classes of task events. A look-up takes a quarter of the time of `isinstance` with a struct's base."""
 
 AnyEvent = (
     AnyTaskEvent

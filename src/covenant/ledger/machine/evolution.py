@@ -1,4 +1,4 @@
-"""What each event does to the entry of its task: one move of the table in `states`."""
+"""Applies an event to the entry of its task: one move of the table in `states`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from covenant.ledger.machine.events import (
     TaskUpdated,
     TurnEnded,
 )
-from covenant.ledger.machine.states import SETTLED, TRANSITIONS, State
+from covenant.ledger.machine.states import LEASED, SETTLED, TRANSITIONS, State
 from covenant.model.content import Text
 from covenant.model.task import (
     weigh,
@@ -47,9 +47,9 @@ from covenant.model.task_event import (
 )
 
 SAID_MAX: Final = 16
-"""Of so many messages to a task is it known that they were said, however often they are said again."""
+"""The number of recent messages to a task that are recognised when they are repeated."""
 SIGNAL_MARK: Final = "signal "
-"""Stands before the id of a signal among them: no message is taken for one."""
+"""The prefix of a signal's id among them, so that it is never mistaken for a message."""
 
 replace = msgspec.structs.replace
 
@@ -63,8 +63,26 @@ def evolve(entry: Entry | None, event: TaskEvent, ts_ms: int) -> Entry:
     return move(entry, event, after, ts_ms)
 
 
+def start(sent: TaskSent, leased: TaskLeased, ts_ms: int) -> Entry:
+    """The entry of a task that was leased when it was accepted: what `evolve` returns for both events, at once."""
+    lease = leased.lease
+    return Entry(
+        sent.task,
+        sent.digest,
+        LEASED,
+        ts_ms,
+        ts_ms,
+        leased.generation or 1,
+        attempt=lease.attempt,
+        lease=lease,
+        turn_started_ms=lease.leased_at_ms,
+        events=2,
+        body_bytes=weigh(sent.task),
+    )
+
+
 class IllegalMoveError(Exception):
-    """An event that cannot follow the state its task is in."""
+    """An event that is not possible in its task's state."""
 
     def __init__(self, entry: Entry | None, event: TaskEvent) -> None:
         before = "unknown" if entry is None else entry.state.value
@@ -115,7 +133,7 @@ def _requeued(entry: Entry, _: TaskRequeued, after: State, ts_ms: int) -> Entry:
 
 
 def _released(entry: Entry, event: LeaseReleased, after: State, ts_ms: int) -> Entry:
-    if event.undelivered and entry.continues:  # it has no number of its own, and goes on as before
+    if event.undelivered and entry.continues:  # the lease has no number of its own, and the attempt continues
         return replace(entry, state=after, events=entry.events + 1, updated_at_ms=ts_ms, interrupted=False)
     undelivered = entry.undelivered + event.undelivered
     untouched = undelivered == entry.attempt
@@ -248,7 +266,7 @@ def _parked(entry: Entry, event: TaskParked, after: State, ts_ms: int) -> Entry:
         updated_at_ms=ts_ms,
         generation=event.generation,
         interruption=event.interruption,
-        # The turn is over and its clock stops: how long the sender thinks is not the holder's time.
+        # The turn is over and its clock stops: the sender's time to answer is not the holder's.
         turn_started_ms=0,
         update_no=event.update_no or entry.update_no,
         update_generation=event.generation if event.update_no else entry.update_generation,
@@ -270,7 +288,7 @@ def _continued(entry: Entry, event: TaskContinued, after: State, ts_ms: int) -> 
         interruption=None,
         continues=False,
         cut=False,
-        said=_said(entry, event),
+        said=_known_messages(entry, event),
         messages=(event.message,),
         messages_bytes=weigh_message(event.message),
     )
@@ -283,13 +301,13 @@ def _kept(entry: Entry, event: MessageKept, after: State, ts_ms: int) -> Entry:
         events=entry.events + 1,
         updated_at_ms=ts_ms,
         generation=event.generation,
-        said=_said(entry, event),
+        said=_known_messages(entry, event),
         kept=entry.kept if event.answers else (*entry.kept, event.message),
         kept_bytes=entry.kept_bytes if event.answers else entry.kept_bytes + weigh_message(event.message),
     )
 
 
-def _said(entry: Entry, event: TaskContinued | MessageKept) -> tuple[tuple[str, int], ...]:
+def _known_messages(entry: Entry, event: TaskContinued | MessageKept) -> tuple[tuple[str, int], ...]:
     return (*entry.said[1 - SAID_MAX :], (event.message_id, event.generation))
 
 
@@ -367,7 +385,7 @@ _MADE: Final[dict[type[TaskEvent], Callable[[Any, Any, State, int], Entry]]] = {
 
 
 def _afters(event: type[TaskEvent]) -> dict[State | None, State]:
-    """The table's moves by this event: from which state to which."""
+    """The table's moves by this event: states before and after."""
     tag = event.__struct_config__.tag
     return {before: after for (before, named), after in TRANSITIONS.items() if named == tag}
 

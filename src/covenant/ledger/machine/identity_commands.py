@@ -1,4 +1,4 @@
-"""Commands about who may do what: identities, grants, tenants, the agents stored for them, and the audit."""
+"""Commands about identities, grants, tenants, their stored agents, and the audit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RevokeIdentity(IdentityCommand, frozen=True, gc=False, kw_only=True):
 
 
 class RotateToken(IdentityCommand, frozen=True, gc=False, kw_only=True):
-    """A new token for the same identity; the old one ends with the same record that begins the new one."""
+    """A new token for the same identity; one record ends the old token and begins the new one."""
 
     new_token_sha256: str
     new_token_prefix: str
@@ -85,7 +85,7 @@ class PurgeGrants(Command[int], frozen=True, gc=False, kw_only=True):
 
 
 class PurgeAudit(Command[int], frozen=True, gc=False, kw_only=True):
-    """Drop audit rows of a chain up to `through`, whose chain hash is `anchor_hash`; a marker row says so."""
+    """Drops audit rows of a chain up to `through`, whose chain hash is `anchor_hash`; a marker row records it."""
 
     by: AgentId
     before_ms: int
@@ -99,7 +99,7 @@ class PurgeAudit(Command[int], frozen=True, gc=False, kw_only=True):
 
 
 class WriteAuditRow(Command[None], frozen=True, gc=False, kw_only=True):
-    """Put a row into the audit, when nothing else changes."""
+    """Writes an audit row when nothing else changes."""
 
     by: AgentId
     row: dict[str, object]
@@ -109,7 +109,7 @@ class WriteAuditRow(Command[None], frozen=True, gc=False, kw_only=True):
 
 
 class AddTenant(Command[Tenant], frozen=True, gc=False, kw_only=True):
-    """`created_at_ms` of the tenant is when this is decided."""
+    """The tenant's `created_at_ms` is the time of this decision."""
 
     by: AgentId
     tenant: Tenant
@@ -119,7 +119,7 @@ class AddTenant(Command[Tenant], frozen=True, gc=False, kw_only=True):
 
     @property
     def displays(self) -> tuple[str, ...]:
-        """Who comes with a tenant: their names must not be held by somebody else."""
+        """The displays that come with a tenant: no other identity may have them."""
         return tuple(f"{name}@{self.tenant.name}" for name in sorted(RESERVED))
 
 
@@ -132,21 +132,21 @@ class TenantCommand(Command[Tenant], frozen=True, gc=False, kw_only=True):
 
 
 class ChangeTenant(TenantCommand, frozen=True, gc=False, kw_only=True):
-    """None leaves a thing as it is."""
+    """None leaves a field unchanged."""
 
     disabled: bool | None = None
     limits: TenantLimits | None = None
 
 
 class RotateTenant(TenantCommand, frozen=True, gc=False, kw_only=True):
-    """A new token; the old one ends with the same record."""
+    """A new token; the same record ends the old one."""
 
     token_sha256: str
     token_prefix: str
 
 
 class BeginTenantRemoval(TenantCommand, frozen=True, gc=False, kw_only=True):
-    """From here on nobody speaks for the tenant and nothing is accepted for it. The same again changes nothing."""
+    """From here on nobody speaks for the tenant, and it accepts no tasks. Repeating it changes nothing."""
 
     reason: str
     cancel_live: bool = False
@@ -156,9 +156,9 @@ class BeginTenantRemoval(TenantCommand, frozen=True, gc=False, kw_only=True):
 
 
 class EraseTenant(TenantCommand, frozen=True, gc=False, kw_only=True):
-    """Drop what the registers and the cache hold of a tenant whose tasks have all ended.
+    """Erases the registers and cached results of a tenant whose tasks have all ended.
 
-    `removal` is what is written down of it: what is there to erase, and under which keys.
+    `removal` records what there is to erase, and under which keys.
     """
 
     removal: TenantRemoval
@@ -170,19 +170,27 @@ class EraseTenant(TenantCommand, frozen=True, gc=False, kw_only=True):
 
 
 class FinishTenantRemoval(TenantCommand, frozen=True, gc=False, kw_only=True):
-    """Nothing of the tenant is left but its record, which goes with this."""
+    """Only the tenant's own record is left, and goes with this."""
 
     places: int
-    """How many files or tables were searched."""
+    """The number of files or tables that were searched."""
 
     def keys(self) -> tuple[Key, ...]:
         return ("tenants",), ("tenant", self.name), AUDIT
 
 
-class PutAgent(Command[CatalogueAgent], frozen=True, gc=False, kw_only=True):
-    """Store an agent for a tenant: a new one, or (`replace`) in place of the one with its id.
+class PauseSchedule(TenantCommand, frozen=True, gc=False, kw_only=True):
+    """Begins or ends (`paused=False`) the pause of a schedule. Repeating it leaves no audit row."""
 
-    `identity` is who it will be: its name must not be held by somebody else.
+    agent_id: str
+    schedule_id: str
+    paused: bool = True
+
+
+class PutAgent(Command[CatalogueAgent], frozen=True, gc=False, kw_only=True):
+    """Stores an agent for a tenant: a new one, or (`replace`) instead of the one with its id.
+
+    `identity` is the agent's identity: no other one may have its display.
     """
 
     by: AgentId
@@ -190,6 +198,8 @@ class PutAgent(Command[CatalogueAgent], frozen=True, gc=False, kw_only=True):
     definition: AgentDefinition
     identity: AgentId
     replace: bool = False
+    expected: AgentDefinition | None = None
+    """The definition to replace: refused if the agent has another one by now. None: any."""
 
     def keys(self) -> tuple[Key, ...]:
         return ("tenant", self.tenant), ("catalogue", self.tenant), ("agent", self.identity.display), AUDIT
@@ -201,4 +211,4 @@ class RemoveAgent(Command[CatalogueAgent], frozen=True, gc=False, kw_only=True):
     agent_id: str
 
     def keys(self) -> tuple[Key, ...]:
-        return ("catalogue", self.tenant), AUDIT
+        return ("tenant", self.tenant), ("catalogue", self.tenant), AUDIT

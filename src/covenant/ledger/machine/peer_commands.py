@@ -1,4 +1,4 @@
-"""Commands about peers, and about what is said to them and heard from them."""
+"""Commands about peers, and about messages to and from them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,33 @@ from covenant.model.peers.delegation import (
     DelegationKey,
     DelegationQuestion,
     IssuedToken,
+    OutboxMessage,
     OutboxMove,
     Peer,
     PeerCapabilities,
     PeerLimits,
     ReceivedEnvelope,
 )
-from covenant.model.peers.delegation_messages import DelegationInput, DelegationResult, Proof, TokenUsage
+from covenant.model.peers.delegation_messages import (
+    DelegationInput,
+    DelegationOffer,
+    DelegationResult,
+    Proof,
+    SubDelegation,
+    TokenUsage,
+)
 from covenant.model.peers.instance import FormerKey, InstanceId, KeyBundle, Trust
 from covenant.model.tenants import DEFAULT
 
 PEERS: Key = ("peers",)
-"""How many there are, and what they are called."""
+"""The number and the names of all peers."""
 ENDED: Key = ("delegations",)
-"""How many that have ended are kept."""
+"""The number of ended delegations that are kept."""
 
 
 class AddPeer(Command[Peer], frozen=True, gc=False, kw_only=True):
-    """`added_at_ms` is when this is decided. The same again changes nothing; an id that is there with another address
-    or name is a conflict, and `ChangePeer` is for that."""
+    """The peer's `added_at_ms` is the time of this decision. Repeating it changes nothing; a known id with another
+    address or name is a conflict: use `ChangePeer`."""
 
     by: AgentId
     peer: Peer
@@ -48,9 +56,9 @@ class PeerCommand(Command[Peer], frozen=True, gc=False, kw_only=True):
 
 
 class ChangePeer(PeerCommand, frozen=True, gc=False, kw_only=True):
-    """By an operator. None leaves a thing as it is; an empty `url` is none.
+    """A change by an operator. None leaves a field unchanged; an empty `url` removes it.
 
-    `tokenless`: its tokens were revoked, and it gets no other one before `trust` is said again.
+    `tokenless`: the peer's tokens were revoked, and it gets no new one before `trust` is set again.
     """
 
     by: AgentId
@@ -63,16 +71,16 @@ class ChangePeer(PeerCommand, frozen=True, gc=False, kw_only=True):
 
 
 class RemovePeer(PeerCommand, frozen=True, gc=False, kw_only=True):
-    """With what waits for it. Its delegations that have not ended are the caller's to end first."""
+    """Removes a peer and the messages that wait for it. The caller must end its live delegations first."""
 
     by: AgentId
 
 
 class LearnPeer(PeerCommand, frozen=True, gc=False, kw_only=True):
-    """What was learned of a peer by talking to it, and checked. None leaves a thing as it is.
+    """Checked facts that were learned from a peer. None leaves a field unchanged.
 
-    With `verified`, the first time, a mere peer is verified from here on: it has answered `challenge`, which must be
-    the one that it was last sent. No trust is ever lost or gained by anything else here.
+    With `verified`, for the first time, a mere peer becomes verified: it has answered `challenge`, which must be the
+    last one that it was sent. Nothing else here changes its trust.
     """
 
     by: AgentId
@@ -81,66 +89,69 @@ class LearnPeer(PeerCommand, frozen=True, gc=False, kw_only=True):
     capabilities: PeerCapabilities | None = None
     verified: bool = False
     conflict: str | None = None
-    """Empty: there is none any more."""
+    """Empty: there is no conflict any more."""
     issued: IssuedToken | None = None
-    """A token that it is given with this."""
+    """A token that the peer gets with this."""
     epoch: str | msgspec.UnsetType | None = msgspec.UNSET
     told_epoch: str | msgspec.UnsetType | None = msgspec.UNSET
     told_id: str | msgspec.UnsetType | None = msgspec.UNSET
     end: tuple[str | None, int] | msgspec.UnsetType = msgspec.UNSET
+    void_before_ms: int | msgspec.UnsetType = msgspec.UNSET
     former: tuple[FormerKey, ...] | msgspec.UnsetType = msgspec.UNSET
-    """The identities that it had, with what was heard of them since."""
+    """The peer's former identities, with their revocations since."""
 
 
 class SucceedPeer(Command[Peer], frozen=True, gc=False, kw_only=True):
-    """A peer goes by a new identity, with all that the old one had. Its old key has said so, or the operator has."""
+    """A peer gets a new identity and keeps everything of the old one. Its old key, or the operator, vouches for it."""
 
     by: AgentId
     old: InstanceId
     keys_shown: KeyBundle
     vouched: bool
-    """By the old key. Otherwise the operator says so, and it is a mere peer until it is verified again."""
+    """The old key vouches. Otherwise the operator does, and the peer must be verified again."""
     former: tuple[FormerKey, ...] = ()
-    """The identities between the one that we know and the new one, the known one first."""
+    """The identities between the known one and the new one, the known one first."""
 
     def keys(self) -> tuple[Key, ...]:
         return PEERS, *peer_keys(self.old), *peer_keys(InstanceId(self.keys_shown.id))
 
 
 class RevokeToken(Command[bool], frozen=True, gc=False, kw_only=True):
-    """Of a token that we issued, by the id of a block. Whether it was not revoked before."""
+    """Revokes a token that we issued, by the id of a block. The answer is False if it was revoked before."""
 
     by: AgentId
     token_id: str
     until_ms: int
-    """When it would have expired by itself."""
+    """When the token would have expired."""
 
     def keys(self) -> tuple[Key, ...]:
         return ("token", self.token_id), AUDIT
 
 
 class PeerMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message for the other side. Numbered when it is decided."""
+    """A message for the other side. The decision gives it a number."""
 
     typ: str
     body: msgspec.Raw
     latest: bool = False
-    """It takes the place of the last one that waits, if that is of its type and nobody has tried to deliver it."""
+    """It replaces the last waiting message, if that has the same type and no delivery was tried."""
 
 
 class DelegationChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What else is known of a delegation from here on. What is not set stays as it is."""
+    """Further changes of a delegation. Fields that are not set stay unchanged."""
 
     delegation_id: str | msgspec.UnsetType = msgspec.UNSET
     budget: int | msgspec.UnsetType = msgspec.UNSET
     timeout_ms: int | msgspec.UnsetType = msgspec.UNSET
     accepted_at_ms: int | msgspec.UnsetType = msgspec.UNSET
     status_interval_ms: int | msgspec.UnsetType = msgspec.UNSET
+    offer: DelegationOffer | msgspec.UnsetType = msgspec.UNSET
     offered_in: tuple[str | None, str | None] | msgspec.UnsetType = msgspec.UNSET
     status_seq: int | msgspec.UnsetType = msgspec.UNSET
     usage: TokenUsage | msgspec.UnsetType = msgspec.UNSET
     progress: float | msgspec.UnsetType | None = msgspec.UNSET
     message: str | msgspec.UnsetType | None = msgspec.UNSET
+    below: tuple[SubDelegation, ...] | msgspec.UnsetType = msgspec.UNSET
     code: str | msgspec.UnsetType | None = msgspec.UNSET
     reason: str | msgspec.UnsetType | None = msgspec.UNSET
     retry_after_ms: int | msgspec.UnsetType | None = msgspec.UNSET
@@ -151,22 +162,24 @@ class DelegationChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     settled: bool | msgspec.UnsetType = msgspec.UNSET
     proof: Proof | msgspec.UnsetType | None = msgspec.UNSET
     question: DelegationQuestion | msgspec.UnsetType | None = msgspec.UNSET
+    asked: int | msgspec.UnsetType = msgspec.UNSET
     answered: int | msgspec.UnsetType = msgspec.UNSET
     answered_turn: int | msgspec.UnsetType = msgspec.UNSET
+    doubted: int | msgspec.UnsetType = msgspec.UNSET
     answer: DelegationInput | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class DelegationMoved(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a delegation stands afterwards. `changed`: something happened that was not known before."""
+    """The delegation afterwards. `changed`: something new happened."""
 
     delegation: Delegation
     changed: bool = True
 
 
 class SendToPeer(Command[DelegationMoved], frozen=True, gc=False, kw_only=True):
-    """We say, or find, something of a delegation. `happenings` are moves of the table, in order; there may be none.
+    """Our message or finding about a delegation. `happenings` are moves of the table, in order; there may be none.
 
-    `begin`: how it begins, if there is no record of it; its state, numbers and times are decided here.
+    `begin`: a new delegation, if there is no record of it; its state, numbers and times are decided here.
     """
 
     key: DelegationKey
@@ -175,13 +188,15 @@ class SendToPeer(Command[DelegationMoved], frozen=True, gc=False, kw_only=True):
     changes: DelegationChanges = DelegationChanges()
     said: tuple[PeerMessage, ...] = ()
     by: AgentId | None = None
-    """Who is in the audit for it, if it is to be there."""
+    """The issuer of the audit row, if there is to be one."""
     replaces: DelegationKey | None = None
-    """The offer of the same task that this one comes after: it has ended, and is not kept."""
+    """The ended offer of the same task that this one follows; it is not kept."""
     withdraws: bool = False
-    """Its offer is not to be sent any more: `said` is the cancel, for a peer that may have the offer already."""
+    """The offer is withdrawn: `said` is the cancel, for a peer that may already have the offer."""
     unsent_since_ms: int | None = None
-    """An offer that was made since then, and was not tried, was sent to nobody: it is withdrawn without a word."""
+    """An offer that was made since then and never tried reached nobody: it is withdrawn without a message."""
+    about: DelegationOffer | None = None
+    """The offer that `said` answers: refused as `offer_changed` if the peer has made the offer anew since."""
 
     def keys(self) -> tuple[Key, ...]:
         before = self.replaces
@@ -190,21 +205,23 @@ class SendToPeer(Command[DelegationMoved], frozen=True, gc=False, kw_only=True):
 
 
 class ReceivedFromPeer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an envelope. `moved` is None if it was of no delegation that is known here.
+    """The outcome of an envelope. `moved` is None if it was about no known delegation.
 
-    `known`: it brought work that was begun before, of which no delegation is left. Nothing was begun.
+    `known`: it brought work that was begun before, and whose delegation is gone. Nothing was begun. `repeated`: a
+    message with its number was received before.
     """
 
     moved: DelegationMoved | None = None
     known: bool = False
+    repeated: bool = False
 
 
 class ReceiveFromPeer(Command[ReceivedFromPeer], frozen=True, gc=False, kw_only=True):
-    """An envelope is taken in, once (`replayed` otherwise), with all that follows from it in the same record.
+    """Receives an envelope once (`replayed` otherwise), with all its consequences in the same record.
 
-    What is numbered is taken in order: what was heard before changes nothing, what leaves a gap is `out_of_order`.
-    After a restore on either side the first that is heard is the first, whatever its number. What can not happen to a
-    delegation any more, because it has ended, changes nothing either. The rest is as in `SendToPeer`.
+    Numbered messages are applied in order: a repeated one changes nothing, a gap is `out_of_order`. After a restore on
+    either side, the first message that arrives counts as the first, whatever its number. A message about an ended
+    delegation changes nothing either. The rest is as in `SendToPeer`.
     """
 
     envelope: ReceivedEnvelope
@@ -224,8 +241,11 @@ class ReceiveFromPeer(Command[ReceivedFromPeer], frozen=True, gc=False, kw_only=
         return ("envelopes", sender), *peer_keys(sender), *of_delegation, *of_task
 
 
-class MoveParcels(Command[None], frozen=True, gc=False, kw_only=True):
-    """What deliveries came to. Those that are gone already are left alone."""
+class MoveParcels(Command[tuple[OutboxMessage, ...]], frozen=True, gc=False, kw_only=True):
+    """The outcomes of deliveries. Messages that are gone already are left alone.
+
+    Returns the messages that still wait, as they were.
+    """
 
     moves: tuple[OutboxMove, ...]
 
@@ -236,7 +256,7 @@ class MoveParcels(Command[None], frozen=True, gc=False, kw_only=True):
 
 
 def peer_keys(peer: InstanceId) -> tuple[Key, ...]:
-    """A peer stands for its delegations too, as far as they are counted, removed or renamed with it."""
+    """A peer's keys also cover its delegations, as far as they are counted, removed or renamed with it."""
     return ("peer", peer), AUDIT
 
 

@@ -1,7 +1,7 @@
 """The states of a task in the ledger, and every move between them, as one table.
 
-The table is the only place that says what may follow what: `evolve` looks moves up in it, `decide` asks it
-before it proposes one, and the diagram in the documentation is drawn from it.
+Only this table says which state may follow which: `evolve` looks moves up in it, and the diagram in the documentation
+is drawn from it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ class State(enum.StrEnum):
     QUEUED = "queued"
     """Waiting for a holder."""
     LEASED = "leased"
-    """One holder works on it."""
+    """One holder works on the task."""
     PARKED = "parked"
-    """Waiting, without a lease, for its next message, a signal or a moment."""
+    """The task waits, without a lease, for its next message, a signal or a time."""
     FOLLOWING = "following"
-    """The same work is under way for an earlier task; its result will be this one's too."""
+    """The same work is under way for an earlier task, whose result will be this one's too."""
     SETTLED = "settled"
-    """Ended, once; the sender has not taken the result."""
+    """The task has ended; its sender has not taken the result."""
     DRAINED = "drained"
-    """Ended, and the sender has the result."""
+    """The task has ended, and its sender has the result."""
 
     @property
     def wire_name(self) -> str:
@@ -30,13 +30,13 @@ class State(enum.StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> State | None:
-        """Snapshots that were written before states had words of their own have the wire names."""
+        """Old snapshots have the wire names instead of the states' own."""
         return next((state for state, name in _WIRE_NAMES.items() if name == value), None)
 
 
 QUEUED, LEASED, PARKED, FOLLOWING, SETTLED, DRAINED = State
 
-# What the mailbox's answers, the metrics and the rows of the archive call a state.
+# The names of states in the mailbox's answers, the metrics and the rows of the archive.
 _WIRE_NAMES: Final[dict[State, str]] = {
     QUEUED: "queued",
     LEASED: "in_flight",
@@ -46,7 +46,7 @@ _WIRE_NAMES: Final[dict[State, str]] = {
     DRAINED: "resolved",
 }
 
-# (state before, event) -> state after. None is a task the ledger has never seen, or has left to the archive.
+# Maps (state before, event) -> state after. State None: the ledger has never seen the task, or left it to the archive.
 TRANSITIONS: Final[dict[tuple[State | None, str], State]] = {
     (None, "task_sent"): QUEUED,
     (None, "task_followed"): FOLLOWING,
@@ -86,13 +86,13 @@ TRANSITIONS: Final[dict[tuple[State | None, str], State]] = {
 }
 
 FINISHED: Final = frozenset({SETTLED, DRAINED})
-"""A settled task stays settled: nothing leaves these but a drain, and the return of what nobody was given by one."""
+"""A settled task stays settled: only a drain follows, and the return of a result that its caller never got."""
 LIVE_NAMES: Final = tuple(state.wire_name for state in State if state not in FINISHED)
-"""What a queue can be asked for."""
+"""The states that a queue can be filtered by."""
 QUERY_STATES: Final[dict[str, State]] = {"done" if state is DRAINED else state.wire_name: state for state in State}
-"""What a query calls a state. `done`: ended in whatever way, and nothing is left to be drained."""
+"""The names of states in a query. `done`: the task has ended, and no result is left to drain."""
 STATE_FILTERS: Final[dict[str, State]] = {**QUERY_STATES, DRAINED.wire_name: DRAINED, DRAINED.value: DRAINED}
-"""Every word for a state that the filters of HTTP, IPC, the library and the command line take."""
+"""Every name of a state that the filters of HTTP, IPC, the library and the command line accept."""
 OUTCOME_FILTERS: Final[dict[str, str]] = {
     "completed": "completed",
     "failed": "failed",
@@ -100,4 +100,4 @@ OUTCOME_FILTERS: Final[dict[str, str]] = {
     "cancelled": "canceled",
     "rejected": "rejected",
 }
-"""The same for how a task ended. A filter by state takes them as well."""
+"""The same for outcomes. A filter by state accepts them as well."""

@@ -1,4 +1,4 @@
-"""The view: all that a decision may read. An engine gives it the entities that the command's keys name."""
+"""The view: everything that a decision may read. An engine provides the entities that the command's keys name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from covenant.model.tenants import Tenant
 
 
 class Archived(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A finished task that only the archive still knows."""
+    """A finished task that only the archive still has."""
 
     digest: str
     sender: AgentId
@@ -31,14 +31,14 @@ class Archived(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     cause: Cause
     result: Result
     task: Task | None = None
-    """This and what follows: for commands that bring the task back."""
+    """This and the following fields are for commands that bring the task back."""
     generation: int = 1
     accepted_at_ms: int = 0
     lease: Lease | None = None
 
 
 class Cached(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A finished `ok` result, kept to answer the same work again."""
+    """A finished `ok` result that answers the same work again."""
 
     source_task_id: TaskId
     result: Result
@@ -46,20 +46,17 @@ class Cached(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Remembered(msgspec.Struct, frozen=True, gc=False):
-    """What a receive or drain with a request id gave out, so that the same request gives it out again."""
+    """The tasks or results that a request id was given, so that the same request gets them again."""
 
     task_ids: tuple[TaskId, ...]
     lease_ids: tuple[LeaseId, ...] = ()
 
 
-class Account:
-    """Tasks of an account that have not ended, and their size with that of the messages that wait for them."""
+class Account(msgspec.Struct, gc=False, eq=False):
+    """The tasks of an account that have not ended, and their bytes with those of the messages that wait for them."""
 
-    __slots__ = ("size", "tasks")
-
-    def __init__(self) -> None:
-        self.tasks = 0
-        self.size = 0
+    tasks: int = 0
+    size: int = 0
 
 
 class View(Protocol):
@@ -74,40 +71,40 @@ class View(Protocol):
 
     def archived(self, task_id: TaskId) -> Archived | None: ...
     def is_erased(self, task_id: TaskId) -> bool:
-        """Whether a finished task had this id, and only the id is left. Asked for tasks that are sent."""
+        """Whether a finished task had this id, of which only the id is left. Checked when a task is sent."""
 
     def queued(self, recipient: PublicKey | None, count: int) -> Sequence[Entry]:
-        """The oldest queued tasks of a recipient; of all recipients in turn, if none is named."""
+        """The oldest queued tasks of a recipient; without one, of all recipients in turn."""
 
     def queued_count(self, recipient: PublicKey) -> int: ...
     def account(self, name: str) -> Account:
-        """What an account (see `account_of`) has in the ledger."""
+        """The live tasks of an account (see `account_of`)."""
 
     def settled(self, sender: PublicKey | None, count: int) -> Sequence[Entry]:
-        """The oldest undrained results of a sender, or of all."""
+        """The oldest undrained results of a sender, or of all senders."""
 
     def settled_count(self, sender: PublicKey) -> int: ...
     def undrained_bytes(self, sender: PublicKey) -> int:
-        """Size of the results that wait for a sender."""
+        """The size of the results that wait for a sender."""
 
     def leases(self) -> Iterable[Entry]:
-        """In-flight tasks, the longest untouched first."""
+        """Tasks in flight, longest untouched first."""
 
     def due(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
         """Tasks whose deadline or timeout has passed."""
 
     def used(self, task_id: TaskId) -> dict[str, Any] | None:
-        """What a task has used so far, as its holder in this process says: metadata for a result by somebody else."""
+        """A task's usage so far, as its holder in this process reports it, for a result that somebody else sets."""
 
     def orphans(self, count: int) -> Sequence[Entry]:
-        """Delegated tasks that have not ended, although the task that they are part of has."""
+        """Delegated tasks that have not ended although their parent has."""
 
     def forgettable(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
-        """Undrained results that are older than the limit of retention."""
+        """Undrained results that are older than the retention time."""
 
     def cached(self, key: CacheKey) -> Cached | None: ...
     def cache_overflow(self, now_ms: int, count: int, ages: Ages) -> Sequence[CacheKey]:
-        """The oldest cached results that are over the limits of age, number and size, up to `count`."""
+        """The oldest cached results above the limits of age, number and size, up to `count`."""
 
     def leader(self, key: CacheKey) -> TaskId | None: ...
     def followers(self, key: CacheKey) -> Sequence[TaskId]: ...
@@ -118,18 +115,18 @@ class View(Protocol):
     def grant(self, signature_b58: str) -> Grant | None: ...
     def identity(self, token_sha256: str) -> Identity | None: ...
     def identities(self, name: str) -> Sequence[Identity]:
-        """Live identities under a display or a key."""
+        """Live identities with a display or a key."""
 
     def identities_revoked_before(self, before_ms: int) -> int: ...
     def grants_revoked_before(self, before_ms: int) -> int: ...
     def tenant(self, name: str) -> Tenant | None: ...
     def tenant_count(self) -> int: ...
     def agent(self, tenant: str, agent_id: str) -> CatalogueAgent | None:
-        """A stored one."""
+        """An agent that is stored for the tenant."""
 
     def agent_count(self, tenant: str) -> int: ...
     def pushes(self, task_id: TaskId) -> Sequence[Push]:
-        """The configurations of a task, the oldest first."""
+        """The configurations of a task, oldest first."""
 
     def push(self, task_id: TaskId, push_id: str) -> Push | None: ...
     def push_count(self) -> int: ...
@@ -145,10 +142,10 @@ class View(Protocol):
     def parcel_count(self, peer: InstanceId) -> int: ...
     def parcel_first(self, key: DelegationKey) -> OutboxMessage | None: ...
     def parcel_last(self, key: DelegationKey) -> OutboxMessage | None:
-        """What was said first, and last, of what the peer does not have yet."""
+        """The first (`parcel_first`) and last message about a delegation that the peer does not have yet."""
 
     def envelope_taken(self, sender: InstanceId, jti: str) -> bool: ...
     def envelope_count(self, sender: InstanceId) -> int: ...
     def token_revoked(self, token_id: str) -> bool: ...
     def pushes_idle(self, now_ms: int, count: int, ages: Ages) -> Sequence[Push]:
-        """Those of ended tasks that have waited too long: for nothing, or for a receiver that never came back."""
+        """Pushes of ended tasks that were idle too long: all was delivered, or the receiver never came back."""

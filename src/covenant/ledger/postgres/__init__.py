@@ -1,8 +1,8 @@
 """The ledger on PostgreSQL: many daemons, one ledger. Only this package imports the driver.
 
-    engine ──► batch_writer ──► working_set (decide) ──► loader, batch_rows ──► one transaction
-       │             └──► news, counters ──► whoever waits, here and on other nodes
-       └──► history, audit_log: questions about the past
+    engine ──► batch_writer ──► batch_state (decide) ──► loader, batch_rows ──► one transaction
+    │             └──► news, counters ──► waiters, here and on other nodes
+    └──► history, audit_log: reads of the past
 
-Everything is used on the loop it was made on.
+Every object is used on the loop that created it.
 """

@@ -1,4 +1,4 @@
-"""The audit: one chain a node, read and verified."""
+"""The audit: reads and verifies the chains, one a node."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class AuditLog:
             "below": below,
         }
         rows = await self._connections.fetch(statement("audit", "recent"), values)
-        return tuple(AuditRecord(row["idx"], row["ts_ms"], row["row"], row["chain"], row["place"]) for row in rows)
+        # Converted, so that a column of another type is found here.
+        return tuple(msgspec.convert([_record(row) for row in rows], list[AuditRecord]))
 
     async def before(self, before_ms: int) -> Sequence[AuditMark]:
         rows = await self._connections.fetch(statement("audit", "before"), {"before_ms": before_ms})
@@ -77,10 +78,10 @@ class AuditLog:
         return marks if len(marks) > 1 else ()
 
     async def verify(self, *, whole: bool) -> AuditReport:
-        """Compute the chains anew, each from its anchor to the head that its writer's row has."""
+        """Verifies the chains, each from its anchor to the head in its writer's row."""
         reports: list[tuple[str, AuditHead, AuditReport]] = []
         anchored: dict[tuple[str, str], _Head] = {}
-        """By the chain that says so and the chain that it is about: the newest."""
+        """By the chain that has the anchor and the chain that it is about: the newest head."""
         async with self._connections.snapshot() as db:
             chains = statement("audit", "chains")
             for chain in await db.fetch(chains.text):
@@ -118,7 +119,7 @@ class AuditLog:
 
 
 def _anchors(text: str) -> Sequence[_Head]:
-    """What a row says of the heads of other chains. One that cannot be read is found by the hash of its chain."""
+    """The heads of other chains in a row. An undecodable row is found by the hash of its own chain."""
     if f'"{ANCHORED}"' not in text:
         return ()
     try:
@@ -129,7 +130,7 @@ def _anchors(text: str) -> Sequence[_Head]:
 
 
 async def _cut(db: asyncpg.Connection[Any], anchored: Mapping[tuple[str, str], _Head]) -> AsyncIterator[str]:
-    """Chains that do not have what another one has seen."""
+    """Chains that lack a row which another chain has recorded."""
     asked = statement("audit", "anchored")
     for (by, chain), head in anchored.items():
         row = await db.fetchrow(asked.text, *asked.values({"chain": chain, "idx": head.index}))
@@ -137,6 +138,11 @@ async def _cut(db: asyncpg.Connection[Any], anchored: Mapping[tuple[str, str], _
         if row["chain_hash"] != head.chain_hash and head.index > row["purged"]:
             is_so = "is missing" if row["chain_hash"] is None else "is another one"
             yield f"{chain}: row {head.index}, which the chain of {by} has seen, {is_so}"
+
+
+def _record(row: Row) -> dict[str, Any]:
+    named = {name: row[name] for name in ("row", "chain", "place")}
+    return named | {"index": row["idx"], "timestamp_ms": row["ts_ms"]}
 
 
 def _head(index: int, chain_hash: str) -> AuditHead:

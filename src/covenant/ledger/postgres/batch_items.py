@@ -1,9 +1,10 @@
-"""What a batch is made of: commands with whoever waits for them, and what they come to together."""
+"""The parts of a batch: commands with their waiters, and the written batch."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -29,14 +30,19 @@ from covenant.ledger.machine.commands import (
 )
 from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.identity_commands import WriteAuditRow
+from covenant.ledger.postgres.batch_state import BatchState
+from covenant.ledger.postgres.missing_rows import Want, WantQueue, WantRequest, WantResults, WantShared, WantTask
 from covenant.ledger.postgres.news import Topics
 from covenant.ledger.postgres.registers import RegisterRow
-from covenant.ledger.postgres.wanted import Want, WantQueue, WantRequest, WantResults, WantShared, WantTask
-from covenant.ledger.postgres.working_set import WorkingSet
 from covenant.model.ids import PublicKey
 from covenant.model.task import DELEGATION, cache_key, weigh
 
-# Whatever is not here is rare, and is a batch of its own.
+BATCH_MAX: Final = 128
+BATCH_BYTES_MAX: Final = 4 << 20
+UNWEIGHED: Final = 4
+"""This many commands go together whatever their size: measuring one takes longer than counting them."""
+
+# All other commands are rare, and each is a batch of its own.
 TOGETHER: Final = (
     Accept,
     Take,
@@ -58,44 +64,76 @@ TOGETHER: Final = (
 
 
 _encode: Final = msgspec.json.Encoder().encode
+_decode_raws: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def split_events(encoded: bytes, count: int) -> list[bytes]:
+    """Splits an encoded list of `count` events into the text of each."""
+    return [encoded[1:-1]] if count == 1 else [bytes(raw) for raw in _decode_raws(encoded)]
 
 
 def weigh_command(command: Command[Any]) -> int:
-    """About how many bytes of it will be written."""
     if isinstance(command, Accept):
         return weigh(command.task)
     return len(_encode(command)) if isinstance(command, (Advance, Continue, Report, Settle)) else 0
 
 
 class Fenced(Exception):
-    """This boot was declared lost: whatever it decides is not written."""
+    """This run was declared lost: none of its decisions is written."""
 
 
 class RolledBack(Exception):
-    """The database is behind what it has acknowledged to this boot."""
+    """The database lacks batches that it has acknowledged to this run."""
 
 
 class Conflict(Exception):
-    """Somebody else was faster: nothing was written, and the batch is decided anew."""
+    """Another node was faster: nothing was written, and the batch is decided anew."""
 
 
 class Item:
-    """One command, and whoever waits for its answer."""
+    """One command, and the waiter for its answer."""
 
-    __slots__ = ("answer", "begun", "command", "done", "error", "events", "registers_version", "ts_ms")
+    __slots__ = (
+        "_bytes",
+        "answer",
+        "begun",
+        "command",
+        "done",
+        "error",
+        "events",
+        "over",
+        "registers_version",
+        "ts_ms",
+    )
 
     def __init__(self, command: Command[Any], done: asyncio.Future[Any]) -> None:
         self.command = command
         self.done = done
-        self.begun = False
+        self.begun = self.over = False
+        self._bytes = -1
         self.answer: Any = None
         self.error: BaseException | None = None
         self.events: list[AnyEvent] = []
         self.ts_ms = 0
         self.registers_version = 0
-        """Which version of the registers it made, if it changed one."""
+        """The version of the registers that the command made, if it changed one."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do: the command is answered, or its waiter left before it was begun."""
+        return self.over or (self.done.cancelled() and not self.begun)
 
     def finish(self) -> None:
+        if not self.over:
+            self.over = True
+            self._answer()
+
+    def fail(self, error: BaseException) -> None:
+        if not self.over:
+            self.error = error
+            self.finish()
+
+    def _answer(self) -> None:
         if self.done.done():
             return
         if self.error is not None:
@@ -103,24 +141,61 @@ class Item:
         else:
             self.done.set_result(self.answer)
 
-    def fail(self, error: BaseException) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
+    def outlive(self) -> asyncio.Future[Any]:
+        """The future of the outcome, for a command whose waiter has left."""
+        if self.done.cancelled():
+            self.done = asyncio.get_running_loop().create_future()
+            if self.over:
+                self._answer()
+        return self.done
+
+    def weighed(self, size: int) -> None:
+        """It is known how many bytes of it will be written."""
+        self._bytes = size
+
+    def weigh(self) -> int:
+        """The approximate number of bytes that the command writes."""
+        if self._bytes < 0:
+            self._bytes = weigh_command(self.command)
+        return self._bytes
+
+
+def fail_all(items: Iterable[Item], error: Exception) -> None:
+    for item in items:
+        item.fail(error)
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """A batch that was written: what it came to, once it is known to be durable."""
+    """A written batch, once it is known to be durable."""
 
     items: Sequence[Item]
     seq: int
-    work: WorkingSet
+    work: BatchState
     records: Sequence[tuple[Sequence[AnyEvent], int]]
     topics: Topics
     registers: Sequence[RegisterRow]
 
 
+def next_batch(waiting: deque[Item]) -> list[Item]:
+    """The commands to decide together: as many as wait, or one that is a batch of its own."""
+    batch: list[Item] = []
+    size = 0
+    while waiting and len(batch) < BATCH_MAX and size < BATCH_BYTES_MAX:
+        together = isinstance(waiting[0].command, TOGETHER)
+        if not together and batch:
+            break
+        item = waiting.popleft()
+        if not item.is_over:
+            item.begun = True
+            batch.append(item)
+            size += item.weigh() if len(batch) > UNWEIGHED else 0
+        if not together:
+            break
+    return batch
+
+
 def hints(batch: Sequence[Item]) -> list[Want]:
-    """What these commands will ask for first: loaded at once instead of one after the other."""
+    """The rows that these commands will ask for first: loaded at once instead of one after the other."""
     wants: list[Want] = []
     queues: dict[PublicKey, int] = {}
     results: dict[PublicKey | None, int] = {}
@@ -133,7 +208,7 @@ def hints(batch: Sequence[Item]) -> list[Want]:
             if not command.minted:
                 wants.append(WantTask(task.id))
             if command.starter is not None:
-                # Nobody starts before those who wait, also at another node.
+                # No task starts before those that wait, also at another node.
                 queues[task.recipient.pubkey] = queues.get(task.recipient.pubkey, 0) + 1
             if task.origin == DELEGATION and task.parent is not None:
                 wants.append(WantTask(task.parent))

@@ -1,11 +1,9 @@
-"""Writing a batch: the working set's changes as arrays, for one statement; and a statement each for what few batches
-touch."""
+"""Writes a batch: the changes of its state as arrays, for one statement; and one statement for each rare kind of
+row."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import asyncpg
@@ -13,13 +11,17 @@ import msgspec
 
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import DRAINED, LEASED, SETTLED
+from covenant.ledger.postgres.batch_items import Committed
+from covenant.ledger.postgres.batch_state import BatchState
 from covenant.ledger.postgres.cache_rows import key_text
+from covenant.ledger.postgres.counters import counts_of_batch
+from covenant.ledger.postgres.news import encode_topics
+from covenant.ledger.postgres.node_runs import Joined
 from covenant.ledger.postgres.push_rows import idle_at_ms
 from covenant.ledger.postgres.queue_head import Floors
 from covenant.ledger.postgres.registers import RegisterRow
-from covenant.ledger.postgres.sql import Statement, statement, statements
+from covenant.ledger.postgres.sql import statement
 from covenant.ledger.postgres.stored_task import BIGINT_MAX, Slot, column, encode_head, encode_rest
-from covenant.ledger.postgres.working_set import WorkingSet
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -30,7 +32,7 @@ def _columns_of(prefix: str, names: str) -> tuple[str, ...]:
 
 _IDS: Final = ("id_task_ids", "id_nos")
 _HELD: Final = ("held_nos", "held_ns")
-_LIVE: Final = _columns_of(
+LIVE: Final = _columns_of(
     "l",
     """no task_id n state a2a_state sender recipient lessee tenant agent_id context_id origin parent
     created_at_ms updated_at_ms generation turn attempt deadline_ms place settled_place touched touched_at_ms due_at_ms
@@ -42,7 +44,7 @@ _MOVED: Final = _columns_of(
     """no n state a2a_state lessee updated_at_ms generation turn attempt place settled_place touched
     touched_at_ms due_at_ms node boot interrupted pushed ended_n rest cause error_message size""",
 )
-_TASKS: Final = _columns_of(
+TASKS: Final = _columns_of(
     "t",
     """no task_id n a2a_state sender recipient lessee tenant agent_id context_id origin parent created_at_ms
     updated_at_ms generation turn attempt settled_place ended_n error_message rest sender_display recipient_display
@@ -52,39 +54,12 @@ _EVENTS: Final = _columns_of("e", "no n generation ts_ms kind body")
 _QUEUE: Final = _columns_of("q", "recipient place no")
 _RESULTS: Final = _columns_of("r", "sender place no")
 _AUDIT: Final = _columns_of("a", "idx place ts_ms issuer chain_hash row")
-_COUNTS: Final = _columns_of("c", "kind lane n")
 
-_PARTS: Final = (
-    ("held", "held_nos"),
-    ("started", "started"),
-    ("taken", "qt_count"),
-    ("drained", "rt_count"),
-    ("new_ids", "id_nos"),
-    ("new_live", "l_no"),
-    ("moved_live", "m_no"),
-    ("gone_live", "gone_nos"),
-    ("back_tasks", "back_nos"),
-    ("new_tasks", "t_no"),
-    ("new_events", "e_no"),
-    ("left_queue", "ql_place"),
-    ("new_queue", "q_no"),
-    ("left_results", "rl_place"),
-    ("new_results", "r_no"),
-    ("new_audit", "a_idx"),
-    ("new_counts", "c_n"),
-)
-"""What a batch may have to write or to ask, and the array that is there if it does."""
+COUNTED_LEVEL: Final = 13
+"""From this level of the schema on, a batch counts in one row."""
 
 
-class Written(msgspec.Struct, frozen=True):
-    """Whether the writer's row moved, whether the rest was written with it, and the place of the next batch."""
-
-    writer: bool
-    rows: bool
-    place: int
-
-
-def _live_row(entry: Entry, slot: Slot) -> tuple[Any, ...]:
+def live_row(entry: Entry, slot: Slot) -> tuple[Any, ...]:
     task, key = entry.task, entry.cache_key
     no, n, state, a2a_state, lessee, updated_at_ms, *moved, rest, cause, error_message, size = _moved_row(entry, slot)
     generation, turn, attempt, place, settled_place, touched, touched_at_ms, due_at_ms, *others = moved
@@ -95,7 +70,7 @@ def _live_row(entry: Entry, slot: Slot) -> tuple[Any, ...]:
         *(place, settled_place, touched, touched_at_ms, due_at_ms),
         key_text(key) if key is not None and entry.state is not SETTLED else None,
         *others,
-        *(encode_head(entry), rest, task.sender.display, task.recipient.display, *_words(entry)),
+        *(encode_head(entry), rest, task.sender.display, task.recipient.display, *_filter_columns(entry)),
         *(cause, error_message, slot.intent, size),
     )
 
@@ -113,9 +88,9 @@ def _moved_row(entry: Entry, slot: Slot) -> tuple[Any, ...]:
     )
 
 
-def _task_row(entry: Entry, slot: Slot) -> tuple[Any, ...]:
+def task_row(entry: Entry, slot: Slot) -> tuple[Any, ...]:
     task, lease = entry.task, entry.lease
-    task_kind, idempotency_key, remote = _words(entry)
+    task_kind, idempotency_key, remote = _filter_columns(entry)
     return (
         *(slot.no, task.id, slot.n, entry.a2a_state, task.sender.pubkey, task.recipient.pubkey),
         *(lease.leased_to.pubkey if lease is not None else None, task.tenant),
@@ -126,8 +101,8 @@ def _task_row(entry: Entry, slot: Slot) -> tuple[Any, ...]:
     )
 
 
-def _words(entry: Entry) -> tuple[str | None, str | None, bool]:
-    """Its kind, its key, and whether it is done elsewhere."""
+def _filter_columns(entry: Entry) -> tuple[str | None, str | None, bool]:
+    """The task's kind, its key, and whether it is done elsewhere."""
     task = entry.task
     return (
         column(task.task_kind) if task.task_kind is not None else None,
@@ -150,8 +125,31 @@ def _error(entry: Entry) -> str:
     return column(error) if isinstance(error, str) else ""
 
 
-def batch_values(work: WorkingSet) -> dict[str, Any]:
-    """The arrays of what there is to write; what is not there has none."""
+def batch_values(committed: Committed, node: str, joined: Joined, version: int, level: int) -> dict[str, Any]:
+    """The values of the statement that writes a batch.
+
+    `version` is that of the registers that it was decided on, `level` the lowest schema level of the living nodes.
+    """
+    work, seq = committed.work, committed.seq
+    counts = counts_of_batch(work.counts, joined.writer, seq, as_rows=level < COUNTED_LEVEL)
+    return (
+        _rows_of(work)
+        | counts
+        | {
+            "seq": seq,
+            "writer": joined.writer,
+            "boot": joined.boot,
+            "audit_index": work.audit_head.index,
+            "audit_hash": work.audit_head.chain_hash,
+            "chain": node,
+            "version": version,
+            "topics": encode_topics(committed.topics),
+        }
+    )
+
+
+def _rows_of(work: BatchState) -> dict[str, Any]:
+    """The arrays of the rows to write. Kinds without rows have none."""
     ids: list[tuple[Any, ...]] = []
     new: list[tuple[Any, ...]] = []
     moved: list[tuple[Any, ...]] = []
@@ -167,27 +165,26 @@ def batch_values(work: WorkingSet) -> dict[str, Any]:
         elif slot.was == "live":
             held.append((slot.no, slot.held_n))
         if entry.state is DRAINED:
-            ended.append(_task_row(entry, slot))
+            ended.append(task_row(entry, slot))
             if slot.was == "live":
                 gone.append(slot.no)
         elif slot.was == "live":
             moved.append(_moved_row(entry, slot))
         else:
-            new.append(_live_row(entry, slot))
+            new.append(live_row(entry, slot))
             if slot.was == "tasks":
                 back.append(slot.no)
     values: dict[str, Any] = {}
     for names, rows in (
         (_IDS, ids),
-        (_LIVE, new),
+        (LIVE, new),
         (_MOVED, moved),
-        (_TASKS, ended),
+        (TASKS, ended),
         (_HELD, sorted(held)),
         (_EVENTS, work.events),
         (_QUEUE, [(*at, no) for at, no in work.queue_in.items()]),
         (_RESULTS, [(*at, no) for at, no in work.results_in.items()]),
         (_AUDIT, work.audit),
-        (_COUNTS, sorted(work.counts)),
     ):
         if rows:
             values |= zip(names, map(list, zip(*rows, strict=True)), strict=True)
@@ -201,7 +198,7 @@ def batch_values(work: WorkingSet) -> dict[str, Any]:
 
 
 def _left(prefix: str, name: str, places: Iterable[tuple[str, int]]) -> dict[str, Any]:
-    """Whose they were, each once, and the places."""
+    """The owners of the places, each once, and the places."""
     places = list(places)
     if not places:
         return {}
@@ -209,7 +206,7 @@ def _left(prefix: str, name: str, places: Iterable[tuple[str, int]]) -> dict[str
 
 
 def heads_left(prefix: str, name: str, places: Iterable[tuple[str, int]], floors: Floors) -> dict[str, Any]:
-    """Where the first of each line were taken from: the gate counts what stands there."""
+    """The places from which the first tasks of each line were taken: the gate counts the tasks there."""
     lines: dict[str, list[int]] = {}
     for whose, place in places:
         lines.setdefault(whose, []).append(place)
@@ -223,70 +220,14 @@ def heads_left(prefix: str, name: str, places: Iterable[tuple[str, int]], floors
     }
 
 
-class BatchStatement:
-    """The statement of a batch with these parts.
-
-    Its arrays are given as PostgreSQL's text for them: asyncpg looks at each element of an array several times.
-    """
-
-    def __init__(self, parts: tuple[str, ...]) -> None:
-        text = statements("write")
-        gates = [text[f"gate_{part}"] for part in parts if f"gate_{part}" in text]
-        written = [text[part] for part in parts if part in text and part != "held"]
-        whole = text["batch"].replace("/* held */", text["held"] if "held" in parts else "")
-        whole = whole.replace("/* gates */", "\n".join(gates)).replace("/* parts */", "\n\n".join(written))
-        if "new_audit" in parts:
-            whole = whole.replace("/* 1 / */", "1 /")
-        kinds = dict(_ARRAY.findall(whole))
-        self._statement = Statement(_ARRAY.sub(r":\1::text::\2[]", whole))
-        self.text = self._statement.text
-        self._encoders = [(name, _ENCODERS.get(kinds.get(name, ""))) for name in self._statement.names]
-
-    def values(self, given: dict[str, Any]) -> list[Any]:
-        return [given[name] if encode is None else encode(given[name]) for name, encode in self._encoders]
-
-
-_ARRAY: Final = re.compile(r"(?<![:\w]):([a-z]\w*)::(\w+)\[\]")
-
-
-def encode_numbers(values: list[int | bool | None]) -> str:
-    return f"{{{repr(values)[1:-1]}}}".replace("None", "NULL")
-
-
-def encode_texts(values: list[str | None]) -> str:
-    """None has a NUL in it: PostgreSQL takes no such text."""
-    if None in values:
-        return f"{{{','.join(['NULL' if value is None else encode_texts([value])[1:-1] for value in values])}}}"
-    texts: list[str] = values  # type: ignore[assignment]  # none of them is None
-    joined = "\0".join(texts).replace("\\", "\\\\").replace('"', '\\"').replace("\0", '","')
-    return f'{{"{joined}"}}' if values else "{}"
-
-
-_ENCODERS: Final[dict[str, Callable[[list[Any]], str]]] = {
-    "text": encode_texts,
-    "bigint": encode_numbers,
-    "integer": encode_numbers,
-    "boolean": encode_numbers,
-}
-
-_batch: Final = cache(BatchStatement)
-
-
-async def write_batch(connection: asyncpg.Connection[Any], values: dict[str, Any]) -> Written:
-    batch = _batch(tuple([part for part, sign in _PARTS if sign in values]))
-    row = await connection.fetchrow(batch.text, *batch.values(values))
-    assert row is not None
-    return Written(bool(row["writer"]), bool(row["written"]), row["place"])
-
-
-async def write_beside(connection: asyncpg.Connection[Any], work: WorkingSet, chain: str) -> None:
-    """What few batches touch."""
+async def write_beside(connection: asyncpg.Connection[Any], work: BatchState, chain: str) -> None:
+    """Writes the rows that few batches have."""
     for name, values in _beside(work, chain):
         asked = statement("write", name)
         await connection.execute(asked.text, *asked.values(values))
 
 
-def _beside(work: WorkingSet, chain: str) -> Iterable[tuple[str, dict[str, Any]]]:
+def _beside(work: BatchState, chain: str) -> Iterable[tuple[str, dict[str, Any]]]:
     if work.requests_put:
         yield from _requests(work)
         over = work.base.get("requests") + work.counts.get("requests") - work.limits.requests_remembered_max
@@ -324,8 +265,8 @@ def _beside(work: WorkingSet, chain: str) -> Iterable[tuple[str, dict[str, Any]]
         )
 
 
-def _requests(work: WorkingSet) -> Iterable[tuple[str, dict[str, Any]]]:
-    # One that is new is inserted plainly: if another node was asked the same meanwhile, this batch is decided again.
+def _requests(work: BatchState) -> Iterable[tuple[str, dict[str, Any]]]:
+    # A new row is inserted plainly: if another node had the same request meanwhile, this batch is decided again.
     for name, is_new in (("new_requests", True), ("requests", False)):
         rows = [
             (key[0], column(key[1]), column(key[2]), place, _encode(given).decode())
@@ -345,11 +286,11 @@ def _requests(work: WorkingSet) -> Iterable[tuple[str, dict[str, Any]]]:
             )
 
 
-def _shared(work: WorkingSet) -> Iterable[tuple[str, dict[str, Any]]]:
+def _shared(work: BatchState) -> Iterable[tuple[str, dict[str, Any]]]:
     moved = [each for each in work.shared.values() if each.moved]
     kept = [each for each in moved if each.leader is not None or each.cached is not None]
     gone = [key_text(each.key) for each in moved if each.stored and each.leader is None and each.cached is None]
-    # One that is new is inserted plainly: if another node has made it meanwhile, this batch is decided again.
+    # A new row is inserted plainly: if another node has made it meanwhile, this batch is decided again.
     for name, stored in (("new_shared", False), ("shared", True)):
         rows = [
             (
@@ -372,7 +313,7 @@ def _shared(work: WorkingSet) -> Iterable[tuple[str, dict[str, Any]]]:
 
 
 async def write_registers(
-    connection: asyncpg.Connection[Any], rows: Sequence[RegisterRow], version: int, work: WorkingSet
+    connection: asyncpg.Connection[Any], rows: Sequence[RegisterRow], version: int, work: BatchState
 ) -> None:
     bumped, put = statement("write", "registers"), statement("write", "register_rows")
     await connection.execute(bumped.text, *bumped.values({"version": version}))

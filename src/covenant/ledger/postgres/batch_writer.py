@@ -1,8 +1,8 @@
-"""The writer of a node: commands gather while the last batch commits, and are decided and written together.
+"""The writer of a node: while a batch commits, the next one gathers, and is decided on top of it.
 
-A batch is one transaction. It holds the writer's row from its beginning to its end, so the batches of a boot are in
-order, and none of a boot that was declared lost goes through. When the connection breaks in a commit, the row tells
-whether it happened.
+A batch is one transaction. It holds the writer's row from its beginning to its end, so the batches of a run are in
+order, and none of a run that was declared lost is written. When the connection breaks in a commit, the row tells
+whether the commit succeeded.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import islice, takewhile
 from typing import Any, Final
 
 import asyncpg
@@ -19,69 +20,53 @@ import asyncpg
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract.identities import RegisterChange
 from covenant.ledger.machine.commands import Accept, Command
-from covenant.ledger.machine.decisions import decide
-from covenant.ledger.machine.decisions.context import CommandRefused
-from covenant.ledger.machine.event_codec import encode_events
-from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.identity_commands import PurgeAudit
+from covenant.ledger.postgres.batch_inputs import BatchInputs
 from covenant.ledger.postgres.batch_items import (
+    BATCH_MAX,
     TOGETHER,
     Committed,
     Conflict,
     Fenced,
     Item,
     RolledBack,
+    fail_all,
     hints,
-    weigh_command,
+    next_batch,
 )
-from covenant.ledger.postgres.batch_rows import batch_values, heads_left, write_batch, write_beside, write_registers
-from covenant.ledger.postgres.connections import (
+from covenant.ledger.postgres.batch_rows import batch_values, heads_left, write_beside, write_registers
+from covenant.ledger.postgres.batch_state import BatchState
+from covenant.ledger.postgres.batch_statement import rehearse_batch, write_batch
+from covenant.ledger.postgres.connections import Connections
+from covenant.ledger.postgres.counters import Counters
+from covenant.ledger.postgres.database_errors import (
     BROKEN,
+    CONFLICTS,
     REFUSED,
     UNAVAILABLE,
-    WRITER_SETTINGS,
-    Connections,
+    busy,
     fenced,
-    outcome_unknown,
+    has_wrong_type,
     refused,
     unavailable,
 )
-from covenant.ledger.postgres.counters import Counters
-from covenant.ledger.postgres.fast_decisions import Heads, decide_fast, decode_raws, is_simple, puts_in_line
-from covenant.ledger.postgres.loader import Loader
-from covenant.ledger.postgres.news import encode_topics, topics_of
-from covenant.ledger.postgres.nodes import Joined, Membership, refresh_registers
-from covenant.ledger.postgres.queue_head import PLACE_BITS, Floors
-from covenant.ledger.postgres.recent_tasks import RECENT_MAX, RecentTasks
-from covenant.ledger.postgres.registers import REGISTER_EVENTS, RegisterRow, Registers
+from covenant.ledger.postgres.fast_decisions import OpenBatch, is_simple, puts_in_line
+from covenant.ledger.postgres.loader import Loader, decide_loaded
+from covenant.ledger.postgres.missing_rows import WantTask
+from covenant.ledger.postgres.news import topics_of
+from covenant.ledger.postgres.node_runs import Joined
+from covenant.ledger.postgres.nodes import Membership
+from covenant.ledger.postgres.registers import REGISTER_EVENTS, RegisterRow, Registers, refresh_registers
 from covenant.ledger.postgres.sql import statement
-from covenant.ledger.postgres.wanted import Missing, WantTask
-from covenant.ledger.postgres.working_set import WorkingSet
-from covenant.model.errors import Refusal, Unavailable
+from covenant.ledger.postgres.writer_connection import WriterConnection
+from covenant.model.errors import Unavailable
 from covenant.model.grant import AuditHead
-from covenant.model.ids import TaskId
 from covenant.model.settings import Limits
 
-BATCH_MAX: Final = 128
-BATCH_BYTES_MAX: Final = 4 << 20
-UNWEIGHED: Final = 4
-"""So many commands go together whatever they weigh: to weigh one takes longer than to see that there are few."""
-ROUNDS_MAX: Final = 2_000
-"""How often one command may ask for more before it is decided."""
 TRIES_MAX: Final = 12
 """How often a batch is decided anew after a conflict."""
-NUMBERS: Final = 1_000
-NOTHING: Final = "{}"
-"""The news of a batch that the gate did not let through."""
 PAUSE_S: Final = 0.005
-
-CONFLICTS: Final = (
-    asyncpg.UniqueViolationError,
-    asyncpg.DeadlockDetectedError,
-    asyncpg.SerializationError,
-    asyncpg.LockNotAvailableError,
-    asyncpg.DivisionByZeroError,
-)
+LOGGED_MAX: Final = 20
 
 log = logging.getLogger(__name__)
 
@@ -102,34 +87,30 @@ class BatchWriter:
         on_committed: Callable[[Committed], None],
         on_registers: Callable[[Iterable[RegisterChange]], None],
     ) -> None:
-        self._connections = connections
+        self._connection = WriterConnection(connections)
         self._membership = membership
         self._joined = joined
         self.seq = joined.seq
         self._node = node
         self.at_rest = asyncio.Lock()
-        """Whoever has it: nothing is decided or written meanwhile."""
+        """While it is held, nothing is decided or written."""
         self._clock = clock
-        self._limits = limits
-        self._registers = registers
-        self._counters = counters
+        self.inputs = BatchInputs(limits, registers, counters, lambda: membership.living() == 1)
         self._new_id = new_id
         self._on_committed = on_committed
         self._on_registers = on_registers
-        self.used: Callable[[TaskId], dict[str, Any] | None] | None = None
         self.failure: str | None = None
-        self.conflicts = 0
+        self.conflicts = self.fast = 0
         self._waiting: deque[Item] = deque()
-        self._turns: dict[str, int] = {}
-        self._numbers: list[int] = []
-        self._connection: asyncpg.Connection[Any] | None = None
-        self._recent = RecentTasks()
-        self._queue_floors, self._result_floors = Floors(), Floors()
-        self._head: AuditHead | None = None
-        self._place = 0
-        self._doubt: Committed | None = None
-        """A batch whose commit was not answered: found out before anything else is written."""
-        self.fast = 0
+        self._open: OpenBatch | None = None
+        """The batch that is decided on top of the one being written, and goes next."""
+        self._under_way = self._deciding = self._passes_on = False
+        """Whether a batch is being written; whether more will be decided ahead soon; whether no more can be."""
+        self.trouble: Unavailable | None = None
+        """Why the database took no batch lately, if so."""
+        self._logged: set[str] = set()
+        """Troubles that are already logged, each once."""
+        self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
@@ -137,119 +118,179 @@ class BatchWriter:
         if self.failure is not None:
             raise Unavailable("ledger_closed", self.failure)
         self._membership.check()
-        item = Item(command, asyncio.get_running_loop().create_future())
+        item = Item(command, self._loop.create_future())
         self._waiting.append(item)
-        self._wake.set()
+        if self._under_way:
+            self._decide_soon()
+        else:
+            self._wake.set()
         return item
 
     async def close(self) -> None:
-        """End after the batch that is under way; what waits is refused."""
+        """Ends after the batch that is being written; waiting commands are refused."""
         self.failure = self.failure or "the ledger is closed"
         self._wake.set()
         await self._task
-        if self._connection is not None:
-            await self._connection.close()
+        await self._connection.close()
 
     async def abort(self) -> None:
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
-        if self._connection is not None:
-            self._connection.terminate()
+        self._connection.drop()
+
+    def look_again(self) -> None:
+        """Soon checks whether the database takes batches again, even if none waits."""
+        if self.trouble is not None:
+            self._wake.set()
 
     async def _run(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._waiting and self.failure is None:
-                batch = self._next()
+            while (self._waiting or self._open is not None) and self.failure is None:
+                batch: list[Item] = []
                 try:
                     async with self.at_rest:
-                        await self._process(batch)
+                        opened, self._open = self._open, None
+                        batch = opened.items if opened is not None else next_batch(self._waiting)
+                        await self._process(batch, opened)
                 except Exception as error:
                     log.exception("ledger.batch_failed")
-                    _fail(batch, error)
+                    fail_all(batch, error)
+            if self.trouble is not None and self.failure is None:
+                async with self.at_rest:
+                    await self._rehearse()
             if self.failure is not None:
-                _fail(self._waiting, Unavailable("ledger_closed", self.failure))
+                self._reopen()
+                fail_all(self._waiting, Unavailable("ledger_closed", self.failure))
                 self._waiting.clear()
                 return
 
-    def _next(self) -> list[Item]:
-        """What is decided together: as much as there is, or one that is a batch of its own."""
-        batch: list[Item] = []
-        size = 0
-        while self._waiting and len(batch) < BATCH_MAX and size < BATCH_BYTES_MAX:
-            together = isinstance(self._waiting[0].command, TOGETHER)
-            if not together and batch:
-                break
-            item = self._waiting.popleft()
-            if not item.done.done():
-                item.begun = True
-                batch.append(item)
-                size += weigh_command(item.command) if len(batch) > UNWEIGHED else 0
-            if not together:
-                break
-        return batch
+    def _decide_soon(self) -> None:
+        if not self._deciding:
+            self._deciding = True
+            self._loop.call_soon(self._decide_ahead)
 
-    async def _process(self, batch: list[Item]) -> None:
+    def _decide_ahead(self) -> None:
+        """Decides waiting commands on top of the batch being written. Those that need more than memory wait."""
+        self._deciding = False
+        inputs = self.inputs
+        if not self._under_way or self.failure is not None or inputs.head is None or self._passes_on:
+            return
+        simple = list(islice(takewhile(lambda item: is_simple(item.command), self._waiting), BATCH_MAX))
+        if self._open is None and not inputs.places:
+            inputs.places.wanted, simple = 2, []
+        if not simple or len(inputs.numbers) < len(simple):
+            return
+        opened = self._open = self._open or inputs.open_batch(inputs.head, inputs.ahead)
+        try:
+            opened.offer(inputs.recent, inputs.ahead, [item.command for item in simple])
+            for item in simple:
+                if not opened.decide(item, inputs.recent, self._clock, self._new_id):
+                    self._passes_on = True
+                    break
+                self._waiting.popleft()
+        except Exception:
+            log.exception("ledger.batch_failed")
+            self._reopen()
+            self._passes_on = True
+        if not opened.items:
+            self._open = None
+
+    def _reopen(self) -> None:
+        """Returns the commands that were decided ahead to the queue: the batch below them was not written."""
+        if self._open is not None:
+            self._waiting.extendleft(reversed(self._open.items))
+            self._open = None
+
+    async def _process(self, batch: list[Item], opened: OpenBatch | None = None) -> None:
         for tried in range(TRIES_MAX):
             try:
-                await self._try(batch, careful=tried > 0)
+                await self._try(batch, opened, careful=tried > 0)
             except (Conflict, *CONFLICTS) as conflict:
                 self.conflicts += 1
                 log.debug("ledger.conflict", extra={"reason": str(conflict), "commands": len(batch)})
                 if len(batch) > 1 and tried:
-                    half = len(batch) // 2
-                    await self._process(batch[:half])
-                    await self._process(batch[half:])
+                    await self._process_halves(batch)
                     return
                 await asyncio.sleep(PAUSE_S * tried)
             except Fenced:
-                # Whatever was in doubt is decided by now: the fence waited for it.
-                await self._settle_doubt()
+                if (committed := await self._connection.find_out_when_fenced(self._joined)) is not None:
+                    self._land(committed)
                 self._membership.beat_now()
-                _fail(batch, fenced())
+                self._connection.fail(batch, fenced())
                 return
             except RolledBack as sign:
                 self._membership.rolled_back(str(sign))
-                _fail(batch, self._membership.refusing or fenced())
+                fail_all(batch, self._membership.refusing or fenced())
                 return
             except REFUSED as error:
-                _fail(batch, refused(error))
+                self._fail(batch, refused(error))
                 return
             except UNAVAILABLE as error:
-                await self._drop_connection()
+                self._connection.drop()
                 if tried == TRIES_MAX - 1 or not isinstance(error, BROKEN):
-                    in_doubt = self._doubt.items if self._doubt is not None else ()
-                    for item in batch:
-                        item.fail(outcome_unknown() if item in in_doubt else unavailable(error))
+                    self._fail(batch, unavailable(error))
                     return
                 await asyncio.sleep(PAUSE_S * 2**tried)
-            else:
+            except asyncpg.PostgresError as error:
+                # A command that cannot be written must not fail the others.
+                if len(batch) > 1:
+                    await self._process_halves(batch)
+                else:
+                    log.exception("ledger.batch_failed")
+                    fail_all(batch, refused(error) if has_wrong_type(error) else error)
                 return
-        words = "too many other requests change the same data; repeat the request"
-        _fail(batch, Unavailable("busy", words, retry_after_ms=1_000))
+            else:
+                if self.trouble is not None:
+                    self._mended()
+                return
+        fail_all(batch, busy())
 
-    async def _drop_connection(self) -> None:
-        if self._connection is not None:
-            self._connection.terminate()
-            self._connection = None
+    async def _process_halves(self, batch: list[Item]) -> None:
+        for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
+            await self._process(half)
 
-    async def _connected(self) -> asyncpg.Connection[Any]:
-        if self._connection is None or self._connection.is_closed():
-            self._connection = await self._connections.connect(WRITER_SETTINGS)
-        return self._connection
+    def _fail(self, batch: list[Item], trouble: Unavailable) -> None:
+        if trouble.message not in self._logged and len(self._logged) < LOGGED_MAX:
+            self._logged.add(trouble.message)
+            log.error("ledger.write_refused", extra={"code": trouble.code, "reason": trouble.message})
+        self.trouble = trouble
+        self._connection.fail(batch, trouble)
 
-    async def _try(self, batch: list[Item], *, careful: bool) -> None:
-        """One transaction. `careful`: nothing is taken for new, or for known, without looking."""
-        connection = await self._connected()
-        if self._doubt is not None:
-            await self._find_out(self._doubt)
-        batch = [item for item in batch if not item.done.done()]
-        if batch and not careful:
-            batch = await self._try_fast(connection, batch)
+    def _mended(self) -> None:
+        log.info("ledger.write_again")
+        self.trouble = None
+        self._logged.clear()
+
+    async def _rehearse(self) -> None:
+        try:
+            await rehearse_batch(await self._connection.get())
+        except UNAVAILABLE as error:
+            self._connection.drop()
+            self._fail([], unavailable(error))
+        except asyncpg.PostgresError as error:
+            self._fail([], refused(error))
+        else:
+            self._mended()
+
+    async def _try(self, batch: list[Item], opened: OpenBatch | None, *, careful: bool) -> None:
+        """Writes a batch in one transaction. `careful`: nothing is assumed to be new, or known, without a look."""
+        self._reopen()  # this batch goes before one decided on top of its other half
+        connection = await self._connection.get()
+        if self._connection.doubtful is not None:
+            doubtful, happened = await self._connection.find_out(self._joined)
+            self.seq = doubtful.seq
+            if happened:
+                self._land(doubtful)
+                self._give_back(doubtful)
+        if not careful:
+            batch = await self._try_fast(connection, batch, opened)
+        batch = [item for item in batch if not item.is_over]  # the first try may have written some of them
         if not batch:
             return
+        self._reopen()
         await connection.execute("BEGIN")
         try:
             committed = await self._transact(connection, batch, careful=careful)
@@ -265,134 +306,118 @@ class BatchWriter:
         try:
             await connection.execute("COMMIT")
         except BROKEN:
-            self._doubt = committed
+            self._connection.doubtful = committed
             raise
         self._land(committed)
 
     def _land(self, committed: Committed) -> None:
-        """It is durable: tell everybody."""
-        self.seq = committed.seq
-        self._remember(committed.work)
-        self._on_committed(committed)
-        for item in committed.items:
-            item.finish()
+        """Counts a durable batch and notifies everybody."""
+        self.inputs.remember(committed.work)
+        self._count(committed)
+        self._tell(committed)
 
-    def _remember(self, work: WorkingSet) -> None:
-        self._head = work.audit_head
-        self._recent.remember(work)
-        self._queue_floors.entered(work.queue_in)
-        if len(self._turns) > RECENT_MAX:
-            self._turns.clear()  # who was served last is forgotten, and everybody's turn comes by what waits longest
+    def _give_back(self, committed: Committed) -> None:
+        """Whoever was told that nobody knows does not have what it was given: that goes back."""
+        for item in committed.items:
+            is_unknown = isinstance(item.error, Unavailable) and item.answer is not None
+            undo: Command[Any] | None = item.command.undo(item.answer) if is_unknown else None
+            if undo is not None:
+                done = asyncio.get_running_loop().create_future()
+                done.add_done_callback(lambda done: done.cancelled() or done.exception())
+                self._waiting.append(Item(undo, done))
+
+    def _count(self, committed: Committed) -> None:
+        self.seq = committed.seq
+        self._membership.count(committed.seq, committed.topics.counts)
+        self.inputs.entered(committed.work.queue_in, committed.work.results_in)
+
+    def _tell(self, committed: Committed) -> None:
+        try:
+            self._on_committed(committed)
+        finally:
+            for item in committed.items:
+                item.finish()
 
     def begin_anew(self, joined: Joined) -> None:
-        """As another run, which knows nothing yet. At rest."""
-        self._joined, self.seq, self._head, self._doubt = joined, joined.seq, None, None
-        self._recent.clear()
+        """Begins another run, which knows nothing yet. The caller holds `at_rest`."""
+        self._joined, self.seq = joined, joined.seq
+        self._connection.doubtful = None
+        self._reopen()
+        self.inputs.forget()
 
-    async def _settle_doubt(self) -> None:
-        """What became of a batch in doubt, now that this run is fenced: its news are there, or never will be."""
-        doubtful, self._doubt = self._doubt, None
-        if doubtful is None:
-            return
-        connection = await self._connected()
-        asked = statement("nodes", "news_of")
-        values = {"writer": self._joined.writer, "seq": doubtful.seq}
-        topics = await connection.fetchval(asked.text, *asked.values(values))
-        if topics is not None and topics != NOTHING:
-            self._land(doubtful)
-
-    async def _find_out(self, doubtful: Committed) -> None:
-        """Whether a batch was committed: wait until its backend is done with it, then look for its news."""
-        connection = await self._connected()
-        values = {"writer": self._joined.writer, "boot": self._joined.boot, "seq": doubtful.seq}
-        async with connection.transaction():
-            asked = statement("nodes", "writer_seq")
-            seq = await connection.fetchval(asked.text, *asked.values(values))
-            if seq is None:
-                raise Fenced
-            asked = statement("nodes", "news_of")
-            topics = await connection.fetchval(asked.text, *asked.values(values))
-            if topics is None:
-                # It may still be on its way: its number is used up, so that it comes too late.
-                asked = statement("nodes", "skip")
-                await connection.execute(asked.text, *asked.values(values | {"topics": NOTHING}))
-        self._doubt = None
-        happened = topics is not None and topics != NOTHING
-        log.warning("ledger.commit_in_doubt", extra={"seq": doubtful.seq, "happened": happened})
-        if happened:
-            self._land(doubtful)
-        else:
-            self.seq = doubtful.seq
-
-    async def _try_fast(self, connection: asyncpg.Connection[Any], batch: list[Item]) -> list[Item]:
-        """One statement, on what is in memory; returns what needs more. The gate finds what others have changed."""
-        simple = [item for item in batch if is_simple(item.command)]
-        if not simple or self._head is None or len(self._numbers) < len(batch):
+    async def _try_fast(
+        self, connection: asyncpg.Connection[Any], batch: list[Item], opened: OpenBatch | None
+    ) -> list[Item]:
+        """Decides from memory and writes by one statement; returns the rest. The gate finds changes by other nodes."""
+        inputs = self.inputs
+        if opened is None:
+            simple = [item for item in batch if is_simple(item.command)]
+            if not simple or inputs.head is None or len(inputs.numbers) < len(batch):
+                return batch
+            fresh = self._membership.living() > 1 and any(puts_in_line(item.command) for item in simple)
+            await inputs.draw_places(connection, new=fresh)
+            opened = inputs.open_batch(inputs.head, inputs.counters, fresh=fresh)
+            opened.offer(inputs.recent, inputs.counters, [item.command for item in simple])
+            for item in simple:
+                opened.decide(item, inputs.recent, self._clock, self._new_id)
+        work = opened.work
+        fresh = opened.fresh and (not opened.alone or inputs.places.is_next(opened.place))
+        if not opened.items or work.beside or ((work.queue_in or work.results_in) and not fresh):
             return batch
-        if fresh := any(puts_in_line(item.command) for item in simple):
-            self._place = await connection.fetchval(statement("load", "place").text) << PLACE_BITS
-        work = self._working_set(self._head, self._place)
-        heads = Heads(simple)
-        self._recent.offer(work, self._counters, heads.queues, heads.results)
-        decided = [item for item in simple if decide_fast(work, item, self._recent, self._clock, self._new_id)]
-        if not decided or work.beside or ((work.queue_in or work.results_in) and not fresh):
-            return batch
-        await self._write_fast(connection, decided, work)
-        return [item for item in batch if not item.done.done()]
+        await self._write_fast(connection, opened)
+        return [item for item in batch if item not in opened.items] if len(opened.items) < len(batch) else []
 
-    async def _write_fast(self, connection: asyncpg.Connection[Any], decided: list[Item], work: WorkingSet) -> None:
-        committed = self._committed(decided, work)
-        values = self._values(committed, self._registers.version)
-        values["started_from"] = [self._queue_floors.at(recipient) for recipient in work.started]
-        values |= heads_left("qt", "recipient", work.queue_out, self._queue_floors)
-        values |= heads_left("rt", "sender", work.results_out, self._result_floors)
+    async def _write_fast(self, connection: asyncpg.Connection[Any], opened: OpenBatch) -> None:
+        inputs, work = self.inputs, opened.work
+        committed = self._committed(opened.items, work)
+        values = batch_values(committed, self._node, self._joined, opened.version, self._membership.level)
+        if opened.alone and (work.queue_in or work.results_in):
+            values["last_place"] = inputs.places.last
+        values["started_from"] = [inputs.queue_floors.at(recipient) for recipient in work.started]
+        values |= heads_left("qt", "recipient", work.queue_out, inputs.queue_floors)
+        values |= heads_left("rt", "sender", work.results_out, inputs.result_floors)
+        before = inputs.head
+        self._under_way, self._passes_on = True, False
+        if self._waiting:
+            self._decide_soon()
         try:
-            written = await write_batch(connection, values)
-        except BROKEN:
-            self._doubt = committed
+            inputs.remember(work)
+            inputs.ahead.changes = work.counts
+            written = await write_batch(connection, values, single=len(work.moved) == 1)
+            if not written.writer:
+                raise Conflict("the writer's row is not where this node left it")  # the careful try finds out why
+            self.seq = committed.seq
+            inputs.places.draw(written.place)
+            if not written.rows:
+                raise Conflict("what is in memory was changed by somebody else")
+        except BaseException as error:
+            inputs.head = before
+            self._forget(committed)
+            if isinstance(error, BROKEN):
+                self._connection.doubtful = committed
+            elif isinstance(error, asyncpg.DivisionByZeroError):
+                raise Conflict("what is in memory was changed by somebody else; nothing was written") from None
             raise
-        except asyncpg.DivisionByZeroError:
-            self._recent.forget(work.slots)
-            raise Conflict("what is in memory was changed by somebody else; nothing was written") from None
-        if not written.writer:
-            raise Conflict("the writer's row is not where this node left it")  # the careful way finds out why
-        self.seq, self._place = committed.seq, written.place << PLACE_BITS
-        if not written.rows:
-            self._recent.forget(work.slots)
-            raise Conflict("what is in memory was changed by somebody else")
+        finally:
+            self._under_way = False
+            inputs.ahead.changes = None
         self.fast += 1
-        self._queue_floors.left(work.queue_out)
-        self._result_floors.left(work.results_out)
-        self._land(committed)
+        inputs.left(work.queue_out, work.results_out)
+        self._count(committed)
+        if self._open is None:
+            self._tell(committed)
+        else:
+            # The next batch goes first: the database writes while waiters are notified.
+            self._loop.call_soon(self._tell, committed)
 
-    def _committed(self, batch: Sequence[Item], work: WorkingSet, rows: Sequence[RegisterRow] = ()) -> Committed:
+    def _forget(self, committed: Committed) -> None:
+        """Forgets a batch that was not written, as far as is known, and the batch decided on top of it."""
+        self._reopen()
+        self.inputs.recent.forget(committed.work.slots)
+
+    def _committed(self, batch: Sequence[Item], work: BatchState, rows: Sequence[RegisterRow] = ()) -> Committed:
         records = [(item.events, item.ts_ms) for item in batch if item.events]
         return Committed(batch, self.seq + 1, work, records, topics_of(work, records), rows)
-
-    def _values(self, committed: Committed, version: int) -> dict[str, Any]:
-        work = committed.work
-        return batch_values(work) | {
-            "seq": committed.seq,
-            "writer": self._joined.writer,
-            "boot": self._joined.boot,
-            "audit_index": work.audit_head.index,
-            "audit_hash": work.audit_head.chain_hash,
-            "chain": self._node,
-            "version": version,
-            "topics": encode_topics(committed.topics),
-        }
-
-    def _working_set(self, head: AuditHead, place: int) -> WorkingSet:
-        return WorkingSet(
-            self._limits,
-            self._registers,
-            self._counters,
-            audit_head=head,
-            place=place,
-            new_no=self._numbers.pop,
-            turns=self._turns,
-            used=self.used,
-        )
 
     async def _transact(
         self, connection: asyncpg.Connection[Any], batch: list[Item], *, careful: bool
@@ -403,11 +428,11 @@ class BatchWriter:
             await loader.load(work, map(WantTask, wanted))
         await loader.load(work, hints(batch))
         for item in batch:
-            await self._decide(work, loader, item)
+            await decide_loaded(work, loader, item, self._clock, self._new_id)
         events = [event for item in batch for event in item.events]
         if not events:
             return None
-        rows = self._registers.changes(events) if any(type(event) in REGISTER_EVENTS for event in events) else []
+        rows = self.inputs.registers.changes(events) if any(type(event) in REGISTER_EVENTS for event in events) else []
         if rows:
             (item,) = batch
             item.registers_version = version = version + 1
@@ -415,15 +440,16 @@ class BatchWriter:
         chain = next((item.command.chain for item in batch if isinstance(item.command, PurgeAudit)), "") or self._node
         await write_beside(connection, work, chain)
         committed = self._committed(batch, work, rows)
-        written = await write_batch(connection, self._values(committed, version))
+        values = batch_values(committed, self._node, self._joined, version, self._membership.level)
+        written = await write_batch(connection, values, single=len(work.moved) == 1)
         if not written.writer:
             raise Fenced
         if not written.rows:
             raise Conflict("the rows were changed by somebody else")
-        self._place = written.place << PLACE_BITS
+        self.inputs.next_place(written.place)
         return committed
 
-    async def _begin(self, connection: asyncpg.Connection[Any], batch: list[Item]) -> tuple[WorkingSet, Loader, int]:
+    async def _begin(self, connection: asyncpg.Connection[Any], batch: list[Item]) -> tuple[BatchState, Loader, int]:
         asked = statement("load", "begin")
         row = await connection.fetchrow(
             asked.text, *asked.values({"writer": self._joined.writer, "boot": self._joined.boot})
@@ -434,50 +460,16 @@ class BatchWriter:
             raise RolledBack(f"its last batch is {row['seq']}, and this daemon's is {self.seq}")
         version: int = row["version"]
         if not isinstance(batch[0].command, TOGETHER):
-            # It may change a register: then one after the other, on the newest version.
+            # The batch may change a register: such batches go one after the other, on the newest version.
             version = await connection.fetchval(statement("nodes", "lock_registers").text)
-        if version != self._registers.version:
-            self._on_registers(await refresh_registers(connection, self._registers))
-        if len(self._numbers) < BATCH_MAX:
-            first = await connection.fetchval(statement("load", "numbers").text)
-            self._numbers = [*range(first + NUMBERS - 1, first - 1, -1), *self._numbers]
-        work = self._working_set(AuditHead(row["audit_index"], row["audit_hash"]), row["place"] << PLACE_BITS)
+        inputs = self.inputs
+        if version != inputs.registers.version:
+            self._on_registers(await refresh_registers(connection, inputs.registers))
+        await inputs.draw_numbers(connection)
+        inputs.next_place(row["place"])
+        work = inputs.state(AuditHead(row["audit_index"], row["audit_hash"]), inputs.counters, row["place"])
         for item in batch:
             if isinstance(item.command, Accept) and item.command.minted:
                 work.new_task(item.command.task.id)
-        loader = Loader(connection, self._clock.now_ms(), self._queue_floors, self._result_floors)
+        loader = Loader(connection, self._clock.now_ms(), inputs.queue_floors, inputs.result_floors)
         return work, loader, version
-
-    async def _decide(self, work: WorkingSet, loader: Loader, item: Item) -> None:
-        item.answer, item.error, item.events = None, None, []
-        for _ in range(ROUNDS_MAX):
-            item.ts_ms = self._clock.now_ms()
-            events: list[AnyEvent]
-            try:
-                try:
-                    decision = decide(work, item.command, item.ts_ms, self._new_id, self._clock.ages)
-                    answer, refusal, events = decision.answer, None, decision.events
-                except CommandRefused as refused:
-                    answer, refusal, events = None, refused.refusal, refused.events
-                work.check(events)
-            except Missing as missing:
-                await loader.load(work, missing.wants)
-                continue
-            except Refusal as refused_:
-                item.error = refused_
-                return
-            if events:
-                try:
-                    encoded, events = encode_events(events)
-                except Refusal as wrong:
-                    item.error = wrong
-                    return
-                work.apply(events, [bytes(raw) for raw in decode_raws(encoded)], item.ts_ms)
-            item.answer, item.error, item.events = answer, refusal, events
-            return
-        raise AssertionError(f"{type(item.command).__name__} asks for more and more")
-
-
-def _fail(batch: Iterable[Item], error: Exception) -> None:
-    for item in batch:
-        item.fail(error)

@@ -1,10 +1,10 @@
 """The blob store of daemons that share a database: a row for each blob and each reference.
 
-The bytes are in chunks in the database, or elsewhere (`UploadBytes`), by the id of their upload. They belong to
-nothing until one transaction makes the blob and its first reference, or leaves them to be dropped, if the space has
-this content already. The row of a blob is locked by who refers to it and by who collects it: so one of the two sees
-what the other has done. An upload has a row while it is under way, and again once its blob is gone, until its bytes
-are: so what a dead daemon has left is collected, wherever it is.
+The bytes are in chunks in the database, or elsewhere (`UploadBytes`), by the id of their upload. They belong to no blob
+until one transaction creates the blob and its first reference; if the space already has this content, they are dropped.
+Referring and collecting lock the row of a blob: so one of the two sees what the other has done. An upload has a row
+while it is under way, and again once its blob is gone, until its bytes are: so the uploads of a dead daemon are
+collected, wherever they are.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ class BytesWriter(Protocol):
     async def write(self, data: bytes) -> None: ...
 
     async def finish(self) -> None:
-        """What was written is durable when it returns."""
+        """Makes the written bytes durable."""
 
 
 class UploadBytes(Protocol):
-    """Where the bytes of uploads are."""
+    """The store of the uploads' bytes."""
 
     def writer(self, upload_id: int) -> BytesWriter: ...
 
     def read(self, upload_id: int, start: int, stop: int) -> AsyncIterator[bytes]:
-        """The bytes from `start` to before `stop`; it ends early where they do."""
+        """Yields the bytes from `start` to before `stop`; ends early if there are fewer."""
 
     async def drop(self, upload_id: int) -> None:
-        """Whatever there is of it, also if it was never finished."""
+        """Drops the bytes of an upload, finished or not."""
 
     async def close(self) -> None: ...
 
 
 class BlobRows:
     def __init__(self, connections: Connections, kept: UploadBytes | None = None) -> None:
-        """For an own pool of connections, which `close` closes: large transfers do not hold up anybody's reads.
+        """Takes a pool of its own, which `close` closes: large transfers do not delay other reads.
 
-        `kept`: where the bytes are, if not in the database.
+        `kept`: the store of the bytes, if not the database.
         """
         self.connections = connections
         self.kept = kept or ChunkRows(connections)
@@ -127,7 +127,7 @@ class BlobRows:
             references += dropped
             if freed is not None:
                 blobs, size = blobs + 1, size + freed
-        with suppress(Unavailable):  # a later pass goes on
+        with suppress(Unavailable):  # a later pass continues
             for row in await self.ask("stale_uploads", before_ms=before_ms):
                 await self.drop(row["id"])
         more = len(places) == COLLECTED_MAX
@@ -151,7 +151,7 @@ class BlobRows:
         return len(lost), row["size"]
 
     async def drop(self, upload_id: int) -> None:
-        """The bytes of an upload that has no blob, and then its row."""
+        """Drops the bytes of an upload without a blob, and then its row."""
         await self.kept.drop(upload_id)
         await self.ask("forget", upload_id=upload_id)
 
@@ -173,6 +173,12 @@ class BlobRows:
                 if fault is not None:
                     faults.append(fault)
         return faults
+
+    async def damaged_upload(self, space: str, sha256: str) -> int | None:
+        """The upload of a blob whose bytes are damaged; None if they are intact."""
+        rows = await self.ask("find", space=space, sha256=sha256, task_id=None)
+        damaged = bool(rows) and await self._fault(space, sha256) is not None
+        return rows[0]["upload_id"] if damaged else None
 
     async def _fault(self, space: str, sha256: str) -> BlobFault | None:
         size = await self.find(space, sha256) or 0
@@ -210,8 +216,9 @@ class RowsWriter:
         blob = Blob(self._hash.hexdigest(), self.size)
         if sha256 is not None and sha256 != blob.sha256:
             await self.discard()
-            raise Invalid("wrong_hash", f"the bytes that came have the SHA-256 {blob.sha256}, not {sha256[:64]}")
+            raise Invalid("wrong_hash", f"the received bytes have the SHA-256 {blob.sha256}, not {sha256[:64]}")
         whose = {"space": self._space, "sha256": blob.sha256}
+        damaged, replaced = await self._store.damaged_upload(**whose), False
         try:
             await self._kept.finish()
             async with self._store.connections.transaction() as db:
@@ -222,12 +229,19 @@ class RowsWriter:
                     row = await db.fetchrow(usage.text, *usage.values({"space": self._space}))
                     check_quota(self._quota, BlobUsage(row["files"], row["bytes"]), blob.size)
                     await _one(db, "publish", **whose, size=blob.size, upload_id=self._upload_id)
+                elif damaged is not None:
+                    new = {"size": blob.size, "upload_id": self._upload_id, "damaged": damaged}
+                    replaced = await _one(db, "replace", **whose, **new) is not None
                 if task_id is not None:
                     await _one(db, "refer", **whose, task_id=task_id)
         except BaseException:
             await self.discard()
             raise
-        if stored:
+        if replaced:
+            assert damaged is not None
+            with suppress(Unavailable):  # the collector drops it
+                await self._store.drop(damaged)
+        elif stored:
             await self.discard()
         return blob
 
@@ -237,7 +251,7 @@ class RowsWriter:
 
 
 class ChunkRows:
-    """Bytes in the database. All chunks but the last have the same size: so a place in the file tells its chunk."""
+    """Bytes in the database. All chunks but the last have the same size: so an offset determines its chunk."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -262,7 +276,7 @@ class ChunkRows:
         await self.ask("drop_chunks", upload_id=upload_id)
 
     async def close(self) -> None:
-        """The connections are not its own."""
+        """Does nothing: the connections belong to the caller."""
 
 
 class ChunkWriter:

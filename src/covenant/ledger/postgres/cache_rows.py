@@ -1,4 +1,4 @@
-"""Work that several tasks share under one cache key, in a working set: leader, followers, and what came of it."""
+"""Work that several tasks share under one cache key, in a batch: leader, followers, and the cached result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import CacheDropped, TaskEvent
 from covenant.ledger.machine.view import Cached
 from covenant.ledger.postgres.counters import ALL, Counters
-from covenant.ledger.postgres.wanted import Missing, WantCached, WantShared
+from covenant.ledger.postgres.missing_rows import Missing, WantCached, WantShared
 from covenant.model.clock_steps import Ages
 from covenant.model.ids import TaskId
 from covenant.model.settings import Limits
@@ -21,12 +21,12 @@ from covenant.model.task import CacheKey, weigh_result
 
 
 def key_text(key: CacheKey) -> str:
-    """Short, however long the key is that a client chose."""
+    """A short hash of a cache key, however long the client's key is."""
     return hashlib.sha256(msgspec.json.encode(key)).hexdigest()
 
 
 class SharedWork:
-    """One row of `shared`, and who follows."""
+    """One row of `shared`, and its followers."""
 
     def __init__(self, key: CacheKey) -> None:
         self.key = key
@@ -36,12 +36,12 @@ class SharedWork:
         self.cached_place: int | None = None
         self.followers: dict[TaskId, None] = {}
         self.stored = False
-        """There is a row."""
+        """Whether there is a row."""
         self.moved = False
 
 
 class OldResult:
-    """One of the oldest cached results: enough to judge whether it is too old or too much."""
+    """One of the oldest cached results, with its age and size."""
 
     def __init__(self, key: CacheKey, cached_at_ms: int, size: int) -> None:
         self.key = key
@@ -103,7 +103,7 @@ class SharedRows:
             raise Missing(*missing)
 
     def share(self, event: TaskEvent, entry: Entry, ts_ms: int, place: int) -> None:
-        """Who leads and who follows in the work that a cache key names, and what was found out."""
+        """Updates the leader and followers of a cache key, and the cached result."""
         key, sharing = entry.cache_key, effects.sharing(event)
         if key is None or sharing is None:
             return

@@ -1,6 +1,6 @@
 """Connections to the database: one that writes, one for signals, and a few that read.
 
-Each is opened anew when it breaks. Nothing is kept in a session, so that a transaction pooler may stand between.
+Each is reopened when it breaks. No session holds state, so a transaction pooler may be used.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
+from weakref import WeakSet
 
 import asyncpg
 
-from covenant.ledger.postgres.sql import Statement
+from covenant.ledger.postgres.database_errors import translated
+from covenant.ledger.postgres.sql import Statement, statement
 from covenant.ledger.postgres.stored_task import Row
-from covenant.model.errors import Unavailable
 
 CONNECT_S: Final = 10.0
 COMMAND_S: Final = 30.0
 READERS_MAX: Final = 4
 
-# A plan that was made while a table was empty must not be kept for when it is full: by index, always.
+# A plan that was made while a table was empty must not be kept for a full one: plans must use the indexes.
 WRITER_SETTINGS: Final = {
     "application_name": "covenant",
     "jit": "off",
@@ -30,75 +31,31 @@ WRITER_SETTINGS: Final = {
     "enable_mergejoin": "off",
     "enable_bitmapscan": "off",
     "lock_timeout": "10s",
-    "idle_in_transaction_session_timeout": "15s",
+    # Shorter, so that a daemon that stops within a transaction does not block others.
+    "idle_in_transaction_session_timeout": "5s",
 }
 SETTINGS: Final = {"application_name": "covenant", "jit": "off"}
 
-BROKEN: Final = (
-    OSError,
-    TimeoutError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.IdleInTransactionSessionTimeoutError,
-)
-"""What a connection that is gone raises."""
-UNAVAILABLE: Final = (
-    *BROKEN,
-    asyncpg.InsufficientResourcesError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.CannotConnectNowError,
-)
-"""What a database that cannot serve now raises."""
+
+async def ask_rows(file: str, connection: asyncpg.Connection[Any], name: str, **values: Any) -> list[Any]:
+    """The rows of a named statement of a file."""
+    asked = statement(file, name)
+    rows: list[Any] = await connection.fetch(asked.text, *asked.values(values))
+    return rows
 
 
-REFUSED: Final = (
-    asyncpg.InsufficientPrivilegeError,
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.SyntaxOrAccessError,
-)
-"""What a database raises in which somebody has changed a table, a column or a privilege."""
+async def ask_value(file: str, connection: asyncpg.Connection[Any], name: str, **values: Any) -> Any:
+    asked = statement(file, name)
+    return await connection.fetchval(asked.text, *asked.values(values))
 
 
-def refused(error: BaseException) -> Unavailable:
-    return Unavailable(
-        "database_refused",
-        f"the ledger's database refuses what the ledger needs ({error}); give its role back what it owned, or put back "
-        "the table that was altered: `covenant doctor` compares both",
-        retry_after_ms=5_000,
-    )
-
-
-def unavailable(error: BaseException) -> Unavailable:
-    reason = str(error) or type(error).__name__
-    return Unavailable(
-        "database_unavailable",
-        f"the ledger's database cannot be reached ({reason}); the request can be repeated",
-        retry_after_ms=1_000,
-    )
-
-
-def fenced() -> Unavailable:
-    return Unavailable(
-        "ledger_fenced",
-        "other daemons had declared this one lost, since they did not hear from it; it begins anew, and the request "
-        "can be repeated",
-        retry_after_ms=1_000,
-    )
-
-
-def outcome_unknown() -> Unavailable:
-    return Unavailable(
-        "outcome_unknown",
-        "the ledger's database went away while this was being written; it may or may not have happened. "
-        "Repeat the request under the same id",
-    )
+async def run(file: str, connection: asyncpg.Connection[Any], name: str, **values: Any) -> None:
+    asked = statement(file, name)
+    await connection.execute(asked.text, *asked.values(values))
 
 
 async def _reset(connection: asyncpg.Connection[Any]) -> None:
-    """Nothing is left in a session but the transaction of somebody who was cancelled."""
+    """Rolls back the transaction of a cancelled caller, the only state that a session may have."""
     if connection.is_in_transaction():
         await connection.execute("ROLLBACK")
 
@@ -106,69 +63,91 @@ async def _reset(connection: asyncpg.Connection[Any]) -> None:
 class Connections:
     """`dsn` names the database, as PostgreSQL's own programs take it.
 
-    `pooler`: a transaction pooler stands between. Then no statement is kept, no setting is sent, and nobody listens.
+    `pooler`: a transaction pooler is in between. Then no statement is prepared, no setting is sent, and nobody listens.
+    `connect_s`: how long a connection may take to be made, once the ledger is open.
     """
 
-    def __init__(self, dsn: str, *, pooler: bool = False) -> None:
+    def __init__(self, dsn: str, *, pooler: bool = False, connect_s: float = CONNECT_S) -> None:
         self._dsn = dsn
         self.pooler = pooler
+        self._connect_s = connect_s
         self._readers: asyncpg.Pool[Any] | None = None
+        self._made: WeakSet[asyncpg.Connection[Any]] = WeakSet()
 
     async def connect(
-        self, settings: dict[str, str] = SETTINGS, *, timeout_s: float = CONNECT_S
+        self,
+        settings: dict[str, str] = SETTINGS,
+        *,
+        connect_s: float | None = None,
+        command_s: float | None = None,
     ) -> asyncpg.Connection[Any]:
-        return await asyncpg.connect(self._dsn, timeout=timeout_s, **self._options(settings))
+        connection = await asyncpg.connect(
+            self._dsn, timeout=connect_s or self._connect_s, **self._options(settings, command_s)
+        )
+        await self._note(connection)
+        return connection
 
-    def _options(self, settings: dict[str, str]) -> dict[str, Any]:
+    async def _note(self, connection: asyncpg.Connection[Any]) -> None:
+        self._made.add(connection)
+
+    def _options(self, settings: dict[str, str], command_s: float | None = None) -> dict[str, Any]:
+        options: dict[str, Any] = {"command_timeout": command_s or COMMAND_S}
         if self.pooler:
-            return {"command_timeout": COMMAND_S, "statement_cache_size": 0}
-        return {"command_timeout": COMMAND_S, "server_settings": settings}
+            return options | {"statement_cache_size": 0}
+        return options | {"server_settings": settings}
 
     async def open(self) -> None:
+        # A pool with a least size logs each failure to keep connections that nobody has asked for.
         self._readers = await asyncpg.create_pool(
-            self._dsn, min_size=1, max_size=READERS_MAX, timeout=CONNECT_S, reset=_reset, **self._options(SETTINGS)
+            self._dsn,
+            min_size=0,
+            max_size=READERS_MAX,
+            timeout=self._connect_s,
+            init=self._note,
+            reset=_reset,
+            **self._options(SETTINGS),
         )
+        async with self._readers.acquire():
+            pass
+
+    def drop_all(self, but: asyncpg.Connection[Any] | None = None) -> None:
+        """Ends every connection, whoever waits for an answer by it. Each connection is made anew when it is needed.
+
+        After a silence of the network, an answer by a connection of before may never come.
+        """
+        loop = asyncio.get_running_loop()
+        for connection in tuple(self._made):
+            if connection is not but:
+                # Soon, and not now: a caller whose statement was just prepared would find no protocol in it.
+                # Once it waits for the answer, it gets an error of a lost connection.
+                loop.call_soon(connection.terminate)
 
     async def fetch(self, asked: Statement, values: dict[str, Any]) -> Sequence[Row]:
         assert self._readers is not None
-        try:
+        with translated():
             rows: Sequence[Row] = await self._readers.fetch(asked.text, *asked.values(values))
-        except UNAVAILABLE as error:
-            raise unavailable(error) from error
-        except REFUSED as error:
-            raise refused(error) from error
         return rows
 
     async def execute(self, text: str, timeout_s: float) -> None:
         assert self._readers is not None
-        try:
+        with translated():
             await self._readers.execute(text, timeout=timeout_s)
-        except UNAVAILABLE as error:
-            raise unavailable(error) from error
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[asyncpg.Connection[Any]]:
-        """What is done here becomes durable at once, or not at all."""
+        """A transaction: its changes become durable together, or not at all."""
         assert self._readers is not None
-        try:
+        with translated():
             async with self._readers.acquire() as db, db.transaction():
                 yield db
-        except UNAVAILABLE as error:
-            raise unavailable(error) from error
-        except REFUSED as error:
-            raise refused(error) from error
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[asyncpg.Connection[Any]]:
-        """Several questions about one moment."""
+        """A read-only snapshot for several queries."""
         assert self._readers is not None
-        try:
+        with translated():
             async with self._readers.acquire() as db, db.transaction(isolation="repeatable_read", readonly=True):
                 yield db
-        except UNAVAILABLE as error:
-            raise unavailable(error) from error
-        except REFUSED as error:
-            raise refused(error) from error
 
     async def close(self) -> None:
         if self._readers is not None:

@@ -1,21 +1,31 @@
-"""What an operator does to the database itself, without a daemon: raise its schema, and say that it was restored."""
+"""An operator's work on the database without a daemon: migrates its schema, and records that it was restored."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 import asyncpg
+import msgspec
 
-from covenant.ledger.postgres.connections import UNAVAILABLE, Connections
-from covenant.ledger.postgres.migrations import LEVEL, NotDurable, check_durability, migrate
+from covenant.ledger.postgres.connections import Connections
+from covenant.ledger.postgres.database_errors import UNAVAILABLE
+from covenant.ledger.postgres.migrations import LEVEL, NotDurable, check_durability, find_altered, migrate
 from covenant.ledger.postgres.open_postgres import unusable
-from covenant.ledger.postgres.sql import statement, text
+from covenant.ledger.postgres.queue_head import PLACE_BITS
+from covenant.ledger.postgres.sql import statement
+from covenant.model.grant import GENESIS, AuditHead, AuditRow, link
+from covenant.model.ids import AgentId
+
+
+async def _connect(dsn: str) -> asyncpg.Connection[Any]:
+    """Opens a plain session: a pooler may be in between, whatever the daemons' settings say."""
+    return await Connections(dsn, pooler=True).connect()
 
 
 async def migrate_database(dsn: str) -> tuple[int, int]:
-    """The level that the schema had, and the one that it has. Raises DatabaseUnusable and WrongSchema."""
+    """Returns the schema's level before and after. Raises DatabaseUnusable and WrongSchema."""
     try:
-        connection = await Connections(dsn).connect()
+        connection = await _connect(dsn)
         try:
             return await migrate(connection), LEVEL
         finally:
@@ -24,18 +34,26 @@ async def migrate_database(dsn: str) -> tuple[int, int]:
         raise unusable(error) from error
 
 
-async def mark_restored(dsn: str) -> int:
-    """Fence every run of every node, since what they know may be of a later moment; how many there were.
+CHAIN: Final = "console"
+"""The audit chain of operations on the database without a daemon."""
 
-    A daemon that still runs begins anew with what the database has. Raises DatabaseUnusable.
+
+async def mark_restored(dsn: str, by: AgentId, now_ms: int, row_id: str) -> int:
+    """Fences every run of every node, since their knowledge may be newer than the database. Returns their number.
+
+    An audit row by `by` records it, in a chain of its own.
+
+    A daemon that still runs begins anew with the database's content. Raises DatabaseUnusable.
     """
     try:
-        connection = await Connections(dsn).connect()
+        connection = await _connect(dsn)
         try:
             async with connection.transaction():
                 await connection.execute(statement("nodes", "restored").text)
                 await connection.execute(statement("nodes", "fence_writers").text)
                 fenced: int = await connection.fetchval(statement("nodes", "fence_nodes").text)
+                kind = {"type": "ledger_restored", "fenced": fenced}
+                await _audit(connection, AuditRow(id=row_id, timestamp_ms=now_ms, issuer=by, kind=kind))
             return fenced
         finally:
             await connection.close()
@@ -43,13 +61,43 @@ async def mark_restored(dsn: str) -> int:
         raise unusable(error) from error
 
 
-COMPARED: Final = "covenant_compared"
+async def _audit(connection: asyncpg.Connection[Any], row: AuditRow) -> None:
+    asked = statement("nodes", "chain")
+    found = await connection.fetchrow(asked.text, *asked.values({"chain": CHAIN, "genesis": GENESIS.chain_hash}))
+    assert found is not None
+    text = msgspec.json.encode(row).decode()
+    head = link(AuditHead(found["audit_index"], found["audit_hash"]), text)
+    values = {
+        "chain": CHAIN,
+        "idx": head.index,
+        "place": found["place"] << PLACE_BITS,
+        "ts_ms": row.timestamp_ms,
+        "issuer": row.issuer.pubkey,
+        "chain_hash": head.chain_hash,
+        "row": text,
+    }
+    for name in ("chain_row", "chain_moved"):
+        asked = statement("nodes", name)
+        await connection.execute(asked.text, *asked.values(values))
+
+
+async def forget_node(dsn: str, node: str) -> None:
+    """Removes a daemon that never served here, so that it is not listed as lost. Raises DatabaseUnusable."""
+    try:
+        connection = await _connect(dsn)
+        try:
+            asked = statement("nodes", "forget_node")
+            await connection.execute(asked.text, *asked.values({"node": node}))
+        finally:
+            await connection.close()
+    except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
+        raise unusable(error) from error
 
 
 async def find_troubles(dsn: str, *, durable: bool = True) -> tuple[int, list[str]]:
-    """The level of the schema, and what a daemon would stumble over. Changes nothing. Raises DatabaseUnusable."""
+    """The level of the schema, and problems that would stop a daemon. Changes nothing. Raises DatabaseUnusable."""
     try:
-        connection = await Connections(dsn).connect()
+        connection = await _connect(dsn)
         try:
             troubles = []
             if durable:
@@ -57,44 +105,16 @@ async def find_troubles(dsn: str, *, durable: bool = True) -> tuple[int, list[st
                     await check_durability(connection)
                 except NotDurable as trouble:
                     troubles.append(str(trouble))
+            if await connection.fetchval("SELECT current_schema()") is None:
+                return 0, [*troubles, "this role may use no schema of its search_path"]
             if await connection.fetchval("SELECT to_regclass('ledger_level')") is None:
                 return 0, troubles
-            level: int = await connection.fetchval("SELECT level FROM ledger_level")
+            level: int = await connection.fetchval("SELECT level::integer FROM ledger_level")
             if level == LEVEL:
-                troubles += await _altered(connection)
+                altered = await find_altered(connection)
+                troubles += [*altered.columns, *altered.others]
             return level, troubles
         finally:
             await connection.close()
     except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
         raise unusable(error) from error
-
-
-async def _altered(connection: asyncpg.Connection[Any]) -> list[str]:
-    """What differs from a schema that was made anew, beside it, in a transaction that comes to nothing."""
-    asked = statement("nodes", "columns")
-    here = await connection.fetchval("SELECT current_schema()")
-    making = connection.transaction()
-    await making.start()
-    try:
-        await connection.execute(f"CREATE SCHEMA {COMPARED}")
-        await connection.execute(f"SET LOCAL search_path = {COMPARED}")
-        for number in range(1, LEVEL + 1):
-            await connection.execute(text(f"level_{number}"))
-        found, made = [
-            {
-                (row["table_name"], row["column_name"]): row["data_type"]
-                for row in await connection.fetch(asked.text, schema)
-            }
-            for schema in (here, COMPARED)
-        ]
-    finally:
-        await making.rollback()
-    rights = await connection.fetch(statement("nodes", "rights_missing").text, here)
-    return [
-        *(
-            f"{table}.{column} is {found.get((table, column), 'not there')}, and should be {kind}"
-            for (table, column), kind in sorted(made.items())
-            if found.get((table, column)) != kind
-        ),
-        *(f"this role may not change the table {row['table_name']}" for row in rights),
-    ]

@@ -1,4 +1,4 @@
-"""The ledger in numbers: its own counts, and what an operator wants to know of the database."""
+"""The ledger's numbers: its own counts, and those of the database for the operator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from covenant.ledger.postgres.task_history import History
 from covenant.model.errors import Unavailable
 
 KEPT_S: Final = 5.0
-"""The database is asked for its own numbers at most this often, however often somebody looks."""
+"""The database is asked for its own numbers at most this often, in seconds."""
 
 
 class EngineMetrics:
@@ -30,10 +30,14 @@ class EngineMetrics:
 
     async def counts(self, writer: BatchWriter, membership: Membership, clock: Clock) -> Counts:
         get, failure = self._counters.get, _failure(writer, membership)
-        # Without the database, what is known here is told, and why there is no more.
-        oldest = await self._history.value("oldest_lease") if failure is None else None
-        lost = await self._history.value("holders_lost") if failure is None else 0
-        of_database = await self._of_database() if failure is None else {}
+        oldest, lost, of_database = None, 0, dict[str, int]()
+        if failure is None:
+            try:
+                oldest = await self._history.value("oldest_lease")
+                lost = await self._history.value("holders_lost")
+                of_database = await self._of_database()
+            except Unavailable as refusal:
+                failure = refusal.message  # report what is known here, and why there is no more
         lease = decode_rest(oldest).lease if oldest is not None else None
         return Counts(
             queued=get("state", "queued"),
@@ -57,7 +61,7 @@ class EngineMetrics:
                 "batches": writer.seq,
                 "batches_fast": writer.fast,
                 "conflicts": writer.conflicts,
-                "nodes": membership.living,
+                "nodes": membership.living(),
                 "news_age_ms": membership.silent_ms,
                 **of_database,
             },
@@ -73,9 +77,11 @@ class EngineMetrics:
 
 
 def _failure(writer: BatchWriter, membership: Membership) -> str | None:
-    """Why nothing is decided here, if so."""
+    """Why this node decides nothing; None if it does."""
     try:
         membership.check()
     except Unavailable as refusal:
         return refusal.message
+    if writer.trouble is not None:
+        return writer.trouble.message
     return writer.failure

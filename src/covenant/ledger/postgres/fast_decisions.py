@@ -1,14 +1,12 @@
-"""Decisions on what is in memory: written by one statement, whose gate finds what others have changed meanwhile.
+"""Decisions from memory: written by one statement, whose gate detects changes by other nodes.
 
-Whatever needs more than that is left for a transaction that loads and locks what it reads.
+Commands that need more are left to a transaction that loads and locks the rows that it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
-
-import msgspec
 
 from covenant.ledger.clock import Clock
 from covenant.ledger.machine.commands import (
@@ -26,27 +24,26 @@ from covenant.ledger.machine.commands import (
 from covenant.ledger.machine.decisions import decide
 from covenant.ledger.machine.decisions.context import CommandRefused
 from covenant.ledger.machine.event_codec import encode_events
-from covenant.ledger.postgres.batch_items import Item
+from covenant.ledger.postgres.batch_items import BATCH_BYTES_MAX, BATCH_MAX, UNWEIGHED, Item, split_events
+from covenant.ledger.postgres.batch_state import BatchState
+from covenant.ledger.postgres.counters import Counters
+from covenant.ledger.postgres.missing_rows import Missing
 from covenant.ledger.postgres.recent_tasks import RecentTasks
-from covenant.ledger.postgres.wanted import Missing
-from covenant.ledger.postgres.working_set import WorkingSet
 from covenant.model.errors import Refusal
 from covenant.model.ids import PublicKey
-from covenant.model.task import DELEGATION
+from covenant.model.task import DELEGATION, DuplicateSafety
 
 _BY_HOLDER: Final = (Renew, Interrupt, Report, Advance, Settle)
 
-decode_raws: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
-
 
 def is_simple(command: Command[Any]) -> bool:
-    """Whether it may be decided on what is in memory."""
+    """Whether a command may be decided from memory."""
     if isinstance(command, Accept):
         task = command.task
         return (
             command.push is None
             and command.recipient_fault is None
-            and task.idempotency is None
+            and (task.idempotency is None or task.idempotency.duplicate_safety is DuplicateSafety.UNSAFE)
             and task.origin != DELEGATION
         )
     if isinstance(command, Take):
@@ -57,26 +54,64 @@ def is_simple(command: Command[Any]) -> bool:
 
 
 def puts_in_line(command: Command[Any]) -> bool:
-    """Whether it puts a task into a queue, or a result before its sender: its place must be one of now."""
+    """Whether a command queues a task or a result: its place must be a current one."""
     return (isinstance(command, Accept) and command.starter is None) or isinstance(command, Settle)
 
 
-class Heads:
-    """How much of which queues and results the commands of a batch take."""
+class OpenBatch:
+    """A batch that is being decided from memory: commands are added until it is written."""
 
-    def __init__(self, batch: Sequence[Item]) -> None:
-        self.queues: dict[PublicKey, int] = {}
-        self.results: dict[PublicKey, int] = {}
-        for item in batch:
-            command = item.command
+    def __init__(self, work: BatchState, version: int, place: int, *, fresh: bool, alone: bool) -> None:
+        self.work = work
+        self.place = place
+        self.version = version
+        """The version of the registers that it is decided on."""
+        self.fresh = fresh
+        """Whether its place is current: nothing was queued since the place was drawn."""
+        self.alone = alone
+        """Whether it is fresh because no other node is alive."""
+        self.items: list[Item] = []
+        self._bytes = 0
+        self._queues: dict[PublicKey, int] = {}
+        self._results: dict[PublicKey, int] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.items) >= BATCH_MAX or self._bytes >= BATCH_BYTES_MAX
+
+    def offer(self, recent: RecentTasks, counters: Counters, commands: Iterable[Command[Any]]) -> None:
+        """Loads the queues and results that these commands take from, besides those that the others took."""
+        queues: dict[PublicKey, int] = {}
+        results: dict[PublicKey, int] = {}
+        for command in commands:
             if isinstance(command, Take) and command.recipient is not None:
-                self.queues[command.recipient] = self.queues.get(command.recipient, 0) + command.count
+                queues[command.recipient] = queues.get(command.recipient, 0) + command.count
             elif isinstance(command, Drain) and command.sender is not None:
-                self.results[command.sender] = self.results.get(command.sender, 0) + command.count
+                results[command.sender] = results.get(command.sender, 0) + command.count
+        if queues or results:
+            for taken, more in ((self._queues, queues), (self._results, results)):
+                for whose in more:
+                    taken[whose] = more[whose] = taken.get(whose, 0) + more[whose]
+            recent.offer(self.work, counters, queues, results)
+
+    def decide(self, item: Item, recent: RecentTasks, clock: Clock, new_id: Callable[[], str]) -> bool:
+        """Decides a command by `decide_fast`. False: it needs more, or a fresh place in line, or the batch is full."""
+        if item.is_over:
+            return True
+        if self.is_full:
+            return False
+        if not self.fresh and puts_in_line(item.command):
+            return False
+        if not decide_fast(self.work, item, recent, clock, new_id):
+            return False
+        self._bytes += item.weigh() if len(self.items) >= UNWEIGHED else 0
+        self.items.append(item)
+        item.begun = True
+        return True
 
 
-def decide_fast(work: WorkingSet, item: Item, recent: RecentTasks, clock: Clock, new_id: Callable[[], str]) -> bool:
-    """False if it needs more, or comes to nothing: an answer without events rests on what may have changed."""
+def decide_fast(work: BatchState, item: Item, recent: RecentTasks, clock: Clock, new_id: Callable[[], str]) -> bool:
+    """False if the command needs more, or has no events: such an answer depends on rows that may have changed."""
     command = item.command
     if isinstance(command, Accept):
         if recent.get(command.task.id) is not None:
@@ -96,8 +131,9 @@ def decide_fast(work: WorkingSet, item: Item, recent: RecentTasks, clock: Clock,
         return False
     if not events:
         return False
-    work.apply(events, [bytes(raw) for raw in decode_raws(encoded)], item.ts_ms)
+    work.apply(events, split_events(encoded, len(events)), item.ts_ms)
     item.answer, item.error, item.events = decision.answer, None, events
+    item.weighed(len(encoded))
     if isinstance(command, Accept) and command.starter is not None:
         work.started[command.task.recipient.pubkey] = None
     return True

@@ -1,7 +1,7 @@
-"""Finding tasks: by an index for each filter, in the wanted order. The text alone is looked for in the tasks that a
-walk comes past, up to a bounded number.
+"""Finds tasks: by an index for each filter, in the wanted order. Only the text is searched in the tasks of a walk, up
+to a bounded number.
 
-A row's columns tell all that a page tells. No task is read for it, however large it is.
+The columns of a row have everything that a page shows. No task is read for it, however large it is.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from covenant.model.task import Cause, Ending
 
 TEXT_PART: Final = 100
 TEXT_SCAN_MAX: Final = 1_000
-"""How many tasks are looked into for a text, for one page."""
+"""The most tasks that are searched for a text, for one page."""
 TEXT_BYTES_MAX: Final = 32 << 20
-"""How many bytes of tasks are looked into for a text, for one page."""
+"""The most bytes of tasks that are searched for a text, for one page."""
 COUNT_MAX: Final = 100_000
-"""How many tasks are counted one by one, where no running total tells."""
+"""The most tasks that are counted one by one, where there is no running total."""
 PREFIX_MIN: Final = 4
-"""A shorter beginning of an id leaves too many: it is a filter like others."""
+"""A shorter beginning of an id leaves too many tasks: it is a filter without an index."""
 FEW: Final = 1_000
-"""What leaves at most so many tasks is named by their numbers."""
+"""A filter that leaves at most this many tasks is replaced by their numbers."""
 
 Database: TypeAlias = "asyncpg.Connection[Any]"
 
 _TEXTS: Final = ("context", "task_kind", "key")
-"""What a sender chooses freely: a NUL in it is escaped. No other column holds one."""
+"""Texts that a sender chooses freely: a NUL in them is escaped. No other column holds one."""
 _CONDITIONS: Final = {
     "within": "tenant = :within",
     "tenant": "tenant = :tenant",
@@ -61,13 +61,14 @@ _CONDITIONS: Final = {
     "since_ms": "created_at_ms >= :since_ms",
     "until_ms": "created_at_ms < :until_ms",
     "moved_since_ms": "updated_at_ms >= :moved_since_ms",
+    "moved_until_ms": "updated_at_ms < :moved_until_ms",
 }
 _LIVE: Final = "live"
 _ENDED: Final = "tasks"
 
 
 async def find_tasks(connections: Connections, query: TaskQuery, totals: Totals) -> FoundPage:
-    """`totals`: how many tasks are in each lane (see `lane_of`)."""
+    """`totals`: the number of tasks in each lane (see `lane_of`)."""
     running = query.count and all(getattr(query, name) == getattr(_NO_FILTER, name) for name in _UNCOUNTED)
     total, at_least = (running_total(await totals(), query), False) if running else (None, False)
     async with connections.snapshot() as db:
@@ -103,7 +104,7 @@ class Search:
     """The statements of a query, and their values."""
 
     def __init__(self, query: TaskQuery, numbers: list[int] | None = None) -> None:
-        """`numbers`: of the tasks whose ids begin as the query says, if they are few."""
+        """`numbers`: the tasks whose ids begin as the query says, if they are few."""
         self.query = query
         self.values: dict[str, Any] = msgspec.structs.asdict(query) | {"numbers": numbers}
         for name in _TEXTS:
@@ -118,14 +119,14 @@ class Search:
             self._branches = list(self._of_viewer(query.viewer_names))
 
     def _of_viewer(self, names: Sequence[str]) -> Iterator[str]:
-        """An identity's tasks are those for it and those that it sent: each under its names."""
+        """The filters of an identity's tasks: those that it receives or sent, under each of its names."""
         for number, name in enumerate(names):
             self.values[f"name_{number}"] = name
             yield f"recipient_display = :name_{number} AND recipient = :viewer"
             yield f"sender_display = :name_{number} AND sender = :viewer AND recipient <> :viewer"
 
     def page(self, at: Place | None, count: int) -> tuple[Statement, dict[str, Any]]:
-        """The numbers of tasks behind a place, in order; without a look for the text."""
+        """The statement for the numbers of tasks after a place, in order, without the filter for the text."""
         way, sign = ("ASC", ">") if self.query.ascending else ("DESC", "<")
         values, begin = self.values | {"count": count}, ""
         if at is not None:
@@ -166,10 +167,12 @@ class Search:
         if query.outcomes:
             unusual = [] if Ending.COMPLETED in query.outcomes else ["a2a_state <> 'completed'"]
             yield " AND ".join([*unusual, _among("a2a_state", [outcome.value for outcome in query.outcomes])])
+        if query.interruptions:
+            yield _among("a2a_state", [asked.value for asked in query.interruptions])
 
 
 def _among(column_name: str, words: Sequence[str]) -> str:
-    """These words are ours. One alone keeps the order of an index."""
+    """A filter by our own words. A single one keeps the order of an index."""
     if len(words) == 1:
         return f"{column_name} = '{words[0]}'"
     listed = ", ".join(f"'{word}'" for word in words)
@@ -206,12 +209,12 @@ async def _page(db: Database, search: Search) -> tuple[list[FoundTask], Place | 
 
 
 async def _places(db: Database, search: Search, at: Place | None, count: int) -> list[tuple[Place, int]]:
-    """Where tasks stand, and how large each is."""
+    """The places of tasks, and the size of each."""
     return [(Place(row["moment"], row["no"]), row["size"]) for row in await _fetch(db, *search.page(at, count))]
 
 
 async def _with_text(db: Database, search: Search, at: Place | None, count: int) -> tuple[list[Place], Place | None]:
-    """Those that a walk comes past whose intent has the text; and where it stopped, if it went as far as it may."""
+    """The tasks of a walk whose intent has the text; and where the walk stopped, if it reached its bound."""
     found: list[Place] = []
     seen = size = 0
     while len(found) < count:
@@ -241,7 +244,7 @@ async def _numbers_with_text(db: Database, query: TaskQuery, numbers: list[int])
 
 
 async def _total(db: Database, search: Search) -> tuple[int, bool]:
-    """How many tasks there are, and whether there may be more than were looked at."""
+    """The number of tasks, and whether there may be more than were counted."""
     if search.query.text is not None:
         found, end = await _with_text(db, search, None, COUNT_MAX)
         return len(found), end is not None
@@ -282,7 +285,7 @@ def _found_task(row: Row) -> FoundTask:
 
 
 def count_lanes(totals: Iterable[tuple[str, int]], scope: TaskQuery) -> TaskCounts:
-    """From the running totals: lanes (see `lane_of`), and how many tasks are in each."""
+    """The counts from the running totals: lanes (see `lane_of`), and the number of tasks in each."""
     agents: dict[tuple[str, str | None], dict[str, int]] = {}
     for lane, count in totals:
         tenant, display, pubkey, word = lane.split(" ")

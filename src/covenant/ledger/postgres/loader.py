@@ -1,6 +1,6 @@
-"""Loading what decisions ask for into a working set, many of a kind by one statement.
+"""Loads the rows that decisions ask for into the state of a batch, many of a kind by one statement.
 
-A row on which a decision rests is locked. Who takes from a queue skips what others have locked: it is theirs.
+A row on which a decision depends is locked. Taking from a queue skips rows that others have locked: they take them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ from typing import Any, Final
 import asyncpg
 import msgspec
 
+from covenant.ledger.clock import Clock
+from covenant.ledger.machine.decisions import decide
+from covenant.ledger.machine.decisions.context import CommandRefused
+from covenant.ledger.machine.event_codec import encode_events
+from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.view import Cached, Remembered
+from covenant.ledger.postgres.batch_items import Item, split_events
+from covenant.ledger.postgres.batch_state import BatchState
 from covenant.ledger.postgres.cache_rows import OldResult, SharedWork, key_text
-from covenant.ledger.postgres.queue_head import LOWEST, Floors
-from covenant.ledger.postgres.sql import statement
-from covenant.ledger.postgres.stored_task import Row, Slot, column, decode_archived, decode_entry, decode_task
-from covenant.ledger.postgres.wanted import (
+from covenant.ledger.postgres.missing_rows import (
+    Missing,
     Want,
     WantBody,
     WantCached,
@@ -41,14 +46,19 @@ from covenant.ledger.postgres.wanted import (
     WantTask,
     WantUses,
 )
-from covenant.ledger.postgres.working_set import WorkingSet
+from covenant.ledger.postgres.queue_head import LOWEST, Floors
+from covenant.ledger.postgres.sql import statement
+from covenant.ledger.postgres.stored_task import Row, Slot, column, decode_archived, decode_entry, decode_task
+from covenant.model.errors import Refusal
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage
 from covenant.model.push import Push
 from covenant.model.task import CacheKey
 
+ROUNDS_MAX: Final = 2_000
+"""How often one command may ask for more rows before it is decided."""
 MOVES_MAX: Final = 3
-"""How often a task may have moved between the two looks for it. After that, it is in neither table: it is erased."""
+"""How often a task may have moved between the looks into both tables. After that it is in neither: it is erased."""
 
 _cached: Final = msgspec.json.Decoder(Cached).decode
 _cache_key: Final = msgspec.json.Decoder(CacheKey).decode
@@ -68,13 +78,16 @@ class Loader:
         self._now_ms = now_ms
         self._queue_floors, self._result_floors = queue_floors, result_floors
 
-    async def load(self, into: WorkingSet, wants: Iterable[Want]) -> None:
+    async def load(self, into: BatchState, wants: Iterable[Want]) -> None:
         by_kind: defaultdict[type[Any], dict[Any, None]] = defaultdict(dict)
         for want in wants:
             by_kind[type(want)][want] = None
         for kind, load in _LOADS.items():
             if kind in by_kind:
-                await load(self, into, tuple(by_kind[kind]))
+                try:
+                    await load(self, into, tuple(by_kind[kind]))
+                except KeyError as error:  # all columns are selected, and one has been renamed
+                    raise asyncpg.UndefinedColumnError(f"column {error} does not exist") from error
 
     async def _rows(self, name: str, **values: Any) -> Sequence[Row]:
         asked = statement("load", name)
@@ -85,7 +98,7 @@ class Loader:
         asked = statement("load", name)
         return await self._connection.fetchval(asked.text, *asked.values(values))
 
-    async def tasks(self, into: WorkingSet, wants: Sequence[WantTask]) -> None:
+    async def tasks(self, into: BatchState, wants: Sequence[WantTask]) -> None:
         left = {want.task_id for want in wants}
         for _ in range(MOVES_MAX):
             for row in await self._rows("live", task_ids=list(left)):
@@ -100,25 +113,25 @@ class Loader:
                     into.load_archived(row["id"], decode_archived(row), _slot(row, "tasks"))
             for task_id in left - known:
                 into.load_archived(task_id, None, None)
-            left &= known  # it came back to `live` between the two looks
+            left &= known  # the task came back to `live` between the two looks
             if not left:
                 return
         for task_id in left:
             into.load_erased(task_id)
 
-    def _entry(self, into: WorkingSet, row: Row) -> TaskId:
+    def _entry(self, into: BatchState, row: Row) -> TaskId:
         task_id = TaskId(row["task_id"])
         into.load_entry(task_id, decode_entry(row), _slot(row, "live"))
         return task_id
 
-    def _entries(self, into: WorkingSet, rows: Sequence[Row]) -> list[TaskId]:
+    def _entries(self, into: BatchState, rows: Sequence[Row]) -> list[TaskId]:
         return [self._entry(into, row) for row in rows]
 
-    async def bodies(self, into: WorkingSet, wants: Sequence[WantBody]) -> None:
+    async def bodies(self, into: BatchState, wants: Sequence[WantBody]) -> None:
         for row in await self._rows("bodies", task_ids=[want.task_id for want in wants]):
             into.load_body(TaskId(row["task_id"]), decode_task(row["body"]))
 
-    async def queues(self, into: WorkingSet, wants: Sequence[WantQueue]) -> None:
+    async def queues(self, into: BatchState, wants: Sequence[WantQueue]) -> None:
         for want in wants:
             rows = await self._line("queue", self._queue_floors, want.recipient, want.limit)
             into.load_queue(want.recipient, _places(rows, self._entries(into, rows)), want.limit)
@@ -135,10 +148,10 @@ class Loader:
             floors.saw(whose, rows[0]["queue_place"])
         return rows
 
-    async def recipients(self, into: WorkingSet, _: Sequence[WantRecipients]) -> None:
+    async def recipients(self, into: BatchState, _: Sequence[WantRecipients]) -> None:
         into.load_recipients({row["recipient"]: row["place"] for row in await self._rows("recipients")})
 
-    async def results(self, into: WorkingSet, wants: Sequence[WantResults]) -> None:
+    async def results(self, into: BatchState, wants: Sequence[WantResults]) -> None:
         for want in wants:
             if want.sender is None:
                 rows = await self._rows("all_results", count=want.limit)
@@ -146,17 +159,17 @@ class Loader:
                 rows = await self._line("results", self._result_floors, want.sender, want.limit)
             into.load_results(want.sender, _places(rows, self._entries(into, rows)), want.limit)
 
-    async def leases(self, into: WorkingSet, wants: Sequence[WantLeases]) -> None:
+    async def leases(self, into: BatchState, wants: Sequence[WantLeases]) -> None:
         into.load_leases(self._entries(into, await self._rows("leases", count=wants[0].limit)))
 
-    async def due(self, into: WorkingSet, wants: Sequence[WantDue]) -> None:
+    async def due(self, into: BatchState, wants: Sequence[WantDue]) -> None:
         rows = await self._rows("due", by_ms=wants[0].by_ms, count=wants[0].limit)
         into.load_due(self._entries(into, rows))
 
-    async def orphans(self, into: WorkingSet, wants: Sequence[WantOrphans]) -> None:
+    async def orphans(self, into: BatchState, wants: Sequence[WantOrphans]) -> None:
         into.load_orphans(self._entries(into, await self._rows("orphans", count=wants[0].limit)))
 
-    async def shared(self, into: WorkingSet, wants: Sequence[WantShared]) -> None:
+    async def shared(self, into: BatchState, wants: Sequence[WantShared]) -> None:
         works = {key_text(want.key): SharedWork(want.key) for want in wants}
         for row in await self._rows("shared", keys=list(works)):
             work = works[row["key"]]
@@ -168,11 +181,11 @@ class Loader:
         for work in works.values():
             into.load_shared(work)
 
-    async def cached(self, into: WorkingSet, wants: Sequence[WantCached]) -> None:
+    async def cached(self, into: BatchState, wants: Sequence[WantCached]) -> None:
         rows = await self._rows("cached", count=wants[0].limit)
         into.load_oldest([OldResult(_cache_key(row["name"]), row["cached_at_ms"], row["cached_bytes"]) for row in rows])
 
-    async def requests(self, into: WorkingSet, wants: Sequence[WantRequest]) -> None:
+    async def requests(self, into: BatchState, wants: Sequence[WantRequest]) -> None:
         texts = {(want.verb, column(want.holder), column(want.request_id)): want for want in wants}
         verbs, holders, request_ids = (list(part) for part in zip(*texts, strict=True))
         found = await self._rows("requests", verbs=verbs, holders=holders, request_ids=request_ids)
@@ -180,33 +193,33 @@ class Loader:
         for want in wants:
             into.load_request((want.verb, want.holder, want.request_id), given.get(want))
 
-    async def uses(self, into: WorkingSet, wants: Sequence[WantUses]) -> None:
+    async def uses(self, into: BatchState, wants: Sequence[WantUses]) -> None:
         signatures = [want.signature for want in wants]
         rows = await self._rows("uses", signatures=signatures)
         if len(rows) < len(signatures):
-            # What is not there cannot be locked.
+            # A missing row cannot be locked.
             await self._rows("new_uses", signatures=signatures)
             rows = await self._rows("uses", signatures=signatures)
         for row in rows:
             into.load_uses(row["signature"], row["used"])
 
-    async def pushes(self, into: WorkingSet, wants: Sequence[WantPushes]) -> None:
+    async def pushes(self, into: BatchState, wants: Sequence[WantPushes]) -> None:
         found: defaultdict[TaskId, list[Push]] = defaultdict(list)
         for row in await self._rows("pushes", task_ids=[want.task_id for want in wants]):
             found[row["task_id"]].append(_push(row["body"]))
         for want in wants:
             into.load_pushes(want.task_id, found[want.task_id])
 
-    async def pushes_idle(self, into: WorkingSet, wants: Sequence[WantIdlePushes]) -> None:
+    async def pushes_idle(self, into: BatchState, wants: Sequence[WantIdlePushes]) -> None:
         rows = await self._rows("pushes_idle", by_ms=wants[0].by_ms, count=wants[0].limit)
         into.load_idle([_push(row["body"]) for row in rows])
 
-    async def delegations(self, into: WorkingSet, wants: Sequence[WantDelegation]) -> None:
+    async def delegations(self, into: BatchState, wants: Sequence[WantDelegation]) -> None:
         for want in wants:
             found = await self._value("delegation", **_key(want.key))
             into.load_delegation(want.key, _delegation(found) if found is not None else None)
 
-    async def peers(self, into: WorkingSet, wants: Sequence[WantPeer]) -> None:
+    async def peers(self, into: BatchState, wants: Sequence[WantPeer]) -> None:
         for want in wants:
             delegations = await self._rows("delegations_of_peer", peer=want.peer)
             parcels = await self._rows("parcels_of_peer", peer=want.peer)
@@ -216,25 +229,25 @@ class Loader:
                 [_parcel(row["body"]) for row in parcels],
             )
 
-    async def live_delegations(self, into: WorkingSet, wants: Sequence[WantLiveDelegations]) -> None:
+    async def live_delegations(self, into: BatchState, wants: Sequence[WantLiveDelegations]) -> None:
         for want in wants:
             into.load_live_count(want.peer, await self._value("delegations_live", peer=want.peer))
 
-    async def ended_first(self, into: WorkingSet, _: Sequence[WantEndedFirst]) -> None:
+    async def ended_first(self, into: BatchState, _: Sequence[WantEndedFirst]) -> None:
         found = await self._value("delegation_ended_first")
         into.load_ended_first(_delegation(found).key if found is not None else None)
 
-    async def parcels(self, into: WorkingSet, wants: Sequence[WantParcels]) -> None:
+    async def parcels(self, into: BatchState, wants: Sequence[WantParcels]) -> None:
         for want in wants:
             rows = await self._rows("parcels", **_key(want.key))
             into.load_parcels(want.key, [_parcel(row["body"]) for row in rows])
 
-    async def envelopes(self, into: WorkingSet, wants: Sequence[WantEnvelope]) -> None:
+    async def envelopes(self, into: BatchState, wants: Sequence[WantEnvelope]) -> None:
         for want in wants:
             taken = await self._value("envelope", sender=want.sender, jti=column(want.jti), now_ms=self._now_ms)
             into.load_envelope(want.sender, want.jti, taken=taken)
 
-    async def envelope_counts(self, into: WorkingSet, wants: Sequence[WantEnvelopeCount]) -> None:
+    async def envelope_counts(self, into: BatchState, wants: Sequence[WantEnvelopeCount]) -> None:
         for want in wants:
             count = await self._value("envelope_count", sender=want.sender, now_ms=self._now_ms)
             into.load_envelope_count(want.sender, count)
@@ -259,8 +272,8 @@ def _key(key: DelegationKey) -> dict[str, str]:
     return {"role": key.role.value, "peer": key.peer, "offer_id": column(key.offer_id)}
 
 
-# In the order in which rows are locked, which is the same for everybody.
-_LOADS: Final[dict[type[Any], Callable[[Loader, WorkingSet, Any], Awaitable[None]]]] = {
+# In the order in which rows are locked, which is the same in every node.
+_LOADS: Final[dict[type[Any], Callable[[Loader, BatchState, Any], Awaitable[None]]]] = {
     WantRequest: Loader.requests,
     WantShared: Loader.shared,
     WantRecipients: Loader.recipients,
@@ -283,3 +296,34 @@ _LOADS: Final[dict[type[Any], Callable[[Loader, WorkingSet, Any], Awaitable[None
     WantEndedFirst: Loader.ended_first,
     WantParcels: Loader.parcels,
 }
+
+
+async def decide_loaded(work: BatchState, loader: Loader, item: Item, clock: Clock, new_id: Callable[[], str]) -> None:
+    """Decides a command, and loads the rows that its decision asks for."""
+    item.answer, item.error, item.events = None, None, []
+    for _ in range(ROUNDS_MAX):
+        item.ts_ms = clock.now_ms()
+        events: list[AnyEvent]
+        try:
+            try:
+                decision = decide(work, item.command, item.ts_ms, new_id, clock.ages)
+                answer, refusal, events = decision.answer, None, decision.events
+            except CommandRefused as refused:
+                answer, refusal, events = None, refused.refusal, refused.events
+            work.check(events)
+        except Missing as missing:
+            await loader.load(work, missing.wants)
+            continue
+        except Refusal as refused_:
+            item.error = refused_
+            return
+        if events:
+            try:
+                encoded, events = encode_events(events)
+            except Refusal as wrong:
+                item.error = wrong
+                return
+            work.apply(events, split_events(encoded, len(events)), item.ts_ms)
+        item.answer, item.error, item.events = answer, refusal, events
+        return
+    raise AssertionError(f"{type(item.command).__name__} asks for more and more")

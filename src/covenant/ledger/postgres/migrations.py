@@ -1,20 +1,30 @@
-"""The schema's level: brought to the newest by whoever comes first, and refused if it is newer than this program.
+"""The schema's level: the first daemon migrates it to the newest; a newer one than this program knows is refused.
 
-A level is a file, `level_N.sql`, applied in one transaction together with its number.
+A level is a file, `level_N.sql`, applied in one transaction together with its number. What somebody altered by hand is
+found by a comparison with tables that are created anew; an error that comes of it names the column.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+import asyncio
+import re
+from collections.abc import Iterator, Sequence
+from functools import wraps
+from inspect import iscoroutinefunction
+from typing import Any, Final, NamedTuple, TypeVar
 
 import asyncpg
 
+from covenant.ledger.postgres.connections import Connections, ask_rows
+from covenant.ledger.postgres.database_errors import UNAVAILABLE, altered
 from covenant.ledger.postgres.sql import text
 from covenant.model.errors import CovenantError
 
-LEVEL: Final = 8
+C = TypeVar("C")
+
+LEVEL: Final = 13
 MIGRATION_S: Final = 3_600.0
-"""How long one level may take: it may rewrite every task."""
+"""The time limit for one level: it may rewrite every task."""
 
 _MADE: Final = """
 CREATE TABLE IF NOT EXISTS ledger_level (
@@ -28,13 +38,13 @@ class WrongSchema(CovenantError):
 
 
 class NotDurable(CovenantError):
-    """The database may lose what it has acknowledged."""
+    """The database may lose acknowledged changes."""
 
 
 async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> int:
-    """Bring the schema to `level`; the level it had."""
+    """Migrates the schema to `level`. Returns the level before."""
     async with connection.transaction():
-        # Two that begin at once on an empty database: one makes the table, the other waits and finds it made.
+        # If two daemons begin at once on an empty database, one creates the table, and the other waits and finds it.
         await connection.execute("SELECT pg_advisory_xact_lock(7021349055)")
         await connection.execute(_MADE)
         found: int = await connection.fetchval("SELECT coalesce(max(level), 0) FROM ledger_level")
@@ -52,11 +62,123 @@ async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> in
 
 
 async def check_durability(connection: asyncpg.Connection[Any]) -> None:
-    """Raise NotDurable for settings with which a crash of the database loses what was acknowledged."""
+    """Raises NotDurable for settings with which a crash of the database loses acknowledged changes."""
+    has_standby = await connection.fetchval("SELECT current_setting('synchronous_standby_names') <> ''")
     for setting in ("fsync", "full_page_writes", "synchronous_commit"):
         value = await connection.fetchval("SELECT current_setting($1)", setting)
-        if value == "off":
+        if value == "off" or (value == "local" and has_standby):
+            what = "a crash" if value == "off" else "a failover"
             raise NotDurable(
-                f"the database has {setting} = off, so a crash of it can lose acknowledged tasks; "
+                f"the database has {setting} = {value}, so {what} of it can lose acknowledged tasks; "
                 f'set {setting} = on, or say that this is meant with ledger.durability = "os"'
             )
+
+
+_CALLED: Final = re.compile(r"\b(readable)\(")
+"""A function of the levels: a session's temporary one is found only by its qualified name."""
+
+
+class _Schema(NamedTuple):
+    columns: dict[tuple[str, str], str]
+    """Their types, by table and name."""
+    indexes: dict[tuple[str, str], str]
+    """Their definitions, by table and name."""
+    bounds: set[str]
+    """What refuses or hides rows."""
+
+
+class Altered(NamedTuple):
+    """What is wrong, in words."""
+
+    columns: list[str]
+    others: list[str]
+
+
+async def find_altered(connection: asyncpg.Connection[Any]) -> Altered:
+    """Differences from tables that are created for this session alone, in a transaction that is rolled back."""
+    here = await connection.fetchval("SELECT current_schema()")
+    making = connection.transaction()
+    await making.start()
+    try:
+        await connection.execute("SET LOCAL search_path = pg_temp")
+        for number in range(1, LEVEL + 1):
+            await connection.execute(_CALLED.sub(r"pg_temp.\1(", text(f"level_{number}")))
+        temporary = await connection.fetchval("SELECT pg_my_temp_schema()::regnamespace::text")
+        tables = sorted({table for table, _ in (await _read_schema(connection, temporary, [])).columns})
+        made, found = [await _read_schema(connection, schema, tables) for schema in (temporary, here)]
+    finally:
+        await making.rollback()
+    rights = await ask_rows("nodes", connection, "rights_missing", schema=here, tables=tables)
+    others = [
+        *_different(made.indexes, found.indexes, "the index "),
+        *(f"{bound}, which is not of the ledger" for bound in sorted(found.bounds - made.bounds)),
+        *(f"this role may not change the table {row['table_name']}" for row in rights),
+    ]
+    return Altered(list(_different(made.columns, found.columns, "")), others)
+
+
+def _different(made: dict[tuple[str, str], str], found: dict[tuple[str, str], str], noun: str) -> Iterator[str]:
+    for (table, name), what in sorted(made.items()):
+        if found.get((table, name)) != what:
+            yield f"{noun}{table}.{name} is {found.get((table, name), 'not there')}, and should be {what}"
+
+
+async def _read_schema(connection: asyncpg.Connection[Any], schema: str, tables: Sequence[str]) -> _Schema:
+    columns = await ask_rows("nodes", connection, "columns", schema=schema)
+    indexes = await ask_rows("nodes", connection, "indexes", schema=schema)
+    bounds = await ask_rows("nodes", connection, "bounds", schema=schema, tables=tables)
+    return _Schema(
+        {(row["table_name"], row["column_name"]): row["data_type"] for row in columns},
+        {(row["table_name"], row["name"]): row["definition"] for row in indexes},
+        {row["what"] for row in bounds},
+    )
+
+
+class AlteredTables:
+    """Tells whether an error comes of a column that somebody altered. One look at a time."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._looking: asyncio.Task[list[str]] | None = None
+
+    async def explain(self, error: Exception) -> Exception:
+        """A refusal that names the altered columns; the error itself if there are none."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        found = await asyncio.shield(self._looking)
+        return altered(found) if found else error
+
+    async def _look(self) -> list[str]:
+        try:
+            connection = await self._connections.connect()
+            try:
+                level = await connection.fetchval("SELECT level::integer FROM ledger_level")
+                return (await find_altered(connection)).columns if level == LEVEL else []
+            finally:
+                await connection.close()
+        except (*UNAVAILABLE, asyncpg.PostgresError):
+            return []  # the first error is told
+
+
+def names_altered_columns(made: type[C]) -> type[C]:
+    """For a class with `altered_tables`: an error of its public coroutines that is no refusal is explained.
+
+    Values of another type than their columns should have make errors of all kinds, wherever they are used.
+    """
+    for name, function in tuple(vars(made).items()):
+        if iscoroutinefunction(function) and not name.startswith("_"):
+            setattr(made, name, _explained(function))
+    return made
+
+
+def _explained(function: Any) -> Any:
+    @wraps(function)
+    async def explained(self: Any, *given: Any, **named: Any) -> Any:
+        try:
+            return await function(self, *given, **named)
+        except CovenantError:
+            raise
+        except Exception as error:
+            raise await self.altered_tables.explain(error) from error
+
+    return explained

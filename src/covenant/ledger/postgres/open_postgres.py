@@ -1,4 +1,4 @@
-"""Opening the ledger on a database: its schema, this node's place in it, and a ledger on top."""
+"""Opens the ledger on a database: its schema, this node's membership, and a ledger on top."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Final, Literal
 
 import asyncpg
 
-from covenant.ledger.clock import PAUSE_MS, Clock, Uuids
+from covenant.ledger.clock import PAUSE_MS, Clock, uuid_source
 from covenant.ledger.postgres.blob_rows import BlobRows, UploadBytes
-from covenant.ledger.postgres.connections import UNAVAILABLE, Connections
+from covenant.ledger.postgres.connections import CONNECT_S, Connections
+from covenant.ledger.postgres.database_errors import UNAVAILABLE, describe_trouble
 from covenant.ledger.postgres.migrations import check_durability, migrate
-from covenant.ledger.postgres.nodes import LEASE_MS, join
+from covenant.ledger.postgres.node_runs import join
+from covenant.ledger.postgres.nodes import LEASE_MS
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.model.errors import CovenantError
 from covenant.model.settings import Limits
@@ -24,7 +26,7 @@ class DatabaseUnusable(CovenantError):
 
 
 def unusable(error: BaseException) -> DatabaseUnusable:
-    return DatabaseUnusable(f"the ledger's database cannot be used: {str(error) or type(error).__name__}")
+    return DatabaseUnusable(describe_trouble(error))
 
 
 async def open_postgres_ledger(
@@ -41,19 +43,19 @@ async def open_postgres_ledger(
     lease_ms: int = LEASE_MS,
     pooler: bool = False,
 ) -> PostgresLedger:
-    """The ledger in the database that `dsn` names; its tables are made if they are not there.
+    """The ledger in the database that `dsn` names; missing tables are created.
 
-    `node` names this daemon for ever, and no two that run at the same time: an earlier run of it is fenced here.
-    `lease_ms`: how long it may be silent before the others declare it lost. `pooler`: a transaction pooler stands
-    before the database.
+    `node` is this daemon's permanent name, unique among running daemons: an earlier run of it is fenced here.
+    `lease_ms`: how long it may be silent before the others declare it lost. `pooler`: a transaction pooler is in
+    between.
 
     Raises DatabaseUnusable, WrongSchema or NotDurable.
     """
-    new_id = new_id or Uuids()
+    new_id = new_id or uuid_source()
     boot = boot or new_id()
-    connections = Connections(dsn, pooler=pooler)
+    connections = Connections(dsn, pooler=pooler, connect_s=lease_ms / 1_000)
     try:
-        connection = await connections.connect()
+        connection = await connections.connect(connect_s=CONNECT_S)
         try:
             if durability == "fsync":
                 await check_durability(connection)
@@ -85,7 +87,7 @@ async def open_postgres_ledger(
 
 
 async def open_blob_rows(dsn: str, *, pooler: bool = False, kept: UploadBytes | None = None) -> BlobRows:
-    """The blob store of a ledger that is open. `kept`: where bytes are, if not there. Raises DatabaseUnusable."""
+    """The blob store of an open ledger. `kept`: the bytes' own store, if any. Raises DatabaseUnusable."""
     connections = Connections(dsn, pooler=pooler)
     try:
         await connections.open()

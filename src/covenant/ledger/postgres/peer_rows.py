@@ -1,4 +1,4 @@
-"""Delegations, parcels and envelopes in a working set. What is known of peers themselves is in the registers."""
+"""Delegations, messages and envelopes in the state of a batch. The peers themselves are in the registers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from covenant.ledger.machine.events import (
     PeerSucceeded,
 )
 from covenant.ledger.postgres.counters import ALL, Counters
-from covenant.ledger.postgres.registers import Registers
-from covenant.ledger.postgres.wanted import (
+from covenant.ledger.postgres.missing_rows import (
     Missing,
     WantDelegation,
     WantEndedFirst,
@@ -32,6 +31,7 @@ from covenant.ledger.postgres.wanted import (
     WantParcels,
     WantPeer,
 )
+from covenant.ledger.postgres.registers import Registers
 from covenant.model.peers.delegation import (
     Delegation,
     DelegationKey,
@@ -101,7 +101,7 @@ class PeerRows:
     def load_envelope_count(self, sender: InstanceId, count: int) -> None:
         self._envelope_counts[sender] = count
 
-    # What decisions ask
+    # Reads of decisions
 
     def peer(self, peer_id: InstanceId) -> Peer | None:
         return self.registers.peer(peer_id)
@@ -160,10 +160,10 @@ class PeerRows:
             raise Missing(WantEnvelopeCount(sender))
         return self._envelope_counts[sender]
 
-    # What happened
+    # Changes
 
     def check_peer_event(self, event: PeerEvent) -> None:
-        """Raise `Missing` for what `apply_peer` would need."""
+        """Raises `Missing` for rows that `apply_peer` would need."""
         match event:
             case PeerSucceeded(old) | PeerRemoved(old) if old not in self._of_peer:
                 raise Missing(WantPeer(old))
@@ -196,7 +196,7 @@ class PeerRows:
             case ParcelsDropped(key, through, sent):
                 self._delivered(key, through, ts_ms, sent=sent)
             case PeerPut(peer):
-                question = effects.asked(self.registers.peer(peer.id), peer, ts_ms)
+                question = effects.query_logged(self.registers.peer(peer.id), peer, ts_ms)
                 if question is not None:
                     self._log(question)
             case PeerRemoved(peer_id):
@@ -209,7 +209,7 @@ class PeerRows:
                 pass  # the registers have it
 
     def _forget(self, peer_id: InstanceId) -> None:
-        """Whoever removes a tenant finds nothing of it here."""
+        """Drops the delegations of a tenant's peer: the tenant's removal must find nothing here."""
         peer = self.registers.peer(peer_id)
         if peer is None or peer.tenant == DEFAULT:
             return
@@ -297,7 +297,7 @@ class PeerRows:
         if self.registers.peer(envelope.sender) is not None:
             self.heard[envelope.sender] = ts_ms
             self.peer_writes.append(("heard", {"peer": envelope.sender, "heard_at_ms": ts_ms}))
-        for message in effects.logged(envelope, event.offer_id, ts_ms):
+        for message in effects.envelope_logged(envelope, event.offer_id, ts_ms):
             self._log(message)
 
     def _log(self, message: LoggedMessage) -> None:

@@ -1,7 +1,7 @@
-"""The ledger on PostgreSQL: the contract, put together from its parts.
+"""The ledger on PostgreSQL: the contract, assembled from its parts.
 
-Nothing here is ahead of the database: what is told, waited for or read is committed. Registers and counts are in
-memory, as far as the news of the other nodes have come.
+Nothing here is ahead of the database: every answer, wake and read is of committed data. Registers and counts are in
+memory, as new as the news from other nodes.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+import asyncpg
 import msgspec
 
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract.identities import LAST, AuditMark, AuditRecord, RegisterChange
-from covenant.ledger.contract.ledger import Counts, LedgerNode
+from covenant.ledger.contract.ledger import Counts, LedgerNode, TenantSize
 from covenant.ledger.contract.retention import Erased, EraseTasks, SearchedPlace
 from covenant.ledger.contract.task_query import FoundPage, QueueDepth, TaskCounts, TaskQuery, may_see
 from covenant.ledger.contract.tasks import (
@@ -32,19 +33,23 @@ from covenant.ledger.contract.tasks import (
 )
 from covenant.ledger.machine.commands import Command, GiveBack
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.events import TaskEvent
 from covenant.ledger.postgres.audit_log import AuditLog
 from covenant.ledger.postgres.batch_items import Committed
 from covenant.ledger.postgres.batch_writer import BatchWriter
-from covenant.ledger.postgres.connections import Connections
+from covenant.ledger.postgres.connections import Connections, ask_rows
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.engine_metrics import EngineMetrics
 from covenant.ledger.postgres.found_rows import count_lanes, find_tasks
-from covenant.ledger.postgres.news import Topics
-from covenant.ledger.postgres.nodes import Joined, Membership
+from covenant.ledger.postgres.migrations import AlteredTables, names_altered_columns
+from covenant.ledger.postgres.news import FirstDue, Topics
+from covenant.ledger.postgres.node_agents import NodeAgents
+from covenant.ledger.postgres.node_runs import Joined
+from covenant.ledger.postgres.nodes import Membership
+from covenant.ledger.postgres.note_rows import NoteRows
 from covenant.ledger.postgres.registers import Registers
+from covenant.ledger.postgres.secret_rows import SecretRows
 from covenant.ledger.postgres.step_follower import StepFollower
-from covenant.ledger.postgres.stored_task import column, decode_head
+from covenant.ledger.postgres.stored_task import column, decode_head, is_task_event
 from covenant.ledger.postgres.task_history import History
 from covenant.ledger.postgres.tenant_rows import TenantRows
 from covenant.ledger.watchers import KeyedWakeups, QueueWaiter, QueueWaiters, TaskWatchers, step_of
@@ -70,6 +75,7 @@ from covenant.model.tenants import Tenant
 A = TypeVar("A")
 
 MESSAGES_MAX: Final = 1_000
+LEAD_LOOK_MS: Final = 250
 
 _grant: Final = msgspec.json.Decoder(Grant).decode
 _identity: Final = msgspec.json.Decoder(Identity).decode
@@ -80,8 +86,9 @@ _parcel: Final = msgspec.json.Decoder(OutboxMessage).decode
 _message: Final = msgspec.json.Decoder(LoggedMessage).decode
 
 
+@names_altered_columns
 class PostgresLedger:
-    """Made by `open_postgres_ledger`; used on the loop it was made on."""
+    """Created by `open_postgres_ledger`; used on the loop that created it."""
 
     def __init__(
         self,
@@ -94,56 +101,56 @@ class PostgresLedger:
         new_id: Callable[[], str],
         limits: Limits,
     ) -> None:
-        self.node = node
-        self.boot = joined.boot
-        self.clock = clock
-        self.limits = limits
-        self.now_ms = clock.now_ms
-        self._connections, self._new_id = connections, new_id
-        self._resolved = 0
+        self.node, self.boot = node, joined.boot
+        self.clock, self.now_ms, self.limits = clock, clock.now_ms, limits
+        self._connections, self._new_id, self._resolved = connections, new_id, 0
         self._registers = registers = Registers()
-        self._counters = Counters()
-        self._history = History(connections)
-        self._audit = AuditLog(connections)
-        self._numbers = EngineMetrics(connections, self._history, self._counters)
-        self._bell = KeyedWakeups()
+        self._counters, self._history = Counters(), History(connections)
+        self._audit, self._numbers = AuditLog(connections), EngineMetrics(connections, self._history, self._counters)
+        self._bell, self.altered_tables = KeyedWakeups(), AlteredTables(connections)
+        self._due = FirstDue(lambda: self._history.value("next_due"), self.now_ms)
         self._task_waiters = QueueWaiters(lambda recipient: self._waits("queued", recipient))
         self._result_waiters = QueueWaiters(lambda sender: self._waits("settled", sender))
         self._signals = TaskWatchers(self.clock.now_ms())
         self.changes = self._signals.changes
         self._steps = StepFollower(self._history.steps, self._generation)
-        self.on_push = self._signals.on_push
-        self.on_peer = self._signals.on_peer
+        self.on_push, self.on_peer = self._signals.on_push, self._signals.on_peer
         self.on_registers = self._signals.on_registers
         self.task_waiter: Callable[[PublicKey | None], QueueWaiter] = self._task_waiters.waiter
         self.result_waiter: Callable[[PublicKey | None], QueueWaiter] = self._result_waiters.waiter
         self.watch = self._steps.watch
-        self.identity = registers.identity
-        self.enrolled = registers.enrolled
-        self.tenant = registers.tenant
-        self.tenant_of = registers.tenant_of
-        self.agent = registers.agent
-        self.peer = registers.peer
-        self.peer_named = registers.peer_named
-        self.token_revoked = registers.token_revoked
-        self._membership = Membership(
+        self.identity, self.enrolled, self.grants_of = registers.identity, registers.enrolled, registers.grants
+        self.tenant, self.tenant_of = registers.tenant, registers.tenant_of
+        self.agent, self.token_revoked = registers.agent, registers.token_revoked
+        self.peer, self.peer_named = registers.peer, registers.peer_named
+        self._membership = membership = Membership(
             connections,
             node=node,
             joined=joined,
             lease_ms=lease_ms,
             registers=registers,
             counters=self._counters,
-            on_news=self._hear,
+            on_news=self._apply_news,
             on_registers=self._registers_changed,
+            on_nodes=self.changes.note_nodes,
             on_cut=self._steps.cut,
+            on_beat=self._beaten,
             on_fenced=self._begin_anew,
             on_begun=self._begun,
         )
-        self.alive, self.leads = self._membership.alive, self._membership.leads
+        self._node_agents = NodeAgents(connections, registers, membership, node)
+        secrets = SecretRows(connections, registers, membership)
+        self.secret, self.keep_secret = secrets.find, secrets.keep
+        self.replace_secret, self.replaced_secret = secrets.replace, secrets.replaced
+        self.residents, self.announce = self._node_agents.elsewhere, self._node_agents.announce
+        self.leads, self.shares = membership.singletons.leads, membership.singletons.shares
+        self.alive, self.living = membership.alive, membership.living
+        self.life, self.end = membership.life, membership.end
+        self.notes, self.keep_notes = (rows := NoteRows(self._history)).read, rows.keep
         self._writer = BatchWriter(
             connections,
             joined=joined,
-            membership=self._membership,
+            membership=membership,
             node=node,
             clock=clock,
             limits=limits,
@@ -158,43 +165,46 @@ class PostgresLedger:
         await self._membership.begin()
         self._resolved = self._counters.get("resolved")
 
+    async def _beaten(self, connection: asyncpg.Connection[Any]) -> None:
+        self._writer.look_again()
+        await self._history.look_for_erasure(connection)
+
     async def _begin_anew(self) -> None:
-        """This run was declared lost: begin another one."""
+        """Begins another run, after this one was declared lost."""
         async with self._writer.at_rest:
             joined = await self._membership.rejoin(self._new_id())
             self.boot = joined.boot
             self._writer.begin_anew(joined)
 
-    async def _begun(self) -> None:
-        """Whoever works here for a run that was lost is told to stop; whoever watches asks again."""
-        rows = await self._history.rows("held_before", node=self.node, boot=self.boot)
-        self._signals.told(lost=[TaskId(row["task_id"]) for row in rows])
+    async def _begun(self, connection: asyncpg.Connection[Any]) -> None:
+        """Stops the workers of the lost run, and ends watches, whose readers begin again."""
+        rows = await ask_rows("history", connection, "held_before", node=self.node, boot=self.boot)
+        self._signals.notify(lost=[TaskId(row["task_id"]) for row in rows])
         self._steps.cut()
+        self._node_agents.announce_again()
 
     # Deciding
 
     async def commit(self, command: Command[A]) -> A:
         item = self._writer.submit(command)
         try:
-            answer: A = await asyncio.shield(item.done)
+            answer: A = await item.done
         except asyncio.CancelledError:
-            if not item.begun:
-                item.done.cancel()
-            else:
-                await self._give_back(command, item.done)
+            if item.begun:
+                await self._give_back(command, item.outlive())
             raise
         if item.registers_version:
             await self._membership.acknowledged(item.registers_version)
         return answer
 
     async def _give_back(self, command: Command[A], done: asyncio.Future[A]) -> None:
-        """Whoever asked is gone: what it was given goes back, however often somebody cancels."""
+        """Gives back the leases or results of a departed caller, despite cancellation."""
         doing = asyncio.create_task(self._undo(command, done))
         while not doing.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait((doing,))
         if not doing.cancelled():
-            doing.exception()  # nobody knows whether it was taken, and an operator will see
+            doing.exception()  # the outcome is unknown, and an operator will see the lease
 
     async def _undo(self, command: Command[A], done: asyncio.Future[A]) -> None:
         undo: GiveBack | None = command.undo(await done)
@@ -202,41 +212,44 @@ class PostgresLedger:
             await self.commit(undo)
 
     async def durable(self) -> None:
-        """Registers are at most as old as the last look at the database: look now, if others write."""
-        if self._membership.living > 1:
+        """Reads the database if other nodes write: registers are as old as the last look."""
+        if self._membership.living() > 1:
             await self._membership.look()
 
     def _committed(self, committed: Committed) -> None:
         work = committed.work
-        if committed.registers:
+        version = committed.items[0].registers_version
+        if version > self._registers.version:  # otherwise a look has already found it
             self._registers.put(committed.registers)
-            self._registers.version += 1
+            self._registers.version = version
         for peer, at_ms in work.heard.items():
             self._registers.heard(peer, at_ms)
-        self._membership.wrote(committed.seq, committed.topics.counts)
+        self._membership.wrote(committed.seq)
         pushed = {task_id for task_id, slot in work.slots.items() if slot.pushed}
         for events, ts_ms in committed.records:
             self._signals.note(events, ts_ms, 0, pushed)
             steps: dict[TaskId, list[Step]] = {}
             for event in events:
-                if isinstance(event, TaskEvent) and (step := step_of(event, ts_ms)) is not None:
+                if not is_task_event(event) or not self._steps.follows(event.task_id):
+                    continue
+                if (step := step_of(event, ts_ms)) is not None:
                     steps.setdefault(event.task_id, []).append(step)
             for task_id, told in steps.items():
                 self._steps.wrote(task_id, told)
         self._signals.landed(0)
         self._ring(committed.topics)
 
-    def _hear(self, topics: Topics) -> None:
-        """Another node has committed a batch."""
+    def _apply_news(self, topics: Topics) -> None:
+        """Applies the news of another node's batch."""
         for each in topics.steps:
             self._steps.heard(each.task_id, each.first, each.last)
-        self._signals.told(
+        self._signals.notify(
             lost=[each.task_id for each in topics.lost if (each.node, each.boot) == (self.node, self.boot)],
             peers=[InstanceId(peer) for peer in topics.peers],
             pushed=topics.pushed,
         )
         tasks = [*(each.task_id for each in topics.steps), *topics.moved]
-        self.changes.hear(tasks, topics.peers, topics.pushed, self.now_ms(), audited=topics.audited)
+        self.changes.note_remote(tasks, topics.peers, topics.pushed, self.now_ms(), audited=topics.audited)
         self._ring(topics)
 
     def _ring(self, topics: Topics) -> None:
@@ -250,9 +263,10 @@ class PostgresLedger:
             self._bell.ring(("orphans",))
         if topics.audited:
             self._bell.ring(("audit",))
+        self._due.hear(topics)
 
     def _registers_changed(self, changes: Iterable[RegisterChange]) -> None:
-        self._signals.told(registers=changes)
+        self._signals.notify(registers=changes)
 
     def _waits(self, kind: str, identity: PublicKey | None) -> bool:
         if identity is not None:
@@ -264,7 +278,7 @@ class PostgresLedger:
     async def finished(self, task_id: TaskId, timeout_ms: int) -> bool:
         waiting = asyncio.ensure_future(self._bell.wait(("task", task_id), timeout_ms))
         try:
-            await asyncio.sleep(0)  # it waits before the look, so that an end between the two is not missed
+            await asyncio.sleep(0)  # wait before the look, so that an end between the two is not missed
             if not await self._history.value("unfinished", task_id=task_id):
                 return True
             return await waiting
@@ -281,11 +295,18 @@ class PostgresLedger:
         finally:
             waiting.cancel()
 
+    async def overdue(self, timeout_ms: int) -> bool:
+        """Waits for the next due task at one node; at the others this is a pause."""
+        if self.leads("wakes"):
+            return await self._due.wait(timeout_ms)
+        await asyncio.sleep(min(timeout_ms, LEAD_LOOK_MS) / 1000)
+        return False
+
     def on_lost(
         self, callback: Callable[[TaskId], None], used: Callable[[TaskId], dict[str, Any] | None] | None = None
     ) -> None:
         self._signals.on_lost(callback)
-        self._writer.used = used
+        self._writer.inputs.used = used
 
     # Reading
 
@@ -427,7 +448,7 @@ class PostgresLedger:
     # Operating
 
     async def compact(self) -> int:
-        """Drop the dead rows of the hot tables; how many events of tasks have left them since the last time."""
+        """Vacuums the hot tables. Returns how many events of tasks have left them since the last time."""
         await self._membership.vacuum()
         known, self._resolved = self._resolved, self._counters.get("resolved")
         return self._resolved - known
@@ -439,8 +460,7 @@ class PostgresLedger:
         erase = self._history.erase
         erased = await (TenantRows(self._connections).erase(which, erase) if which.wholly else erase(which))
         if erased.tasks:
-            for callback in self._history.erased_callbacks:
-                callback()
+            self._history.tell_erased()
         return erased
 
     async def cached_keys(self, parties: Sequence[str]) -> Sequence[CacheKey]:
@@ -458,24 +478,22 @@ class PostgresLedger:
     async def counts(self) -> Counts:
         return await self._numbers.counts(self._writer, self._membership, self.clock)
 
+    async def tenant_sizes(self, tenants: Sequence[str]) -> Sequence[TenantSize]:
+        count, kept = self._counters.get, {row["tenant"]: row["n"] for row in await self._history.rows("kept_bytes")}
+        return [TenantSize(count("tasks", name), count("size", name), kept.get(name, 0)) for name in tenants]
+
     async def nodes(self) -> Sequence[LedgerNode]:
-        rows = await self._history.rows("nodes")
-        return tuple([LedgerNode(**row) for row in rows])
-
-    async def secret(self, name: str) -> str | None:
-        found: str | None = await self._history.value("secret", kept_as=name)
-        return found
-
-    async def keep_secret(self, name: str, body: str) -> None:
-        await self._history.rows("keep_secret", kept_as=name, body=body)
+        return tuple([LedgerNode(**row) for row in await self._history.rows("nodes")])
 
     async def close(self) -> None:
+        await self._node_agents.close()
         await self._writer.close()
         await self._membership.close()
         await self._connections.close()
 
     async def abort(self) -> None:
-        """End as a killed process does: nothing more is written or said."""
+        """Ends as a killed process does: writes and sends nothing more."""
+        await self._node_agents.close()
         await self._writer.abort()
         await self._membership.abort()
         self._connections.terminate()

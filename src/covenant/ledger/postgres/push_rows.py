@@ -1,4 +1,4 @@
-"""Push configurations in a working set."""
+"""Push configurations in the state of a batch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from covenant.ledger.machine import effects
 from covenant.ledger.machine.events import PushDropped, PushEvent, PushMoved, PushPut
 from covenant.ledger.postgres.counters import ALL, Counters
+from covenant.ledger.postgres.missing_rows import Missing, WantIdlePushes, WantPushes
 from covenant.ledger.postgres.stored_task import BIGINT_MAX
-from covenant.ledger.postgres.wanted import Missing, WantIdlePushes, WantPushes
 from covenant.ledger.registries import LINGER_MS
 from covenant.model.clock_steps import Ages
 from covenant.model.ids import TaskId
@@ -16,7 +16,7 @@ from covenant.model.push import Push, tenant_of
 from covenant.model.settings import Limits
 
 IDLE_LOOK_MAX = 10_000
-"""After a step of the clock it is not known which are idle: so many are looked at."""
+"""After a step of the clock it is unknown which are idle: at most this many are looked at."""
 
 
 def idle_at_ms(push: Push, moved_at_ms: int, limits: Limits) -> int:
@@ -89,7 +89,7 @@ class PushRows:
             self._put_push(effects.ended_push(push, generation))
 
     def _known_push(self, task_id: TaskId, push_id: str) -> Push:
-        """What is dropped because it is idle was not loaded with its task."""
+        """The configuration. One that is dropped because it is idle was not loaded with its task."""
         if task_id in self._pushes:
             return self._pushes[task_id][push_id]
         return next(push for push in self._idle or () if (push.task_id, push.id) == (task_id, push_id))

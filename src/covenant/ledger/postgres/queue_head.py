@@ -1,4 +1,4 @@
-"""The head of one queue, as far as it was loaded, with what this batch has put in and taken out."""
+"""The loaded head of one queue, with this batch's own changes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from covenant.ledger.machine.priorities import rank
 from covenant.model.ids import TaskId
 
 PLACE_BITS: Final = 20
-"""Of a place within its batch. The upper bits number the batches."""
+"""The lower bits of a place number the tasks of a batch. The upper bits number the batches."""
 _PRIORITY_BITS: Final = 16
 """Two tasks of different priorities never share a place: a batch has fewer than 65,536 of them."""
 
 
 def queue_place(place: int, priority: int) -> int:
-    """Where a task stands in its recipient's queue: `rank`, counted in batches."""
+    """The place of a task in its recipient's queue: `rank`, counted in batches."""
     if not priority:
         return place
     batch, within = place >> PLACE_BITS, place & ((1 << PLACE_BITS) - 1)
@@ -28,14 +28,14 @@ def queue_place(place: int, priority: int) -> int:
 class QueueHead:
     def __init__(self) -> None:
         self._loaded: dict[int, TaskId] = {}
-        """By place."""
+        """Loaded tasks by place."""
         self._end: int | None = None
-        """The place up to which everything is loaded; None: nothing is, or all."""
+        """The place up to which everything is loaded; None: nothing is, or everything."""
         self.complete = False
         self._entered: dict[int, TaskId] = {}
         self._left: set[int] = set()
         self._order: deque[tuple[int, TaskId]] | None = None
-        """What is there, the first first; None: it is to be put in order."""
+        """The present tasks in order; None: they must be sorted."""
 
     def load(self, rows: Iterable[tuple[int, TaskId]], asked: int) -> None:
         rows = list(rows)
@@ -60,8 +60,10 @@ class QueueHead:
                 self._order = None
 
     def first(self, count: int) -> list[TaskId] | None:
-        """The first of what is there; None if more must be loaded to know."""
-        if self._order is None:
+        """The first tasks; None if more must be loaded to know them."""
+        if self._order is None and not self._loaded and not self._entered:
+            self._order = deque()
+        elif self._order is None:
             here = {place: task_id for place, task_id in self._loaded.items() if place not in self._left}
             here |= {
                 place: task_id
@@ -74,12 +76,49 @@ class QueueHead:
         return [task_id for _, task_id in islice(self._order, count)]
 
     def wanted(self, count: int) -> int:
-        """How many rows to ask for, to have `count` besides those that this batch took out."""
+        """How many rows to load, to have `count` besides those that this batch took out."""
         return count + len(self._left)
 
 
+class BatchPlaces:
+    """The places that were drawn for this node's next batches."""
+
+    def __init__(self) -> None:
+        self._left: deque[int] = deque()
+        self.wanted = 1
+        """How many places there must be before a batch begins."""
+        self.last = 0
+        """The last place that was drawn."""
+        self._ours_since = 0
+        """Since this place no other node has drawn any."""
+
+    def draw(self, place: int) -> None:
+        if place != self.last + 1:
+            self._ours_since = place
+        self.last = place
+        self._left.append(place)
+
+    def take(self) -> int:
+        return self._left.popleft()
+
+    def drop_passed(self) -> None:
+        """Drops places after which another node has drawn one."""
+        while self._left and not self.is_next(self._left[0]):
+            self._left.popleft()
+
+    def clear(self) -> None:
+        self._left.clear()
+
+    def is_next(self, place: int) -> bool:
+        """Whether no other node has drawn a place between this one and the last."""
+        return place >= self._ours_since
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+
 LAG_S: Final = 1.0
-"""What others began to write before a place was seen to be the first is committed by then, but for a straggler."""
+"""Within this time, batches that others began before a place was seen to be first are committed, except stragglers."""
 LOOK_S: Final = 1.0
 LINES_MAX: Final = 20_000
 LOWEST: Final = -(1 << 62)
@@ -92,31 +131,34 @@ class _Floor:
     def __init__(self, now_s: float) -> None:
         self.place = LOWEST
         self.first: int | None = None
-        """What was seen to stand first, since when."""
+        """The place that was seen first, and since when."""
         self.first_s = self.looked_s = now_s
 
 
 class Floors:
-    """From where each queue is read: what was taken below is not walked over again while it cannot be vacuumed.
+    """The place from which each queue is read, so that taken rows that cannot be vacuumed yet are not read again.
 
-    Once a second all of a queue is read, so that a straggler below is found. None of it is needed to be right.
+    Once a second a whole queue is read, so that a straggler below is found. Correctness does not depend on this.
+    `alone`: whether no other node writes now, so that there are no stragglers.
     """
 
-    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock_s: Callable[[], float] = time.monotonic, *, alone: Callable[[], bool] = lambda: False
+    ) -> None:
         self._clock_s = clock_s
+        self._alone = alone
         self._floors: dict[str, _Floor] = {}
 
     def at(self, whose: str) -> int:
         floor = self._floors.get(whose)
         if floor is None:
             return LOWEST
-        now_s = self._clock_s()
-        if floor.first is not None and now_s - floor.first_s >= LAG_S:
+        if floor.first is not None and (self._alone() or self._clock_s() - floor.first_s >= LAG_S):
             floor.place, floor.first = floor.first, None
         return floor.place
 
     def look(self, whose: str) -> int:
-        """As `at`, but the lowest when it is time to read all of it."""
+        """As `at`, but the lowest when it is time to read the whole queue."""
         floor = self._floors.get(whose)
         if floor is not None and self._clock_s() - floor.looked_s >= LOOK_S:
             floor.looked_s = self._clock_s()
@@ -124,7 +166,7 @@ class Floors:
         return self.at(whose)
 
     def saw(self, whose: str, place: int) -> None:
-        """This is the first that stands there now."""
+        """Notes the first place of a queue."""
         floor = self._floors.get(whose)
         if floor is None:
             if len(self._floors) >= LINES_MAX:
@@ -136,7 +178,7 @@ class Floors:
             floor.first, floor.first_s = place, self._clock_s()
 
     def entered(self, places: Iterable[tuple[str, int]]) -> None:
-        """These stand there now. One with a priority may stand before all others."""
+        """Notes new places. One with a priority may be before all others."""
         for whose, place in places:
             floor = self._floors.get(whose)
             if floor is not None:
@@ -145,6 +187,23 @@ class Floors:
                     floor.first = None
 
     def left(self, places: Iterable[tuple[str, int]]) -> None:
-        """These stood first, and were taken."""
+        """Notes that the first places of these queues were taken."""
         for whose, place in dict(sorted(places)).items():
             self.saw(whose, place + 1)
+
+
+Places = dict[tuple[str, int], int]
+
+
+def put_in(into: Places, out: dict[tuple[str, int], None], at: tuple[str, int], no: int) -> None:
+    if at in out:
+        del out[at]
+    else:
+        into[at] = no
+
+
+def take_out(into: Places, out: dict[tuple[str, int], None], at: tuple[str, int]) -> None:
+    if at in into:
+        del into[at]
+    else:
+        out[at] = None

@@ -1,6 +1,6 @@
-"""What this node wrote lately: live tasks as they were then, and the queues and results that it put together itself.
+"""This node's recent writes: live tasks as they were then, and the queues and results that it filled itself.
 
-Another node may have changed any of it since. The gate of a batch finds out; whatever is then wrong here is forgotten.
+Another node may have changed any of it since. The gate of a batch detects that; then the outdated part is forgotten.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Final
 
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import DRAINED, QUEUED, SETTLED
+from covenant.ledger.postgres.batch_state import BatchState
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.stored_task import Slot
-from covenant.ledger.postgres.working_set import WorkingSet
 from covenant.model.ids import PublicKey, TaskId
 
 RECENT_MAX: Final = 20_000
 BYTES_MAX: Final = 4_096
-"""Of one task with all that is to be kept of it: a larger one is read when somebody needs it."""
+"""The largest entry that is kept: a larger one is read on demand."""
 
 Line = OrderedDict[int, TaskId]
 """A queue, or the results of a sender: tasks by place."""
@@ -32,7 +32,7 @@ class RecentTasks:
         self._results: dict[str, Line] = {}
 
     def get(self, task_id: TaskId) -> tuple[Entry, Slot] | None:
-        """With a place of its own, which the batch may change."""
+        """The entry, and a copy of its slot, which the batch may change."""
         known = self._tasks.get(task_id)
         return (known[0], known[1].copy()) if known is not None else None
 
@@ -47,8 +47,8 @@ class RecentTasks:
             if known is not None:
                 self._leave(*known)
 
-    def remember(self, work: WorkingSet) -> None:
-        """What a batch has written."""
+    def remember(self, work: BatchState) -> None:
+        """Remembers the tasks that a batch has written."""
         tasks = self._tasks
         self.forget(work.moved)
         for task_id in work.moved:
@@ -91,12 +91,12 @@ class RecentTasks:
 
     def offer(
         self,
-        work: WorkingSet,
+        work: BatchState,
         counters: Counters,
         queues: Mapping[PublicKey, int],
         results: Mapping[PublicKey, int],
     ) -> None:
-        """Load the heads of these queues and results, so many of each, where all that is in them is known here."""
+        """Loads this many heads of these queues and results, where their whole content is known here."""
         for recipient, count in queues.items():
             rows, asked = self._head(work, self._queues, recipient, counters.get("queued", recipient), count)
             if rows:
@@ -107,13 +107,13 @@ class RecentTasks:
                 work.load_results(sender, rows, asked)
 
     def _head(
-        self, work: WorkingSet, lines: dict[str, Line], whose: str, there: int, count: int
+        self, work: BatchState, lines: dict[str, Line], whose: str, there: int, count: int
     ) -> tuple[list[tuple[int, TaskId]], int]:
         line = lines.get(whose)
         if line is None:
             return [], 0
         if len(line) != there:
-            del lines[whose]  # others have put some there, or taken some: it is known again when it was empty once
+            del lines[whose]  # others have changed it: it is known again once it was empty
             return [], 0
         rows = list(islice(line.items(), count))
         for _, task_id in rows:

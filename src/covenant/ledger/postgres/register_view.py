@@ -1,4 +1,4 @@
-"""The registers as a decision asks them. Uses of grants are rows of their own: they change with every use."""
+"""The registers as decisions read them. Uses of grants are rows of their own: they change with every use."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from covenant.ledger.postgres.missing_rows import Missing, WantUses
 from covenant.ledger.postgres.registers import Registers
-from covenant.ledger.postgres.wanted import Missing, WantUses
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import PublicKey

@@ -1,7 +1,8 @@
-"""The registers in memory: identities, grants, tenants, stored agents, peers and revoked tokens, as of a version.
+"""The registers in memory, as of a version: identities, grants, tenants, stored agents, peers, revoked tokens and
+replaced secrets.
 
-A change is decided by one node at a time, on the newest version, and is one version more. A row says what became of
-one thing; what is gone leaves a row without a body, so that other nodes hear of it.
+One node at a time decides a change, on the newest version, and makes the next version. A row is the present state of
+one item; a removed item leaves a row without a body, so that other nodes learn of it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+import asyncpg
 import msgspec
 
 from covenant.ledger.contract.identities import Register, RegisterChange
@@ -31,6 +33,7 @@ from covenant.ledger.machine.events import (
     TenantRemoved,
     TokenRevoked,
 )
+from covenant.ledger.postgres.sql import statement
 from covenant.ledger.registries import Registries
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.grant import Grant, Identity
@@ -44,6 +47,17 @@ TENANT: Final = "tenant"
 AGENT: Final = "agent"
 PEER: Final = "peer"
 REVOKED: Final = "revoked_token"
+RESIDENT: Final = "resident"
+SECRET: Final = "secret"  # noqa: S105  a kind of row
+
+
+class StoredResident(msgspec.Struct, frozen=True, gc=False):
+    """An agent from code or a file that a run of a node serves."""
+
+    node: str
+    boot: str
+    agent: CatalogueAgent
+
 
 _KINDS: Final[dict[str, type[Any]]] = {
     IDENTITY: Identity,
@@ -52,6 +66,8 @@ _KINDS: Final[dict[str, type[Any]]] = {
     AGENT: CatalogueAgent,
     PEER: Peer,
     REVOKED: TokenRevoked,
+    RESIDENT: StoredResident,
+    SECRET: str,
 }
 _DECODERS: Final = {kind: msgspec.json.Decoder(what).decode for kind, what in _KINDS.items()}
 
@@ -59,7 +75,7 @@ replace = msgspec.structs.replace
 
 
 class RegisterRow(NamedTuple):
-    """`body` is None of what is gone."""
+    """`body` is None for a removed item."""
 
     kind: str
     name: str
@@ -68,6 +84,10 @@ class RegisterRow(NamedTuple):
 
 def agent_name(tenant: str, agent_id: str) -> str:
     return msgspec.json.encode((tenant, agent_id)).decode()
+
+
+def resident_name(node: str, agent: CatalogueAgent) -> str:
+    return msgspec.json.encode((node, agent.tenant, agent.id)).decode()
 
 
 def decode_row(kind: str, name: str, body: str | None) -> RegisterRow:
@@ -82,6 +102,9 @@ class Registers(Registries):
         """The oldest first."""
         self._peers_by_name: dict[str, Peer] = {}
         self.tokens: dict[str, TokenRevoked] = {}
+        self.residents: dict[str, StoredResident] = {}
+        self.secrets: dict[str, str] = {}
+        """Replaced secrets, encrypted."""
 
     def peer(self, peer_id: InstanceId) -> Peer | None:
         return self.peers.get(peer_id)
@@ -93,17 +116,17 @@ class Registers(Registries):
         return token_id in self.tokens
 
     def heard(self, peer_id: InstanceId, heard_at_ms: int) -> None:
-        """It said something: known beside the registers, as it changes all day."""
+        """Updates when a peer was last heard: stored beside the registers, as it changes all day."""
         peer = self.peers.get(peer_id)
         if peer is not None and peer.heard_at_ms < heard_at_ms:
-            self._put_peer(effects.heard(peer, heard_at_ms))
+            self._put_peer(effects.last_heard(peer, heard_at_ms))
 
     def changes(self, events: Iterable[AnyEvent]) -> list[RegisterRow]:
-        """The rows that these events come to. Nothing changes here yet."""
+        """The rows that these events make. Nothing changes here yet."""
         return [row for event in events if (made := _ROWS.get(type(event))) is not None for row in made(self, event)]
 
     def put(self, rows: Iterable[RegisterRow]) -> list[RegisterChange]:
-        """Take in rows that are durable; what listeners are told of it."""
+        """Applies durable rows, and returns the changes for listeners."""
         changed: list[RegisterChange] = []
         for row in rows:
             _PUTS[row.kind](self, row.name, row.body)
@@ -113,6 +136,10 @@ class Registers(Registries):
                 changed.append(RegisterChange(Register.TENANTS, row.name))
             elif row.kind == AGENT:
                 changed.append(RegisterChange(Register.AGENTS, msgspec.json.decode(row.name, type=tuple[str, str])[0]))
+            elif row.kind == RESIDENT:
+                changed.append(RegisterChange(Register.AGENTS, msgspec.json.decode(row.name)[1]))
+            elif row.kind == SECRET:
+                changed.append(RegisterChange(Register.SECRETS, row.name))
         return changed
 
     def _put_identity(self, name: str, identity: Identity | None) -> None:
@@ -151,7 +178,7 @@ class Registers(Registries):
         if old is not None:
             self._peers_by_name.pop(old.name, None)
             if old.heard_at_ms > peer.heard_at_ms:
-                peer = effects.heard(peer, old.heard_at_ms)
+                peer = effects.last_heard(peer, old.heard_at_ms)
         self.peers[peer.id] = self._peers_by_name[peer.name] = peer
 
     def _put_token(self, name: str, revoked: TokenRevoked | None) -> None:
@@ -159,6 +186,15 @@ class Registers(Registries):
             self.tokens.pop(name, None)
         else:
             self.tokens[name] = revoked
+
+    def _put_resident(self, name: str, resident: StoredResident | None) -> None:
+        if resident is None:
+            self.residents.pop(name, None)
+        else:
+            self.residents[name] = resident
+
+    def _put_secret(self, name: str, body: str) -> None:
+        self.secrets[name] = body
 
 
 _PUTS: Final[dict[str, Callable[[Registers, str, Any], None]]] = {
@@ -168,6 +204,8 @@ _PUTS: Final[dict[str, Callable[[Registers, str, Any], None]]] = {
     AGENT: Registers._put_agent,  # noqa: SLF001
     PEER: Registers._put_peer_row,  # noqa: SLF001
     REVOKED: Registers._put_token,  # noqa: SLF001
+    RESIDENT: Registers._put_resident,  # noqa: SLF001
+    SECRET: Registers._put_secret,  # noqa: SLF001
 }
 
 
@@ -224,3 +262,14 @@ _ROWS: Final[dict[type[AnyEvent], Callable[[Registers, Any], Sequence[RegisterRo
 }
 
 REGISTER_EVENTS: Final = frozenset(_ROWS)
+
+
+async def refresh_registers(connection: asyncpg.Connection[Any], registers: Registers) -> list[RegisterChange]:
+    """Applies changes of the registers since the known version."""
+    asked = statement("nodes", "registers")
+    rows = await connection.fetch(asked.text, *asked.values({"version": registers.version}))
+    known = registers.version
+    new = [row for row in rows if row["version"] > known]
+    changes = registers.put(decode_row(row["kind"], row["name"], row["body"]) for row in new)
+    registers.version = max([known, *(row["version"] for row in new)])
+    return changes

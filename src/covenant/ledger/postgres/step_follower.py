@@ -1,8 +1,8 @@
-"""Watches over many nodes: each step of a watched task once, in order, whoever wrote it.
+"""Watches over many nodes: yields each step of a watched task once, in order, whichever node wrote it.
 
-A task's generations have no gaps. So what this node wrote is told at once if it is the next; anything else shows that
-another node wrote in between, and is read. A watch begins where the task stands: until that is known, nothing is told
-and `began` waits, so that whoever reads the past after it began to watch misses nothing.
+A task's generations have no gaps. So a step that this node wrote is given at once if it is the next; otherwise another
+node wrote in between, and the steps are read. A watch begins at the task's present generation: until that is known,
+nothing is given and `began` waits, so that a reader that reads the past after it began to watch misses nothing.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ ReadGeneration = Callable[[TaskId], Awaitable[int]]
 
 
 class _Followed:
-    """A task that somebody watches."""
+    """A watched task."""
 
     def __init__(self) -> None:
         self.watches: list[TaskWatch] = []
         self.told: int | None = None
-        """The last generation that was told; None until it is known where the task stood."""
+        """The last generation that was given; None until the task's generation is known."""
         self.silent = True
-        """Nothing was told yet."""
+        """Nothing was given yet."""
         self.wanted = 0
-        """The last generation that is known to be there."""
+        """The last generation that is known to exist."""
         self.first: int | None = None
-        """The first generation that came while it was not known where the task stood."""
+        """The first generation that came before the task's generation was known."""
         self.reading: asyncio.Task[None] | None = None
 
     def note(self, first: int, last: int) -> None:
@@ -45,7 +45,7 @@ class _Followed:
             self.first = first if self.first is None else min(self.first, first)
 
     def begin(self, generation: int) -> None:
-        """It stood at this generation, or before what came meanwhile."""
+        """Sets the starting generation: this one, or the one before the first that came meanwhile."""
         self.told = generation if self.first is None else min(generation, self.first - 1)
 
 
@@ -79,13 +79,16 @@ class StepFollower:
                     followed.reading.cancel()
 
     async def began(self, task_id: TaskId) -> None:
-        """Return when it is known where the watches of this task begin."""
+        """Returns when it is known where the watches of this task begin."""
         followed = self._followed.get(task_id)
         while followed is not None and followed.told is None and followed.reading is not None:
             await asyncio.wait((followed.reading,))
 
+    def follows(self, task_id: TaskId) -> bool:
+        return task_id in self._followed
+
     def wrote(self, task_id: TaskId, steps: Sequence[Step]) -> None:
-        """This node has committed these."""
+        """Notes steps that this node has committed."""
         followed = self._followed.get(task_id)
         if followed is None:
             return
@@ -97,19 +100,19 @@ class StepFollower:
             self._read(task_id, followed)
 
     def heard(self, task_id: TaskId, first: int, last: int) -> None:
-        """Another node has committed these generations."""
+        """Notes generations that another node has committed."""
         followed = self._followed.get(task_id)
         if followed is None:
             return
         if followed.silent and followed.told is not None:
-            # They may have come after the watch began, and before it was known where the task stood.
+            # They may have come after the watch began, and before the task's generation was known.
             followed.told = min(followed.told, first - 1)
         if followed.told is None or last > followed.told:
             followed.note(first, last)
             self._read(task_id, followed)
 
     def cut(self) -> None:
-        """Nothing more can be told: whoever watches looks for itself how far it came."""
+        """Ends all watches: each reader must find out itself how far it came."""
         for followed in self._followed.values():
             for watch in followed.watches:
                 watch.end()

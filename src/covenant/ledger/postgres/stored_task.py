@@ -1,19 +1,21 @@
-"""A task as rows: what is kept of an entry, and of each event.
+"""A task as rows: the stored form of an entry, and of each event.
 
-The task itself is kept once, in its first event, and its result once, in the event that ended it. A row of `live` has
-the task without its body, so that whoever decides about it need not read that.
+The task itself is stored once, in its first event, and its result once, in the event that ended it. A row of `live` has
+the task without its body, so that decisions need not read the body.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard, get_args
 
 import msgspec
 
 from covenant.ledger.machine.entry import EndedTurn, Entry, Hold
 from covenant.ledger.machine.events import (
+    TASK_EVENTS,
+    AnyEvent,
     AnyTaskEvent,
     LeaseInterrupted,
     LeaseRenewed,
@@ -22,22 +24,20 @@ from covenant.ledger.machine.events import (
     SignalKept,
     SignalTaken,
     TaskEvent,
-    TaskFollowed,
     TaskPromoted,
-    TaskSent,
-    TaskSettled,
     TaskUpdated,
 )
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived
+from covenant.ledger.postgres.counters import Count
 from covenant.model.task import CacheKey, Cause, Ending, Lease, Result, Task
 from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate, Signal, Wait
 
 BIGINT_MAX: Final = (1 << 63) - 1
 ARTIFACT: Final = "artifact"
-"""The kind of an event that writes to an artifact; any other is called by its tag."""
+"""The kind of an event that writes to an artifact; any other kind is the event's tag."""
 NOT_KEPT: Final = frozenset({LeaseRenewed, LeaseInterrupted, TaskPromoted, ResultDrained, SignalKept, SignalTaken})
-"""Events that history does not tell of."""
+"""Events that the history does not keep."""
 
 _ESCAPED: Final = re.compile("\x01[\x01\x02]?")
 
@@ -45,24 +45,25 @@ Row = Mapping[str, Any]
 
 
 def column(text: str) -> str:
-    """A text as PostgreSQL takes it, which has no NUL; no two texts become one."""
+    """Escapes a text for PostgreSQL, which has no NUL; different texts stay different."""
     if "\x00" not in text and "\x01" not in text:
         return text
     return text.replace("\x01", "\x01\x01").replace("\x00", "\x01\x02")
 
 
 def uncolumn(text: str) -> str:
-    """The text that `column` was given; it may have been cut."""
+    """The original of an escaped text, which may have been cut."""
     if "\x01" not in text:
         return text
     return _ESCAPED.sub(lambda pair: "\x00" if pair[0] == "\x01\x02" else "\x01", text)
 
 
 class Slot:
-    """Where a task is kept. `n` numbers its events; `was` is where it was when this batch began."""
+    """Where a task is stored. `n` numbers its events; `was` is its table when this batch began."""
 
     __slots__ = (
         "attempt",
+        "counted",
         "ended_n",
         "held_n",
         "intent",
@@ -82,30 +83,32 @@ class Slot:
         self.was = was
         self.n = 0
         self.held_n = 0
-        """What `n` was when this batch began."""
+        """`n` when this batch began."""
         self.place = 0
         self.settled_place: int | None = None
         self.touched: int | None = None
         self.pushed = False
         self.ended_n: int | None = None
         self.intent = ""
-        """The beginning of its intent."""
+        """The beginning of the task's intent."""
         self.size = 0
-        """Of its events, in bytes."""
+        """The size of its events, in bytes."""
+        self.counted: list[Count] | None = None
+        """Its contribution to the counts, if that is known."""
         self.attempt, self.turn = 0, 1
-        """Of a task that has ended: what it goes on with if its result comes back."""
+        """For an ended task: the fields that it continues with if its result comes back."""
 
     def copy(self) -> Slot:
         made = Slot.__new__(Slot)
         (made.no, made.was, made.n, made.held_n, made.place) = (self.no, self.was, self.n, self.held_n, self.place)
         made.settled_place, made.touched, made.pushed = self.settled_place, self.touched, self.pushed
         made.ended_n, made.intent, made.size = self.ended_n, self.intent, self.size
-        made.attempt, made.turn = self.attempt, self.turn
+        made.attempt, made.turn, made.counted = self.attempt, self.turn, self.counted
         return made
 
 
 class StoredEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_defaults=True):
-    """An entry without its task, its state and its result, which have columns or rows of their own."""
+    """An entry without its task, its state and its result, which have their own columns or rows."""
 
     digest: str
     accepted_at_ms: int
@@ -205,7 +208,7 @@ def encode_rest(entry: Entry) -> str:
 
 
 def decode_entry(row: Row) -> Entry:
-    """From a row of `live`; without the body of its task."""
+    """The entry of a row of `live`, without its task's body."""
     rest = _rest(row["rest"])
     ended = row["ended_body"]
     return Entry(
@@ -250,7 +253,7 @@ def decode_entry(row: Row) -> Entry:
 
 
 def decode_archived(row: Row) -> Archived:
-    """From a row of `tasks`, with the texts of its first and its last event."""
+    """The archived task of a row of `tasks`, with the texts of its first and its last event."""
     rest, task = _rest(row["rest"]), decode_task(row["task_body"])
     assert rest.ending is not None
     assert rest.cause is not None
@@ -279,17 +282,17 @@ def decode_rest(text: str) -> StoredEntry:
 
 
 def decode_task(text: str) -> Task:
-    """From the text of a task's first event."""
+    """The task in the text of its first event."""
     return _task(text).task
 
 
 def decode_result(text: str) -> Result:
-    """From the text of the event that ended a task."""
+    """The result in the text of the event that ended a task."""
     return _result(text).result
 
 
 class Returned(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="result_returned"):
-    """What is kept of a result that was given back: the rest is in the rows before it."""
+    """The stored part of a returned result: the rest is in earlier rows."""
 
     task_id: str
     reason: str
@@ -298,13 +301,20 @@ class Returned(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="res
 _returned: Final = msgspec.json.Decoder(Returned).decode
 
 
+_TAGS: Final[dict[type, str]] = {each: str(each.__struct_config__.tag) for each in get_args(AnyTaskEvent)}
+
+
+def is_task_event(event: AnyEvent) -> TypeGuard[AnyTaskEvent]:
+    return type(event) in TASK_EVENTS
+
+
 def encode_event(event: TaskEvent, encoded: bytes) -> tuple[str, str]:
-    """The kind and the text of an event that history keeps."""
-    if isinstance(event, ResultReturned):
-        return "result_returned", _encode(Returned(event.task_id, event.reason)).decode()
-    if isinstance(event, TaskUpdated) and isinstance(event.update, ArtifactUpdate):
+    """The kind and the text of an event that the history keeps."""
+    if type(event) is TaskUpdated and type(event.update) is ArtifactUpdate:
         return ARTIFACT, encoded.decode()
-    return str(event.__struct_config__.tag), encoded.decode()
+    if type(event) is ResultReturned:
+        return "result_returned", _encode(Returned(event.task_id, event.reason)).decode()
+    return _TAGS[type(event)], encoded.decode()
 
 
 def decode_event(text: str) -> AnyTaskEvent:
@@ -314,11 +324,3 @@ def decode_event(text: str) -> AnyTaskEvent:
 
 def decode_returned(text: str) -> Returned:
     return _returned(text)
-
-
-def begins(event: TaskEvent) -> bool:
-    return isinstance(event, (TaskSent, TaskFollowed))
-
-
-def ends(event: TaskEvent) -> bool:
-    return isinstance(event, TaskSettled)

@@ -1,10 +1,11 @@
-"""Questions about tasks, live and ended, each answered from what is committed. A viewer sees what it has part in."""
+"""Reads of tasks, live and ended, from committed rows. A viewer sees tasks of which it is a party."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from operator import index
 from typing import Any, Final
 
 import asyncpg
@@ -45,7 +46,7 @@ from covenant.ledger.machine.events import (
     TurnEnded,
 )
 from covenant.ledger.machine.states import State
-from covenant.ledger.postgres.connections import Connections
+from covenant.ledger.postgres.connections import Connections, ask_value
 from covenant.ledger.postgres.sql import Statement, statement, statements
 from covenant.ledger.postgres.stored_task import (
     Row,
@@ -70,7 +71,7 @@ TREE_DEPTH_MAX: Final = 64
 TREE_NODES_MAX: Final = 10_000
 TREE_BYTES_MAX: Final = 64 << 20
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
-"""From here on no further task is put on a page. Each has one at least, however large."""
+"""Beyond this size no further task is put on a page. A page has at least one, however large."""
 _END: Final = (1 << 63) - 1
 
 _token = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
@@ -78,7 +79,9 @@ _FILTERS: Final = {
     "sender": "AND sender = :sender",
     "state": "AND a2a_state = :state",
     "moved_since_ms": "AND updated_at_ms >= :moved_since_ms",
-    "context_id": "AND left(context_id, 200) = left(:context_id, 200) AND context_id = :context_id",
+    "context_id": (
+        "AND context_id <> '' AND left(context_id, 200) = left(:context_id, 200) AND context_id = :context_id"
+    ),
 }
 _STATES: Final = {state.wire_name: state.value for state in State}
 REMOTE: Final = "covenant.remote"
@@ -88,6 +91,18 @@ class History:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self.erased_callbacks: list[Callable[[], None]] = []
+        self.erased: int | None = None
+        """The change of the counts by erasures, as last seen."""
+
+    async def look_for_erasure(self, connection: asyncpg.Connection[Any]) -> None:
+        """Notices erasures by other daemons: they are no batches of a writer, so no news report them."""
+        known, self.erased = self.erased, await ask_value("history", connection, "erased")
+        if known != self.erased:
+            self.tell_erased()
+
+    def tell_erased(self) -> None:
+        for callback in self.erased_callbacks:
+            callback()
 
     async def rows(self, name: str, **values: Any) -> Sequence[Row]:
         return await self._connections.fetch(statement("history", name), values)
@@ -97,7 +112,7 @@ class History:
         return next(iter(found[0].values())) if found else None
 
     async def erase(self, which: EraseTasks) -> Erased:
-        """One statement. The ids stay."""
+        """Erases by one statement. The ids stay."""
         asked = Statement(statements("history")["erase"].format(whose=whose(which)))
         values = {
             "tenant": which.tenant,
@@ -192,7 +207,7 @@ class History:
         )
 
     async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
-        """Level by level, as far as the bounds of depth, number and size reach."""
+        """A task's tree, level by level, within the bounds of depth, number and size."""
         async with self._connections.snapshot() as db:
             rows = list(await _rows(db, "task", task_id=root, viewer=viewer))
             seen, level = {root, *(row["task_id"] for row in rows)}, [root]
@@ -269,7 +284,7 @@ async def _rows(db: asyncpg.Connection[Any], name: str, **values: Any) -> Sequen
 
 
 def _steps(rows: Iterable[Row]) -> tuple[Step, ...]:
-    steps = (step_of(decode_event(row["body"]), row["ts_ms"]) for row in rows)
+    steps = (step_of(decode_event(row["body"]), index(row["ts_ms"])) for row in rows)
     return tuple([step for step in steps if step is not None])
 
 
@@ -342,7 +357,7 @@ _OUTCOMES: Final[dict[type[TaskEvent], str]] = {
 
 
 def _leases(rows: Sequence[Row]) -> tuple[LeaseRecord, ...]:
-    """Who had the task in hand, and how each lease ended: by what happened next."""
+    """The leases of a task, each with its outcome, which follows from the next event."""
     leases: list[LeaseRecord] = []
     turn, is_open = 1, False
     for row in rows:
@@ -407,7 +422,7 @@ def _update(row: Row) -> UpdateRecord:
 
 
 def _within(rows: Sequence[Row]) -> list[Row]:
-    """As many as fit into one answer."""
+    """The first rows that fit into one answer."""
     size, kept = 0, []
     for row in rows:
         size += len(row["task_body"])
@@ -425,7 +440,7 @@ def _tree_row(row: Row) -> TreeRow:
         if task.target is not None:
             remote = msgspec.to_builtins(task.target)
         else:
-            # Where it is done was once told in the request metadata.
+            # Earlier versions had the target in the request metadata.
             remote = (task.request_metadata or {}).get(REMOTE)
     metadata = result.metadata if result is not None else None
     return TreeRow(
@@ -446,7 +461,7 @@ def _tree_row(row: Row) -> TreeRow:
 
 
 def _remote_note(body: str) -> dict[str, Any] | None:
-    """Which task it is where it is done: noted when it was learned, and again in each turn."""
+    """The id of the task at the remote agent: noted when it was learned, and again in each turn."""
     event = decode_event(body)
     update = event.update if isinstance(event, TaskUpdated) else None
     note = (update.metadata or {}).get(REMOTE) if isinstance(update, StatusUpdate) else None

@@ -1,4 +1,4 @@
-"""Rows of a tenant that is removed: erasing its finished tasks with their ids, and looking for what is left of it."""
+"""Rows of a removed tenant: erases its finished tasks with their ids, and searches for its traces."""
 
 from __future__ import annotations
 
@@ -14,8 +14,20 @@ from covenant.model.task import CacheKey
 
 VACUUM_S: Final = 3_600.0
 KEPT: Final = {"audit": "true", "news": "true", "register_rows": "x.kind = 'tenant'"}
-"""What stays on purpose: the audit's chain; news for other nodes, for two minutes; and the record of the removal."""
-_CHANGED: Final = ("tasks", "events", "ids", "live", "lane_counts", "register_rows", "requests", "shared", "pushes")
+"""Traces that stay on purpose: the audit's chain; news for other nodes, for two minutes; and the removal's record."""
+_CHANGED: Final = (
+    "tasks",
+    "events",
+    "ids",
+    "live",
+    "lane_counts",
+    "counted",
+    "register_rows",
+    "requests",
+    "shared",
+    "pushes",
+    "notes",
+)
 
 _cache_key = msgspec.json.Decoder(CacheKey).decode
 
@@ -25,7 +37,7 @@ class TenantRows:
         self._connections = connections
 
     async def erase(self, which: EraseTasks, erase: Callable[[EraseTasks], Awaitable[Erased]]) -> Erased:
-        """As `erase` does, with the ids of the tasks. They go first: the tasks are found again after a crash."""
+        """Erases tasks with their ids. The ids go first: the tasks are found again after a crash."""
         await self._fetch("ids_gone", task_ids=await self._task_ids(which))
         return await erase(which)
 
@@ -41,6 +53,8 @@ class TenantRows:
 
     async def scrub(self, tenant: str, parties: Sequence[str]) -> None:
         await self._fetch("requests_gone", parties=parties)
+        await self._fetch("notes_gone", tenant=tenant)
+        await self._fetch("counts_added", tenant=tenant, parties=parties)
         await self._fetch("counts_gone", tenant=tenant, parties=parties)
         for table in _CHANGED:
             await self._connections.execute(f"VACUUM {table}", timeout_s=VACUUM_S)

@@ -1,19 +1,21 @@
-"""What is said between this instance and its peers: delegations, what waits to be delivered, and what was taken in.
+"""Delegations between this instance and its peers, messages that wait for delivery, and received messages.
 
-A delegation is known by its role here, the peer and the offer's id, which the requester chose. What either side says of
-one is numbered from 1, delivered in that order and taken in once, however often it arrives.
+A delegation is identified by this instance's role, the peer and the offer's id, which the requester chose. Each side
+numbers its messages about a delegation from 1. Messages are delivered in that order, and each is applied once however
+often it arrives.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from covenant.model.content import Content
 from covenant.model.errors import Conflict
-from covenant.model.ids import TaskId
+from covenant.model.ids import AgentId, PublicKey, TaskId, base58
 from covenant.model.peers.delegation_messages import (
     DelegationInput,
     DelegationOffer,
@@ -22,6 +24,7 @@ from covenant.model.peers.delegation_messages import (
     DelegationStatus,
     Profile,
     Proof,
+    SubDelegation,
     TokenUsage,
 )
 from covenant.model.peers.instance import FormerKey, InstanceId, KeyBundle, Trust, Versions
@@ -29,12 +32,14 @@ from covenant.model.task import DELEGATION, Task
 from covenant.model.tenants import DEFAULT
 
 NAME_CHARS_MAX: Final = 64
+ID_TAIL: Final = 8
+"""So many of the last characters of an id stand for a peer without a name."""
 
 PeerSource = Literal["operator", "setting"]
 
 
 class PeerLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What one peer may have of us, where it is not what the settings say. None: as there."""
+    """The limits of one peer where they differ from the settings. None: the setting."""
 
     offers_per_min: int | None = None
     concurrent: int | None = None
@@ -44,22 +49,25 @@ class PeerLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
 
 
 class PeerCapabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a peer said under its signature, in answer to our challenge. Believed until `expires_at_ms`."""
+    """A peer's signed answer to our challenge. It is valid until `expires_at_ms`."""
 
     profiles: tuple[Profile, ...]
     versions: Versions
     active_delegations: int
     free_slots: int
     trust_level: Trust
-    """What we are to it."""
+    """How far the peer trusts us."""
     issued_at_ms: int
     expires_at_ms: int
     token: str | None = None
-    """What it allows us, as a token that we narrow for each offer. Never shown."""
+    """The peer's capability token for us, which we narrow for each offer. It is never shown."""
+
+    def offers(self, profile: str) -> bool:
+        return any(each.name == profile for each in self.profiles)
 
 
 class IssuedToken(msgspec.Struct, frozen=True, gc=False):
-    """Of a token that we gave: the id by which it, and all that was narrowed from it, can be revoked."""
+    """A token that we gave to a peer: revoking `id` revokes the token and every token that was narrowed from it."""
 
     id: str
     until_ms: int
@@ -74,49 +82,61 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: InstanceId
     name: str
     url: str | None = None
-    """Where its envelopes are taken. None: it cannot be reached, and fetches what there is for it."""
+    """Where the peer receives envelopes. None: the peer cannot be reached, and polls for its messages."""
     trust: Trust = Trust.PEER
     tenant: str = DEFAULT
-    """Whose agents it may have, and whose work it may be given. No other tenant sees it."""
+    """The tenant whose agents the peer may use, and which may delegate to the peer. No other tenant sees the peer."""
     denied: bool = False
-    """Known, and nothing is taken from it."""
+    """The peer is known, but everything that it sends is refused."""
     tokenless: bool = False
-    """Its tokens were revoked: it is given none, until the operator says again how far it is trusted."""
+    """The peer's tokens were revoked. It gets no new one until the operator sets its trust again."""
     source: PeerSource = "operator"
     added_at_ms: int = 0
     keys: KeyBundle | None = None
-    """As it last showed them. Its own signature is on them."""
+    """The peer's keys as it last showed them, signed by the peer."""
     challenge: Challenge | None = None
-    """What we asked of it, while it has not answered."""
+    """Our challenge that the peer has not answered yet."""
     verified_at_ms: int | None = None
     capabilities: PeerCapabilities | None = None
     limits: PeerLimits = PeerLimits()
     issued: tuple[IssuedToken, ...] = ()
-    """The tokens that we gave it and that are still good, the newest last."""
+    """The tokens that we gave the peer and that are still valid, newest last."""
     heard_at_ms: int = 0
-    """When it last proved to be there."""
+    """When the peer last proved that it is reachable."""
     conflict: str | None = None
-    """What was found at its address that is not it: `identity_changed`, `unverified_keys`."""
+    """A mismatch that was found at the peer's address: `identity_changed` or `unverified_keys`."""
     epoch: str | None = None
-    """Which life of its ledger it was last heard in; None: the first one, or it does not speak of epochs."""
+    """The ledger epoch in which the peer was last heard. None: its first epoch, or the peer does not know epochs."""
     told_epoch: str | None = None
-    """Which life of our ledger it has answered in."""
+    """The epoch of our ledger in which the peer has answered."""
     end: tuple[str | None, int] = (None, 0)
-    """In which life of its ledger it last said how many records that has, and how many."""
+    """The ledger epoch in which the peer last reported its number of records, and that number."""
     told_id: str | None = None
-    """By which identity of ours it has answered; None: the first one."""
+    """The identity of ours to which the peer has answered. None: our first one."""
+    void_before_ms: int = 0
+    """Certificates of the peer's keys that began earlier are void, as the peer itself declared."""
     former: tuple[FormerKey, ...] = ()
-    """The identities that it had before, the newest last."""
+    """The peer's earlier identities, newest last."""
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Those that it has and had."""
+        """The peer's present and former ids."""
         return self.id, *(each.id for each in self.former)
 
-    def signed_as(self, claimed: str) -> InstanceId:
-        """This identity, if the peer had it; otherwise the one that it has now.
+    @property
+    def agent(self) -> AgentId:
+        """The peer as an agent: in the audit, and as the sender of a task."""
+        name = self.name or self.id[-ID_TAIL:]
+        if self.keys is not None:
+            return AgentId(f"{name}@peer", PublicKey(self.keys.identity_key))
+        # A peer that has not shown its key has sent nothing yet. This key stands for it, and is nobody's.
+        stand_in = base58(hashlib.sha256(f"covenant.peer.v1\n{self.id}".encode()).digest())
+        return AgentId(f"{name}@peer", PublicKey(stand_in))
 
-        For what comes in an envelope of the peer's: its present key answers for what an old one signed, dead or not.
+    def signed_as(self, claimed: str) -> InstanceId:
+        """Returns `claimed` if it is an id that the peer has or had; otherwise the peer's present id.
+
+        For content of the peer's envelopes: its present key answers for what an old key signed, revoked or not.
         """
         return InstanceId(claimed) if claimed in self.ids else self.id
 
@@ -131,9 +151,9 @@ class DelegationState(enum.StrEnum):
     ACCEPTED = "accepted"
     RUNNING = "running"
     CANCELLING = "cancelling"
-    """Asked to stop; the provider's last word is still to come."""
+    """The requester asked the provider to stop; the provider's last message is still to come."""
     LOST = "lost"
-    """The provider has been silent beyond the bound. It may be heard of again."""
+    """The provider was silent for longer than the limit. It may be heard again."""
     REJECTED = "rejected"
     COMPLETED = "completed"
     FAILED = "failed"
@@ -158,7 +178,7 @@ _Moves = dict[str, dict[DelegationState | None, DelegationState]]
 def _table(
     results_in: tuple[DelegationState, ...], moves: _Moves
 ) -> dict[tuple[DelegationState | None, str], DelegationState]:
-    """`results_in`: where a result may come. The other side's word is the end, whatever was missed before it."""
+    """`results_in`: the states in which a result may arrive. A result ends a delegation, whatever was missed before."""
     results: _Moves = {f"result_{outcome}": dict.fromkeys(results_in, after) for outcome, after in OUTCOMES.items()}
     return {(before, what): after for what, row in (moves | results).items() for before, after in row.items()}
 
@@ -181,7 +201,7 @@ _REQUESTER: Final = _table(
         "silence": dict.fromkeys((OFFERED, ACCEPTED, RUNNING), LOST),
         "force_error": {LOST: FAILED, CANCELLING: CANCELLED},
         "timeout": dict.fromkeys((OFFERED, ACCEPTED, RUNNING, LOST), TIMEOUT),
-        # Its task has ended otherwise than its provider said: a delegation is what its task is.
+        # A settled delegation takes the outcome of its task, even if the provider reported another one.
         **{f"task_{what}": dict.fromkeys((REJECTED, *OUTCOMES.values()), after) for what, after in OUTCOMES.items()},
     },
 )
@@ -203,7 +223,7 @@ _PROVIDER: Final = _table(
     },
 )
 
-# role -> (state before, what happens) -> state after. None is a delegation that this side has never heard of.
+# Maps role -> (state before, event) -> state after. State None: this side does not know the delegation.
 DELEGATION_TRANSITIONS: Final = {DelegationRole.REQUESTER: _REQUESTER, DelegationRole.PROVIDER: _PROVIDER}
 
 STATUS: Final[dict[DelegationState, DelegationStatus]] = {
@@ -218,7 +238,7 @@ STATUS: Final[dict[DelegationState, DelegationStatus]] = {
     CANCELLED: "cancelled",
     TIMEOUT: "timeout",
 }
-"""How each state is told in the protocol's six words."""
+"""Each state in the protocol's six words."""
 
 
 def move(role: DelegationRole, before: DelegationState | None, happening: str) -> DelegationState:
@@ -232,31 +252,31 @@ def move(role: DelegationRole, before: DelegationState | None, happening: str) -
 PEER: Final = "peer"
 """The origin of tasks that a peer has delegated to us."""
 TERMS: Final = "covenant.peer"
-"""In such a task's request metadata: what was agreed (`budget`, `depth_remaining`) and with whom (`peer`)."""
+"""Key in such a task's request metadata: the agreed terms (`budget`, `depth_remaining`) and the peer (`peer`)."""
 ARTIFACT: Final = "covenant.artifact"
-"""In the metadata of a result's part: which artifact of the provider's it is of (`id`, `name`)."""
+"""Key in the metadata of a result's part: the provider's artifact that the part belongs to (`id`, `name`)."""
 PROOF: Final = "covenant.proof"
-"""In the metadata of an update of the requester's task: all that proves the result, as it can be checked offline."""
+"""Key in the metadata of an update of the requester's task: the result's whole proof, which can be checked offline."""
 BUDGET_EXCEEDED: Final = "budget_exceeded"
 
 
 BUDGET: Final = "covenant.budget"
-"""In the request metadata of a task that was delegated here: its share of its parent's tokens."""
+"""Key in the request metadata of a task that was delegated to a local agent: its share of its parent's tokens."""
 
 
 def budget_of(task: Task) -> int | None:
-    """How many tokens a task may use, with all that it delegates; None where nobody has said."""
+    """How many tokens a task and everything that it delegates may use. None: no budget was set."""
     noted = task.request_metadata or {}
     if task.origin == PEER:
         budget = (noted.get(TERMS) or {}).get("budget")
     else:
-        # Nothing of a client's is in the metadata of such a task.
+        # The request metadata of such a task is the daemon's: nothing in it comes from a client.
         budget = noted.get(BUDGET) if task.origin == DELEGATION else None
     return budget if isinstance(budget, int) else None
 
 
 def with_budget(task: Task, tokens: int) -> Task:
-    """A task that is delegated, bounded to so many tokens wherever it is done."""
+    """The delegated task with a token budget, whether a peer or a local agent does it."""
     if task.target is not None and task.target.of_peer:
         return msgspec.structs.replace(task, target=msgspec.structs.replace(task.target, budget=tokens))
     return msgspec.structs.replace(task, request_metadata={**(task.request_metadata or {}), BUDGET: tokens})
@@ -264,13 +284,13 @@ def with_budget(task: Task, tokens: int) -> Task:
 
 class DelegationKey(msgspec.Struct, frozen=True, gc=False):
     role: DelegationRole
-    """Ours."""
+    """The role of this instance."""
     peer: InstanceId
     offer_id: str
 
 
 class DelegationQuestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a provider's agent asks, as it told us."""
+    """A question of the provider's agent, as the provider sent it."""
 
     number: int
     text: str = ""
@@ -282,69 +302,77 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     peer: InstanceId
     offer_id: str
     task_id: TaskId
-    """The task here: the requester's waits for the result, the provider's is the work."""
+    """The local task. The requester's task waits for the result; the provider's task is the work."""
     profile: str
     state: DelegationState
     budget: int
     timeout_ms: int
-    """As agreed; until then, as offered."""
+    """The agreed time limit; until the provider accepts, the offered one."""
     depth_remaining: int = 0
     delegation_id: str | None = None
-    """What the provider calls it."""
+    """The provider's id for the delegation."""
     made_at_ms: int = 0
     moved_at_ms: int = 0
     heard_at_ms: int = 0
-    """When the other side last said something of it."""
+    """When the other side last sent a message about the delegation."""
     accepted_at_ms: int = 0
-    """The requester's: when it was told so first. From then on its time runs."""
+    """Requester: when the provider's accept first arrived. The time limit counts from then on."""
     status_interval_ms: int = 0
     said: int = 0
-    """The number of the last message that we sent about it; `heard`: of the last that we received."""
+    """The number of the last message that we sent about the delegation; `heard`: of the last one that we received."""
     heard: int = 0
     epoch: str | None = None
-    """The lives of our ledger and of the peer's in which `heard` counts."""
+    """The epochs of our ledger and of the peer's in which `heard` counts."""
     peer_epoch: str | None = None
     offered_in: tuple[str | None, str | None] = (None, None)
-    """The requester's: the lives of both ledgers in which it was offered last."""
+    """Requester: the epochs of both ledgers in which the last offer was made."""
     status_seq: int = 0
     usage: TokenUsage = TokenUsage()
     progress: float | None = None
     message: str | None = None
+    below: tuple[SubDelegation, ...] = ()
+    """Requester: the provider's own delegations for this work, as it last reported them."""
     code: str | None = None
-    """Why it was rejected, failed or given up, for machines; `reason` for people."""
+    """Why the delegation was rejected, failed or abandoned, for machines; `reason` is for people."""
     reason: str | None = None
     retry_after_ms: int | None = None
     overspent: bool = False
     broken: tuple[str, ...] = ()
-    """What of its proof does not hold."""
+    """The parts of the proof that failed verification."""
     redacted: int = 0
-    """How many secrets were found in what we said."""
+    """How many secrets were redacted in our messages."""
     offer: DelegationOffer | None = None
-    """While it has not ended, or its result was not taken: to be offered again, and to be proven."""
+    """The offer, until the delegation has ended and its result was taken: it may be sent again, and is proven."""
     result: DelegationResult | None = None
-    """The requester's, until its task has taken it."""
+    """Requester: the result, until the task has taken it."""
     number: int = 1
-    """The requester's: which offer of its task this is. The one before was rejected, or its provider was away."""
+    """Requester: the number of this offer for its task. The one before was rejected, or its provider was away."""
     since_ms: int = 0
-    """When the first offer of its task was made."""
+    """When the first offer for the task was made."""
+    renewed: bool = False
+    """The requester's: the offer before this one was denied, so this one has a token that was asked for since."""
     anyone: bool = False
-    """The requester's: any peer that offers the profile may do it."""
+    """Requester: any peer that offers the profile may do the work."""
     settled: bool = False
-    """The requester's: its task has ended too, and the state is what became of that."""
+    """Requester: the task has ended too, and the state is the task's outcome."""
     proof: Proof | None = None
     question: DelegationQuestion | None = None
-    """The requester's: what was asked and not answered yet."""
+    """Requester: the provider's question that has no answer yet."""
+    asked: int = 0
+    """Requester: the number of the question for which the task is parked. Its answer answers no other question."""
     answered: int = 0
-    """The requester's: the number of the last question that was answered, and the turn of its task that did."""
+    """Requester: the number of the last answered question, and the turn of the task that answered it."""
     answered_turn: int = 1
+    doubted: int = 0
+    """Requester: the answered question, if its provider was restored since and has not accepted the offer again yet."""
     answer: DelegationInput | None = None
-    """The provider's: what was answered, until its task has it."""
+    """Provider: the answer that arrived, until the task has it."""
 
     @classmethod
     def offered(
         cls, role: DelegationRole, peer: InstanceId, task_id: TaskId, offer: DelegationOffer, **more: Any
     ) -> Delegation:
-        """As it begins: on the terms of the offer."""
+        """A new delegation on the terms of the offer."""
         return cls(
             role=role,
             peer=peer,
@@ -373,7 +401,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OutboxMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message that a peer does not have yet. Sealed anew for each delivery: an envelope lives for minutes."""
+    """A message that a peer does not have yet. Each delivery seals it anew: an envelope is valid for minutes."""
 
     role: DelegationRole
     peer: InstanceId
@@ -392,7 +420,7 @@ class OutboxMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class OutboxMove(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """The outcome of a delivery. `delivered`: the peer has this message and all before it."""
+    """The outcome of a delivery. `delivered`: the peer has this message and all messages before it."""
 
     delegation: DelegationKey
     seq: int
@@ -403,18 +431,18 @@ class OutboxMove(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
 
 
 class ReceivedEnvelope(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """An envelope that was received: what is kept of it, so that a replay is recognised."""
+    """The record of a received envelope, by which a replay is recognised."""
 
     sender: InstanceId
     jti: str
     typ: str
     until_ms: int
-    """From then on the envelope would be refused as stale."""
+    """The envelope expires at this time, and from then on would be refused as stale."""
     seq: int | None = None
     sent_at_ms: int = 0
-    """By the sender's clock."""
+    """The time of sending by the sender's clock."""
     epoch: str | None = None
-    """The life of the sender's ledger, and ours when it came."""
+    """The epoch of the sender's ledger, and that of ours when the envelope arrived."""
     our_epoch: str | None = None
 
 
@@ -423,16 +451,16 @@ class LoggedMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
 
     at_ms: int
     direction: str
-    """`sent` (the peer has it) or `received`."""
+    """`sent` (the peer has the message) or `received`."""
     peer: InstanceId
     typ: str
     id: str
-    """The envelope's, of what was received; of what was sent, its number among what was said of the offer."""
+    """A received message: the envelope's id. A sent message: its number among our messages about the offer."""
     offer_id: str | None = None
 
 
 class PendingMessages(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """What a peer does not have yet, and why."""
+    """The messages that a peer has not received yet, and the reason."""
 
     count: int = 0
     failure: str | None = None
@@ -440,7 +468,7 @@ class PendingMessages(msgspec.Struct, frozen=True, gc=False, rename="camel", omi
 
 
 class DelegationBegun(NamedTuple):
-    """`peer` is the one that is asked first; None where an agent here does it, or no peer is known to yet."""
+    """`peer` is the first peer that is asked; None: a local agent does the work, or no known peer offers it yet."""
 
     task_id: str
     peer: InstanceId | None
@@ -450,7 +478,7 @@ class DelegationBegun(NamedTuple):
 
 
 class DelegationEvidence(NamedTuple):
-    """What proves a result: all of it as it was sent."""
+    """The signed offer, transcript and proof of a result, all as they were sent."""
 
     offer: Any
     result: Any

@@ -1,8 +1,8 @@
 """The eight messages of a delegation, their parts, and the proof that a result carries.
 
-R, the requester, offers; P, the provider, works. Names on the wire are in camel case, as the protocol's documents have
-them; times are in milliseconds. A message may have fields that this version does not know: they are ignored. What is
-signed on its own (offer, transcript, proof, capability response) is closed.
+R, the requester, offers; P, the provider, works. Names on the wire are in camel case, as in the protocol's documents;
+times are in milliseconds. A message may have fields that this version does not know: they are ignored. Parts that are
+signed on their own (offer, transcript, proof, capability response) refuse unknown fields.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ PARTS_MAX: Final = 200
 PROFILES_MAX: Final = 500
 TREE_DEPTH_MAX: Final = 20
 TREE_NODES_MAX: Final = 1_000
+STATUS_TREE_MAX: Final = 100
+"""The most sub-delegations in one status report, at all levels together: a report is repeated many times."""
 
 DelegationStatus = Literal["pending", "running", "completed", "failed", "cancelled", "timeout"]
 DelegationOutcome = Literal["completed", "failed", "cancelled", "timeout"]
@@ -54,11 +56,11 @@ Traceparent = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{2}-[0-9a-f]{32}-[
 
 
 class _Closed(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """The root of what is signed on its own."""
+    """The base of structs that are signed on their own."""
 
 
 class _Open(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The root of what may grow."""
+    """The base of structs that may get further fields."""
 
 
 class TokenUsage(_Closed, frozen=True, kw_only=True):
@@ -68,7 +70,7 @@ class TokenUsage(_Closed, frozen=True, kw_only=True):
 
 
 def usage_amounts(usage: TokenUsage) -> dict[str, float]:
-    """As agents say it; empty if nothing was used."""
+    """The usage under the names that agents report; empty if nothing was used."""
     told: dict[str, float] = {"tokens": usage.total, "input_tokens": usage.prompt, "output_tokens": usage.completion}
     if not usage.prompt:
         del told["output_tokens"]  # somebody counted them all together
@@ -76,7 +78,7 @@ def usage_amounts(usage: TokenUsage) -> dict[str, float]:
 
 
 class DelegationOffer(_Closed, frozen=True, kw_only=True):
-    """R → P. `offer_id` stays the same when it is offered again: the same work is never begun twice for it."""
+    """R → P. An offer that is repeated keeps its `offer_id`, so that its work never begins twice."""
 
     offer_id: Uuid
     profile: Name
@@ -91,15 +93,15 @@ class DelegationOffer(_Closed, frozen=True, kw_only=True):
     parent_id: Uuid | None = None
     correlation_id: Annotated[str, msgspec.Meta(max_length=128)] | None = None
     via: Annotated[tuple[Instance, ...], msgspec.Meta(max_length=DEPTH_MAX + 1)] = ()
-    """The instances that this is done for, the first one first: whoever is in it does not take it."""
+    """The instances on whose behalf the work is done, the first one first. None of them accepts the offer."""
     token: Annotated[str, msgspec.Meta(max_length=8_192)] | None = None
-    """The capability that P once gave R, narrowed to this offer."""
+    """The capability token that P gave R, narrowed to this offer."""
     assertion: Signature | None = None
-    """R's own signature over the rest: with `token`, what R asserts that it may do."""
+    """R's signature over the other fields, `token` among them."""
 
 
 class DelegationAccept(_Open, frozen=True, kw_only=True):
-    """P → R. What was agreed is at most what was offered."""
+    """P → R. The agreed terms are at most the offered ones."""
 
     offer_id: Uuid
     delegation_id: Uuid
@@ -114,30 +116,7 @@ class DelegationReject(_Open, frozen=True, kw_only=True):
     reason: Line = ""
     retry_after: Whole | None = None
     versions: Versions | None = None
-    """With the code `version`: what P speaks."""
-
-
-class StatusReport(_Open, frozen=True, kw_only=True):
-    offer_id: Uuid
-    delegation_id: Uuid
-    seq: Annotated[int, msgspec.Meta(ge=1, le=2**53 - 1)]
-    status: Literal["pending", "running", "input_required"]
-    progress: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    message: Annotated[str, msgspec.Meta(max_length=4_000)] | None = None
-    token_usage: TokenUsage = TokenUsage()
-    question: Whole | None = None
-    """With `input_required`: which question it is. `message` and `parts` are what is asked."""
-    parts: Parts = ()
-
-
-class DelegationInput(_Open, frozen=True, kw_only=True):
-    """R → P. The answer to a question."""
-
-    offer_id: Uuid
-    delegation_id: Uuid
-    question: Whole
-    text: Annotated[str, msgspec.Meta(max_length=TASK_CHARS_MAX)] = ""
-    parts: Parts = ()
+    """With the code `version`: the versions that P speaks."""
 
 
 class SubDelegation(_Closed, frozen=True, kw_only=True):
@@ -150,11 +129,38 @@ class SubDelegation(_Closed, frozen=True, kw_only=True):
     sub_delegations: Annotated[tuple[SubDelegation, ...], msgspec.Meta(max_length=TREE_NODES_MAX)] = ()
 
 
-class TranscriptEntry(_Closed, frozen=True, kw_only=True):
-    """One line of the sealed conversation. Calls of tools and what they gave are JSON as text.
+class StatusReport(_Open, frozen=True, kw_only=True):
+    offer_id: Uuid
+    delegation_id: Uuid
+    seq: Annotated[int, msgspec.Meta(ge=1, le=2**53 - 1)]
+    status: Literal["pending", "running", "input_required"]
+    progress: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    message: Annotated[str, msgspec.Meta(max_length=4_000)] | None = None
+    token_usage: TokenUsage = TokenUsage()
+    question: Whole | None = None
+    """With `input_required`: the number of the question. `message` and `parts` are its text."""
+    parts: Parts = ()
+    sub_delegations: (
+        Annotated[tuple[SubDelegation, ...], msgspec.Meta(max_length=STATUS_TREE_MAX)] | msgspec.UnsetType
+    ) = msgspec.UNSET
+    """P's own delegations so far. Not set: none, or P does not report them."""
 
-    `salt` is chance that only P knows until it shows the line: without it, a hash shown beside another line would let a
-    short text such as "yes" be guessed.
+
+class DelegationInput(_Open, frozen=True, kw_only=True):
+    """R → P. The answer to a question."""
+
+    offer_id: Uuid
+    delegation_id: Uuid
+    question: Whole
+    text: Annotated[str, msgspec.Meta(max_length=TASK_CHARS_MAX)] = ""
+    parts: Parts = ()
+
+
+class TranscriptEntry(_Closed, frozen=True, kw_only=True):
+    """One line of the sealed conversation. Tool calls and their results are JSON as text.
+
+    `salt` is random and only P knows it until it shows the line. Without it, the hash of a hidden line with a short
+    text such as "yes" could be guessed.
     """
 
     seq: Annotated[int, msgspec.Meta(ge=1, le=TRANSCRIPT_MAX)]
@@ -171,7 +177,7 @@ Transcript = Annotated[tuple[TranscriptEntry, ...], msgspec.Meta(max_length=TRAN
 
 
 class Proof(_Closed, frozen=True, kw_only=True):
-    """P's signed word on what was asked, what was said, what came of it and what it cost."""
+    """P's signed statement of the request, the conversation, the result and the cost."""
 
     delegation_id: Uuid
     offer_hash: Digest
@@ -205,7 +211,7 @@ class DelegationResult(_Open, frozen=True, kw_only=True):
 
 
 class DelegationCancel(_Open, frozen=True, kw_only=True):
-    """R → P, answered by a result of status `cancelled`. An offer may be cancelled before its accept came."""
+    """R → P, answered by a result of status `cancelled`. R may cancel an offer before P's accept has come."""
 
     offer_id: Uuid
     delegation_id: Uuid | None = None
@@ -213,16 +219,16 @@ class DelegationCancel(_Open, frozen=True, kw_only=True):
 
 
 class CapabilityQuery(_Open, frozen=True, kw_only=True):
-    """R → P. `nonce` is the challenge that the answer must echo, under P's signature."""
+    """R → P. `nonce` is the challenge that P must repeat in its signed answer."""
 
     nonce: Nonce
     versions: Annotated[Versions, msgspec.Meta(min_length=1)]
     keys: KeyBundle | None = None
-    """The asker's own: the answer can be sealed to one whose address nobody knows."""
+    """R's own keys, so that P can seal the answer even if it does not know R's address."""
     hybrid_prekey: Prekey | None = None
-    """Of one whose keys list the hybrid version: the answer is sealed to it."""
+    """R's hybrid prekey, if its keys list the hybrid version: P seals the answer to it."""
     ledger_end: Whole | None = None
-    """How many records the asker's ledger has. The answer says how many it had when it last asked."""
+    """The number of records in R's ledger. The answer says how many it had when R last asked."""
 
 
 class Profile(_Closed, frozen=True, kw_only=True):
@@ -230,11 +236,11 @@ class Profile(_Closed, frozen=True, kw_only=True):
     description: Line = ""
     max_token_budget: Budget
     price: Annotated[int, msgspec.Meta(ge=0, le=999_999_999)] | msgspec.UnsetType = msgspec.UNSET
-    """Of 1,000 tokens, in a unit that both agree on. Told to those who speak of prices alone."""
+    """The price of 1,000 tokens, in a unit that both agree on. Sent only to peers whose version has prices."""
 
 
 class CapabilityResponse(_Closed, frozen=True, kw_only=True):
-    """P → R. `audience` and `nonce` make it an answer to this question by this requester, and to nothing else."""
+    """P → R. `audience` and `nonce` bind the response to one query of one requester."""
 
     provider: Instance
     audience: Instance
@@ -244,14 +250,14 @@ class CapabilityResponse(_Closed, frozen=True, kw_only=True):
     active_delegations: Whole
     free_slots: Whole
     trust_level: Trust
-    """What the requester is to the provider."""
+    """How far the provider trusts the requester."""
     keys: KeyBundle
     issued_at_ms: Whole
     expires_at_ms: Whole
     token: Annotated[str, msgspec.Meta(max_length=8_192)] | None = None
-    """A capability for the requester, where the provider gives one."""
+    """A capability token for the requester, if the provider gives one."""
     known_end: Whole | msgspec.UnsetType = msgspec.UNSET
-    """How many records the requester's ledger had before, by its own word. For one that said how many it has now."""
+    """The records that the requester's ledger had before, as it reported. Sent if its query has `ledger_end`."""
     signature: Signature = ""
 
 

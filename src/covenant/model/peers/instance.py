@@ -1,9 +1,9 @@
-"""Another instance: its name, its keys as it shows them, how far it is trusted, and which protocol both speak.
+"""Another instance: its id, its published keys, its trust level, and the protocol versions of both sides.
 
-An instance's id is made from its identity key (see `seal.identity`), so whoever shows the id must hold that key: nobody
-can take over an id, and a changed key is another instance until the old key says otherwise.
+An instance's id is derived from its identity key (see `seal.identity`), so whoever proves the id must hold that key:
+nobody can take over an id, and a changed key is another instance until the old key signs the change.
 
-What is signed here is closed: an unknown field is refused, since nobody could say whether it was meant to be signed.
+Signed structs refuse unknown fields, since nobody could say whether such a field was meant to be signed.
 """
 
 from __future__ import annotations
@@ -21,26 +21,28 @@ InstanceId = NewType("InstanceId", str)
 """`frd1_` and 40 characters of base32: the first 200 bits of the SHA-256 of the identity key."""
 
 PROTOCOL_VERSION: Final = 2
-"""Of the envelope. 1 is what earlier systems had: not bound to its header, and open to replay. It is not spoken."""
+"""The envelope's version. Version 1, of earlier systems, is refused: it allows replay and does not bind its header."""
 EPOCHS: Final = 3
-"""From this version on an envelope says in which life of its sender's ledger it was made."""
+"""From this version on an envelope carries the epoch of its sender's ledger."""
 PRICES: Final = 4
-"""From this version on a profile may say what it costs, and both tell each other how far their ledgers have come."""
+"""From this version on a profile may have a price, and both sides report how many records their ledgers have."""
 QUESTIONS: Final = 5
-"""From this version on a provider may ask something back, and is answered."""
+"""From this version on a provider may ask the requester a question during the work."""
 HYBRID: Final = 6
-"""Who lists this version shows a hybrid prekey, and whoever speaks it too seals to nothing else."""
-SUPPORTED_VERSIONS: Final = (PROTOCOL_VERSION, EPOCHS, PRICES, QUESTIONS)
-HYBRID_VERSIONS: Final = (*SUPPORTED_VERSIONS, HYBRID)
-"""Of an instance that has hybrid prekeys."""
+"""An instance that lists this version has a hybrid prekey. A sender that speaks it too seals to that key alone."""
+CERTIFIED: Final = 7
+"""An instance that lists this version accepts signatures of keys that the identity key has certified for a purpose."""
+SUPPORTED_VERSIONS: Final = (PROTOCOL_VERSION, EPOCHS, PRICES, QUESTIONS, CERTIFIED)
+HYBRID_VERSIONS: Final = tuple(sorted((*SUPPORTED_VERSIONS, HYBRID)))
+"""The versions of an instance that has hybrid prekeys."""
 VERSIONS_MAX: Final = 16
 SUITE: Final = "X25519-HKDF-SHA256-AES256GCM-Ed25519"
 HYBRID_SUITE: Final = "X25519-MLKEM768-HKDF-SHA256-AES256GCM-Ed25519"
 PREKEYS_MAX: Final = 8
 CHANGES_MAX: Final = 16
-"""Changes of identity that are kept and shown, the newest ones."""
+"""The most identity changes that are kept and shown: the newest ones."""
 WHOLE_MAX: Final = 2**53 - 1
-"""What the canonical form of JSON can hold exactly."""
+"""The largest whole number that canonical JSON holds exactly."""
 
 Whole = Annotated[int, msgspec.Meta(ge=0, le=WHOLE_MAX)]
 Versions = Annotated[
@@ -49,7 +51,7 @@ Versions = Annotated[
 Instance = Annotated[str, msgspec.Meta(pattern=r"\Afrd1_[a-z2-7]{40}\Z")]
 Key = Annotated[str, msgspec.Meta(min_length=32, max_length=44)]
 Epoch = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
-"""A life of a ledger: each restore from a backup begins another one. None: the first one."""
+"""An epoch of a ledger: each restore from a backup begins a new one. None: the first epoch."""
 KeyId = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
 Signature = Annotated[str, msgspec.Meta(min_length=1, max_length=1_024)]
 
@@ -57,14 +59,14 @@ _INSTANCE = re.compile(r"frd1_[a-z2-7]{40}").fullmatch
 
 
 class Trust(enum.StrEnum):
-    """How far a peer is believed, least first."""
+    """How far a peer is trusted, least first."""
 
     PEER = "peer"
-    """Known by its id: may ask what we can do, and nothing else."""
+    """The peer is known by its id. It may query our capabilities and do nothing else."""
     VERIFIED = "verified"
-    """Has shown a signed bundle of keys and answered a challenge: may delegate, within limits."""
+    """The peer has shown signed keys and answered a challenge. It may delegate, within limits."""
     TRUSTED = "trusted"
-    """Promoted by the operator."""
+    """The operator has promoted the peer."""
 
     def covers(self, needed: Trust) -> bool:
         return _ORDER.index(self) >= _ORDER.index(needed)
@@ -74,19 +76,45 @@ _ORDER: Final = tuple(Trust)
 
 
 class Prekey(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """A short-lived key that others seal to. `signature` is by the identity key, over the rest and its owner's id."""
+    """A short-lived key that others seal to. The identity key signs the other fields and its owner's id."""
 
     kid: KeyId
     suite: Annotated[str, msgspec.Meta(max_length=64)]
     public_key: Annotated[str, msgspec.Meta(min_length=32, max_length=1_622)]
-    """Of the suite: in base58, or in base64url if it is hybrid."""
+    """The public key of the suite: base58, or base64url if it is hybrid."""
     not_before_ms: Whole
     not_after_ms: Whole
     signature: Signature = ""
 
 
+class KeyPurpose(enum.StrEnum):
+    """The one use of a certified key."""
+
+    ENVELOPES = "envelopes"
+    """The key signs envelopes and receipts."""
+    PROOFS = "proofs"
+    """The key signs documents that can be shown to others later: offers, capability responses, proofs."""
+    TOKENS = "tokens"
+    """The key signs the first block of a token."""
+
+
+class KeyCertificate(
+    msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename="camel"
+):
+    """The identity key `issuer` certifies `key` for one purpose and a time. Each signature carries its certificate."""
+
+    issuer: Key
+    key: Key
+    purpose: KeyPurpose
+    not_before_ms: Whole
+    not_after_ms: Whole
+    void_before_ms: Whole = 0
+    """Certificates of this identity that began earlier are void: one of their keys may be stolen."""
+    signature: Signature = ""
+
+
 class IdentityChange(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """`old_key` names its successor, and the successor agrees: each signs, so nobody can name somebody else."""
+    """`old_key` names its successor, and both sign: nobody can name another instance's key as successor."""
 
     old_id: Instance
     old_key: Key
@@ -98,7 +126,7 @@ class IdentityChange(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid
 
 
 class KeyRevocation(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """An identity key says of itself that it is dead: nothing that it signed is to be believed any more."""
+    """An identity key revokes itself: nothing that it signed is accepted any more."""
 
     id: Instance
     key: Key
@@ -107,7 +135,7 @@ class KeyRevocation(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_
 
 
 class FormerKey(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """An identity that an instance had. What it signed is believed where the present one answers for it."""
+    """A former identity of an instance. Its signatures are accepted if the present identity answers for them."""
 
     id: Instance
     key: Key
@@ -115,7 +143,7 @@ class FormerKey(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
 
 
 class KeyBundle(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """What an instance publishes of its keys. The suites and versions are signed too, so nobody can talk them down."""
+    """An instance's published keys. Suites and versions are signed too, so that nobody can force a downgrade."""
 
     id: Instance
     identity_key: Key
@@ -124,7 +152,7 @@ class KeyBundle(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unkn
     issued_at_ms: Whole
     expires_at_ms: Whole
     change: IdentityChange | None = None
-    """How this instance came to have its key, if it had another one before."""
+    """The change of identity that led to this key, if the instance had another key before."""
     signature: Signature = ""
 
     @property
@@ -140,6 +168,10 @@ class KeyBundle(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unkn
         return HYBRID in self.versions
 
     @property
+    def has_certificates(self) -> bool:
+        return CERTIFIED in self.versions
+
+    @property
     def has_ends(self) -> bool:
         return PRICES in self.versions
 
@@ -151,5 +183,5 @@ def parse_instance_id(value: str) -> InstanceId:
 
 
 def negotiate(theirs: Iterable[int], ours: Iterable[int] = SUPPORTED_VERSIONS) -> int | None:
-    """The highest version that both speak; None if there is none."""
+    """The highest version that both sides speak; None if there is none."""
     return max(set(theirs) & set(ours), default=None)

@@ -1,4 +1,4 @@
-"""What each peer had of us and we of it, by profile and day: sums of what became of delegations."""
+"""The use that each peer made of us and we of it, by profile and day: sums over delegations."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from covenant.model.peers.instance import InstanceId
 
 DAY_MS: Final = 86_400_000
 USAGE_DAYS: Final = 92
-"""For how many days the sums are kept."""
+"""The number of days for which the sums are kept."""
 USAGE_ROWS_MAX: Final = 50_000
 _OF_A_PROFILE: Final = frozenset({"busy", "rate_limited", "budget_too_low"})
-"""The rejects that are made once the profile is known to exist: only then is it more than a word of the peer's."""
+"""Codes of rejects that are sent only if the profile exists; with any other code its name is not trusted."""
 
 UsageKey = tuple[int, DelegationRole, InstanceId, str]
 
 
 class PeerUsage(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """`day` is counted from 1970, in UTC. An offer counts on the day it was made, its outcome on the day it ended."""
+    """`day` counts from 1970, in UTC. An offer counts on the day it was made, its outcome on the day it ended."""
 
     day: int
     role: DelegationRole
-    """Ours: `provider` is what the peer had of us."""
+    """The role of this instance: `provider` is the peer's use of our agents."""
     peer: InstanceId
     profile: str
-    """Empty for offers of no profile that there is."""
+    """Empty: the offer named no existing profile."""
     offers: int = 0
     accepted: int = 0
     rejected: int = 0
@@ -71,7 +71,7 @@ def day_of(at_ms: int) -> int:
 
 
 def usage_change(before: Delegation | None, after: Delegation, at_ms: int) -> PeerUsage | None:
-    """What this move of a delegation adds to the sums; None: nothing."""
+    """The amounts that this change of a delegation adds to the sums; None: nothing."""
     counted: dict[str, int] = {}
     if before is None:
         counted["offers"] = 1

@@ -1,10 +1,10 @@
-"""Agent cards in JSON: ours written, those of remote agents read.
+"""Agent cards in JSON: encodes ours, decodes those of remote agents.
 
-Ours have two forms: that of A2A 1.0, and the combined form, which has the fields of 0.3 beside those of 1.0. Without
-what 1.0 does not know, the combined form is the 1.0 form again, so its signatures hold. For clients of 0.3 it names
-the interfaces that speak 0.3.
+Our cards have two forms: that of A2A 1.0, and a combined form with the fields of 0.3 beside those of 1.0. Without the
+0.3 fields, the combined form equals the 1.0 form, so its signatures hold. For clients of 0.3 it names the interfaces
+that speak 0.3.
 
-A remote card of 1.0, of 0.3 or of both needs a name and a version. Every other field is left out where it does not fit.
+A remote card of 1.0, of 0.3 or of both needs a name and a version. Any other field is ignored if it is invalid.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from covenant.model.errors import Invalid
 from covenant.wire.json_input import decode
 
 PROTOCOL_VERSION: Final = "1.0"
-"""What both forms say. 0.3 clients take any text here."""
+"""The version in both forms. 0.3 clients accept any text here."""
 
 
 class CombinedCapabilities(Capabilities, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class CombinedCapabilities(Capabilities, frozen=True, kw_only=True):
 
 
 class CombinedScheme(SecurityScheme, frozen=True, kw_only=True):
-    """Told apart by `type` in 0.3, by the name of the member in 1.0."""
+    """0.3 tells schemes apart by `type`, 1.0 by the name of the member."""
 
     type: str
     scheme: str
@@ -54,18 +54,18 @@ class CombinedCard(AgentCard, frozen=True, kw_only=True):
     additional_interfaces: tuple[Transport, ...]
     security: tuple[dict[str, tuple[str, ...]], ...]
     supports_authenticated_extended_card: bool
-    # As in the 1.0 form, with members of 0.3 inside.
+    # The types of the 1.0 form, with members of 0.3 added.
     capabilities: CombinedCapabilities
     security_schemes: dict[str, CombinedScheme]  # type: ignore[assignment]  # read only: narrower is fine
 
 
 def encode_card(card: AgentCard, *, combined: bool = False) -> bytes:
-    """In the form of A2A 1.0, or in both forms in one."""
+    """Encodes a card in the form of A2A 1.0, or in the combined form."""
     return msgspec.json.encode(combined_card(card) if combined else card)
 
 
 def encode_proto_card_v03(card: AgentCard) -> bytes:
-    """In the form that 0.3 has over HTTP+JSON and gRPC, unsigned: signatures are over the form of 1.0."""
+    """Encodes a card as 0.3 has it over gRPC, unsigned: signatures are over the form of 1.0."""
     combined = combined_card(card)
     fields: dict[str, Any] = msgspec.to_builtins(combined)
     said: dict[str, Any] = {name: fields[name] for name in _PROTO_V03 if name in fields}
@@ -96,7 +96,7 @@ _ABILITIES_V03: Final = ("streaming", "pushNotifications", "extensions")
 
 
 def card_fields(card: AgentCard) -> dict[str, Any]:
-    """The form of A2A 1.0 as plain values: what is signed, and what stands inside other answers."""
+    """The form of A2A 1.0 as plain values: the signed form, which is also nested in other answers."""
     fields: dict[str, Any] = msgspec.json.decode(encode_card(card))
     return fields
 
@@ -125,7 +125,7 @@ def combined_card(card: AgentCard) -> CombinedCard:
 
 
 def wants_clean(version: str | None) -> bool:
-    """Whether a caller that says this `A2A-Version` reads 1.0: `1.0`, any patch. `1` is what only older clients say."""
+    """Whether a caller with this `A2A-Version` reads 1.0: `1.0` with any patch. Only older clients say `1`."""
     return version is not None and (version == PROTOCOL_VERSION or version.startswith(f"{PROTOCOL_VERSION}."))
 
 
@@ -141,7 +141,7 @@ WAYS_MAX: Final = 32
 SKILLS_MAX: Final = 1_000
 
 _any: Final = msgspec.json.Decoder()
-# What A2A 1.0 knows, where a card of both versions has more.
+# Members that A2A 1.0 knows. A combined card has others besides.
 _CARD: Final = frozenset(
     """
     name description supportedInterfaces provider version documentationUrl capabilities securitySchemes
@@ -159,7 +159,7 @@ _SCHEMES: Final = (
 
 
 class BadCard(Invalid):
-    """Not a card, or one without what every card must have. `field` is what is wrong with it."""
+    """The text is not a card, or lacks a required field. `field` names the field that is wrong."""
 
     def __init__(self, field: str, description: str) -> None:
         super().__init__("bad_card", f"{field}: {description}")
@@ -167,13 +167,13 @@ class BadCard(Invalid):
 
 
 def read_card(data: bytes, url: str) -> RemoteCard:
-    """Raises BadCard."""
+    """Decodes a remote agent's card. Raises BadCard."""
     try:
         fields = decode(_any, data)
     except Invalid as wrong:
         raise BadCard("card", f"is not JSON: {wrong.message}") from wrong
     if not isinstance(fields, dict):
-        raise BadCard("card", "is no JSON object")
+        raise BadCard("card", "is not a JSON object")
     capabilities = _object(fields.get("capabilities"))
     streaming = capabilities.get("streaming")
     extended = fields.get("supportsAuthenticatedExtendedCard") is True or capabilities.get("extendedAgentCard") is True
@@ -193,7 +193,7 @@ def read_card(data: bytes, url: str) -> RemoteCard:
 
 
 def v1_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What A2A 1.0 knows of a card that has the members of 0.3 besides: what the former's signatures are about."""
+    """The 1.0 members of a combined card, which its signatures cover."""
     kept = {name: value for name, value in fields.items() if name in _CARD}
     if isinstance(capabilities := kept.get("capabilities"), dict):
         kept["capabilities"] = {name: value for name, value in capabilities.items() if name in _CAPABILITIES}
@@ -212,7 +212,7 @@ def _required(fields: Mapping[str, Any], name: str) -> str:
     if value is None:
         raise BadCard(name, "is required")
     if not isinstance(value, str) or not value.strip():
-        raise BadCard(name, "must be a text that is not empty")
+        raise BadCard(name, "must be a non-empty text")
     return value
 
 
@@ -235,7 +235,7 @@ def _newer_ways(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
 
 
 def _older_ways(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
-    """0.3 has one address, and others besides. In this form, also what calls itself 1.0 speaks the older dialect."""
+    """The interfaces of a 0.3 card: `url` and the additional ones. All speak 0.3, also those that claim 1.0."""
     if url := _text(fields.get("url")):
         yield RemoteInterface(
             url=url, binding=(_text(fields.get("preferredTransport")) or JSONRPC).upper(), version="0.3"
@@ -248,7 +248,7 @@ def _older_ways(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
 
 
 def _version(said: str) -> str | None:
-    """The dialect that a version means; None for one that we do not speak."""
+    """The dialect for a protocol version; None if we do not speak it."""
     major, _, minor = said.partition(".")
     if major == "1":
         return "1.0"
@@ -270,7 +270,7 @@ def _skills(said: Any) -> Iterator[RemoteSkill]:
 
 
 def _credentials(fields: Mapping[str, Any]) -> Iterator[CardCredential]:
-    """One for each requirement that a single secret can meet, in the card's order."""
+    """A credential for each requirement that a single secret can meet, in the card's order."""
     schemes = _object(fields.get("securitySchemes"))
     required = [_object(_object(each).get("schemes")) for each in _list(fields.get("securityRequirements"))]
     required = required or [_object(each) for each in _list(fields.get("security"))]

@@ -1,7 +1,7 @@
-"""A2A from the caller's side, in either dialect: requests written, answers and stream frames read.
+"""A2A from the caller's side, in either dialect: encodes requests, decodes answers and stream frames.
 
-An unknown field is ignored, and an unknown state is `working`. Older agents leave out `kind`, or spell it `type`: then
-the fields that are there say what it is.
+An unknown field is ignored, and an unknown state is `working`. Some agents leave out `kind`, or spell it `type`: then
+the kind is inferred from the fields that are present.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from covenant.wire.jsonrpc import BadResponse
 
 
 class _Answer(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """What a server said, or a part of it."""
+    """The base of a server's answer and of its parts."""
 
 
 class _StatusV1(_Answer, frozen=True):
@@ -136,7 +136,7 @@ class _ReplyProtoV03(_Answer, frozen=True):
 
 
 class _ReplyV03(_Answer, frozen=True):
-    """A task, a message, or news of a task: told apart by `kind`, else by the fields that are there."""
+    """A task, a message, or an update of a task: told apart by `kind`, or else by the fields that are present."""
 
     kind: str | None = None
     id: str | None = None
@@ -166,12 +166,12 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ClientCodec:
-    """Writes and reads one dialect: its fields say how it differs from the other."""
+    """Encodes and decodes one dialect. The fields are the differences between dialects."""
 
     version: str | None
-    """The header `A2A-Version`. None: servers of 0.3 know no header, or take its absence for 0.3."""
+    """The header `A2A-Version`. None: servers of 0.3 do not know the header, or take its absence for 0.3."""
     send: str
-    """This and the next four are names of methods."""
+    """This and the next four fields are names of methods."""
     stream: str
     get: str
     cancel: str
@@ -180,18 +180,18 @@ class ClientCodec:
     roles: Mapping[str | int, str | None]
     message_of: Callable[[a2a_requests.Message, str | None, str | None, str], Any]
     contents_of: Callable[[Any, str], tuple[Content, ...]]
-    """From parts, or None, and their place."""
+    """Converts a list of parts, or None; the text is the place of the parts, for errors."""
     blocking: Callable[[bool], dict[str, Any]]
-    """How a configuration says whether to wait for the end."""
+    """The configuration field that says whether the answer waits for the end of the task."""
     about: Callable[[str], dict[str, Any]]
-    """How a request names its task."""
+    """The params that name the task of a request."""
     reply: ParamsReader
     task: ParamsReader
     kind_of: Callable[[Any], tuple[str | None, Any]]
-    """Which kind of reply it is, in the words of 0.3, and its fields."""
+    """The kind of a reply, in the words of 0.3, and its fields."""
 
     def encode_send(self, ask: a2a_requests.SendMessage, tenant: str | None = None) -> bytes:
-        """Of a message that is sent, whether its answer is streamed or not."""
+        """Encodes the params of a send, streamed or not."""
         configuration = {
             "acceptedOutputModes": ask.output_modes or None,
             "historyLength": ask.history_length,
@@ -201,15 +201,15 @@ class ClientCodec:
         return self._params(tenant, message=message, configuration=_given(configuration), metadata=ask.metadata)
 
     def encode_task_request(self, task_id: str, tenant: str | None = None, history_length: int | None = None) -> bytes:
-        """To get, cancel or subscribe to a task."""
+        """Encodes the params to get, cancel or subscribe to a task."""
         return self._params(tenant, **self.about(task_id), historyLength=history_length)
 
     def _params(self, tenant: str | None, **fields: Any) -> bytes:
-        """Only 1.0 has tenants."""
+        """Encodes params. Only 1.0 has tenants."""
         return _encode(_given({"tenant": tenant if self.version is not None else None, **fields}))
 
     def decode_reply(self, data: bytes) -> RemoteEvent:
-        """The answer to a send, or a frame of a stream. Raises BadResponse, and InvalidParams where a field misfits."""
+        """Decodes the answer to a send, or a stream's frame. Raises BadResponse, or InvalidParams for a bad field."""
         kind, said = self.kind_of(self.reply.read(data))
         if kind == "task":
             return self._task(said)
@@ -229,10 +229,10 @@ class ClientCodec:
                 update = ArtifactUpdate(**made, append=bool(said.append), last_chunk=bool(said.last_chunk))
                 return RemoteArtifact(task_id=task_id or "", context_id=context_id, update=update)
             case _:
-                raise BadResponse("the answer is neither a task nor a message, nor news of one")
+                raise BadResponse("the answer is neither a task nor a message nor an update")
 
     def decode_task(self, data: bytes) -> RemoteTask:
-        """The answer where a task was got or canceled."""
+        """Decodes the answer to a get or a cancel."""
         return self._task(self.task.read(data))
 
     def _task(self, said: _TaskV1 | _TaskProtoV03 | _ReplyV03) -> RemoteTask:

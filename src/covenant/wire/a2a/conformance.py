@@ -1,15 +1,17 @@
-"""What breaks the A2A specification in what an agent answers: its card, one answer, or the events of a stream.
+"""Checks an agent's card, its answers and the events of its streams against the A2A specification.
 
-`FORMS` has, for each dialect, the members of every object, as the specification requires them. A finding is named after
-the object and the member that it is about (`Task.status`), or after the rule that is broken (`RULES`). What the
-specification does not say is not judged: an unknown member is no finding.
+`FrameChecks` does so for the frames of one call, as they were on the wire. It passes over a frame that was cut.
+
+`FORMS` has, for each dialect, the members that the specification requires of every object. A finding is named after the
+object and member that it is about (`Task.status`), or after the broken rule (`RULES`). An unknown member is no finding,
+since the specification does not forbid it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -34,7 +36,7 @@ RULES: Final = {
     "card.interfaces": "a card names at least one interface: where it is, its binding and its version",
 }
 FINDINGS_MAX: Final = 100
-"""Of one answer."""
+"""The most findings for one answer."""
 NESTING_MAX: Final = 100
 
 
@@ -44,7 +46,7 @@ class BrokenRule(NamedTuple):
 
 
 class Member(NamedTuple):
-    """`kind`: the name of an object, or one of the texts below."""
+    """`kind`: the name of an object, or a type such as `text`, `bool`, `state`, `role` or `time`."""
 
     name: str
     kind: str
@@ -53,7 +55,7 @@ class Member(NamedTuple):
 
 
 class Form(NamedTuple):
-    """One dialect's objects. `members`: what tells answers apart; `by_kind`: by what a member `kind` says."""
+    """The objects of one dialect. `members` tells answers apart by member name, `by_kind` by the value of `kind`."""
 
     dialect: Dialect
     objects: Mapping[str, tuple[Member, ...]]
@@ -66,7 +68,7 @@ class Form(NamedTuple):
 
 
 def _rows(**said: str) -> dict[str, tuple[Member, ...]]:
-    """`name:kind` each; `!` for what is required, `*` for a list."""
+    """Parses rows of `name:kind` members; `!` marks a required one, `*` a list."""
     return {owner: tuple(map(_member, text.split())) for owner, text in said.items()}
 
 
@@ -119,7 +121,7 @@ FORMS: Final = {
     PROTO_V03: Form(PROTO_V03, _PROTO_V03, _MEMBERS),
 }
 _CONTENTS: Final = {V1: ("text", "raw", "url", "data"), PROTO_V03: ("text", "file", "data")}
-"""What a part has exactly one of; in the JSON of 0.3 its `kind` names it."""
+"""Members of which a part has exactly one. In the JSON of 0.3 the part's `kind` names it."""
 
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
@@ -134,7 +136,7 @@ def parse_object(data: bytes) -> dict[str, Any] | None:
 
 def check_object(form: Form, name: str, said: Any, where: str) -> Iterator[BrokenRule]:
     if not isinstance(said, dict):
-        yield BrokenRule(name, f"{where} is no object")
+        yield BrokenRule(name, f"{where} is not an object")
         return
     for member in form.objects[name]:
         yield from _check_member(form, name, member, said, where)
@@ -154,7 +156,7 @@ def _check_member(form: Form, owner: str, member: Member, said: dict[str, Any], 
         for at, each in enumerate(value):
             yield from _check_value(form, member.kind, each, rule, f"{place}[{at}]")
     else:
-        yield BrokenRule(rule, f"{place} is no list")
+        yield BrokenRule(rule, f"{place} is not a list")
 
 
 def _check_value(form: Form, kind: str, value: Any, rule: str, place: str) -> Iterator[BrokenRule]:
@@ -165,20 +167,20 @@ def _check_value(form: Form, kind: str, value: Any, rule: str, place: str) -> It
         if not isinstance(value, bool):
             yield BrokenRule(rule, f"{place} is neither true nor false")
     elif not isinstance(value, str):
-        yield BrokenRule(rule, f"{place} is no text")
+        yield BrokenRule(rule, f"{place} is not a text")
     elif kind == "state" and codec.states.get(value) is None:
         yield BrokenRule(rule, f"{place}: A2A {form.version} has no state {value[:40]!r}")
     elif kind == "role" and codec.roles.get(value) is None:
         yield BrokenRule(rule, f"{place}: A2A {form.version} has no role {value[:40]!r}")
     elif kind == "time" and not _TIME.fullmatch(value):
-        yield BrokenRule(rule, f"{place} is no time of ISO 8601 with its zone")
+        yield BrokenRule(rule, f"{place} is not an ISO 8601 time with a zone")
 
 
 def _check_part(form: Form, said: dict[str, Any], where: str) -> Iterator[BrokenRule]:
     if form.by_kind:
         kind = said.get("kind")
         if kind not in ("text", "file", "data"):
-            yield BrokenRule("Part.kind", f"{where}.kind is none of text, file and data")
+            yield BrokenRule("Part.kind", f"{where}.kind is not one of text, file and data")
         elif kind not in said:
             yield BrokenRule(f"Part.{kind}", f"{where} is a part of kind {kind} without {kind}")
         return
@@ -189,7 +191,7 @@ def _check_part(form: Form, said: dict[str, Any], where: str) -> Iterator[Broken
 
 
 class CheckedReply(NamedTuple):
-    """What an answer is: the name of its object, and its members. `name` is empty if it is none that is known."""
+    """A decoded answer: the name of its object and its members. `name` is empty if the object is unknown."""
 
     name: str
     said: dict[str, Any]
@@ -197,7 +199,7 @@ class CheckedReply(NamedTuple):
 
 
 def check_reply(form: Form, said: dict[str, Any], *, task_alone: bool = False) -> CheckedReply:
-    """`task_alone`: the answer to a get or a cancel, which is the task itself."""
+    """Checks an answer. `task_alone`: it answers a get or a cancel, and is the task itself."""
     found, where = _reply_in(form, said, task_alone=task_alone)
     if found is None:
         names = " or ".join(form.members)
@@ -221,23 +223,24 @@ def _reply_in(form: Form, said: dict[str, Any], *, task_alone: bool) -> tuple[tu
 
 
 def check_rpc(said: dict[str, Any], call_id: int) -> Iterator[BrokenRule]:
-    """The envelope of JSON-RPC 2.0."""
+    """Checks the envelope of a JSON-RPC 2.0 response."""
     if said.get("jsonrpc") != "2.0":
         yield BrokenRule("jsonrpc.envelope", 'the response does not say "jsonrpc": "2.0"')
     if ("result" in said) == (said.get("error") is not None):
-        yield BrokenRule("jsonrpc.envelope", "the response has not either a result or an error")
+        yield BrokenRule("jsonrpc.envelope", "the response must have either a result or an error")
     given = said.get("id")
-    # An error may come before the id could be read.
+    # The server may fail before it has read the request's id.
     if (given != call_id or isinstance(given, bool)) and not (given is None and said.get("error") is not None):
-        yield BrokenRule("jsonrpc.id", f"the request has the id {call_id}, the response {str(given)[:40]!r}")
+        has = f"the id {msgspec.json.encode(given).decode()[:40]}" if "id" in said else "no id"
+        yield BrokenRule("jsonrpc.id", f"the response has {has}; its request had the id {call_id}")
     error = said.get("error")
     if error is None:
         return
     if not isinstance(error, dict):
-        yield BrokenRule("jsonrpc.error", "the error is no object")
+        yield BrokenRule("jsonrpc.error", "the error is not an object")
         return
     if not isinstance(error.get("code"), int) or isinstance(error.get("code"), bool):
-        yield BrokenRule("jsonrpc.error", "the error's code is no whole number")
+        yield BrokenRule("jsonrpc.error", "the error's code is not a whole number")
     if not isinstance(error.get("message"), str):
         yield BrokenRule("jsonrpc.error", "the error has no message")
 
@@ -268,7 +271,7 @@ _STOPPED: Final = frozenset(state for state in TaskState if state.terminal or st
 
 
 class StreamCheck:
-    """The order of a stream's events."""
+    """Checks the order of a stream's events."""
 
     def __init__(self, form: Form) -> None:
         self._form = form
@@ -334,7 +337,7 @@ _CARD_V03: Final = _CARD._replace(
 
 
 def check_card(said: dict[str, Any]) -> tuple[BrokenRule, ...]:
-    """As a card of 1.0 if it lists interfaces, else as one of 0.3."""
+    """Checks a card as one of 1.0 if it lists interfaces, otherwise as one of 0.3."""
     if "supportedInterfaces" in said:
         found = list(check_object(_CARD, "AgentCard", said, "card"))
     elif "url" in said:
@@ -347,4 +350,101 @@ def check_card(said: dict[str, Any]) -> tuple[BrokenRule, ...]:
 
 
 BINDINGS: Final = {"jsonrpc": JSONRPC, "rest": HTTP_JSON, "grpc": GRPC}
-"""By what the operator API calls them."""
+"""Bindings by their names in the operator API."""
+
+Phase = Literal["card", "keys", "call"]
+"""What a frame belongs to: the look-up of the card, the look-up of the keys that signed it, or the call."""
+GRPC_TYPE: Final = "application/grpc"
+"""Over gRPC the answer is a frame without a body, and each message after it is a frame."""
+CALL_ID: Final = 1
+"""The id of the client's JSON-RPC requests: each is alone on its connection."""
+_NO_JSON: Final = BrokenRule("json", "the answer is no JSON object")
+
+
+class RecordedFrame:
+    """A frame as it was on the wire. `event`: it is an event of a stream."""
+
+    __slots__ = ("at_ms", "body", "cut", "direction", "event", "findings", "headers", "of", "status", "what")
+
+    def __init__(self, at_ms: int, direction: Literal["in", "out"], what: str, *, of: Phase, event: bool) -> None:
+        self.at_ms, self.direction, self.what = at_ms, direction, what
+        self.of, self.event = of, event
+        self.status: int | None = None
+        self.headers: Mapping[str, str] = {}
+        self.body = bytearray()
+        self.cut = False
+        self.findings: list[BrokenRule] = []
+
+
+def media_type(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+class FrameChecks:
+    """What breaks the specification in the frames of one call. Findings are noted at their frames."""
+
+    def __init__(self, form: Form, frames: list[RecordedFrame], *, rpc: bool, stream: bool, task_alone: bool) -> None:
+        """`stream`: one was asked for. `task_alone`: the answer is a task, as that of a get or a cancel."""
+        self._form = form
+        self._frames = frames
+        self._rpc, self._streams, self._task_alone = rpc, stream, task_alone
+        self._stream = StreamCheck(form)
+
+    def run(self, *, cut: bool) -> None:
+        cards = [frame for frame in self._frames if frame.of == "card" and succeeded(frame)]
+        for frame in cards[-1:]:
+            self._card(frame)
+        answers = [frame for frame in self._frames if frame.direction == "in" and frame.of == "call"]
+        for frame in answers:
+            # The target of a redirect is shown; its body is not an answer.
+            if not 300 <= (frame.status or 200) < 400 and not frame.cut:
+                self._answer(frame)
+        streams = [frame for frame in answers if frame.what == "stream"]
+        if streams and not cut:
+            streams[-1].findings += self._stream.end()
+
+    def _card(self, frame: RecordedFrame) -> None:
+        frame.findings += check_media_type(media_type(frame.headers), stream=False)
+        said = parse_object(bytes(frame.body))
+        frame.findings += [_NO_JSON] if said is None else check_card(said)
+
+    def _answer(self, frame: RecordedFrame) -> None:
+        if frame.what == "stream":
+            if not self._streams:
+                frame.findings += [BrokenRule("http.content_type", "a stream answers a request that asked for none")]
+            return
+        said = parse_object(bytes(frame.body))
+        if not frame.event:
+            frame.findings += self._head(frame, said)
+        if said is None:
+            if (frame.event or succeeded(frame)) and media_type(frame.headers) != GRPC_TYPE:
+                frame.findings.append(_NO_JSON)
+            return
+        failed = not frame.event and not succeeded(frame)
+        if self._rpc:
+            frame.findings += check_rpc(said, CALL_ID)
+            result = said.get("result")
+            if said.get("error") is not None or result is None:
+                return
+            if failed:
+                frame.findings.append(BrokenRule("http.status", f"a result comes with HTTP {frame.status}"))
+            said = result if isinstance(result, dict) else {}
+        elif failed:
+            frame.findings += check_rest_error(self._form, frame.status or 0, said)
+            return
+        reply = check_reply(self._form, said, task_alone=self._task_alone)
+        frame.findings += reply.findings
+        if frame.event and self._streams:
+            frame.findings += self._stream.take(reply)
+
+    def _head(self, frame: RecordedFrame, said: Mapping[str, Any] | None) -> list[BrokenRule]:
+        # A refusal may come as JSON where a stream was asked for.
+        refused = said is not None and said.get("error") is not None
+        if (not succeeded(frame) and said is None) or media_type(frame.headers) == GRPC_TYPE:
+            return []
+        streams = self._streams and succeeded(frame) and not refused
+        return list(check_media_type(media_type(frame.headers), stream=streams))
+
+
+def succeeded(frame: RecordedFrame) -> bool:
+    return frame.direction == "in" and 200 <= (frame.status or 0) < 300

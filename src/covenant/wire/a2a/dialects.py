@@ -1,4 +1,4 @@
-"""The dialects of A2A that are spoken here: 1.0; 0.3 in JSON-RPC (the slash methods); 0.3 as protocol buffers.
+"""The A2A dialects that Covenant speaks: 1.0; 0.3 in JSON-RPC (the slash methods); 0.3 as protocol buffers.
 
 0.3 has two forms of the same objects: one in JSON-RPC, another over HTTP+JSON and gRPC.
 """
@@ -22,7 +22,7 @@ from covenant.wire.a2a.response_encoder import RESPONSES_PROTO_V03, RESPONSES_V0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dialect:
-    """One version of A2A on the wire, read and written as a server (`requests`, `responses`) and as a client."""
+    """One version of A2A on the wire, with the codecs of a server (`requests`, `responses`) and of a client."""
 
     version: Version
     requests: RequestDecoder
@@ -33,7 +33,7 @@ class Dialect:
 
 
 REQUESTS_V1: Final = RequestDecoderV1()
-"""By its own name, since it also reads query strings."""
+"""Named separately because it also decodes query strings."""
 V1: Final = Dialect(Version.V1, REQUESTS_V1, RESPONSES_V1, CLIENT_V1, named_events=False)
 V03: Final = Dialect(Version.V03, RequestDecoderV03(), RESPONSES_V03, CLIENT_V03, named_events=True)
 REQUESTS_PROTO_V03: Final = RequestDecoderProtoV03()
@@ -42,5 +42,5 @@ BY_VERSION: Final[dict[str, Dialect]] = {dialect.version.value: dialect for dial
 
 
 def dialect_of(version: str, binding: str) -> Dialect:
-    """What an interface of a card speaks."""
+    """The dialect of a card's interface."""
     return PROTO_V03 if version == PROTO_V03.version and binding != JSONRPC else BY_VERSION[version]

@@ -1,7 +1,7 @@
-"""How A2A clients are refused: one table for both dialects and every binding.
+"""Errors for A2A clients: one table for both dialects and every binding.
 
-A `Refusal` finds its row by its code, else by its class; whatever else was raised is an internal error, told without
-its text. Codes of JSON-RPC, HTTP and gRPC are the specification's (its sections 5.4, 9.5, 10.6 and 11.6), except two of
+A `Refusal` finds its row by its code, else by its class. Any other exception is an internal error, sent without its
+text. Codes of JSON-RPC, HTTP and gRPC are the specification's (its sections 5.4, 9.5, 10.6 and 11.6), except two of
 0.3: a refused version is -32007, refused push notifications are an unsupported operation.
 """
 
@@ -38,7 +38,7 @@ class Version(enum.StrEnum):
 
 
 class ErrorCode(msgspec.Struct, frozen=True, gc=False):
-    """A row: the JSON-RPC code in each dialect, the HTTP status, the gRPC status, and the reason in its details."""
+    """A row: the JSON-RPC code in each dialect, the HTTP status, the gRPC status, and the reason for the details."""
 
     v1: int
     v03: int
@@ -79,8 +79,8 @@ BY_CODE: Final[dict[str, ErrorCode]] = {
     "agent_failed": INTERNAL,
 }
 AGENT_CODES: Final = {row.v1: code for code, row in reversed(BY_CODE.items())}
-"""Our code for each JSON-RPC code of 1.0 that an agent may raise; where there are several, the first one."""
-# A conflict is a state that does not allow it: to a client, an operation that this task does not support (any longer).
+"""Our code for each 1.0 JSON-RPC code that an agent may raise; where several fit, the first one."""
+# A conflict means that the task's state forbids the operation: to A2A clients, an unsupported operation.
 BY_CLASS: Final[dict[type[Refusal], ErrorCode]] = {
     Invalid: INVALID_PARAMS,
     Unauthenticated: _fault(-32600, 401, "UNAUTHENTICATED", "UNAUTHENTICATED"),
@@ -111,7 +111,7 @@ def error_code_of(error: BaseException) -> ErrorCode:
 
 
 def agent_error(result: Result | None) -> Refusal | None:
-    """The A2A error that an agent raised, with its words, if that is how its task failed."""
+    """The A2A error that the agent raised, with its message; None if its task did not fail that way."""
     if result is None or result.status is not ResultStatus.ERROR or not result.metadata:
         return None
     code = result.metadata.get(ERROR_CODE)
@@ -130,7 +130,7 @@ def message_of(error: BaseException) -> str:
 
 
 def details(error: BaseException) -> list[dict[str, Any]]:
-    """In the JSON form of `Any`: why, then which field, then when to come back."""
+    """The details of an error in the JSON form of `Any`: the reason, then the invalid field, then the retry delay."""
     info: dict[str, Any] = {"@type": f"{_TYPE}ErrorInfo", "reason": error_code_of(error).reason, "domain": DOMAIN}
     if not isinstance(error, Refusal):
         return [info]
@@ -147,7 +147,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def rest_error(error: BaseException, version: Version = Version.V1) -> tuple[int, bytes]:
-    """The HTTP status, and the body: `google.rpc.Status` as JSON. Clients of 0.3 read a name and a text beside it."""
+    """The HTTP status and the body, a `google.rpc.Status` as JSON. Clients of 0.3 also get `type` and `message`."""
     fault = error_code_of(error)
     status = {"code": fault.http, "status": fault.grpc, "message": message_of(error), "details": details(error)}
     older = {} if version is Version.V1 else {"type": name_v03(error), "message": message_of(error)}
@@ -172,5 +172,5 @@ _NAMES_V03: Final = {
 
 
 def name_v03(error: BaseException) -> str:
-    """What 0.3 calls an error over HTTP+JSON and gRPC, where it has no codes."""
+    """The name of an error in 0.3 over HTTP+JSON and gRPC, which have no codes."""
     return _NAMES_V03.get(error_code_of(error).v1, "InternalError")

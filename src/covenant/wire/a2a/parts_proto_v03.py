@@ -1,10 +1,10 @@
-"""Parts and messages of A2A 0.3 over HTTP+JSON and gRPC, where it is written as protocol buffers, and content.
+"""Parts and messages of A2A 0.3 as protocol buffers (over HTTP+JSON and gRPC), converted to and from content.
 
-The same parts as in JSON-RPC (`parts_v03`), in other words: a part is told by the member that is there, a file's bytes
-and address have names of their own, and a message has `content`.
+The same parts as in JSON-RPC (`parts_v03`), spelt differently: the present member tells the kind of a part, a file's
+bytes and URI have their own names, and a message has `content`.
 
 The official SDKs put a file's bytes into their field as base64 text, which the field then encodes once more. So do we;
-bytes that are no base64 text are taken as they are.
+bytes that are not base64 text are taken as they are.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ class MessageProtoV03(msgspec.Struct, frozen=True, gc=False, rename="camel", omi
 
     @property
     def reference_task_ids(self) -> tuple[str, ...]:
-        """This form of a message has no place for them."""
+        """Always empty: this form of a message has no such field."""
         return ()
 
     def contents(self, where: str) -> tuple[Content, ...]:
-        """`where` is the place of the parts, for a refusal."""
+        """The message's content. `where` is the place of the parts, for errors."""
         return contents_of(self.content or (), where)
 
 
 def contents_of(parts: Iterable[PartProtoV03], where: str) -> tuple[Content, ...]:
-    """`where` is their place, for a refusal."""
+    """Converts parts to content. `where` is their place, for errors."""
     return tuple(
         [parts_v03.content_of(_named(part, f"{where}[{at}]"), f"{where}[{at}]") for at, part in enumerate(parts)]
     )
@@ -92,7 +92,7 @@ def _named(part: PartProtoV03, where: str) -> PartV03:
 
 
 def _unwrapped(blob: str) -> str:
-    """The base64 text inside, or what was given where there is none."""
+    """The base64 text that was encoded twice, or `blob` itself if it was encoded once."""
     data = base64.b64decode(blob)
     try:
         base64.b64decode(data, validate=True)
@@ -117,14 +117,14 @@ def _wrapped(blob: str | None) -> str | None:
 
 
 def parts_of(content: Iterable[Content], link: Link = unlinked) -> list[PartProtoV03]:
-    """At least one, as the protocol asks: nothing is an empty text."""
+    """Converts content to parts. The protocol requires at least one: empty content is an empty text."""
     return [part_of(block, link) for block in content] or [PartProtoV03("")]
 
 
 def message_of(
     said: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str, link: Link = unlinked
 ) -> MessageProtoV03:
-    """`unnamed` is the id of a message that came without one."""
+    """`unnamed` is the id for a message that has none."""
     return MessageProtoV03(
         message_id=said.message_id or unnamed,
         context_id=context_id,

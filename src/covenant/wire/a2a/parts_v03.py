@@ -1,8 +1,8 @@
-"""Parts and messages of the slash methods (A2A 0.3), and content.
+"""Parts and messages of the slash methods (A2A 0.3), converted to and from content.
 
-A text part has no place for a media type or a file name, a data part neither, and its data must be an object. So that
-nothing is lost between the dialects, these travel in the part's metadata; a value that is no object travels as
-`{"value": …}` under the mark that the official SDK reads and writes.
+A text part and a data part have no field for a media type or a file name, and data must be an object. So that nothing
+is lost between the dialects, these travel in the part's metadata; a value that is not an object travels as `{"value":
+…}` under the mark that the official SDK reads and writes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MessageV03(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_def
     reference_task_ids: tuple[str, ...] | None = None
 
     def contents(self, where: str) -> tuple[Content, ...]:
-        """`where` is the place of the parts, for a refusal."""
+        """The message's content. `where` is the place of the parts, for errors."""
         return tuple([content_of(part, f"{where}[{at}]") for at, part in enumerate(self.parts or ())])
 
 
@@ -64,7 +64,7 @@ def content_of(part: PartV03, where: str) -> Content:
                 raise InvalidParams(f"{where}.text", "is required")
             if part.metadata is None:
                 return Text(part.text)
-            media_type, filename, metadata = _taken(part.metadata)
+            media_type, filename, metadata = _split_metadata(part.metadata)
             return with_mcp_fields(Text(part.text, media_type, filename, metadata))
         case "file":
             if part.file is None:
@@ -98,12 +98,12 @@ def _data(part: PartV03, where: str) -> Json:
     if metadata.get(WRAPPED) is True and isinstance(value, dict) and "value" in value:
         value = value["value"]
         metadata = {key: kept for key, kept in metadata.items() if key != WRAPPED} or None
-    media_type, filename, metadata = _taken(metadata)
+    media_type, filename, metadata = _split_metadata(metadata)
     return Json(value, media_type, filename, metadata)
 
 
-def _taken(metadata: dict[str, Any] | None) -> tuple[str | None, str | None, dict[str, Any] | None]:
-    """Media type and file name out of metadata, and what is left of it."""
+def _split_metadata(metadata: dict[str, Any] | None) -> tuple[str | None, str | None, dict[str, Any] | None]:
+    """The media type and file name from the metadata, and the rest of it."""
     if not metadata or (MEDIA_TYPE not in metadata and FILENAME not in metadata):
         return None, None, metadata
     left = dict(metadata)
@@ -151,14 +151,14 @@ def _with(metadata: dict[str, Any] | None, media_type: str | None, filename: str
 
 
 def parts_of(content: Iterable[Content], link: Link = unlinked) -> list[PartV03]:
-    """At least one, as the protocol asks: nothing is an empty text."""
+    """Converts content to parts. The protocol requires at least one: empty content is an empty text."""
     return [part_of(block, link) for block in content] or [PartV03("text", "")]
 
 
 def message_of(
     said: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str, link: Link = unlinked
 ) -> MessageV03:
-    """`unnamed` is the id of a message that came without one."""
+    """`unnamed` is the id for a message that has none."""
     return MessageV03(
         kind="message",
         message_id=said.message_id or unnamed,

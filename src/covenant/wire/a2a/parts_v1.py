@@ -1,6 +1,6 @@
-"""Parts and messages of A2A 1.0, and content: text, raw bytes, a URL or data, each with media type and file name.
+"""Parts and messages of A2A 1.0 (text, raw bytes, a URL or data, with media type and file name), and content.
 
-What only MCP's blocks have is in the part's metadata under `covenant.mcp`, in every dialect, and is read from there.
+Fields that only MCP's blocks have travel in the part's metadata under `covenant.mcp`, in every dialect.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from covenant.model.content import (
     ResourceLink,
     Size,
     Text,
-    is_plain,
 )
 from covenant.model.errors import InvalidParams
 from covenant.model.sanitizer import file_name_of
@@ -50,16 +49,16 @@ class McpFields(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbi
     size: Size | None = None
     icons: tuple[dict[str, Any], ...] | None = None
     resource_meta: dict[str, Any] | None = None
-    """`_meta` of what a `resource` block holds."""
+    """`_meta` of the resource in a `resource` block."""
     uri: str | None = None
-    """The address of what a `resource` block holds."""
+    """The URI of the resource in a `resource` block."""
 
 
 _BY_MEDIA: Final[dict[str, type[Image | Audio]]] = {"image": Image, "audio": Audio}
 
 
 class PartV1(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """One of the first four is there. Null is a value of `data`, so that its absence is said otherwise."""
+    """A part has one of the first four fields. Null is a valid `data`, so an absent `data` is UNSET."""
 
     text: str | None = None
     raw: str | None = None
@@ -81,51 +80,43 @@ class MessageV1(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defa
     reference_task_ids: tuple[str, ...] | None = None
 
     def contents(self, where: str) -> tuple[Content, ...]:
-        """`where` is the place of the parts, for a refusal."""
+        """The message's content. `where` is the place of the parts, for errors."""
         return contents_of(self.parts or (), where)
 
 
 def contents_of(parts: Iterable[PartV1], where: str) -> tuple[Content, ...]:
-    """`where` is their place, for a refusal."""
-    return tuple([_plain(part) or content_of(part, f"{where}[{at}]") for at, part in enumerate(parts)])
+    """Converts parts to content. `where` is their place, for errors."""
+    found: list[Content] = []
+    for at, part in enumerate(parts):
+        found.append(_content_of(part, where, at))
+    return tuple(found)
 
 
-def _plain(part: PartV1) -> Content | None:
-    """What most parts are: text, and nothing beside it."""
-    text, data = part.text, part.data
-    if text is None or part.raw is not None or part.url is not None or not (data is msgspec.UNSET or data is None):
-        return None
-    block = Text(text, part.media_type or None, file_name_of(part.filename) if part.filename else None, part.metadata)
-    return block if part.metadata is None else with_mcp_fields(block)
-
-
-def content_of(part: PartV1, where: str) -> Content:
-    """`where` is the part's place, for a refusal."""
-    plain = _plain(part)
-    if plain is not None:
-        return plain
+def _content_of(part: PartV1, parts: str, at: int) -> Content:
+    """Converts a part to content. `parts` is the place of the list that it is in, for errors."""
+    text, data, metadata = part.text, part.data, part.metadata
     media_type, filename = part.media_type or None, file_name_of(part.filename) if part.filename else None
-    given = (part.text is not None) + (part.raw is not None) + (part.url is not None) + _holds(part.data)
-    if given > 1:
+    # Next to another member, null means absent.
+    holds_data = data is not msgspec.UNSET and data is not None
+    if text is not None and part.raw is None and part.url is None and not holds_data:
+        block = Text(text, media_type, filename, metadata)
+        return block if metadata is None else with_mcp_fields(block)
+    where = f"{parts}[{at}]"
+    if (text is not None) + (part.raw is not None) + (part.url is not None) + holds_data > 1:
         raise InvalidParams(where, "must have one of text, raw, url and data, not several")
     if part.raw is not None:
-        return bytes_block(standard_base64(part.raw, f"{where}.raw"), media_type, filename, part.metadata)
+        return bytes_block(standard_base64(part.raw, f"{where}.raw"), media_type, filename, metadata)
     if part.url is not None:
         if not part.url:
             raise InvalidParams(f"{where}.url", "is empty")
-        return with_mcp_fields(ResourceLink(part.url, filename or "", media_type, metadata=part.metadata))
-    if part.data is msgspec.UNSET:
+        return with_mcp_fields(ResourceLink(part.url, filename or "", media_type, metadata=metadata))
+    if data is msgspec.UNSET:
         raise InvalidParams(where, "must have one of text, raw, url and data")
-    return Json(part.data, media_type, filename, part.metadata)
-
-
-def _holds(data: Any) -> bool:
-    """Beside another member, null is the absence it is everywhere else."""
-    return data is not msgspec.UNSET and data is not None
+    return Json(data, media_type, filename, metadata)
 
 
 def bytes_block(blob: str, media_type: str | None, filename: str | None, metadata: dict[str, Any] | None) -> Content:
-    """An image or audio, as MCP has those, unless it has an address, a file name or metadata: then it is a resource."""
+    """An image or audio block, as MCP has them; a resource if there is a URI, a file name or metadata."""
     block = with_mcp_fields(Resource(Embedded("", media_type, blob=blob), filename, metadata))
     kind = _BY_MEDIA.get(media_type.partition("/")[0].lower()) if media_type is not None else None
     if kind is None or media_type is None or not isinstance(block, Resource):
@@ -136,7 +127,7 @@ def bytes_block(blob: str, media_type: str | None, filename: str | None, metadat
 
 
 def with_mcp_fields(block: Text | Resource | ResourceLink) -> Content:
-    """The block with the fields of MCP that its metadata has; as it is if they are not what MCP has there."""
+    """The block with the MCP fields from its metadata; unchanged if those are invalid."""
     metadata = block.metadata
     if metadata is None or MCP not in metadata:
         return block
@@ -159,7 +150,7 @@ _BESIDE: Final = tuple(name for name in McpFields.__struct_fields__ if name not 
 
 
 def metadata_of(block: Content) -> dict[str, Any] | None:
-    """A block's own metadata, and what only MCP has for it."""
+    """The block's metadata, with its MCP fields under `covenant.mcp`."""
     given = {name: getattr(block, name, None) for name in _BESIDE}
     if isinstance(block, Resource):
         given["resource_meta"], given["uri"] = block.resource.meta, block.resource.uri or None
@@ -170,17 +161,15 @@ def metadata_of(block: Content) -> dict[str, Any] | None:
 
 
 Link = Callable[[File], str]
-"""The address under which a file can be downloaded."""
+"""Returns the URL under which a file can be downloaded."""
 
 
 def unlinked(file: File) -> str:
-    """Without our host and without a signature: for those who know the one, and have a token."""
+    """A path without host and signature, for callers that know the host and have a token."""
     return f"/v1/files/{file.space}/{file.task_id}/{file.sha256}"
 
 
 def part_of(block: Content, link: Link = unlinked) -> PartV1:
-    if is_plain(block):
-        return PartV1(block.text)
     metadata = metadata_of(block)
     match block:
         case Text(text, media_type, filename):
@@ -200,14 +189,21 @@ def part_of(block: Content, link: Link = unlinked) -> PartV1:
 
 
 def parts_of(content: Iterable[Content], link: Link = unlinked) -> list[PartV1]:
-    """At least one, as the protocol asks: nothing is an empty text."""
-    return [part_of(block, link) for block in content] or [PartV1("")]
+    """Converts content to parts. The protocol requires at least one: empty content is an empty text."""
+    parts: list[PartV1] = []
+    for block in content:
+        if type(block) is Text and block.annotations is None and block.meta is None:  # nothing that only MCP has
+            text, metadata = block.text, block.metadata
+            parts.append(PartV1(text, metadata=metadata, filename=block.filename, media_type=block.mimeType))
+        else:
+            parts.append(part_of(block, link))
+    return parts or [PartV1("")]
 
 
 def message_of(
     said: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str, link: Link = unlinked
 ) -> MessageV1:
-    """`unnamed` is the id of a message that came without one."""
+    """`unnamed` is the id for a message that has none."""
     return MessageV1(
         message_id=said.message_id or unnamed,
         context_id=context_id,

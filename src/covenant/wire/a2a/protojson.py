@@ -1,8 +1,8 @@
-"""ProtoJSON, as it may come in: what the JSON form of protocol buffers allows a sender beyond what we write ourselves.
+"""ProtoJSON input: the JSON forms of protocol buffers that a sender may use, beyond the form that we write.
 
-Field names may be camelCase or snake_case at every known place, unknown fields are ignored, null means absent, an enum
-may be its name or its number, an integer may be a string, bytes may be base64 of either alphabet with or without
-padding, and times are RFC 3339. What does not fit is an `InvalidParams` that names the field.
+Field names may be camelCase or snake_case wherever a name is known, unknown fields are ignored, null means absent, an
+enum may be its name or its number, an integer may be a string, bytes may be base64 of either alphabet with or without
+padding, and times are RFC 3339. An invalid value raises `InvalidParams` that names the field.
 """
 
 from __future__ import annotations
@@ -24,25 +24,20 @@ E = TypeVar("E")
 Number = int | float | str
 INT32_MAX: Final = 2**31 - 1
 
-# Only a name in snake_case needs the longer way; an escaped underscore is rare, but it is one.
+# Only a name in snake_case needs the slow path. An underscore may be written as a JSON escape.
 _UNDERSCORE, _BACKSLASH = b"_\\"
 _snake = re.compile(rb"_[a-z]").search
 _WRONG: Final = re.compile(r"(?P<what>.*?)(?: - at `(?P<where>[^`]*)`)?", re.DOTALL)
 _any = msgspec.json.Decoder()
 
 
-def _may_be_snake(data: bytes) -> bool:
-    # One byte, by its number, is looked for ten times as fast as several.
-    return (_UNDERSCORE in data and _snake(data) is not None) or (_BACKSLASH in data and b"\\u005" in data)
-
-
 class ParamsReader:
-    """How one kind of params is read: fast where it is spelled as we would, else by spelling it so first."""
+    """Decodes one type of params: directly if all names are in our spelling, otherwise after renaming them."""
 
     __slots__ = ("_decode", "_decoder", "_kind", "_renamed", "_snake")
 
     def __init__(self, kind: type[msgspec.Struct], *, snake: bool = True, renamed: bool = False) -> None:
-        """`snake`: names may be in snake_case. `renamed`: a field's own name is not its name in JSON in snake_case."""
+        """`snake`: names may be in snake_case. `renamed`: a field's Python name is not its JSON name in snake_case."""
         self._kind = kind
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
         self._decode = self._decoder.decode
@@ -50,14 +45,16 @@ class ParamsReader:
         self._renamed = renamed
 
     def read(self, params: bytes | msgspec.Raw) -> Any:
-        data = bytes(params) or b"{}"
-        plain = not (self._renamed or (self._snake and _may_be_snake(data)))
-        # Every level takes two brackets: so few cannot be nested too deeply.
+        data = (params if type(params) is bytes else bytes(params)) or b"{}"
+        # Searching for one byte by its number is ten times as fast as searching for several.
+        may_be_snake = (_UNDERSCORE in data and _snake(data) is not None) or (_BACKSLASH in data and b"\\u005" in data)
+        plain = not (self._renamed or (self._snake and may_be_snake))
+        # Every level takes two brackets: with so few brackets the nesting cannot be too deep.
         if plain and (len(data) <= 2 * TOLD_NESTING_MAX or data.count(b"{") + data.count(b"[") <= TOLD_NESTING_MAX):
             try:
                 return self._decode(data)
             except (ValueError, RecursionError):
-                pass  # what is wrong is said below
+                pass  # the slow path below reports what is wrong
         try:
             if plain:
                 return parse(self._decoder, data, TOLD_NESTING_MAX)
@@ -68,7 +65,7 @@ class ParamsReader:
 
 
 def invalid_field(wrong: msgspec.ValidationError) -> InvalidParams:
-    """What the decoder says, with the place in front and no dollar sign."""
+    """The decoder's message as a refusal, with the path of the field in front and without its `$`."""
     match = _WRONG.fullmatch(shorten(str(wrong)))
     assert match is not None
     where = (match["where"] or "").removeprefix("$").removeprefix(".")
@@ -77,7 +74,7 @@ def invalid_field(wrong: msgspec.ValidationError) -> InvalidParams:
 
 @functools.cache
 def _places(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, type[msgspec.Struct] | None], ...]:
-    """Each field's two spellings, and the struct inside it, if any."""
+    """The Python and JSON names of each field, and the struct inside it, if any."""
     fields = msgspec.structs.fields(kind)
     return tuple((field.name, field.encode_name, _struct_in(field.type)) for field in fields)
 
@@ -89,7 +86,7 @@ def _struct_in(annotation: Any) -> type[msgspec.Struct] | None:
 
 
 def in_camel_case(value: Any, kind: type[msgspec.Struct], where: str) -> Any:
-    """`value` with the names of `kind` in camelCase, wherever `kind` knows a name; the rest is untouched."""
+    """`value` with the field names of `kind` in camelCase; other names are untouched."""
     if isinstance(value, list):
         return [in_camel_case(item, kind, f"{where}[{index}]") for index, item in enumerate(value)]
     if not isinstance(value, dict):
@@ -112,14 +109,14 @@ def inside_of(where: str, name: str) -> str:
 
 
 def required(value: str | None, field: str) -> str:
-    """An empty string is a missing one: that is how protocol buffers have it."""
+    """Returns the value, or refuses an absent or empty one: protocol buffers do not tell the two apart."""
     if not value:
         raise InvalidParams(field, "is required")
     return value
 
 
 def int_value(value: Number | None, field: str, *, low: int = 0, high: int = INT32_MAX) -> int | None:
-    """An integer between `low` and `high`, written as a number (1, 1.0) or a string."""
+    """Reads an integer between `low` and `high`, written as a number (1, 1.0) or a string."""
     if value is None:
         return None
     try:
@@ -144,7 +141,7 @@ def _plain(text: str) -> str:
 
 
 def enum_value(value: str | int | None, names: Mapping[str | int, E], field: str) -> E | None:
-    """A member of an enum by its name or number; None if it is missing or unspecified."""
+    """Reads a member of an enum by its name or number; None if it is missing or unspecified."""
     if value is None:
         return None
     try:
@@ -158,7 +155,7 @@ _URL_SAFE: Final = str.maketrans("-_", "+/")
 
 
 def standard_base64(text: str, field: str) -> str:
-    """The same bytes in the standard alphabet, padded; what is so already stays as it is."""
+    """The same bytes in the standard alphabet with padding; a text that has both is returned as it is."""
     standard = text.translate(_URL_SAFE) if "-" in text or "_" in text else text
     if len(standard) % 4:
         standard = standard.rstrip("=")

@@ -1,8 +1,8 @@
-"""Params of the A2A methods, read into the model (`model.a2a_requests`), in either dialect.
+"""Decodes the params of the A2A methods into the model (`model.a2a_requests`), in either dialect.
 
-A2A 1.0 is read by the rules of ProtoJSON. In 0.3, null is absent and unknown fields are ignored. What does not fit is
-an `InvalidParams` that names the field. Params of the REST binding's reads stand in a query string, in the names that
-bodies use; `task_id` is the id in an address, which goes before the one in the params.
+A2A 1.0 is read by the rules of ProtoJSON. In 0.3, null is absent and unknown fields are ignored. An invalid value
+raises `InvalidParams` that names the field. The REST binding's reads have their params in a query string, under the
+names that bodies use; `task_id` is the id in the URL, which wins over the one in the params.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ STATES_V1: Final[dict[str | int, TaskState | None]] = {
     0: None,
 }
 CANCELLED_V03: Final = "TASK_STATE_CANCELLED"
-"""How the protocol buffers of 0.3 spell it."""
+"""The spelling of this state in the protocol buffers of 0.3."""
 STATES_PROTO_V03: Final = STATES_V1 | {CANCELLED_V03: TaskState.CANCELED}
 STATES_V03: Final[dict[str | int, TaskState | None]] = {state.value: state for state in TaskState}
 ONLY_PUSH_V03: Final = "default"
-"""The configuration of a client that names none: in 0.3 an id is for clients that have several."""
+"""The id of a configuration whose client gives none: in 0.3 only clients with several configurations give ids."""
 _MS_MAX: Final = 2**53
 _BOOLEANS: Final = {"true": True, "false": False}
 _encode = msgspec.json.Encoder().encode
 
 
 class _Params(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """No field needs to be there: what is missing is named when it is needed. `tenant` of 1.0 is not read: the address
+    """No field is required here: a missing one is refused where it is needed. `tenant` of 1.0 is ignored: the URL
     already names the agent."""
 
 
@@ -131,7 +131,7 @@ class _ConfigurationProtoV03(_Configuration, frozen=True):
 
 class _SendProtoV03(_Params, frozen=True):
     request: MessageProtoV03 | None = msgspec.field(default=None, name="message")
-    """Protocol buffers have two names for it, and official clients send this one."""
+    """Protocol buffers have two JSON names for it. Official clients send this one."""
     configuration: _ConfigurationProtoV03 | None = None
     metadata: dict[str, Any] | None = None
 
@@ -177,7 +177,7 @@ class _PushOfV03(_Params, frozen=True):
 
 
 class _NamedProtoV03(_Params, frozen=True):
-    """A task, or a push configuration of one, by a path: `tasks/…/pushNotificationConfigs/…`."""
+    """A task or push configuration, named by a path: `tasks/…/pushNotificationConfigs/…`."""
 
     name: str | None = None
     parent: str | None = None
@@ -203,7 +203,7 @@ class _ConfigProtoV03(_Params, frozen=True):
 
 
 class _SetPushProtoV03(_ConfigProtoV03, frozen=True):
-    """By gRPC with the task's name. Over HTTP the body is the configuration, or the same message as by gRPC."""
+    """In gRPC the configuration comes with the task's name. Over HTTP the body may also be the bare configuration."""
 
     parent: str | None = None
     config_id: str | None = None
@@ -211,7 +211,7 @@ class _SetPushProtoV03(_ConfigProtoV03, frozen=True):
 
 
 class RequestDecoder(ABC):
-    """What both dialects read alike."""
+    """The decoding that both dialects share."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class RequestDecoder(ABC):
         self._states = states
 
     def decode_send(self, params: Params) -> a2a_requests.SendMessage:
-        """Of a message that is sent, whether its answer is streamed or not."""
+        """Decodes the params of a send, streamed or not."""
         given: _SendV1 | _SendV03 | _SendProtoV03 = self._send(params)
         if given.message is None:
             raise InvalidParams("message", "is required")
@@ -250,13 +250,15 @@ class RequestDecoder(ABC):
         )
 
     def _message(self, given: MessageV1 | MessageV03 | MessageProtoV03) -> a2a_requests.Message:
-        role = enum_value(given.role, self._roles, "message.role")
+        role = self._roles.get(given.role) if given.role else None
+        if role is None:
+            role = enum_value(given.role, self._roles, "message.role")
         if role is None:
             raise InvalidParams("message.role", "is required")
         if not given.parts:
             raise InvalidParams("message.parts", "must have at least one part")
         return a2a_requests.Message(
-            message_id=required(given.message_id, "message.messageId"),
+            message_id=given.message_id or required(given.message_id, "message.messageId"),
             parts=given.contents("message.parts"),
             role=role,
             task_id=given.task_id or None,
@@ -293,12 +295,12 @@ class RequestDecoder(ABC):
         )
 
     def decode_nothing(self, params: Params) -> None:
-        """The extended card: it needs nothing, but its params must be an object."""
+        """Decodes the params of the extended card: any object."""
         self._nothing(params)
 
     @abstractmethod
     def _configured(self, given: Any) -> tuple[bool, a2a_requests.PushConfig | None]:
-        """Whether to wait for the end, and where to push."""
+        """Returns whether the answer waits for the task's end, and the push configuration."""
 
     @abstractmethod
     def decode_create_push(self, params: Params, task_id: str | None = None) -> a2a_requests.CreatePush: ...
@@ -314,7 +316,7 @@ class RequestDecoder(ABC):
 
 
 def _updated_after(given: _ListV1 | _ListV03) -> int | None:
-    """0.3 has no such method, but its clients miss it; `lastUpdatedAfter` is in milliseconds."""
+    """The lower bound of `updated_at`. 0.3 has no listing; its clients send `lastUpdatedAfter` in milliseconds."""
     if given.status_timestamp_after is not None:
         return timestamps.parse_ms(given.status_timestamp_after, "statusTimestampAfter")
     if isinstance(given, _ListV03):
@@ -366,7 +368,7 @@ class RequestDecoderV1(RequestDecoder):
 
     def decode_list_push(self, params: Params, task_id: str | None = None) -> a2a_requests.ListPush:
         given: _PushOfV1 = self._push_of(params)
-        # A client that does not care sends zero: unlike that of a listing of tasks, this field has no presence.
+        # A client without a preference sends zero: unlike in a listing of tasks, this field has no presence.
         return a2a_requests.ListPush(
             task_id=task_id or required(given.task_id, "taskId"),
             page_size=min(int_value(given.page_size, "pageSize") or PAGE_SIZE, PAGE_SIZE_MAX),
@@ -388,7 +390,7 @@ class RequestDecoderV1(RequestDecoder):
 
 
 class _RequestDecoder03(RequestDecoder):
-    """What 0.3 reads alike over all bindings."""
+    """The decoding that all bindings of 0.3 share."""
 
     _push_of: Callable[[Params], _PushOfV03 | _NamedProtoV03]
 
@@ -400,7 +402,7 @@ class _RequestDecoder03(RequestDecoder):
         return given.blocking is not False, config
 
     def _config(self, given: _PushV03, where: str) -> a2a_requests.PushConfig:
-        """The first scheme is the one that we use. No scheme and no credentials are no authentication."""
+        """Reads a push configuration. The first scheme is used. Neither scheme nor credentials: no authentication."""
         said, authentication = given.authentication, None
         if said is not None and (said.schemes or said.credentials):
             scheme = required(next(iter(said.schemes or ()), None), f"{where}authentication.schemes")
@@ -445,7 +447,7 @@ class RequestDecoderV03(_RequestDecoder03):
 
 
 class RequestDecoderProtoV03(_RequestDecoder03):
-    """0.3 over HTTP+JSON and gRPC. Over HTTP the ids are in the address."""
+    """Decodes 0.3 over HTTP+JSON and gRPC. Over HTTP the ids are in the URL."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -457,7 +459,7 @@ class RequestDecoderProtoV03(_RequestDecoder03):
     def _configured(
         self, given: _ConfigurationV03 | _ConfigurationProtoV03
     ) -> tuple[bool, a2a_requests.PushConfig | None]:
-        # What a protocol buffer leaves out is false.
+        # A field that a protocol buffer leaves out is false.
         return bool(given.blocking), super()._configured(given)[1]
 
     def _created_push(self, params: Params) -> tuple[str | None, _PushV03 | None]:
@@ -473,7 +475,7 @@ class RequestDecoderProtoV03(_RequestDecoder03):
 
 
 def query_params(query: bytes) -> bytes:
-    """The JSON object that says the same as a query; of a field given twice, the last one counts."""
+    """Converts a query string to a JSON object. Of a field that is given twice, the last value counts."""
     try:
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX)
     except ValueError:
@@ -486,5 +488,5 @@ def _query_value(name: str, text: str) -> Any:
         if text not in _BOOLEANS:
             raise InvalidParams("includeArtifacts", "must be true or false")
         return _BOOLEANS[text]
-    # An enum may be its number, and here everything is text.
+    # An enum may be given by its number, and values of a query are all text.
     return int(text) if name == "status" and text.isascii() and text.isdigit() and len(text) < 10 else text

@@ -1,8 +1,8 @@
 """Answers of the A2A methods in JSON, in either dialect: tasks, messages, pages, push configurations, stream frames.
 
-A2A 1.0 is written as ProtoJSON: camelCase, defaults left out, times with three decimals. In 0.3 everything has its
-`kind`, states are in lower case, and `final` marks where a stream ends. Task metadata has keys of our own, beginning
-with `covenant.`; 0.3 has besides those that its clients may know (`x-arbiter.`).
+A2A 1.0 is written as ProtoJSON: camelCase, defaults left out, times with three decimals. In 0.3 every object has its
+`kind`, states are in lower case, and `final` marks the end of a stream. Task metadata has our own keys under
+`covenant.`; 0.3 also has keys under `x-arbiter.` that its clients may know.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from covenant.wire.a2a.request_decoder import CANCELLED_V03, STATE_NAMES_V1
 from covenant.wire.timestamps import format_ms
 
 USAGE: Final = "covenant.usage"
-"""In metadata: what the work took."""
+"""Key in metadata: the usage of the work."""
 _FOREIGN_NOTES: Final = ("agent_id", "input_tokens", "output_tokens", "stop_reason", "error")
 
 _encode = msgspec.json.Encoder().encode
@@ -60,7 +60,7 @@ def usage_of(result: Result | None) -> dict[str, Any] | None:
 
 
 class _Written(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """Fields are declared in the order in which they are written."""
+    """The base of encoded objects. Fields are written in the order of their declaration."""
 
 
 class _Status(_Written, frozen=True):
@@ -79,7 +79,7 @@ class _Artifact(_Written, frozen=True):
 
 
 class _NotesV1(msgspec.Struct, frozen=True, gc=False, rename="covenant.{}".format, omit_defaults=True, kw_only=True):
-    """Metadata beyond the protocol."""
+    """Metadata keys that are not part of the protocol."""
 
     generation: int | None = None
     agent: str | None = None
@@ -142,7 +142,7 @@ class _ArtifactUpdate(_Written, frozen=True):
 
 
 class _ReplyV1(_Written, frozen=True):
-    """SendMessageResponse and StreamResponse: one of these."""
+    """SendMessageResponse and StreamResponse: exactly one field is set."""
 
     task: _Task | None = None
     message: WireMessage | None = None
@@ -151,7 +151,7 @@ class _ReplyV1(_Written, frozen=True):
 
 
 class _Page(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """All four are always there."""
+    """All four fields are always written."""
 
     tasks: list[_Task]
     next_page_token: str
@@ -204,41 +204,41 @@ _StatusStep = Started | StatusUpdate | MessageUpdate | StepUpdate | Continued | 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ResponseEncoder:
-    """Writes one dialect: its fields say how it differs from the other."""
+    """Encodes one dialect. The fields are the differences between dialects."""
 
     states: Mapping[TaskState, str]
     parts_of: Callable[[Iterable[Content], Link], _Parts]
     message_of: Callable[[MessageUpdate, str | None, str, str, Link], WireMessage]
     task_notes: Callable[[TaskView], Any]
-    """The metadata of a task."""
+    """Returns the metadata of a task."""
     change_notes: Callable[[Task, _StatusChange], Any]
-    """The metadata of a change of status."""
+    """Returns the metadata of a status update."""
     push: Callable[[str, PushConfig], Any]
     pushes: Callable[[list[Any], str], Any]
-    """A page of push configurations, and the token of the next."""
+    """Returns a page of push configurations with the token of the next page."""
     deleted: bytes
-    """The answer where a push configuration was deleted."""
+    """The answer to a deleted push configuration."""
     kinds: bool
-    """Whether everything says its `kind` and all its flags, instead of standing in a field of that name."""
+    """Whether objects have a `kind` and all their flags (0.3), or are nested in a field of that name (1.0)."""
     finals: bool
-    """Whether a change of status says whether a stream ends with it."""
+    """Whether a status update says if the stream ends with it."""
 
     def encode_task(self, view: TaskView, history_length: int | None = None, link: Link = unlinked) -> bytes:
         return _encode(self._task(view, history_length, link))
 
     def encode_sent(self, view: TaskView, history_length: int | None = None, link: Link = unlinked) -> bytes:
-        """The task, or the bare message that its agent answered with."""
+        """Encodes the answer to a send: the task, or the bare message that its agent answered with."""
         if view.result is not None and view.result.reply is True:
             return self.encode_message(view, link)
         return self.encode_snapshot(view, history_length, link)
 
     def encode_snapshot(self, view: TaskView, history_length: int | None = None, link: Link = unlinked) -> bytes:
-        """The first frame of a stream: the task where the client's cursor stands."""
+        """Encodes the first frame of a stream: the task at the client's cursor."""
         task = self._task(view, history_length, link)
         return _encode(task if self.kinds else _ReplyV1(task))
 
     def encode_message(self, view: TaskView, link: Link = unlinked) -> bytes:
-        """The only frame of a stream whose agent answers with a bare message."""
+        """Encodes the only frame of a stream whose agent answers with a bare message."""
         assert view.result is not None
         usage = usage_in(usage_of(view.result))
         metadata = {USAGE: usage} if usage else None
@@ -252,7 +252,7 @@ class ResponseEncoder:
         return _encode(_Page(tasks, page.next_page_token, page.page_size, page.total_size))
 
     def encode_step(self, task: Task, step: Step, link: Link = unlinked) -> bytes:
-        """One step is one frame, live or replayed."""
+        """Encodes one step as one frame, live or replayed."""
         what = step.what
         if isinstance(what, ArtifactUpdate):
             news = self._artifact_update(task, what, link)
@@ -274,21 +274,24 @@ class ResponseEncoder:
         self, view: TaskView, length: int | None, link: Link, *, listed: bool = False, artifacts: bool = True
     ) -> _Task:
         task = view.task
-        task_id, context_id = task.id, _context_of(task)
+        task_id, context_id = task.id, task.context_id or task.id
         shown: list[_Artifact] | msgspec.UnsetType = msgspec.UNSET
-        # A listing that is asked for artifacts says so even of none; elsewhere none is left out.
+        # A listing with artifacts has the field even if it is empty; other answers leave out an empty one.
         if artifacts and (listed or view.artifacts):
-            shown = [self._artifact(made, link) for made in view.artifacts]
-        told = view.told
-        first = 0 if length is None else max(0, len(told) - length)
-        kept = told[first:] if first else told
-        history = [
-            self.message_of(each, task_id, context_id, "" if each.message_id else f"{task_id}-h{at}", link)
-            for at, each in enumerate(kept, start=first)
-        ]
+            shown = []
+            for made in view.artifacts:
+                shown.append(self._artifact(made, link))
+        messages = view.messages if view.progress else view.history
+        first = 0 if length is None else max(0, len(messages) - length)
+        kept = messages[first:] if first else messages
+        # A loop: a comprehension would make a cell of each name that it uses, and every answer comes by here.
+        history: list[WireMessage] = []
+        for at, each in enumerate(kept, start=first):
+            unnamed = "" if each.message_id else f"{task_id}-h{at}"
+            history.append(self.message_of(each, task_id, context_id, unnamed, link))
         message = None
         if view.message is not None:
-            # The message that ended a task is also the last of its history: written once, and told in both places.
+            # The message that ended a task is also the last of its history: it is converted once and used twice.
             if kept and kept[-1] is view.message and view.message.message_id is not None:
                 message = history[-1]
             else:
@@ -321,13 +324,13 @@ class ResponseEncoder:
         kind: Kind = "status-update" if self.kinds else msgspec.UNSET
         final: Flag = msgspec.UNSET
         if self.finals:
-            # In this dialect a stream is one interaction: it also ends where the agent waits for its client.
+            # In 0.3 a stream is one interaction: it also ends where the agent waits for its client.
             final = change.state.terminal or change.state.waits
         return _StatusUpdate(kind, task.id, context_id, status, final, self.change_notes(task, change))
 
 
 def _context_of(task: Task) -> str:
-    """A task that no client put into a context is a context of its own."""
+    """The task's context id; a task without one is its own context."""
     return task.context_id or task.id
 
 
@@ -345,8 +348,9 @@ def _status_change(task: Task, generation: int, what: _StatusStep) -> _StatusCha
             return _StatusChange(TaskState(ending.value), final_message(result, ending), result=result)
 
 
+_OK: Final = ResultStatus.OK
 _PARTIAL: Final = ResultStatus.PARTIAL
-"""Read through its class, it would take fifty times as long: the class of an enum has a hook for that."""
+"""Read through their class, these would take fifty times as long: the class of an enum has a hook for that."""
 
 
 def _is_partial(result: Result | None) -> bool:
@@ -354,34 +358,38 @@ def _is_partial(result: Result | None) -> bool:
 
 
 def _task_notes_v1(view: TaskView) -> _NotesV1:
+    result = view.result
+    generation, agent, created_at = view.generation, agent_of(view.task), format_ms(view.created_at_ms)
+    if result is not None and result.status is _OK and not result.metadata and not view.holder_lost:
+        return _NotesV1(generation=generation, agent=agent, created_at=created_at)
     return _NotesV1(
-        generation=view.generation,
-        agent=agent_of(view.task),
-        created_at=format_ms(view.created_at_ms),
-        partial=_is_partial(view.result),
+        generation=generation,
+        agent=agent,
+        created_at=created_at,
+        partial=_is_partial(result),
         holder_lost=AWAITING_REPAIR if view.holder_lost else None,
-        **_told(view.result),
+        **_result_notes(result),
     )
 
 
 def _change_notes_v1(_: Task, change: _StatusChange) -> Any:
-    partial, told = _is_partial(change.result), _told(change.result)
-    return _NotesV1(partial=partial, **told) if partial or told else change.metadata
+    partial, notes = _is_partial(change.result), _result_notes(change.result)
+    return _NotesV1(partial=partial, **notes) if partial or notes else change.metadata
 
 
-def _told(result: Result | None) -> dict[str, Any]:
-    """What a result says of how it came about."""
+def _result_notes(result: Result | None) -> dict[str, Any]:
+    """The usage, stop reason, model, route and error code from a result's metadata."""
     metadata = usage_of(result)
     if metadata is None:
         return {}
-    told = {
+    notes = {
         "usage": usage_in(metadata) or None,
         "stop_reason": metadata.get("stop_reason"),
         "model": metadata.get("model"),
         "route": metadata.get("covenant.route"),
         "error_code": metadata.get(ERROR_CODE),
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in notes.items() if value is not None}
 
 
 def _push_v1(task_id: str, config: PushConfig) -> _PushV1:
@@ -403,8 +411,8 @@ RESPONSES_V1: Final = ResponseEncoder(
 
 
 def _notes_v03(task: Task, result: Result | None, **more: Any) -> _NotesV03:
-    told = _told(result)
-    tokens = told.get("usage") or {}
+    notes = _result_notes(result)
+    tokens = notes.get("usage") or {}
     error = result.error_message if result is not None else None
     return _NotesV03(
         partial=_is_partial(result),
@@ -412,7 +420,7 @@ def _notes_v03(task: Task, result: Result | None, **more: Any) -> _NotesV03:
         input_tokens=tokens.get("input_tokens"),
         output_tokens=tokens.get("output_tokens"),
         error=error if isinstance(error, str) else None,
-        **told,
+        **notes,
         **more,
     )
 
@@ -444,7 +452,7 @@ RESPONSES_V03: Final = ResponseEncoder(
     task_notes=_task_notes_v03,
     change_notes=_change_notes_v03,
     push=_push_v03,
-    # This dialect has no pages here.
+    # 0.3 has no pages of push configurations.
     pushes=lambda pushes, _: pushes,
     deleted=b"null",
     kinds=True,

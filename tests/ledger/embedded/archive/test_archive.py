@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.archive import apply_batch
+from covenant.ledger.embedded.archive import apply_batch, archive_writer
 from covenant.ledger.embedded.archive import archive as archive_module
 from covenant.ledger.embedded.archive.apply_batch import Batch, Known, Live, apply_lines
-from covenant.ledger.embedded.archive.archive import LAYOUTS, Archive, archived_seq_of, open_writer
+from covenant.ledger.embedded.archive.archive import Archive
+from covenant.ledger.embedded.archive.archive_file import LAYOUTS, archived_seq_of, open_writer
 from covenant.ledger.embedded.archive.row_updates import Rows, TaskRowUpdate
 from covenant.ledger.embedded.archive.sql import statement
 from covenant.ledger.embedded.archive.task_packs import unpack_task
@@ -543,11 +544,11 @@ def test_an_audit_row_in_the_way_gives_way_to_the_journals(db: sqlite3.Connectio
 
 def test_a_record_larger_than_a_batch_is_applied(db: sqlite3.Connection) -> None:
     recorded = Recorded()
-    recorded.record(sent(1, intent_text="x" * (2 * archive_module.BATCH_BYTES)))
-    lines = recorded.read(recorded.cursor(0), archive_module.BATCH_BYTES)
+    recorded.record(sent(1, intent_text="x" * (2 * archive_writer.BATCH_BYTES)))
+    lines = recorded.read(recorded.cursor(0), archive_writer.BATCH_BYTES)
     apply_lines(db, lines, 0)
     (length,) = db.execute("SELECT length(task) FROM requests").fetchone()
-    assert length > 2 * archive_module.BATCH_BYTES
+    assert length > 2 * archive_writer.BATCH_BYTES
 
 
 def test_deep_content_is_kept_as_it_was_sent(db: sqlite3.Connection) -> None:
@@ -658,7 +659,7 @@ async def test_catching_up_waits_only_for_what_it_needs(path: Path) -> None:
 
 
 async def test_a_backlog_larger_than_a_batch_is_worked_off(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive_module, "BATCH_BYTES", 2_000)
+    monkeypatch.setattr(archive_writer, "BATCH_BYTES", 2_000)
     recorded = Recorded()
     recorded.each(sent(number) for number in range(1, 51))
     async with following(path, recorded) as (archive, heard):

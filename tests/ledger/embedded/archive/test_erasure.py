@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -14,13 +15,17 @@ import pytest
 
 from covenant.ledger.contract.retention import EraseTasks
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME
+from covenant.ledger.embedded.archive.archive_file import ARCHIVE_NAME
+from covenant.ledger.embedded.archive.archive_writer import LocalWriter
+from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import SEEN, open_ledger
+from covenant.ledger.machine.commands import Withdraw
 from covenant.model.errors import Unavailable
 from tests.ledger_contract.driver import LedgerDriver, refused
-from tests.ledger_contract.erasing import LATER_MS, erase, finish, known
+from tests.ledger_contract.erasure import LARGE_BYTES, LATER_MS, erase, finish, known
 from tests.ledger_contract.fake_clock import FakeClock
-from tests.ledger_contract.samples import make_task
+from tests.ledger_contract.samples import ALICE, make_task, ok, task_id
+from tests.waits import BOUND_S
 
 NUMBERS = range(1, 41)
 
@@ -67,6 +72,53 @@ async def test_what_is_too_much_goes_the_oldest_first_however_young_it_is(tmp_pa
     await driver.ledger.close()
 
 
+async def test_what_was_acknowledged_before_is_erased_although_the_archive_was_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = await filled(tmp_path)
+    ledger, sync = driver.ledger, LocalWriter.checkpoint
+    assert isinstance(ledger, EmbeddedLedger)
+    reached, asked = threading.Event(), threading.Event()
+
+    def checkpoint(writer: LocalWriter) -> bool:
+        reached.set()
+        assert asked.wait(BOUND_S)
+        return sync(writer)
+
+    monkeypatch.setattr(LocalWriter, "checkpoint", checkpoint)
+    # The archive has applied what there was, and is syncing while more comes.
+    syncing = asyncio.create_task(ledger._archive.checkpoint())
+    assert await asyncio.to_thread(reached.wait, BOUND_S)
+    await finish(driver, len(NUMBERS) + 1)
+    driver.clock.advance(LATER_MS)
+    erasing = asyncio.create_task(erase(driver))
+    await asyncio.sleep(0)
+    asked.set()
+    assert (await erasing).tasks == len(NUMBERS) + 1
+    await syncing
+    await ledger.close()
+
+
+async def test_a_large_task_that_moves_again_is_counted_once(tmp_path: Path) -> None:
+    clock = FakeClock()
+    driver = LedgerDriver(await open_ledger(tmp_path, clock=clock), clock)
+    await driver.finish(await driver.taken(make_task(1, intent_text="x" * LARGE_BYTES)), ok(task_id(1)))
+    for request_id in ("first", "second"):
+        assert await driver.drain(request_id=request_id)
+        assert await known(driver, 1)
+        with closing(sqlite3.connect(tmp_path / ARCHIVE_NAME)) as db:
+            ((tasks, size),) = db.execute("SELECT tasks, bytes FROM stored_sizes").fetchall()
+            assert (tasks, size) == db.execute("SELECT count(*), sum(bytes) FROM kept_sizes").fetchone()
+            assert size > LARGE_BYTES
+        await driver.ledger.commit(Withdraw(by=ALICE, request_id=request_id))
+    assert await driver.drain()
+    clock.advance(LATER_MS)
+    assert (await erase(driver)).tasks == 1
+    await driver.ledger.close()
+    with closing(sqlite3.connect(tmp_path / ARCHIVE_NAME)) as db:
+        assert db.execute("SELECT tasks, bytes FROM stored_sizes").fetchall() == [(0, 0)]
+
+
 async def test_the_ids_are_known_when_the_filter_of_ids_is_made_anew(tmp_path: Path) -> None:
     driver = await filled(tmp_path)
     await erase(driver)
@@ -96,7 +148,7 @@ import asyncio, sys
 from pathlib import Path
 from covenant.ledger.embedded import fault_points
 from tests.ledger.embedded.archive.test_erasure import filled
-from tests.ledger_contract.erasing import erase
+from tests.ledger_contract.erasure import erase
 
 async def main() -> None:
     driver = await filled(Path(sys.argv[1]))

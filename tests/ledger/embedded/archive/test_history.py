@@ -11,7 +11,7 @@ import pytest
 from covenant.ledger.contract.tasks import LeaseRecord, QueueQuery, TreeNode
 from covenant.ledger.embedded.archive import history as sql
 from covenant.ledger.embedded.archive.apply_batch import apply_lines
-from covenant.ledger.embedded.archive.archive import archived_seq_of, open_writer
+from covenant.ledger.embedded.archive.archive_file import archived_seq_of, open_writer
 from covenant.ledger.embedded.archive.history import TREE_DEPTH_MAX, History
 from covenant.ledger.machine.events import (
     AuditPurged,
@@ -47,6 +47,7 @@ from tests.ledger.embedded.recorded import (
     task,
     task_id,
 )
+from tests.waits import BOUND_S
 
 NOW_MS = START_MS + 100_000
 LOST_BOOT = "boot-1"
@@ -693,7 +694,7 @@ async def test_reads_run_beside_a_batch_that_is_being_written(past: Past) -> Non
     past.archive()
     past.db.execute("BEGIN IMMEDIATE")
     past.db.execute("UPDATE a2a_tasks SET ledger_state = 'parked'")
-    assert await asyncio.wait_for(past.queue(), 5) == ["1"]
+    assert await asyncio.wait_for(past.queue(), BOUND_S) == ["1"]
     past.db.execute("ROLLBACK")
 
 

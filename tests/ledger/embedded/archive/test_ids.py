@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.ledger.embedded.archive.apply_batch import apply_lines
-from covenant.ledger.embedded.archive.archive import LAYOUTS, archived_seq_of, open_writer
+from covenant.ledger.embedded.archive.archive_file import LAYOUTS, archived_seq_of, open_writer
 from covenant.ledger.embedded.archive.history import LOOKUP
 from covenant.ledger.embedded.archive.sql import statement
 from covenant.ledger.machine.events import ResultDrained

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from covenant.ledger.embedded.archive import erasure
+from covenant.ledger.embedded.archive import archive_file
 from covenant.ledger.embedded.archive.apply_batch import apply_lines
-from covenant.ledger.embedded.archive.archive import SCHEMA_VERSION, archived_seq_of, archived_through, open_writer
+from covenant.ledger.embedded.archive.archive_file import SCHEMA_VERSION, archived_seq_of, archived_through, open_writer
 from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.task_packs import unpack_task
 from covenant.ledger.machine.events import ResultDrained, TaskContinued, TaskParked
@@ -22,7 +22,8 @@ from tests.ledger.embedded.recorded import ALICE, BOB, BOOT, NODE, Recorded, lea
 
 LAYOUTS = Path(__file__).parent / "layouts"
 KEPT = ("a2a_tasks", "requests", "updates", "handovers", "audit", "meta")
-MADE = ("task_counts", "ids")
+MADE = ("task_counts", "ids", "stored_sizes")
+SIZES = "SELECT tenant_id, count(*), sum(bytes) FROM kept_sizes GROUP BY tenant_id"
 
 
 CONTEXTS: tuple[Callable[[int], str], ...] = (
@@ -65,6 +66,8 @@ def take_in(db: sqlite3.Connection, recorded: Recorded) -> None:
     apply_lines(db, recorded.read_through(after, recorded.last_seq), after)
     for (number,) in db.execute("SELECT task_no FROM packs").fetchall():
         unpack_task(db, number)
+    db.execute("DELETE FROM stored_sizes")
+    db.execute(f"INSERT INTO stored_sizes {SIZES}")
 
 
 def rows(db: sqlite3.Connection, *tables: str) -> dict[str, list[tuple[Any, ...]]]:
@@ -113,7 +116,7 @@ def write_old(path: Path, number: int, today: Path) -> None:
             old.execute("UPDATE main.shelves SET held = (SELECT count(*) FROM main.ids_recent) WHERE shelf = 'recent'")
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7, 8, 9])
 async def test_an_archive_of_an_earlier_layout_keeps_its_rows_and_goes_on(tmp_path: Path, number: int) -> None:
     recorded = course()
     with closing(open_writer(tmp_path / "today.db", lasting=True)) as today:
@@ -143,7 +146,7 @@ async def test_an_archive_of_an_earlier_layout_keeps_its_rows_and_goes_on(tmp_pa
 async def test_finished_tasks_of_an_earlier_layout_are_packed_a_few_at_a_time_and_read_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(erasure, "PACKED_AT_ONCE_MAX", 2)
+    monkeypatch.setattr(archive_file, "PACKED_AT_ONCE_MAX", 2)
     path, finished = tmp_path / "archive.db", [task_id(number) for number in range(3, 40, 4)]
     with closing(open_writer(path, lasting=True)) as db:
         take_in(db, course())
@@ -152,13 +155,14 @@ async def test_finished_tasks_of_an_earlier_layout_are_packed_a_few_at_a_time_an
         after_no: int | None = 0
         batches = 0
         while after_no is not None:
-            after_no = erasure.pack_batch(db, after_no)
+            after_no = archive_file.pack_batch(db, after_no)
             batches += 1
         assert batches == len(finished) // 2 + 1
         assert db.execute("SELECT count(*) FROM packs").fetchone() == (len(finished),)
         held = "SELECT count(*) FROM requests JOIN a2a_tasks USING (task_no) WHERE ledger_state = 'resolved'"
         assert db.execute(held).fetchone() == (0,)
         assert db.execute("SELECT sum(tasks) FROM stored_sizes").fetchone() == (len(finished),)
+        assert rows(db, "stored_sizes")["stored_sizes"] == db.execute(SIZES).fetchall()
         assert [await history.show(name, None, 10) for name in finished] == before
         assert None not in before
         await history.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from covenant.ledger.embedded.archive.apply_batch import apply_lines
-from covenant.ledger.embedded.archive.archive import archived_seq_of, open_writer
+from covenant.ledger.embedded.archive.archive_file import archived_seq_of, open_writer
 from covenant.ledger.machine.events import LedgerEvent
 from tests.ledger.embedded.recorded import ALICE, BOB, CAROL, START_MS, Recorded, sent, task_id
 

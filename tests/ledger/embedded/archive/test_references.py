@@ -11,7 +11,7 @@ import pytest
 
 from covenant.ledger.contract.tasks import ListQuery
 from covenant.ledger.embedded.archive.apply_batch import Live, apply_lines
-from covenant.ledger.embedded.archive.archive import archived_seq_of, open_writer
+from covenant.ledger.embedded.archive.archive_file import archived_seq_of, open_writer
 from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.sql import of_rows, statement
 from tests.ledger.embedded.recorded import ALICE, BOB, BOOT, CAROL, NODE, Recorded, leased, sent, settled, task_id

@@ -16,7 +16,7 @@ from covenant.ledger.contract.tasks import QueueQuery
 from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.archive import apply_batch
 from covenant.ledger.embedded.archive.apply_batch import Live, apply_or_reject, read_rejects
-from covenant.ledger.embedded.archive.archive import archived_seq_of, open_writer
+from covenant.ledger.embedded.archive.archive_file import archived_seq_of, open_writer
 from covenant.ledger.embedded.journal.record import decode_line, encode_line
 from covenant.ledger.embedded.journal.segments import Cursor, Lines
 from covenant.ledger.embedded.open import open_ledger

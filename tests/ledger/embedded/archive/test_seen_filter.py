@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from covenant.ledger.embedded.archive import seen_filter as seen_module
 from covenant.ledger.embedded.archive.apply_batch import apply_lines
-from covenant.ledger.embedded.archive.archive import open_writer
+from covenant.ledger.embedded.archive.archive_file import open_writer
 from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.seen_filter import SeenIds, save
 from tests.ledger.embedded.recorded import BOOT, NODE, Recorded, sent, settled, task_id

@@ -13,7 +13,7 @@ import pytest
 from covenant.ledger.contract.task_query import FoundPage, LaneCounts, Place, TaskQuery
 from covenant.ledger.embedded.archive import task_finder
 from covenant.ledger.embedded.archive.apply_batch import apply_lines
-from covenant.ledger.embedded.archive.archive import open_writer
+from covenant.ledger.embedded.archive.archive_file import open_writer
 from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.task_finder import find_tasks
 from covenant.ledger.machine.events import ResultDrained

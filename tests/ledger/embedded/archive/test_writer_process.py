@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from covenant.ledger.embedded.archive import archive as archive_module
-from covenant.ledger.embedded.archive.archive import Archive, LocalWriter
-from covenant.ledger.embedded.archive.writer_process import WriterProcess
+from covenant.ledger.embedded.archive.archive import Archive
+from covenant.ledger.embedded.archive.archive_writer import LocalWriter, WriterProcess
 from covenant.ledger.embedded.journal.segments import Cursor, segment_path
 from covenant.ledger.embedded.open import open_ledger
 from covenant.model.errors import CovenantError, Unavailable

@@ -16,6 +16,7 @@ from covenant.ledger.embedded.journal.record import Record, decode_line, encode_
 from covenant.ledger.embedded.journal.recovery import CHUNK_BYTES, HomeLock, OpenedJournal, lock_home, open_journal
 from covenant.ledger.embedded.journal.segments import Cursor, list_segments, segment_path
 from covenant.model.errors import Damaged, HomeLocked
+from tests.matrices import first_of
 from tests.waits import BOUND_S
 
 NOW_MS = 1_700_000_000_000
@@ -329,7 +330,7 @@ open_journal(Path(folder), snapshot_seq=0, archived_seq=0, now_ms=5, replay=lamb
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("action", ["kill", "tear", "lose"])
+@pytest.mark.parametrize("action", first_of(["kill", "tear", "lose"]))
 @pytest.mark.parametrize("point", [point for point in fault_points.POINTS if point.startswith("opening.")])
 def test_a_process_killed_while_opening_loses_nothing(tmp_path: Path, point: str, action: str) -> None:
     good = fill(tmp_path, 1, 9)

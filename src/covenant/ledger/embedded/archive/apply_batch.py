@@ -1,15 +1,15 @@
-"""Taking records into the archive, a batch at a time: one transaction, with the seq that it comes to.
+"""Applies records to the archive, a batch at a time: one transaction, together with the batch's last seq.
 
-`Batch` works out in Python what records come to as rows, because decoding lines there costs a fifth of what it costs in
-SQL. A task that passes through in one batch is written once, as it is in the end. Writing is a handful of statements of
-many rows each: the driver takes the interpreter's lock again after each statement, and beside a busy loop that is a
-wait. Rows are handed over in a few sizes only, so that their statements stay prepared.
+`Batch` computes the rows of its records in Python, because decoding lines there costs a fifth of what it costs in SQL.
+A task that begins and ends in one batch is written once, in its final state. Writing is a handful of statements of many
+rows each: the driver takes the interpreter's lock again after each statement, which is a wait beside a busy loop. Rows
+are handed over in a few sizes only, so that their statements stay prepared.
 
-A task's number is its place. Contexts and parents are texts in no order: an index over them would be written to a page
-of its own for each task. So a reference is a number, too: twice that of the task whose id it is, or twice that of the
-first task that named it, plus one. Most tasks are their own context, which needs no look-up.
+A task's number is its place. Contexts and parents are unordered texts: an index over them would write a page of its own
+for each task. So a reference is a number, too: twice that of the task whose id it is, or twice that of the first task
+that named it, plus one. Most tasks are their own context, which needs no look-up.
 
-A record that can never be applied is set aside in `rejects`, event by event, so that one cannot stop all that follow.
+A record that can never be applied is set aside in `rejects`, event by event, so that it cannot stop later ones.
 """
 
 from __future__ import annotations
@@ -39,23 +39,30 @@ from covenant.ledger.embedded.archive.row_updates import (
     text_of,
 )
 from covenant.ledger.embedded.archive.sql import Row, ask_rows, statement, write_rows
-from covenant.ledger.embedded.archive.task_packs import ROW_BYTES, delete_parts, pack_finished, read_parts, unpack_task
+from covenant.ledger.embedded.archive.task_packs import (
+    ROW_BYTES,
+    delete_parts,
+    kept_sizes,
+    pack_finished,
+    read_parts,
+    unpack_task,
+)
 from covenant.ledger.embedded.journal.record import encode_line, seq_of
 from covenant.ledger.embedded.journal.segments import Lines
 from covenant.model.errors import CovenantError
 
 INTEGER_MAX: Final = 2**63 - 1
-"""The greatest number that a column of SQLite holds."""
+"""The largest number that a column of SQLite holds."""
 
 PLACES_IN_RECORD: Final = 1 << 20
 
 
 class Contradiction(CovenantError):
-    """A record that cannot follow what the archive holds."""
+    """A record that contradicts the rows of the archive."""
 
 
 def context_name(text: str) -> bytes:
-    """Under which the ids have a context that is no task's id."""
+    """The key in `ids` of a context that is not a task's id."""
     return b"@" + text.encode()
 
 
@@ -64,7 +71,7 @@ def parent_name(text: str) -> bytes:
 
 
 class Known(NamedTuple):
-    """What the archive had before, of what was asked for."""
+    """The rows and numbers that the archive already has, of those that a batch asked for."""
 
     tasks: Mapping[str, TaskRowUpdate]
     contexts: Mapping[str, int]
@@ -72,17 +79,17 @@ class Known(NamedTuple):
 
 
 class Batch:
-    """Records that are to be applied: first what they need to know, then what they come to."""
+    """Records to apply: first collects the ids to look up, then computes the rows."""
 
     def __init__(self, data: bytes, after_seq: int, offset: int = 0) -> None:
         self._offset = offset
         self._lines = [line for line in decode_lines(data) if line.seq > after_seq]
         self._begun: dict[str, RememberedRequest] = {}
         self.moved: dict[str, None] = {}
-        """Ids of tasks that were sent before."""
+        """Ids of tasks that were sent in earlier batches."""
         self.contexts: dict[str, None] = {}
         self.parents: dict[str, None] = {}
-        """What tasks refer to, and may have a number already."""
+        """Texts that tasks refer to, which may already have a number."""
         self._returned: dict[str, RememberedRequest] = {}
         begun, moved = self._begun, self.moved
         for line in self._lines:
@@ -124,7 +131,7 @@ class Batch:
                     rows.purged.append((event.through, event.anchor_hash))
                 rows.place += 1
         for row in rows.tasks.values():
-            row.state = row.in_words_of_a2a()
+            row.state = row.a2a_state_now()
             _count(rows.counts, row, before.get(row.task_id))
         return rows
 
@@ -175,7 +182,7 @@ class Batch:
 
 
 def _reference(rows: Rows, known: Mapping[str, int], named: Callable[[str], bytes], text: str) -> int:
-    """The number of what the task that is just being added refers to."""
+    """The number of a text that the task being added refers to."""
     number = rows.ids.get(text)
     if number is not None:
         return 2 * number
@@ -192,16 +199,16 @@ def _count(counts: dict[CountedBy, int], row: TaskRowUpdate, before: tuple[str, 
 
 
 LIVE_MAX: Final = 4_096
-"""How many rows are kept at hand; the oldest go first."""
+"""The most rows that are kept in memory; the oldest are dropped first."""
 
 _task_rows: Final = msgspec.json.Decoder(tuple[TaskRowUpdate, ...]).decode
 _pairs: Final = msgspec.json.Decoder(tuple[tuple[str, int | None], ...]).decode
 
 
 class Live:
-    """Rows of tasks that are not done with, as the archive has them: what moves next is most often among them.
+    """Archived rows of unfinished tasks: the next change is most often among them.
 
-    For one connection, the only one that writes. What is not here is read.
+    For the one connection that writes. Missing rows are read.
     """
 
     def __init__(self) -> None:
@@ -216,13 +223,13 @@ class Live:
         return Known(tasks, _references(db, batch.contexts, context_name), _references(db, batch.parents, parent_name))
 
     def keep(self, rows: Iterable[TaskRowUpdate]) -> None:
-        """As they were written."""
+        """Keeps rows as they were written."""
         held = self._rows
         for row in rows:
             if row.ledger_state == DRAINED:
                 held.pop(row.task_id, None)
             else:
-                row.result = None  # it may be large, and is not written again
+                row.result = None  # a result may be large, and is not written again
                 held[row.task_id] = row
         if len(held) > LIVE_MAX:
             for task_id in list(held)[: len(held) - LIVE_MAX]:
@@ -240,9 +247,9 @@ def _references(db: sqlite3.Connection, texts: Iterable[str], named: Callable[[s
 
 
 def apply_lines(db: sqlite3.Connection, lines: Lines, archived_seq: int, live: Live | None = None) -> None:
-    """One transaction. Records up to `archived_seq` are passed over."""
+    """Applies records in one transaction. Records up to `archived_seq` are skipped."""
     if seq_of(lines.data[:32]) > archived_seq + 1:
-        raise CovenantError(f"record {archived_seq + 1} is missing from what the journal gave")
+        raise CovenantError(f"record {archived_seq + 1} is missing from the journal's lines")
     batch = Batch(lines.data, archived_seq)
     live = live or Live()
     try:
@@ -262,7 +269,7 @@ def apply_lines(db: sqlite3.Connection, lines: Lines, archived_seq: int, live: L
 
 
 def apply_within(db: sqlite3.Connection, data: bytes, last_seq: int, offset: int = 0) -> None:
-    """The same for whoever has a transaction open already; whole or not at all. `offset` is the first event's place."""
+    """Applies records within an open transaction; all or none. `offset` is the first event's place."""
     db.execute("SAVEPOINT records")
     try:
         batch = Batch(data, 0, offset)
@@ -278,7 +285,7 @@ def apply_within(db: sqlite3.Connection, data: bytes, last_seq: int, offset: int
 
 
 def _unpacked(db: sqlite3.Connection, known: Known) -> Known:
-    """Unpack the tasks that were done with, and move all the same."""
+    """Unpacks finished tasks that change nevertheless."""
     for row in known.tasks.values():
         if row.ledger_state == DRAINED:
             unpack_task(db, row.task_no)
@@ -286,7 +293,7 @@ def _unpacked(db: sqlite3.Connection, known: Known) -> Known:
 
 
 def _sizes(rows: Rows, packs: Mapping[int, bytes]) -> list[Row]:
-    """How many packs more there are of each tenant, and what they take."""
+    """The number and bytes of new packs by tenant."""
     sizes: dict[str, tuple[int, int]] = {}
     for row in rows.tasks.values() if packs else ():
         if row.task_no in packs:
@@ -295,24 +302,28 @@ def _sizes(rows: Rows, packs: Mapping[int, bytes]) -> list[Row]:
     return [(tenant, *size) for tenant, size in sizes.items()]
 
 
-def _pack(db: sqlite3.Connection, rows: Rows) -> None:
-    """Pack the tasks that are done with now."""
+def _pack(db: sqlite3.Connection, rows: Rows) -> list[int]:
+    """Packs the tasks that are finished now. Returns those that stay unpacked."""
     earlier = [
         row.task_no for row in rows.tasks.values() if row.ledger_state == DRAINED and row.task_id not in rows.ids
     ]
     stored = read_parts(db, earlier)
     packs, now_packed = pack_finished(rows, {number: stored.get(number) for number in earlier})
     write_rows(db, "write_packs", packs)
-    write_rows(db, "write_sizes", _sizes(rows, dict(packs)))
+    packed = dict(packs)
+    write_rows(db, "write_sizes", _sizes(rows, packed))
     delete_parts(db, now_packed)
+    return [row.task_no for row in rows.tasks.values() if row.ledger_state == DRAINED and row.task_no not in packed]
 
 
 def _write(db: sqlite3.Connection, rows: Rows) -> None:
-    _pack(db, rows)
+    unpacked = _pack(db, rows)
     write_rows(db, "write_tasks", [msgspec.structs.astuple(row) for row in rows.tasks.values()])
     write_rows(db, "write_requests", rows.requests)
     write_rows(db, "write_updates", rows.updates)
     write_rows(db, "write_handovers", rows.handovers)
+    for tenant, size in kept_sizes(db, unpacked).values():
+        write_rows(db, "write_sizes", [(tenant, 1, size)])
     write_rows(db, "write_ids", [*sorted(rows.ids.items()), *sorted(rows.names.items())])
     db.execute("INSERT INTO shelving VALUES (?)", (len(rows.ids) + len(rows.names),))
     write_rows(db, "write_counts", [(*key, count) for key, count in rows.counts.items() if count])
@@ -348,7 +359,7 @@ _FAULTS_OF_A_RECORD: Final = (
 
 
 class RejectedRecord(NamedTuple):
-    """`line` is the record's, with the events that were not applied."""
+    """`line` is the record with the events that were not applied."""
 
     seq: int
     error: str
@@ -366,12 +377,12 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def is_fault_of_record(error: Exception) -> bool:
-    """Whether the same record would fail in the same way for ever."""
+    """Whether the same record would always fail in the same way."""
     return isinstance(error, _FAULTS_OF_A_RECORD)
 
 
 def apply_or_reject(db: sqlite3.Connection, lines: Lines, archived_seq: int, live: Live) -> int:
-    """Apply every record that can be applied, and set aside the others; how many those were."""
+    """Applies every record that can be applied, and sets the others aside. Returns the number of those."""
     try:
         apply_lines(db, lines, archived_seq, live)
     except Exception as error:
@@ -387,7 +398,7 @@ def apply_or_reject(db: sqlite3.Connection, lines: Lines, archived_seq: int, liv
 
 
 def _halves(lines: Lines, archived_seq: int) -> tuple[Lines, Lines | None]:
-    """The records after `archived_seq` as two batches of about the same number; one alone has no second half."""
+    """The records after `archived_seq` as two batches of about the same number; a single record has no second half."""
     each = [line for line in lines.data.splitlines(keepends=True) if seq_of(line) > archived_seq]
     middle = len(each) // 2
     if not middle:
@@ -413,7 +424,7 @@ def _apply_alone(db: sqlite3.Connection, lines: Lines) -> int:
 
 
 def apply_events(db: sqlite3.Connection, line: bytes) -> int:
-    """Apply one record event by event within a transaction, and set aside those that fail; 1 if there are any."""
+    """Applies one record event by event in a transaction, and sets failed events aside. Returns 1 if there are any."""
     record = _decode_rejected(line)
     seq, ts_ms = record.seq, record.ts_ms
     failed: list[msgspec.Raw] = []

@@ -1,9 +1,9 @@
-"""Questions about the past, answered from the archive by two threads of their own, never on the loop.
+"""Reads of the past from the archive, in two threads of their own, never on the loop.
 
-Whoever asks first waits until the archive has caught up (`Archive.caught_up`); what is read here is what was archived
-by then, each answer from one snapshot. Every limit applies after every filter. A viewer sees what it has part in as
-sender, recipient or holder; None sees all. A page of a list ends at a place in the order, not after a number of rows,
-so the next one begins there at once; a page also ends where it is large.
+A caller first waits until the archive has caught up (`Archive.caught_up`); each answer comes from one snapshot of it.
+Every limit applies after every filter. A viewer sees tasks of which it is sender, recipient or holder; None sees all. A
+page of a list ends at a place in the order, not after a number of rows, so the next one begins there at once; a page
+also ends when it is large.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ PAGE_ROWS: Final = 1_000
 
 
 class AuditMarks(msgspec.Struct, frozen=True, gc=False):
-    """`anchor` is where a purge cut the chain, `verified` how far it was found valid; `first` the lowest index."""
+    """`anchor` is where a purge cut the chain, `verified` the end of the verified part; `first` the lowest index."""
 
     anchor: AuditHead
     verified: AuditHead
@@ -92,6 +92,7 @@ _shown: Final = _decode(TaskDetail)
 _archived: Final = _decode(Archived)
 _parties: Final = _decode(Parties)
 _lane_counts: Final = _decode(TaskCounts)
+_kept_bytes: Final = _decode(dict[str, int])
 _tree_rows: Final = _decode(tuple[TreeRow, ...])
 _finished: Final = _decode(tuple[tuple[TaskId, ...], int])
 _audit: Final = _decode(tuple[AuditRecord, ...])
@@ -100,7 +101,7 @@ _marks: Final = _decode(AuditMarks)
 _stored_rows: Final = _decode(tuple[StoredRow, ...])
 
 
-# A role is the column in which a viewer is looked for; each has an index of its own.
+# A role is the column that is compared with the viewer; each has its own index.
 _ANYONE: Final = ("true",)
 _ROLES: Final = ("recipient_pubkey = :viewer", "sender_pubkey = :viewer", "leased_to_pubkey = :viewer")
 _LOST: Final = "iif(interrupted OR (boot IS NOT NULL AND node = :node AND boot <> :boot), 0, 1)"
@@ -124,13 +125,13 @@ def _recent_tasks_sql(roles: Sequence[str]) -> str:
 
 
 def _sender(roles: Sequence[str]) -> str:
-    """Results are the sender's alone."""
+    """Only the sender sees results."""
     return "true" if roles is _ANYONE else "sender_pubkey = :viewer"
 
 
 READ: Final = {"bytes_max": READ_BYTES_MAX}
 QUEUE: Final = {False: _queue_sql(_ANYONE), True: _queue_sql(_ROLES)}
-"""By whether there is a viewer; so are the others."""
+"""Statements by whether there is a viewer, as are the following ones."""
 RECENT_TASKS: Final = {False: _recent_tasks_sql(_ANYONE), True: _recent_tasks_sql(_ROLES)}
 RECENT_RESULTS: Final = {
     viewed: statement("recent_results").format(sender=_sender(roles))
@@ -152,6 +153,7 @@ PARTIES: Final = statement("parties")
 STEPS: Final = statement("steps")
 TREE: Final = statement("tree")
 LANE_COUNTS: Final = statement("lane_counts")
+KEPT_BYTES: Final = "SELECT json_group_object(tenant_id, bytes) FROM stored_sizes"
 FINISHED: Final = statement("finished")
 AGED_OUT: Final = statement("aged_out")
 AUDIT_BEFORE: Final = statement("audit_before")
@@ -160,7 +162,7 @@ AUDIT_MARKS: Final = statement("audit_marks")
 
 
 class History:
-    """Reads of the archive at `path`, which must exist. Methods belong to the loop; `close` ends the threads."""
+    """Reads of the archive at `path`, which must exist. Methods run on the loop; `close` ends the threads."""
 
     def __init__(self, path: Path, *, node: str, boot: str) -> None:
         self._path = path
@@ -192,7 +194,7 @@ class History:
     async def show(
         self, task_id: TaskId, viewer: PublicKey | None, updates_max: int, after: int | None = None
     ) -> TaskDetail | None:
-        """None if the task is unknown, or the viewer has no part in it."""
+        """A task's details; None if the task is unknown, or the viewer may not see it."""
         return await self._find(
             _shown,
             SHOW,
@@ -208,7 +210,7 @@ class History:
     async def lookup(
         self, task_id: TaskId, viewer: PublicKey | None = None, recipient: PublicKey | None = None
     ) -> Archived | None:
-        """The task, if it is finished, the viewer has part in it, and it is this recipient's."""
+        """The task, if it is finished, the viewer may see it, and it is this recipient's."""
         return await self._find(_archived, LOOKUP, task_id=task_id, viewer=viewer, recipient=recipient)
 
     async def lookup_whole(self, task_id: TaskId) -> Archived | None:
@@ -220,7 +222,7 @@ class History:
         return await self._find(_task, TASK, task_id=task_id)
 
     async def aged_out(self, task_id: TaskId) -> bool:
-        """Whether a task had this id, and is erased."""
+        """Whether a task with this id was erased."""
         return await self._find(_decode(bool), AGED_OUT, task_id=task_id) is not None
 
     async def parties(self, task_id: TaskId) -> Parties | None:
@@ -253,11 +255,15 @@ class History:
             limit=AGENTS_COUNTED_MAX,
         )
 
+    async def kept_bytes(self) -> dict[str, int]:
+        """The approximate size of finished tasks by tenant."""
+        return await self._ask(_kept_bytes, KEPT_BYTES)
+
     async def find(self, query: TaskQuery) -> FoundPage:
         return await self._run(lambda db: find_tasks(db, query, self._here))
 
     async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
-        """Level by level, as far as the bounds of depth, number and size reach."""
+        """A task's tree, level by level, within the bounds of depth, number and size."""
         rows = await self._ask(
             _tree_rows,
             TREE,
@@ -287,11 +293,11 @@ class History:
         return (count, through, chain_hash) if through is not None and chain_hash is not None else None
 
     async def audit_verify(self, head: AuditHead) -> AuditReport:
-        """Compute the whole chain anew, from its anchor to `head`, which the ledger knows from elsewhere."""
+        """Verifies the whole chain, from its anchor to `head`, which the ledger knows from elsewhere."""
         return await self._run(lambda db: _verify(db, head, whole=True))
 
     async def audit_verify_new(self, head: AuditHead) -> AuditReport:
-        """Only the rows that no earlier verification has covered. What is found valid is not looked at again."""
+        """Verifies only the rows that no earlier verification has covered. Valid rows are not looked at again."""
         return await self._run(lambda db: _verify(db, head, whole=False))
 
     async def close(self) -> None:
@@ -357,7 +363,7 @@ def _verify(db: sqlite3.Connection, head: AuditHead, *, whole: bool) -> AuditRep
 
 
 def _mark_verified(db: sqlite3.Connection, head: AuditHead) -> None:
-    """The one thing that a reader writes: a short wait for the writer's batch, if there is one."""
+    """Marks rows as verified, the only write of a reader: it waits for the writer's batch, if there is one."""
     db.execute("PRAGMA query_only = false")
     try:
         db.execute(
@@ -405,7 +411,7 @@ _KINDS: Final[dict[str, Callable[[msgspec.Raw], StepContent]]] = {
 
 
 class ListedTask(msgspec.Struct, frozen=True, gc=False):
-    """A task of a listing, its place in it, and whether there is a next one."""
+    """A task of a listing, its place, and whether there is a next one."""
 
     updated_at: int
     task_no: int
@@ -435,7 +441,7 @@ _FILTERS: Final = {
 }
 _END: Final = (1 << 63) - 1
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
-"""From here on no further task is put on a page. Each has one at least, however large."""
+"""Beyond this size no further task is put on a page. A page has at least one, however large."""
 
 _token = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
 _listed = msgspec.json.Decoder(tuple[ListedTask, ...]).decode
@@ -446,7 +452,7 @@ def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
     values: dict[str, Any] = msgspec.structs.asdict(query)
     db.execute("BEGIN")  # one snapshot for the page and the count
     try:
-        # One statement for each set of filters, so that each can use the index that fits it.
+        # One statement for each set of filters, so that each can use the fitting index.
         chosen = [sql for name, sql in _FILTERS.items() if getattr(query, name) is not None]
         if query.context_id is not None:
             values["own"], values["named"] = db.execute(_NUMBERS, {"context_id": query.context_id}).fetchone()
@@ -464,7 +470,7 @@ def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
 
 
 def _in_context(values: dict[str, Any]) -> str:
-    """The filter for a context. Almost all have one number; one that was named before it was a task's id has two."""
+    """The filter for a context. Almost all have one number; one that was named before it became a task's id has two."""
     if values["own"] is not None and values["named"] is not None:
         return "context_no IN (:own, :named)"
     return "context_no = coalesce(:own, :named)"

@@ -1,14 +1,14 @@
-"""Making an archive agree with its snapshot and journal again, after records were lost or set aside.
+"""Makes an archive agree with its snapshot and journal again, after records were lost or set aside.
 
-The snapshot is the fixed point. What the archive holds of later records is taken back, each task of the snapshot gets
-the row that it had then, and what is left of the journal is applied from there on. So nothing that a lost record wrote
-stays behind and stands in the way of what comes.
+The snapshot is the fixed point. The archive's later records are taken back, each task of the snapshot gets the row that
+it had then, and the rest of the journal is applied from there on. So no row of a lost record remains to contradict
+later ones.
 
-What is only in the archive stays there: the history of tasks that the journal no longer tells. That includes a task
-that has ended although the record of its beginning is lost. A task that the snapshot knows to be resolved, and whose
-end the archive has not heard of, ends with a result that says so.
+History that only the archive has stays: that of tasks that the journal no longer has. This includes a task that has
+ended although the record of its beginning is lost. A task that the snapshot knows to be resolved, and whose end the
+archive does not have, ends with a result that says so.
 
-One transaction: a crash leaves the archive as it was. Doing it again changes nothing.
+One transaction: a crash leaves the archive as it was. Repeating it changes nothing.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from covenant.model.ids import TaskId
 
 BATCH_BYTES: Final = 1 << 20
 INSERTED_PLACE: Final = PLACES_IN_RECORD // 2
-"""Tasks that the archive has never heard of get places behind those of the snapshot's last record."""
+"""Tasks that the archive does not know get places after those of the snapshot's last record."""
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class ArchiveTruth(NamedTuple):
-    """What an archive must agree with.
+    """The state that an archive must agree with.
 
-    `before` is the state of the snapshot at record `snapshot_seq`, `after` the one that all of the journal leads to,
-    with every task that ended since. `earlier` are the good records up to the snapshot that the archive does not have
-    yet, `later` those after it; both are whole lines, in order. `last_seq` is where the archive stands in the end.
+    `before` is the state of the snapshot at record `snapshot_seq`, `after` the state at the end of the journal, with
+    every task that ended since. `earlier` are the good records up to the snapshot that the archive lacks, `later` those
+    after it; both are whole lines, in order. `last_seq` is the archive's final seq.
     """
 
     snapshot_seq: int
@@ -55,7 +55,7 @@ class ArchiveTruth(NamedTuple):
 
 
 def reconcile(db: sqlite3.Connection, truth: ArchiveTruth) -> int:
-    """Rewrite what does not agree; how many records could not be applied all the same. `db` is the writer's."""
+    """Rewrites rows that disagree. Returns how many records still could not be applied. `db` is the writer's."""
     db.execute("BEGIN IMMEDIATE")
     try:
         rejected = _apply(db, truth.earlier)
@@ -94,7 +94,7 @@ def _after_place(truth: ArchiveTruth) -> int:
 
 
 def _run(db: sqlite3.Connection, name: str) -> None:
-    """Each statement of a file. (`executescript` would end the transaction.)"""
+    """Runs each statement of a file. (`executescript` would end the transaction.)"""
     text = ""
     for line in statement(name).splitlines(keepends=True):
         text += line
@@ -104,13 +104,13 @@ def _run(db: sqlite3.Connection, name: str) -> None:
 
 
 def _restore(db: sqlite3.Connection, truth: ArchiveTruth) -> None:
-    """Every task of the snapshot has its row of then, whatever happened to it since."""
+    """Gives every task of the snapshot its row of that time, whatever happened to it since."""
     after_place = _after_place(truth)
     inserted = truth.snapshot_seq * PLACES_IN_RECORD + INSERTED_PLACE
     for task_id, entry in truth.before.entries.items():
         task_no = _number_of(db, task_id)
         if task_no is None:
-            # A place of its own: numbers that were given by an earlier reconciliation are taken.
+            # A new place: an earlier reconciliation may have used some numbers.
             (newest,) = db.execute("SELECT max(task_no) FROM a2a_tasks WHERE task_no < ?", (after_place,)).fetchone()
             task_no = max(inserted, (newest or 0) + 1)
             _insert(db, task_no, entry)
@@ -128,14 +128,14 @@ def _number_of(db: sqlite3.Connection, task_id: TaskId) -> int | None:
 
 
 def _insert(db: sqlite3.Connection, task_no: int, entry: Entry) -> None:
-    """A task as if its beginning had been applied at this place. What became of it since is told by `_columns`."""
+    """Inserts a task as if its beginning had been applied at this place. `_columns` sets its later state."""
     seq, offset = divmod(task_no, PLACES_IN_RECORD)
     events = _encode([TaskSent(entry.task.id, entry.task, entry.digest)])
     apply_within(db, encode_line(seq, entry.accepted_at_ms, seq - 1, events), seq, offset)
 
 
 def _insert_lease(db: sqlite3.Connection, task_no: int, entry: Entry, place: int) -> None:
-    """The live lease of a task, where its record never reached the archive."""
+    """Inserts the live lease of a task whose record never reached the archive."""
     lease = entry.lease
     if lease is None or entry.state is not LEASED:
         return
@@ -175,7 +175,7 @@ def _columns(entry: Entry) -> Mapping[str, Any]:
 
 
 def _anchor(db: sqlite3.Connection, after: LedgerState) -> None:
-    """A purge whose record is lost leaves an anchor behind the head: then the state's own counts."""
+    """Restores the state's own anchor if the record of a purge is lost, so that the anchor is after the head."""
     (index,) = db.execute("SELECT value FROM meta WHERE key = 'audit_anchor_index'").fetchone()
     if index > after.audit_head.index:
         anchor = after.audit_anchor
@@ -188,7 +188,7 @@ def _apply(db: sqlite3.Connection, lines: Iterable[bytes]) -> int:
 
 
 def _apply_or_reject(db: sqlite3.Connection, batch: list[bytes]) -> int:
-    """As `apply_or_reject` does it, within one transaction."""
+    """As `apply_or_reject`, within one transaction."""
     last_seq = seq_of(batch[-1])
     try:
         apply_within(db, b"".join(batch), last_seq)

@@ -1,7 +1,7 @@
-"""What an event does to the row of its task, and what it adds to the archive beside. Pure.
+"""Applies an event to the row of its task, and collects its other rows. Pure.
 
-Of an event only what has a column is decoded: what it carries stays the text that it is. What an event means is said
-by the machine (`evolution.evolve`); this is what it means for the columns. The tests hold the two against each other.
+Only fields with a column are decoded: other content stays encoded. `evolution.evolve` defines the meaning of an event;
+this module applies it to the columns. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ QUEUED, LEASED, PARKED, FOLLOWING, SETTLED, DRAINED = (state.wire_name for state
 
 
 CountedBy = tuple[str, str, str, str, str]
-"""The key and the display of the recipient, the tenant, and both states."""
+"""The recipient's key and display, the tenant, and both states."""
 
 
 class TaskRowUpdate(msgspec.Struct, gc=False, array_like=True):
@@ -64,7 +64,7 @@ class TaskRowUpdate(msgspec.Struct, gc=False, array_like=True):
     ending: str | None = None
     cause: str | None = None
     result: str | None = None
-    """None also means: as it was."""
+    """None also means unchanged."""
 
     def queue(self, place: int) -> None:
         self.ledger_state = QUEUED
@@ -74,10 +74,14 @@ class TaskRowUpdate(msgspec.Struct, gc=False, array_like=True):
         self.queue(place)
         self.turn += 1
         self.attempt = 0
-        self.interruption = self.lease_id = self.leased_to_display = self.leased_to_pubkey = None
+        self.interruption = None
+        self.forget_lease()
+
+    def forget_lease(self) -> None:
+        self.lease_id = self.leased_to_display = self.leased_to_pubkey = None
         self.leased_at_ms = self.renewed_at_ms = self.node = self.boot = None
 
-    def in_words_of_a2a(self) -> str:
+    def a2a_state_now(self) -> str:
         if self.ending is not None:
             return self.ending
         if self.ledger_state == PARKED and self.interruption is not None:
@@ -86,25 +90,25 @@ class TaskRowUpdate(msgspec.Struct, gc=False, array_like=True):
 
 
 class Rows:
-    """What a batch adds to the archive, and the place and time of the event that is just being applied."""
+    """The new rows of a batch, and the place and time of the event that is being applied."""
 
     def __init__(self) -> None:
         self.place = 0
         self.ts_ms = 0
         self.tasks: dict[str, TaskRowUpdate] = {}
-        """By id, every task that moved: as it is now."""
+        """Every changed task by id, in its new state."""
         self.ids: dict[str, int] = {}
         """Numbers of new tasks."""
         self.names: dict[bytes, int] = {}
-        """Numbers of what they are the first to name."""
+        """Numbers of the texts that they are the first to name."""
         self.requests: list[tuple[int, str]] = []
         self.updates: list[tuple[int, int, str, int, str | None]] = []
         self.handovers: list[tuple[int, int, str, int, str | None, str | None]] = []
         self.counts: dict[CountedBy, int] = {}
-        """How many tasks more, or fewer."""
+        """Changes of the numbers of tasks."""
         self.audit: list[Row] = []
         self.purged: list[tuple[int, str]] = []
-        """Each with the hash that the chain is anchored at from there on."""
+        """Purged indexes, each with the hash at which the chain is then anchored."""
 
     def updated(self, row: TaskRowUpdate, generation: int, kind: str, body: str | None) -> None:
         row.generation = generation
@@ -114,7 +118,7 @@ class Rows:
         self.handovers.append((row.task_no, self.place, how, self.ts_ms, lease, reason))
 
 
-# What is decoded of a line.
+# The decoded parts of a line.
 
 
 class _Agent(msgspec.Struct, frozen=True, gc=False):
@@ -139,7 +143,7 @@ class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def has_context(self) -> bool:
-        """Whether there is a context to refer to. A tenant's task that names none is in the one without a name."""
+        """Whether the task refers to a context. A tenant's task that names none is in the unnamed one."""
         return bool(self.tenant or self.context_id)
 
 
@@ -174,7 +178,7 @@ def text_of(raw: Raw) -> str:
 
 
 def _text_or_none(raw: Raw) -> str | None:
-    """JSON, still encoded."""
+    """The encoded JSON, or None for null."""
     text = text_of(raw)
     return None if text == "null" else text
 
@@ -184,10 +188,8 @@ class AnEvent(msgspec.Struct, frozen=True, gc=False, tag_field="type"):
 
 
 class OfTask(AnEvent, frozen=True, gc=False):
+    move: ClassVar[Callable[[Any, TaskRowUpdate, Rows], None]]
     task_id: str
-
-    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
-        raise NotImplementedError
 
 
 class Begins(OfTask, frozen=True, gc=False):
@@ -252,12 +254,15 @@ class _GivenBack(OfTask, frozen=True, gc=False):
 class _LeaseReleased(_GivenBack, frozen=True, gc=False, tag="lease_released"):
     how: ClassVar[str] = "released"
     undelivered: bool = False
+    untouched: bool = False
 
     def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
-        # Nobody was told of the lease: the task stands where it stood in the queue.
+        # The caller never got the lease: the task keeps its place in the queue.
         place = row.place if self.undelivered else rows.place
         super().move(row, rows)
         row.place = place
+        if self.untouched:
+            row.forget_lease()
 
 
 class _TaskRequeued(_GivenBack, frozen=True, gc=False, tag="task_requeued"):
@@ -322,7 +327,7 @@ class _TaskResumed(OfTask, frozen=True, gc=False, tag="task_resumed"):
 
 
 class _Signaled(OfTask, frozen=True, gc=False):
-    """Only the moment of the task's last change is told: the state stays what it was, and no watcher is told."""
+    """Sets only the time of the last change: the state stays the same, and watchers see nothing."""
 
     def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         pass
@@ -347,7 +352,7 @@ class _TaskContinued(OfTask, frozen=True, gc=False, tag="task_continued"):
 
 
 class _MessageKept(OfTask, frozen=True, gc=False, tag="message_kept"):
-    """The state stays what it was."""
+    """The state stays the same."""
 
     generation: int
     message: Raw
@@ -402,7 +407,7 @@ class _ResultDrained(OfTask, frozen=True, gc=False, tag="result_drained"):
 
 
 class ResultReturnedRow(Begins, frozen=True, gc=False, tag="result_returned"):
-    """It carries the whole task, so that a task whose beginning is lost can still be told."""
+    """Carries the whole task, so that a task whose beginning is lost can still be stored."""
 
     state: ClassVar[str] = SETTLED
     reason: Raw
@@ -459,8 +464,8 @@ _OURS: Final = (
 )
 
 
-def _others() -> Iterable[Any]:
-    """Events that are no business of the archive: their type is all that is decoded."""
+def _events_without_rows() -> Iterable[Any]:
+    """Events without rows in the archive: only their type is decoded."""
     ours = {kind.__struct_config__.tag for kind in _OURS}
     for kind in get_args(AnyEvent):
         tag = kind.__struct_config__.tag
@@ -470,7 +475,7 @@ def _others() -> Iterable[Any]:
 
 def _any() -> Any:
     union: Any = _OURS[0]
-    for kind in (*_OURS[1:], *_others()):
+    for kind in (*_OURS[1:], *_events_without_rows()):
         union |= kind
     return union
 

@@ -1,16 +1,16 @@
-"""Ids of tasks that are finished, as a filter in memory: a send asks it before it would ask the archive.
+"""Ids of finished tasks, as a filter in memory: a send asks it before the archive.
 
 `maybe` is never wrong when it says no. When it says yes the id is in the archive, or (for about one new id in a
-thousand) it is not, and the caller pays one read to know. A Bloom filter in layers, each twice as large as the one
+thousand) it is not, and the caller pays one read to find out. A Bloom filter in layers, each twice as large as the one
 before, whose bits for an id are in two words of each layer: most answers need one word of each. With 24 bits an id a
-million take 5 MB, and a question a little more than a microsecond.
+million ids take 5 MB, and a question a little more than a microsecond.
 
-`covered` is the place in the journal up to which every task that finished is in it. It moves only by `cover`, fed from
+`covered` is the place in the journal up to which every finished task is in the filter. Only `cover` moves it, fed from
 the archive in the order in which tasks finished: a task may leave memory long after it ended, so ids that were added
-one by one say nothing about which are missing.
+one by one do not show which are missing.
 
 File: magic, version, covered, number of layers, then for each its capacity, count and words; CRC-32 of it all last. The
-words are in the machine's order of bytes, which is part of the version.
+words are in the machine's byte order, which is part of the version.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from zlib import crc32
 from covenant.ledger.embedded.disk import open_owned, sync_dir
 
 FIRST_CAPACITY: Final = 262_144
-# Every wrong yes costs a read, and the caller that waits for it leaves the batch it would have shared. When one send in
-# thirty did, a million finished tasks halved the throughput of 64 callers.
+# Every wrong yes costs a read, and a caller that waits for one leaves the batch that it would have shared. When one
+# send in thirty did, a million finished tasks halved the throughput of 64 callers.
 BITS_PER_ID: Final = 24
 BITS_SET_IN_WORD: Final = 4
 
@@ -42,7 +42,7 @@ _VERSION: Final = 2 if sys.byteorder == "little" else 0x8002
 
 
 def _masks() -> tuple[int, ...]:
-    """Every way in which an id marks a word. The same in every process: the file depends on it."""
+    """All patterns of bits that an id sets in a word. The same in every process: the file depends on it."""
     masks: list[int] = []
     for number in range(1 << _MASK_BITS):
         mask, places = 0, iter(blake2b(b"mask %d" % number).digest())
@@ -68,7 +68,7 @@ class _Layer:
 
 
 class SeenIds:
-    """For one thread. Saving takes a copy first (`encode`), so that the file can be written by another."""
+    """For one thread. `encode` makes a copy, so that another thread can write the file."""
 
     __slots__ = ("_layers", "covered")
 
@@ -78,7 +78,7 @@ class SeenIds:
         """The largest first: most ids are there."""
 
     def __len__(self) -> int:
-        """How many ids it took; a few that it held already by chance are not counted."""
+        """The number of ids; a few that collided with earlier ones are not counted."""
         return sum(layer.count for layer in self._layers)
 
     def maybe(self, task_id: str) -> bool:
@@ -106,7 +106,7 @@ class SeenIds:
         layer.count += 1
 
     def cover(self, task_ids: Iterable[str], through: int) -> None:
-        """Every task that finished after `covered` and up to `through`, as `History.finished` pages them."""
+        """Adds every task that finished after `covered` and up to `through`, as `History.finished` pages them."""
         for task_id in task_ids:
             self.add(task_id)
         self.covered = max(self.covered, through)
@@ -120,7 +120,7 @@ class SeenIds:
 
     @classmethod
     def load(cls, path: Path) -> Self | None:
-        """What was saved; None if there is nothing, or nothing that can be trusted: then it is made anew."""
+        """The saved filter; None if there is none, or it cannot be trusted: then it is built anew."""
         try:
             data = path.read_bytes()
         except OSError:
@@ -147,7 +147,7 @@ class SeenIds:
 
 
 def save(path: Path, encoded: bytes) -> None:
-    """Replace the file, wholly or not at all. Blocks on the disk."""
+    """Replaces the file, wholly or not at all. Blocks on the disk."""
     copy = path.with_suffix(".tmp")
     with open(copy, "wb", opener=open_owned) as file:
         file.write(encoded)

@@ -1,10 +1,10 @@
-"""Finding tasks in the archive: which index a query walks, and how far.
+"""Finds tasks in the archive: chooses the index that a query walks, and how far.
 
-A filter that has an index is probed first: one that leaves few tasks is read whole, and the rest of the filters and the
-order are a matter of those few. If every one leaves many, an index that is in the wanted order is walked, and what the
-other filters leave out is passed over, up to a bounded number of tasks; then the page ends there, with a cursor.
+A filter that has an index is probed first: if it leaves few tasks, they are all read, then filtered further and sorted.
+If every filter leaves many, an index in the wanted order is walked, and tasks that the other filters exclude are
+skipped, up to a bounded number; then the page ends there, with a cursor.
 
-An identity's tasks are those that it sent and those that are for it: two walks for each of its names, merged.
+An identity's tasks are those that it sent and those that it receives: two walks for each of its names, merged.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from covenant.ledger.contract.task_query import (
     FoundTask,
     Place,
     TaskQuery,
+    fold,
     place_after,
 )
 from covenant.ledger.embedded.archive.apply_batch import context_name, parent_name
 from covenant.ledger.embedded.archive.sql import statement
 
 FEW: Final = 1_000
-"""What leaves at most so many tasks is read whole."""
+"""A filter that leaves at most this many tasks is read completely."""
 SCAN_MAX: Final = 20_000
-"""How many tasks a walk passes over for one page. About 10 ms."""
+"""The most tasks that a walk skips for one page. About 10 ms."""
 TEXT_SCAN_MAX: Final = 1_000
-"""The same where the intent must be read, which is unpacked for it. About 20 ms, in a thread of its own."""
+"""The same where the intent must be unpacked and read. About 20 ms, in a thread of its own."""
 COUNT_MAX: Final = 100_000
-"""How many tasks are counted one by one."""
+"""The most tasks that are counted one by one."""
 PREFIX_MIN: Final = 4
-"""A shorter beginning of an id leaves too many: it is a filter like others."""
+"""A shorter beginning of an id leaves too many tasks: it is a filter without an index."""
 
 _ROWS: Final = statement("found_rows")
 _PAGE: Final = statement("found_page")
@@ -49,8 +50,7 @@ _found = msgspec.json.Decoder(tuple[FoundTask, ...]).decode
 
 
 class Filter(NamedTuple):
-    """A condition on a row. `index_name`: of the index that has the rows for which it holds, by the moment of their
-    creation if `ordered`."""
+    """A condition on a row. `index_name`: the index of the matching rows, ordered by creation if `ordered`."""
 
     sql: str
     columns: tuple[str, ...]
@@ -71,14 +71,14 @@ _BY_ID: Final = "t.task_no IN (SELECT i.task_no FROM ids AS i WHERE i.task_id >=
 
 
 class Walk(NamedTuple):
-    """What a walk found, in order; and where it stopped, if it went as far as it may."""
+    """The places that a walk found, in order; and where it stopped, if it reached its bound."""
 
     places: list[tuple[int, int]]
     end: Place | None
 
 
 def find_tasks(db: sqlite3.Connection, query: TaskQuery, here: Mapping[str, str]) -> FoundPage:
-    """`here`: the node and its run, to tell whose holder is lost."""
+    """`here`: the node and its run, to recognise lost holders."""
     after = place_after(query)
     values: dict[str, Any] = {**msgspec.structs.asdict(query), **here}
     db.execute("BEGIN")  # one snapshot for the page and the count
@@ -94,7 +94,7 @@ def find_tasks(db: sqlite3.Connection, query: TaskQuery, here: Mapping[str, str]
 
 
 def _branches(db: sqlite3.Connection, query: TaskQuery, values: dict[str, Any]) -> Iterator[list[Filter]]:
-    """The filters of each walk: one walk, unless an identity asks."""
+    """The filters of each walk: one walk, or two for each name of an identity."""
     filters = list(_filters(db, query, values))
     if _NONE in filters:
         return
@@ -124,14 +124,14 @@ _EXACT: Final = (
     ("origin", "origin", "found_by_origin"),
 )
 _OF_TENANT: Final = "tenant_id <> '' AND tenant_id = "
-_INTENT: Final = (
-    "json_extract(coalesce((SELECT r.task FROM requests AS r WHERE r.task_no = t.task_no),"
-    " (SELECT packed_task(p.pack) FROM packs AS p WHERE p.task_no = t.task_no)), '$.intent_text')"
+_HAS_TEXT: Final = (
+    "has_intent(coalesce((SELECT r.task FROM requests AS r WHERE r.task_no = t.task_no),"
+    " (SELECT packed_task(p.pack) FROM packs AS p WHERE p.task_no = t.task_no)), :folded)"
 )
 
 
 def _filters(db: sqlite3.Connection, query: TaskQuery, values: dict[str, Any]) -> Iterator[Filter]:
-    """The most selective first, as a rule."""
+    """The filters, usually the most selective first."""
     if query.id is not None:
         values["id_from"], values["id_to"] = query.id, f"{query.id}~"
         index = IDS if len(query.id) >= PREFIX_MIN else None
@@ -157,21 +157,23 @@ def _filters(db: sqlite3.Connection, query: TaskQuery, values: dict[str, Any]) -
         yield Filter("created_at < :until_ms", ("created_at",))
     if query.moved_since_ms is not None:
         yield Filter("updated_at >= :moved_since_ms", ("updated_at",), "found_moved", ordered=False)
+    if query.moved_until_ms is not None:
+        yield Filter("updated_at < :moved_until_ms", ("updated_at",))
     if query.text is not None:
-        values["like"] = "%" + query.text.replace("!", "!!").replace("%", "!%").replace("_", "!_") + "%"
-        yield Filter(f"{_INTENT} LIKE :like ESCAPE '!'", ("task_no",))
+        values["folded"] = fold(query.text)
+        yield Filter(_HAS_TEXT, ("task_no",))
 
 
 def _referring(column: str, numbers: tuple[int | None, int | None], index: str) -> Filter:
-    """By the numbers of what is referred to. Almost all have one; what was named before it was a task's id has two."""
+    """A filter by a reference's numbers. Almost all have one; a text named before it became a task's id has two."""
     known = [str(number) for number in numbers if number is not None]
     return Filter(f"{column} IN ({', '.join(known)})", (column,), index, ordered=False) if known else _NONE
 
 
 def _of_state(query: TaskQuery) -> Iterator[Filter]:
-    """Partial indexes have those that few tasks are: what is open, did not succeed, or took a second attempt."""
+    """Partial indexes cover rare tasks: those that are open, did not succeed, or took a second attempt."""
     if query.attempt_min is not None and query.attempt_min > 1:
-        yield Filter("attempt > 1", (), "found_retried")  # by itself, so that the index tells without the rows
+        yield Filter("attempt > 1", (), "found_retried")  # alone, so that the index suffices without the rows
     if query.attempt_min is not None and query.attempt_min != 2:
         yield Filter("attempt >= :attempt_min", ("attempt",))
     if query.cause is not None and query.cause != "result":
@@ -184,6 +186,9 @@ def _of_state(query: TaskQuery) -> Iterator[Filter]:
     if query.outcomes:
         words = tuple(outcome.value for outcome in query.outcomes)
         yield _among(query, "ending", words, "completed", "found_unsuccessful")
+    if query.interruptions:
+        listed = ", ".join(f"'{asked.value}'" for asked in query.interruptions)
+        yield Filter(f"state IN ({listed})", ("state",))
 
 
 def _among(query: TaskQuery, column: str, words: tuple[str, ...], usual: str, index: str) -> Filter:
@@ -236,7 +241,7 @@ _MOMENTS: Final = {"created": "created_at", "moved": "updated_at"}
 
 
 def _fewest(db: sqlite3.Connection, filters: Sequence[Filter], values: dict[str, Any]) -> tuple[Filter | None, int]:
-    """The filter that leaves the fewest tasks, of those with an index, and how many."""
+    """The indexed filter that leaves the fewest tasks, and their number."""
     found: tuple[Filter | None, int] = (None, FEW + 1)
     times = _all(each for each in filters if each.columns == ("created_at",))
     for each in filters:
@@ -250,7 +255,7 @@ def _fewest(db: sqlite3.Connection, filters: Sequence[Filter], values: dict[str,
 
 
 def _in_order(query: TaskQuery, filters: Sequence[Filter]) -> tuple[str, list[Filter]]:
-    """Where to walk when no filter leaves few, and the filters that bound the walk."""
+    """The index to walk when no filter leaves few, and the filters that bound the walk."""
     if query.order == "moved":
         return _indexed("found_moved"), [each for each in filters if each.columns == ("updated_at",)]
     times = [each for each in filters if each.columns == ("created_at",)]
@@ -263,7 +268,7 @@ def _indexed(name: str) -> str:
 
 
 def _merged(query: TaskQuery, walks: Sequence[Walk]) -> tuple[list[int], Place | None]:
-    """The numbers of the page's tasks, and where the next page begins. Nothing beyond where a walk stopped is told."""
+    """The numbers of the page's tasks, and where the next page begins. Tasks beyond the stop of a walk are left out."""
     ends = [walk.end for walk in walks if walk.end is not None]
     end = (min if query.ascending else max)(ends) if ends else None
     found = sorted((Place(*place) for walk in walks for place in walk.places), reverse=not query.ascending)
@@ -289,7 +294,7 @@ def _details(db: sqlite3.Connection, numbers: Sequence[int], here: Mapping[str, 
 def _total(
     db: sqlite3.Connection, query: TaskQuery, branches: Sequence[Sequence[Filter]], values: dict[str, Any]
 ) -> tuple[int, bool]:
-    """How many tasks there are, and whether there may be more than were looked at."""
+    """The number of tasks, and whether there may be more than were counted."""
     if all(getattr(query, name) == getattr(_NO_FILTER, name) for name in _UNCOUNTED):
         (running,) = db.execute(_RUNNING.format(conditions=_all(_counted(query))), values).fetchone()
         return running, False
@@ -314,7 +319,7 @@ _UNCOUNTED: Final = (
 
 
 def _counted(query: TaskQuery) -> Iterator[Filter]:
-    """The conditions on running totals, which know the recipient, the tenant and both states."""
+    """The conditions on running totals, which have the recipient, the tenant and both states."""
     if query.agent is not None:
         yield Filter("recipient_display = :agent", ())
     for name in ("tenant", "within"):

@@ -1,13 +1,13 @@
-"""Packs: what is stored of a finished task beside its row, as one compressed text.
+"""Packs: everything that is stored of a finished task beside its row, as one compressed text.
 
-A finished task is read rarely, and says most things several times: its words are in the request, in an artifact and in
-the result. So when a task is done with, its request, steps, handovers and result become one JSON text, compressed. Its
-row stays as it is, because lists and queries look into it. Of the result the row keeps the error message.
+A finished task is read rarely, and repeats itself: its words are in the request, in an artifact and in the result. So
+when a task is finished, its request, steps, handovers and result become one JSON text, compressed. Its row stays,
+because lists and queries read it. Of the result the row keeps the error message.
 
 A task may also be stored unpacked: while it is live, when it is too large, or when an earlier version wrote it. Reads
 take either form, by the functions that `define_functions` adds to a connection.
 
-A pack is a byte for the dictionary that it was made with, and a raw deflate stream.
+A pack is a byte for its dictionary, and a raw deflate stream.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from covenant.ledger.contract.task_query import fold
 from covenant.ledger.embedded.archive.row_updates import DRAINED, Rows
 from covenant.ledger.embedded.archive.sql import ask_rows, write_rows
 
@@ -28,7 +29,7 @@ PACK_BYTES_MAX: Final = 256 << 10
 """A larger task stays unpacked: a page of its steps must not cost all of them."""
 
 ROW_BYTES: Final = 900
-"""What a finished task takes beside its pack, about: its row, its id, and its places in the indexes."""
+"""The approximate size of a finished task beside its pack: its row, its id, and its index entries."""
 
 LEVEL: Final = 3
 SMALL_BYTES: Final = 6 << 10
@@ -51,12 +52,12 @@ _DICTIONARY: Final = (
     b'"status":"ok","content":[{"type":"text","text":"'
 )
 DICTIONARIES: Final = {1: _DICTIONARY}
-"""By number. One that was used once is never changed."""
+"""Dictionaries by number. A used one is never changed."""
 NEWEST: Final = 1
 
 
 class TaskParts(msgspec.Struct, gc=False, array_like=True):
-    """What is stored of one task beside its row: JSON, still encoded. Steps by generation, handovers by place."""
+    """The stored JSON of one task beside its row, still encoded. Steps by generation, handovers by place."""
 
     task_no: int
     task: str | None
@@ -89,16 +90,22 @@ class _Error(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     error_message: str | None = None
 
 
+class _Texts(msgspec.Struct, frozen=True, gc=False):
+    intent_text: str | None = None
+    error_message: str | None = None
+
+
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(_Packed).decode
 _decode_error: Final = msgspec.json.Decoder(_Error).decode
+_decode_texts: Final = msgspec.json.Decoder(_Texts).decode
 _decode_end: Final = msgspec.json.Decoder(tuple[str | None, str | None]).decode
 decode_parts: Final = msgspec.json.Decoder(list[TaskParts]).decode
 _NOTHING: Final = Raw(b"{}")
 
 
 def pack(parts: TaskParts) -> bytes | None:
-    """None if the task is too large, or its request or result is not there."""
+    """The pack of a task; None if it is too large, or its request or result is missing."""
     if parts.task is None or parts.result is None:
         return None
     updates = ",".join([f'[{at},"{kind}",{ts_ms},{body or "null"}]' for at, kind, ts_ms, body in parts.updates])
@@ -133,7 +140,7 @@ def unpack(task_no: int, data: bytes) -> TaskParts:
 
 
 def archived_texts(db: sqlite3.Connection) -> Iterator[str]:
-    """The JSON of each request, update and result that is stored, packed or not."""
+    """Yields the stored JSON of each request, update and result, packed or not."""
     for query in (
         "SELECT task FROM requests",
         "SELECT body FROM updates WHERE body IS NOT NULL",
@@ -153,7 +160,7 @@ def _text(raw: Raw) -> str | None:
 
 
 class _Reader:
-    """The functions of one connection. The last pack is kept: a question may look into it several times."""
+    """The functions of one connection. The last pack is cached: a query may read it several times."""
 
     def __init__(self) -> None:
         self._last: tuple[bytes, _Packed] | None = None
@@ -170,7 +177,7 @@ class _Reader:
         return None if data is None else str(self._read(data).result, "utf-8")
 
     def rows(self, name: str, data: bytes | None) -> str:
-        """As JSON: an array of arrays, in which what was JSON is a text."""
+        """The rows as a JSON array of arrays, in which nested JSON is a text."""
         if data is None:
             return "[]"
         found: list[tuple[int | str | Raw, ...]] = getattr(self._read(data), name)
@@ -178,7 +185,7 @@ class _Reader:
         return _encode(texts).decode()
 
     def steps(self, data: bytes | None, after: int, limit: int, artifacts: int, end: bytes | str) -> str | None:
-        """As `steps.sql` tells those of a task that is not packed. `end` has its ending and its cause, as JSON."""
+        """The steps of a packed task, as `steps.sql` has those of others. `end`: its ending and cause, as JSON."""
         if data is None:
             return None
         found = self._read(data)
@@ -197,8 +204,24 @@ class _Reader:
         return _encode(steps).decode()
 
 
+# SQLite's own functions end a text at a NUL.
+def _json_text(document: str | None, name: str) -> str | None:
+    return None if document is None or document == "null" else getattr(_decode_texts(document), name)
+
+
+def _beginning(text: str | None, chars: int) -> str | None:
+    return None if text is None else text[:chars]
+
+
+def _has_intent(task: str | None, folded: str) -> bool:
+    return folded in fold(_json_text(task, "intent_text") or "")
+
+
 def define_functions(db: sqlite3.Connection) -> None:
-    """What reads of packs need, on one connection. Each function answers null, or nothing, for null."""
+    """Defines functions for texts and packs on one connection. For null, each returns null or nothing."""
+    db.create_function("json_text", 2, _json_text, deterministic=True)
+    db.create_function("beginning", 2, _beginning, deterministic=True)
+    db.create_function("has_intent", 2, _has_intent, deterministic=True)
     reader = _Reader()
     db.create_function("packed_task", 1, reader.task, deterministic=True)
     db.create_function("packed_result", 1, reader.result, deterministic=True)
@@ -208,10 +231,10 @@ def define_functions(db: sqlite3.Connection) -> None:
 
 
 def pack_finished(rows: Rows, stored: Mapping[int, TaskParts | None]) -> tuple[list[tuple[int, bytes]], list[int]]:
-    """Pack the tasks of a batch that are done with, and take what is in the packs out of `rows`.
+    """Packs the finished tasks of a batch, and removes their parts from `rows`.
 
-    `stored` is what the archive has already of those that began earlier; None of one that is too large. Returns the
-    packs, and the numbers of tasks whose stored parts are in one now.
+    `stored` has the archived parts of tasks that began earlier; None for one that is too large. Returns the packs, and
+    the numbers of tasks whose stored parts are now in one.
     """
     ended = {
         row.task_no: row
@@ -247,24 +270,30 @@ def pack_finished(rows: Rows, stored: Mapping[int, TaskParts | None]) -> tuple[l
 
 
 def error_of(result: str) -> str | None:
-    """What a row keeps of a result that is in a pack."""
+    """The part of a packed result that its row keeps."""
     error = _decode_error(result)
     return _encode(error).decode() if error.error_message is not None else None
 
 
 def unpack_task(db: sqlite3.Connection, task_no: int) -> None:
-    found = db.execute(
-        "SELECT p.pack, t.tenant_id FROM packs AS p JOIN a2a_tasks AS t USING (task_no) WHERE task_no = ?", (task_no,)
-    ).fetchone()
+    """Unpacks a finished task that changes nevertheless: it no longer counts as finished."""
+    write_rows(db, "write_sizes", [(tenant, -1, -size) for tenant, size in kept_sizes(db, [task_no]).values()])
+    found = db.execute("SELECT pack FROM packs WHERE task_no = ?", (task_no,)).fetchone()
     if found is None:
         return
     parts = unpack(task_no, found[0])
-    write_rows(db, "write_sizes", [(found[1], -1, -ROW_BYTES - len(found[0]))])
     db.execute("DELETE FROM packs WHERE task_no = ?", (task_no,))
     db.execute("UPDATE a2a_tasks SET result = ? WHERE task_no = ?", (parts.result, task_no))
     write_rows(db, "write_requests", [(task_no, parts.task)])
     write_rows(db, "write_updates", [(task_no, *update) for update in parts.updates])
     write_rows(db, "write_handovers", [(task_no, *handover) for handover in parts.handovers])
+
+
+def kept_sizes(db: sqlite3.Connection, numbers: Iterable[int]) -> dict[int, tuple[str, int]]:
+    """The tenant and the size of each finished task, by number."""
+    query = "SELECT tenant_id, bytes FROM kept_sizes WHERE task_no = ?"
+    found = ((number, db.execute(query, (number,)).fetchone()) for number in numbers)
+    return {number: row for number, row in found if row is not None}
 
 
 _DELETE_PARTS: Final = (
@@ -275,7 +304,7 @@ _DELETE_PARTS: Final = (
 
 
 def read_parts(db: sqlite3.Connection, numbers: Iterable[int]) -> dict[int, TaskParts]:
-    """What is stored unpacked of these tasks, by number, but for those that are too large for a pack."""
+    """The unpacked parts of these tasks, by number, except for tasks that are too large for a pack."""
     asked = [(number, PACK_BYTES_MAX) for number in numbers]
     return {parts.task_no: parts for found in ask_rows(db, "known_parts", asked) for parts in decode_parts(found)}
 

@@ -41,18 +41,18 @@ Durability = Literal["fsync", "os"]
 SEGMENT_BYTES: Final = 16 << 20
 _LINE_BREAK: Final = ord("\n")
 
-# When the loop writes a batch itself. Handing it to the thread and back costs about 90 µs, and beside a busy loop
-# the thread also waits for the interpreter's lock after each system call. Measured with syncs of 130 µs, the loop
-# against the thread: 1.4 × the throughput for one caller, 1.0 to 1.2 × for 16 to 256, whether or not the loop had
-# other work. Above these bounds the loop would stand still for too long, and the thread takes over. A batch that many
-# share may take longer: what each of them adds to the bound is a quarter of what its own request holds the loop for.
+# When the loop writes a batch itself. Handing it to the thread and back costs about 90 µs, and beside a busy loop the
+# thread also waits for the interpreter's lock after each system call. Measured with syncs of 130 µs, the loop against
+# the thread: 1.4 × the throughput for one caller, 1.0 to 1.2 × for 16 to 256, whether or not the loop had other work.
+# Above these bounds the loop would block for too long, and the thread takes over. A batch for many callers may take
+# longer: each caller adds a quarter of the time for which its own request holds the loop.
 INLINE_BATCH_S: Final = 300e-6
 INLINE_WAITER_S: Final = 15e-6
 INLINE_BATCH_BYTES: Final = 1 << 18
 
-# What the thread measures is the disk and its waits for the interpreter's lock, so a busy loop looks like a slow disk,
-# and once the thread had the batches it would keep them. So the loop tries one itself now and then: after this many of
-# the thread's, twice as many after each try that was slow, and none while they take so long that it would be noticed.
+# The thread's times include its waits for the interpreter's lock, so a busy loop looks like a slow disk, and the thread
+# would keep the batches for ever. So the loop sometimes tries one itself: after this many of the thread's, twice as
+# many after each slow try, and never while batches take so long that callers would notice.
 TRY_AFTER_BATCHES: Final = 16
 TRY_AFTER_BATCHES_MAX: Final = 4_096
 TRY_BATCH_S: Final = 5e-3
@@ -61,21 +61,21 @@ TRY_BATCH_S: Final = 5e-3
 # records takes hardly longer than one of 20. 64 connections got batches of 55 instead of 20, at 7 % less CPU.
 GATHER_TURNS: Final = 2
 
-# A caller who is alone has its batch written inside `wait`, without a turn of the loop. For that time nobody else
-# can come and share the sync; so after this long the loop gets its turn, which shows whether others have come.
+# The batch of a single caller is written inside `wait`, without a turn of the loop. During that time no other caller
+# can share the sync; so after this long the loop gets a turn, which shows whether others have come.
 ALONE_HOLD_S: Final = 1e-3
 ALONE_BATCHES: Final = 4
 
 
 class _Batch:
-    """Records that are written together, and whoever waits for them; barriers wait for the seal too."""
+    """Records that are written together, and their waiters; barriers also wait for the seal."""
 
     __slots__ = ("barriers", "records", "seal", "size", "waiters")
 
     def __init__(self) -> None:
         self.records: list[tuple[int, int, bytes]] = []
         self.size = 0
-        # A future for each: canceling a task cancels what it awaits, and that must not reach the others.
+        # A future for each waiter: cancelling a task cancels what it awaits, and must not reach other waiters.
         self.waiters: list[asyncio.Future[None]] = []
         self.seal = False
         self.barriers: list[asyncio.Future[int]] = []
@@ -87,17 +87,12 @@ class _Batch:
                 future.set_exception(outcome_unknown())
 
 
-def _bound_s(batch: _Batch) -> float:
-    """For how long the loop may stand still to write it."""
-    return INLINE_BATCH_S + INLINE_WAITER_S * len(batch.waiters)
-
-
 def _nobody(_seq: int = 0) -> None:
-    """The `on_durable` and `on_failure` of a journal that nobody follows."""
+    """The `on_durable` and `on_failure` of a journal without a follower."""
 
 
 class Journal:
-    """Made on the loop that uses it. `read` and `cursor` are for one other thread, `drop_through` for any.
+    """Created on the loop that uses it. `read` and `cursor` are for one other thread, `drop_through` for any.
 
     `on_durable(seq)` is called on the loop after each batch, `on_failure()` after the last; they must not raise.
     """
@@ -123,7 +118,7 @@ class Journal:
         self._gather_turns = 0
         self._closed = False
         self._batch_s = TRY_BATCH_S  # how long recent batches took; the first ones go to the thread
-        self._handed = 0  # to the thread, since the loop last wrote one itself
+        self._handed = 0  # batches handed to the thread since the loop last wrote one
         self._try_after = TRY_AFTER_BATCHES
         self._held_s = 0.0
         self._alone_batches = 0
@@ -135,7 +130,7 @@ class Journal:
     # For callers, on the loop.
 
     def append(self, events: bytes, ts_ms: int) -> int:
-        """Give the record its place and return its seq. `events` is an encoded JSON array, on one line."""
+        """Gives the record its place and returns its seq. `events` is an encoded JSON array, on one line."""
         if self.failure is not None or self._closed:
             raise storage_failed(self.failure or "the journal is closed")
         if _LINE_BREAK in events:
@@ -145,17 +140,18 @@ class Journal:
         pending.records.append((seq, ts_ms, events))
         pending.size += len(events)
         if not self._scheduled and self._flying is None:
-            self._schedule()
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
         return seq
 
     async def wait(self, seq: int | None = None) -> None:
-        """Return when everything appended so far (or up to `seq`) is durable; at once if it is."""
+        """Returns when everything appended so far (or up to `seq`) is durable; at once if it is."""
         waiter = self.waiter(seq)
         if waiter is not None:
             await waiter
 
     def waiter(self, seq: int | None = None) -> asyncio.Future[None] | None:
-        """What `wait` waits for; None if there is nothing to wait for."""
+        """The future that `wait` awaits; None if there is nothing to wait for."""
         target = self.last_seq if seq is None else seq
         if target <= self.durable_seq:
             return None
@@ -175,26 +171,26 @@ class Journal:
         return future
 
     async def rotate(self) -> int:
-        """Seal the active segment, if it holds anything; return the last seq that is in a sealed one."""
+        """Seals the active segment, if it holds anything; returns the last seq that is in a sealed one."""
         if self.failure is not None or self._closed:
             raise storage_failed(self.failure or "the journal is closed")
         return await self._barrier(seal=True)
 
     async def close(self) -> None:
-        """Sync everything (also with durability "os"), stop the thread, close what is written to. Does not raise.
+        """Syncs everything (also with durability "os"), stops the thread, closes the written file. Does not raise.
 
-        Whoever reads may go on to the end, and lets go of the files itself (`release`).
+        The reader may go on to the end, and closes its own files (`release`).
         """
         if self._closed:
             return
         self._closed = True
         if self.failure is None:
-            with suppress(Unavailable):  # `failure` says it, and so did whoever was waiting
+            with suppress(Unavailable):  # `failure` has it, and the waiters got it
                 await self._barrier(seal=False)
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
         if self.failure is None:
-            with suppress(OSError):  # opening knows what the zeros mean
+            with suppress(OSError):  # opening recognises the reserved zeros
                 self._writer.give_back()
         self._writer.close()
 
@@ -206,7 +202,7 @@ class Journal:
 
     @property
     def end(self) -> Cursor:
-        """Where the durable lines end."""
+        """The end of the durable lines."""
         return self._end
 
     def cursor(self, after_seq: int) -> Cursor:
@@ -221,28 +217,28 @@ class Journal:
         return self._reader.read(cursor, end, max_bytes)
 
     def drop_through(self, seq: int) -> list[Segment]:
-        """Delete the sealed segments whose records are all at or below `seq`. Blocks on the disk."""
+        """Deletes the sealed segments whose records are all at or below `seq`. Blocks on the disk."""
         return drop_through(self._folder, seq)
 
     def trim(self, seq: int) -> None:
-        """The reader is done with everything through `seq`. Means something only to a journal in memory."""
+        """Does nothing: only a journal in memory drops the lines that its reader is done with."""
 
     def release(self) -> None:
-        """Close what `read` keeps open. For the reader's thread: in any other, a read under way would go on with a
-        number that may be another file's by then."""
+        """Closes the files that `read` keeps open. For the reader's thread: otherwise a read in progress could continue
+        with a descriptor that by then is another file's."""
         self._reader.close()
 
     def _sync_for_reader(self, end: Cursor) -> None:
-        # With durability "os" a power cut may take acknowledged records back. What is copied elsewhere must not
-        # be among them: an archive that is ahead of its journal is damage. So the reader pays for the sync.
+        # With durability "os" a power cut may undo acknowledged records. Records that are copied elsewhere must not be
+        # among them: an archive that is ahead of its journal is damage. So the reader pays for the sync.
         if self.failure is not None:
             raise storage_failed(self.failure)
         try:
             self._reader.sync(end.segment)
         except OSError as error:
-            # At once: a second sync could find the pages clean and succeed. The loop tells those who wait.
+            # At once: a second sync could find the pages clean and succeed. The loop tells the waiters.
             self.failure = str(error)
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits
+            with suppress(RuntimeError):  # the loop is closed, so there are no waiters
                 self._loop.call_soon_threadsafe(self._fail, str(error))
             raise
         self._writer.synced_seq = max(self._writer.synced_seq, end.seq)
@@ -250,7 +246,7 @@ class Journal:
     # The group commit, on the loop.
 
     def _schedule(self) -> None:
-        """A turn of the loop later, so that every caller who is ready now has appended by then."""
+        """Schedules a flush one turn later, so that every caller that is ready now has appended by then."""
         if not self._scheduled and self._flying is None:
             self._scheduled = True
             self._loop.call_soon(self._turn)
@@ -265,7 +261,7 @@ class Journal:
             self._flush()
 
     def _gathers(self) -> bool:
-        """More callers came since the last turn, and more may come with the next. One who is alone is not kept."""
+        """Whether more callers came since the last turn, and may come with the next. A single one is not delayed."""
         count = len(self._pending.waiters)
         more = count > self._gathered and (count > 1 or not self._alone_batches)
         if not more or self._gather_turns >= GATHER_TURNS or self._pending.barriers:
@@ -281,8 +277,8 @@ class Journal:
             return
         self._alone_batches = self._alone_batches + 1 if len(batch.waiters) <= 1 else 0
         self._held_s = 0.0
-        # Without a waiting caller the loop has better things to do: whoever streams goes on appending. (A stream
-        # of 100 records, one a turn: 1,200 streams/s with the thread, 65 when the loop syncs each turn.)
+        # Without a waiting caller the loop does not sync: a stream's producer goes on appending. (A stream of 100
+        # records, one a turn: 1,200 streams/s with the thread, 65 when the loop syncs each turn.)
         if batch.waiters and self._is_quick():
             self._write_here()
         else:
@@ -294,13 +290,14 @@ class Journal:
         return self._alone_batches >= ALONE_BATCHES and self._held_s < ALONE_HOLD_S
 
     def _is_quick(self) -> bool:
+        pending, batch_s = self._pending, self._batch_s
         return (
             (
-                self._batch_s < _bound_s(self._pending)
-                or (self._handed >= self._try_after and self._batch_s < TRY_BATCH_S)
+                batch_s < INLINE_BATCH_S + INLINE_WAITER_S * len(pending.waiters)
+                or (self._handed >= self._try_after and batch_s < TRY_BATCH_S)
             )
-            and self._pending.size < INLINE_BATCH_BYTES
-            and not self._pending.barriers
+            and pending.size < INLINE_BATCH_BYTES
+            and not pending.barriers
             and not self._writer.is_full
         )
 
@@ -317,9 +314,9 @@ class Journal:
             self._landed(batch, end, batch_s)
 
     def _tried(self, batch: _Batch, batch_s: float) -> None:
-        """The loop wrote a batch after the thread had some: now it is known what the disk alone takes."""
+        """Notes the time of a batch that the loop wrote after some of the thread's: the disk's time alone."""
         self._handed = 0
-        if batch_s < _bound_s(batch):
+        if batch_s < INLINE_BATCH_S + INLINE_WAITER_S * len(batch.waiters):
             self._batch_s = batch_s
             self._try_after = TRY_AFTER_BATCHES
         else:
@@ -348,11 +345,14 @@ class Journal:
             self._go_on()
 
     def _go_on(self) -> None:
-        """What was appended during the flight: to the thread at once, or next turn with what the woken append."""
-        if not self._is_quick():
-            self._flush()
-        elif self._pending.records:
+        """Handles records appended during the flight: by the thread at once, or next turn with new ones."""
+        pending = self._pending
+        if not pending.records and not pending.barriers:
+            return
+        if self._is_quick():
             self._schedule()
+        else:
+            self._flush()
 
     def _fail(self, reason: str, batch: _Batch | None = None) -> None:
         self.failure = self.failure or reason
@@ -363,7 +363,7 @@ class Journal:
         self.on_failure()
 
     def _barrier(self, *, seal: bool) -> asyncio.Future[int]:
-        """Done when everything before it is durable (and sealed)."""
+        """A future that is done when everything before it is durable (and sealed)."""
         future: asyncio.Future[int] = self._loop.create_future()
         self._pending.barriers.append(future)
         self._pending.seal = self._pending.seal or seal
@@ -406,7 +406,7 @@ class Journal:
 
 
 class MemoryJournal:
-    """A journal without a file: durable the moment it is appended, kept until the reader is done with it."""
+    """A journal without a file: a record is durable when it is appended, and kept until the reader is done with it."""
 
     def __init__(self) -> None:
         self.on_durable: Callable[[int], None] = _nobody
@@ -446,7 +446,7 @@ class MemoryJournal:
     def waiter(self, seq: int | None = None) -> None:
         if seq is not None and seq > self.last_seq:
             raise ValueError(f"record {seq} was not appended yet")
-        self._turn()  # whoever listens hears of a record before the one who waits for it
+        self._turn()  # listeners get a record before its waiter does
 
     async def rotate(self) -> int:
         return self.last_seq
@@ -475,10 +475,10 @@ class MemoryJournal:
         return []
 
     def trim(self, seq: int) -> None:
-        """Forget the lines through `seq`. For the reader's thread."""
+        """Forgets the lines up to `seq`. For the reader's thread."""
         for number in range(self._trimmed + 1, min(seq, self.last_seq) + 1):
             del self._lines[number]
         self._trimmed = max(self._trimmed, min(seq, self.last_seq))
 
     def release(self) -> None:
-        """There is no file."""
+        """Does nothing: there is no file."""

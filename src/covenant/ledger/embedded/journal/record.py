@@ -31,25 +31,25 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     seq: Annotated[int, msgspec.Meta(ge=1)]
     ts_ms: Annotated[int, msgspec.Meta(ge=0)]
     synced: Annotated[int, msgspec.Meta(ge=0)]
-    events: msgspec.Raw  # a JSON array, still encoded: whoever knows the events decodes it once, by type
+    events: msgspec.Raw  # a JSON array, still encoded: decoded once, by the types of events
 
 
 _decode: Final = msgspec.json.Decoder(Record).decode
 
 
 def encode_line(seq: int, ts_ms: int, synced: int, events: bytes) -> bytes:
-    """`events` is an encoded JSON array without raw newlines: the caller's promise, not checked here."""
+    """Encodes a record. `events` is an encoded JSON array without raw newlines, which is not checked here."""
     return b"".join(line_parts(seq, ts_ms, synced, events))
 
 
 def line_parts(seq: int, ts_ms: int, synced: int, events: bytes) -> tuple[bytes, bytes, bytes]:
-    """The same in three parts, for whoever joins many lines: the events are copied once, which is half the cost."""
+    """The same in three parts, for a caller that joins many lines: events are copied once, which is half the cost."""
     head = f'{{"seq":{seq},"ts_ms":{ts_ms},"synced":{synced},"events":'.encode()
     return head, events, b',"crc":"%08x"}\n' % crc32(events, crc32(head))
 
 
 def decode_line(line: bytes) -> Record:
-    """Raises BadLine unless every byte is as it was written."""
+    """Decodes a record. Raises BadLine unless every byte is as it was written."""
     if line[-1:] != b"\n":
         raise BadLine("the line has no end")
     body = line[:-SEAL_LENGTH]
@@ -57,7 +57,7 @@ def decode_line(line: bytes) -> Record:
         raise BadLine("the checksum does not match")
     try:
         record = _decode(line)
-    except msgspec.MsgspecError as error:  # the checksum is right: this line was written by something else
+    except msgspec.MsgspecError as error:  # the checksum is right: another program wrote this line
         raise BadLine(f"the line is not a journal record: {error}") from None
     if record.synced >= record.seq:
         raise BadLine("the line claims to have been synced before it was written")
@@ -65,5 +65,5 @@ def decode_line(line: bytes) -> Record:
 
 
 def seq_of(line: bytes) -> int:
-    """The seq of a line that is already known to be good, without checking or decoding the rest."""
+    """The seq of a line that is known to be good, without checking or decoding the rest."""
     return int(line[7 : line.index(b",", 7)])

@@ -1,15 +1,15 @@
 """Opening a journal: which bytes to trust, which to cut, when to refuse.
 
-Everything from the first bad line is a torn tail (never acknowledged: cut, kept aside, reported), unless
-something shows that the record which should be there had been synced. Then a disk or a person changed it, and
-opening refuses with the file and the line: cutting would lose acknowledged records. What shows it:
+Everything from the first bad line on is a torn tail (never acknowledged: cut, kept aside, reported), unless there is
+evidence that the missing record had been synced. Then a disk or a person changed it, and opening refuses and names the
+file and the line: cutting would lose acknowledged records. The evidence:
 
-    a later segment                    made only after the one before it was synced
+    a later segment                    created only after the one before it was synced
     a later good line, by its `synced` written after the bad one was synced
     the snapshot or the archive        made only of synced records
 
-Promises: `replay` sees each record after the snapshot once, in order, none that was not written, and none that
-is not on disk when `open_journal` returns. One process at a time may open a home: see `lock_home`.
+Promises: `replay` gets each record after the snapshot once, in order, only written ones, and only records that are on
+disk when `open_journal` returns. One process at a time may open a home: see `lock_home`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from covenant.model.errors import Damaged, HomeLocked
 CHUNK_BYTES: Final = 1 << 20
 TAIL_COPY_NAME: Final = "tail.tmp"
 CANNOT_FOLLOW: Final = (IllegalMoveError, LookupError, TypeError, ValueError, AssertionError)
-"""What replaying a record raises if the ones before it are not those that it was written after."""
+"""Exceptions of replaying a record that does not follow from the records before it."""
 _START: Final = re.compile(rb'\{"seq":\d+,"ts_ms":\d+,"synced":')
 
 
 class TornTail(NamedTuple):
-    """A tail that was cut: `seq` is the record that is not there, `kept` the file that has the bytes now."""
+    """A tail that was cut: `seq` is the missing record, `kept` the file that now has the bytes."""
 
     file: str
     line: int
@@ -67,7 +67,7 @@ class OpenedJournal(NamedTuple):
 
 
 class JournalDamage(NamedTuple):
-    """The first line that is not good: the record that should be there, and where."""
+    """The first bad line: its expected record, and its place."""
 
     seq: int
     line: int
@@ -76,7 +76,7 @@ class JournalDamage(NamedTuple):
 
 
 class JournalReport(NamedTuple):
-    """What opening found. `tail` is None for a journal that never was; `bad` is where a torn tail begins."""
+    """The findings of opening. `tail` is None for a new journal; `bad` is where a torn tail begins."""
 
     tail: Segment | None
     end: Cursor
@@ -88,10 +88,10 @@ class JournalReport(NamedTuple):
 def open_journal(
     folder: Path, *, snapshot_seq: int, archived_seq: int, now_ms: int, replay: Callable[[Record], None]
 ) -> OpenedJournal:
-    """Check the journal, replay what the snapshot does not cover, make the tail trustworthy.
+    """Checks the journal, replays the records after the snapshot, and makes the tail trustworthy.
 
-    Reads only the segments that replay or the archive still need. Raises Damaged, and leaves the files as they
-    are; OSError if the disk does not take the tail.
+    Reads only the segments that replay or the archive still need. Raises Damaged and leaves the files unchanged;
+    OSError if the disk does not take the tail.
     """
     _make_folder(folder)
     found = examine_journal(folder, snapshot_seq=snapshot_seq, archived_seq=archived_seq, replay=replay)
@@ -109,7 +109,7 @@ def open_journal(
 def examine_journal(
     folder: Path, *, snapshot_seq: int, archived_seq: int, replay: Callable[[Record], None]
 ) -> JournalReport:
-    """The same check and the same replay, without a change to any file. Raises Damaged."""
+    """The same check and replay, without a change to any file. Raises Damaged."""
     segments = _needed(folder, snapshot_seq, archived_seq)
     if not segments:
         return JournalReport(None, Cursor(0, 1, 0), 0, None, 0)
@@ -122,7 +122,7 @@ def examine_journal(
     bad = scan.segment(tail)
     written = _written(tail.path)
     if bad is not None and bad.offset >= written:
-        bad = None  # room that was reserved and never used
+        bad = None  # reserved room that was never used
     covered = max(snapshot_seq, archived_seq)
     if scan.seq < covered:
         what = "snapshot" if snapshot_seq == covered else "archive"
@@ -138,7 +138,7 @@ def _make_folder(folder: Path) -> None:
     if not folder.exists():
         make_owned_folder(folder)
         sync_dir(folder.parent)
-    (folder / TAIL_COPY_NAME).unlink(missing_ok=True)  # a crash while opening left it; it was never the journal
+    (folder / TAIL_COPY_NAME).unlink(missing_ok=True)  # left by a crash while opening; never part of the journal
 
 
 def _needed(folder: Path, snapshot_seq: int, archived_seq: int) -> list[Segment]:
@@ -148,7 +148,7 @@ def _needed(folder: Path, snapshot_seq: int, archived_seq: int) -> list[Segment]
     held = [index for index, segment in enumerate(segments) if segment.first_seq <= covered + 1]
     if held:
         return segments[held[-1] :]
-    # Nothing holds record covered + 1. That is right only for a journal that never was.
+    # No segment has record covered + 1. That is right only for a new journal.
     if not segments and snapshot_seq == archived_seq == 0:
         return []
     what = "snapshot" if snapshot_seq == covered else "archive"
@@ -169,7 +169,7 @@ class _Scan:
         self.replayed = 0
 
     def segment(self, segment: Segment) -> JournalDamage | None:
-        """Replay one segment up to its first bad line, and say what is wrong there."""
+        """Replays one segment up to its first bad line, and returns what is wrong there."""
         if self.seq not in (-1, segment.first_seq - 1):
             missing = segment_path(segment.path.parent, self.seq + 1)
             reason = f"missing: record {self.seq} is followed by the segment of {segment.first_seq}"
@@ -188,7 +188,7 @@ class _Scan:
     def _accept(self, segment: Segment, record: Record) -> None:
         self.line += 1
         if record.seq != self.seq + 1:
-            # Tearing does not make whole lines vanish between whole lines: a lost page leaves zeros, a bad line.
+            # Tearing never removes complete lines between others: a lost page leaves zeros, a bad line.
             raise Damaged(str(segment.path), self.line, f"record {record.seq} is where {self.seq + 1} belongs")
         self.seq = record.seq
         if record.seq <= self._snapshot_seq:
@@ -204,7 +204,7 @@ class _Scan:
 
 
 def _written(path: Path) -> int:
-    """How much of a segment was ever written: a line has no zeros, and room that was reserved has nothing else."""
+    """The number of written bytes in a segment: a line has no zeros, and reserved room has nothing else."""
     with open(path, "rb", buffering=0) as file:
         end = os.fstat(file.fileno()).st_size
         while end > 0:
@@ -217,7 +217,7 @@ def _written(path: Path) -> int:
 
 
 def _refuse_if_synced(tail: Segment, bad: JournalDamage) -> None:
-    """A record that was written after the bad one had been synced says so. Other lines may be good or bad."""
+    """Refuses if a later record was written after the bad one had been synced. Other lines may be good or bad."""
     with open(tail.path, "rb", buffering=CHUNK_BYTES) as lines:
         lines.seek(bad.offset)
         for line in lines:
@@ -228,14 +228,14 @@ def _refuse_if_synced(tail: Segment, bad: JournalDamage) -> None:
 
 
 def records_in(line: bytes) -> Iterator[Record]:
-    """The good record that ends this line, wherever in it it begins: the newline before it may be what is lost."""
+    """The good record at the end of this line, wherever it begins: the newline before it may be lost."""
     for start in _START.finditer(line):
         with suppress(BadLine):
             yield decode_line(line[start.start() :])
 
 
 def _keep_torn(folder: Path, tail: Segment, bad: JournalDamage, length: int, now_ms: int) -> TornTail:
-    """Copy the cut bytes aside, durably, before they go: somebody may want to see what was in them."""
+    """Copies the torn bytes aside, durably, before they are cut: somebody may want to inspect them."""
     kept = folder / f"torn-{bad.seq}-{now_ms}.bin"
     fault_points.point("opening.keep_torn")
     with open(tail.path, "rb") as source, open(kept, "wb", opener=open_owned) as copy:
@@ -247,12 +247,12 @@ def _keep_torn(folder: Path, tail: Segment, bad: JournalDamage, length: int, now
 
 
 def _rewrite(folder: Path, tail: Segment, length: int) -> None:
-    """Replace the tail by a synced copy of its good bytes.
+    """Replaces the tail by a synced copy of its good bytes.
 
-    After a failed fsync the kernel may keep the pages and call them clean: this process reads what the disk
-    never got, and a second fsync has nothing to write and succeeds. Only bytes written anew are known to arrive.
-    Hence a copy; synced before the rename, so that the name never leads to less than the old file had; and the
-    directory synced after it, so that the records to come are in the file that the name leads to.
+    After a failed fsync the kernel may keep the pages and call them clean: this process reads bytes that the disk never
+    got, and a second fsync has nothing to write and succeeds. Only bytes written anew are known to arrive. Hence a
+    copy; it is synced before the rename, so that the name never leads to less than the old file had; and the directory
+    is synced after it, so that later records are in the file that the name leads to.
     """
     path = folder / TAIL_COPY_NAME
     with open(tail.path, "rb") as source, open(path, "wb", opener=open_owned) as copy:
@@ -298,7 +298,7 @@ class HomeLock:
 
 
 def lock_home(home: Path) -> HomeLock:
-    """The right to open this home. Raises HomeLocked, naming the process that has it."""
+    """Locks this home for opening. Raises HomeLocked, which names the process that has it."""
     path = home / "lock"
     fd = open_owned(path, os.O_RDWR | os.O_CREAT)
     try:

@@ -1,9 +1,9 @@
-"""The folder of journal segments: names, the one file being written, and a reader that follows it.
+"""The folder of journal segments: their names, the writer of the active one, and a reader that follows it.
 
-A segment is `<seq of its first record, 20 digits>.jsonl`. All but the newest are sealed: whole, synced, never
-written again. The name of the segment after a record follows from the record's seq, so whoever follows the
-journal needs no listing. A `Cursor` is a place between two lines. Behind the last line of the newest segment there may
-be zeros, where room was reserved.
+A segment is `<seq of its first record, 20 digits>.jsonl`. All but the newest are sealed: complete, synced, never
+written again. The name of the segment after a record follows from the record's seq, so a reader needs no listing. A
+`Cursor` is a place between two lines. After the last line of the newest segment there may be zeros, where room was
+reserved.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from covenant.ledger.embedded.journal.record import seq_of
 _NAME: Final = re.compile(r"\d{20}\.jsonl")
 
 FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
-"""On macOS `fsync` leaves the bytes in the disk's own cache; this has them written. Other systems have no such call."""
+"""On macOS `fsync` leaves the bytes in the disk's own cache; this call writes them. Other systems have no such call."""
 
 
 def datasync(fd: int) -> None:
-    """Bring the bytes of a file to the disk, and its length."""
+    """Writes a file's bytes and length to the disk."""
     if FULL_SYNC is not None:
         fcntl.fcntl(fd, FULL_SYNC)
     else:
         os.fdatasync(fd)
 
 
-# A file that grows with every batch has each sync wait for the file system's own journal, too. So has one whose room is
-# only allocated: the first write to it must be noted there. Zeros that were written before spare both: syncing 84 KB
-# took 145 µs, instead of 237 when allocated and 302 when growing; 1.3 KB took 87, 93 and 131 (medians of 600).
-# They reach the disk with the next batch.
+# If a file grows with every batch, each sync also waits for the file system's own journal. So it does if room is only
+# allocated: the first write to it must be noted there. Zeros that were written before avoid both: syncing 84 KB took
+# 145 µs, instead of 237 when allocated and 302 when growing; 1.3 KB took 87, 93 and 131 (medians of 600). The zeros
+# reach the disk with the next batch.
 RESERVED_BYTES: Final = 256 << 10
 
 
@@ -55,7 +55,7 @@ class Cursor(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """Whole lines, in order. Nothing new is `data == b""`, with `last_seq` and `cursor` as they were."""
+    """Complete lines, in order. Without new lines, `data` is empty, and `last_seq` and `cursor` are unchanged."""
 
     data: bytes
     last_seq: int
@@ -67,13 +67,13 @@ def segment_path(folder: Path, first_seq: int) -> Path:
 
 
 def list_segments(folder: Path) -> list[Segment]:
-    """Every segment, oldest first. Other files in the folder (torn tails kept aside) are not journal."""
+    """Every segment, oldest first. Other files in the folder (kept torn tails) are not part of the journal."""
     names = sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
     return [Segment(int(name[:20]), folder / name) for name in names]
 
 
 def create_segment(folder: Path, first_seq: int) -> int:
-    """A new, empty segment whose name is durable before this returns its descriptor.
+    """Creates an empty segment and returns its descriptor when its name is durable.
 
     The name first: a record synced into a file that the directory forgets would be a lost record.
     """
@@ -90,14 +90,14 @@ def create_segment(folder: Path, first_seq: int) -> int:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """One `write`, unless the system takes less; then the next one raises what stopped it (a full disk)."""
+    """One `write`, unless the system takes less; then the next one raises the reason (a full disk)."""
     written = os.write(fd, data)
     while written < len(data):
         written += os.write(fd, data[written:])
 
 
 def drop_through(folder: Path, seq: int) -> list[Segment]:
-    """Delete the sealed segments whose records are all at or below `seq`, and return them.
+    """Deletes the sealed segments whose records are all at or below `seq`, and returns them.
 
     Oldest first, so that a crash leaves one run of records. The newest segment is never dropped.
     """
@@ -129,9 +129,9 @@ def cursor_after(folder: Path, seq: int) -> Cursor:
 
 
 class SegmentWriter:
-    """The active segment. One thread at a time may use it; the group commit sees to that.
+    """The active segment. One thread at a time may use it, which the group commit ensures.
 
-    After any exception it must not be used again: what the file holds beyond `synced_size` is unknown.
+    After any exception it must not be used again: the file's content beyond `synced_size` is unknown.
     """
 
     def __init__(self, folder: Path, active: Cursor, *, segment_bytes: int, sync: bool) -> None:
@@ -151,7 +151,7 @@ class SegmentWriter:
         return self.end.offset >= self._segment_bytes
 
     def write(self, data: bytes, last_seq: int) -> Cursor:
-        """Append whole lines ending with record `last_seq`; synced, if this writer syncs, when it returns."""
+        """Appends complete lines up to record `last_seq`; they are synced when it returns, if this writer syncs."""
         if self.is_full:
             self.seal()
         _, segment, offset = self.end
@@ -166,7 +166,7 @@ class SegmentWriter:
         return self.end
 
     def _reserve(self, length: int) -> None:
-        """Room behind the last line. Where there is none to be had, writing goes on without."""
+        """Reserves room after the last line. Without free room, writing goes on without."""
         try:
             written = os.pwrite(self._fd, bytes(length), self.end.offset)
         except OSError:
@@ -175,7 +175,7 @@ class SegmentWriter:
             self._reserved_size = self.end.offset + written
 
     def give_back(self) -> None:
-        """Cut off what was reserved and not written."""
+        """Cuts off reserved room that was not written."""
         if self._reserved_size > self.end.offset:
             os.ftruncate(self._fd, self.end.offset)
             self._reserved_size = self.end.offset
@@ -187,10 +187,10 @@ class SegmentWriter:
         self.synced_seq = self.end.seq
 
     def seal(self) -> Cursor:
-        """Close the active segment and begin the next one; nothing to do while it is empty.
+        """Closes the active segment and begins the next one; does nothing while it is empty.
 
-        Synced before the next one exists, whatever the durability: so a segment that has a successor is whole,
-        and a bad line in it is damage and never a torn tail.
+        The segment is synced before the next one exists, whatever the durability: so a segment with a successor is
+        complete, and a bad line in it is damage and never a torn tail.
         """
         seq, _, offset = self.end
         if offset == 0:
@@ -199,7 +199,7 @@ class SegmentWriter:
         self.give_back()
         if FULL_SYNC is not None:
             datasync(self._fd)
-        os.fsync(self._fd)  # not only the bytes: that the rest was cut off, too
+        os.fsync(self._fd)  # also the truncation, not only the bytes
         self.synced_seq = seq
         old, self._fd = self._fd, create_segment(self._folder, seq + 1)
         os.close(old)
@@ -212,9 +212,9 @@ class SegmentWriter:
 
 
 class SegmentReader:
-    """Reads whole lines from a cursor up to an end, at a cost that does not depend on the journal's length.
+    """Reads complete lines from a cursor up to an end, at a cost that does not depend on the journal's length.
 
-    For one thread. It keeps the descriptor of the segment it last read: beside a busy loop each system call can
+    For one thread. It keeps the descriptor of the segment that it last read: beside a busy loop each system call can
     cost a wait for the interpreter's lock.
     """
 
@@ -224,7 +224,7 @@ class SegmentReader:
         self._fd = -1
 
     def read(self, cursor: Cursor, end: Cursor, max_bytes: int) -> Lines:
-        """At most `max_bytes`, but at least one line if there is one before `end`."""
+        """Reads at most `max_bytes`, but at least one line if there is one before `end`."""
         while cursor.seq < end.seq:
             fd = self._open(cursor.segment)
             sealed = cursor.segment != end.segment
@@ -248,7 +248,7 @@ class SegmentReader:
         return Lines(data[:whole], last_seq, Cursor(last_seq, cursor.segment, cursor.offset + whole))
 
     def sync(self, segment: int) -> None:
-        """Bring the written bytes of a segment to the disk, for a journal whose writer does not."""
+        """Writes a segment's bytes to the disk, for a journal whose writer does not."""
         fault_points.point("journal.sync")
         datasync(self._open(segment))
 

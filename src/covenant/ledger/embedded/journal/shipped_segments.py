@@ -1,8 +1,8 @@
-"""Which sealed segments were shipped elsewhere: `backup.json` in the home, beside the ledger.
+"""The record of shipped sealed segments: `backup.json` in the home, beside the ledger.
 
-Compaction drops a segment only when it was shipped, as long as those that wait take no more than `kept_bytes_max`.
-Above that the oldest go unshipped, which leaves a gap: a backup that is older cannot be brought past it. A backup that
-is newer than the gap closes it. `doctor` reads the same file of a home that nobody has open.
+Compaction drops only shipped segments, as long as those that wait take no more than `kept_bytes_max`. Above that the
+oldest are dropped unshipped, which leaves a gap: an older backup cannot be brought past it. A backup that is newer than
+the gap closes it. `doctor` reads the same file of a closed home.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REASON_LENGTH_MAX: Final = 500
 
 
 class ShippingStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """`failures` are those in a row; `gap` is the last record that was dropped unshipped, and in no backup since."""
+    """`failures` counts those in a row; `gap` is the last record dropped unshipped, and in no backup since."""
 
     shipped_seq: int = 0
     failures: int = 0
@@ -35,7 +35,7 @@ class ShippingStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_d
 
     @property
     def warning(self) -> str | None:
-        """What an operator should know, in a sentence with its way out behind a semicolon."""
+        """A warning for the operator: a sentence, then the fix after a semicolon."""
         if self.gap > self.backup_seq:
             return f"segments through record {self.gap} were dropped before they were shipped; take a new backup"
         if self.failure is not None:
@@ -50,7 +50,7 @@ class SealedSegment(NamedTuple):
 
 
 def sealed_segments(folder: Path) -> list[SealedSegment]:
-    """All but the newest, the oldest first."""
+    """All segments but the newest, oldest first."""
 
     def sealed(segment: Segment, after: Segment) -> SealedSegment:
         return SealedSegment(segment.first_seq, after.first_seq - 1, segment.path)
@@ -59,7 +59,7 @@ def sealed_segments(folder: Path) -> list[SealedSegment]:
 
 
 def read_status(home: Path) -> ShippingStatus:
-    """As it was left; an unreadable one is as good as none: what was shipped is shipped once more."""
+    """The stored status; an unreadable one counts as empty: its segments are shipped once more."""
     try:
         with open(home / STATUS_NAME, "rb") as file:
             return msgspec.json.decode(file.read(STATUS_BYTES_MAX), type=ShippingStatus)
@@ -92,7 +92,7 @@ class ShippedSegments:
         self._save(backup_seq=seq, backup_at_ms=now_ms)
 
     def droppable(self, seq: int) -> int:
-        """The last record through which compaction may drop, of those through `seq`."""
+        """The last record up to which compaction may drop, at most `seq`."""
         kept, over = 0, self.status.shipped_seq
         for segment in reversed(self.pending()):
             kept += segment.path.stat().st_size

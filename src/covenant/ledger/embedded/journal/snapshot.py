@@ -1,7 +1,7 @@
 """Snapshots: the live state at one seq, as a file `snapshot-<seq>.jsonl` beside the segments.
 
-The first line says which seq; the last one how many lines and their SHA-256. A snapshot gets its name only when all of
-it is on disk, so one with a name and a wrong sum is damage, never a crash.
+The first line has the seq; the last line has the number of lines and their SHA-256. A snapshot gets its name only when
+all of it is on disk, so a named one with a wrong sum is damage, never a crash.
 """
 
 from __future__ import annotations
@@ -161,9 +161,9 @@ def drop_older(folder: Path, seq: int) -> None:
 
 
 def write(folder: Path, seq: int, state: LedgerState, read_task: Callable[[TaskId], Task] | None = None) -> Path:
-    """Durable when it returns: written, synced, renamed, and the directory synced, in this order.
+    """Writes a snapshot: written, synced, renamed, and the directory synced, in this order.
 
-    A snapshot is whole: `read_task` gives the tasks whose bodies are not in memory, one at a time.
+    A snapshot is complete: `read_task` returns the tasks whose bodies are not in memory, one at a time.
     """
     path = path_of(folder, seq)
     unfinished = path.with_suffix(".tmp")
@@ -184,13 +184,13 @@ def write(folder: Path, seq: int, state: LedgerState, read_task: Callable[[TaskI
 
 
 def _no_body(task_id: TaskId) -> Task:
-    raise AssertionError(f"nobody said where the body of task {task_id} is")
+    raise AssertionError(f"there is no reader for the body of task {task_id}")
 
 
 def load(path: Path, state: LedgerState, on_entry: Callable[[Entry, int, int], None] | None = None) -> int:
-    """Fill an empty state; the seq it stands at. Damaged if a byte of it is not what was written.
+    """Fills an empty state and returns its seq. Raises Damaged if any byte differs from what was written.
 
-    `on_entry` is told where in the file each entry is: its offset, and its length.
+    `on_entry` gets the place of each entry in the file: its offset and its length.
     """
     digest = hashlib.sha256()
     seq, count, offset = -1, 0, 0
@@ -203,7 +203,7 @@ def load(path: Path, state: LedgerState, on_entry: Callable[[Entry, int, int], N
                 raise Damaged(str(path), count, f"cannot be read: {error}") from error
             if isinstance(line, End):
                 if line.lines != count - 1 or line.sha256 != digest.hexdigest() or seq < 0:
-                    raise Damaged(str(path), count, "the sum does not match what stands above it")
+                    raise Damaged(str(path), count, "the SHA-256 does not match the lines above it")
                 return seq
             digest.update(raw)
             if isinstance(line, Head):
@@ -261,7 +261,7 @@ def _restore(state: LedgerState, line: Line) -> None:
 
 
 def read_entry(path: Path, offset: int, length: int) -> Entry:
-    """The entry at a place that `load` has told."""
+    """The entry at a place that `load` passed to `on_entry`."""
     with open(path, "rb") as file:
         file.seek(offset)
         line = _decode(file.read(length))
@@ -272,7 +272,7 @@ def read_entry(path: Path, offset: int, length: int) -> Entry:
 def _lines(seq: int, state: LedgerState, read_task: Callable[[TaskId], Task]) -> Iterator[bytes]:
     digest = hashlib.sha256()
     count = 0
-    for line in _contents(seq, state, read_task):
+    for line in state_lines(seq, state, read_task):
         raw = _encode(line) + b"\n"
         digest.update(raw)
         count += 1
@@ -280,7 +280,8 @@ def _lines(seq: int, state: LedgerState, read_task: Callable[[TaskId], Task]) ->
     yield _encode(End(count, digest.hexdigest())) + b"\n"
 
 
-def _contents(seq: int, state: LedgerState, read_task: Callable[[TaskId], Task]) -> Iterator[Line]:
+def state_lines(seq: int, state: LedgerState, read_task: Callable[[TaskId], Task]) -> Iterator[Line]:
+    """All lines of a snapshot but the last one."""
     yield Head(seq, state.audit_head, state.audit_anchor)
     for identity in state.identities_by_token.values():
         yield IdentityLine(identity)
@@ -319,11 +320,11 @@ def _chunks(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 EVICT_EVERY: Final = 4_096
-"""Records between two evictions while many are read back."""
+"""Records between two evictions while many are replayed."""
 
 
 class Replayed(NamedTuple):
-    """A record, and where in which segment its line is."""
+    """A record, and its line's segment and place."""
 
     seq: int
     ts_ms: int
@@ -359,7 +360,7 @@ def records(folder: Path, after_seq: int, through_seq: int) -> Iterator[Replayed
 
 
 def read_events(path: Path, offset: int, length: int) -> list[AnyEvent]:
-    """The events of the record whose line is there."""
+    """The events of the record at this place."""
     with open(path, "rb") as file:
         file.seek(offset)
         return decode_events(decode_line(file.read(length)).events)
@@ -373,7 +374,7 @@ def _decode_synced(line: bytes, file: str, number: int) -> Record:
 
 
 def state_at(folder: Path, through_seq: int, limits: Limits) -> LedgerState:
-    """The state as the disk has it, from the newest snapshot and what follows it."""
+    """The state on disk, from the newest snapshot and the records after it."""
     state = LedgerState(limits)
     found = newest(folder)
     seq = load(found[1], state) if found is not None else 0

@@ -1,4 +1,4 @@
-"""From a command to events and an answer, a module a noun. The table is the list of everything that can be asked."""
+"""Decisions: from a command to events and an answer, one module a noun. The table lists every command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from covenant.model.clock_steps import STEADY, Ages
 
 A = TypeVar("A")
 
-_DECISIONS: Final[dict[type[Any], Callable[[DecisionContext, Any], Any]]] = {
+DECISIONS: Final[dict[type[Any], Callable[[DecisionContext, Any], Any]]] = {
     commands.Accept: acceptance.accept,
     commands.Take: leases.take,
     commands.Renew: leases.renew,
@@ -26,7 +26,7 @@ _DECISIONS: Final[dict[type[Any], Callable[[DecisionContext, Any], Any]]] = {
     commands.Report: leases.report,
     commands.Advance: leases.advance,
     commands.Continue: leases.continue_,
-    commands.Tell: suspensions.tell,
+    commands.SignalTask: suspensions.send_signal,
     commands.Settle: results.settle,
     commands.Cancel: results.cancel,
     commands.Drain: results.drain,
@@ -49,6 +49,7 @@ _DECISIONS: Final[dict[type[Any], Callable[[DecisionContext, Any], Any]]] = {
     identity_commands.BeginTenantRemoval: identities.begin_tenant_removal,
     identity_commands.EraseTenant: identities.erase_tenant,
     identity_commands.FinishTenantRemoval: identities.finish_tenant_removal,
+    identity_commands.PauseSchedule: identities.pause_schedule,
     identity_commands.PutAgent: identities.put_agent,
     identity_commands.RemoveAgent: identities.remove_agent,
     commands.PutPush: push.put_push,
@@ -61,8 +62,8 @@ _DECISIONS: Final[dict[type[Any], Callable[[DecisionContext, Any], Any]]] = {
     peer_commands.LearnPeer: peers.learn_peer,
     peer_commands.SucceedPeer: peers.succeed_peer,
     peer_commands.RevokeToken: peers.revoke_token,
-    peer_commands.SendToPeer: peers.tell,
-    peer_commands.ReceiveFromPeer: peers.hear,
+    peer_commands.SendToPeer: peers.send_to_peer,
+    peer_commands.ReceiveFromPeer: peers.receive_from_peer,
     peer_commands.MoveParcels: peers.move_parcels,
     identity_commands.PurgeAudit: identities.purge_audit,
     identity_commands.WriteAuditRow: identities.note,
@@ -70,14 +71,14 @@ _DECISIONS: Final[dict[type[Any], Callable[[DecisionContext, Any], Any]]] = {
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What happened and what the caller is told, once the events are durable. No events: nothing happened."""
+    """The events, and the caller's answer once they are durable. No events: nothing happened."""
 
     events: list[AnyEvent]
     answer: Any
 
 
 def decide(view: View, command: Command[A], now_ms: int, new_id: NewId, ages: Ages = STEADY) -> Decision:
-    """Raises `Refused` instead when the command is not allowed or not possible."""
-    deciding = DecisionContext(view, now_ms, new_id, ages)
-    answer = _DECISIONS[type(command)](deciding, command)
-    return Decision(deciding.events, answer)
+    """Decides a command. Raises `CommandRefused` if it is not allowed or not possible."""
+    events: list[AnyEvent] = []
+    answer = DECISIONS[type(command)](DecisionContext(view, now_ms, new_id, ages, events, events.append), command)
+    return Decision(events, answer)

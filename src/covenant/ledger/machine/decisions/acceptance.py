@@ -34,14 +34,14 @@ from covenant.model.task_event import Wait
 LIVE_TASKS: Final = "live_task_limit"
 QUEUED_BYTES: Final = "queued_bytes_limit"
 RETRY_MS: Final = 1_000
-# A member that is read through its class takes fifty times as long: the class of an enum has a hook for that.
+# Attribute access through an enum class runs a hook and takes fifty times as long as these names.
 _COMPLETED, _FAILED, _ERROR = Ending.COMPLETED, Ending.FAILED, ResultStatus.ERROR
 
 
 def check_account(decide: DecisionContext, task: Task, tasks: int, size: int) -> None:
-    """Refuse what would take a task's account over one of its limits: so many more tasks, and so many more bytes."""
+    """Refuses this many more tasks and bytes if they would exceed a limit of the task's account."""
     view = decide.view
-    limits, account = view.limits, view.account(account_of(task))
+    limits, account = view.limits, view.account(task.tenant or account_of(task))
     tenant = view.tenant(task.tenant) if task.tenant is not None else None
     tasks_max, bytes_max = limits.live_tasks_max, limits.queued_bytes_max
     if tenant is not None:
@@ -68,15 +68,17 @@ def check_account(decide: DecisionContext, task: Task, tasks: int, size: int) ->
 
 
 DEADLINE_MS_MAX: Final = 2**64 - 1
-"""What JSON is decoded to. A column that holds less has its own greatest number for a later moment."""
+"""The largest number that JSON is decoded to. A database column that holds less stores its own maximum instead."""
 NOT_BEFORE_MS_MAX: Final = 10 * 366 * 86_400_000
 BUSY_RETRY_MS = 1_000
+ENDS: Final = {MAILBOX: TaskSettled}
+"""Only a mailbox sender drains its result; the results of other doors are read from the archive."""
 
 
 def accept(decide: DecisionContext, command: Accept) -> Accepted:
     task, view = command.task, decide.view
-    known = view.entry(task.id) or view.archived(task.id)
-    if known is not None and known.digest == command.digest:
+    known = view.entry(task.id) or (None if command.minted else view.archived(task.id))
+    if known is not None and (known.digest == command.digest or known.digest in command.former):
         # The digest covers the sender, so this is who sent it first. The answer is the same as then: it asks for no
         # capability and spends no use, or a lost reply to the last use of a grant could never be made good.
         return _again(decide, task.id, known)
@@ -91,7 +93,7 @@ def accept(decide: DecisionContext, command: Accept) -> Accepted:
     if command.access is not None:
         authorize(decide, command.access)
     if command.recipient_fault is not None:
-        # Without the row of the check that passed: nothing was done with it.
+        # Without the audit row of the check that passed: nothing was done with the permission.
         raise CommandRefused(_wrong_recipient(task.recipient, command.recipient_fault), [])
     if command.admission is not None:
         authorize(decide, command.admission)
@@ -102,7 +104,7 @@ def accept(decide: DecisionContext, command: Accept) -> Accepted:
                 f"task {task.id} is known with other content; send new work under a new id",
             )
         )
-    if view.is_erased(task.id):
+    if not command.minted and view.is_erased(task.id):
         raise decide.refuse(
             Conflict(
                 "duplicate_task_id",
@@ -119,7 +121,7 @@ def accept(decide: DecisionContext, command: Accept) -> Accepted:
         leader = view.leader(key)
         if leader is not None:
             return _follow(decide, command, key, leader)
-    check_account(decide, task, 1, weigh(task))
+    check_account(decide, task, 1, weigh(task) if command.body_bytes is None else command.body_bytes)
     waiting = view.queued_count(task.recipient.pubkey)
     if waiting >= view.limits.queued_per_recipient_max:
         raise decide.refuse(
@@ -129,7 +131,8 @@ def accept(decide: DecisionContext, command: Accept) -> Accepted:
                 retry_after_ms=BUSY_RETRY_MS,
             )
         )
-    _check_undrained(decide, task)
+    if task.origin == MAILBOX:
+        _check_undrained(decide, task)
     sent = TaskSent(task.id, task, command.digest)
     if command.push is None:
         decide.add(sent)
@@ -156,7 +159,7 @@ def _is_fresh(decide: DecisionContext, cached: Cached) -> bool:
 
 
 def _wrong_recipient(recipient: AgentId, fault: RecipientFault) -> Invalid:
-    """The task would be stranded: nobody could receive it. Of two that do not belong together neither is told."""
+    """The task would be stranded: nobody could receive it. A mismatch does not reveal the right display or key."""
     if fault == "unknown":
         return unknown_recipient(recipient)
     message = "the recipient's display and pubkey do not belong together here; give both as its operator told you"
@@ -169,7 +172,7 @@ def unknown_recipient(recipient: AgentId) -> Invalid:
 
 
 def _check_parent(decide: DecisionContext, task: Task) -> None:
-    """What is delegated ends with its parent, so it cannot begin after it."""
+    """Refuses a delegated task whose parent has ended: delegated tasks end with their parent."""
     parent = decide.view.entry(task.parent) if task.parent is not None else None
     if parent is None or parent.finished:
         raise decide.refuse(
@@ -231,7 +234,7 @@ def _replay(decide: DecisionContext, command: Accept, cached: Cached) -> Accepte
     )
     _begin(decide, command, TaskSent(task.id, task, command.digest))
     decide.add(
-        ended(task)(
+        ENDS.get(task.origin, TaskClosed)(
             task.id,
             result,
             ending=ending_of(result),
@@ -258,11 +261,6 @@ def _follow(decide: DecisionContext, command: Accept, key: CacheKey, leader: Tas
     return Accepted(task_id=task.id, following=leader)
 
 
-def ended(task: Task) -> type[TaskSettled]:
-    """Only a mailbox's sender comes for its result; for any other door the archive is where results are read."""
-    return TaskSettled if task.origin == MAILBOX else TaskClosed
-
-
 def ending_of(result: Result) -> Ending:
-    """`partial` is completed too: it says so in the result."""
+    """The ending of a result. `partial` counts as completed, and shows in the result."""
     return _FAILED if result.status == _ERROR else _COMPLETED

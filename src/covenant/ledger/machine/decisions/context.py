@@ -1,7 +1,7 @@
-"""What decisions share: the context they are made in, the refusals they have in common, and the check of capabilities.
+"""The context of a decision, refusals that several decisions share, and the capability check.
 
-A context collects the events that a decision has come to so far and the rows that it owes the audit. A command with an
-`Access` needs one live grant whose pins it meets. Each check leaves an audit row, and a refusal spends no use.
+A context collects a decision's events and its audit rows. A command with an `Access` needs one live grant whose pins
+match. Each check leaves an audit row, and a refusal spends no use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from covenant.ledger.machine.commands import Access, TaskCommand
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import AnyEvent, Audited, GrantUsed
 from covenant.ledger.machine.view import Archived, View
-from covenant.model.clock_steps import STEADY, Ages
+from covenant.model.clock_steps import Ages
 from covenant.model.errors import Conflict, Forbidden, NotFound, Refusal
 from covenant.model.grant import PINS, AuditHead, AuditRow, Grant, Scope, link
 from covenant.model.ids import AgentId, TaskId
@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class CommandRefused(Exception):
-    """A refusal, and the audit rows that must be durable before it is told. Nothing else: no use is spent."""
+    """A refusal, and the audit rows that must be durable before the caller gets it. No grant's use is spent."""
 
     def __init__(self, refusal: Refusal, events: list[AnyEvent]) -> None:
         super().__init__(refusal.message)
@@ -37,27 +37,25 @@ class CommandRefused(Exception):
         self.events: list[AnyEvent] = [event for event in events if isinstance(event, Audited)]
 
 
-class DecisionContext:
-    """What one decision reads and what it has decided. Lives for one call and keeps nothing."""
+class DecisionContext(msgspec.Struct, eq=False):
+    """The input of one decision, and its events so far. Used for one call."""
 
-    __slots__ = ("_head", "add", "ages", "events", "new_id", "now_ms", "view")
-
-    def __init__(self, view: View, now_ms: int, new_id: NewId, ages: Ages = STEADY) -> None:
-        self.view = view
-        self.now_ms = now_ms
-        self.ages = ages
-        self.new_id = new_id
-        self.events: list[AnyEvent] = []
-        self.add = self.events.append
-        self._head: AuditHead | None = None
+    view: View
+    now_ms: int
+    new_id: NewId
+    ages: Ages
+    events: list[AnyEvent]
+    add: Callable[[AnyEvent], None]
+    """`events.append`."""
+    _head: AuditHead | None = None
 
     def has_passed(self, deadline_ms: int | None) -> bool:
-        """Whether it is too late for something. While ages are paused, nothing is."""
+        """Whether a deadline has passed. While ages are paused, none has."""
         return deadline_ms is not None and deadline_ms <= self.now_ms and not self.ages.paused
 
     @property
     def expiry_ms(self) -> int:
-        """The moment by which grants have expired."""
+        """The time to compare the expiries of grants with."""
         return self.ages.expiry_ms(self.now_ms)
 
     def audit(self, issuer: AgentId, kind: dict[str, Any] | msgspec.Raw) -> None:
@@ -80,7 +78,7 @@ def audit_repair(
     reason: str,
     posture: Posture | None = None,
 ) -> None:
-    """`lease`: what somebody held of the task, and holds no more."""
+    """`lease`: the task's lease that the repair ended."""
     decide.audit(
         by,
         {
@@ -96,7 +94,7 @@ def audit_repair(
 
 
 def find_task(decide: DecisionContext, command: TaskCommand[Any]) -> Entry | Archived | None:
-    """The task, if it exists and the command's viewer has part in it: the two absences look the same."""
+    """The task, if it exists and the command's viewer may see it: the two absences look the same."""
     viewer = command.viewer
     entry = decide.view.entry(command.task_id)
     if entry is not None:
@@ -112,8 +110,8 @@ def find_task(decide: DecisionContext, command: TaskCommand[Any]) -> Entry | Arc
     return None
 
 
-def unknown_task(task_id: TaskId) -> Refusal:
-    return NotFound("unknown_task", f"task {task_id} is not known here")
+def unknown_task(task_id: str) -> NotFound:
+    return NotFound("unknown_task", f"task {task_id[:80]} was not found")
 
 
 def not_lessee(decide: DecisionContext, task_id: TaskId, caller: AgentId) -> CommandRefused:
@@ -135,15 +133,15 @@ def stale_lease(task_id: TaskId) -> Refusal:
     return Conflict("stale_lease", f"task {task_id} is under another lease now; stop working on it and take new work")
 
 
-def already_over(task_id: TaskId, ending: Ending) -> Refusal:
-    """The task ended meanwhile: a holder that hears this stops."""
+def task_has_ended(task_id: TaskId, ending: Ending) -> Refusal:
+    """The refusal for a holder whose task has ended meanwhile: the holder must stop."""
     said = "was canceled" if ending is Ending.CANCELED else "is already settled"
-    return Conflict(_over(ending), f"task {task_id} {said}; stop working on it")
+    return Conflict(_ended_code(ending), f"task {task_id} {said}; stop working on it")
 
 
 def takes_no_more(task_id: TaskId, ending: Ending) -> Refusal:
-    """The task has ended: who has more to say begins another one."""
-    return Conflict(_over(ending), f"task {task_id} has ended: it is {ending}, and takes no more messages")
+    """The refusal for a message to an ended task: its author must begin another task."""
+    return Conflict(_ended_code(ending), f"task {task_id} has ended: it is {ending}, and takes no more messages")
 
 
 def key_reused() -> Refusal:
@@ -151,12 +149,12 @@ def key_reused() -> Refusal:
     return Conflict("idempotency_key_reused", message)
 
 
-def _over(ending: Ending) -> str:
+def _ended_code(ending: Ending) -> str:
     return "canceled" if ending is Ending.CANCELED else "already_settled"
 
 
 def authorize(decide: DecisionContext, access: Access | None) -> None:
-    """Add the audit row of a check that passed, or refuse with the row of one that did not."""
+    """Adds the audit row of a passed check, or refuses with the row of a failed one."""
     if access is None:
         return
     live, expiry_ms = False, decide.expiry_ms
@@ -176,10 +174,10 @@ def authorize(decide: DecisionContext, access: Access | None) -> None:
 
 
 class BulkAuthorization:
-    """Authorisation of one pass over many tasks: each is covered by a grant or left alone, and each costs a use.
+    """Authorisation of one pass over many tasks: each task needs a grant, or is skipped, and each costs a use.
 
-    Opening it needs some live grant, whatever that is pinned to, and leaves the row of that check. A dry one only says
-    what an earnest pass would be allowed; somebody without any grant is told what the pass itself would do.
+    Opening it needs some live grant with any pins, and leaves the row of that check. A dry run only reports what a real
+    pass would be allowed; without any grant it reports the pass itself.
     """
 
     def __init__(self, decide: DecisionContext, access: Access | None, *, dry: bool) -> None:
@@ -200,7 +198,7 @@ class BulkAuthorization:
             decide.audit(access.caller, _passed(access.scope_id, access.actions[0], live[0]))
 
     def covers(self, asked: Access) -> bool:
-        """Whether a grant covers this one; if so, a use of it is spent."""
+        """Whether a grant covers this task; if so, a use of the grant is spent."""
         if self._grants is None:
             return True
         for grant in self._grants:
@@ -233,7 +231,7 @@ def _passed(scope_id: str, action: str, grant: Grant) -> msgspec.Raw:
 
 @lru_cache(maxsize=4_096)
 def _encoded_pass(scope_id: str, action: str, granted: str, by: str, signature_b58: str) -> msgspec.Raw:
-    """Encoded once: whoever sends much is allowed the same again and again."""
+    """Encoded once: a busy sender passes the same check again and again."""
     authorized_by = {"action": granted, "granted_by_display": by, "signature_b58": signature_b58}
     kind = {
         "type": "capability_check",

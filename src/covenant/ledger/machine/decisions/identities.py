@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Final
+
 import msgspec
 
 from covenant.ledger.machine.decisions.context import DecisionContext, authorize
@@ -28,6 +31,7 @@ from covenant.ledger.machine.identity_commands import (
     EraseTenant,
     FinishTenantRemoval,
     MakeGrant,
+    PauseSchedule,
     PurgeAudit,
     PurgeGrants,
     PurgeIdentities,
@@ -39,11 +43,15 @@ from covenant.ledger.machine.identity_commands import (
     RotateToken,
     WriteAuditRow,
 )
-from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.agent_definition import CATCH_UP_S_MAX, CatalogueAgent
 from covenant.model.errors import Conflict, NotFound, OverLimit
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId
-from covenant.model.tenants import DEFAULT, Tenant, TenantRemoval
+from covenant.model.tenants import DEFAULT, SchedulePause, Tenant, TenantRemoval, schedule_key
+
+PAUSES_MAX: Final = 1_000
+RESUMED_KEPT_MS: Final = CATCH_UP_S_MAX * 1000
+"""Once a pause has been over for this long, no schedule catches up to a time within it."""
 
 
 def enroll(decide: DecisionContext, command: Enroll) -> Identity:
@@ -224,7 +232,7 @@ def add_tenant(decide: DecisionContext, command: AddTenant) -> Tenant:
 
 
 def change_tenant(decide: DecisionContext, command: ChangeTenant) -> Tenant:
-    """What is so already leaves no trace."""
+    """Changes a tenant. A change to the present values leaves no audit row."""
     old = new = _tenant(decide, command.name)
     if command.disabled is not None and command.disabled != (old.disabled_at_ms is not None):
         new = replace(new, disabled_at_ms=decide.now_ms if command.disabled else None)
@@ -340,12 +348,56 @@ def being_removed(name: str) -> Conflict:
     return Conflict("tenant_removing", f"the tenant {name!r} is being removed; its name is free when that is done")
 
 
+def pause_schedule(decide: DecisionContext, command: PauseSchedule) -> Tenant:
+    tenant = _tenant(decide, command.name)
+    key, oldest_ms = schedule_key(command.agent_id, command.schedule_id), decide.now_ms - RESUMED_KEPT_MS
+    pauses = {
+        name: pause for name, pause in tenant.schedule_pauses.items() if (pause.until_ms or decide.now_ms) > oldest_ms
+    }
+    old = pauses.get(key)
+    if command.paused == (old is not None and old.until_ms is None):
+        return tenant
+    if command.paused and len(pauses) >= PAUSES_MAX and key not in pauses:
+        raise decide.refuse(
+            OverLimit("too_many_pauses", f"a tenant may have at most {PAUSES_MAX} paused schedules; resume one first")
+        )
+    if command.paused:
+        pauses[key] = SchedulePause(decide.now_ms)
+    elif old is not None:
+        pauses[key] = SchedulePause(old.since_ms, decide.now_ms)
+    new = replace(tenant, schedule_pauses=pauses)
+    decide.add(TenantPut(new))
+    row: dict[str, object] = {
+        "type": "schedule_paused" if command.paused else "schedule_resumed",
+        "tenant": new.name,
+        "agent": command.agent_id,
+        "schedule": command.schedule_id,
+    }
+    decide.audit(command.by, row)
+    return new
+
+
+def _forget_pauses(decide: DecisionContext, old: CatalogueAgent, kept: Collection[str] = ()) -> None:
+    """Drops the pauses of removed schedules: a schedule that comes back under the same id is not paused."""
+    tenant = decide.view.tenant(old.tenant)
+    if tenant is None or not tenant.schedule_pauses:
+        return
+    gone = {schedule_key(old.id, each.id) for each in old.definition.schedules if each.id not in kept}
+    pauses = {key: pause for key, pause in tenant.schedule_pauses.items() if key not in gone}
+    if len(pauses) < len(tenant.schedule_pauses):
+        decide.add(TenantPut(replace(tenant, schedule_pauses=pauses)))
+
+
 def put_agent(decide: DecisionContext, command: PutAgent) -> CatalogueAgent:
     tenant, definition = command.tenant, command.definition
     _tenant(decide, tenant)
     old = decide.view.agent(tenant, definition.id)
     if command.replace and old is None:
         raise decide.refuse(unknown_agent(definition.id))
+    if old is not None and command.expected not in (None, old.definition):
+        raise decide.refuse(
+            Conflict("agent_changed", f"{definition.id} was changed meanwhile; read it again, and repeat the change")
+        )
     if not command.replace:
         if old is not None:
             raise decide.refuse(agent_exists(definition.id))
@@ -356,6 +408,8 @@ def put_agent(decide: DecisionContext, command: PutAgent) -> CatalogueAgent:
         created_at_ms=old.created_at_ms if old is not None else decide.now_ms,
         updated_at_ms=decide.now_ms,
     )
+    if old is not None:
+        _forget_pauses(decide, old, [each.id for each in definition.schedules])
     decide.add(AgentPut(agent))
     decide.audit(
         command.by,
@@ -392,6 +446,7 @@ def remove_agent(decide: DecisionContext, command: RemoveAgent) -> CatalogueAgen
     agent = decide.view.agent(command.tenant, command.agent_id)
     if agent is None:
         raise decide.refuse(unknown_agent(command.agent_id))
+    _forget_pauses(decide, agent)
     decide.add(AgentRemoved(command.tenant, command.agent_id))
     decide.audit(command.by, {"type": "agent_removed", "tenant": command.tenant, "agent": command.agent_id})
     return agent
@@ -411,7 +466,7 @@ def unknown_tenant(name: str) -> NotFound:
 
 
 def unknown_agent(agent_id: str) -> NotFound:
-    """The same for an agent that is nowhere and for one that is another tenant's."""
+    """The refusal is the same for an agent that does not exist and for one of another tenant."""
     return NotFound(
         "unknown_agent",
         f"no agent {agent_id[:80]!r} for this tenant; "

@@ -28,13 +28,13 @@ from covenant.ledger.machine.commands import (
 from covenant.ledger.machine.decisions.acceptance import BUSY_RETRY_MS, check_account, ending_of
 from covenant.ledger.machine.decisions.context import (
     DecisionContext,
-    already_over,
     audit_repair,
     find_task,
     key_reused,
     not_lessee,
     stale_lease,
     takes_no_more,
+    task_has_ended,
     unknown_task,
 )
 from covenant.ledger.machine.decisions.results import ByteBudget, close_text, conclude, expire
@@ -74,7 +74,7 @@ from covenant.wire.timestamps import format_ms
 _INTERRUPTIONS = frozenset(Interruption)
 
 EXPIRED_AT_ONCE_MAX: Final = 1_000
-"""How many queued tasks one receive looks at; the sweep settles what is past its deadline beyond them."""
+"""The most queued tasks that one receive looks at; the sweep settles expired tasks beyond them."""
 
 
 def take(decide: DecisionContext, command: Take) -> Leased:
@@ -82,12 +82,12 @@ def take(decide: DecisionContext, command: Take) -> Leased:
     if command.request_id is not None and command.asker is not None:
         again = view.remembered("take", command.asker.pubkey, command.request_id)
         if again is not None:
-            return _taken_before(decide, again.task_ids, again.lease_ids)
+            return _leases_again(decide, again.task_ids, again.lease_ids)
     count = min(command.count, view.limits.batch_max)
     taken: list[LeasedTask] = []
     room = ByteBudget(view.limits.batch_bytes_max)
     looked = unreadable = 0
-    # What is past its deadline is settled on the way, and must not hide the work behind it; so look on, within bounds.
+    # Expired tasks are settled on the way, and must not hide the work behind them: the search goes on, within bounds.
     while len(taken) < count and looked <= EXPIRED_AT_ONCE_MAX:
         entries = view.queued(command.recipient, looked + count - len(taken))[looked:]
         if not entries:
@@ -99,7 +99,7 @@ def take(decide: DecisionContext, command: Take) -> Leased:
                 continue
             task = view.task(entry)
             if task is None:
-                # It stays queued, and must not stand in the way of the work behind it.
+                # The task stays queued, and must not block the work behind it.
                 unreadable += 1
             elif count == 1 or room.takes(task):
                 taken.append(_lease(decide, entry, task, command))
@@ -133,7 +133,7 @@ def _lease(decide: DecisionContext, entry: Entry, task: Task, command: Take) -> 
     return LeasedTask(task, lease, entry.turn, entry.messages, entry.continues, entry.cut)
 
 
-def _taken_before(decide: DecisionContext, task_ids: tuple[TaskId, ...], lease_ids: tuple[LeaseId, ...]) -> Leased:
+def _leases_again(decide: DecisionContext, task_ids: tuple[TaskId, ...], lease_ids: tuple[LeaseId, ...]) -> Leased:
     """The same leases again, as far as they are still live: a lost reply costs nothing."""
     taken = []
     for task_id, lease_id in zip(task_ids, lease_ids, strict=True):
@@ -180,7 +180,7 @@ def interrupt(decide: DecisionContext, command: Interrupt) -> Lease:
 
 def report(decide: DecisionContext, command: Report) -> Reported:
     entry = decide.view.entry(command.task_id)
-    if entry is not None and entry.state is PARKED and _said_before(entry, command):
+    if entry is not None and entry.state is PARKED and _is_repeated(entry, command):
         return Reported(entry.update_generation, duplicate=True)
     entry = held(decide, command)
     if command.update_no:
@@ -198,11 +198,11 @@ def report(decide: DecisionContext, command: Report) -> Reported:
     if type(update) is StatusUpdate and update.state in _INTERRUPTIONS:
         generation = close_text(decide, entry, generation)
     generation += 1
-    _say(decide, entry, command, update, generation, update_no=command.update_no)
+    _add_update(decide, entry, command, update, generation, update_no=command.update_no)
     return Reported(generation)
 
 
-def _say(
+def _add_update(
     decide: DecisionContext,
     entry: Entry,
     command: HolderCommand[Any],
@@ -217,18 +217,18 @@ def _say(
         return
     decide.add(TaskParked(task_id, lease_id, generation, Interruption(update.state), update, update_no))
     if entry.kept:
-        # What it asks for was perhaps said already: the next turn will tell.
+        # The kept messages may already contain the answer: the next turn begins at once.
         decide.add(TurnEnded(task_id, lease_id))
 
 
 def advance(decide: DecisionContext, command: Advance) -> Advanced:
     entry, result = held(decide, command), command.result
-    # Judged before anything is added: what a refusal has added is kept, because it is audit rows.
+    # Checked before any event is added: events of a refusal are kept, since they are audit rows.
     updates = _normalise_all(decide, entry, command)
     generation = entry.generation
     for update in updates:
         generation += 1
-        _say(decide, entry, command, update, generation)
+        _add_update(decide, entry, command, update, generation)
     if command.wait is not None:
         return suspend(decide, entry, command, command.wait, generation)
     if result is None:
@@ -238,7 +238,7 @@ def advance(decide: DecisionContext, command: Advance) -> Advanced:
     return Advanced(generation + 1, goes_on)
 
 
-def _said_before(entry: Entry, command: Report) -> bool:
+def _is_repeated(entry: Entry, command: Report) -> bool:
     return (
         command.update_no != 0
         and command.update_no == entry.update_no
@@ -263,10 +263,10 @@ def _normalise_all(decide: DecisionContext, entry: Entry, command: Advance) -> l
         updates.append(update)
     if (parked or command.result is not None) and command.wait is not None:
         raise decide.refuse(
-            Invalid("invalid_update", "an update that makes a task wait has neither a result nor a question")
+            Invalid("invalid_update", "an update that makes a task wait must have neither a result nor a question")
         )
     if parked and command.result is not None:
-        raise decide.refuse(Invalid("invalid_update", "an update that asks the sender has no result"))
+        raise decide.refuse(Invalid("invalid_update", "an update that asks the sender must not have a result"))
     return updates
 
 
@@ -281,7 +281,7 @@ def _normalise(decide: DecisionContext, artifacts: AbstractSet[str], update: Tur
         )
     if not update.append:
         return update
-    # An earlier attempt may have left chunks of it: this attempt's first one starts it anew.
+    # An earlier attempt may have left chunks of the artifact: this attempt's first chunk replaces them.
     return msgspec.structs.replace(update, append=False)
 
 
@@ -293,7 +293,7 @@ def continue_(decide: DecisionContext, command: Continue) -> Reported:
         raise decide.refuse(takes_no_more(command.task_id, entry.ending))
     assert isinstance(entry, Entry)
     for message_id, generation in entry.said:
-        if message_id == command.message_id:
+        if message_id == command.message_id or message_id in command.former:
             return Reported(generation, duplicate=True)
         if command.key is not None and message_id.startswith(command.key):
             raise decide.refuse(key_reused())
@@ -308,7 +308,11 @@ def continue_(decide: DecisionContext, command: Continue) -> Reported:
         decide.add(TaskContinued(command.task_id, generation, command.message, command.message_id))
         return Reported(generation)
     if entry.state is FOLLOWING:
-        raise decide.refuse(Conflict("following", f"task {command.task_id} waits for the result of the same work"))
+        raise decide.refuse(
+            Conflict(
+                "following", f"task {command.task_id} follows another task with the same work, and gets its result"
+            )
+        )
     if len(entry.kept) >= decide.view.limits.messages_kept_max:
         raise decide.refuse(
             OverLimit(
@@ -322,20 +326,22 @@ def continue_(decide: DecisionContext, command: Continue) -> Reported:
 
 def held(decide: DecisionContext, command: HolderCommand[Any]) -> Entry:
     """The entry, if the command comes from the holder of its live lease."""
-    entry = find_task(decide, command)
+    entry: Entry | Archived | None = decide.view.entry(command.task_id)
+    if entry is None or command.viewer is not None or command.recipient is not None:
+        entry = find_task(decide, command)
     if entry is None:
         raise decide.refuse(unknown_task(command.task_id))
     if type(entry) is not Entry:
         assert isinstance(entry, Archived)
         if entry.leased_to not in (None, command.holder.pubkey):
             raise not_lessee(decide, command.task_id, command.holder)
-        raise decide.refuse(already_over(command.task_id, entry.ending))
+        raise decide.refuse(task_has_ended(command.task_id, entry.ending))
     lease = entry.lease
     if lease is not None and lease.leased_to.pubkey != command.holder.pubkey:
         raise not_lessee(decide, command.task_id, command.holder)
     if entry.state in FINISHED:
         assert entry.ending is not None
-        raise decide.refuse(already_over(command.task_id, entry.ending))
+        raise decide.refuse(task_has_ended(command.task_id, entry.ending))
     if lease is not None and lease.lease_id != command.lease_id:
         raise decide.refuse(stale_lease(command.task_id))
     if entry.state is not LEASED:
@@ -364,15 +370,16 @@ def withdraw(decide: DecisionContext, command: Withdraw) -> Returned:
 
 def _release_undelivered(decide: DecisionContext, leases: Iterable[tuple[TaskId, LeaseId]], reason: str) -> int:
     count = 0
-    # The last first: each goes to the head of the queue, so in the end they stand as they stood.
+    # The last one first: each goes to the head of the queue, so that they end up in their former order.
     for task_id, lease_id in reversed(tuple(leases)):
         entry = decide.view.entry(task_id)
         if entry is None or entry.state is not LEASED or entry.lease is None or entry.lease.lease_id != lease_id:
             continue
-        # Somebody has worked under it, so somebody was told of it.
+        # Somebody has worked under the lease, so its caller got it.
         if entry.update_no or entry.artifacts or entry.lease.renewed_at_ms:
             continue
-        decide.add(LeaseReleased(task_id, lease_id, reason, undelivered=True))
+        untouched = not entry.continues and entry.undelivered + 1 == entry.attempt
+        decide.add(LeaseReleased(task_id, lease_id, reason, undelivered=True, untouched=untouched))
         count += 1
     return count
 

@@ -1,4 +1,4 @@
-"""Peers, and what goes to and fro between them: who is known, what was taken in, what waits."""
+"""Peers and the messages between them: known peers, received messages, and messages that wait for delivery."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ replace = msgspec.structs.replace
 BUSY_RETRY_MS = 60_000
 OFFER = "delegation_offer"
 ISSUED_MAX = 32
-"""Tokens of a peer that are remembered; one is given again for as long as it is good, so there are few."""
+"""The most tokens of a peer that are remembered; a token is reused while it is valid, so there are few."""
 
 
 def add_peer(decide: DecisionContext, command: AddPeer) -> Peer:
@@ -80,7 +80,7 @@ def add_peer(decide: DecisionContext, command: AddPeer) -> Peer:
 
 
 def _check_name(decide: DecisionContext, peer_id: InstanceId, name: str) -> None:
-    """People call peers by their names: no two have one."""
+    """Refuses a name that another peer has: people identify peers by name."""
     other = decide.view.peer_named(name)
     if other is not None and other.id != peer_id:
         raise decide.refuse(Conflict("name_taken", f"another peer is called {name!r}; choose another name"))
@@ -137,7 +137,7 @@ def remove_peer(decide: DecisionContext, command: RemovePeer) -> Peer:
     return peer
 
 
-HEARD: Final = ("epoch", "told_epoch", "told_id", "end", "former")
+HEARD: Final = ("epoch", "told_epoch", "told_id", "end", "void_before_ms", "former")
 
 
 def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
@@ -159,7 +159,7 @@ def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
         learned |= {
             "challenge": None,
             "verified_at_ms": decide.now_ms,
-            # One that was verified before and is a mere peer now was lowered by an operator: that stands.
+            # A peer that was verified before and is only a peer now was lowered by an operator: that stands.
             "trust": max(peer.trust, Trust.VERIFIED, key=_rank) if peer.verified_at_ms is None else peer.trust,
         }
     elif command.challenge is not None:
@@ -209,12 +209,14 @@ def revoke_token(decide: DecisionContext, command: RevokeToken) -> bool:
     return True
 
 
-def tell(decide: DecisionContext, command: SendToPeer) -> DelegationMoved:
+def send_to_peer(decide: DecisionContext, command: SendToPeer) -> DelegationMoved:
     record = decide.view.delegation(command.key)
     if record is None and command.begin is None:
         raise decide.refuse(unknown_delegation(command.key.offer_id))
+    if record is not None and command.about is not None and record.offer not in (None, command.about):
+        raise decide.refuse(Conflict("offer_changed", "the peer has made this offer anew; answer the new one"))
     if record is None or command.said:
-        _peer(decide, command.key.peer)  # nobody would ever deliver what is said to one that is gone
+        _peer(decide, command.key.peer)  # nothing could be delivered to a removed peer
     if record is None:
         _check_outbox(decide, command.key.peer)
     if command.replaces is not None and decide.view.delegation(command.replaces) is not None:
@@ -225,36 +227,37 @@ def tell(decide: DecisionContext, command: SendToPeer) -> DelegationMoved:
     if record is not None and command.withdraws and _withdraw(decide, record, command):
         happenings, said = tuple("withdraw" if each == "cancel" else each for each in happenings), ()
     after = _moved(decide, before, state, happenings, command.changes)
-    return _say(decide, after, said, command.by)
+    return _put_messages(decide, after, said, command.by)
 
 
 def _withdraw(decide: DecisionContext, record: Delegation, command: SendToPeer) -> bool:
-    """Drop the offer, if it waits. Whether nobody has begun to send it, so that nobody need be told.
+    """Drops the offer, if it waits. Returns whether nobody has begun to send it, so that the peer need not be told.
 
     Otherwise the peer may have the offer: the cancel has the next number, and is understood without the offer too. An
-    offer that was made again and waits becomes the cancel, since a number may not be left out in between.
+    offer that was made again and waits becomes the cancel, since no number may be left out.
     """
     view, key = decide.view, record.key
     first = view.parcel_first(key)
-    if first is None or first.typ != OFFER or first.seq != 1:
+    if first is None:
         return False
-    # What was answered was sent, though its receipt is still on the way.
-    decide.add(ParcelsDropped(key, first.seq, sent=record.heard > 0))
-    since_ms = command.unsent_since_ms
-    if record.said == first.seq and first.attempts == 0 and since_ms is not None and first.made_at_ms >= since_ms:
-        return True
+    since_ms, is_offer = command.unsent_since_ms, first.typ == OFFER and first.seq == 1
+    if is_offer:
+        # An offer that was answered was sent, even if its receipt has not arrived.
+        decide.add(ParcelsDropped(key, first.seq, sent=record.heard > 0))
+        if record.said == first.seq and first.attempts == 0 and since_ms is not None and first.made_at_ms >= since_ms:
+            return True
     (cancel,) = command.said
-    for seq in range(first.seq + 1, record.said + 1):
+    for seq in range(first.seq + (1 if is_offer else 0), record.said + 1):
         again = view.parcel(key, seq)
         if again is not None and again.typ == OFFER:
             decide.add(ParcelPut(replace(again, typ=cancel.typ, body=cancel.body)))
     return False
 
 
-def hear(decide: DecisionContext, command: ReceiveFromPeer) -> ReceivedFromPeer:
+def receive_from_peer(decide: DecisionContext, command: ReceiveFromPeer) -> ReceivedFromPeer:
     envelope, view, key = command.envelope, decide.view, command.key
     if view.envelope_taken(envelope.sender, envelope.jti):
-        raise decide.refuse(Conflict("replayed", f"envelope {envelope.jti} was taken before"))
+        raise decide.refuse(Conflict("replayed", f"envelope {envelope.jti} was received before"))
     if view.peer(envelope.sender) is None:
         raise decide.refuse(Forbidden("unknown_sender", f"{envelope.sender} is not a peer"))
     if view.envelope_count(envelope.sender) >= view.limits.envelopes_per_peer_max:
@@ -269,14 +272,14 @@ def hear(decide: DecisionContext, command: ReceiveFromPeer) -> ReceivedFromPeer:
     if key is None or before is None:
         return ReceivedFromPeer()
     if envelope.seq is not None:
-        # A peer that was restored counts anew. We, who were, may have forgotten what it counted on from.
+        # A restored peer numbers its messages anew. If we were restored, we may not know its last number.
         counts_anew = record is not None and envelope.epoch != before.peer_epoch
         forgot = record is None or envelope.our_epoch != before.epoch
         if envelope.seq <= before.heard and not counts_anew:
-            return ReceivedFromPeer(moved=DelegationMoved(delegation=before, changed=False))
+            return ReceivedFromPeer(moved=DelegationMoved(delegation=before, changed=False), repeated=True)
         if envelope.seq > before.heard + 1 and not counts_anew and not forgot:
             raise decide.refuse(
-                Conflict("out_of_order", f"number {before.heard + 1} is missing; send what was said in its order")
+                Conflict("out_of_order", f"number {before.heard + 1} is missing; send the messages in order")
             )
         before = replace(before, heard=envelope.seq, epoch=envelope.our_epoch, peer_epoch=envelope.epoch)
     before = replace(before, heard_at_ms=decide.now_ms)
@@ -287,11 +290,11 @@ def hear(decide: DecisionContext, command: ReceiveFromPeer) -> ReceivedFromPeer:
         return ReceivedFromPeer(known=True)
     state = record.state if record is not None else None
     after = _moved(decide, before, state, command.happenings, command.changes)
-    return ReceivedFromPeer(moved=_say(decide, after, command.said, command.by))
+    return ReceivedFromPeer(moved=_put_messages(decide, after, command.said, command.by))
 
 
 def _check_outbox(decide: DecisionContext, peer: InstanceId) -> None:
-    """Whoever never takes what is said to it must not have us keep more and more of it."""
+    """Refuses more messages for a peer that does not take them, so that the outbox stays bounded."""
     most = decide.view.limits.parcels_per_peer_max
     if decide.view.parcel_count(peer) >= most:
         raise decide.refuse(
@@ -324,10 +327,18 @@ def _moved(
     learned = {
         name: value for name in changes.__struct_fields__ if (value := getattr(changes, name)) is not msgspec.UNSET
     }
+    if "accept" in happenings and 0 < before.doubted == before.answered:
+        # The restored provider has heard the offer, and with it all answers before the offer that it did not have. If
+        # it still asks, it has forgotten the answer.
+        learned |= {"answered": 0, "doubted": 0}
+    question = learned.get("question")
+    if question is not None and question.number == before.answered:
+        # The question was answered after the report was read and before it was received: it is no longer open.
+        learned["question"] = None
     return replace(before, state=state, moved_at_ms=decide.now_ms, **learned)
 
 
-def _say(
+def _put_messages(
     decide: DecisionContext, delegation: Delegation, said: tuple[PeerMessage, ...], by: AgentId | None
 ) -> DelegationMoved:
     for each in said:
@@ -335,12 +346,12 @@ def _say(
     known = decide.view.delegation(delegation.key)
     if delegation.ended:
         if delegation.result is None:
-            # A result that nobody has taken yet is still to be shown with what it answers.
+            # A result that nobody has taken yet must still be shown with its offer.
             delegation = replace(delegation, offer=None)
         if known is None or not known.ended:
             _make_room(decide, delegation.key)
-    # An offer can be large, and what is said of it is said often.
-    again = known is not None and not delegation.ended
+    # An offer can be large, and a delegation's record is written often.
+    again = known is not None and not delegation.ended and delegation.offer == known.offer
     decide.add(DelegationPut(replace(delegation, offer=None) if again else delegation))
     if by is not None:
         decide.audit(
@@ -387,7 +398,7 @@ def _make_room(decide: DecisionContext, ending: DelegationKey) -> None:
         decide.add(DelegationDropped(oldest))
 
 
-def move_parcels(decide: DecisionContext, command: MoveParcels) -> None:
+def move_parcels(decide: DecisionContext, command: MoveParcels) -> tuple[OutboxMessage, ...]:
     through: dict[DelegationKey, int] = {}
     failed: dict[tuple[DelegationKey, int], OutboxMove] = {}
     for each in command.moves:
@@ -399,9 +410,12 @@ def move_parcels(decide: DecisionContext, command: MoveParcels) -> None:
         first = decide.view.parcel_first(key)
         if first is not None and first.seq <= seq:
             decide.add(ParcelsDropped(key, seq))
+    left: list[OutboxMessage] = []
     for (key, seq), each in failed.items():
-        if seq > through.get(key, 0) and decide.view.parcel(key, seq) is not None:
+        if seq > through.get(key, 0) and (parcel := decide.view.parcel(key, seq)) is not None:
             decide.add(ParcelMoved(each))
+            left.append(parcel)
+    return tuple(left)
 
 
 def _peer(decide: DecisionContext, peer_id: InstanceId) -> Peer:

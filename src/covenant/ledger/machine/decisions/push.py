@@ -1,4 +1,4 @@
-"""Push configurations: made, replaced, moved on and dropped. Their secrets are in no audit row and in no refusal."""
+"""Push configurations: created, replaced, moved on and dropped. No audit row or refusal contains their secrets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUSY_RETRY_MS = 60_000
 
 
 def put_push(decide: DecisionContext, command: PutPush) -> Push:
-    """Told is what happens from now on; of a task that has ended, nothing."""
+    """Creates or replaces a configuration. It gets the steps from now on; for an ended task there are none."""
     found = find_task(decide, command)
     if found is None:
         raise decide.refuse(unknown_task(command.task_id))
@@ -50,7 +50,7 @@ def check_room(decide: DecisionContext, task_id: TaskId, recipient: AgentId) -> 
         raise decide.refuse(
             OverLimit("too_many_pushes", f"a task may have at most {most} push configurations; delete one first")
         )
-    # One tenant may have half of them, so that another one finds room.
+    # One tenant may have half of them, so that others find room.
     of_tenant_most = max(min(all_most, 1), all_most // 2)
     if view.push_count() >= all_most or view.push_count_of(tenant_of(recipient)) >= of_tenant_most:
         raise decide.refuse(
@@ -71,7 +71,7 @@ def make_push(
     delivered: int,
     ended: int | None = None,
 ) -> Push:
-    """A new one, for which there is room."""
+    """Creates a configuration, for which there is room."""
     push = Push(
         task_id=task_id,
         recipient=recipient,
@@ -95,7 +95,7 @@ def _put_again(decide: DecisionContext, old: Push, config: PushConfig) -> Push:
 
 
 def _fresh(old: Push, now_ms: int, config: PushConfig) -> Push:
-    """What was not delivered yet is owed to the new one."""
+    """The replaced configuration. Steps that were not delivered yet go to the new one."""
     return replace(
         old,
         config=config,

@@ -1,7 +1,7 @@
-"""Repair and the retry gate: how a lease whose holder does not come back is ended on purpose.
+"""Repair and the retry gate: they end a lease whose holder does not come back.
 
-Unsafe work is never redelivered by the system. A person may requeue it by accepting the risk in words; the gate
-may requeue only what the sender declared idempotent under a key, within the bounds of its policy.
+The system never redelivers unsafe work. A person may requeue it by accepting the risk explicitly; the gate may requeue
+only work that the sender declared idempotent under a key, within the bounds of its policy.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _requeue(
 
 
 def judge(entry: Entry, policy: RetryPolicy, now_ms: int, ages: Ages = STEADY) -> SkipReason | None:
-    """Why the gate leaves this task alone; None if it may be requeued."""
+    """Why the gate skips this task; None if the task may be requeued."""
     if entry.state is not State.LEASED:
         return SkipReason.NOT_IN_FLIGHT
     if entry.lease is None:

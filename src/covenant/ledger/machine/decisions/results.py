@@ -1,7 +1,6 @@
 """Settling: a task ends once, by its holder's result, a cancel, a deadline, a timeout or a repair.
 
-Whatever ends a leader also decides for its followers: a result is theirs too; anything else makes the
-oldest of them the new leader.
+A result of a leader settles its followers too; any other end makes the oldest of them the new leader.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from covenant.ledger.machine.commands import (
     Sweep,
     Swept,
 )
-from covenant.ledger.machine.decisions.acceptance import ended, ending_of
+from covenant.ledger.machine.decisions.acceptance import ENDS, ending_of
 from covenant.ledger.machine.decisions.context import (
     CommandRefused,
     DecisionContext,
-    already_over,
     audit_repair,
     authorize,
     find_task,
     not_lessee,
     not_sender,
     stale_lease,
+    task_has_ended,
     unknown_task,
 )
 from covenant.ledger.machine.decisions.suspensions import resume
@@ -41,6 +40,7 @@ from covenant.ledger.machine.events import (
     CacheDropped,
     PushDropped,
     ResultDrained,
+    TaskClosed,
     TaskPromoted,
     TaskUpdated,
     TurnEnded,
@@ -64,14 +64,14 @@ from covenant.model.task import (
 from covenant.model.task_event import ArtifactUpdate, MessageUpdate
 
 _encode = msgspec.json.Encoder().encode
-# A member that is read through its class takes fifty times as long: the class of an enum has a hook for that.
+# Attribute access through an enum class runs a hook and takes fifty times as long as these names.
 _COMPLETED = Ending.COMPLETED
 _RESULT = Cause.RESULT
 _OK = ResultStatus.OK
 
 
 class ByteBudget:
-    """What is left of a batch's bytes. The first always fits: somebody accepted it."""
+    """The remaining bytes of a batch. The first item always fits: it was accepted once."""
 
     __slots__ = ("_empty", "_left")
 
@@ -97,7 +97,7 @@ def settle(decide: DecisionContext, command: Settle) -> Settled:
             row = {"type": "a2a_result_rejected", "task_id": task_id, "reason": "unknown_task"}
             decide.audit(command.holder, row)
         raise decide.refuse(unknown_task(task_id))
-    if _said_before(command, entry):
+    if _is_repeated(command, entry):
         return Settled(task_id, duplicate=True)
     authorize(decide, command.access)
     if isinstance(entry, Archived):
@@ -115,7 +115,7 @@ def settle(decide: DecisionContext, command: Settle) -> Settled:
 def conclude(
     decide: DecisionContext, entry: Entry, result: Result, *, ending: Ending, lease_id: LeaseId, generation: int
 ) -> bool:
-    """The holder's result: it ends the task, or only the turn if messages were kept for the next one."""
+    """Applies the holder's result: it ends the task, or only the turn if messages were kept for the next one."""
     if not entry.kept or ending is not _COMPLETED:
         end(decide, entry, result, ending=ending, cause=_RESULT, lease_id=lease_id, generation=generation)
         return False
@@ -129,7 +129,7 @@ def conclude(
 
 
 def _answerable(decide: DecisionContext, command: Settle, entry: Entry) -> Lease:
-    """The lease whose result this is: the live one, or the last one of a task that nobody has leased since."""
+    """The lease of this result: the live one, or the last one of a task that nobody has leased since."""
     lease, task_id = entry.lease, command.task_id
     if lease is None or entry.state not in (LEASED, QUEUED):
         raise decide.refuse(
@@ -149,8 +149,8 @@ def _answerable(decide: DecisionContext, command: Settle, entry: Entry) -> Lease
     return lease
 
 
-def _said_before(command: Settle, entry: Entry | Archived) -> bool:
-    """The same result again, from whom it came: as for a task sent again, nothing is asked and nothing is spent."""
+def _is_repeated(command: Settle, entry: Entry | Archived) -> bool:
+    """Whether the same holder repeats its result: as with a repeated task, nothing is checked and no use is spent."""
     if isinstance(entry, Entry) and _ended_a_turn(command, entry):
         return True
     if entry.cause is not _RESULT or entry.result != command.result:
@@ -160,7 +160,7 @@ def _said_before(command: Settle, entry: Entry | Archived) -> bool:
 
 
 def _ended_a_turn(command: Settle, entry: Entry) -> bool:
-    """Whether it is the result that ended the last turn."""
+    """Whether this is the result that ended the last turn."""
     turn = entry.ended_turn
     return (
         turn is not None
@@ -177,7 +177,7 @@ def _lessee(entry: Entry) -> PublicKey | None:
 
 def _too_late(decide: DecisionContext, command: Settle, lessee: PublicKey | None, ending: Ending) -> CommandRefused:
     _check_holder(decide, command, lessee)
-    return decide.refuse(already_over(command.task_id, ending))
+    return decide.refuse(task_has_ended(command.task_id, ending))
 
 
 def _check_holder(decide: DecisionContext, command: Settle, lessee: PublicKey | None) -> None:
@@ -196,9 +196,9 @@ def end(
     reason: str | None = None,
     generation: int | None = None,
 ) -> Result:
-    """Settle an entry, and with it whoever follows it. `generation`: where it stands, if this decision moved it.
+    """Settles an entry and its followers. `generation`: the entry's, if this decision has changed it.
 
-    Returns the result as it is kept: one that is not the holder's own says what the holder had used.
+    Returns the stored result: one that is not the holder's own has the holder's usage.
     """
     if cause is not _RESULT:
         if (used := decide.view.used(entry.task.id)) is not None:
@@ -207,7 +207,7 @@ def end(
     key = entry.cache_key if entry.task.idempotency is not None else None
     shared = key is not None and cause is _RESULT
     decide.add(
-        ended(entry.task)(
+        ENDS.get(entry.task.origin, TaskClosed)(
             entry.task.id,
             result,
             ending,
@@ -215,7 +215,7 @@ def end(
             (entry.generation if generation is None else generation) + 1,
             lease_id,
             reason,
-            # The key of what was delegated is its own: nobody else will ask for it.
+            # A delegated task has its own key: no other task will ask for its result.
             shared and result.status == _OK and entry.task.origin != DELEGATION,
         )
     )
@@ -230,7 +230,7 @@ def end(
         follower_entry = decide.view.entry(follower)
         assert follower_entry is not None
         decide.add(
-            ended(follower_entry.task)(
+            ENDS.get(follower_entry.task.origin, TaskClosed)(
                 follower,
                 msgspec.structs.replace(result, task_id=follower),
                 ending,
@@ -244,7 +244,7 @@ def end(
 
 
 def close_text(decide: DecisionContext, entry: Entry, generation: int) -> int:
-    """The text that the holder was writing gets its last chunk: those who stream it hear that nothing follows."""
+    """Writes the last chunk of the text that the holder was writing, so that streams of it end."""
     if entry.open_text is None or entry.state is not LEASED or entry.lease is None:
         return generation
     last = ArtifactUpdate(entry.open_text, (Text(""),), append=True, last_chunk=True)
@@ -288,7 +288,7 @@ def expire(decide: DecisionContext, entry: Entry) -> None:
 
 
 def fail_interrupted(decide: DecisionContext, entry: Entry) -> None:
-    """No operator decided in time. Nobody knows how far the work came, so it is not begun again."""
+    """Fails work about which no operator decided in time. How far it came is unknown, so it is not repeated."""
     assert entry.hold is not None
     reason = f"interrupted: {entry.hold.reason}; no operator decided within {entry.hold.hold_ms // 1000} s"
     result = error_result(entry.task.id, reason)
@@ -352,8 +352,8 @@ def sweep(decide: DecisionContext, command: Sweep) -> Swept:
     if ages.paused:
         return Swept()
     due = view.due(now_ms, command.count, ages)
-    # Promoting a follower changes the queue that the next entry is judged in, so a leader and its followers
-    # are never settled by one sweep: `due` gives at most one task of a cache key.
+    # Promoting a follower changes the queue that the next entry is judged in. So one sweep never settles both a leader
+    # and its followers: `due` gives at most one task of a cache key.
     for entry in due:
         if entry.wait is not None and not decide.has_passed(entry.task.deadline_ms):
             resume(decide, entry)

@@ -1,15 +1,17 @@
-"""Waits: a task that is parked until a moment, for a signal or for an answer, and what ends the wait.
+"""Waits: a task that is parked until a time, for a signal or for an answer, and the end of the wait.
 
 A step of a turn waits (a sleep, a signal, a question), or the next attempt does (a retry), or the first one
-(`not_before_ms`). A signal that comes before somebody waits for it is kept. The wait is over once: the event that ends
-it is the result of the step.
+(`not_before_ms`). A signal that arrives before a step waits for it is kept. A wait ends once: the event that ends it is
+the result of the step.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from covenant.ledger.machine.commands import Advance, Advanced, Continue, Reported, Tell
+import msgspec
+
+from covenant.ledger.machine.commands import Advance, Advanced, Continue, Reported, SignalTask
 from covenant.ledger.machine.decisions.acceptance import check_account
 from covenant.ledger.machine.decisions.context import DecisionContext, find_task, takes_no_more, unknown_task
 from covenant.ledger.machine.entry import Entry
@@ -26,26 +28,31 @@ from covenant.ledger.machine.states import FOLLOWING
 from covenant.model.content import Text
 from covenant.model.errors import Conflict, Invalid, OverLimit
 from covenant.model.question import has_decision, question_id, read_decision
-from covenant.model.task_event import StepUpdate, Wait, weigh_signal
+from covenant.model.task_event import WAITS_MAX, StepUpdate, Wait, weigh_signal
 
 WAIT_MS_MAX: Final = 10 * 366 * 86_400_000
 
 
 def suspend(decide: DecisionContext, entry: Entry, command: Advance, wait: Wait, generation: int) -> Advanced:
-    """End the lease with a wait; or, if its signal is there already, give that and go on."""
-    if wait.for_ms is not None and not 0 <= wait.for_ms <= WAIT_MS_MAX:
+    """Ends the lease with a wait; or, if the signal has already arrived, returns it, and the turn goes on."""
+    if any(each.for_ms is not None and not 0 <= each.for_ms <= WAIT_MS_MAX for each in wait.each):
         raise decide.refuse(Invalid("invalid_wait", "a wait must be at most ten years"))
+    if len(wait.others) >= WAITS_MAX or any(each.others or each.asks or not each.step for each in wait.others):
+        raise decide.refuse(
+            Invalid("invalid_wait", f"at most {WAITS_MAX} steps may wait at once, and only one of them may ask")
+        )
     task_id, lease_id = command.task_id, command.lease_id
-    if wait.signal is not None:
-        signal = next((each for each in entry.signals if each.name == wait.signal), None)
+    for each in wait.each:
+        signal = next((kept for kept in entry.signals if kept.name == each.signal), None)
         if signal is not None:
             decide.add(SignalTaken(task_id, signal.id))
-            decide.add(TaskUpdated(task_id, lease_id, generation + 1, _come(entry, wait, signal.value)))
+            decide.add(TaskUpdated(task_id, lease_id, generation + 1, _come(entry, each, signal.value)))
             return Advanced(generation + 1, signal=signal)
     if wait.asks is not None and (command.told is None or not wait.step):
-        raise decide.refuse(Invalid("invalid_wait", "a wait for an answer has a step, and tells what is asked"))
+        raise decide.refuse(Invalid("invalid_wait", "a wait for an answer needs a step and a question"))
     asks = not wait.step or wait.asks is not None
-    told = command.told if asks else StepUpdate(wait.name, wait.step, entry.turn, wait.kind, wait=wait)
+    own = msgspec.structs.replace(wait, others=()) if wait.others else wait
+    told = command.told if asks else StepUpdate(wait.name, wait.step, entry.turn, wait.kind, wait=own)
     if told is None:
         decide.add(TaskSuspended(task_id, wait, lease_id))
         return Advanced(generation)
@@ -54,13 +61,14 @@ def suspend(decide: DecisionContext, entry: Entry, command: Advance, wait: Wait,
 
 
 def resume(decide: DecisionContext, entry: Entry) -> None:
-    """The moment has come. A signal that has not come by then comes too late for this step."""
+    """Ends a wait whose time has come. A signal that arrives later is too late for this step."""
     wait = entry.wait
     assert wait is not None
     if not wait.step:
         decide.add(TaskResumed(entry.task.id))
         return
-    come = _come(entry, wait, None, timed_out=wait.kind != "sleep")
+    ended = wait.first(decide.now_ms, decide.ages)
+    come = _come(entry, ended, None, timed_out=ended.kind != "sleep")
     decide.add(TaskResumed(entry.task.id, entry.generation + 1, come))
 
 
@@ -69,7 +77,7 @@ def _come(entry: Entry, wait: Wait, value: Any, *, timed_out: bool = False) -> S
 
 
 def answer(decide: DecisionContext, entry: Entry, wait: Wait, command: Continue) -> Reported:
-    """A message to a task that asks: it ends the wait, if it says what is asked for."""
+    """Ends the wait of a task that asks, if the message answers the question."""
     task_id, parts = command.task_id, command.message.parts
     result: dict[str, Any] = {"question": wait.question}
     if wait.asks == "approval":
@@ -101,7 +109,7 @@ def answer(decide: DecisionContext, entry: Entry, wait: Wait, command: Continue)
     return Reported(generation + 1)
 
 
-def tell(decide: DecisionContext, command: Tell) -> Reported:
+def send_signal(decide: DecisionContext, command: SignalTask) -> Reported:
     entry, signal = find_task(decide, command), command.signal
     if entry is None:
         raise decide.refuse(unknown_task(command.task_id))
@@ -112,9 +120,13 @@ def tell(decide: DecisionContext, command: Tell) -> Reported:
         if said == SIGNAL_MARK + signal.id:
             return Reported(generation, duplicate=True)
     if entry.state is FOLLOWING:
-        raise decide.refuse(Conflict("following", f"task {command.task_id} waits for the result of the same work"))
-    wait = entry.wait
-    if wait is not None and wait.signal == signal.name:
+        raise decide.refuse(
+            Conflict(
+                "following", f"task {command.task_id} follows another task with the same work, and gets its result"
+            )
+        )
+    waiting = entry.wait.each if entry.wait is not None else ()
+    if (wait := next((each for each in waiting if each.signal == signal.name), None)) is not None:
         generation = entry.generation + 1
         decide.add(TaskResumed(command.task_id, generation, _come(entry, wait, signal.value), signal.id))
         return Reported(generation)
@@ -123,7 +135,7 @@ def tell(decide: DecisionContext, command: Tell) -> Reported:
         raise decide.refuse(
             OverLimit(
                 "too_many_signals",
-                f"too many signals to task {command.task_id} wait to be heard; send again when the task has taken some",
+                f"too many signals to task {command.task_id} wait to be taken; send again when the task has taken some",
             )
         )
     decide.add(SignalKept(command.task_id, signal))

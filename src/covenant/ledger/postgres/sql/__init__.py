@@ -12,7 +12,7 @@ _VALUE: Final = re.compile(r"(?<![:\w]):([a-z]\w*)")
 
 
 class Statement:
-    """A text with numbered values, and the names that they have."""
+    """A text with numbered values, and their names."""
 
     def __init__(self, text: str) -> None:
         self.names: tuple[str, ...] = tuple(dict.fromkeys(_VALUE.findall(text)))

@@ -1,4 +1,4 @@
--- The audit: a chain a node, each row with its place among all of them.
+-- The audit: one chain a node, each row with its place among the rows of all chains.
 
 -- :recent
 SELECT chain, idx, place, ts_ms, row FROM (

@@ -22,6 +22,13 @@ WITH whole AS (DELETE FROM blob_upload WHERE id = :upload_id)
 INSERT INTO blob (space, sha256, size, stored_at_ms, upload_id)
 VALUES (:space, :sha256, :size, extract(epoch FROM clock_timestamp()) * 1000, :upload_id)
 
+-- :replace
+WITH new AS (
+    UPDATE blob SET upload_id = :upload_id, size = :size
+    WHERE space = :space AND sha256 = :sha256 AND upload_id = :damaged RETURNING sha256
+), whole AS (DELETE FROM blob_upload WHERE id = :upload_id AND EXISTS (SELECT FROM new))
+INSERT INTO blob_upload (id, begun_at_ms) OVERRIDING SYSTEM VALUE SELECT :damaged::bigint, 0 FROM new RETURNING id
+
 -- :refer
 INSERT INTO blob_reference (space, sha256, task_id, made_at_ms)
 VALUES (:space, :sha256, :task_id, extract(epoch FROM clock_timestamp()) * 1000)

@@ -42,7 +42,7 @@ SELECT
             )
         )
     ) AS holder_lost,
-    -- A column has 63 bits at most: a deadline that is later stands in the task alone.
+    -- A column has at most 63 bits: only the task itself has a later deadline.
     CASE
         WHEN x.deadline_ms = 9223372036854775807
             THEN (SELECT readable(e.body) #>> '{task,deadline_ms}' FROM events AS e WHERE e.no = x.no AND e.n = 1)

@@ -1,4 +1,4 @@
--- Questions about tasks, live and ended. `live` and `tasks` share their names of columns; a task is in one of them.
+-- Reads of tasks, live and ended. `live` and `tasks` share their column names; a task is in one of them.
 
 -- :entry
 SELECT l.*, e.body AS ended_body, f.body AS task_body
@@ -14,6 +14,9 @@ SELECT e.body FROM ids AS i JOIN events AS e ON e.no = i.no AND e.n = 1 WHERE i.
 SELECT EXISTS (
     SELECT FROM ids AS i JOIN live AS l ON l.no = i.no WHERE i.task_id = :task_id AND l.state <> 'settled'
 )
+
+-- :next_due
+SELECT min(due_at_ms) FROM live
 
 -- :orphaned
 SELECT EXISTS (
@@ -241,7 +244,7 @@ WHERE no = ANY(:nos::bigint[]) AND generation > 0 AND (:artifacts::boolean OR ki
 ORDER BY no, n
 
 -- :listed_total
-SELECT coalesce(sum(n), 0)::bigint AS total FROM lane_counts WHERE kind = 'listed' AND lane = ANY(:lanes::text[])
+SELECT coalesce(sum(n), 0)::bigint AS total FROM counts WHERE kind = 'listed' AND lane = ANY(:lanes::text[])
 
 -- :oldest_lease
 SELECT rest FROM live WHERE state = 'leased' ORDER BY touched LIMIT 1
@@ -272,7 +275,7 @@ WHERE
 LIMIT 10000
 
 -- :lanes
-SELECT lane, sum(n)::bigint AS n FROM lane_counts WHERE kind = 'lane' GROUP BY lane HAVING sum(n) <> 0
+SELECT lane, sum(n)::bigint AS n FROM counts WHERE kind = 'lane' GROUP BY lane HAVING sum(n) <> 0
 
 -- :queue_depths
 SELECT x.depth, x.oldest_at_ms, l.head
@@ -331,12 +334,15 @@ ORDER BY day DESC, role, peer, profile COLLATE "C" LIMIT 50000
 -- :messages
 SELECT body FROM messages ORDER BY place DESC LIMIT :count
 
--- :kept
-SELECT coalesce(sum(n), 0)::bigint FROM lane_counts WHERE kind = 'kept' AND lane = :tenant
+-- :kept_bytes
+SELECT lane AS tenant, sum(n)::bigint AS n FROM counts WHERE kind = 'kept' GROUP BY lane
+
+-- :erased
+SELECT coalesce(sum(n), 0)::bigint FROM lane_counts WHERE kind = 'kept' AND writer = 0
 
 -- :erase
 WITH held AS (
-    SELECT greatest(0, coalesce(sum(n), 0) - :bytes_max::bigint) AS excess FROM lane_counts
+    SELECT greatest(0, coalesce(sum(n), 0) - :bytes_max::bigint) AS excess FROM counts
     WHERE kind = 'kept' AND lane = :tenant AND :bytes_max::bigint > 0
 ),
 looked AS (
@@ -389,16 +395,22 @@ SELECT
 SELECT
     n.node, n.boot,
     n.lost_at_ms IS NULL AND n.until_ms >= (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS alive,
+    coalesce(n.lost_at_ms <= n.until_ms, false) AS "left",
     n.started_ms AS started_at_ms, n.seen_ms AS seen_at_ms, count(l.no) AS leases
 FROM nodes AS n LEFT JOIN live AS l ON l.node = n.node AND l.boot = n.boot AND l.state = 'leased'
 GROUP BY n.node
 ORDER BY n.node
 
--- :secret
-SELECT body FROM secrets WHERE name = :kept_as
-
--- :keep_secret
-INSERT INTO secrets (name, body) VALUES (:kept_as, :body) ON CONFLICT (name) DO NOTHING
-
 -- :held_before
 SELECT task_id FROM live WHERE node = :node AND boot <> :boot AND state = 'leased'
+
+-- :notes
+SELECT version, body FROM notes WHERE tenant = :tenant AND agent_id = :agent_id
+
+-- :keep_notes
+INSERT INTO notes AS n (tenant, agent_id, version, body)
+SELECT :tenant, :agent_id, :version::bigint + 1, :body
+WHERE :version::bigint = 0 OR EXISTS (SELECT FROM notes WHERE tenant = :tenant AND agent_id = :agent_id)
+ON CONFLICT (tenant, agent_id) DO UPDATE SET version = excluded.version, body = excluded.body
+WHERE n.version = :version::bigint
+RETURNING n.version

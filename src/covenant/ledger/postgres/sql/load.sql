@@ -1,6 +1,6 @@
--- What decisions ask for. Whatever a decision rests on stays locked until its batch is committed.
+-- Rows for decisions. A row on which a decision depends stays locked until its batch is committed.
 --
--- Rows of hot tables are looked up one by one (LATERAL), whatever the planner believes of their number: see write.sql.
+-- Rows of hot tables are looked up one by one (LATERAL), whatever number of rows the planner expects: see write.sql.
 
 -- :begin
 SELECT w.seq, w.audit_index, w.audit_hash, nextval('places') AS place, (SELECT version FROM registers) AS version

@@ -1,5 +1,8 @@
 -- Nodes, writers, registers and news.
 
+-- :left
+SELECT m.home FROM moves AS m WHERE m.direction = 'out' AND m.at_ms = (SELECT max(o.at_ms) FROM moves AS o)
+
 -- :join
 INSERT INTO nodes (node, boot, started_ms, seen_ms, until_ms, level)
 SELECT :node, :boot, t.now_ms, t.now_ms, t.now_ms + :lease_ms::bigint, :level
@@ -21,31 +24,38 @@ WHERE node = :node AND boot = :boot AND lost_at_ms IS NULL
 RETURNING seen_ms
 
 -- :leave
-UPDATE nodes SET lost_at_ms = (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+-- Others end a run when its time is over. A run that ended before that has left by itself.
+UPDATE nodes SET lost_at_ms = t.now_ms, until_ms = greatest(until_ms, t.now_ms)
+FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms) AS t
 WHERE node = :node AND boot = :boot AND lost_at_ms IS NULL
 
 -- :lapsed
 SELECT node, boot FROM nodes
 WHERE lost_at_ms IS NULL AND until_ms < (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 
--- :fence_writer
-UPDATE writers SET lost_at_ms = (extract(epoch FROM clock_timestamp()) * 1000)::bigint
-WHERE node = :node AND boot = :boot AND lost_at_ms IS NULL
-
--- :fence_node
-UPDATE nodes SET lost_at_ms = (extract(epoch FROM clock_timestamp()) * 1000)::bigint
-WHERE
-    node = :node AND boot = :boot AND lost_at_ms IS NULL
-    AND until_ms < (extract(epoch FROM clock_timestamp()) * 1000)::bigint
-RETURNING node
+-- :fence
+WITH idle AS (SELECT node FROM writers WHERE node = :node AND boot = :boot FOR UPDATE NOWAIT),
+lost AS (
+    UPDATE nodes AS n SET lost_at_ms = (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+    FROM idle
+    WHERE
+        n.node = idle.node AND n.boot = :boot AND n.lost_at_ms IS NULL
+        AND n.until_ms < (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+    RETURNING n.node, n.lost_at_ms
+)
+UPDATE writers AS w SET lost_at_ms = lost.lost_at_ms FROM lost WHERE w.node = lost.node
+RETURNING w.node
 
 -- :lead
 INSERT INTO singletons AS s (name, node, boot) SELECT u, :node, :boot FROM unnest(:names::text[]) AS u ORDER BY u
 ON CONFLICT (name) DO UPDATE SET node = excluded.node, boot = excluded.boot
 WHERE NOT EXISTS (SELECT FROM nodes AS n WHERE n.node = s.node AND n.boot = s.boot AND n.lost_at_ms IS NULL)
 
--- :led
-SELECT name FROM singletons WHERE node = :node AND boot = :boot
+-- :held
+SELECT s.name, s.node FROM singletons AS s JOIN nodes AS n ON n.node = s.node AND n.boot = s.boot AND n.lost_at_ms IS NULL
+
+-- :release
+DELETE FROM singletons WHERE name = any(:names::text[]) AND node = :node AND boot = :boot
 
 -- :standing
 SELECT n.boot, n.started_ms, n.lost_at_ms, r.restored_at_ms
@@ -54,19 +64,37 @@ FROM registers AS r LEFT JOIN nodes AS n ON n.node = :node
 -- :restored
 UPDATE registers SET restored_at_ms = (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 
+-- :chain
+INSERT INTO writers AS w (writer, node, boot, audit_hash, lost_at_ms) VALUES (
+    nextval('writer_numbers'), :chain, :chain, :genesis, (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+)
+ON CONFLICT (node) DO UPDATE SET lost_at_ms = w.lost_at_ms
+RETURNING audit_index, audit_hash, nextval('places') AS place
+
+-- :chain_row
+INSERT INTO audit (chain, idx, place, ts_ms, issuer, chain_hash, row)
+VALUES (:chain, :idx, :place, :ts_ms, :issuer, :chain_hash, :row)
+
+-- :chain_moved
+UPDATE writers SET audit_index = :idx, audit_hash = :chain_hash WHERE node = :chain
+
+-- :forget_node
+DELETE FROM nodes WHERE node = :node AND lost_at_ms IS NOT NULL
+
 -- :fence_writers
 UPDATE writers SET lost_at_ms = coalesce(lost_at_ms, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 
 -- :fence_nodes
 WITH fenced AS (
-    UPDATE nodes SET lost_at_ms = (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+    UPDATE nodes SET lost_at_ms = t.now_ms, until_ms = least(until_ms, t.now_ms - 1)
+    FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms) AS t
     WHERE lost_at_ms IS NULL
     RETURNING 1
 )
 SELECT count(*) FROM fenced
 
 -- :nodes
-SELECT node, boot, lost_at_ms FROM nodes
+SELECT node, boot, lost_at_ms, level FROM nodes
 
 -- :behind
 SELECT count(*) FROM nodes
@@ -95,13 +123,74 @@ ORDER BY n.writer, n.seq
 LIMIT :count
 
 -- :counts
-SELECT kind, lane, sum(n)::bigint AS n FROM lane_counts GROUP BY kind, lane HAVING sum(n) <> 0
+SELECT kind, lane, sum(n)::bigint AS n FROM counts GROUP BY kind, lane HAVING sum(n) <> 0
+
+-- :merge_counts
+-- Merges a writer's counter rows that it no longer uses, and those of its batches. Row 0 has the counts of erased tasks:
+-- only erasures change it.
+WITH rows_over AS (
+    DELETE FROM lane_counts WHERE writer = :writer OR (writer >= :first_counter AND writer < :counter)
+    RETURNING kind, lane, n
+),
+
+batches_over AS (
+    DELETE FROM counted WHERE batch >= :first_counter AND batch < :first_counter::bigint + (1::bigint << 40)
+    RETURNING kinds, lanes, ns
+),
+
+over AS (
+    SELECT kind, lane, n FROM rows_over
+    UNION ALL
+    SELECT u.kind, u.lane, u.n
+    FROM batches_over AS b CROSS JOIN LATERAL unnest(b.kinds, b.lanes, b.ns) AS u (kind, lane, n)
+)
+
+INSERT INTO lane_counts AS c (kind, lane, writer, n)
+SELECT kind, lane, -1, sum(n) FROM over GROUP BY kind, lane HAVING sum(n) <> 0 ORDER BY kind, lane
+ON CONFLICT (kind, lane, writer) DO UPDATE SET n = c.n + excluded.n
 
 -- :registers
 SELECT kind, name, version, body FROM register_rows WHERE version > :version ORDER BY version, made
 
+-- :announce
+WITH v AS (UPDATE registers SET version = version + 1 RETURNING version),
+
+gone AS (
+    UPDATE register_rows AS r SET body = NULL, version = v.version FROM v
+    WHERE
+        r.kind = 'resident' AND starts_with(r.name, :prefix) AND r.name <> ALL(:names::text[]) AND r.body IS NOT NULL
+),
+
+here AS (
+    INSERT INTO register_rows (kind, name, version, made, body)
+    SELECT 'resident', u.name, v.version, v.version, u.body
+    FROM v CROSS JOIN unnest(:names::text[], :bodies::text[]) AS u (name, body)
+    ON CONFLICT (kind, name) DO UPDATE SET version = excluded.version, body = excluded.body
+)
+
+SELECT version FROM v
+
 -- :all_registers
-SELECT kind, name, version, body FROM register_rows WHERE body IS NOT NULL ORDER BY made
+SELECT kind, name, version, body FROM register_rows ORDER BY made
+
+-- :secret
+SELECT body FROM secrets WHERE name = :kept_as
+
+-- :keep_secret
+INSERT INTO secrets (name, body) VALUES (:kept_as, :body) ON CONFLICT (name) DO NOTHING
+
+-- :replace_secret
+WITH s AS (UPDATE secrets SET body = :body WHERE name = :kept_as AND body = :before RETURNING name, body),
+
+v AS (UPDATE registers AS r SET version = r.version + 1 FROM s RETURNING r.version),
+
+told AS (
+    INSERT INTO register_rows (kind, name, version, made, body)
+    SELECT 'secret', s.name, v.version, v.version, to_json(s.body)::text FROM s CROSS JOIN v
+    ON CONFLICT (kind, name) DO UPDATE SET version = excluded.version, body = excluded.body
+)
+
+SELECT version FROM v
 
 -- :lock_registers
 SELECT version FROM registers FOR UPDATE
@@ -127,6 +216,9 @@ VACUUM results
 -- :vacuum_counts
 VACUUM lane_counts
 
+-- :vacuum_counted
+VACUUM counted
+
 -- :vacuum_news
 VACUUM news
 
@@ -150,10 +242,36 @@ SELECT
 -- :columns
 SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = :schema
 
+-- :indexes
+SELECT tablename AS table_name, indexname AS name, regexp_replace(indexdef, ' ON \S+ ', ' ') AS definition
+FROM pg_indexes WHERE schemaname = :schema
+
+-- :bounds
+-- What refuses or hides rows, in words.
+WITH c AS (
+    SELECT oid, relname, relrowsecurity, relpersistence FROM pg_class
+    WHERE relnamespace = :schema::text::regnamespace AND relname = any(:tables::text[])
+)
+SELECT format('the table %s has the trigger %s', c.relname, t.tgname) AS what
+FROM pg_trigger AS t JOIN c ON c.oid = t.tgrelid
+WHERE NOT t.tgisinternal
+UNION ALL
+SELECT format('the table %s has the constraint %s', c.relname, t.conname)
+FROM pg_constraint AS t JOIN c ON c.oid = t.conrelid
+WHERE t.contype IN ('c', 'f', 'x')
+UNION ALL
+SELECT format('%s.%s takes no row without a value', c.relname, a.attname)
+FROM pg_attribute AS a JOIN c ON c.oid = a.attrelid
+WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attnotnull AND NOT a.atthasdef
+UNION ALL
+SELECT format('the table %s has row security', relname) FROM c WHERE relrowsecurity
+UNION ALL
+SELECT format('the table %s is emptied by a crash (UNLOGGED)', relname) FROM c WHERE relpersistence = 'u'
+
 -- :rights_missing
 SELECT tablename AS table_name FROM pg_tables
 WHERE
-    schemaname = :schema
+    schemaname = :schema AND tablename = any(:tables::text[])
     AND EXISTS (
         SELECT FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS r (right_)
         WHERE NOT has_table_privilege(format('%I.%I', schemaname, tablename), r.right_)

@@ -1,4 +1,4 @@
--- What the removal of a tenant asks and deletes. `live` has nothing of it by then.
+-- Reads and deletions of a tenant's removal. By then `live` has none of its tasks.
 
 -- :ids
 SELECT task_id FROM tasks
@@ -15,6 +15,27 @@ WITH gone AS (
 )
 INSERT INTO lane_counts AS c (kind, lane, writer, n)
 SELECT 'requests', '', 0, -count(*) FROM gone HAVING count(*) > 0
+ON CONFLICT (kind, lane, writer) DO UPDATE SET n = c.n + excluded.n
+
+-- :notes_gone
+DELETE FROM notes WHERE tenant = :tenant
+
+-- :counts_added
+WITH over AS (
+    DELETE FROM counted AS c WHERE EXISTS (
+        SELECT FROM unnest(c.lanes) AS l (lane)
+        WHERE
+            l.lane = :tenant
+            OR split_part(l.lane, ' ', 1) = :tenant
+            OR EXISTS (SELECT FROM unnest(:parties::text[]) AS k (key) WHERE strpos(l.lane, k.key) > 0)
+    )
+    RETURNING c.kinds, c.lanes, c.ns
+)
+
+INSERT INTO lane_counts AS c (kind, lane, writer, n)
+SELECT u.kind, u.lane, -1, sum(u.n) FROM over CROSS JOIN LATERAL unnest(over.kinds, over.lanes, over.ns) AS u (kind, lane, n)
+GROUP BY u.kind, u.lane
+ORDER BY u.kind, u.lane
 ON CONFLICT (kind, lane, writer) DO UPDATE SET n = c.n + excluded.n
 
 -- :counts_gone
@@ -41,7 +62,7 @@ SELECT
     ) AS has_tenant
 FROM information_schema.tables AS t
 WHERE t.table_schema = current_schema() AND t.table_type = 'BASE TABLE'
-    -- Bytes of files: those of a tenant are counted by its space.
+    -- Bytes of files: a tenant's are counted by its space.
     AND t.table_name <> 'blob_chunk'
 ORDER BY t.table_name
 

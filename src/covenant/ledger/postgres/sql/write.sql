@@ -1,13 +1,16 @@
--- What a batch writes. The first statement is of every batch; the others are for what few batches touch.
+-- The statements of a batch. Every batch runs the first one; the others are for rows that few batches have.
 --
--- Hot tables are often found empty by a vacuum, and a plan for an empty table walks all of it: over everything that was
--- deleted since. So nothing is joined with one of them in a way that leaves the order to the planner: rows are found by
--- `= ANY`, by a lateral look-up, or by the index of a conflict.
+-- A vacuum often finds hot tables empty, and a plan for an empty table scans all of it, with every row that was deleted
+-- since. So no join with one of them leaves the order to the planner: rows are found by `= ANY`, by a lateral look-up,
+-- or by the index of a conflict.
 
 -- :batch
 WITH w AS (
     UPDATE writers SET seq = :seq, audit_index = :audit_index, audit_hash = :audit_hash
-    WHERE writer = :writer AND boot = :boot AND seq = :seq::bigint - 1 AND lost_at_ms IS NULL
+    -- By `part`, and by no index that has all versions of the row.
+    WHERE
+        part = (:seq::bigint - 1) / 64 AND writer IS NOT DISTINCT FROM :writer
+        AND boot = :boot AND seq = :seq::bigint - 1 AND lost_at_ms IS NULL
     RETURNING 1
 ),
 
@@ -21,20 +24,20 @@ ok AS MATERIALIZED (
 /* parts */
 
 told AS (
-    -- Also of a batch that is not let through: its number is used.
+    -- Also for a batch that the gate refuses: its number is used up.
     INSERT INTO news (writer, seq, topics)
     SELECT :writer, :seq, CASE WHEN EXISTS (SELECT FROM ok) THEN :topics ELSE '{}' END FROM w
 )
 
--- A batch with rows of the audit moves its writer's chain on. If it is not let through, all of it must come to nothing:
--- such a batch is divided by what the gate says, and fails if that is none.
-SELECT (SELECT count(*) FROM w) AS writer, /* 1 / */ (SELECT count(*) FROM ok) AS written, nextval('places') AS place
+-- A batch with audit rows extends its writer's chain. If the gate refuses it, the whole batch must fail: such a batch is
+-- divided by the number of the gate's rows, and fails if that is zero.
+SELECT EXISTS (SELECT FROM w) AS writer, /* gated */ EXISTS (SELECT FROM ok) AS written, nextval('places') AS place
 
--- The gates of a batch, and its parts: each is there if there is something for it.
+-- The gates of a batch, and its parts: each is included if the batch has rows for it.
 
 -- :held
 held AS MATERIALIZED (
-    -- The numbers are in order, and so are the locks.
+    -- The numbers are sorted, and so is the order of the locks.
     SELECT l.no
     FROM unnest(:held_nos::bigint[], :held_ns::integer[]) AS u (no, n)
     CROSS JOIN LATERAL (SELECT x.no, x.n FROM live AS x WHERE x.no = u.no FOR UPDATE) AS l
@@ -45,7 +48,7 @@ held AS MATERIALIZED (
 AND (SELECT count(*) FROM held) = cardinality(:held_nos::bigint[])
 
 -- :gate_started
--- Nobody starts before those who wait.
+-- No task starts before those that wait.
 AND NOT EXISTS (
     SELECT FROM unnest(:started::text[], :started_from::bigint[]) AS u (recipient, place)
     CROSS JOIN LATERAL (
@@ -53,8 +56,12 @@ AND NOT EXISTS (
     ) AS waiting
 )
 
+-- :gate_alone
+-- The place was drawn earlier: no other node has drawn one since, whose tasks would be behind those queued now.
+AND (SELECT last_value FROM places) = :last_place
+
 -- :gate_taken
--- What was taken, and nothing else, stood first.
+-- The taken rows, and no others, were first.
 AND NOT EXISTS (
     SELECT FROM unnest(:qt_recipient::text[], :qt_first::bigint[], :qt_last::bigint[], :qt_count::bigint[])
         AS u (recipient, first_place, last_place, n)
@@ -103,7 +110,7 @@ new_live AS (
 
 -- :moved_live
 moved_live AS (
-    -- They are there, and locked: what is not named by SET stays as it is.
+    -- The rows exist and are locked: columns that SET does not name stay as they are.
     INSERT INTO live AS l (
         no, n, state, a2a_state, lessee, updated_at_ms, generation, turn, attempt, place, settled_place, touched,
         touched_at_ms, due_at_ms, node, boot, interrupted, pushed, ended_n, rest, cause, error_message, size,
@@ -195,10 +202,33 @@ new_audit AS (
     ) AS u CROSS JOIN ok
 ),
 
+-- :counted
+counted AS (
+    INSERT INTO counted (batch, kinds, lanes, ns)
+    SELECT :counted, :c_kind::text[], :c_lane::text[], :c_n::bigint[] FROM ok
+),
+
+-- :added_counts
+over AS (
+    DELETE FROM counted AS c USING ok WHERE c.batch >= :added_from AND c.batch < :counted
+    RETURNING c.kinds, c.lanes, c.ns
+),
+
+added_counts AS (
+    INSERT INTO lane_counts AS c (kind, lane, writer, n)
+    SELECT u.kind, u.lane, :counter, sum(u.n)
+    FROM over CROSS JOIN LATERAL unnest(over.kinds, over.lanes, over.ns) AS u (kind, lane, n)
+    GROUP BY u.kind, u.lane
+    HAVING sum(u.n) <> 0
+    ON CONFLICT (kind, lane, writer) DO UPDATE SET n = c.n + excluded.n
+),
+
 -- :new_counts
 new_counts AS (
+    -- While a daemon lives that knows these rows alone. The number changes from time to time: while somebody holds a
+    -- snapshot, a row that every batch changes has a version for each, and a look-up of the newest walks over all.
     INSERT INTO lane_counts AS c (kind, lane, writer, n)
-    SELECT u.kind, u.lane, :writer, u.n
+    SELECT u.kind, u.lane, :counter, u.n
     FROM unnest(:c_kind::text[], :c_lane::text[], :c_n::bigint[]) AS u (kind, lane, n) CROSS JOIN ok
     ON CONFLICT (kind, lane, writer) DO UPDATE SET n = c.n + excluded.n
 ),

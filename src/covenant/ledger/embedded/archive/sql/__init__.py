@@ -1,8 +1,8 @@
-"""The archive's SQL, one file a purpose. `…schema` and `…indexes` are the file's layout, `from_…` bring an
-earlier one up to it, `write_…`, `purge_…` and `shelving` take records in, the rest are reads.
+"""The archive's SQL, one file a purpose. `…schema` and `…indexes` are the file's layout, `from_…` migrate an earlier
+one, `write_…`, `purge_…` and `shelving` write records, the rest are reads.
 
-Each read answers with one row that holds one JSON text: the driver takes the interpreter's lock again for every row
-it steps over, and beside a busy loop each of those is a wait.
+Each read answers with one row that holds one JSON text: the driver takes the interpreter's lock again for every row,
+and each time is a wait beside a busy loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 Row = tuple[str | bytes | int | None, ...]
 
 AT_ONCE: Final = (256, 64, 16, 4, 1)
-"""How many rows there are to a statement."""
+"""Numbers of rows in a statement."""
 
 
 def statement(name: str) -> str:
@@ -46,6 +46,6 @@ def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
 
 @cache
 def of_rows(name: str, rows: int, columns: int) -> str:
-    """One text for each, so that the driver finds the statement that it has prepared for it."""
+    """One text for each size, so that the driver finds its prepared statement."""
     row = f"({', '.join('?' * columns)})"
     return statement(name).format(rows=", ".join([row] * rows))

@@ -1,5 +1,5 @@
--- What a purge would drop: the rows before the first one that is not older. The clock may have been set back, so
--- this is the first by index and not the first by time; `+` keeps the walk to the rows that would go.
+-- The rows that a purge would drop: those before the first one that is not older. The clock may have been set back, so
+-- this is the first by index and not the first by time; `+` limits the walk to the rows that would be dropped.
 SELECT json_array(dropped.count, dropped.through, audit.chain_hash)
 FROM (
     SELECT count(*) AS count, max(idx) AS through FROM audit

@@ -1,4 +1,4 @@
--- Where the chain is anchored, and how far it was verified.
+-- The chain's anchor, and the end of its verified part.
 SELECT
     json_object(
         'anchor', json_object(

@@ -1,4 +1,4 @@
--- Audit rows to verify, after an index. In hexadecimal: a row that somebody changed need not be text any more.
+-- Audit rows to verify, after an index. In hexadecimal: a tampered row may not be text any more.
 SELECT
     json_group_array(
         json_array(

@@ -1,6 +1,6 @@
--- The newest audit rows of a span of time below a place, oldest first. The clock may have been set back, so time only
--- tells where to begin: at the first row, by index, that is new enough; and among the thousand newest that are old
--- enough, at the last.
+-- The newest audit rows of a span of time below a place, oldest first. The clock may have been set back, so the time
+-- only decides where to begin: at the first row, by index, that is new enough; and to end: at the last of the thousand
+-- newest that are old enough.
 SELECT json_group_array(json_object('index', idx, 'timestamp_ms', ts_ms, 'row', row, 'place', idx)) FROM (
     SELECT * FROM (
         SELECT idx, ts_ms, row FROM audit

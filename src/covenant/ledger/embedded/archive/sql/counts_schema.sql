@@ -1,4 +1,4 @@
--- Counted as they move by whoever writes them, because counting a million rows for a page of fifty would not be flat.
+-- The writer updates the counts with each change, because counting a million rows for a page of fifty is too slow.
 CREATE TABLE task_counts (
     recipient_pubkey TEXT NOT NULL,
     recipient_display TEXT NOT NULL,

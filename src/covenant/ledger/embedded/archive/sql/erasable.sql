@@ -1,8 +1,8 @@
--- Tasks of a tenant, the oldest first, live ones among them: so many are looked at, and no more.
+-- Tasks of a tenant, oldest first, live ones among them: at most the given number.
 SELECT
     t.task_no, t.created_at, t.updated_at, t.ledger_state, t.task_id, t.settled_place, t.state, t.recipient_pubkey,
     t.recipient_display, t.sender_pubkey, t.context_id, t.context_no, t.parent, t.parent_no,
-    (SELECT length(p.pack) FROM packs AS p WHERE p.task_no = t.task_no)
+    (SELECT k.bytes FROM kept_sizes AS k WHERE k.task_no = t.task_no)
 FROM a2a_tasks AS t
 WHERE
     t.tenant_id = :tenant

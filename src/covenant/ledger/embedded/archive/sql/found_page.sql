@@ -1,4 +1,4 @@
--- Where those tasks stand in the order that the rest of the filters leaves of a walk.
+-- The places of the tasks of a walk that pass the other filters.
 SELECT t.{moment}, t.task_no FROM (
     {rows}
 ) AS t

@@ -1,4 +1,4 @@
--- The rows that a walk comes past, in order.
+-- The rows of a walk, in order.
 SELECT {columns} FROM {source}
 WHERE {bounds} AND {begin}
 ORDER BY t.{moment} {way}, t.task_no {way}

@@ -1,2 +1,2 @@
--- How many tasks there are, from the running totals.
+-- The number of tasks, from the running totals.
 SELECT coalesce(sum(tasks), 0) FROM task_counts WHERE {conditions}

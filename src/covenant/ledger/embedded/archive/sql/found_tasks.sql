@@ -1,22 +1,22 @@
--- Tasks by their numbers, in the order in which those are given, as a query tells them.
+-- Tasks by their numbers, in the given order, as a query returns them.
 SELECT
     json_group_array(
         json_object(
             'task_id', task_id,
             'parent', parent,
-            'context_id', nullif(substr(context_id, 1, :name_chars), ''),
+            'context_id', nullif(beginning(context_id, :name_chars), ''),
             'tenant', nullif(tenant_id, ''),
             'agent', recipient_display,
             'sender', sender_display,
-            'task_kind', substr(task_kind, 1, :name_chars),
-            'key', substr(idempotency_key, 1, :name_chars),
+            'task_kind', beginning(task_kind, :name_chars),
+            'key', beginning(idempotency_key, :name_chars),
             'origin', origin,
             'state', iif(ledger_state = 'resolved', 'done', ledger_state),
             'a2a_state', state,
             'attempt', attempt,
             'created_at_ms', created_at,
             'updated_at_ms', updated_at,
-            -- A column has 63 bits at most: a deadline that is later stands in the task alone.
+            -- A column has at most 63 bits: only the task itself has a later deadline.
             'deadline_ms', json(
                 iif(deadline_ms = 9223372036854775807, task -> '$.deadline_ms', coalesce(deadline_ms, 'null'))
             ),
@@ -33,8 +33,8 @@ SELECT
                     'false'
                 )
             ),
-            'intent', substr(json_extract(task, '$.intent_text'), 1, :chars),
-            'error_message', nullif(substr(error_message, 1, :chars), ''),
+            'intent', beginning(json_text(task, 'intent_text'), :chars),
+            'error_message', nullif(beginning(json_text(result, 'error_message'), :chars), ''),
             'remote', json(iif(json_extract(task, '$.target') IS NULL, 'false', 'true'))
         )
     )

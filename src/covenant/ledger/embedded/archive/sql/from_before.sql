@@ -1,5 +1,5 @@
 -- Up to layout 2 there was an index over all ids, as part of the table of tasks; up to layout 3 contexts and parents had
--- no numbers. That table is written anew. First, what stands in the way of the new one.
+-- no numbers. That table is rewritten. First, objects that conflict with the new one are dropped.
 DROP INDEX IF EXISTS by_update;
 DROP INDEX live;
 DROP INDEX live_by_recipient;

@@ -1,5 +1,5 @@
 -- Then the contexts and parents that were no task's id when they were first named, and every row with its references:
--- the same numbers as if each had come by itself (see `apply_batch`). Indexes and counters are made afterwards.
+-- the same numbers as if each had been applied by itself (see `apply_batch`). Indexes and counters are made afterwards.
 INSERT INTO ids_old
 SELECT CAST('@' || t.context_id AS BLOB), min(t.task_no)
 FROM tasks_before AS t

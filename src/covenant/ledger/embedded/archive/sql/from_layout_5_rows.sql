@@ -1,5 +1,5 @@
--- What the requests say of idempotency keys, and the contexts of the mailbox's tasks, with the same numbers as if each had
--- come by itself (see `apply_batch`).
+-- Idempotency keys from the requests, and the contexts of the mailbox's tasks, with the same numbers as if each had
+-- been applied by itself (see `apply_batch`).
 UPDATE a2a_tasks SET idempotency_key = (
     SELECT json_extract(r.task, '$.idempotency.key') FROM requests AS r WHERE r.task_no = a2a_tasks.task_no
 )

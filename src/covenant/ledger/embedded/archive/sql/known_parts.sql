@@ -1,4 +1,4 @@
--- All that is stored unpacked of tasks beside their rows, by number, unless it is more than a pack may hold.
+-- The unpacked parts of tasks beside their rows, by number, unless they exceed the size of a pack.
 WITH asked (task_no, bytes_max) AS (VALUES {rows})
 
 SELECT

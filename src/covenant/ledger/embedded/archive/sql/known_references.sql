@@ -1,5 +1,5 @@
--- The numbers of what tasks refer to, by its text, with null for what has none. Each is asked for by itself: joined, the
--- view would be read as a whole.
+-- The numbers of the texts that tasks refer to; null for a text without one. Each is looked up by itself: a join would
+-- read the whole view.
 WITH asked (name, named) AS (VALUES {rows})
 
 SELECT

@@ -1,4 +1,4 @@
--- How many tasks there are in each lane, in all and of each agent; those with the most open work first.
+-- The number of tasks in each lane, in total and by agent; agents with the most open work first.
 WITH counted AS (
     SELECT
         recipient_display AS agent,

@@ -1,5 +1,5 @@
--- A page of an agent's tasks, the one that moved last first, each with what a watcher saw of it and which one is next. One
--- after the other, until the page is as long as was asked for, or as large as it may be.
+-- A page of an agent's tasks, by their last change, newest first, each with its steps and the number of the next one.
+-- The page ends when it has the requested length, or the largest size.
 WITH RECURSIVE
 told (place, updated_at, task_no, next_no, steps, before) AS (
     SELECT

@@ -5,6 +5,6 @@ CREATE INDEX listed_by_state ON a2a_tasks (recipient_pubkey, state, updated_at, 
 CREATE INDEX listed_by_context ON a2a_tasks (context_no, recipient_pubkey, updated_at, task_no)
 WHERE context_no IS NOT NULL;
 
--- As they were sent: all of a tenant's, or of none, and those of a door that few use, which must not look through the others.
+-- In the order of sending: the tasks of a tenant or of none; those of a rarely used door must not scan the others.
 CREATE INDEX sent_by_tenant ON a2a_tasks (tenant_id, created_at);
 CREATE INDEX simple_by_tenant ON a2a_tasks (tenant_id, created_at) WHERE origin = 'simple';

@@ -1,5 +1,5 @@
--- A finished task, for whoever repeats a command about it, if that caller has part in it: nothing of it is read
--- otherwise.
+-- A finished task, for a caller that repeats a command about it, if that caller may see it: otherwise nothing of it is
+-- read.
 SELECT
     json_object(
         'digest', digest,

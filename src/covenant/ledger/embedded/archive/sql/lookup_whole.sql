@@ -1,4 +1,4 @@
--- A finished task with all that its entry in memory had, for commands that bring it back.
+-- A finished task with all fields of its entry in memory, for commands that bring it back.
 SELECT
     json_object(
         'digest', t.digest,

@@ -1,4 +1,4 @@
--- Whose a task is, live or finished: one small row, however large the task.
+-- The parties of a task, live or finished: one small row, however large the task.
 SELECT
     json_object(
         'sender', json_object('display', sender_display, 'pubkey', sender_pubkey),

@@ -1,4 +1,4 @@
--- The queue: what is live, lost holders first, and the results that wait; of each as many as are asked for, or as fit.
+-- The queue: live tasks, lost holders first, and undrained results; of each as many as are requested, or as fit.
 WITH listed AS (
     {parts}
     ORDER BY rank, key, task_no

@@ -1,6 +1,6 @@
 -- Live tasks in one state and of one role, in the order of the queue; `queue` puts these parts together. Every part
 -- walks the index of its role in order, so that a long queue costs no more than a page of it. Filters come before the
--- limit. A lease may be too young for the question; what has no lease always passes.
+-- limit. A lease may be too young for the filter; a task without a lease always passes.
 SELECT * FROM (
     SELECT
         task_no,

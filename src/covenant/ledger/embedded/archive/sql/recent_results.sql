@@ -1,4 +1,4 @@
--- Undrained results, the newest first: as many as are asked for, or as fit.
+-- Undrained results, newest first: as many as are requested, or as fit.
 SELECT json_group_array(json(t.result)) FROM (
     SELECT
         task_no,

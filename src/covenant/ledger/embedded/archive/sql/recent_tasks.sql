@@ -1,4 +1,4 @@
--- Queued tasks, the newest first: as many as are asked for, or as fit.
+-- Queued tasks, newest first: as many as are requested, or as fit.
 SELECT json_group_array(json(r.task)) FROM (
     SELECT
         c.task_no,

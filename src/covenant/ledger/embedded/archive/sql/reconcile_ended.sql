@@ -1,4 +1,4 @@
--- Tasks that the snapshot no longer has were resolved by then. Where the archive does not know how, it says so.
+-- Tasks that the snapshot lacks were resolved by then. Without a result in the archive, they get one that says so.
 CREATE TEMP TABLE ended AS
 SELECT task_no, task_id, generation + 1 AS generation
 FROM a2a_tasks

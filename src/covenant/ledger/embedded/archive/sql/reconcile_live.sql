@@ -1,4 +1,4 @@
--- A task of the snapshot, as it was then. Where it was queued, and where it ended, is told by who had it in hand.
+-- A task of the snapshot, as it was then. The places where it was queued and ended follow from its handovers.
 UPDATE a2a_tasks SET
     task_id = :task_id,
     updated_at = :updated_at,

@@ -1,6 +1,6 @@
--- Takes back what the archive must not hold, given `known` (the ids that the state has). Removed are tasks that the journal
--- tells from their beginning, since they are told again, and tasks that began after record :through, have not ended, and
--- are unknown to the state. What ended stays, whatever the journal has lost: its history is nowhere else.
+-- Removes rows that the archive must not hold, given `known` (the ids that the state has): tasks that the journal has
+-- from their beginning, since they are applied again, and tasks that began after record :through, have not ended, and
+-- are unknown to the state. Ended tasks stay, whatever the journal has lost: their history is nowhere else.
 CREATE TEMP TABLE removed AS
 SELECT i.task_no, k.task_id, 1 AS known
 FROM known AS k CROSS JOIN ids_new AS i ON i.task_id = k.task_id
@@ -28,10 +28,10 @@ DELETE FROM ids_new WHERE task_id IN (SELECT task_id FROM removed);
 DELETE FROM ids_recent WHERE task_id IN (SELECT task_id FROM removed);
 DELETE FROM ids_old WHERE task_id IN (SELECT task_id FROM removed);
 
--- Updates of a task that is told again are written over. Those whose record is lost, between others that are not, stay.
+-- Updates of a task that is applied again are overwritten. Those whose record is lost between intact ones stay.
 DELETE FROM updates WHERE task_no IN (SELECT task_no FROM removed WHERE NOT known);
 
--- Tasks that stay may refer to one that is gone: then it is a name to them, and has the number of one.
+-- Remaining tasks may refer to a removed one: then it is a name for them, and gets the number of a name.
 INSERT INTO ids_new
 SELECT CAST('@' || r.task_id AS BLOB), r.task_no
 FROM removed AS r

@@ -1,4 +1,4 @@
--- Afterwards: updates that no task has come to (again), the audit beyond its head, and the counters.
+-- Afterwards: deletes updates beyond their task's generation and the audit beyond its head, and sets the counters.
 DELETE FROM updates
 WHERE (task_no, generation) IN (
     SELECT u.task_no, u.generation
@@ -21,9 +21,8 @@ GROUP BY 1, 2, 3, 4, 5;
 DELETE FROM stored_sizes;
 
 INSERT INTO stored_sizes
-SELECT t.tenant_id, count(*), sum(900 + length(p.pack))
-FROM packs AS p CROSS JOIN a2a_tasks AS t ON t.task_no = p.task_no
-GROUP BY t.tenant_id;
+SELECT tenant_id, count(*), sum(bytes) FROM kept_sizes
+GROUP BY tenant_id;
 
 -- The whole chain is verified again.
 UPDATE meta SET value = (

@@ -1,5 +1,5 @@
--- The archive: what the journal says, laid out for questions. A projection: it holds nothing that the journal did
--- not say first, and as long as the journal's segments are kept it can be made again from them.
+-- The archive: the journal's content, arranged for queries. It is a projection: it holds nothing that was not in the
+-- journal first, and as long as the journal's segments are kept it can be rebuilt from them.
 --
 -- A place is the position of an event in the journal: seq * 1048576 + its index in the record. Places order
 -- everything, and the place where a task was sent is its number here.
@@ -31,8 +31,8 @@ CREATE TABLE updates (
     PRIMARY KEY (task_no, generation)
 ) WITHOUT ROWID;
 
--- Who had a task in hand, and how each lease ended: as it was said, and paired by its order when somebody asks. Not
--- keyed by lease: those ids are random, and each would touch a page of its own.
+-- Handovers: each lease of a task and its end, as recorded, paired by their order when they are read. Not keyed by
+-- lease: those ids are random, and each would touch a page of its own.
 CREATE TABLE handovers (
     task_no INTEGER NOT NULL,
     place INTEGER NOT NULL,

@@ -1,5 +1,5 @@
 -- For finding tasks: by the moment of their creation within each filter. Every task is in five of these. The others are
--- partial: of open tasks, of those that did not succeed, and of those that have what is asked for at all. By tenant,
+-- partial: open tasks, tasks that did not succeed, and tasks that have the filtered column at all. For tenant,
 -- context and parent, the indexes of listings and trees serve.
 CREATE INDEX found_created ON a2a_tasks (created_at);
 CREATE INDEX found_moved ON a2a_tasks (updated_at);

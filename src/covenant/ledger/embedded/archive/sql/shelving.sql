@@ -1,13 +1,13 @@
 -- After new ids: INSERT INTO shelving VALUES (how many). One statement, because the driver takes the interpreter's lock
--- again after each, and beside a busy loop that is a wait.
+-- again after each, which is a wait beside a busy loop.
 CREATE TEMP VIEW shelving AS SELECT 0 AS added;
 
 CREATE TEMP TRIGGER shelve INSTEAD OF INSERT ON shelving BEGIN
 
     UPDATE shelves SET held = held + new.added WHERE shelf = 'new';
 
-    -- What is too much moves on, from where the last part ended and round again. Nothing lies up to an empty id, so
-    -- nothing moves unless `emptying` is set.
+    -- Excess ids move on, from where the last part ended, and around again. No id is below an empty one, so nothing
+    -- moves unless `emptying` is set.
     UPDATE shelves SET
         emptying = coalesce(
             (
@@ -20,7 +20,7 @@ CREATE TEMP TRIGGER shelve INSTEAD OF INSERT ON shelving BEGIN
         )
     WHERE shelf = 'new' AND held >= room + part;
 
-    -- An id that is there already is replaced: a leftover must not stop what comes after it.
+    -- An existing id is replaced: a leftover must not stop later ones.
     INSERT OR REPLACE INTO ids_recent
     SELECT i.task_id, i.task_no
     FROM shelves AS s CROSS JOIN ids_new AS i ON i.task_id > s.emptied AND i.task_id <= s.emptying

@@ -1,4 +1,4 @@
--- Everything known of one task, if the viewer has part in it. Of leases and updates the newest, in order.
+-- Everything known of one task, if the viewer may see it, with the newest leases and updates, in order.
 SELECT
     json_object(
         'task', json(coalesce(packed_task(p.pack), r.task)),

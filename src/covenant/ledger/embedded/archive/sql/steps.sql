@@ -1,5 +1,5 @@
--- The generations of a task after a given one, in order, with what a watcher sees of each. Of a task outside the scope
--- nothing but its small row is read.
+-- The steps of a task after a generation, in order, as watchers see them. Of a task outside the scope only its small
+-- row is read.
 SELECT
     coalesce(
         (

@@ -1,4 +1,4 @@
--- One row a task, written again whenever the task moves. The request, which may be large and never changes, is
+-- One row a task, rewritten whenever the task changes. The request, which may be large and never changes, is
 -- therefore in a table of its own. A task is found by its id through `ids`.
 CREATE TABLE a2a_tasks (
     task_no INTEGER PRIMARY KEY,

@@ -1,4 +1,4 @@
--- The tasks under a root, level by level, through those that the viewer has part in; cut where it gets too large. A
+-- The tasks under a root, level by level, through tasks that the viewer may see; cut where the tree gets too large. A
 -- parent may name any id, its own descendants too: `depth` ends such circles, and the reader takes the first of each.
 WITH RECURSIVE walk (task_id, task_no, depth) AS (
     SELECT :root, (SELECT i.task_no FROM ids AS i WHERE i.task_id = :root), 0
@@ -40,7 +40,7 @@ SELECT
             )),
             'notes', json(json_extract(whole_result, '$.metadata')),
             'remote', json(remote),
-            -- Which task it is where it is done: noted when it was learned, and again in each turn.
+            -- The id of the task at the remote agent: noted when it was learned, and again in each turn.
             'remote_note', json(CASE WHEN remote IS NOT NULL THEN (
                 SELECT json_extract(body, '$.metadata."covenant.remote"')
                 FROM (
@@ -61,7 +61,7 @@ FROM (
     SELECT
         *,
         CASE
-            -- Where it is done was once told in the request metadata.
+            -- Earlier versions had the target in the request metadata.
             WHEN origin = 'delegation'
                 THEN coalesce(
                     json_extract(task, '$.target'), json_extract(task, '$.request_metadata."covenant.remote"')

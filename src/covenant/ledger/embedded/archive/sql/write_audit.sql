@@ -1,2 +1,2 @@
--- A row that was there already was not ours: the journal's word replaces it.
+-- An existing row was not written by us: the journal's row replaces it.
 INSERT OR REPLACE INTO audit VALUES {rows}

@@ -1,5 +1,5 @@
--- Tasks that moved, as they are now: new ones, and those that were there. What never changes is not written again. A
--- result of `null` takes away the one there was: it is in a pack now.
+-- Changed tasks in their new state: new ones and existing ones. Constant columns are not written again. A result of
+-- `null` removes the existing one: it is in a pack now.
 INSERT INTO a2a_tasks (
     task_no, task_id, tenant_id, agent_id, context_id, context_no, parent, parent_no, created_at, updated_at,
     ledger_state, state, digest, sender_display, sender_pubkey, recipient_display, recipient_pubkey, task_kind,

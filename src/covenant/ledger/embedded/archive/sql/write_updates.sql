@@ -1,2 +1,2 @@
--- Places and generations are the journal's: what stands there already was left over, and gives way.
+-- Places and generations are the journal's: an existing row is a leftover, and is replaced.
 INSERT OR REPLACE INTO updates VALUES {rows}

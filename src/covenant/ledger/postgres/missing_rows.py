@@ -1,4 +1,4 @@
-"""What a decision asks for that was not loaded yet. Each kind is loaded by one statement, many of a kind at once."""
+"""Rows that a decision asks for and that were not loaded yet. One statement loads many of a kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from covenant.model.task import CacheKey
 
 
 class WantTask(NamedTuple):
-    """Live or ended, or known to be neither."""
+    """A task, live or ended, or the fact that there is none."""
 
     task_id: TaskId
 
@@ -26,11 +26,11 @@ class WantQueue(NamedTuple):
 
 
 class WantRecipients(NamedTuple):
-    """Everybody for whom something is queued."""
+    """All recipients with queued tasks."""
 
 
 class WantResults(NamedTuple):
-    """Of one sender, or of all."""
+    """The results of one sender, or of all."""
 
     sender: PublicKey | None
     limit: int
@@ -50,7 +50,7 @@ class WantOrphans(NamedTuple):
 
 
 class WantShared(NamedTuple):
-    """Who leads and who follows, and what is cached."""
+    """The leader, the followers and the cached result of a cache key."""
 
     key: CacheKey
 
@@ -85,13 +85,13 @@ class WantDelegation(NamedTuple):
 
 
 class WantPeer(NamedTuple):
-    """Every delegation with a peer, and what waits for it: for a peer that goes, or goes by another id."""
+    """Every delegation with a peer, and its waiting messages: for a peer that is removed or gets another id."""
 
     peer: InstanceId
 
 
 class WantLiveDelegations(NamedTuple):
-    """How many."""
+    """The number of live delegations."""
 
     peer: InstanceId
 
@@ -139,7 +139,7 @@ Want = (
 
 
 class Missing(Exception):
-    """The engine loads what is wanted, and decides anew."""
+    """A decision lacks rows: the engine loads them, and decides anew."""
 
     def __init__(self, *wants: Want) -> None:
         super().__init__(f"{wants} was not loaded")

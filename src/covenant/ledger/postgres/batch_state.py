@@ -1,7 +1,7 @@
-"""The working set of a batch: what its decisions read (it is the machine's `View`), and what they change.
+"""The state of a batch: the input of its decisions (it is the machine's `View`), and their changes.
 
-What was not loaded raises `Missing`. What a decision came to is applied before the next command of the batch is
-decided, so that each is decided on top of those before it. Nothing here waits or talks to the database.
+Reading a row that was not loaded raises `Missing`. A decision is applied before the next command of the batch is
+decided, so that each command is decided on top of those before it. Nothing here waits or talks to the database.
 """
 
 from __future__ import annotations
@@ -28,21 +28,19 @@ from covenant.ledger.machine.events import (
     RequestWithdrawn,
     ResultDrained,
     ResultReturned,
+    TaskClosed,
     TaskEvent,
+    TaskFollowed,
     TaskLeased,
+    TaskSent,
+    TaskSettled,
 )
-from covenant.ledger.machine.evolution import evolve
+from covenant.ledger.machine.evolution import evolve, start
 from covenant.ledger.machine.states import DRAINED, LEASED, QUEUED, SETTLED
 from covenant.ledger.machine.view import Account, Archived, Remembered
 from covenant.ledger.postgres.cache_rows import SharedRows
-from covenant.ledger.postgres.counters import ALL, KEPT, LANE, Count, Counters, lane_of
-from covenant.ledger.postgres.peer_rows import PeerRows
-from covenant.ledger.postgres.push_rows import PushRows
-from covenant.ledger.postgres.queue_head import QueueHead, queue_place
-from covenant.ledger.postgres.register_view import RegisterView
-from covenant.ledger.postgres.registers import Registers
-from covenant.ledger.postgres.stored_task import BIGINT_MAX, NOT_KEPT, Slot, begins, column, encode_event, ends
-from covenant.ledger.postgres.wanted import (
+from covenant.ledger.postgres.counters import ALL, KEPT, Counters, contributions
+from covenant.ledger.postgres.missing_rows import (
     Missing,
     WantBody,
     WantDue,
@@ -55,19 +53,30 @@ from covenant.ledger.postgres.wanted import (
     WantResults,
     WantTask,
 )
+from covenant.ledger.postgres.peer_rows import PeerRows
+from covenant.ledger.postgres.push_rows import PushRows
+from covenant.ledger.postgres.queue_head import QueueHead, put_in, queue_place, take_out
+from covenant.ledger.postgres.register_view import RegisterView
+from covenant.ledger.postgres.registers import Registers
+from covenant.ledger.postgres.stored_task import BIGINT_MAX, NOT_KEPT, Slot, column, encode_event, is_task_event
 from covenant.model.clock_steps import Ages
 from covenant.model.grant import AuditHead
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.settings import Limits
-from covenant.model.task import DELEGATION, CacheKey, Task, account_of, utf8_length
+from covenant.model.task import CacheKey, Task, utf8_length
 
 LOOK_MAX: Final = 10_000
-"""After a step of the clock it is not known what is due: so many are looked at."""
+"""After a step of the clock it is unknown which tasks are due: at most this many are looked at."""
 IN_TURN_MAX: Final = 1_000
-"""How many rows are loaded for a take of everybody's tasks, as far as that leaves each recipient one."""
+"""The most rows that are loaded for a take of all recipients' tasks, if that leaves each recipient one."""
 
 
-class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
+_BEGINS: Final = frozenset({TaskSent, TaskFollowed})
+_ENDS: Final = frozenset({TaskSettled, TaskClosed})
+_GIVES: Final = frozenset({TaskLeased, ResultDrained})
+
+
+class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
     def __init__(
         self,
         limits: Limits,
@@ -92,7 +101,7 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
         self._place = place
         self._new_no = new_no
         self._turns = turns
-        """By recipient: where a task of it was last taken by this node. Whoever waits longest comes first."""
+        """By recipient: the place at which this node last took a task of it. The longest waiting comes first."""
         self._used = used
         self.entries: dict[TaskId, Entry | None] = {}
         self.slots: dict[TaskId, Slot] = {}
@@ -106,7 +115,7 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
         self._due: list[TaskId] | None = None
         self._orphans: list[TaskId] | None = None
         self._requests: dict[RequestKey, Remembered | None] = {}
-        # What is to be written.
+        # The changes to write.
         self.moved: dict[TaskId, None] = {}
         self.events: list[tuple[int, int, int, int, str, str]] = []
         self.queue_in: dict[tuple[str, int], int] = {}
@@ -114,7 +123,7 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
         self.results_in: dict[tuple[str, int], int] = {}
         self.results_out: dict[tuple[str, int], None] = {}
         self.started: dict[str, None] = {}
-        """Recipients whose task began at once: nothing may wait for them."""
+        """Recipients whose task began at once: no other task may wait for them."""
         self.requests_put: dict[RequestKey, tuple[int, Remembered]] = {}
         self.requests_new: dict[RequestKey, None] = {}
         self.audit: list[tuple[int, int, int, str, str, str]] = []
@@ -126,7 +135,7 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
 
     @property
     def beside(self) -> bool:
-        """Whether there is something to write that few batches touch."""
+        """Whether there are rows to write that few batches have."""
         return bool(
             self.requests_put
             or self.uses_put
@@ -140,7 +149,7 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
     # Loading
 
     def load_entry(self, task_id: TaskId, entry: Entry, slot: Slot) -> None:
-        """What this batch has changed already stays as it is."""
+        """Loads an entry, unless this batch has already changed it."""
         if task_id not in self.slots:
             self.entries[task_id], self.slots[task_id] = entry, slot
 
@@ -158,7 +167,7 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
         self._bodies[task_id] = task
 
     def new_task(self, task_id: TaskId) -> None:
-        """An id that was made just now is nobody's yet."""
+        """Notes that a new id belongs to no task yet."""
         self.entries.setdefault(task_id, None)
         self._archived.setdefault(task_id, None)
 
@@ -178,7 +187,7 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
         self._due = task_ids
 
     def load_erased(self, task_id: TaskId) -> None:
-        """Nothing is left of the task but its id."""
+        """Notes that only the id of a task is left."""
         self.load_archived(task_id, None, None)
         self._erased.add(task_id)
 
@@ -188,7 +197,7 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
     def load_request(self, key: RequestKey, remembered: Remembered | None) -> None:
         self._requests.setdefault(key, remembered)
 
-    # What decisions ask
+    # Reads of decisions
 
     def entry(self, task_id: TaskId) -> Entry | None:
         if task_id not in self.entries:
@@ -247,9 +256,9 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
         return self._known([lane[at] for at in range(rounds) for lane in lanes if at < len(lane)][:count])
 
     def queued_count(self, recipient: PublicKey) -> int:
-        """As far as the news have come; but what was loaded is there for certain."""
-        head = self._queues.get(recipient)
-        return max(self._count("queued", recipient), len(head.first(1) or ()) if head is not None else 0)
+        """The count as far as news have arrived; but loaded tasks are certainly there."""
+        counted, head = self._count("queued", recipient), self._queues.get(recipient)
+        return max(counted, len(head.first(1) or ()) if head is not None and counted <= 0 else 0)
 
     def account(self, name: str) -> Account:
         account = Account()
@@ -278,7 +287,7 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
         return iter(self._known(self._leases))
 
     def due(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
-        """At most one task of a cache key at a time: settling one may change what the others are."""
+        """Due tasks, at most one of a cache key at a time: settling one may change the others."""
         if self._due is None:
             raise Missing(WantDue(BIGINT_MAX, LOOK_MAX) if ages.steps else WantDue(now_ms, count))
         keys: set[CacheKey] = set()
@@ -314,16 +323,17 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
             raise Missing(WantRequest(*key))
         return self._requests[key]
 
-    # What happened
+    # Changes
 
     def check(self, events: Sequence[AnyEvent]) -> None:
-        """Raise `Missing` for what `apply` would need beside what the decision read."""
+        """Raises `Missing` for rows that `apply` would need besides those that the decision read."""
         for event in events:
-            if isinstance(event, TaskEvent):
+            if is_task_event(event):
                 entry, slot = self.entries.get(event.task_id), self.slots.get(event.task_id)
                 if entry is not None:
                     self.check_sharing(event, entry.cache_key)
-                if ends(event) and slot is not None and slot.pushed and not self.pushes_loaded(event.task_id):
+                ended = type(event) in _ENDS
+                if ended and slot is not None and slot.pushed and not self.pushes_loaded(event.task_id):
                     raise Missing(WantPushes(event.task_id))
             elif isinstance(event, PeerEvent):
                 self.check_peer_event(event)
@@ -331,9 +341,12 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
                 self.check_dropped(event)
 
     def apply(self, events: Sequence[AnyEvent], encoded: Sequence[bytes], ts_ms: int) -> None:
+        self.counts.count("commits", ALL, 1)
+        if len(events) == 2 and self._start(events[0], events[1], encoded, ts_ms):
+            return
         before: dict[TaskId, Entry | None] = {}
         for event, text in zip(events, encoded, strict=True):
-            if isinstance(event, TaskEvent):
+            if is_task_event(event):
                 if event.task_id not in before:
                     before[event.task_id] = self.entries.get(event.task_id)
                 self._apply_task(event, text, ts_ms)
@@ -358,88 +371,115 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
                 self.purged = event
         for task_id, old in before.items():
             self._recount(task_id, old)
-        self.counts.count("commits", ALL, 1)
+
+    def _start(self, sent: AnyEvent, leased: AnyEvent, encoded: Sequence[bytes], ts_ms: int) -> bool:
+        """Applies both events of a task that was leased on acceptance: it enters no queue. False: these are others."""
+        if type(sent) is not TaskSent or type(leased) is not TaskLeased or leased.task_id != sent.task_id:
+            return False
+        task, task_id = sent.task, sent.task_id
+        if task_id in self.slots or task.idempotency is not None or leased.request_id is not None:
+            return False
+        self.entries[task_id] = start(sent, leased, ts_ms)
+        self.moved[task_id] = None
+        slot = self.slots[task_id] = Slot(self._new_no())
+        for event, generation, text in ((sent, sent.generation, encoded[0]), (leased, leased.generation, encoded[1])):
+            slot.n += 1
+            slot.size += len(text)
+            self.events.append((slot.no, slot.n, generation, ts_ms, *encode_event(event, text)))
+        slot.place = queue_place(self.next_place(), task.priority)
+        slot.intent = column(excerpt(task.intent_text))
+        slot.touched = self._turns[task.recipient.pubkey] = self.next_place()
+        self._recount(task_id, None)
+        return True
 
     def _apply_task(self, event: TaskEvent, encoded: bytes, ts_ms: int) -> None:
-        task_id = event.task_id
+        task_id, kind = event.task_id, type(event)
+        returned = kind is ResultReturned
         old = self.entries.get(task_id)
         self.entries[task_id] = new = evolve(old, event, ts_ms)
         slot = self.slots.get(task_id)
         if slot is None:
             slot = self.slots[task_id] = Slot(self._new_no())
-        if old is None and isinstance(event, ResultReturned):
+        if old is None and returned:
             self.entries[task_id] = new = replace(new, attempt=slot.attempt, turn=slot.turn)
         self.moved[task_id] = None
         slot.n += 1
-        if isinstance(event, ResultReturned):
+        if returned:
             self.counts.count(KEPT, new.task.tenant or ALL, -slot.size)
-        if type(event) not in NOT_KEPT:
-            kind, text = encode_event(event, encoded)
-            slot.size += utf8_length(text)
-            generation = 0 if isinstance(event, ResultReturned) else getattr(event, "generation", 0)
-            self.events.append((slot.no, slot.n, generation, ts_ms, kind, text))
-        if begins(event):
+        if kind not in NOT_KEPT:
+            name, text = encode_event(event, encoded)
+            slot.size += utf8_length(text) if returned else len(encoded)
+            generation = 0 if returned else getattr(event, "generation", 0)
+            self.events.append((slot.no, slot.n, generation, ts_ms, name, text))
+        ended = kind in _ENDS
+        if kind in _BEGINS:
             slot.place = queue_place(self.next_place(), new.task.priority)
             slot.intent = column(excerpt(new.task.intent_text))
-        elif ends(event):
+        elif ended:
             slot.ended_n, slot.settled_place = slot.n, self.next_place()
         self._index(event, old, new, slot)
         if new.task.idempotency is not None:
             self.share(event, new, ts_ms, self.next_place())
-        if slot.pushed and ends(event):
+        if ended and slot.pushed:
             self.end_pushes(task_id, new.generation)
-        if isinstance(event, (TaskLeased, ResultDrained)) and event.request_id is not None:
+        elif kind in _GIVES and isinstance(event, (TaskLeased, ResultDrained)) and event.request_id is not None:
             key, given = effects.request_given(event, new)
-            self._remember(key, effects.given_besides(self._requests.get(key), given))
+            self._remember(key, effects.merge_remembered(self._requests.get(key), given))
         if new.state is DRAINED:
             self.counts.count("resolved", ALL, new.events)
             self.counts.count(KEPT, new.task.tenant or ALL, slot.size)
 
     def _index(self, event: TaskEvent, old: Entry | None, new: Entry, slot: Slot) -> None:
-        """Out of the queue of the old state, and into that of the new one."""
+        """Moves a task from the queue of its old state to that of its new one."""
         before, after = old.state if old is not None else None, new.state
         task_id, recipient, sender = new.task.id, new.task.recipient.pubkey, new.task.sender.pubkey
-        if isinstance(event, LeaseRenewed) or (after is LEASED and before is not LEASED):
+        if type(event) is LeaseRenewed or (after is LEASED and before is not LEASED):
             slot.touched = self.next_place()
         if before is after:
             return
         if before is QUEUED:
-            _take_out(self.queue_in, self.queue_out, (recipient, slot.place))
+            take_out(self.queue_in, self.queue_out, (recipient, slot.place))
             self._queues.setdefault(recipient, QueueHead()).leave(slot.place)
             self._turns[recipient] = self.next_place()
         elif before is SETTLED:
             assert slot.settled_place is not None
-            _take_out(self.results_in, self.results_out, (sender, slot.settled_place))
+            take_out(self.results_in, self.results_out, (sender, slot.settled_place))
             for lane in (sender, None):
                 self._results.setdefault(lane, QueueHead()).leave(slot.settled_place)
         if after is QUEUED:
-            # One that goes first stands where it stood: nothing that is queued now stood before it.
+            # A task that goes first returns to its place: no queued task was before it.
             if before is not None and not effects.goes_first(event):
                 slot.place = queue_place(self.next_place(), new.task.priority)
-            _put_in(self.queue_in, self.queue_out, (recipient, slot.place), slot.no)
+            put_in(self.queue_in, self.queue_out, (recipient, slot.place), slot.no)
             self._queues.setdefault(recipient, QueueHead()).enter(slot.place, task_id)
-            if self._count("queued", recipient) <= 0:  # it is not counted yet: whoever had nothing comes last
+            if (
+                self._count("queued", recipient) <= 0
+            ):  # this task is not counted yet: a recipient that had none comes last
                 self._turns[recipient] = self.next_place()
             if self._recipients is not None:
                 self._recipients.setdefault(recipient, slot.place)
         elif after is SETTLED:
             assert slot.settled_place is not None
-            _put_in(self.results_in, self.results_out, (sender, slot.settled_place), slot.no)
+            put_in(self.results_in, self.results_out, (sender, slot.settled_place), slot.no)
             for lane in (sender, None):
                 self._results.setdefault(lane, QueueHead()).enter(slot.settled_place, task_id)
 
     def _recount(self, task_id: TaskId, old: Entry | None) -> None:
-        """After a command: what a task counted for before it, and what it counts for now."""
+        """After a command: replaces a task's earlier counts by its present ones."""
         new = self.entries[task_id]
         assert new is not None
-        if old is not None and _counts_as(old) == _counts_as(new):
-            return
-        # One whose result came back was listed before it ended.
-        listed = old is not None or self.slots[task_id].was != "tasks"
-        if old is not None:
-            for kind, lane, count in contributions(old, listed=listed):
-                self.counts.count(kind, lane, -count)
-        self.counts.add(contributions(new, listed=listed))
+        slot, count = self.slots[task_id], self.counts.count
+        # A task whose result came back was listed before it ended.
+        listed = old is not None or slot.was != "tasks"
+        before = [] if old is None else slot.counted or contributions(old, listed=listed)
+        after = contributions(new, listed=listed)
+        slot.counted = after if listed else None
+        for kind, lane, n in before:
+            if (kind, lane, n) not in after:
+                count(kind, lane, -n)
+        for kind, lane, n in after:
+            if (kind, lane, n) not in before:
+                count(kind, lane, n)
 
     def _remember(self, key: RequestKey, remembered: Remembered) -> None:
         if self._requests.get(key) is None:
@@ -448,47 +488,3 @@ class WorkingSet(RegisterView, SharedRows, PushRows, PeerRows):
         place = self.requests_put[key][0] if key in self.requests_put else self.next_place()
         self._requests[key] = remembered
         self.requests_put[key] = (place, remembered)
-
-
-def contributions(entry: Entry, *, listed: bool) -> list[Count]:
-    """What a task adds to the counts while it is as it is."""
-    task, state = entry.task, entry.state
-    counts: list[Count] = []
-    if state is not DRAINED:
-        counts.append(("state", state.value, 1))
-    if not entry.finished:
-        account = account_of(task)
-        counts += (("tasks", account, 1), ("size", account, entry.queued_bytes))
-        if task.origin == DELEGATION:
-            counts.append(("delegated", ALL, 1))
-        if state is QUEUED:
-            counts.append(("queued", task.recipient.pubkey, 1))
-    elif state is SETTLED:
-        sender = task.sender.pubkey
-        counts += (("settled", sender, 1), ("undrained", sender, entry.result_bytes))
-    if listed and task.tenant is not None:
-        counts.append(("listed", f"{task.recipient.pubkey} {entry.a2a_state}", 1))
-    if listed:
-        counts.append((LANE, lane_of(entry), 1))
-    return counts
-
-
-def _counts_as(entry: Entry) -> tuple[object, ...]:
-    return entry.state, entry.a2a_state, entry.queued_bytes, entry.result_bytes
-
-
-Places = dict[tuple[str, int], int]
-
-
-def _put_in(into: Places, out: dict[tuple[str, int], None], at: tuple[str, int], no: int) -> None:
-    if at in out:
-        del out[at]
-    else:
-        into[at] = no
-
-
-def _take_out(into: Places, out: dict[tuple[str, int], None], at: tuple[str, int]) -> None:
-    if at in into:
-        del into[at]
-    else:
-        out[at] = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import pytest
 
 from covenant.ledger.contract.retention import Erased, EraseTasks
@@ -15,6 +17,7 @@ from tests.ledger_contract.suite import Suite
 from tests.ledger_contract.tenants import add_tenant
 
 LATER_MS = 60_000
+LARGE_BYTES = 400_000
 
 
 async def finish(driver: LedgerDriver, *numbers: int, tenant: str | None = None) -> None:
@@ -48,7 +51,7 @@ async def known(driver: LedgerDriver, *numbers: int) -> list[int]:
     return [number for number in numbers if await driver.ledger.steps(task_id(number), 0, 10)]
 
 
-class ErasingSuite(Suite):
+class ErasureSuite(Suite):
     async def test_finished_tasks_that_are_old_enough_are_unknown_afterwards(self, driver: LedgerDriver) -> None:
         await finish(driver, 1, 2)
         driver.clock.advance(LATER_MS)
@@ -108,6 +111,23 @@ class ErasingSuite(Suite):
         assert (await driver.ledger.erase_tasks(aged)).tasks == 2
         assert await known(driver, *range(1, 9)) == [8]
 
+    async def test_large_tasks_count_and_go_like_others(self, driver: LedgerDriver) -> None:
+        await add_tenant(driver, "acme")
+        large = secrets.token_hex(LARGE_BYTES // 2)
+        for number in (1, 2, 3):
+            task = make_task(number, tenant="acme", origin="a2a", intent_text=large)
+            await driver.finish(await driver.taken(task), ok(task_id(number)))
+        assert await known(driver, 3)
+        (size,) = await driver.ledger.tenant_sizes(["acme"])
+        assert size.kept_bytes is not None
+        assert size.kept_bytes > 3 * LARGE_BYTES // 2
+        one = size.kept_bytes // 3
+        which = EraseTasks(tenant="acme", before_ms=0, bytes_max=one + one // 2)
+        assert (await driver.ledger.erase_tasks(which)).tasks == 2
+        assert await known(driver, 1, 2, 3) == [3]
+        (size,) = await driver.ledger.tenant_sizes(["acme"])
+        assert size.kept_bytes == pytest.approx(one, rel=0.1)
+
     async def test_the_id_of_an_erased_task_is_not_used_again(self, driver: LedgerDriver) -> None:
         await finish(driver, 1)
         driver.clock.advance(LATER_MS)
@@ -130,7 +150,7 @@ class ErasingSuite(Suite):
         assert codes[0] == codes[1]
 
 
-class ErasingDurabilitySuite(RestartSuite):
+class ErasureDurabilitySuite(RestartSuite):
     async def test_erased_tasks_stay_erased_and_their_ids_stay_taken(
         self, driver: LedgerDriver, restart: Restart
     ) -> None:

@@ -1,0 +1,172 @@
+"""Errors of a database that cannot serve, as refusals of the ledger: each names the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import asyncpg
+
+from covenant.model.errors import OUTCOME_UNKNOWN, Unavailable
+
+BROKEN: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+)
+"""Errors of a lost connection."""
+UNAVAILABLE: Final = (
+    *BROKEN,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.ReadOnlySQLTransactionError,
+)
+"""Errors of a database that cannot serve now."""
+CONFLICTS: Final = (
+    asyncpg.UniqueViolationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.DivisionByZeroError,
+    asyncpg.InvalidCachedStatementError,
+)
+"""Errors of a batch whose basis others have changed: the rows, or the schema by a higher level."""
+REFUSED: Final = (
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.SyntaxOrAccessError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.FeatureNotSupportedError,
+    asyncpg.StringDataRightTruncationError,
+    asyncpg.NumericValueOutOfRangeError,
+    asyncpg.PLPGSQLError,
+    asyncpg.ExternalRoutineError,
+    asyncpg.ExternalRoutineInvocationError,
+    asyncpg.DataCorruptedError,
+    asyncpg.IndexCorruptedError,
+)
+"""Errors after somebody changed a table, a column or a privilege, added a trigger, or after the database was damaged.
+
+Conflicts are checked first.
+"""
+
+_CAUSES: Final = (
+    (
+        (asyncpg.TooManyConnectionsError,),
+        "has no connection left for this daemon",
+        "raise max_connections, or the CONNECTION LIMIT of the role or the database, or end connections of others",
+    ),
+    ((asyncpg.DiskFullError,), "has no room left", "make room on its disk"),
+    (
+        (asyncpg.ReadOnlySQLTransactionError,),
+        "takes no writes",
+        "name its primary in ledger.url, or all of its hosts with target_session_attrs=read-write",
+    ),
+    (
+        (asyncpg.InvalidAuthorizationSpecificationError,),
+        "does not let this daemon's role in",
+        "put the role and its password in ledger.url right, or let the role in again",
+    ),
+    (
+        (asyncpg.InvalidCatalogNameError,),
+        "is not there",
+        "put the database's name in ledger.url right, or bring the database back",
+    ),
+    (
+        (asyncpg.DataCorruptedError, asyncpg.IndexCorruptedError),
+        "is damaged",
+        "rebuild the index that is named, or restore a backup and run `covenant ledger restored`",
+    ),
+    (
+        REFUSED,
+        "refuses what the ledger needs",
+        "give its role back its rights, or put back the table that was altered: `covenant doctor` says which",
+    ),
+)
+_NAMED_MAX: Final = 5
+_REPEAT: Final = "; the request can be repeated"
+
+
+def describe_trouble(error: BaseException) -> str:
+    """What is wrong with the database, and the fix."""
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    for kinds, what, fix in _CAUSES:
+        if isinstance(error, kinds):
+            return f"the ledger's database {what} ({reason}): {fix}"
+    if isinstance(error, UNAVAILABLE):
+        return f"the ledger's database cannot be reached ({reason}): check that it runs and ledger.url leads to it"
+    return (
+        f"the ledger's database answers what this daemon does not understand ({type(error).__name__}: {reason}): put "
+        "back the table that was altered: `covenant doctor` says which"
+    )
+
+
+def has_wrong_type(error: asyncpg.PostgresError) -> bool:
+    """Whether a column is of another type than the value that is written to it."""
+    return isinstance(error, asyncpg.DataError) and isinstance(error.__cause__, TypeError)
+
+
+def refused(error: BaseException) -> Unavailable:
+    return Unavailable("database_refused", describe_trouble(error), retry_after_ms=5_000)
+
+
+def altered(columns: Sequence[str]) -> Unavailable:
+    words = "; ".join(columns[:_NAMED_MAX])
+    return Unavailable(
+        "database_refused",
+        "the ledger's database answers what this daemon does not understand, since somebody altered a table "
+        f"({words}): put the column back",
+        retry_after_ms=5_000,
+    )
+
+
+def unavailable(error: BaseException) -> Unavailable:
+    return Unavailable("database_unavailable", f"{describe_trouble(error)}{_REPEAT}", retry_after_ms=1_000)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raises errors of the database as refusals."""
+    try:
+        yield
+    except UNAVAILABLE as error:
+        raise unavailable(error) from error
+    except asyncpg.InvalidCachedStatementError as error:
+        words = "a table of the ledger's database was altered while this was read; repeat the request"
+        raise Unavailable("busy", words, retry_after_ms=1_000) from error
+    except CONFLICTS as error:
+        raise busy() from error
+    except asyncpg.PostgresError as error:
+        raise refused(error) from error
+
+
+def busy() -> Unavailable:
+    words = "too many other requests change the same data; repeat the request"
+    return Unavailable("busy", words, retry_after_ms=1_000)
+
+
+def fenced() -> Unavailable:
+    return Unavailable(
+        "ledger_fenced",
+        "other daemons had declared this one lost, since they did not hear from it; it begins anew, and the request "
+        "can be repeated",
+        retry_after_ms=1_000,
+    )
+
+
+def outcome_unknown(trouble: Unavailable) -> Unavailable:
+    """`trouble`: why nobody can find out."""
+    return Unavailable(
+        OUTCOME_UNKNOWN,
+        "the ledger's database went away while this was being written; it may or may not have happened. "
+        f"Repeat the request under the same id. The trouble: {trouble.message.removesuffix(_REPEAT)}",
+        retry_after_ms=1_000,
+    )

@@ -1,0 +1,40 @@
+"""Begins a run of a node: its writer's row, and its row among the nodes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import asyncpg
+
+from covenant.ledger.postgres.connections import ask_rows, ask_value
+from covenant.ledger.postgres.migrations import LEVEL
+from covenant.ledger.postgres.sql import statement
+from covenant.model.errors import Unavailable
+from covenant.model.grant import GENESIS
+
+
+class Joined(NamedTuple):
+    """A run of a node, as the database has it."""
+
+    boot: str
+    writer: int
+    seq: int
+    started_ms: int
+    restored_at_ms: int
+
+
+async def join(connection: asyncpg.Connection[Any], *, node: str, boot: str, lease_ms: int) -> Joined:
+    """Begins a run of a node. An earlier one is fenced. Raises Unavailable if the ledger was moved away."""
+    async with connection.transaction():
+        if (home := await ask_value("nodes", connection, "left")) is not None:
+            raise Unavailable(
+                "ledger_moved",
+                f"this ledger was moved out of the database, into the home {home}; serve it there without --ledger, or "
+                "move it into an empty database with `covenant ledger move`",
+            )
+        asked = statement("nodes", "new_writer")
+        given = {"node": node, "boot": boot, "genesis": GENESIS.chain_hash}
+        writer = await connection.fetchrow(asked.text, *asked.values(given))
+        joined = (await ask_rows("nodes", connection, "join", node=node, boot=boot, lease_ms=lease_ms, level=LEVEL))[0]
+    assert writer is not None
+    return Joined(boot, writer["writer"], writer["seq"], joined["started_ms"], joined["restored_at_ms"])

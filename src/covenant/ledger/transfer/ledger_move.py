@@ -1,0 +1,240 @@
+"""Moves a ledger from a home into an empty database, and from a database into a home.
+
+Either way the source is read while nobody serves it, the target is written, read back and compared, and then the source
+is marked, so that nobody serves it by accident. The database's part is one transaction. The home's mark is written
+before that transaction commits and has the move's id. So a move that is repeated after a crash finds out whether the
+database had committed, and only finishes the rest.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import msgspec
+
+from covenant.ledger.embedded import fault_points
+from covenant.ledger.embedded.archive.archive_file import ARCHIVE_NAME
+from covenant.ledger.embedded.backup_file import INCARNATION_NAME, Incarnation
+from covenant.ledger.embedded.blob_folder import FOLDER_NAME
+from covenant.ledger.embedded.disk import make_owned_folder, replace_private, sync_dir
+from covenant.ledger.embedded.journal.recovery import lock_home
+from covenant.ledger.embedded.open import SEEN, MovedMark, open_ledger, read_mark, remove_mark, write_mark
+from covenant.ledger.machine.identity_commands import WriteAuditRow
+from covenant.ledger.postgres.connections import CONNECT_S, SETTINGS
+from covenant.ledger.postgres.database_errors import UNAVAILABLE
+from covenant.ledger.postgres.migrations import migrate
+from covenant.ledger.postgres.open_postgres import unusable
+from covenant.ledger.postgres.sql import statement
+from covenant.ledger.transfer.contents import Contents, Measure, check_chains, measure
+from covenant.ledger.transfer.database_contents import read_database
+from covenant.ledger.transfer.database_writer import DatabaseWriter, moved_chain
+from covenant.ledger.transfer.home_contents import NOTES_NAME, HomeContents, write_home
+from covenant.model.errors import CovenantError
+from covenant.model.ids import AgentId
+from covenant.model.settings import Limits
+
+STAGED: Final = "moving"
+"""The folder of a home in which a ledger from a database is built."""
+LEDGER_FILES: Final = (
+    "journal",
+    ARCHIVE_NAME,
+    f"{ARCHIVE_NAME}-wal",
+    f"{ARCHIVE_NAME}-shm",
+    SEEN,
+    FOLDER_NAME,
+    NOTES_NAME,
+)
+
+
+class CannotMove(CovenantError):
+    """Nothing was moved. The message says why, and what to do."""
+
+
+class Moved(NamedTuple):
+    """The numbers of moved items, by kind."""
+
+    measures: Mapping[str, Measure]
+
+
+class Mover:
+    """One move, or the rest of an interrupted one. `by` is the issuer of the audit row about it."""
+
+    def __init__(
+        self, home: Path, dsn: str, limits: Limits, *, now_ms: Callable[[], int], new_id: Callable[[], str], by: AgentId
+    ) -> None:
+        self._home = home
+        self._dsn = dsn
+        self._limits = limits
+        self._now_ms = now_ms
+        self._new_id = new_id
+        self._by = by
+
+    async def move_in(self) -> Moved:
+        """Moves the home's ledger into the database. Raises CannotMove, HomeLocked, Damaged and DatabaseUnusable."""
+        mark = read_mark(self._home)
+        if mark is None:
+            if not (self._home / "journal").is_dir():
+                raise CannotMove(f"{self._home} has no ledger to move")
+            await self._settle_home()
+        elif mark.state != "moving":
+            self._refuse(mark)
+        with lock_home(self._home):
+            mark = mark or self._mark("moving")
+            write_mark(self._home, mark)
+            with closing(HomeContents(self._home, self._limits)) as contents:
+                await check_chains(contents)
+                measures = await measure(contents)
+                async with self._database() as connection:
+                    if await _value(connection, "moved", id=mark.id) is None:
+                        await self._fill(connection, contents, measures, mark.id)
+            fault_points.point("move.mark")
+            write_mark(self._home, msgspec.structs.replace(mark, state="moved"))
+        return Moved(measures)
+
+    async def _settle_home(self) -> None:
+        """Compacts the home into its snapshot and archive, and audits where its ledger goes."""
+        ledger = await open_ledger(self._home, clock=self._now_ms, limits=self._limits)
+        try:
+            await ledger.commit(WriteAuditRow(by=self._by, row={"type": "ledger_moved", "to": self._place()}))
+            await ledger.compact()
+        finally:
+            await ledger.close()
+
+    async def _fill(
+        self, connection: asyncpg.Connection[Any], contents: Contents, measures: Mapping[str, Measure], move_id: str
+    ) -> None:
+        async with connection.transaction():
+            await connection.execute(statement("transfer", "lock").text)
+            await self._check_alone(connection)
+            if await _value(connection, "held"):
+                raise CannotMove(f"the database {self._place()} is not empty; name an empty one with --ledger")
+            await DatabaseWriter(connection, contents).write(moved_chain(contents.state))
+            fault_points.point("move.written")
+            await self._compare(measures, await read_database(connection, self._limits))
+            await _value(connection, "move", id=move_id, direction="in", home=str(self._home))
+            fault_points.point("move.commit")
+
+    async def move_out(self) -> Moved:
+        """Moves the database's ledger into the home. Raises CannotMove, HomeLocked and DatabaseUnusable."""
+        mark, staged = read_mark(self._home), self._home / STAGED
+        if mark is None:
+            found = [name for name in LEDGER_FILES if (self._home / name).exists()]
+            if found:
+                raise CannotMove(f"{self._home} has a ledger already ({found[0]}); name another home with --home")
+        elif mark.state == "moving":
+            self._refuse(mark)
+        with lock_home(self._home):
+            if mark is None or mark.state == "moved":
+                mark = self._mark("returning")
+            async with self._database() as connection:
+                if await _value(connection, "moved", id=mark.id) is None:
+                    shutil.rmtree(staged, ignore_errors=True)
+                    write_mark(self._home, mark)
+                    make_owned_folder(staged)
+                    measures = await self._take(connection, staged, mark.id)
+                else:
+                    with closing(HomeContents(staged, self._limits)) as contents:
+                        measures = await measure(contents)
+            fault_points.point("move.publish")
+            self._publish(staged)
+        return Moved(measures)
+
+    async def _take(self, connection: asyncpg.Connection[Any], staged: Path, move_id: str) -> Mapping[str, Measure]:
+        async with connection.transaction(isolation="repeatable_read"):
+            await connection.execute(statement("transfer", "lock").text)
+            await self._check_alone(connection)
+            contents = await read_database(connection, self._limits)
+            await check_chains(contents)
+            heads = [msgspec.to_builtins(each) for each in await contents.chains()]
+            measures = await measure(contents)
+            await write_home(staged, contents)
+            with closing(HomeContents(staged, self._limits)) as written:
+                await self._compare(measures, written)
+            now_ms = self._now_ms()
+            incarnation = Incarnation(id=self._new_id(), restored_from="database", restored_at_ms=now_ms)
+            replace_private(staged / INCARNATION_NAME, msgspec.json.encode(incarnation))
+            ledger = await open_ledger(staged, clock=self._now_ms, limits=self._limits)
+            try:
+                row: dict[str, object] = {"type": "ledger_moved", "from": self._place(), "chains": heads}
+                await ledger.commit(WriteAuditRow(by=self._by, row=row))
+                await ledger.compact()
+            finally:
+                await ledger.close()
+            await _value(connection, "move", id=move_id, direction="out", home=str(self._home))
+            await connection.execute(statement("nodes", "fence_writers").text)
+            await connection.execute(statement("nodes", "fence_nodes").text)
+            fault_points.point("move.commit")
+        return measures
+
+    def _publish(self, staged: Path) -> None:
+        """Sets the home's earlier ledger files aside, and puts the new ones in their place."""
+        aside = next(each for at in range(1, 1_000) if not (each := self._home / f"moved-{at}").exists())
+        make_owned_folder(aside)
+        for name in LEDGER_FILES:
+            new, old = staged / name, self._home / name
+            if old.exists() and (new.exists() or name not in ("journal", ARCHIVE_NAME, FOLDER_NAME, NOTES_NAME)):
+                old.replace(aside / name)
+        (staged / "lock").unlink(missing_ok=True)
+        for path in sorted(staged.iterdir()):
+            path.replace(self._home / path.name)
+        if not any(aside.iterdir()):
+            aside.rmdir()
+        staged.rmdir()
+        sync_dir(self._home)
+        remove_mark(self._home)
+
+    async def _check_alone(self, connection: asyncpg.Connection[Any]) -> None:
+        asked = statement("transfer", "living").text
+        if living := [row["node"] for row in await connection.fetch(asked)]:
+            raise CannotMove(f"daemons serve this ledger ({', '.join(living)}); stop them, and begin the move again")
+
+    async def _compare(self, expected: Mapping[str, Measure], written: Contents) -> None:
+        found = await measure(written)
+        for kind in sorted({*expected, *found}):
+            if expected.get(kind) != found.get(kind):
+                was, is_now = (each.count if each is not None else 0 for each in (expected.get(kind), found.get(kind)))
+                raise CannotMove(
+                    f"the written ledger differs from the one that was read ({kind}: {was} read, {is_now} written), "
+                    "so nothing was moved; this is a defect: please report it"
+                )
+
+    def _mark(self, state: Any) -> MovedMark:
+        return MovedMark(id=self._new_id(), state=state, database=self._place(), at_ms=self._now_ms())
+
+    def _refuse(self, mark: MovedMark) -> None:
+        told = {
+            "moving": f"a move to {mark.database} was cut off; finish it without --out",
+            "moved": f"it was moved to {mark.database} already",
+            "returning": f"a move from {mark.database} was cut off; finish it with --out",
+        }
+        raise CannotMove(f"the ledger of {self._home} cannot be moved: {told[mark.state]}")
+
+    def _place(self) -> str:
+        """The database's URL without its password."""
+        parts = urlsplit(self._dsn)
+        netloc = parts.netloc.rpartition("@")
+        user = netloc[0].partition(":")[0]
+        return urlunsplit((parts.scheme, f"{user}@{netloc[2]}" if user else netloc[2], parts.path, "", ""))
+
+    @asynccontextmanager
+    async def _database(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+        try:
+            connection = await asyncpg.connect(self._dsn, timeout=CONNECT_S, server_settings=SETTINGS)
+            try:
+                await migrate(connection)
+                yield connection
+            finally:
+                await connection.close()
+        except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
+            raise unusable(error) from error
+
+
+async def _value(connection: asyncpg.Connection[Any], name: str, **values: Any) -> Any:
+    asked = statement("transfer", name)
+    return await connection.fetchval(asked.text, *asked.values(values))

@@ -1,0 +1,222 @@
+"""A PostgreSQL that loses what it acknowledged, or has no room left: it is said, and nothing more is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+import pytest
+
+from covenant.ledger.postgres.migrations import NotDurable
+from covenant.ledger.postgres.open_postgres import open_postgres_ledger
+from covenant.model.errors import Unavailable
+from covenant.model.ids import TaskId
+from tests.ledger_contract.driver import LedgerDriver, refused
+from tests.ledger_contract.postgres_engine import PostgresEngine
+from tests.ledger_contract.postgres_proxy import proxy_before
+from tests.ledger_contract.postgres_server import OPTIONS, UNPRIVILEGED, Server, programs
+from tests.ledger_contract.samples import make_task, task_id
+from tests.matrices import first_rows_of
+from tests.places import short_folder
+from tests.waits import BOUND_S
+
+LEASE_MS: Final = 1_500
+DISK_BYTES: Final = 48 << 20
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One that the server's user can enter."""
+    with short_folder() as place:
+        place.chmod(0o755)
+        yield place
+
+
+def make_server(folder: Path, name: str) -> Server:
+    (folder / name).mkdir()
+    return Server(folder / name, programs(), OPTIONS)
+
+
+async def execute(url: str, *texts: str) -> None:
+    connection: asyncpg.Connection[Any] = await asyncpg.connect(url)
+    try:
+        for text in texts:
+            await connection.execute(text)
+    finally:
+        await connection.close()
+
+
+async def until(is_so: Callable[[], Awaitable[object]]) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            if await is_so():
+                return
+            await asyncio.sleep(0.02)
+
+
+async def refusal(driver: LedgerDriver, number: int) -> str | None:
+    try:
+        await driver.send(make_task(number, intent_text=os.urandom(8_000).hex()))
+    except Unavailable as error:
+        return error.code
+    return None
+
+
+async def is_refused_as(driver: LedgerDriver, code: str, number: int) -> None:
+    """Until it is refused so; other refusals may come before, and nothing is taken."""
+
+    async def is_so() -> bool:
+        return await refusal(driver, number) == code
+
+    await until(is_so)
+
+
+async def test_the_promotion_of_a_standby_without_the_last_commits_is_noticed_and_refused(folder: Path) -> None:
+    primary, standby = make_server(folder, "primary"), make_server(folder, "standby")
+    await asyncio.to_thread(primary.prepare)
+    await asyncio.to_thread(primary.start)
+    try:
+        await execute(primary.url("postgres"), "CREATE DATABASE covenant")
+        await asyncio.to_thread(primary.copy_to, standby, "standby")
+        await asyncio.to_thread(standby.start)
+        async with proxy_before(primary.url("covenant")) as proxy:
+            engine = PostgresEngine(proxy.url, lease_ms=LEASE_MS)
+            drivers = [LedgerDriver(await engine.join(name), engine.clock) for name in ("a", "b")]
+            await drivers[0].send(make_task(1))
+            await _has_all(primary, standby)
+            await execute(standby.url("postgres"), "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
+            await _hears_nothing(primary)
+            for number in range(2, 6):
+                for driver, offset in zip(drivers, (0, 10), strict=True):
+                    await driver.send(make_task(number + offset))
+            await asyncio.to_thread(primary.kill)
+            await execute(standby.url("postgres"), "SELECT pg_promote(true)")
+            proxy.lead_to(standby.url("covenant"))
+            for driver, number in zip(drivers, (20, 21), strict=True):
+                await is_refused_as(driver, "ledger_rolled_back", number)
+                assert "covenant ledger restored" in ((await driver.ledger.counts()).failure or "")
+            left = await asyncpg.connect(standby.url("covenant"))
+            try:
+                assert await left.fetchval("SELECT count(*) FROM live") == 1, "nothing was written after the loss"
+            finally:
+                await left.close()
+            await engine.close()
+    finally:
+        for server in (standby, primary):
+            if server.running:
+                await asyncio.to_thread(server.stop)
+
+
+async def _has_all(primary: Server, standby: Server) -> None:
+    one, other = await asyncpg.connect(primary.url("postgres")), await asyncpg.connect(standby.url("postgres"))
+    try:
+        written = await one.fetchval("SELECT pg_current_wal_lsn()::text")
+        await until(lambda: other.fetchval("SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn", written))
+    finally:
+        await one.close()
+        await other.close()
+
+
+async def _hears_nothing(primary: Server) -> None:
+    connection = await asyncpg.connect(primary.url("postgres"))
+    try:
+        await until(lambda: connection.fetchval("SELECT count(*) = 0 FROM pg_stat_replication"))
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    first_rows_of(
+        [
+            (("fsync = off",), "fsync = off"),
+            (("full_page_writes = off",), "full_page_writes = off"),
+            (("synchronous_commit = off",), "synchronous_commit = off"),
+            (("synchronous_commit = local", "synchronous_standby_names = 'standby'"), "synchronous_commit = local"),
+        ]
+    ),
+)
+async def test_a_setting_with_which_commits_can_be_lost_is_named_at_the_start(
+    folder: Path, settings: tuple[str, ...], named: str
+) -> None:
+    (folder / "server").mkdir()
+    server = Server(folder / "server", programs(), ("listen_addresses=", "max_connections=20"))
+    await asyncio.to_thread(server.prepare)
+    await asyncio.to_thread(server.start)
+    try:
+        await execute(server.url("postgres"), "CREATE DATABASE covenant")
+        url = server.url("covenant")
+        await (await open_postgres_ledger(url, clock=lambda: 1)).close()
+        for each in settings:
+            await execute(url, f"ALTER SYSTEM SET {each}")
+        await execute(url, "SELECT pg_reload_conf()")
+
+        async def is_refused() -> bool:  # a session that begins before the server has read them has the old ones
+            try:
+                await (await open_postgres_ledger(url, clock=lambda: 1)).close()
+            except NotDurable as refusal:
+                return named in str(refusal) and "ledger.durability" in str(refusal)
+            return False
+
+        await until(is_refused)
+        if "fsync" in named:
+            await (await open_postgres_ledger(url, clock=lambda: 1, durability="os")).close()
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+@pytest.fixture
+def small_disk(folder: Path) -> Iterator[Path]:
+    place = folder / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.root
+async def test_a_full_disk_of_the_database_is_said_and_room_is_all_that_it_needs(
+    folder: Path, small_disk: Path
+) -> None:
+    server = make_server(folder, "server")
+    tables = small_disk / "tables"
+    tables.mkdir()
+    subprocess.run(["chown", UNPRIVILEGED, str(tables)], check=True)
+    await asyncio.to_thread(server.prepare)
+    await asyncio.to_thread(server.start)
+    engine = PostgresEngine(server.url("covenant"), lease_ms=LEASE_MS)
+    try:
+        await execute(
+            server.url("postgres"),
+            f"CREATE TABLESPACE small LOCATION '{tables}'",
+            "CREATE DATABASE covenant TABLESPACE small",
+        )
+        driver = LedgerDriver(await engine.join("a"), engine.clock)
+        taken: list[TaskId] = []
+        filler = small_disk / "filler"
+        disk = os.statvfs(small_disk)
+        filler.write_bytes(b"x" * (disk.f_bavail * disk.f_frsize - (256 << 10)))
+        with refused("database_unavailable", 503):
+            for number in range(1, 1_000):
+                await driver.send(make_task(number, intent_text=os.urandom(8_000).hex()))
+                taken.append(task_id(number))
+        assert await refusal(driver, 2_000) == "database_unavailable"
+        assert await driver.queued_ids() == taken
+        filler.unlink()
+
+        async def goes_on() -> bool:
+            return await refusal(driver, 3_000) is None
+
+        await until(goes_on)
+        assert await driver.queued_ids() == [*taken, task_id(3_000)]
+        assert (await driver.ledger.audit_verify()).valid
+    finally:
+        await engine.close()
+        await asyncio.to_thread(server.stop)

@@ -1,0 +1,68 @@
+"""A daemon goes on where it was after its ledger was moved into a database, and after it came back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.daemon.home import UnsafeHome
+from covenant.model.errors import HomeUnusable, Unavailable
+from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
+from tests.e2e.test_shared_ledger import agents, call, covenant, message, shared
+from tests.ledger_contract.postgres_server import Databases
+from tests.waits import BOUND_S
+
+
+@pytest.fixture
+async def url(databases: Databases) -> AsyncIterator[str]:
+    url = await databases.borrow()
+    yield url
+    await databases.give_back(url)
+
+
+async def facts(daemon: DaemonUnderTest, tenant: str) -> dict[str, Any]:
+    listed = await call(daemon, "echo", "ListTasks")
+    by_id = {task["id"]: await call(daemon, "echo", "GetTask", id=task["id"]) for task in listed["tasks"]}
+    seen = await daemon.ask("GET", "/v1/agents", token=tenant)
+    assert (await daemon.daemon.base.storage.ledger.audit_verify()).valid
+    return {"tasks": by_id, "agents": seen.json()}
+
+
+async def test_a_daemon_goes_on_with_its_ledger_in_a_database_and_back_in_its_home(tmp_path: Path, url: str) -> None:
+    home = tmp_path / "a"
+    echo, slow, begun, _ = agents()
+    at_once = {"grace_ms": 0}  # an agent works when this daemon stops
+    async with open_daemon_under_test(home, echo, slow, daemon=at_once) as daemon:
+        tenant = await daemon.add_tenant("acme")
+        for text in ("one", "two"):
+            await call(daemon, "echo", "SendMessage", message=message(text))
+        returned = {"returnImmediately": True}
+        await call(daemon, "slow", "SendMessage", message=message("wait"), configuration=returned)
+        await asyncio.wait_for(begun.wait(), BOUND_S)
+        before = await facts(daemon, tenant)
+        running = await covenant("ledger", "move", "--home", str(home), "--ledger", url)
+        assert (running["exit"], "already open" in running["message"]) == (1, True)
+    moved = await covenant("ledger", "move", "--home", str(home), "--ledger", url)
+    assert (moved["kind"], moved["direction"], moved["exit"]) == ("ledger_moved", "in", 0)
+    counted = {each["what"]: each["count"] for each in moved["moved"]}
+    assert (counted["task"], counted["live_task"], counted["tenant"]) == (3, 1, 2)
+    with pytest.raises(HomeUnusable, match="--ledger"):
+        async with open_daemon_under_test(home, echo, slow):
+            pass
+    async with open_daemon_under_test(home, echo, slow, ledger=shared(url)) as daemon:
+        assert await facts(daemon, tenant) == before
+        await call(daemon, "echo", "SendMessage", message=message("three"))
+        after = await facts(daemon, tenant)
+        serving = await covenant("ledger", "move", "--out", "--home", str(tmp_path / "b"), "--ledger", url)
+        assert "has no identity/local.key" in serving["message"]
+    back = await covenant("ledger", "move", "--out", "--home", str(home), "--ledger", url)
+    assert (back["direction"], back["exit"]) == ("out", 0)
+    async with open_daemon_under_test(home, echo, slow) as daemon:
+        assert await facts(daemon, tenant) == after
+    with pytest.raises((Unavailable, UnsafeHome), match="moved out"):
+        async with open_daemon_under_test(home, echo, slow, ledger=shared(url)):
+            pass

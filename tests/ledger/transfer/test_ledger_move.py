@@ -1,0 +1,258 @@
+"""A home goes into a database and comes out again with everything that it held; a move that is cut off is finished."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import msgspec
+import pytest
+
+from covenant.ledger.clock import uuid_source
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import QueueQuery
+from covenant.ledger.embedded.blob_folder import BlobFolder
+from covenant.ledger.embedded.fault_points import MOVE_POINTS
+from covenant.ledger.embedded.open import open_ledger, read_mark
+from covenant.ledger.machine.identity_commands import WriteAuditRow
+from covenant.ledger.postgres.open_postgres import open_blob_rows, open_postgres_ledger
+from covenant.ledger.transfer.database_contents import LEFT, READ
+from covenant.ledger.transfer.ledger_move import CannotMove, Mover
+from covenant.model.errors import HomeLocked, HomeUnusable, Unavailable
+from covenant.model.ids import TaskId
+from tests.daemon.home_history import LIMITS, HomeHistory, fill_home
+from tests.ledger_contract.blobs import QUOTA
+from tests.ledger_contract.postgres_server import Databases
+from tests.ledger_contract.samples import OPERATOR
+from tests.matrices import first_of
+from tests.waits import BOUND_S
+
+SPACE = "0" * 32
+FILE = b"some bytes" * 40_000
+
+
+@pytest.fixture
+async def url(databases: Databases) -> AsyncIterator[str]:
+    url = await databases.borrow()
+    yield url
+    await databases.give_back(url)
+
+
+@pytest.fixture(params=first_of((True, False)), ids=("compacted", "journal"))
+async def history(tmp_path: Path, request: pytest.FixtureRequest) -> HomeHistory:
+    history = HomeHistory(tmp_path)
+    await fill_home(history, compacted=request.param)
+    store = BlobFolder(history.home / "blobs", uuid_source())
+    writer = await store.writer(SPACE, QUOTA)
+    await writer.write(FILE)
+    await writer.finish(next(iter(history.tasks)))
+    return history
+
+
+def mover(history: HomeHistory, url: str, home: Path | None = None) -> Mover:
+    return Mover(home or history.home, url, LIMITS, now_ms=history.clock, new_id=uuid_source(), by=OPERATOR)
+
+
+async def on_postgres(history: HomeHistory, url: str, node: str = "n") -> Ledger:
+    return await open_postgres_ledger(url, clock=history.clock, limits=LIMITS, durability="os", node=node)
+
+
+async def told(ledger: Ledger, tasks: list[TaskId]) -> dict[str, Any]:
+    """Everything that somebody can ask for."""
+    counts = await ledger.counts()
+    known: dict[str, Any] = {
+        "tasks": [await ledger.show(task_id, None, 100) for task_id in tasks],
+        "steps": [await ledger.steps(task_id, 0, 100) for task_id in tasks],
+        "pushes": [await ledger.pushes(task_id) for task_id in tasks],
+        "parties": [await ledger.parties(task_id) for task_id in tasks],
+        "trees": [await ledger.tree(task_id, None) for task_id in tasks],
+        "queue": await ledger.queue(QueueQuery()),
+        "results": await ledger.recent_results(None, 100),
+        "identities": sorted(await ledger.identities(), key=lambda each: each.token_sha256),
+        "grants": sorted(await ledger.grants(), key=lambda each: each.signature_b58),
+        "tenants": sorted(await ledger.tenants(), key=lambda each: each.name),
+        "agents": ledger.agents("acme"),
+        "peers": ledger.peers(),
+        "delegations": await ledger.delegations(),
+        "parcels": [await ledger.parcels(peer.id) for peer in ledger.peers()],
+        "messages": await ledger.message_log(),
+        "usage": await ledger.peer_usage(0),
+        "outbox": sorted(await ledger.outbox(), key=lambda each: (each.task_id, each.id)),
+        "counts": (counts.queued, counts.leased, counts.parked, counts.following, counts.settled, counts.holders_lost),
+    }
+    values: dict[str, Any] = msgspec.to_builtins(known)
+    return values
+
+
+async def audit_of(ledger: Ledger) -> list[Any]:
+    report = await ledger.audit_verify()
+    assert report.valid, report.failures
+    return [each.row for each in await ledger.audit_recent(None, 10_000, None)]
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, value in expected.items():
+        assert found[name] == value, name
+
+
+async def test_a_home_goes_into_a_database_and_out_again_with_all_that_it_held(
+    history: HomeHistory, url: str, tmp_path: Path
+) -> None:
+    tasks = list(history.tasks)
+    ledger = await open_ledger(history.copy("before"), clock=history.clock, limits=LIMITS, boot="later", node="here")
+    before, rows = await told(ledger, tasks), await audit_of(ledger)
+    await ledger.close()
+    moved = await mover(history, url).move_in()
+    assert moved.measures["task"].count >= len(tasks)
+    assert moved.measures["blob"].count == 1
+    shared = await on_postgres(history, url)
+    same(await told(shared, tasks), before)
+    in_database = await audit_of(shared)
+    assert in_database[: len(rows)] == rows
+    await shared.commit(WriteAuditRow(by=OPERATOR, row={"type": "noted there"}))
+    await shared.close()
+    blobs = await open_blob_rows(url)
+    (blob,) = await blobs.listing(SPACE, "", 10)
+    assert b"".join([data async for data in blobs.read(SPACE, blob.sha256, 0, blob.size)]) == FILE
+    await blobs.close()
+    home = tmp_path / "back"
+    home.mkdir(mode=0o700)
+    back = await mover(history, url, home).move_out()
+    assert {kind: each for kind, each in back.measures.items() if kind != "audit"} == {
+        kind: each for kind, each in moved.measures.items() if kind != "audit"
+    }
+    ledger = await open_ledger(home, clock=history.clock, limits=LIMITS, boot="even later", node="here")
+    same(await told(ledger, tasks), before)
+    assert [row for row in await audit_of(ledger) if "ledger_moved" not in row] == [
+        *rows,
+        *[row for row in in_database[len(rows) :] if "ledger_moved" not in row],
+        *[row for row in await audit_of(ledger) if "noted there" in row],
+    ]
+    await ledger.close()
+    (stored,) = await BlobFolder(home / "blobs", uuid_source()).listing(SPACE, "", 10)
+    assert (stored.sha256, stored.tasks) == (blob.sha256, blob.tasks)
+    with pytest.raises(Unavailable, match="moved out of the database"):
+        await on_postgres(history, url)
+
+
+async def test_the_same_home_can_take_its_ledger_back(history: HomeHistory, url: str) -> None:
+    tasks = list(history.tasks)
+    await mover(history, url).move_in()
+    with pytest.raises(HomeUnusable, match="was moved to postgres://"):
+        await open_ledger(history.home, clock=history.clock)
+    with pytest.raises(CannotMove, match="already"):
+        await mover(history, url).move_in()
+    shared = await on_postgres(history, url)
+    before = await told(shared, tasks)
+    await shared.close()
+    await mover(history, url).move_out()
+    assert (history.home / "moved-1" / "journal").is_dir(), "the old files are kept"
+    ledger = await open_ledger(history.home, clock=history.clock, limits=LIMITS, node="here", boot="later")
+    same(await told(ledger, tasks), before)
+    await ledger.close()
+
+
+async def test_a_move_is_refused_while_somebody_serves_or_the_target_is_not_empty(
+    history: HomeHistory, url: str, tmp_path: Path
+) -> None:
+    ledger = await open_ledger(history.home, clock=history.clock, limits=LIMITS)
+    with pytest.raises(HomeLocked):
+        await mover(history, url).move_in()
+    await ledger.close()
+    shared = await on_postgres(history, url)
+    with pytest.raises(CannotMove, match="stop them"):
+        await mover(history, url).move_in()
+    await shared.commit(WriteAuditRow(by=OPERATOR, row={"type": "something"}))
+    await shared.close()
+    with pytest.raises(CannotMove, match="not empty"):
+        await mover(history, url).move_in()
+    with pytest.raises(CannotMove, match="finish it"):
+        await mover(history, url).move_out()
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    (other / "journal").mkdir()
+    with pytest.raises(CannotMove, match="has a ledger already"):
+        await mover(history, url, other).move_out()
+
+
+CHILD = """
+import asyncio, sys
+from pathlib import Path
+from covenant.ledger.clock import uuid_source
+from covenant.ledger.embedded import fault_points
+from covenant.ledger.transfer.ledger_move import Mover
+from tests.daemon.home_history import LIMITS
+from tests.ledger_contract.samples import OPERATOR
+home, url, out, point, now = sys.argv[1:]
+fault_points.arm(fault_points.Plan(point, fault_points.kill))
+mover = Mover(Path(home), url, LIMITS, now_ms=lambda: int(now), new_id=uuid_source(), by=OPERATOR)
+asyncio.run(mover.move_out() if out == "out" else mover.move_in())
+"""
+
+
+async def killed(history: HomeHistory, url: str, way: str, point: str) -> int:
+    running = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CHILD, str(history.home), url, way, point, str(history.clock())),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=subprocess.PIPE,
+    )
+    _, errors = await asyncio.wait_for(running.communicate(), BOUND_S)
+    assert running.returncode in (0, -signal.SIGKILL), errors.decode()
+    return running.returncode
+
+
+@pytest.mark.parametrize("history", [True], indirect=True, ids=["compacted"])
+@pytest.mark.parametrize("point", first_of(MOVE_POINTS))
+async def test_a_move_that_is_killed_is_finished_by_the_next_one(history: HomeHistory, url: str, point: str) -> None:
+    tasks = list(history.tasks)
+    ways = {"in": point != "move.publish", "out": point in ("move.commit", "move.publish")}
+    assert await killed(history, url, "in", point) == (-signal.SIGKILL if ways["in"] else 0)
+    if ways["in"]:
+        with pytest.raises(HomeUnusable, match="cut off"):
+            await open_ledger(history.home, clock=history.clock)
+        await mover(history, url).move_in()
+    mark = read_mark(history.home)
+    assert mark is not None
+    assert mark.state == "moved"
+    shared = await on_postgres(history, url)
+    before = await told(shared, tasks)
+    await shared.close()
+    assert await killed(history, url, "out", point) == (-signal.SIGKILL if ways["out"] else 0)
+    if ways["out"]:
+        with pytest.raises(HomeUnusable, match="cut off"):
+            await open_ledger(history.home, clock=history.clock)
+        await mover(history, url).move_out()
+    ledger = await open_ledger(history.home, clock=history.clock, limits=LIMITS, node="here", boot="later")
+    same(await told(ledger, tasks), before)
+    await ledger.close()
+
+
+async def test_an_audit_that_was_changed_is_not_moved(history: HomeHistory, url: str, tmp_path: Path) -> None:
+    await mover(history, url).move_in()
+    connection = await asyncpg.connect(url)
+    await connection.execute(
+        "UPDATE audit SET row = replace(row, '\"type\"', '\"typo\"') WHERE idx = (SELECT max(idx) FROM audit)"
+    )
+    await connection.close()
+    home = tmp_path / "back"
+    home.mkdir(mode=0o700)
+    with pytest.raises(Exception, match="does not follow"):
+        await mover(history, url, home).move_out()
+
+
+async def test_every_table_is_moved_or_left_on_purpose(url: str, history: HomeHistory) -> None:
+    await (await on_postgres(history, url)).close()
+    connection = await asyncpg.connect(url)
+    tables = {
+        row["tablename"]
+        for row in await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    }
+    await connection.close()
+    assert tables == READ | LEFT
