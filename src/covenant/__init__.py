@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from covenant.agents.runtime.agent_calls import Call as Call
     from covenant.agents.runtime.agent_calls import CallLimit as CallLimit
     from covenant.agents.runtime.agent_calls import NotEnough as NotEnough
-    from covenant.agents.runtime.turn_steps import StepError as StepError
+    from covenant.agents.runtime.durable_step import StepError as StepError
+    from covenant.agents.runtime.step_failures import StepFailed as StepFailed
     from covenant.client import Client as Client
     from covenant.client import Posted as Posted
     from covenant.client import Sent as Sent
@@ -111,7 +112,8 @@ __version__ = "0.1.0"
 _NAMES = {
     "covenant.agents.api": "Agent Approval SyncTurn Turn",
     "covenant.agents.runtime.agent_calls": "Answer Call CallLimit NotEnough",
-    "covenant.agents.runtime.turn_steps": "StepError",
+    "covenant.agents.runtime.durable_step": "StepError",
+    "covenant.agents.runtime.step_failures": "StepFailed",
     "covenant.client": "Client Posted Sent Taken",
     "covenant.daemon.connect": "connect",
     "covenant.exchange.file_source": "FileSource",

@@ -4,11 +4,11 @@
         await client.send(Task(...))
         result = await client.result(task_id, wait_ms=30_000)
 
-A call that failed on its way can be repeated: tasks by their id, receives and drains by a request id, results by their
+A call that failed in transit can be repeated: tasks by their id, receives and drains by a request id, results by their
 lease, updates by their number. A refusal is raised with its machine code.
 
-A receive or drain that is cancelled, or breaks on its way, is withdrawn: what the daemon had given it goes back. One
-with a `request_id` of your own is not: ask again under the same id, or `withdraw` it.
+A receive or drain that is cancelled, or fails in transit, is withdrawn: tasks and results that the daemon gave it go
+back. One with your own `request_id` is not withdrawn: repeat it under the same id, or call `withdraw`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from covenant.exchange.file_source import FileSource, pieces_of
 from covenant.exchange.task_search import find_request
 from covenant.ledger.contract.task_query import FoundPage
 from covenant.ledger.contract.tasks import TaskDetail, TreeNode
-from covenant.model.content import File, ResourceLink
+from covenant.model.content import Content, File, ResourceLink
 from covenant.model.errors import REFUSALS, OverLimit, Refusal, Unavailable
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.rate_limits import Backoff
@@ -46,10 +46,12 @@ A = TypeVar("A")
 CALL_S: Final = 30.0
 UPLOAD_S: Final = 3_600.0
 WITHDRAW_S: Final = 5.0
-"""How long a cancelled call may take to give back what it was given."""
+"""The time limit for a cancelled call to give back its tasks or results."""
 BETWEEN_TRIES: Final = Backoff(0.2, 5.0)
 RETRY_S_MAX: Final = 24 * 3_600.0
-"""How long a call that fails on its way is tried again."""
+"""How long a call that fails in transit is repeated."""
+FINAL: Final = frozenset({"files_full"})
+"""Refusals for a limit that waiting does not change: somebody must remove files."""
 
 _BY_STATUS: Final = {kind.status: kind for kind in REFUSALS}
 
@@ -57,6 +59,8 @@ _BY_STATUS: Final = {kind.status: kind for kind in REFUSALS}
 class _Error(msgspec.Struct, frozen=True):
     code: str = "unknown"
     message: str = ""
+    error: str = ""
+    """The message, in the other error format of the operator's API."""
     retry_after_ms: int | None = None
 
 
@@ -66,7 +70,7 @@ class TakenLease(msgspec.Struct, frozen=True):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """A task under a lease of yours. `messages`: what a later turn is about; the first one is about the task itself."""
+    """A task under your lease. `messages`: the new messages of a later turn; the first turn has the task's own text."""
 
     task: Task
     lease: TakenLease
@@ -99,7 +103,7 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 class Posted(msgspec.Struct, frozen=True):
-    """`goes_on`: messages came meanwhile; the task is queued again for its next turn."""
+    """`goes_on`: messages arrived meanwhile, and the task is queued for its next turn."""
 
     task_id: TaskId
     duplicate: bool = False
@@ -119,7 +123,7 @@ class Client:
     async def __aenter__(self) -> Self:
         import httpx2  # noqa: PLC0415  (heavy, and not needed to import this module)
 
-        # Not through a proxy from the environment: the token is for the daemon alone.
+        # No proxy from the environment: only the daemon may see the token.
         self._http = httpx2.AsyncClient(base_url=self._url, headers=self._headers, trust_env=False)
         return self
 
@@ -133,13 +137,20 @@ class Client:
     async def send(self, task: Task) -> Sent:
         return await self._post("/a2a/tasks", task, Sent)
 
+    async def send_to(
+        self, agent: str, text: str, *, task_id: TaskId, parent: TaskId | None = None, parts: tuple[Content, ...] = ()
+    ) -> Sent:
+        """Sends a task to an identity or an agent by name (`name@host`), as a child of a task that you work on."""
+        body = {"id": task_id, "recipient": {"display": agent}, "intent_text": text, "parent": parent, "parts": parts}
+        return await self._post("/a2a/tasks", body, Sent)
+
     async def take(self, count: int = 1, *, wait_ms: int = 0, request_id: str | None = None) -> tuple[Taken, ...]:
-        """Lease the next tasks that are for you."""
+        """Leases the next tasks that are addressed to you."""
         query = {"max": count, "wait_ms": wait_ms}
         return (await self._receive("/a2a/tasks/next", query, _Tasks, request_id)).tasks
 
     async def withdraw(self, request_id: str) -> None:
-        """Call off a receive or drain of yours: what it was given goes back, and it is given nothing later."""
+        """Withdraws a receive or drain of yours: its tasks or results go back, and it gets none later."""
         await self._post("/a2a/withdraw", {"request_id": request_id}, None)
 
     async def renew(self, task_id: TaskId, lease_id: LeaseId) -> None:
@@ -152,14 +163,23 @@ class Client:
         body = {"lease_id": lease_id, "update": update, "update_no": update_no}
         await self._post(f"/a2a/tasks/{task_id}/updates", body, None)
 
-    async def settle(self, result: Result, lease_id: LeaseId) -> Posted:
-        body = {**msgspec.to_builtins(result), "lease_id": lease_id}
+    async def settle(
+        self,
+        result: Result,
+        lease_id: LeaseId,
+        *,
+        rejected: bool = False,
+        usage: Mapping[str, float] | None = None,
+    ) -> Posted:
+        """`rejected`: the task ends as rejected, and the result's error says why. `usage`: amounts such as tokens."""
+        body = {**msgspec.to_builtins(result), "lease_id": lease_id, "rejected": rejected, "usage": usage or None}
         return await self._post("/a2a/results", body, Posted)
 
     async def upload_file(self, name: str, source: FileSource, *, media_type: str | None = None) -> ResourceLink:
-        """Store a file of any size: its bytes, its path or its pieces. The link goes into a part, or into a result.
+        """Stores a file of any size, from its bytes, its path or its pieces. Put the link into a task's or result's
+        part.
 
-        It must be used before it expires (`blobs.link_ms`); what was accepted with it keeps the file.
+        Use the link before it expires (`blobs.link_ms`). A task or result that was accepted with it keeps the file.
         """
         headers = {"content-type": "application/octet-stream"}
         answer = await self._opened().post("/v1/files", content=pieces_of(source), headers=headers, timeout=UPLOAD_S)
@@ -170,7 +190,7 @@ class Client:
         return ResourceLink(stored.url, name, kind, size=stored.size)
 
     async def download_file(self, file: File | ResourceLink) -> AsyncIterator[bytes]:
-        """The bytes of a file of a task that you may see, in pieces."""
+        """Yields the bytes of a file of a task that you may see, in pieces."""
         path = urlsplit(unlinked(file) if isinstance(file, File) else file.uri)
         asked = self._opened().stream("GET", f"{path.path}?{path.query}", timeout=CALL_S)
         async with asked as answer:
@@ -183,33 +203,33 @@ class Client:
         await self._post(f"/a2a/tasks/{task_id}/cancel", {"reason": reason}, None)
 
     async def find(self, **filters: Unpack[FindFilters]) -> FoundPage:
-        """A page of the tasks that you sent or that are for you, live and finished; every one, to the operator."""
+        """A page of live and finished tasks that you sent or that are addressed to you; the operator sees all tasks."""
         request = msgspec.structs.asdict(find_request(filters))
         given = {name: value for name, value in request.items() if value is not None}
         query = {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
         return self._read(await self._opened().get("/a2a/tasks", params=query, timeout=CALL_S), FoundPage)
 
     async def show(self, task_id: TaskId) -> TaskDetail:
-        """Everything that is known of a task: its leases, its updates, its result."""
+        """A task with its leases, updates and result."""
         return self._read(await self._opened().get(f"/a2a/tasks/{task_id}/show", timeout=CALL_S), TaskDetail)
 
     async def tree(self, root: TaskId) -> TreeNode:
-        """A task and all that have it for a parent, down to the last."""
+        """A task with its children, their children, and so on."""
         return self._read(await self._opened().get(f"/a2a/tasks/{root}/tree", timeout=CALL_S), _Tree).tree
 
     async def results(self, count: int = 1, *, wait_ms: int = 0, request_id: str | None = None) -> tuple[Result, ...]:
-        """Drain the next results of what you sent."""
+        """Drains the next results of tasks that you sent."""
         query = {"max": count, "wait_ms": wait_ms}
         return (await self._receive("/a2a/results/next", query, _Results, request_id)).results
 
     async def result(self, task_id: TaskId, *, wait_ms: int = 0, request_id: str | None = None) -> Result | None:
-        """Drain the result of one task; None if it is not there in time."""
+        """Drains the result of one task; None if it does not come in time."""
         query = {"task_id": task_id, "wait_ms": wait_ms}
         found = (await self._receive("/a2a/results/next", query, _Results, request_id)).results
         return found[0] if found else None
 
     async def _receive(self, path: str, query: Mapping[str, Any], answer: type[A], request_id: str | None) -> A:
-        """Every receive has a request id: by it the daemon knows what it gave to a call whose answer was lost."""
+        """Receives under a request id, by which the daemon knows what it gave to a call whose answer was lost."""
         import httpx2  # noqa: PLC0415  (as above)
 
         params = {**query, "request_id": request_id or str(uuid.uuid4())}
@@ -222,10 +242,10 @@ class Client:
             raise
 
     async def abandon(self, request_id: str) -> None:
-        """Withdraw a request within a few seconds, or give up quietly if the daemon cannot be reached."""
+        """Withdraws a request within a few seconds; gives up silently if the daemon cannot be reached."""
         import httpx2  # noqa: PLC0415  (as above)
 
-        # A daemon that cannot be reached keeps what it gave: an operator sees the lease.
+        # An unreachable daemon keeps the lease, and an operator sees it.
         with suppress(httpx2.TransportError, Refusal, TimeoutError):
             async with asyncio.timeout(WITHDRAW_S):
                 await retry(lambda: self.withdraw(request_id))
@@ -252,11 +272,11 @@ def refusal_of(status: int, body: bytes) -> Refusal:
     except msgspec.DecodeError:
         error = _Error(message=f"HTTP {status}")
     kind = _BY_STATUS.get(status, Unavailable)
-    return kind(error.code, error.message, retry_after_ms=error.retry_after_ms)
+    return kind(error.code, error.message or error.error, retry_after_ms=error.retry_after_ms)
 
 
 async def finish_despite_cancel(work: Coroutine[Any, Any, None]) -> None:
-    """Run it to its end, however often somebody cancels. For work that is bounded, and on which a lease hangs."""
+    """Runs bounded work to its end despite cancellation. Leases depend on this work."""
     doing = asyncio.create_task(work)
     while not doing.done():
         with suppress(asyncio.CancelledError):
@@ -266,7 +286,7 @@ async def finish_despite_cancel(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def retry(call: Callable[[], Awaitable[A]]) -> A:
-    """Repeat a call that failed on its way, or was refused for the moment. It must be safe to repeat."""
+    """Repeats a call that failed in transit or was refused for the moment. The call must be safe to repeat."""
     import httpx2  # noqa: PLC0415  (as above)
 
     loop, failures = asyncio.get_running_loop(), 0
@@ -275,7 +295,7 @@ async def retry(call: Callable[[], Awaitable[A]]) -> A:
         try:
             return await call()
         except (httpx2.TransportError, OverLimit, Unavailable) as failure:
-            if loop.time() > give_up_s:
+            if loop.time() > give_up_s or (isinstance(failure, Refusal) and failure.code in FINAL):
                 raise
             failures += 1
             wait_ms = failure.retry_after_ms if isinstance(failure, Refusal) else None

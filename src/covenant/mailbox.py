@@ -6,12 +6,12 @@
         await mailbox.send_result(Result.ok(task.id, "hello"))
         result = await mailbox.recv_result()
 
-Promises what the ledger promises: what was sent is on disk when `send_task` returns, a received task is an explicit
-lease that nothing takes back by itself, a result is delivered once. The process is trusted: nothing is authorised.
-A home belongs to one process at a time; a daemon's home belongs to the daemon.
+The promises are the ledger's: a sent task is on disk when `send_task` returns, a received task has an explicit lease
+that never ends by itself, a result is delivered once. The process is trusted: no call is authorised. A home belongs to
+one process at a time; a daemon's home belongs to the daemon.
 
-Every verb can be cancelled. A receive that is cancelled gives back what it was about to return, so the next receiver
-gets it. One with a `request_id` keeps it instead: the same receive under the same id returns the same again.
+Every verb can be cancelled. A cancelled receive gives back the task or result that it was about to return, and the next
+receiver gets it. With a `request_id` it keeps it instead: the same receive under the same id returns it again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from covenant.exchange.id_prefixes import UUID_LENGTH, find_lease_id, find_task_
 from covenant.exchange.request_checks import check_reason, check_repair, check_request_id, check_size, check_task
 from covenant.exchange.task_search import find_request, query_of
 from covenant.exchange.tasks.builder import check_blocks
-from covenant.exchange.tasks.reader import read_tree, unknown_task
+from covenant.exchange.tasks.reader import read_tree
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.task_query import FoundPage
 from covenant.ledger.contract.tasks import QueueEntry, QueueQuery, TaskDetail, TreeNode
@@ -52,6 +52,7 @@ from covenant.ledger.machine.commands import (
     Settled,
     Take,
 )
+from covenant.ledger.machine.decisions.context import unknown_task
 from covenant.model.errors import Conflict, Invalid
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId, base58, check_display
 from covenant.model.retry_policy import RepairCommand, RepairOutcome, RepairRequest
@@ -64,18 +65,18 @@ WAIT_MS: Final = 60_000
 
 @checks_arguments
 def local_agent(display: str) -> AgentId:
-    """An agent of this process. Its key is derived from its name: nobody needs to hold one."""
+    """An agent of this process. Its public key is derived from its name: there is no private key."""
     return AgentId(check_display(display), PublicKey(base58(hashlib.sha256(display.encode()).digest())))
 
 
 @checks_methods
 class Mailbox:
-    """`recv_*` wait, `try_recv_*` do not, `recent_*`, `task_queue`, `show` and `tree` take nothing.
+    """`recv_*` wait and `try_recv_*` do not; `recent_*`, `task_queue`, `show` and `tree` only read.
 
-    What leases tells the lease: `task.lease`, or `leased.lease` of `recv_task_for`.
+    A received task has its lease: `task.lease`, or `leased.lease` of `recv_task_for`.
 
-    `timeout_s` is how long a `recv_*` waits before it raises `TimeoutError`; None: for as long as it takes. What is
-    given to a verb is checked against its declared type: `WrongType` names the field that is something else.
+    `timeout_s` is how long a `recv_*` waits before it raises `TimeoutError`; None: without limit. Arguments are checked
+    against their declared types: `WrongType` names the field that has another type.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -85,7 +86,7 @@ class Mailbox:
     @checks_arguments
     @asynccontextmanager
     async def open(home: str | Path, *, durability: Durability = "fsync") -> AsyncIterator[Mailbox]:
-        """The mailbox kept in a folder, which is made if it is not there."""
+        """Opens the mailbox in a folder, which is created if it does not exist."""
         ledger = await open_ledger(Path(home), clock=now_ms, monotonic_ms=monotonic_ms, durability=durability)
         try:
             yield Mailbox(ledger)
@@ -95,7 +96,7 @@ class Mailbox:
     @staticmethod
     @asynccontextmanager
     async def memory() -> AsyncIterator[Mailbox]:
-        """A mailbox that ends with the process: for tests and try-outs."""
+        """A mailbox that ends with the process: for tests and experiments."""
         ledger = await memory_ledger(clock=now_ms, monotonic_ms=monotonic_ms)
         try:
             yield Mailbox(ledger)
@@ -105,7 +106,7 @@ class Mailbox:
     @staticmethod
     @checks_arguments
     def new_task(sender: AgentId, recipient: AgentId, intent_text: str, *, parent: TaskId | None = None) -> Task:
-        """A task with a fresh id. Those with more to say make a `Task` themselves."""
+        """A task with a new id. For the other fields, build a `Task` yourself."""
         return Task(
             id=TaskId(str(uuid.uuid4())), sender=sender, recipient=recipient, intent_text=intent_text, parent=parent
         )
@@ -115,14 +116,14 @@ class Mailbox:
         return await self._ledger.commit(Accept(task=task, digest=digest))
 
     async def recv_task(self, *, timeout_s: float | None = None, request_id: str | None = None) -> ReceivedTask:
-        """Lease the next task to its recipient, recipients in turn; waits for one."""
+        """Leases the next task, of all recipients in turn; waits for one."""
         leased = await self._lease(None, timeout_s, request_id)
         return ReceivedTask.under(leased.task, leased.lease)
 
     async def recv_task_for(
         self, recipient: AgentId, *, timeout_s: float | None = None, request_id: str | None = None
     ) -> LeasedTask:
-        """Lease the recipient's oldest task; waits for one. Says which lease it is: `send_result` may need it."""
+        """Leases the recipient's oldest task; waits for one. Also returns the lease, which `send_result` may need."""
         return await self._lease(recipient, timeout_s, request_id)
 
     async def try_recv_task_for(self, recipient: AgentId, *, request_id: str | None = None) -> ReceivedTask | None:
@@ -137,13 +138,13 @@ class Mailbox:
         return (await self._ledger.queue(QueueQuery(limit=self._page(limit)))).tasks
 
     async def find(self, **filters: Unpack[FindFilters]) -> FoundPage:
-        """A page of the tasks that the filters leave, live and finished. Takes nothing."""
+        """A page of the live and finished tasks that match the filters. Only reads."""
         if filters.get("parent"):
             filters = {**filters, "parent": await self._id(TaskId(filters["parent"] or ""))}
         return await self._ledger.find(query_of(find_request(filters)))
 
     async def show(self, task_id: TaskId) -> TaskDetail:
-        """Everything that is known of a task: its leases, its updates, its result."""
+        """A task with its leases, updates and result."""
         task_id = await self._id(task_id)
         shown = await self._ledger.show(task_id, None, self._ledger.limits.page_max)
         if shown is None:
@@ -151,31 +152,31 @@ class Mailbox:
         return shown
 
     async def tree(self, root: TaskId) -> TreeNode:
-        """A task and all that have it for a parent, down to the last."""
+        """A task with its children, their children, and so on."""
         return await read_tree(self._ledger, await self._id(root), None)
 
     async def renew(self, task_id: TaskId, lease_id: LeaseId) -> Lease:
-        """Say that the holder is still at work: the lease counts as young again."""
+        """Renews a lease while the holder is at work: the lease's age begins anew."""
         task_id, lease_id, holder = await self._held(task_id, lease_id)
         return await self._ledger.commit(Renew(task_id=task_id, holder=holder, lease_id=lease_id))
 
     async def release(self, task_id: TaskId, lease_id: LeaseId, reason: str) -> Lease:
-        """Give back a task for which nothing was done."""
+        """Gives back a task on which no work was done."""
         check_reason(reason, "release")
         task_id, lease_id, holder = await self._held(task_id, lease_id)
         return await self._ledger.commit(Release(task_id=task_id, holder=holder, lease_id=lease_id, reason=reason))
 
     async def cancel(self, task_id: TaskId, reason: str) -> Canceled:
-        """End a task. `canceled` is False where it had ended otherwise before."""
+        """Ends a task. `canceled` is False if the task had already ended otherwise."""
         check_reason(reason, "cancel")
         return await self._ledger.commit(Cancel(task_id=await self._id(task_id), by=_PROCESS, reason=reason))
 
     async def _id(self, given: TaskId) -> TaskId:
-        """How the id of a task begins is enough."""
+        """The whole id of a task, of which the beginning may be given."""
         return given if len(given) >= UUID_LENGTH else await find_task_id(self._ledger, given)
 
     async def _held(self, task_id: TaskId, lease_id: LeaseId) -> tuple[TaskId, LeaseId, AgentId]:
-        """The ids whole, and whoever has the lease: the process speaks for all. The lease's id says which is meant."""
+        """The whole ids, and the holder of the lease: this process acts for every holder."""
         task_id = await self._id(task_id)
         entry = await self._ledger.entry(task_id)
         if entry is None:
@@ -216,7 +217,7 @@ class Mailbox:
         return await self._ledger.commit(Settle(task_id=result.task_id, holder=None, result=result, lease_id=lease_id))
 
     async def recv_result(self, *, timeout_s: float | None = None, request_id: str | None = None) -> Result:
-        """Take the oldest result of all; waits for one."""
+        """Drains the oldest result of any sender; waits for one."""
         check_request_id(request_id)
         async with asyncio.timeout(timeout_s):
             with self._ledger.result_waiter(None) as waiter:
@@ -255,7 +256,10 @@ class Mailbox:
                         waiter.served()
                         return leased.tasks[0]
                     if leased.again:
-                        raise Conflict("request_over", f"what request {request_id!r} was given is settled or requeued")
+                        raise Conflict(
+                            "request_over",
+                            f"the task of request {request_id!r} is settled or requeued; use a new request_id",
+                        )
                     await waiter.wait(WAIT_MS)
 
 

@@ -1,12 +1,12 @@
-"""The simple exchange as a library: a text for the first agent that has a project, and what became of it.
+"""The simple exchange as a library: sends a text to the first agent that has a project, and reads the task.
 
     async with A2ATaskDeps.open("home", agent) as deps:         # or A2ATaskDeps.memory(agent)
         task = await handle_task_send(deps, {"message": "Hello"})
         task = await handle_task_get(task.id)
 
-The same engine as the daemon's simple door, and the same promises: a task is on disk when `handle_task_send` returns,
-its states only go forward, a timeout fails it and stops its agent. The process is trusted: nothing is authorised, and
-how often it sends is not limited. Cards are made as the settings of the home say.
+The engine and the promises are those of the daemon's simple door: a task is on disk when `handle_task_send` returns,
+its states only go forward, a timeout fails it and stops its agent. The process is trusted: no call is authorised or
+rate-limited. Cards follow the settings of the home.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from covenant.exchange.argument_checks import checks_arguments
 from covenant.exchange.cards import CardFeatures, agent_card
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.simple import SimpleExchange, SimpleLimits
-from covenant.ledger.clock import Uuids
+from covenant.ledger.clock import uuid_source
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import memory_ledger, open_ledger
 from covenant.model.agent_definition import INDEX_DEFINITION, AgentDefinition, CatalogueAgent
@@ -101,7 +101,7 @@ SWEEP_MS: Final = 250
 
 
 class NotFoundError(NotFound):
-    """Nobody is there who could take the text: no agent has a project."""
+    """No agent has a project, so none can take the text."""
 
 
 _PROCESS: Final = "process"
@@ -111,7 +111,7 @@ _INSTANCE: Final = msgspec.structs.replace(INDEX_DEFINITION, name="covenant")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class A2ATaskDeps:
-    """What tasks are sent through. Made by `open` or `memory`, or of parts that are there already."""
+    """The ledger and services that tasks are sent through. Built by `open` or `memory`, or from existing parts."""
 
     tasks: SimpleExchange
     tenant: str = DEFAULT
@@ -129,7 +129,7 @@ class A2ATaskDeps:
         limits: SimpleLimits = _UNLIMITED,
         clock: Callable[[], int] = now_ms,
     ) -> AsyncIterator[A2ATaskDeps]:
-        """Kept in a folder, which is made if it is not there. An agent definition is a process agent's."""
+        """Opens the exchange in a folder, which is created if needed. An agent definition is a process agent's."""
         folder = Path(home)
         make_home(folder)
         keystore = Keystore(folder, find_passphrase(environment()))
@@ -144,14 +144,14 @@ class A2ATaskDeps:
     async def memory(
         *agents: Agent | AgentDefinition, limits: SimpleLimits = _UNLIMITED, clock: Callable[[], int] = now_ms
     ) -> AsyncIterator[A2ATaskDeps]:
-        """Ends with the process: for tests and try-outs."""
+        """An exchange that ends with the process: for tests and experiments."""
         ledger = await memory_ledger(clock=clock, monotonic_ms=_monotonic_beside(clock))
         async with _working(ledger, new_private_key(), agents, limits) as deps:
             yield deps
 
 
 def _monotonic_beside(clock: Callable[[], int]) -> Callable[[], int]:
-    """The clock by which steps of this one are noticed. A clock of the caller's own is believed as it is."""
+    """The clock by which steps of `clock` are noticed. A caller's own clock is trusted."""
     return monotonic_ms if clock is now_ms else clock
 
 
@@ -182,9 +182,11 @@ async def _working(
                 concurrency=definition.concurrency,
                 rate_per_min=definition.rate_per_min,
             )
-        conversations = A2AExchange(ledger, catalogue, workers, Uuids(), A2aSettings())
+        conversations = A2AExchange(ledger, catalogue, workers, uuid_source(), A2aSettings())
         sweeper = Sweeper(ledger, operator, log=Log(), interval_ms=SWEEP_MS)
-        deps = A2ATaskDeps(SimpleExchange(ledger, catalogue, conversations, Uuids(), limits=limits), ledger=ledger)
+        deps = A2ATaskDeps(
+            SimpleExchange(ledger, catalogue, conversations, uuid_source(), limits=limits), ledger=ledger
+        )
         running = [asyncio.create_task(workers.run()), asyncio.create_task(sweeper.run())]
         await asyncio.sleep(0)  # the pool registers its waiters before the first task is sent
         _stores[deps] = None
@@ -198,13 +200,13 @@ async def _working(
 
 
 _stores: dict[A2ATaskDeps, None] = {}
-"""Where `handle_task_get` looks, since it is given an id and nothing else: what is open, and what was sent through."""
+"""The open exchanges that tasks were sent through: `handle_task_get` gets only an id and searches them all."""
 
 
 async def handle_task_send(deps: A2ATaskDeps, body: Mapping[str, Any] | A2ATaskSendRequest | bytes) -> A2ATask:
-    """Send a text to the first agent that has a project.
+    """Sends a text to the first agent that has a project.
 
-    Raises `Invalid` if it cannot be read or its chain of calls is too long, `NotFoundError` if no agent has a project.
+    Raises `Invalid` if the body is invalid or its chain of calls too long, `NotFoundError` if no agent has a project.
     """
     if isinstance(body, A2ATaskSendRequest):
         request = checked("body", body, A2ATaskSendRequest)
@@ -225,7 +227,7 @@ async def handle_task_send(deps: A2ATaskDeps, body: Mapping[str, Any] | A2ATaskS
 
 @checks_arguments
 async def handle_task_get(task_id: str) -> A2ATask | None:
-    """The task as it is now; None if it is not known, or no longer shown."""
+    """The task as it is now; None if it is unknown or was cleared."""
     for deps in tuple(_stores):
         try:
             return task_of(await deps.tasks.get(deps.caller, task_id))
@@ -235,14 +237,14 @@ async def handle_task_get(task_id: str) -> A2ATask | None:
 
 
 def clear_task_store() -> None:
-    """Show none of the tasks any more that were sent so far. They are still in their ledgers, and go on."""
+    """Hides all tasks that were sent so far from `handle_task_get`. They stay in their ledgers and go on."""
     for deps in _stores:
         deps.tasks.clear(deps.tenant)
 
 
 @checks_arguments
 def build_agent_card(base_url: str | None = None, *, home: str | Path | None = None) -> A2AAgentCard:
-    """The card of this instance: it talks, and has every registered MCP tool as a skill."""
+    """The card of this instance, with a skill for chat and one for every registered MCP tool."""
     return build_agent_card_for_agent(_INSTANCE, base_url, home=home)
 
 
@@ -253,7 +255,7 @@ def build_agent_card_for_agent(
     home: str | Path | None = None,
     tools: tuple[Tool, ...] | None = None,
 ) -> A2AAgentCard:
-    """The card of one agent. The tools are those that are registered in the home, unless they are given."""
+    """The card of one agent, with the given tools or those that are registered in the home."""
     if isinstance(agent, AgentDefinition):
         agent = CatalogueAgent(tenant=DEFAULT, definition=agent, source="code")
     settings = load({}, environment(), home=home).settings

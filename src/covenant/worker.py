@@ -1,16 +1,19 @@
-"""A worker: takes the tasks of its identity from a daemon, wherever it runs, and keeps their leases fresh.
+"""A worker: leases the tasks of its identity from a daemon, on any machine, and renews their leases.
 
     worker = Worker("http://127.0.0.1:8421", token)
 
     @worker
     async def summarize(job):                     # a task under a lease
         await job.say("Working on it… ")          # an update that watchers see
+        facts = await job.call("search@acme", job.text)   # a task of its own, found again after a kill
+        await job.file("sources.pdf", Path("sources.pdf"))
+        job.spend(tokens=1_200)
         return summary_of(job.text)               # the result; raising makes it an error
 
     asyncio.run(worker.run())
 
-A call that fails on its way is repeated under the same ids, for up to a day. A worker whose lease is lost (the task was
-canceled, timed out or repaired) hears of it with its next update or heartbeat, and its work is stopped.
+A call that fails in transit is repeated under the same ids, for up to a day. A worker that lost its lease (the task was
+canceled, timed out or repaired) learns of it at its next update or heartbeat, and its work is stopped.
 """
 
 from __future__ import annotations
@@ -19,44 +22,52 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from os import PathLike
 from typing import Any, Final
 
-from covenant.client import Client, Posted, Taken, finish_despite_cancel, retry
+from covenant.client import WITHDRAW_S, Client, Posted, Taken, finish_despite_cancel, retry
 from covenant.exchange.argument_checks import checks_arguments, checks_methods
-from covenant.model.content import Content, Text
-from covenant.model.errors import Invalid, Refusal, TooLarge, WrongType
+from covenant.exchange.file_source import FileSource
+from covenant.model.content import Content, Json, Text
+from covenant.model.errors import Conflict, NotFound, Refusal, Unauthenticated, WrongType
 from covenant.model.ids import TaskId
 from covenant.model.task import Result, error_result
-from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update, text_artifact
+from covenant.model.task_event import TEXT_ARTIFACT, ArtifactUpdate, StatusUpdate, Update
 from covenant.model.task_view import first_message
+from covenant.model.usage import USAGE, add_usage, read_usage
 from covenant.wire.validation import checked
 
 WAIT_MS: Final = 20_000
 RENEW_S: Final = 30.0
 OVER: Final = frozenset({"canceled", "already_settled", "stale_lease", "unknown_task", "not_lessee", "not_leased"})
-"""Refusals that tell a holder to stop."""
+"""Refusals after which a holder must stop."""
 
 log = logging.getLogger(__name__)
 
 
 @checks_methods
 class WorkerJob:
-    """A turn of a task, under a lease of yours."""
+    """A turn of a task, under your lease."""
 
     def __init__(self, client: Client, taken: Taken) -> None:
         self._client = client
         self._update_no = 0
         self._chunks = 0
         self._telling = asyncio.Lock()
+        self._parts = 0
+        self._calls = 0
+        self._usage: dict[str, float] = {}
         self._untold: Update | None = None
-        """An update that is on its way, or whose sender was cancelled before the daemon had acknowledged it."""
+        """An update that is being sent, or whose sender was cancelled before the daemon had acknowledged it."""
         self.task = taken.task
         self.lease_id = taken.lease.lease_id
         self.attempt = taken.lease.attempt
         self.turn = taken.turn
-        self._text_id = text_artifact(taken.task.id, taken.turn)
+        self._text_id = TEXT_ARTIFACT % (taken.task.id, taken.turn - 1)
         self.messages = taken.messages or (first_message(taken.task),)
-        """What this turn is about."""
+        """The messages of this turn."""
 
     @property
     def text(self) -> str:
@@ -67,10 +78,10 @@ class WorkerJob:
         return tuple(part for message in self.messages for part in message.parts)
 
     async def update(self, update: Update) -> None:
-        """Tell watchers. One at a time: each has its number, and the daemon takes them in order."""
+        """Sends an update to watchers, one at a time: updates are numbered, and the daemon takes them in order."""
         async with self._telling:
             if self._untold is not None:
-                await self._tell(self._untold)  # its number is taken, whether or not it arrived: it goes first
+                await self._tell(self._untold)  # it may have arrived under its number, so it goes first
             self._update_no += 1
             self._untold = update
             await self._tell(update)
@@ -78,40 +89,99 @@ class WorkerJob:
     async def _tell(self, update: Update) -> None:
         try:
             await retry(lambda: self._client.update(self.task.id, self.lease_id, update, self._update_no))
-        except Refusal:
+        except (Refusal, TypeError, ValueError):  # the daemon does not have it, or it cannot be written
             self._untold = None
             self._update_no -= 1
             raise
         self._untold = None
 
     async def say(self, text: str) -> None:
-        """More of the answer, as it is made."""
+        """Streams a piece of the answer."""
         self._chunks += 1
-        await self.update(ArtifactUpdate(self._text_id, (Text(text),), "response", append=self._chunks > 1))
+        try:
+            await self.update(ArtifactUpdate(self._text_id, (Text(text),), "response", append=self._chunks > 1))
+        except (Refusal, TypeError, ValueError):  # the answer does not have this piece
+            self._chunks -= 1
+            raise
+
+    async def data(self, value: Any, name: str = "data") -> None:
+        """Adds an artifact with a JSON value."""
+        await self._put(Json(value), name)
+
+    async def file(self, name: str, source: FileSource, *, media_type: str | None = None) -> None:
+        """Adds an artifact with a file, from its bytes, its path or its pieces. The file is uploaded first."""
+        upload = partial(self._client.upload_file, name, source, media_type=media_type)
+        # Pieces can be read only once, so their upload is not repeated.
+        repeatable = isinstance(source, bytes | bytearray | memoryview | str | PathLike)
+        await self._put(await (retry(upload) if repeatable else upload()), name)
+
+    async def _put(self, part: Content, name: str) -> None:
+        """Adds an artifact, numbered within the turn: another attempt that adds the same artifacts replaces them."""
+        self._parts += 1
+        artifact_id = f"{self._text_id}-{self._parts}"
+        await self.update(ArtifactUpdate(artifact_id, (part,), name, last_chunk=True))
+
+    async def call(self, agent: str, text: str, *parts: Content) -> Result:
+        """Sends a task to another agent (`name@host`) and waits for its result; you need a grant to send to it.
+
+        The call is a child task of this one. Its id is derived from this task, the turn and the number of earlier
+        calls: another attempt with the same call finds the same task and its result. Cancelling the call cancels it.
+        """
+        self._calls += 1
+        called = TaskId(str(uuid.uuid5(uuid.UUID(self.task.id), f"{self.turn}.{self._calls}.{agent}\n{text}")))
+        try:
+            await retry(
+                lambda: self._client.send_to(agent, text, task_id=called, parent=self.task.id, parts=tuple(parts))
+            )
+            while True:
+                # One request id, so that a lost answer is given again. Long after the drain, the task has the result.
+                found = await retry(lambda: self._client.result(called, wait_ms=WAIT_MS, request_id=f"call-{called}"))
+                if found is None:
+                    found = (await retry(lambda: self._client.show(called))).result
+                if found is not None:
+                    return found
+        except asyncio.CancelledError:
+            await finish_despite_cancel(self._cancel_call(called))
+            raise
+
+    async def _cancel_call(self, called: TaskId) -> None:
+        with suppress(Refusal, TimeoutError):
+            async with asyncio.timeout(WITHDRAW_S):
+                await self._client.cancel(called, f"task {self.task.id} does not wait for it any more")
+
+    def spend(self, tokens: float = 0, **more: float) -> None:
+        """Adds to the turn's usage, which is sent with its result or question and added to that of earlier turns."""
+        add_usage(self._usage, read_usage({"tokens": tokens, **more} if tokens else more))
+
+    async def reject(self, reason: str) -> Posted:
+        """Ends the task as rejected, for this reason. The job is over."""
+        return await self.finish(error_result(self.task.id, reason), rejected=True)
 
     async def status(self, text: str) -> None:
         await self.update(StatusUpdate(text))
 
     async def ask(self, question: str) -> None:
-        """Park the task until its sender answers: that will be another turn, and this job is over."""
+        """Parks the task until its sender answers. The answer begins another turn; this job is over."""
         await self._close_text()
-        await self.update(StatusUpdate(question, state="input-required"))
+        used = {USAGE: dict(self._usage)} if self._usage else None
+        await self.update(StatusUpdate(question, state="input-required", metadata=used))
 
     async def _close_text(self) -> None:
-        """Whoever streams the answer hears that nothing follows."""
+        """Marks the end of the streamed answer."""
         if self._chunks:
             self._chunks = 0
             await self.update(ArtifactUpdate(self._text_id, (Text(""),), append=True, last_chunk=True))
 
-    async def finish(self, result: Result) -> Posted:
+    async def finish(self, result: Result, *, rejected: bool = False) -> Posted:
         await self._close_text()
-        return await retry(lambda: self._client.settle(result, self.lease_id))
+        usage = dict(self._usage)
+        return await retry(lambda: self._client.settle(result, self.lease_id, rejected=rejected, usage=usage))
 
     async def renew(self) -> None:
         await self._client.renew(self.task.id, self.lease_id)
 
     async def release(self, reason: str) -> None:
-        """Give the task back, if nothing was done for it."""
+        """Gives the task back, if no work was done on it."""
         await self._client.release(self.task.id, self.lease_id, reason)
 
 
@@ -120,7 +190,7 @@ Handler = Callable[[WorkerJob], Awaitable[str | Content | Result | None]]
 
 @checks_methods
 class Worker:
-    """Takes the tasks of its identity, as many at once as it is told, and keeps their leases fresh."""
+    """Leases the tasks of its identity, up to `concurrency` at once, and renews their leases."""
 
     @checks_arguments
     def __init__(self, url: str, token: str, *, concurrency: int = 1, renew_s: float = RENEW_S) -> None:
@@ -142,7 +212,7 @@ class Worker:
         return handler
 
     def stop(self) -> None:
-        """Take nothing more; `run` returns when what is under way is done."""
+        """Stops taking tasks. `run` returns when the running ones are done."""
         self._stopping.set()
 
     async def run(self) -> None:
@@ -150,7 +220,7 @@ class Worker:
             raise RuntimeError("give the worker something to do: @worker above an async function")
         free = asyncio.Semaphore(self._concurrency)
         waiting: dict[WorkerJob, str] = {}
-        """Taken and not begun, with the request id."""
+        """Tasks that were taken but not begun, with their request ids."""
         async with Client(self._url, self._token) as client:
             try:
                 async with asyncio.TaskGroup() as jobs:
@@ -165,12 +235,12 @@ class Worker:
                             doing = jobs.create_task(self._do(job, waiting))
                             doing.add_done_callback(lambda _: free.release())
             finally:
-                # A worker that is cancelled may have taken tasks that it has not begun.
+                # A cancelled worker may have taken tasks that it has not begun.
                 for request_id in waiting.values():
                     await finish_despite_cancel(client.abandon(request_id))
 
     async def _next(self, client: Client, request_id: str) -> WorkerJob | None:
-        # Under one request id, so that a lost reply costs no lease.
+        # One request id, so that a lost reply costs no lease.
         taking = asyncio.ensure_future(retry(lambda: client.take(wait_ms=WAIT_MS, request_id=request_id)))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -195,14 +265,16 @@ class Worker:
             if own is not None and own.cancelling():
                 raise
             if _is_lost(renewing):
-                return  # and with the lease the work
-            # Nobody asked it to stop: the handler waited for something of its own that was cancelled.
+                return  # the lease is lost, and the work is cancelled with it
+            # Nobody asked it to stop: the handler awaited something of its own that was cancelled.
             log.exception("worker.failed", extra={"task_id": job.task.id})
             result = error_result(job.task.id, "the worker failed")
         except Refusal as refusal:
             if refusal.code in OVER:
                 return
-            raise
+            # The refusal concerns this task. One of the worker itself, as of a revoked token, refuses the result, too.
+            log.warning("worker.refused", exc_info=True, extra={"task_id": job.task.id, "code": refusal.code})
+            result = error_result(job.task.id, f"the worker failed: {refusal.message or refusal.code}")
         except Exception:
             log.exception("worker.failed", extra={"task_id": job.task.id})
             result = error_result(job.task.id, "the worker failed")
@@ -211,24 +283,28 @@ class Worker:
         await self._finish(job, result)
 
     async def _begin(self, job: WorkerJob, waiting: dict[WorkerJob, str]) -> Any:
-        """A task has begun when its handler runs: one that was cancelled before that is still given back."""
+        """Calls the handler. From here on the task has begun: one that is cancelled earlier is given back."""
         assert self._handler is not None
         del waiting[job]
         return await self._handler(job)
 
     async def _finish(self, job: WorkerJob, result: Result) -> None:
         try:
-            await job.finish(result)
-        except (Invalid, TooLarge) as refusal:
-            # What the function returned cannot be kept. That it ended must be.
-            log.warning("worker.refused", extra={"task_id": job.task.id, "code": refusal.code})
-            await self._finish(job, error_result(job.task.id, f"the worker's result was refused: {refusal.message}"))
+            try:
+                await job.finish(result)
+            except (Unauthenticated, Conflict, NotFound):
+                raise
+            except Refusal as refusal:
+                # The daemon refused the returned result. The task must end nevertheless.
+                log.warning("worker.refused", extra={"task_id": job.task.id, "code": refusal.code})
+                why = f"the worker's result was refused: {refusal.message or refusal.code}"
+                await job.finish(error_result(job.task.id, why))
         except Refusal as refusal:
             if refusal.code not in OVER:
                 raise
 
     async def _keep(self, job: WorkerJob, work: asyncio.Future[Any]) -> None:
-        """A heartbeat, by which a holder also hears that its lease is lost."""
+        """Renews the lease at intervals, and cancels the work when the daemon says that the lease is lost."""
         while True:
             await asyncio.sleep(self._renew_s)
             try:
@@ -241,7 +317,7 @@ class Worker:
 
 
 def _is_lost(renewing: asyncio.Future[None]) -> bool:
-    """Whether the heartbeat has heard that the lease is lost: it returns for no other reason."""
+    """Whether the heartbeat has learned that the lease is lost: it returns for no other reason."""
     return renewing.done() and not renewing.cancelled() and renewing.exception() is None
 
 
@@ -257,7 +333,7 @@ def _result_of(task_id: TaskId, said: str | Content | Result | None) -> Result:
 
 
 async def _call_off(client: Client, taking: asyncio.Future[tuple[Taken, ...]], request_id: str) -> None:
-    """Nobody waits for this receive any more: what it is given goes back."""
+    """Cancels a receive that nobody waits for, and gives back its tasks."""
     taking.cancel()
     await asyncio.wait((taking,))
     await client.abandon(request_id)

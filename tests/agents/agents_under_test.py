@@ -21,6 +21,7 @@ from covenant.agents.model.toolbox import ToolServices
 from covenant.agents.model.web_fetch import WebPages
 from covenant.agents.router import IndexAgent, UnavailableAgent
 from covenant.agents.runtime.job import RunnableAgent
+from covenant.agents.runtime.model_calls import ModelCalls
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.keystore import admit_operator
 from covenant.daemon.wiring.remote_agents import RemoteAgents
@@ -30,16 +31,17 @@ from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import Delegations
-from covenant.ledger.clock import Uuids
+from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.a2a_requests import Message, SendMessage
-from covenant.model.agent_definition import INDEX, AgentDefinition, read_agent_definition
+from covenant.model.agent_definition import INDEX, Advisor, AgentDefinition, read_agent_definition
 from covenant.model.content import Content, Json, Text
 from covenant.model.settings import A2aSettings, DelegationSettings
 from covenant.model.task import ELSEWHERE
 from covenant.model.task_event import ArtifactUpdate, Step
 from covenant.model.task_view import TaskView
 from covenant.model.tenants import DEFAULT
+from covenant.model.tracing import OFF, Tracer
 from covenant.outbound.address_guard import AddressGuard, SystemResolver
 from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.outbound_settings import OutboundSettings
@@ -72,7 +74,6 @@ class AgentsUnderTest:
     models: dict[str, Model] = field(default_factory=dict)
     """Of the model agents by id; under "" that of all others."""
     fallbacks: list[Model] = field(default_factory=list)
-    tokens_max: int = 0
     token: str = ""
 
     def model(self, definition: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
@@ -80,16 +81,19 @@ class AgentsUnderTest:
         if model is None:
             return None
         advisor = definition.advisor
-        adviser = ModelAdvisor(self.models[advisor.model], advisor, request_s=BOUND_S) if advisor is not None else None
+        adviser = self._adviser(advisor) if advisor is not None else None
         return ModelAgent(
             model,
             definition,
             self.services,
-            tokens_max=self.tokens_max,
             remembers=remembers,
             adviser=adviser,
             fallbacks=self.fallbacks,
         )
+
+    def _adviser(self, advisor: Advisor) -> ModelAdvisor:
+        model, *others = (self.models[name] for name in (advisor.model, *advisor.fallback_models))
+        return ModelAdvisor(model, advisor, request_s=BOUND_S, fallbacks=others)
 
     def add(self, agent: Agent | dict[str, Any], tenant: str = DEFAULT) -> None:
         if isinstance(agent, Agent):
@@ -107,7 +111,7 @@ class AgentsUnderTest:
         agent = self.catalogue.agent(self.caller.tenant.name, agent_id)
         assert agent is not None
         parts = (Text(said),) if isinstance(said, str) else tuple(said)
-        message = Message(message_id=Uuids()(), parts=parts, task_id=task_id)
+        message = Message(message_id=uuid_source()(), parts=parts, task_id=task_id)
         async with asyncio.timeout(BOUND_S):
             return await self.conversations.send(
                 A2ARequest(caller=self.caller, agent=agent), SendMessage(message=message)
@@ -159,6 +163,8 @@ async def open_agents(
     tokens_max: int = 0,
     tools: McpTools | None = None,
     limits: DelegationSettings | None = None,
+    tracer: Tracer = OFF,
+    model_calls: ModelCalls | None = None,
 ) -> AsyncIterator[AgentsUnderTest]:
     home.mkdir(parents=True, exist_ok=True)
     key, token = KEY, TOKEN
@@ -178,6 +184,8 @@ async def open_agents(
         ledger,
         stop_s=0.2,
         delegations=lambda pool: Delegations(ledger, catalogue, pool, limits, registered=elsewhere.registered),
+        tracer=tracer,
+        model_calls=model_calls or ModelCalls(tracer, task_tokens_max=tokens_max),
     )
     workers.register(catalogue.identity(DEFAULT, ELSEWHERE), elsewhere.body())
     remote_cards = RemoteCards(elsewhere.registry, elsewhere.card, time.monotonic)
@@ -192,14 +200,13 @@ async def open_agents(
         catalogue=catalogue,
         tenancy=tenancy,
         workers=workers,
-        conversations=A2AExchange(ledger, catalogue, workers, Uuids(), A2aSettings()),
+        conversations=A2AExchange(ledger, catalogue, workers, uuid_source(), A2aSettings()),
         caller=caller,
         directory=directory,
         elsewhere=elsewhere,
         remote_cards=remote_cards,
         services=services,
         models=known,
-        tokens_max=tokens_max,
         token=token,
     )
     for agent in agents:

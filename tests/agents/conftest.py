@@ -7,9 +7,10 @@ import pytest
 
 from covenant.ledger.contract.ledger import Ledger
 from tests.agents.pool_under_test import PoolUnderTest, a_ledger, open_pool
+from tests.matrices import first_of
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=first_of(["file", "memory"]))
 async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
     async with a_ledger(tmp_path / "home" if request.param == "file" else None) as opened:
         yield opened

@@ -306,7 +306,7 @@ async def test_a_flood_is_stopped_at_the_limit_of_updates(ledger: Ledger) -> Non
     async with open_pool(ledger, limits=A2aSettings(turn_updates_max=1_000)) as pool:
         pool.serve(flood)
         view = await pool.ask()
-        assert (view.state, told(view)) == (TaskState.FAILED, "the agent said more than 1000 updates in one turn")
+        assert (view.state, told(view)) == (TaskState.FAILED, "the agent's output in one turn exceeds 1000 updates")
         assert said == 1_001
         assert len(chunks(await pool.steps(view.task.id))) == 1_000
 
@@ -319,7 +319,7 @@ async def test_a_flood_is_stopped_at_the_limit_of_bytes(ledger: Ledger) -> None:
     async with open_pool(ledger, limits=A2aSettings(turn_bytes_max=1_000_000)) as pool:
         pool.serve(flood)
         view = await pool.ask()
-        assert (view.state, told(view)) == (TaskState.FAILED, "the agent said more than 1000000 bytes in one turn")
+        assert (view.state, told(view)) == (TaskState.FAILED, "the agent's output in one turn exceeds 1000000 bytes")
 
 
 async def test_a_flood_of_artifacts_is_stopped_by_the_ledger(pool: PoolUnderTest) -> None:

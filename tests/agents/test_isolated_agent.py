@@ -2,20 +2,23 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from covenant import Agent
-from covenant.agents.agent_loader import load_agent, load_agents
+from covenant.agents.agent_loader import ServedFile, load_agent, load_agents
 from covenant.exchange.a2a_service import A2ARequest
-from covenant.ledger.clock import Uuids
+from covenant.exchange.tasks.reader import TaskReader
+from covenant.ledger.clock import uuid_source
+from covenant.ledger.machine.commands import SignalTask
+from covenant.ledger.machine.entry import Entry
 from covenant.model.a2a_requests import CancelTask, Message, SendMessage
 from covenant.model.content import Json, Text
 from covenant.model.ids import TaskId
-from covenant.model.task_event import ArtifactUpdate
+from covenant.model.task_event import ArtifactUpdate, Signal
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT
 from tests.agents.agents_under_test import AgentsUnderTest, function, open_agents, said
@@ -102,6 +105,32 @@ def crash(turn):
         yield 5
     os._exit({"zero": 0}.get(turn.text, 3))
 
+class ShopClosed(Exception):
+    pass
+
+def note(word):
+    with open(pathlib.Path(__file__).parent / "notes", "a") as lines:
+        lines.write(word + "\\n")
+
+pays = Agent("pays", **isolated)
+@pays
+async def pay(turn):
+    def charge():
+        note("charge")
+        raise ShopClosed("closed")
+    try:
+        await turn.step("charge", charge)
+    except ShopClosed as error:
+        said = str(error)
+    return f"{said}, {await turn.wait_for('go')}"
+
+rolls = Agent("rolls", **isolated)
+@rolls
+def roll(turn):
+    first = turn.step("one", lambda: turn.call("shout", "dice").task_id)
+    note("same" if turn.call("shout", "dice").task_id == first else "another")
+    return turn.wait_for("go")
+
 hangs = Agent("hangs", timeout_ms=60_000, **isolated)
 @hangs
 async def hang(turn):
@@ -126,7 +155,7 @@ async def under_test(tmp_path: Path) -> AsyncIterator[AgentsUnderTest]:
         await asyncio.Event().wait()
 
     async with open_agents(tmp_path / "home", function("shout", "{}!"), broken, endless) as opened:
-        for found in load_agents([path]):
+        for found in load_agents([ServedFile(path)]):
             definition = found.definition
             opened.catalogue.add_resident(DEFAULT, definition, "code")
             opened.workers.register(opened.catalogue.identity(DEFAULT, definition.id), found.body)
@@ -165,7 +194,7 @@ async def test_an_isolated_generator_fails_with_the_field_that_cannot_be_said(
 ) -> None:
     view = await under_test.ask("odd", kind)
     assert view.state is TaskState.FAILED
-    assert said(view).startswith(f"the agent yielded what cannot be said: {field}")
+    assert said(view).startswith(f"the agent yielded an invalid value: {field}")
 
 
 async def test_an_isolated_function_calls_other_agents(under_test: AgentsUnderTest) -> None:
@@ -180,11 +209,11 @@ async def test_an_isolated_function_calls_other_agents(under_test: AgentsUnderTe
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ("segfault", "the agent was ended by signal 11"),
+        ("segfault", "the agent's process was killed by signal 11"),
         ("exit", "the agent exited with status 3"),
-        ("zero", "the agent ended its process in the middle of its turn"),
+        ("zero", "the agent's process exited in the middle of its turn"),
         ("raise", "the agent failed"),
-        ("odd", "the agent yielded an int, which cannot be said"),
+        ("odd", "the agent yielded an int, which cannot be sent"),
     ],
 )
 async def test_a_process_that_dies_fails_its_own_task_alone(
@@ -199,11 +228,49 @@ async def test_a_process_that_dies_fails_its_own_task_alone(
         assert any("swordfish" in str(getattr(record, "said", "")) for record in caplog.records)
 
 
+async def _begin(under_test: AgentsUnderTest, name: str) -> TaskId:
+    agent = under_test.catalogue.agent(DEFAULT, name)
+    assert agent is not None
+    message = Message(message_id=uuid_source()(), parts=(Text("x"),))
+    ask = A2ARequest(caller=under_test.caller, agent=agent)
+    return (await under_test.conversations.send(ask, SendMessage(message=message, blocking=False))).task.id
+
+
+async def _until(under_test: AgentsUnderTest, task_id: TaskId, met: Callable[[Entry], bool]) -> None:
+    async with asyncio.timeout(BOUND_S):
+        with under_test.ledger.watch(task_id) as watch:
+            while (entry := await under_test.ledger.entry(task_id)) is not None and not met(entry):
+                await watch.next(BOUND_S)
+
+
+async def _ended(under_test: AgentsUnderTest, task_id: TaskId) -> str:
+    await _until(under_test, task_id, lambda entry: entry.ending is not None)
+    view = (await TaskReader(under_test.ledger).past(task_id)).view()
+    assert view is not None
+    return said(view)
+
+
+async def test_a_step_that_fails_is_done_once_in_its_process(under_test: AgentsUnderTest, tmp_path: Path) -> None:
+    task_id = await _begin(under_test, "pays")
+    await _until(under_test, task_id, lambda entry: entry.wait is not None)
+    await under_test.ledger.commit(SignalTask(task_id=task_id, signal=Signal("go", "s1", "on")))
+    assert await _ended(under_test, task_id) == "closed, on"
+    assert (tmp_path / "notes").read_text() == "charge\n"
+
+
+async def test_a_call_within_a_step_of_a_process_is_counted_apart(under_test: AgentsUnderTest, tmp_path: Path) -> None:
+    task_id = await _begin(under_test, "rolls")
+    await _until(under_test, task_id, lambda entry: entry.wait is not None)
+    await under_test.ledger.commit(SignalTask(task_id=task_id, signal=Signal("go", "s1", "on")))
+    assert await _ended(under_test, task_id) == "on"
+    assert (tmp_path / "notes").read_text().split() == ["another", "another"]
+
+
 async def test_a_canceled_turn_ends_its_process(under_test: AgentsUnderTest) -> None:
     agent = under_test.catalogue.agent(DEFAULT, "hangs")
     assert agent is not None
     ask = A2ARequest(caller=under_test.caller, agent=agent)
-    message = Message(message_id=Uuids()(), parts=(Text("x"),))
+    message = Message(message_id=uuid_source()(), parts=(Text("x"),))
     begun = await under_test.conversations.send(ask, SendMessage(message=message, blocking=False))
     pid = await _first_word(under_test, begun.task.id)
     assert _alive(pid)

@@ -41,7 +41,8 @@ def events(*rows: dict[str, Any] | str, code: int = 0) -> ProcessAgent:
 DONE, FAILED, WAITS = TaskState.COMPLETED, TaskState.FAILED, TaskState.INPUT_REQUIRED
 HI: dict[str, Any] = {"type": "assistant", "text": "hi"}
 BLOCKS = [{"type": "text", "text": "b"}, {"type": "x"}]
-ODD = "the agent wrote an artifact that is none: it needs text, data, url or value"
+ODD = "the agent wrote an artifact that is invalid: an artifact needs text, data, url or value"
+NO_SECONDS = "the agent asked for a retry, and its after_s is no number of seconds up to ten years"
 ENDS: list[tuple[str, list[Any], int, TaskState, str]] = [
     ("nothing, exit 0", [], 0, DONE, ""),
     ("words, exit 0", [HI], 0, DONE, "hi"),
@@ -67,6 +68,9 @@ ENDS: list[tuple[str, list[Any], int, TaskState, str]] = [
     ("no object", ["[1]"], 0, FAILED, "the agent wrote a line that is not a JSON object"),
     ("deep JSON", ["[" * 100_000], 0, FAILED, "the agent wrote a line that is not a JSON object"),
     ("odd artifact", [{"type": "artifact", "name": "x"}], 0, FAILED, ODD),
+    ("retry after words", [{"type": "retry", "after_s": "60"}], 0, FAILED, NO_SECONDS),
+    ("retry before now", [{"type": "retry", "after_s": -5}], 0, FAILED, NO_SECONDS),
+    ("retry after ages", [{"type": "retry", "after_s": 1e12}], 0, FAILED, NO_SECONDS),
 ]  # fmt: skip
 
 

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 from pydantic_ai.exceptions import ModelHTTPError
 
-from covenant.agents.model.model_agent import retry_reason
+from covenant.agents.model.pydantic_agent import retry_reason
 from covenant.agents.process_agent import ProcessAgent
 from covenant.agents.retried_agent import RetriedAgent
 from covenant.model.agent_definition import Retries, RetryPauses, read_agent_definition
 from covenant.model.errors import Invalid
 from covenant.model.task_view import TaskState
 from tests.agents.pool_under_test import PoolUnderTest, statuses, told
-from tests.agents.runtime.test_turn_steps import swept
+from tests.agents.runtime.steps_under_test import swept
 from tests.agents.test_process_agent import program
 
 FAST = RetryPauses(first=0.01, longest=0.02, jitter=0)

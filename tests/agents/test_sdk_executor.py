@@ -105,7 +105,7 @@ class Ends(Plain):
         ("cancel", TaskState.CANCELED, "cancel, alas"),
         ("raises", TaskState.FAILED, "the agent failed"),
         ("says nothing", TaskState.COMPLETED, ""),
-        ("mistakes the task", TaskState.FAILED, "the agent answered with another task than it was given"),
+        ("mistakes the task", TaskState.FAILED, "the agent answered with another task's id"),
         ("enqueues nonsense", TaskState.FAILED, "the agent enqueued dict, which is no event of a task"),
     ],
 )

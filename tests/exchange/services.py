@@ -12,7 +12,7 @@ from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.native import Conversations, NativeRun, NativeRuns
 from covenant.exchange.task_lookup import TaskLookup
-from covenant.ledger.clock import Uuids
+from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.open import memory_ledger
 from covenant.model.agent_definition import AgentDefinition
@@ -63,7 +63,7 @@ async def open_services() -> AsyncIterator[Services]:
     assert default is not None
     for tenant in (DEFAULT, "other"):
         catalogue.add_resident(tenant, AgentDefinition(id=AGENT, kind="worker"), "code")
-    a2a = A2AExchange(ledger, catalogue, NoWorkers(), Uuids(), A2aSettings())
+    a2a = A2AExchange(ledger, catalogue, NoWorkers(), uuid_source(), A2aSettings())
     tasks = TaskLookup(ledger, catalogue)
     yield Services(
         ledger,
@@ -71,8 +71,8 @@ async def open_services() -> AsyncIterator[Services]:
         a2a,
         tasks,
         TaskLookup(ledger, catalogue, principal),
-        NativeRuns(catalogue, a2a, tasks, Uuids()),
-        Conversations(ledger, catalogue, Uuids()),
+        NativeRuns(catalogue, a2a, tasks, uuid_source()),
+        Conversations(ledger, catalogue, uuid_source()),
         mine=Caller(default, "my hash", operator=False, name="client@default"),
         other=Caller(other, "other hash", operator=False, name="client@other"),
         operator=Caller(default, "operator's hash", operator=True, name="operator@test"),

@@ -16,7 +16,7 @@ from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.exchange.catalogue import Catalogue
-from covenant.ledger.clock import Uuids
+from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded import fault_points
 from covenant.model.a2a_requests import ListTasks, Message, SendMessage
@@ -53,7 +53,7 @@ async def place(home: Path, agent: Agent) -> AsyncIterator[Place]:
     ask = A2ARequest(caller=Caller(tenant, "token", operator=False, name="client@default"), agent=entry)
     working = asyncio.ensure_future(workers.run())
     try:
-        yield Place(ledger, A2AExchange(ledger, catalogue, workers, Uuids(), A2aSettings()), ask)
+        yield Place(ledger, A2AExchange(ledger, catalogue, workers, uuid_source(), A2aSettings()), ask)
     finally:
         workers.stop()
         working.cancel()

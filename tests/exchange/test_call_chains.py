@@ -24,12 +24,6 @@ from tests.ledger_contract.samples import ALICE, BOB, CAROL, OPERATOR, make_gran
 KEY = new_private_key()
 
 
-class _NoLedger:
-    """For what reads nothing of one."""
-
-    def on_registers(self, _: object) -> None: ...
-
-
 @pytest.fixture
 async def ledger(tmp_path: Path) -> AsyncIterator[EmbeddedLedger]:
     opened = await open_ledger(tmp_path, clock=now_ms)
@@ -84,13 +78,13 @@ async def test_mail_between_those_that_are_no_tenants_agents_is_nobodys_chain(le
     assert await sent(ledger, unknown) == unknown
 
 
-def test_identities_in_a_chain_are_keys_and_tell_no_names() -> None:
-    catalogue = Catalogue(_NoLedger(), KEY)  # type: ignore[arg-type]
+async def test_identities_in_a_chain_are_keys_and_tell_no_names(ledger: EmbeddedLedger) -> None:
+    catalogue = Catalogue(ledger, KEY)
     me = catalogue.identity("acme", "writer")
     with pytest.raises(Refusal) as caught:
         check_chain(1, (me.pubkey,), me, 3)
     assert caught.value.code == "loop_detected"
     assert "acme" not in me.pubkey
     assert catalogue.identity("acme", "writer") == me
-    other = Catalogue(_NoLedger(), new_private_key()).identity("acme", "writer")  # type: ignore[arg-type]
+    other = Catalogue(ledger, new_private_key()).identity("acme", "writer")
     check_chain(3, (other.pubkey, operator_agent("o@x", KEY).pubkey), me, 3)

@@ -285,7 +285,7 @@ def test_mcp_servers_are_read_with_their_defaults_and_their_tools() -> None:
         ([], "object"),
         ({}, "/servers: must be given"),
         ({"servers": {}, "more": 1}, "unknown key /more"),
-        ({"servers": {"web": {}}}, "/servers/web/command: must be given"),
+        ({"servers": {"web": {}}}, "/servers/web: give either `command` or `url`"),
         ({"servers": {"web": []}}, "/servers/web: Expected `object`"),
         ({"servers": {"two words": {"command": "x"}}}, "/servers/two words: a server's name"),
         ({"servers": {"a": {"command": "x"}, "b~/": {}}}, "/servers/b~0~1: a server's name"),
@@ -293,7 +293,7 @@ def test_mcp_servers_are_read_with_their_defaults_and_their_tools() -> None:
         ({"servers": {"web": {"command": "x", "colour": 1}}}, "unknown key /servers/web/colour"),
         ({"servers": {"web": {"command": "x", "tools": [{"name": "a", "b": 1}]}}}, "key /servers/web/tools/0/b"),
         ({"servers": {"web": {"command": "x", "tools": ["two words"]}}}, "/servers/web/tools/0/name: "),
-        ({"servers": {"web": {"command": ""}}}, "/servers/web/command: "),
+        ({"servers": {"web": {"command": ""}}}, "/servers/web: give either `command` or `url`"),
         ({"servers": {"web": {"command": "x", "call_timeout_ms": 0}}}, "/servers/web/call_timeout_ms: "),
     ],
 )

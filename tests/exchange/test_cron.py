@@ -61,7 +61,9 @@ def test_a_day_with_25_hours_has_a_daily_run_once_and_an_hourly_run_each_hour() 
         "26 02:30+0100",
         "27 02:30+0100",
     ]
-    assert moments("30 * * * *", "2026-10-24T23:45", 3) == ["25 02:30+0200", "25 02:30+0100", "25 03:30+0100"]
+    for hours in ("*", "*/1", "0-23"):
+        found = moments(f"30 {hours} * * *", "2026-10-24T23:45", 3)
+        assert found == ["25 02:30+0200", "25 02:30+0100", "25 03:30+0100"], hours
 
 
 def test_every_so_many_seconds_is_the_same_for_everybody() -> None:
@@ -84,6 +86,9 @@ def test_every_so_many_seconds_is_the_same_for_everybody() -> None:
             "* * * * 8",
             "a * * * *",
             "*/0 * * * *",
+            "*/1_0 * * * *",
+            "*/+5 * * * *",
+            "*/-5 * * * *",
         ),
         *("5-1 * * * *", "-5 * * * *", "1,,2 * * * *", "٣ * * * *", "0 0 30 2 *", "* * * * * *", "1/x * * * *"),
     ],
@@ -93,7 +98,21 @@ def test_an_expression_that_makes_no_sense_is_refused(expression: str) -> None:
         read_times(Schedule(id="s", cron=expression))
 
 
-@pytest.mark.parametrize("zone", ["Mars/Olympus", "", "../etc/passwd", "/etc/localtime", "a\x00b"])
+@pytest.mark.parametrize(
+    "zone",
+    [
+        "Mars/Olympus",
+        "",
+        "../etc/passwd",
+        "/etc/localtime",
+        "a\x00b",
+        "localtime",
+        "posixrules",
+        "right/UTC",
+        "posix/UTC",
+        "Factory",
+    ],
+)
 def test_a_time_zone_that_does_not_exist_is_refused(zone: str) -> None:
     with pytest.raises(Invalid, match="time_zone"):
         read_times(Schedule(id="s", cron="0 9 * * *", time_zone=zone))

@@ -1,28 +1,37 @@
 """Schedules: each moment has one run, over restarts, clocks that are set, and beside another daemon."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from covenant import Agent, Schedule, Turn
+from covenant.exchange.access.tenants import Caller
 from covenant.exchange.schedules import ScheduleRunner, run_id
 from covenant.exchange.tasks.writer import TaskWriter
 from covenant.ledger.clock import PAUSE_MS
-from covenant.model.errors import Invalid
+from covenant.model.errors import Conflict, Invalid, OverLimit
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.ledger_contract.fake_clock import FakeClock
+from tests.waits import BOUND_S
 
 HOUR_MS = 3_600_000
 NAME = ("default", "report", "hourly")
 
 
-def reporter(**more: object) -> Agent:
-    agent = Agent("report", schedules=[Schedule(id="hourly", cron="0 * * * *", text="the report", **more)])  # type: ignore[arg-type]
+def reporter(worked: list[int] | None = None, **more: object) -> Agent:
+    """`worked`: gets the moment of each run that is worked on."""
+    given = {"cron": "0 * * * *", **more}
+    agent = Agent("report", schedules=[Schedule(id="hourly", text="the report", **given)])  # type: ignore[arg-type]
 
     @agent
     async def report(turn: Turn) -> str:
+        if worked is not None:
+            worked.append((turn.task.metadata or {})["schedule"]["moment_ms"])
         return turn.text.upper()
 
     return agent
@@ -30,9 +39,18 @@ def reporter(**more: object) -> Agent:
 
 @asynccontextmanager
 async def opened(home: Path, clock: FakeClock, **more: object) -> AsyncIterator[tuple[DaemonUnderTest, ScheduleRunner]]:
-    async with open_daemon_under_test(home, reporter(**more), clock=clock) as daemon:
+    async with open_daemon_under_test(home, reporter(None, **more), clock=clock) as daemon:
         workers = daemon.daemon.agents.workers
         yield daemon, ScheduleRunner(daemon.ledger, daemon.catalogue, TaskWriter(daemon.ledger, workers))
+
+
+async def acting(daemon: DaemonUnderTest) -> Caller:
+    base = daemon.daemon.base
+    return await base.access.gate.tenancy.acting(base.storage.operator, "default")
+
+
+async def pause(daemon: DaemonUnderTest, *, paused: bool) -> None:
+    await daemon.daemon.agents.schedules.pause(await acting(daemon), "report", "hourly", paused=paused)
 
 
 def next_hour(clock: FakeClock) -> int:
@@ -98,6 +116,101 @@ async def test_nothing_is_begun_in_the_pause_after_the_clock_was_set_and_no_mome
         assert [update.kind for update in shown.updates].count("submitted") == 1
         clock.advance(HOUR_MS)
         assert await runner.step() == 1
+
+
+@pytest.mark.parametrize(
+    ("day", "hours", "cron", "expected"),
+    [
+        ("2026-03-29", 23, "30 2 * * *", ["03:30+0200"]),
+        (
+            "2026-03-29",
+            23,
+            "30 * * * *",
+            ["00:30+0100", "01:30+0100", *(f"{hour:02}:30+0200" for hour in range(3, 24))],
+        ),
+        ("2026-10-25", 25, "30 2 * * *", ["02:30+0200"]),
+        (
+            *("2026-10-25", 25, "30 * * * *"),
+            [*(f"{hour:02}:30+0200" for hour in range(3)), *(f"{hour:02}:30+0100" for hour in range(2, 24))],
+        ),
+    ],
+)
+async def test_a_day_with_23_or_25_hours_has_each_run_once_over_a_restart_in_its_middle(
+    tmp_path: Path, day: str, hours: int, cron: str, expected: list[str]
+) -> None:
+    zone, worked = ZoneInfo("Europe/Berlin"), list[int]()
+    midnight_ms = int(datetime.fromisoformat(f"{day}T00:00").replace(tzinfo=zone).timestamp()) * 1000
+    clock, steps = FakeClock(midnight_ms), hours * 4
+    for part in (range(11), range(11, steps)):
+        agent = reporter(worked, cron=cron, time_zone=zone.key, catch_up_s=2 * 3600)
+        async with open_daemon_under_test(tmp_path / "home", agent, clock=clock) as daemon:
+            workers = daemon.daemon.agents.workers
+            runner = ScheduleRunner(daemon.ledger, daemon.catalogue, TaskWriter(daemon.ledger, workers))
+            await runner.step()
+            for _ in part:
+                clock.advance(HOUR_MS // 4)
+                await runner.step()
+            await workers.idle()
+    # What it looks back for at its first start is of the day before.
+    of_day = sorted(moment for moment in worked if moment >= midnight_ms)
+    assert [datetime.fromtimestamp(moment / 1000, zone).strftime("%H:%M%z") for moment in of_day] == expected
+
+
+async def test_a_paused_schedule_has_no_runs_over_restarts_and_none_later_for_its_pause(tmp_path: Path) -> None:
+    clock = FakeClock()
+    clock.advance(next_hour(clock) - clock() + HOUR_MS // 2)
+    looking_back = {"catch_up_s": 24 * 3600}
+    async with opened(tmp_path / "home", clock, **looking_back) as (daemon, runner):
+        await runner.step()
+        await pause(daemon, paused=True)
+        clock.advance(HOUR_MS)
+        assert await runner.step() == 0
+    async with opened(tmp_path / "home", clock, **looking_back) as (daemon, runner):
+        clock.advance(HOUR_MS)
+        assert await runner.step() == 0
+        await pause(daemon, paused=False)
+        assert await runner.step() == 0
+        clock.advance(HOUR_MS)
+        assert await runner.step() == 1
+    async with opened(tmp_path / "home", clock, **looking_back) as (daemon, runner):
+        # What is looked back at begins where the pause ended.
+        assert await runner.step() == 1
+        assert await daemon.ledger.show(run_id(NAME, next_hour(clock) - HOUR_MS), None, 1) is not None
+        assert await daemon.ledger.show(run_id(NAME, next_hour(clock) - 2 * HOUR_MS), None, 1) is None
+
+
+async def test_a_pause_holds_for_what_is_due_and_not_submitted_yet(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with opened(tmp_path / "home", clock) as (daemon, runner):
+        await runner.step()
+        clock.advance(next_hour(clock) - clock())
+        await pause(daemon, paused=True)
+        assert await runner.step() == 0
+
+
+async def test_a_run_by_hand_that_is_refused_leaves_no_row_that_says_it_ran(tmp_path: Path) -> None:
+    agent, begun = Agent("report", schedules=[Schedule(id="hourly", cron="0 * * * *")]), asyncio.Event()
+
+    @agent
+    async def wait(_: Turn) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    at_once = {"grace_ms": 0}  # the turn goes on when the daemon stops
+    async with open_daemon_under_test(tmp_path / "home", agent, tenants={"live_tasks": 1}, daemon=at_once) as daemon:
+        schedules = daemon.daemon.agents.schedules
+        ran = await schedules.run_now(await acting(daemon), "report", "hourly")
+        await asyncio.wait_for(begun.wait(), BOUND_S)
+        with pytest.raises(OverLimit):
+            await schedules.run_now(await acting(daemon), "report", "hourly")
+        events = (await daemon.ask("GET", "/audit/recent?type=schedule_run")).json()["events"]
+        assert [event["kind"]["task_id"] for event in events] == [ran]
+
+
+async def test_a_schedule_of_code_is_changed_in_the_code(tmp_path: Path) -> None:
+    async with opened(tmp_path / "home", FakeClock()) as (daemon, _):
+        with pytest.raises(Conflict, match="comes from code"):
+            await daemon.daemon.agents.schedules.remove(await acting(daemon), "report", "hourly")
 
 
 def test_a_schedule_that_cannot_be_read_is_told_to_its_author() -> None:

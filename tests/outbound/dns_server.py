@@ -13,6 +13,7 @@ import dns.rdatatype
 import dns.rrset
 
 from covenant.outbound.address_guard import NameServerResolver
+from tests.waits import BOUND_S
 
 Records = Sequence[str]
 """Addresses."""
@@ -31,7 +32,7 @@ class NameServer:
         self.asked: Counter[tuple[str, str]] = Counter()
         self.port = 0
 
-    def resolver(self, patience_s: float = 5.0) -> NameServerResolver:
+    def resolver(self, patience_s: float = BOUND_S) -> NameServerResolver:
         return NameServerResolver([(ip_address("127.0.0.1"), self.port)], patience_s=patience_s)
 
     def then(self, name: str, *answers: Records) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -42,21 +43,21 @@ async def failure(answer: Answer, limits: OutboundSettings = LIMITS) -> CallFail
     return failed.value
 
 
-TOO_LARGE: dict[str, Answer] = {
-    "one byte": always(reply(body=bytes(BYTES_MAX + 1))),
-    "declared": always(reply(content_length=str(BYTES_MAX + 1))),
-    "chunked": endless(ENDLESS, chunk(bytes(1000))),
-    "until closed": endless(UNTIL_CLOSED, bytes(1000)),
-    "gzip bomb": always(reply(body=bomb(50), content_encoding="gzip")),
-    "deflate bomb": always(reply(body=zlib.compress(bytes(50 * 1024 * 1024)), content_encoding="deflate")),
-    "bomb in a bomb": always(reply(body=gzip.compress(bomb(200)), content_encoding="gzip, gzip")),
-    "compressed nothing": endless(GZIP_CHUNKED + chunk(empty_blocks()), chunk(b"\x00\x00\x00\xff\xff" * 1000)),
+TOO_LARGE: dict[str, Callable[[], Answer]] = {
+    "one byte": lambda: always(reply(body=bytes(BYTES_MAX + 1))),
+    "declared": lambda: always(reply(content_length=str(BYTES_MAX + 1))),
+    "chunked": lambda: endless(ENDLESS, chunk(bytes(1000))),
+    "until closed": lambda: endless(UNTIL_CLOSED, bytes(1000)),
+    "gzip bomb": lambda: always(reply(body=bomb(50), content_encoding="gzip")),
+    "deflate bomb": lambda: always(reply(body=zlib.compress(bytes(50 * 1024 * 1024)), content_encoding="deflate")),
+    "bomb in a bomb": lambda: always(reply(body=gzip.compress(bomb(200)), content_encoding="gzip, gzip")),
+    "compressed nothing": lambda: endless(GZIP_CHUNKED + chunk(empty_blocks()), chunk(b"\x00\x00\x00\xff\xff" * 1000)),
 }
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
 async def test_an_answer_over_the_limit_is_cut_off_while_it_arrives(name: str) -> None:
-    failed = await failure(TOO_LARGE[name])
+    failed = await failure(TOO_LARGE[name]())
     assert (failed.code, failed.transient) == ("too_large", False)
 
 

@@ -126,6 +126,17 @@ async def test_one_made_later_is_told_what_happens_from_then_on(ledger: Ledger, 
     assert hook.generations == [4, 5]
 
 
+async def test_one_made_after_the_end_of_its_task_is_kept_and_told_nothing(ledger: Ledger, hook: Receiver) -> None:
+    await advance(ledger, await begin(ledger), chunk("unheard"), end=True)
+    assert len(await steps(ledger)) == 4, "the archive has it"
+    async with pushing(ledger) as runner:
+        late = await put(ledger, task_id(1), hook.url(), id="late")
+        await advance(ledger, await begin(ledger, 2, PushConfig(url=hook.url())), end=True)
+        await owed(runner, ledger, lambda found: task_id(2) not in {push.task_id for push in found})
+        assert await ledger.pushes(task_id(1)) == (late,), "its owner can read it for a while"
+    assert {request.headers["covenant-task-id"] for request in hook.taken} == {task_id(2)}
+
+
 async def test_long_stories_come_whole_and_in_order(ledger: Ledger, hook: Receiver) -> None:
     count = 3 * BURST_MAX + STEPS_AT_ONCE // 2
     async with pushing(ledger) as runner:

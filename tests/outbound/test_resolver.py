@@ -24,7 +24,7 @@ async def names() -> AsyncIterator[NameServer]:
         yield server
 
 
-async def refusal(names: NameServer, url: str = "http://evil.example/", patience_s: float = 5.0) -> AddressRefused:
+async def refusal(names: NameServer, url: str = "http://evil.example/", patience_s: float = BOUND_S) -> AddressRefused:
     guard = AddressGuard((), resolver=names.resolver(), resolve_s=patience_s)
     with pytest.raises(AddressRefused) as refused:
         await guard.check(url)
@@ -33,7 +33,7 @@ async def refusal(names: NameServer, url: str = "http://evil.example/", patience
 
 async def test_a_name_that_leads_elsewhere_the_second_time_is_judged_again(names: NameServer) -> None:
     names.then("evil.example", [PUBLIC], ["127.0.0.1"])
-    guard = AddressGuard((), resolver=names.resolver())
+    guard = AddressGuard((), resolver=names.resolver(), resolve_s=BOUND_S)
     assert [str(address) for address in (await guard.check("http://evil.example/")).addresses] == [PUBLIC]
     assert "127.0.0.1" in (await refusal(names)).detail
 
@@ -55,7 +55,7 @@ async def test_an_alias_is_judged_by_the_addresses_at_its_end(names: NameServer)
     follow_aliases(names, chain, ["10.0.0.1"])
     assert "evil.example leads to 10.0.0.1" in (await refusal(names)).detail
     follow_aliases(names, chain, [PUBLIC])
-    target = await AddressGuard((), resolver=names.resolver()).check("http://evil.example/")
+    target = await AddressGuard((), resolver=names.resolver(), resolve_s=BOUND_S).check("http://evil.example/")
     assert (target.host, [str(address) for address in target.addresses]) == ("evil.example", [PUBLIC])
 
 
@@ -85,7 +85,7 @@ async def test_addresses_of_another_name_in_the_answer_are_not_taken(names: Name
 async def test_a_huge_answer_is_read_whole_over_tcp_and_judged_whole(names: NameServer) -> None:
     many = [f"93.184.{high}.{low}" for high in range(10) for low in range(250)]
     names.records["evil.example"] = many
-    await AddressGuard((), resolver=names.resolver()).check("http://evil.example/")
+    await AddressGuard((), resolver=names.resolver(), resolve_s=BOUND_S).check("http://evil.example/")
     names.records["evil.example"] = [*many, "192.168.0.1"]
     assert "192.168.0.1" in (await refusal(names)).detail
 
@@ -146,7 +146,7 @@ async def test_a_resolver_gives_up_by_itself_too(names: NameServer) -> None:
 async def test_one_silent_name_does_not_keep_others_waiting(names: NameServer) -> None:
     names.records["good.example"] = [PUBLIC]
     names.speak["evil.example"] = lambda query, reply, before: None
-    guard = AddressGuard((), resolver=names.resolver(), resolve_s=30)
+    guard = AddressGuard((), resolver=names.resolver(), resolve_s=BOUND_S)
     waiting = [asyncio.create_task(guard.check("http://evil.example/")) for _ in range(50)]
     async with asyncio.timeout(BOUND_S):
         await guard.check("http://good.example/")

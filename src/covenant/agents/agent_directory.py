@@ -1,7 +1,7 @@
-"""The agents that an agent can call, here and elsewhere: as lines of text, and to be ranked.
+"""The agents that an agent can call, local and remote: as lines of text, and as a list for ranking.
 
 Local agents are those of the tenant's catalogue that can work. Remote agents are configured ones whose card was found;
-cards are fetched in the background. A listing is made again only when something changed.
+cards are fetched in the background. A listing is made again only after a change.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from covenant.model.agent_definition import INDEX, AgentDefinition, CatalogueAge
 from covenant.model.errors import CovenantError
 
 LOOK_S: Final = 1.0
-"""Pause between two looks at the file of remote agents."""
+"""The pause between two looks at the file of remote agents."""
 CARD_S: Final = 300.0
-"""How long a card is good for."""
+"""How long a card is valid."""
 FAILURE_S: Final = 60.0
-"""How long a failure is: asking the dead again and again helps nobody."""
+"""How long a failure is remembered, so that an unreachable agent is not asked again and again."""
 FETCH_S: Final = 15.0
 FETCHES_MAX: Final = 16
 SPACING_S: Final = 0.02
-"""Between the beginnings of two fetches: a crowd of them at once would hold up the loop that turns are on."""
+"""The pause between the starts of two fetches: many at once would delay turns on the same event loop."""
 REMOTES_MAX: Final = 1_000
 
 log = logging.getLogger(__name__)
@@ -37,15 +37,15 @@ log = logging.getLogger(__name__)
 class RemoteNames(Protocol):
     def __iter__(self) -> Iterator[str]: ...
     def entry(self, name: str) -> object:
-        """Equal for as long as nothing about it has changed. Raises where it cannot be used."""
+        """A value that stays equal until the entry changes. Raises for an entry that cannot be used."""
 
 
 FindCard = Callable[[str], Awaitable[RemoteCard | None]]
-"""The card of a configured agent, by its name; None if it has none."""
+"""Finds the card of a configured agent by its name; None if the agent has no card."""
 
 
 class RemoteCardEntry(msgspec.Struct, frozen=True):
-    """A card, or why there is none; for which entry; and until when that holds."""
+    """A card, or the reason why there is none; the entry that it belongs to; and until when it is valid."""
 
     entry: object
     until: float
@@ -55,7 +55,7 @@ class RemoteCardEntry(msgspec.Struct, frozen=True):
 
 class RemoteCards:
     def __init__(self, directory: RemoteNames, find_card: FindCard, clock: Callable[[], float]) -> None:
-        """`clock` counts seconds and is never set back."""
+        """`clock` counts seconds and never goes back."""
         self._directory = directory
         self._find_card = find_card
         self._clock = clock
@@ -65,7 +65,7 @@ class RemoteCards:
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(FETCHES_MAX)
         self.changes = 0
-        """Grows with every change of what is known."""
+        """Grows with every change of names or cards."""
 
     def __bool__(self) -> bool:
         """Whether any remote agent is configured, as far as is known."""
@@ -73,11 +73,11 @@ class RemoteCards:
 
     @property
     def known(self) -> dict[str, RemoteCardEntry]:
-        """By name, in the order of the file; those that were never answered for are not there yet."""
+        """Cards by name, in the order of the file, without those whose first fetch has not ended."""
         return self._ordered
 
     def look(self) -> None:
-        """Begin to fetch what is due, and do not wait for it."""
+        """Starts the fetches that are due, without waiting for them."""
         entries: dict[str, object] = {}
         for name in self._directory:
             if len(entries) >= REMOTES_MAX:
@@ -107,7 +107,7 @@ class RemoteCards:
             del self._fetching[name]
 
     async def settled(self) -> None:
-        """Return when nothing is being fetched."""
+        """Waits until no fetch is running."""
         while self._fetching:
             await asyncio.wait(tuple(self._fetching.values()))
 
@@ -146,7 +146,7 @@ class RemoteCards:
 
 
 TENANTS_MAX: Final = 1_000
-"""Whose listings are kept."""
+"""The most tenants whose listings are cached."""
 SKILLS_MAX: Final = 5
 LINE_CHARACTERS_MAX: Final = 300
 
@@ -159,7 +159,7 @@ REMOTE_CAVEAT: Final = (
 
 
 class CallableAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """One that can be called, by `name`. What a remote one says of itself is claimed, not proven."""
+    """An agent that can be called, by `name`. A remote agent's description is its own claim, not proven."""
 
     name: str
     title: str = ""
@@ -167,9 +167,9 @@ class CallableAgent(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     skills: tuple[RemoteSkill, ...] = ()
     remote: bool = False
-    """One of the registry, and not of the catalogue."""
+    """Whether the agent comes from the remote registry, not from the catalogue."""
     elsewhere: bool = False
-    """It is sent words, and nothing else."""
+    """Whether the agent receives only text."""
 
     @property
     def line(self) -> str:
@@ -206,9 +206,9 @@ class AgentDirectory:
         self._made: dict[str, tuple[tuple[int, int], tuple[CallableAgent, ...]]] = {}
 
     def all(self, tenant: str) -> tuple[CallableAgent, ...]:
-        """Local agents in the catalogue's order, then remote ones in that of their file; `index` itself is not there.
+        """Local agents in the catalogue's order, then remote agents in their file's order, without `index`.
 
-        Equal (and the same object) until something changes.
+        The same object is returned until something changes.
         """
         stamp = (self._catalogue.changes, self._remote_cards.changes if self._remote_cards is not None else 0)
         known = self._made.get(tenant)
@@ -217,7 +217,7 @@ class AgentDirectory:
         here = self._catalogue.agents(tenant)
         local = [_local(agent) for agent in here if agent.id != INDEX and self._played(agent.definition)]
         names = {listed.name for listed in local}
-        # Whoever is called by a name that both have is the one here.
+        # A name that both have means the local agent.
         made = (*local, *(listed for listed in self._remote(tenant) if listed.name not in names))
         if len(self._made) >= TENANTS_MAX:
             self._made.clear()
@@ -231,7 +231,7 @@ class AgentDirectory:
         return [listed for listed in self.all(tenant) if listed.remote]
 
     def text(self, tenant: str, *, without: str = INDEX, local: bool = True, remote: bool = True) -> str:
-        """What an agent is told of the others: `without` is its own id."""
+        """The other agents, as text for an agent whose own id is `without`."""
         blocks = []
         mine = [listed.line for listed in self.local(tenant) if listed.name != without] if local else []
         if mine:
@@ -244,7 +244,7 @@ class AgentDirectory:
         return "\n\n".join(blocks)
 
     def known(self, tenant: str) -> Mapping[str, RemoteCardEntry]:
-        """What is known of the remote agents that a tenant may call, by name."""
+        """Cards of the remote agents that a tenant may call, by name."""
         known = self._remote_cards.known if self._remote_cards is not None else {}
         if not known or self._callable_by is None:
             return known
@@ -290,7 +290,7 @@ def _bulleted(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _one_line(text: str) -> str:
-    """What others wrote stays on its line: nothing in it can look like a heading of ours."""
+    """Foreign text stays on one line: no part of it can look like one of our headings."""
     plain = " ".join(text.split())
     plain = "".join(character if character.isprintable() else " " for character in plain)
     return plain if len(plain) <= LINE_CHARACTERS_MAX else f"{plain[: LINE_CHARACTERS_MAX - 1]}…"

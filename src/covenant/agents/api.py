@@ -7,7 +7,7 @@
         yield "Working on it… "                          # text, streamed
         yield turn.file("summary.md", summary.encode())  # an artifact
 
-A function that returns has completed the task; one that raises has failed it, and only the log says why. A function
+When the function returns, the task is completed. When it raises, the task fails, and only the log says why. A function
 that is no generator returns its answer. `yield turn.need_input("Which language?")` ends the turn: the next turn calls
 the function again, with the answer. A plain function (`def`) runs in a thread, with a `SyncTurn`.
 """
@@ -15,22 +15,28 @@ the function again, with the answer. A plain function (`def`) runs in a thread, 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar, overload
 
 import msgspec
 
-from covenant.agents.runtime import turn_output
+from covenant.agents.runtime import turn_files
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling, TurnCalls
-from covenant.agents.runtime.turn_steps import SECONDS_MAX, DurableSteps, perform_step
+from covenant.agents.runtime.durable_step import DurableSteps, perform_step, perform_sync_step, refuse_nested, step_here
+from covenant.agents.runtime.turn_limits import AskLoop, HeldTokens
+from covenant.agents.runtime.turn_steps import SECONDS_MAX
 from covenant.exchange.argument_checks import checks_arguments
 from covenant.exchange.cron import check_schedules
 from covenant.exchange.file_source import FileSource
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.agent_definition import OnLost, Schedule, Skill
 from covenant.model.content import Content, File, Text
+from covenant.model.errors import OverLimit
+from covenant.model.peers.delegation import BUDGET_EXCEEDED
+from covenant.model.peers.instance import Whole
 from covenant.model.question import Question, QuestionKind
 from covenant.model.rate_limits import Backoff
-from covenant.model.retry_policy import AttemptPolicy
+from covenant.model.retry_policy import AttemptPolicy, check_attempts
 from covenant.model.task import Task
 from covenant.model.task_event import PROGRESS, Interruption, MessageUpdate, StatusUpdate
 from covenant.outbound.remote.remote_task import Sendable
@@ -42,7 +48,7 @@ class Rejection(msgspec.Struct, frozen=True, gc=False):
 
 
 class Retry(msgspec.Struct, frozen=True, gc=False):
-    """The turn is begun again after a pause; `last`: there is no further attempt, and the task fails."""
+    """The turn begins again after a pause. `last`: there is no further attempt, and the task fails."""
 
     after_s: float
     text: str
@@ -50,13 +56,13 @@ class Retry(msgspec.Struct, frozen=True, gc=False):
 
 
 class BareReply(msgspec.Struct, frozen=True, gc=False):
-    """A bare message: all that the agent has to say, and no task."""
+    """The answer is a bare A2A message instead of a task."""
 
     content: tuple[Content, ...]
 
 
 class Approval(msgspec.Struct, frozen=True, gc=False):
-    """What a person decided. It is true if that was to approve. `by`: who, by name; the sender's words if any."""
+    """A person's decision; true if it is an approval. `reason`: the person's words, if any. `by`: the person's name."""
 
     approved: bool
     reason: str = ""
@@ -67,14 +73,13 @@ class Approval(msgspec.Struct, frozen=True, gc=False):
 
 
 ATTEMPTS: Final = AttemptPolicy().attempts
-ATTEMPTS_MAX: Final = 100
 T = TypeVar("T")
 Sayable = str | Content | StatusUpdate | Rejection | Retry | BareReply
 Function = Callable[[Any], AsyncIterator[Sayable] | Awaitable[Sayable | Iterable[Sayable] | None] | Any]
 
 
 class TurnWork(Protocol):
-    """A `Job`, or a job of another process."""
+    """A `Job`, or its stand-in in another process."""
 
     @property
     def task(self) -> Task: ...
@@ -86,7 +91,8 @@ class TurnWork(Protocol):
     def calls(self) -> TurnCalls: ...
     @property
     def steps(self) -> DurableSteps: ...
-    def spend(self, amounts: dict[str, float]) -> None: ...
+    def spend(self, amounts: dict[str, float]) -> str | None: ...
+    def reserve(self, tokens: int, ask: AskLoop | None = None) -> HeldTokens: ...
     def save_file(self, name: str, source: FileSource, media_type: str | None = None) -> Awaitable[File]: ...
     def open_file(self, part: Content) -> AsyncIterator[bytes]: ...
     @property
@@ -101,7 +107,7 @@ class BaseTurn:
         self._attempts = attempts
         self._parts: tuple[Content, ...] | None = None
         self.history: Final = history
-        """What was said before this turn, in order, by the sender (`role` "user") and by the agent ("agent")."""
+        """The messages before this turn, in order, of the sender (`role` "user") and of the agent ("agent")."""
 
     @property
     def text(self) -> str:
@@ -117,7 +123,7 @@ class BaseTurn:
 
     @property
     def message_id(self) -> str:
-        """The sender's own id of the message that this turn is about."""
+        """The sender's own id of this turn's message."""
         return self._job.messages[-1].message_id or ""
 
     @property
@@ -133,7 +139,7 @@ class BaseTurn:
 
     @property
     def context_id(self) -> str:
-        """What groups tasks into a conversation; a task that is in none is its own."""
+        """The id that groups tasks into a conversation; the task's own id if it is in none."""
         return self._job.task.context_id or self._job.task.id
 
     @property
@@ -152,68 +158,82 @@ class BaseTurn:
 
     @property
     def interrupted(self) -> bool:
-        """Whether an attempt before this one was cut short after the last step that the ledger has.
-
-        Nobody knows how far it came. So the first step that is done now may have been done before: look first.
-        """
+        """Whether an attempt was cut short after its last durable step: the next step may have been done, so check
+        first."""
         return self._job.steps.interrupted
 
-    file = staticmethod(checks_arguments(turn_output.file))
-    data = staticmethod(turn_output.data)
+    @property
+    def _steps(self) -> DurableSteps:
+        """The durable steps. Refused inside a step: no step may contain another step or a wait."""
+        refuse_nested(self._job.steps)
+        return self._job.steps
+
+    @property
+    def _step_here(self) -> str:
+        return step_here(self._job.steps)
+
+    file = staticmethod(checks_arguments(turn_files.file))
+    data = staticmethod(turn_files.data)
 
     @staticmethod
     @checks_arguments
     def status(text: str, *, progress: float | None = None) -> StatusUpdate:
-        """Yield it: a word on progress, which is no part of the answer. `progress`: how much is done, from 0 to 1."""
+        """Yield it to report progress; it is no part of the answer. `progress`: the share that is done, from 0 to 1."""
         if progress is None:
             return StatusUpdate(text)
         if not 0 <= progress <= 1:
-            raise ValueError(f"progress is from 0 to 1, not {progress}")
+            raise ValueError(f"progress must be from 0 to 1, not {progress}")
         return StatusUpdate(text, metadata={PROGRESS: progress})
 
     @staticmethod
     @checks_arguments
     def need_input(text: str) -> StatusUpdate:
-        """Yield it: the turn ends here, and the next one begins with the sender's answer."""
+        """Yield it to end the turn; the next turn begins with the sender's answer."""
         return StatusUpdate(text, Interruption.INPUT_REQUIRED.value)
 
     @staticmethod
     @checks_arguments
     def need_auth(text: str) -> StatusUpdate:
-        """Yield it: as `need_input`, for something that only the sender may do elsewhere."""
+        """Yield it, like `need_input`, for something that the sender must do elsewhere, such as logging in."""
         return StatusUpdate(text, Interruption.AUTH_REQUIRED.value)
 
     @staticmethod
     @checks_arguments
     def reject(text: str) -> Rejection:
-        """Yield it: the task ends as rejected, for this reason."""
+        """Yield it to end the task as rejected, for this reason."""
         return Rejection(text)
 
     @checks_arguments
     def retry(self, after: float, text: str = "") -> Retry:
-        """Yield it, or return it: this turn is begun again so many seconds later, as a further attempt.
+        """Yield or return it: the turn begins again so many seconds later, as a further attempt.
 
-        The sender is told, with `text`. After the last attempt (`Agent(attempts=…)`, 3 unless said) the task fails
+        The sender is told, with `text`. After the last attempt (`Agent(attempts=…)`, 3 by default) the task fails
         instead. Steps that are in the ledger are not done again.
         """
         if not 0 <= after <= SECONDS_MAX:
-            raise ValueError("after is from 0 seconds to ten years")
+            raise ValueError("after must be from 0 seconds to ten years")
         return Retry(after, text, self.attempt >= self._attempts)
 
     @staticmethod
     @checks_arguments
     def reply(*content: str | Content) -> BareReply:
-        """Yield it, and nothing else: the answer is a bare message, and its sender need not hear of a task."""
+        """Yield it, and nothing else: the answer is a bare message, and the sender need not see a task."""
         return BareReply(tuple(Text(block) if isinstance(block, str) else block for block in content))
 
     @checks_arguments
     def spend(self, tokens: float = 0, **more: float) -> None:
-        """What this turn used up; told with its result, as `usage`, to which what it called is added."""
-        self._job.spend({"tokens": tokens, **more} if tokens else more)
+        """Adds to this turn's usage, which its result reports. Raises OverLimit if the task's budget is exceeded."""
+        over = self._job.spend({"tokens": tokens, **more} if tokens else more)
+        if over is not None:
+            raise OverLimit(BUDGET_EXCEEDED, over)
+
+    def reserve(self, tokens: int) -> HeldTokens:
+        """`with turn.reserve(500):` reserves tokens of the budget. Raises OverLimit if fewer are left."""
+        return self._job.reserve(checked("tokens", tokens, Whole))
 
     @property
     def tokens_left(self) -> int | None:
-        """What is left of the task's token budget, less what calls that have not ended may use. None: no budget."""
+        """The rest of the task's token budget, less what running calls may use. None: no budget."""
         return self._job.tokens_left
 
 
@@ -226,12 +246,12 @@ def approval_of(answered: dict[str, Any]) -> Approval:
 
 
 class Turn(BaseTurn):
-    """One round of a task, for an async function."""
+    """One turn of a task, for an async function."""
 
     __slots__ = ()
 
     async def save_file(self, name: str, source: FileSource, *, media_type: str | None = None) -> File:
-        """Store a file of any size: its bytes, its path, or its pieces as they come. Yield what it returns.
+        """Stores a file of any size: its bytes, its path, or its pieces as they arrive. Yield the returned part.
 
         The bytes are durable when it returns, and are never in memory as a whole.
         """
@@ -250,87 +270,79 @@ class Turn(BaseTurn):
         key: str | None = None,
         idempotent: bool | None = None,
     ) -> Answer:
-        """Ask another agent, and wait for its answer: one of this tenant by name, or one elsewhere by name or URL.
+        """Calls another agent and waits for its answer: one of this tenant by name, or a remote one by name or URL.
 
-        The call is a task of its own, part of this one. If this turn is begun again, the same call (the same words to
-        the same agent, or the same `key`) finds that task and its answer; it is not done twice. `key` holds for the
-        whole task. `timeout_ms` after which it is canceled; never more than this task has left. `idempotent`: doing it
-        twice does no harm, so that the operator's retry gate may; unless said, as the agent itself declares.
+        The call is a task of its own, a child of this one. If this turn begins again, the same call (the same words to
+        the same agent, or the same `key`) finds that task and its answer; the work is not done twice. A `key` is valid
+        for the whole task. The call is canceled after `timeout_ms`, and when this task's time is over. `idempotent`:
+        doing the work twice does no harm, so the operator's retry gate may repeat it; by default, as the agent
+        declares.
 
-        Raises a `Refusal` if it cannot be asked: `unknown_agent`, `loop_detected`, `depth_exceeded`, or `CallLimit`.
+        Raises a `Refusal` if it cannot be called: `unknown_agent`, `loop_detected`, `depth_exceeded`, or `CallLimit`.
         """
-        return await self._job.calls.one(
-            Call(agent=agent, what=what, timeout_ms=timeout_ms, key=key, idempotent=idempotent)
-        )
+        call = Call(agent=agent, what=what, timeout_ms=timeout_ms, key=key, idempotent=idempotent)
+        return await self._job.calls.one(call, step=self._step_here)
 
     async def call_all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]:
-        """Ask several at once, each a `Call` or a tuple of agent and words: all answers, in the order of the calls."""
-        return await self._job.calls.all(calls)
+        """Calls several agents at once, each by a `Call` or a tuple of agent and words. Answers keep the order."""
+        return await self._job.calls.all(calls, step=self._step_here)
 
     async def call_first(self, calls: Sequence[Calling]) -> Answer:
         """The first answer that completes; the other calls are canceled. Raises `NotEnough` if none does."""
-        return (await self._job.calls.quorum(1, calls))[0]
+        return (await self._job.calls.quorum(1, calls, step=self._step_here))[0]
 
     async def call_quorum(self, count: int, calls: Sequence[Calling]) -> tuple[Answer, ...]:
-        """The first `count` that complete, as they come; the others are canceled. Raises `NotEnough`."""
-        return await self._job.calls.quorum(count, calls)
+        """The first `count` answers that complete; the other calls are canceled. Raises `NotEnough`."""
+        return await self._job.calls.quorum(count, calls, step=self._step_here)
 
     @overload
     async def step(self, name: str, do: Callable[[], Awaitable[T]]) -> T: ...
     @overload
     async def step(self, name: str, do: Callable[[], T]) -> T: ...
     async def step(self, name: str, do: Callable[[], Any]) -> Any:
-        """Do it once, whatever happens: its result is in the ledger before the function goes on.
+        """Does something once: its result is in the ledger before the function goes on.
 
-        If this turn is run again, the same step gives that result, and `do` is not called. `name` is its own in the
-        turn, and the steps of a turn are asked for in the same order each time. The result is what JSON can hold, up
-        to 256 KiB, and is given as JSON has it. What `do` raises is raised here, and is not kept.
+        If this turn runs again, the same step returns that result, and `do` is not called. `name` must be unique in the
+        turn, and a turn must ask for its steps in the same order each time. The result must fit JSON, up to 256 KiB,
+        and is returned as JSON has it. An exception of `do` is kept and raised again, too (`StepFailed` if its class
+        cannot be made again); a further attempt calls `do` again.
         """
-        return await perform_step(self._job.steps, name, do)
+        return await perform_step(self._steps, name, do)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait without holding a place, also while the daemon is down. The turn is run again when the time is over."""
-        await self._job.steps.sleep(seconds)
+        """Waits without holding a worker, also while the daemon is down. The turn runs again when the time is over."""
+        await self._steps.sleep(seconds)
 
     async def wait_for(self, name: str, *, timeout_s: float | None = None) -> Any:
-        """Wait for a signal of this name, without holding a place; what its sender gave. Raises `TimeoutError`."""
-        return await self._job.steps.wait_for(name, timeout_s)
+        """Waits for a signal of this name without holding a worker; returns its value. Raises `TimeoutError`."""
+        return await self._steps.wait_for(name, timeout_s)
 
     async def approve(self, text: str, *, timeout_s: float | None = None) -> Approval:
-        """Ask a person to approve something, and wait without holding a place. Raises `TimeoutError`.
+        """Asks a person to approve something, and waits without holding a worker. Raises `TimeoutError`.
 
-        The task is `input-required` until somebody approves or denies it, by any door. The turn is run again then; the
-        decision is in the ledger, and holds for this very text.
+        The task is `input-required` until somebody approves or denies it, by any door. Then the turn runs again; the
+        decision is in the ledger, and is valid for exactly this text.
         """
-        return approval_of(await self._job.steps.ask(_question("approval", text), timeout_s))
+        return approval_of(await self._steps.ask(_question("approval", text), timeout_s))
 
     async def ask(self, text: str, *, timeout_s: float | None = None) -> str:
-        """Ask the sender something in the middle of a turn: the text of the next message. Raises `TimeoutError`.
+        """Asks the sender something within a turn; returns the text of the next message. Raises `TimeoutError`.
 
-        Unlike `need_input`, it ends neither the turn nor what its steps have done.
+        Unlike `need_input`, this does not end the turn, and the results of its steps stay.
         """
-        said: str = (await self._job.steps.ask(_question("input", text), timeout_s))["text"]
+        said: str = (await self._steps.ask(_question("input", text), timeout_s))["text"]
         return said
 
     async def answer(self, call: Answer | str, what: Sendable) -> Answer:
-        """Say what a call waits for (`answer.waits`), by its answer or its task's id, and wait for the next one."""
-        return await self._job.calls.answer(call, what)
-
-
-class AskLoop(Protocol):
-    """From a thread: have the loop do something, and wait for it."""
-
-    @overload
-    def __call__(self, do: Callable[[], Awaitable[T]], /) -> T: ...
-    @overload
-    def __call__(self, do: Callable[[], None], /) -> None: ...
+        """Answers a waiting call (`answer.waits`), given by its answer or task id, and waits for the next answer."""
+        return await self._job.calls.answer(call, what, step=self._step_here)
 
 
 class SyncTurn(BaseTurn):
-    """One round of a task, for a plain function, which runs in a thread: the methods of a `Turn`, without `await`.
+    """One turn of a task, for a plain function in a thread: the methods of a `Turn`, without `await`.
 
-    They may be used from any thread that the function starts. Those that talk to the loop wait for it; once the turn is
-    over they raise `asyncio.CancelledError`.
+    They may be used from any thread that the function starts. Methods that need the event loop wait for it; once the
+    turn is over they raise `asyncio.CancelledError`.
     """
 
     __slots__ = ("_ask",)
@@ -351,19 +363,19 @@ class SyncTurn(BaseTurn):
         idempotent: bool | None = None,
     ) -> Answer:
         call = Call(agent=agent, what=what, timeout_ms=timeout_ms, key=key, idempotent=idempotent)
-        return self._ask(lambda: self._job.calls.one(call))
+        return self._ask(partial(self._job.calls.one, call, step=self._step_here))
 
     def call_all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]:
-        return self._ask(lambda: self._job.calls.all(calls))
+        return self._ask(partial(self._job.calls.all, calls, step=self._step_here))
 
     def call_first(self, calls: Sequence[Calling]) -> Answer:
         return self.call_quorum(1, calls)[0]
 
     def call_quorum(self, count: int, calls: Sequence[Calling]) -> tuple[Answer, ...]:
-        return self._ask(lambda: self._job.calls.quorum(count, calls))
+        return self._ask(partial(self._job.calls.quorum, count, calls, step=self._step_here))
 
     def answer(self, call: Answer | str, what: Sendable) -> Answer:
-        return self._ask(lambda: self._job.calls.answer(call, what))
+        return self._ask(partial(self._job.calls.answer, call, what, step=self._step_here))
 
     def save_file(self, name: str, source: FileSource, *, media_type: str | None = None) -> File:
         return self._ask(lambda: self._job.save_file(name, source, media_type))
@@ -378,51 +390,45 @@ class SyncTurn(BaseTurn):
             yield piece
 
     def step(self, name: str, do: Callable[[], T]) -> T:
-        steps = self._job.steps
-        asked = self._ask(lambda: steps.begin(name))
-        if asked.found is not None:
-            done: T = asked.found.result
-            return done
-        try:
-            value = do()
-        except BaseException:
-            self._ask(lambda: steps.give_up(asked))
-            raise
-        kept: T = self._ask(lambda: steps.end(asked, value))
-        return kept
+        return perform_sync_step(self._steps, name, do, self._ask)
 
     def sleep(self, seconds: float) -> None:
-        self._ask(lambda: self._job.steps.sleep(seconds))
+        self._ask(partial(self._steps.sleep, seconds))
 
     def wait_for(self, name: str, *, timeout_s: float | None = None) -> Any:
-        return self._ask(lambda: self._job.steps.wait_for(name, timeout_s))
+        return self._ask(partial(self._steps.wait_for, name, timeout_s))
 
     def approve(self, text: str, *, timeout_s: float | None = None) -> Approval:
-        return approval_of(self._ask(lambda: self._job.steps.ask(_question("approval", text), timeout_s)))
+        return approval_of(self._ask(partial(self._steps.ask, _question("approval", text), timeout_s)))
 
     def ask(self, text: str, *, timeout_s: float | None = None) -> str:
-        said: str = self._ask(lambda: self._job.steps.ask(_question("input", text), timeout_s))["text"]
+        said: str = self._ask(partial(self._steps.ask, _question("input", text), timeout_s))["text"]
         return said
 
     def spend(self, tokens: float = 0, **more: float) -> None:
         self._ask(lambda: BaseTurn.spend(self, tokens, **more))
 
+    def reserve(self, tokens: int) -> HeldTokens:
+        return self._job.reserve(checked("tokens", tokens, Whole), self._ask)
+
 
 class Agent:
     """An agent, by name. Used as the decorator of the function that does its work.
 
-    `timeout_ms`: how long a turn may take. `idempotent`: running a turn twice does no harm, so work that is cut short
-    may be begun again by itself. `on_lost`: what becomes of work whose daemon died: it is held for an operator, failed,
+    `timeout_ms`: how long a turn may take. `idempotent`: running a turn twice does no harm, so the daemon may begin
+    interrupted work again by itself. `on_lost`: what becomes of work whose daemon died: held for an operator, failed,
     or (if idempotent) requeued. `concurrency`: turns at once; 0 leaves it to the daemon. `rate_per_min`: turns that
-    begin in a minute; the others wait. `default_project`: the simple door gives its tasks to the first agent that has
-    one.
+    begin in a minute; the others wait. `default_project`: the simple door uses the first agent that has one.
 
-    `retry_on`: exceptions after which a turn is begun again by itself, up to `attempts` in all, after pauses by
-    `backoff` (1 s, 2 s, 4 s … up to 5 minutes, unless said). Only an idempotent agent may have it.
+    `retry_on`: exceptions after which the daemon begins a turn again, up to `attempts` in all, after pauses by
+    `backoff` (by default 1 s, 2 s, 4 s … up to 5 minutes). Only an idempotent agent may have it. Lost attempts that
+    `on_lost` requeues count as well.
 
-    An `async def` runs on the daemon's loop, and must not block it; so does one behind a decorator that uses
+    An `async def` runs on the daemon's event loop, and must not block it; so does one behind a decorator that uses
     `functools.wraps`, and an object whose `__call__` is one. A plain function runs in a thread. `isolate`: each turn
-    runs in a process of its own, which imports the file of the agent; if it dies, only its task fails.
+    runs in a process of its own, which imports the agent's file; if the process dies, only its task fails.
+
+    `wraps`: an agent of pydantic-ai instead of a function. `deps`: its dependencies, or a function of the `Turn`.
     """
 
     @checks_arguments
@@ -446,12 +452,16 @@ class Agent:
         retry_on: Sequence[type[Exception]] = (),
         schedules: Sequence[Schedule] = (),
         rate_per_min: int = 0,
+        wraps: Any = None,
+        deps: Any = None,
     ) -> None:
         self.name = name
+        if (deps is not None) if wraps is None else isolate:
+            raise ValueError("deps need wraps, an agent of pydantic-ai, and such an agent cannot have isolate")
+        self.wraps, self.deps = wraps, deps
         self.description = description
         self.skills = tuple(Skill(id=skill) if isinstance(skill, str) else skill for skill in skills)
-        self.input_modes = tuple(input_modes)
-        self.output_modes = tuple(output_modes)
+        self.input_modes, self.output_modes = tuple(input_modes), tuple(output_modes)
         self.timeout_ms = timeout_ms
         self.idempotent = idempotent
         self.on_lost: OnLost = on_lost
@@ -460,13 +470,8 @@ class Agent:
         self.extensions = tuple(extensions)
         self.default_project = default_project
         self.isolate = isolate
-        if not 1 <= attempts <= ATTEMPTS_MAX:
-            raise ValueError(f"attempts is from 1 to {ATTEMPTS_MAX}")
-        if retry_on and not idempotent:
-            raise ValueError(
-                "retry_on needs idempotent=True: what failed may have been done; or use turn.retry(after=…)"
-            )
         self.retries = AttemptPolicy(attempts=attempts, backoff=backoff or AttemptPolicy().backoff)
+        check_attempts(self.retries, retry_on, idempotent=idempotent)
         self.retry_on = tuple(retry_on)
         self.schedules = tuple(schedules)
         check_schedules(self.schedules)
@@ -479,11 +484,11 @@ class Agent:
     @overload
     def __call__(self, function: Callable[[SyncTurn], Any]) -> Callable[[SyncTurn], Any]: ...
     def __call__(self, function: Any) -> Any:
-        """The function does this agent's work. It is given back as it is."""
+        """Registers the function that does this agent's work, and returns it unchanged."""
         if not callable(function):
             raise TypeError(f"agent {self.name!r} needs a function: an `async def`, or a plain one")
-        if self.function is not None:
-            raise TypeError(f"agent {self.name!r} has a function already")
+        if self.function is not None or self.wraps is not None:
+            raise TypeError(f"agent {self.name!r} has a function already, or wraps an agent of pydantic-ai")
         self.function = function
         return function
 

@@ -1,7 +1,7 @@
-"""Function agents: the author's function is called, and what it yields or returns is said.
+"""Function agents: calls the author's function and sends what it yields or returns.
 
-An async function runs on the loop. A plain one runs in a thread of its own (see `function_threads`). A function is
-async if it, what its decorator wraps (`functools.wraps`), or the `__call__` of an object is an `async def`.
+An async function runs on the event loop. A plain one runs in a thread of its own (see `function_threads`). A function
+is async if it, the function that its decorator wraps (`functools.wraps`), or an object's `__call__` is an `async def`.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from typing import Any, Final, Protocol
 
 from covenant.agents.api import Agent, BareReply, Rejection, Retry, SyncTurn, Turn, TurnWork
 from covenant.agents.retried_agent import chance_of
+from covenant.agents.runtime.durable_step import StepError
 from covenant.agents.runtime.function_threads import AgentThreads, ThreadChannel, TurnStopped
 from covenant.agents.runtime.job import Job
-from covenant.agents.runtime.job_buffer import FAILED
-from covenant.agents.runtime.turn_output import TurnOutput
-from covenant.agents.runtime.turn_steps import StepError
+from covenant.agents.runtime.step_failures import StepFailed
+from covenant.agents.runtime.turn_output import FAILED, TurnOutput
 from covenant.model.content import Audio, Content, File, Image, Json, Resource, ResourceLink, Text
 from covenant.model.errors import WrongType
 from covenant.model.ids import AgentId
+from covenant.model.retry_policy import AttemptPolicy
 from covenant.model.task import NATIVE
 from covenant.model.task_event import MessageUpdate, StatusUpdate
 from covenant.wire.json_input import TOLD_NESTING_MAX
 from covenant.wire.validation import checked
 
-SAYABLE: Final = "text, turn.file(…), turn.data(…), turn.status(…) and the other words of a turn"
+SAYABLE: Final = "text, turn.file(…), turn.data(…), turn.status(…) or another value of the turn"
 _CONTENT: Final = (Text, Json, Image, Audio, Resource, ResourceLink, File)
 _VALUES: Final = (*_CONTENT, StatusUpdate, Rejection, Retry, BareReply)
 log = logging.getLogger(__name__)
 _WRAPPING: Final = 4
-"""Levels of the value itself, around what its author put into it."""
+"""Levels of nesting that our own value adds around the author's data."""
 
 
 class FunctionJob(TurnWork, Protocol):
-    """The turn that a function does: a `Job`, or a job of another process."""
+    """The turn that a function does: a `Job`, or its stand-in in another process."""
 
     full: bool
 
@@ -58,7 +59,7 @@ class FunctionJob(TurnWork, Protocol):
 
 
 class FunctionOutput(Protocol):
-    """Where what a function says goes: a `TurnOutput`, or a line to another process."""
+    """The output of a function: a `TurnOutput`, or its stand-in in another process."""
 
     @property
     def text(self) -> str: ...
@@ -76,6 +77,7 @@ class FunctionAgent:
         self._function: Any = agent.function
         self._plain = not _is_async(agent.function)
         self._retries = agent.retries
+        self.attempts: Final = agent.retries.attempts
         self._retry_on = agent.retry_on
 
     def run(self, job: Job) -> Coroutine[Any, Any, None]:
@@ -91,20 +93,16 @@ class FunctionAgent:
             if self._plain:
                 await self._listen_to_thread(job, output, history)
             else:
-                # A decorator may make something else of an async function: what counts is what was made.
+                # A decorator may turn an async function into something else: the returned object decides.
                 made: Any = self._function(Turn(job, history, self._retries.attempts))
-                if type(made) is CoroutineType:  # what an `async def` makes
-                    _say_returned(await made, job, output)
-                elif inspect.isasyncgen(made):
+                if inspect.isasyncgen(made):
                     await self._listen(made, job, output)
                 else:
-                    _say_returned(await made if inspect.isawaitable(made) else made, job, output)
-        except self._retry_on as error:
-            pause_s = self._retries.pause_s(job.leased.lease.attempt, chance_of(job.leased.lease.lease_id))
-            if job.ended or pause_s is None or isinstance(error, StepError):
+                    await _hear_returned(await made if inspect.isawaitable(made) else made, job, output)
+        except Exception as error:
+            why = error.__cause__ if isinstance(error, StepFailed) else error
+            if not isinstance(why, self._retry_on) or not begin_again(job, self._retries, why):
                 raise
-            log.warning("agent.retried", exc_info=True, extra={"task_id": job.task.id, "pause_s": pause_s})
-            job.retry(pause_s, "")
         if not job.ended:
             if job.begun_before:
                 await job.steps.check_end()
@@ -116,6 +114,8 @@ class FunctionAgent:
                 if type(said) is str:
                     output.say(said)
                 else:
+                    if job.begun_before:
+                        await _check_changed(said, job)
                     _say_checked(said, job, output, "yielded")
                     if job.ended:
                         return
@@ -131,7 +131,9 @@ class FunctionAgent:
             output.say(chunk)
             return job.room() if job.full else None
 
-        def hear_yielded(said: Any) -> None:
+        async def hear_yielded(said: Any) -> None:
+            if job.begun_before:
+                await _check_changed(said, job)
             _say_checked(said, job, output, "yielded")
             if job.ended:
                 raise TurnStopped
@@ -141,13 +143,24 @@ class FunctionAgent:
             if inspect.isgenerator(made):
                 _tell_all(made, line, hear_yielded)
             else:
-                line.ask(lambda: _say_returned(made, job, output))
+                line.ask(lambda: _hear_returned(made, job, output))
 
         try:
             await job.threads.run(work, hear, job.holder.display)
         except TurnStopped:
             if not job.ended:
                 raise
+
+
+def begin_again(job: FunctionJob, retries: AttemptPolicy, error: Exception) -> bool:
+    """Begins the turn again after a pause. False: this was the last attempt, or it would fail again in the same way."""
+    lease = job.leased.lease
+    pause_s = retries.pause_s(lease.attempt, chance_of(lease.lease_id))
+    if job.ended or pause_s is None or isinstance(error, StepError):
+        return False
+    log.warning("agent.retried", exc_info=error, extra={"task_id": job.task.id, "pause_s": pause_s})
+    job.retry(pause_s, "")
+    return True
 
 
 def _is_async(function: Any) -> bool:
@@ -160,8 +173,8 @@ def _is_async_def(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
-def _tell_all(generator: Generator[Any, Any, Any], line: ThreadChannel, hear: Callable[[Any], None]) -> None:
-    """In the thread. Texts go ahead; for anything else the generator waits, since it may end the turn."""
+def _tell_all(generator: Generator[Any, Any, Any], line: ThreadChannel, hear: Callable[[Any], Awaitable[None]]) -> None:
+    """Runs in the thread. Sends texts without waiting; waits for any other value, since that may end the turn."""
     try:
         for said in generator:
             if type(said) is str:
@@ -173,9 +186,9 @@ def _tell_all(generator: Generator[Any, Any, Any], line: ThreadChannel, hear: Ca
 
 
 async def earlier(job: Job, *, context: bool = False) -> tuple[MessageUpdate, ...]:
-    """What was said before this turn. What it is about came in the meantime, and is not part of it.
+    """The messages before this turn. The message that this turn answers is not among them.
 
-    `context`: with what was said in earlier tasks of the same A2A context.
+    `context`: includes the messages of earlier tasks of the same A2A context.
     """
     before = await job.thread(context=context)
     view = await job.view() if job.leased.turn > 1 else None
@@ -184,11 +197,25 @@ async def earlier(job: Job, *, context: bool = False) -> tuple[MessageUpdate, ..
     )
 
 
+async def _hear_returned(returned: Any, job: FunctionJob, output: FunctionOutput) -> None:
+    if job.begun_before:
+        for said in returned if isinstance(returned, list | tuple) else (returned,):
+            await _check_changed(said, job)
+    _say_returned(returned, job, output)
+
+
+async def _check_changed(said: Any, job: FunctionJob) -> None:
+    """Checks, before a value that ends the turn, that the function has asked for every step in the ledger."""
+    parks = isinstance(said, StatusUpdate) and said.state != "working"
+    if parks or isinstance(said, Rejection | BareReply):
+        await job.steps.check_end()
+
+
 def _say_returned(returned: Any, job: FunctionJob, output: FunctionOutput) -> None:
     if returned is None:
         return
     if type(returned) is CoroutineType:
-        returned.close()  # of a plain function that was meant to be an async one
+        returned.close()  # a plain function has returned a coroutine of an async one
     if isinstance(returned, str):
         output.say_at_once(str.__str__(returned))
     elif isinstance(returned, list | tuple):
@@ -200,12 +227,12 @@ def _say_returned(returned: Any, job: FunctionJob, output: FunctionOutput) -> No
 
 
 def _say_checked(said: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
-    """What is no plain text is a value of ours, whose fields may be anything: authors make some of them by hand."""
+    """Sends a value. One of our own types may be made by hand, so its fields are checked."""
     try:
         if isinstance(said, _VALUES):
             said = checked(type(said).__name__, said, type(said), TOLD_NESTING_MAX + _WRAPPING)
     except WrongType as wrong:
-        job.fail(f"the agent {how} what cannot be said: {wrong.message}")
+        job.fail(f"the agent {how} an invalid value: {wrong.message}")
     else:
         _say(said, job, output, how)
 
@@ -231,16 +258,16 @@ def _say(said: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
         case _ if isinstance(said, _CONTENT):
             output.give(said)
         case _:
-            job.fail(f"the agent {how} {_article(type(said).__name__)}, which cannot be said; it may be {SAYABLE}")
+            job.fail(f"the agent {how} {_article(type(said).__name__)}, which cannot be sent; it may be {SAYABLE}")
 
 
 def _reply(content: tuple[Any, ...], job: FunctionJob, output: FunctionOutput) -> None:
     if output.text:
-        job.fail("the agent replied with a bare message after it had streamed text; a reply is all there is to say")
+        job.fail("the agent replied with a bare message after it had streamed text; a reply must be the only output")
     elif not all(isinstance(block, _CONTENT) for block in content):
         job.fail("the agent replied with something that is neither text nor content")
     else:
-        # From the second turn on its sender knows of the task.
+        # From the second turn on the sender knows the task.
         job.complete(*content, reply=job.leased.turn == 1)
 
 

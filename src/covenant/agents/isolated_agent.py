@@ -21,14 +21,14 @@ from covenant.agents.api import Agent
 from covenant.agents.function_agent import earlier
 from covenant.agents.process_agent import OUTPUT_BYTES_MAX, ProcessAgent
 from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit, NotEnough, TurnCalls
+from covenant.agents.runtime.durable_step import AskedStep, StepError, StepVerb
 from covenant.agents.runtime.function_threads import TurnStopped
 from covenant.agents.runtime.job import Job
-from covenant.agents.runtime.turn_steps import AskedStep, StepError, StepVerb
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.content import Content
 from covenant.model.errors import REFUSALS, Refusal, Unavailable
 from covenant.model.question import Question
-from covenant.model.task_event import MessageUpdate
+from covenant.model.task_event import MessageUpdate, StepFailure
 
 CALLS_MAX: Final = 256
 KINDS: Final = {kind.__name__: kind for kind in REFUSALS}
@@ -38,8 +38,8 @@ replace = msgspec.structs.replace
 
 
 class ProgramCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="call"):
-    """`verb`: which method of `TurnCalls`, or of `DurableSteps`. `answer` has `child` and `parts`; of a call, `what` is
-    parts."""
+    """`verb`: a method of `TurnCalls` or `DurableSteps`. For the verb `answer`, `child` is the task and `parts` the
+    message; for a call, `what` holds parts. `name`: the step or signal, or the step that makes the call."""
 
     id: int
     verb: Literal["one", "all", "quorum", "answer"] | StepVerb
@@ -50,6 +50,7 @@ class ProgramCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     name: str = ""
     step: AskedStep | None = None
     value: Any = None
+    failure: StepFailure | None = None
     seconds: float | None = None
     question: Question | None = None
 
@@ -85,23 +86,23 @@ def refused(refusal: Refusal, wanted: int = 0) -> ProgramCallRefusal:
 
 
 def raised(answered: ProgramCallAnswer) -> Refusal:
-    told = answered.refused
-    assert told is not None
-    if told.kind == CallLimit.__name__:
-        reason = told.code.upper()
-        return CallLimit(reason, told.message.removeprefix(f"{reason}: "), retry_after_ms=told.retry_after_ms)
-    if told.kind == StepError.__name__:
-        return StepError(told.code, told.message)
-    if told.kind == NotEnough.__name__:
-        return NotEnough(told.wanted, answered.answers)
-    return KINDS[told.kind](told.code, told.message, retry_after_ms=told.retry_after_ms)
+    refusal = answered.refused
+    assert refusal is not None
+    if refusal.kind == CallLimit.__name__:
+        reason = refusal.code.upper()
+        return CallLimit(reason, refusal.message.removeprefix(f"{reason}: "), retry_after_ms=refusal.retry_after_ms)
+    if refusal.kind == StepError.__name__:
+        return StepError(refusal.code, refusal.message)
+    if refusal.kind == NotEnough.__name__:
+        return NotEnough(refusal.wanted, answered.answers)
+    return KINDS[refusal.kind](refusal.code, refusal.message, retry_after_ms=refusal.retry_after_ms)
 
 
 class ProgramCalls:
-    """In the daemon: the calls that a program asks for.
+    """In the daemon: performs the calls that a program asks for.
 
     A line `{"type": "call", "id", "verb", …}` is a `ProgramCall`; its `ProgramCallAnswer` goes to standard input.
-    `{"type": "call_off", "id"}` cancels a call. At most `CALLS_MAX` are under way at once; all end with the turn.
+    `{"type": "call_off", "id"}` cancels a call. At most `CALLS_MAX` calls run at once; all of them end with the turn.
     """
 
     def __init__(self, job: Job, stdin: asyncio.StreamWriter) -> None:
@@ -110,7 +111,7 @@ class ProgramCalls:
         self._under_way: dict[int, asyncio.Task[None]] = {}
 
     def begin(self, event: dict[str, Any]) -> None:
-        """Raises `msgspec.ValidationError` if the event is no call."""
+        """Starts a call. Raises `msgspec.ValidationError` for an event that is no valid call."""
         asked = msgspec.convert(event, ProgramCall)
         calls = [replace(call, what=msgspec.convert(call.what, tuple[Content, ...])) for call in asked.calls]
         asked = replace(asked, calls=tuple(calls))
@@ -136,15 +137,15 @@ class ProgramCalls:
         try:
             answered = await _answer(self._job, asked)
         except TurnStopped:
-            # The turn is over for now: it waits, or is held. The program ends with it.
-            if self._job.runner is not None:
+            # The turn has stopped for now: it waits, or is held. The program ends with it.
+            if self._job.runner is not None and not self._job.over:  # what ends a job also stops its runner
                 self._job.runner.cancel()
             return
         except NotEnough as few:
             answered = ProgramCallAnswer(id=asked.id, answers=few.answers, refused=refused(few, asked.wanted))
         except Refusal as refusal:
             answered = ProgramCallAnswer(id=asked.id, refused=refused(refusal))
-        except Exception:  # the program must hear of it, or it would wait for ever
+        except Exception:  # without an answer the program would wait for ever
             log.exception("program.call_failed", extra=self._job.fields())
             internal = Unavailable("internal", "the call failed in the daemon; its log says why")
             answered = ProgramCallAnswer(id=asked.id, refused=refused(internal))
@@ -160,6 +161,10 @@ async def _answer(job: Job, asked: ProgramCall) -> ProgramCallAnswer:
         case "end":
             assert asked.step is not None
             return ProgramCallAnswer(id=asked.id, value=await job.steps.end(asked.step, asked.value))
+        case "fail":
+            assert asked.step is not None
+            assert asked.failure is not None
+            await job.steps.fail(asked.step, asked.failure)
         case "give_up":
             assert asked.step is not None
             job.steps.give_up(asked.step)
@@ -187,19 +192,19 @@ async def _make_calls(calls: TurnCalls, asked: ProgramCall) -> tuple[Answer, ...
     one: Awaitable[Answer]
     match asked.verb:
         case "all":
-            return await calls.all(asked.calls)
+            return await calls.all(asked.calls, step=asked.name)
         case "quorum":
-            return await calls.quorum(asked.wanted, asked.calls)
+            return await calls.quorum(asked.wanted, asked.calls, step=asked.name)
         case "answer":
-            one = calls.answer(asked.child, asked.parts)
+            one = calls.answer(asked.child, asked.parts, step=asked.name)
         case _:
-            one = calls.one(asked.calls[0])
+            one = calls.one(asked.calls[0], step=asked.name)
     return (await one,)
 
 
 PROGRAM: Final = "covenant.agents.isolated_program"
 PROCESSES_MAX: Final = 8
-"""Turns of one isolated agent at once, unless it says otherwise: each is a whole interpreter."""
+"""The default number of turns of one isolated agent at once: each is a whole interpreter."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -215,6 +220,7 @@ class IsolatedAgent(ProcessAgent):
     def __init__(self, agent: Agent, path: Path) -> None:
         if agent.function is None:
             raise TypeError(f"agent {agent.name!r} has no function: decorate one with it")
+        self.attempts: Final = agent.retries.attempts
         command = (sys.executable, "-P", "-m", PROGRAM, str(path.resolve()), agent.name)
         super().__init__(command, environment=None, line_bytes_max=OUTPUT_BYTES_MAX)
 

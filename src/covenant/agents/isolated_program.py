@@ -1,10 +1,10 @@
-"""The program of an isolated function: it does one turn of one agent, and ends. See `isolated_agent`.
+"""The program of an isolated function: it does one turn of one agent, and exits. See `isolated_agent`.
 
     python -m covenant.agents.isolated_program FILE AGENT
 
-Standard input is the turn, then answers to calls; standard output is lines to the daemon. What the function prints and
-logs are such lines, too; the traceback of what it raises goes to standard error. All of it is in the task's log. The
-program ends with the daemon.
+Standard input is the turn, then answers to calls; standard output is lines to the daemon. The function's prints and
+logs are such lines, too; a traceback goes to standard error. The task's log has all of it. The program ends with the
+daemon.
 """
 
 from __future__ import annotations
@@ -29,25 +29,24 @@ from covenant.agents.function_agent import FunctionAgent
 from covenant.agents.isolated_agent import IsolatedTurn, ProgramCall, ProgramCallAnswer, raised
 from covenant.agents.process_agent import LOGGED_LENGTH_MAX
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling
+from covenant.agents.runtime.durable_step import AskedStep, StepError, StepVerb, as_json
 from covenant.agents.runtime.function_threads import AgentThreads
-from covenant.agents.runtime.job_buffer import FAILED
 from covenant.agents.runtime.turn_files import inline_bytes
-from covenant.agents.runtime.turn_steps import AskedStep, StepError, StepVerb, as_json
+from covenant.agents.runtime.turn_limits import AskLoop, HeldTokens, Spending
+from covenant.agents.runtime.turn_output import FAILED
 from covenant.exchange.file_source import FileSource
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.content import Content, File
 from covenant.model.errors import Unavailable
 from covenant.model.ids import AgentId
-from covenant.model.peers.delegation import budget_of
 from covenant.model.question import Question
 from covenant.model.task import Task
-from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
+from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate, StepFailure
 from covenant.model.task_view import first_message
-from covenant.model.usage import read_usage, tokens_of
 from covenant.outbound.remote.remote_task import Sendable, parts_of
 
 GONE: Final = 70
-"""The exit status of a program whose daemon is gone."""
+"""The exit status after the daemon has gone."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -68,7 +67,7 @@ class _Output:
 
 
 class _LogHandler(logging.Handler):
-    """What the function logs, as lines to the daemon."""
+    """Sends the function's log records to the daemon."""
 
     def __init__(self, output: _Output) -> None:
         super().__init__(logging.INFO)
@@ -80,7 +79,7 @@ class _LogHandler(logging.Handler):
 
 
 class _Printed(io.TextIOBase):
-    """What the function prints, as lines to the daemon."""
+    """Sends the function's prints to the daemon."""
 
     def __init__(self, output: _Output) -> None:
         self._output = output
@@ -110,26 +109,27 @@ class _Calls:
         if waiting is not None and not waiting.done():
             waiting.set_result(answered)
 
-    async def one(self, call: Call) -> Answer:
-        return (await self._ask(ProgramCall(id=next(self._ids), verb="one", calls=(_asked(call),))))[0]
+    async def one(self, call: Call, *, step: str = "") -> Answer:
+        return (await self._ask(ProgramCall(id=next(self._ids), verb="one", calls=(_asked(call),), name=step)))[0]
 
-    async def all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]:
-        return await self._ask(ProgramCall(id=next(self._ids), verb="all", calls=tuple(map(_asked, calls))))
-
-    async def quorum(self, wanted: int, calls: Sequence[Calling]) -> tuple[Answer, ...]:
+    async def all(self, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
         asked = tuple(map(_asked, calls))
-        return await self._ask(ProgramCall(id=next(self._ids), verb="quorum", calls=asked, wanted=wanted))
+        return await self._ask(ProgramCall(id=next(self._ids), verb="all", calls=asked, name=step))
 
-    async def answer(self, child: Answer | str, what: Sendable) -> Answer:
+    async def quorum(self, wanted: int, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
+        asked = tuple(map(_asked, calls))
+        return await self._ask(ProgramCall(id=next(self._ids), verb="quorum", calls=asked, wanted=wanted, name=step))
+
+    async def answer(self, child: Answer | str, what: Sendable, *, step: str = "") -> Answer:
         child_id = child.task_id if isinstance(child, Answer) else child
-        asked = ProgramCall(id=next(self._ids), verb="answer", child=child_id, parts=parts_of(what))
+        asked = ProgramCall(id=next(self._ids), verb="answer", child=child_id, parts=parts_of(what), name=step)
         return (await self._ask(asked))[0]
 
     async def ask(self, **given: Any) -> ProgramCallAnswer:
         return await self._exchange(ProgramCall(id=next(self._ids), **given))
 
     def tell(self, **given: Any) -> None:
-        """Without waiting for an answer."""
+        """Sends a call without waiting for an answer."""
         self._output.write_line(_encode(ProgramCall(id=next(self._ids), **given)))
 
     async def _ask(self, asked: ProgramCall) -> tuple[Answer, ...]:
@@ -152,7 +152,7 @@ class _Calls:
 
 
 class _Steps:
-    """The daemon does what there is to do; a wait ends this program."""
+    """Durable steps by way of the daemon. A wait ends this program."""
 
     def __init__(self, calls: _Calls, leased: LeasedTask) -> None:
         self._calls = calls
@@ -168,6 +168,10 @@ class _Steps:
         self.interrupted = False
         return kept
 
+    async def fail(self, asked: AskedStep, failure: StepFailure) -> None:
+        await self._ask("fail", step=asked, failure=failure)
+        self.interrupted = False
+
     def give_up(self, asked: AskedStep) -> None:
         self._calls.tell(verb="give_up", step=asked)
 
@@ -177,15 +181,15 @@ class _Steps:
     async def wait_for(self, name: str, timeout_s: float | None) -> Any:
         answered = await self._ask("wait_for", name=name, seconds=timeout_s)
         if answered.timed_out:
-            raise TimeoutError(f"nobody has signaled {name!r} within {timeout_s} seconds")
+            raise TimeoutError(f"no signal {name!r} came within {timeout_s} seconds")
         return answered.value
 
     async def ask(self, question: Question, timeout_s: float | None) -> dict[str, Any]:
         answered = await self._ask("ask", question=question, seconds=timeout_s)
         if answered.timed_out:
-            raise TimeoutError(f"nobody has answered within {timeout_s} seconds")
-        said: dict[str, Any] = answered.value
-        return said
+            raise TimeoutError(f"no answer came within {timeout_s} seconds")
+        answer: dict[str, Any] = answered.value
+        return answer
 
     async def check_end(self) -> None:
         await self._ask("check_end")
@@ -203,12 +207,12 @@ def _asked(call: Calling) -> Call:
 
 
 class _Turn:
-    """A job and its output for a function: what is said becomes lines to the daemon."""
+    """A job and its output for a function: output becomes lines to the daemon."""
 
     def __init__(self, leased: LeasedTask, output: _Output, calls: _Calls, before_end: Callable[[], None]) -> None:
         self.leased: Final = leased
         self.task: Final[Task] = leased.task
-        self._spent = 0.0
+        self._spending = Spending(leased.task, {})
         self.holder: Final[AgentId] = leased.lease.leased_to
         self.calls: Final = calls
         self.steps: Final = _Steps(calls, leased)
@@ -250,17 +254,21 @@ class _Turn:
         return ()
 
     async def room(self) -> None:
-        """There always is: a full pipe makes the writer wait."""
+        """Never waits: a full pipe already makes the writer wait."""
 
-    def spend(self, amounts: dict[str, float]) -> None:
-        self._spent += tokens_of(read_usage(amounts))
+    def spend(self, amounts: dict[str, float]) -> str | None:
+        """Counts in this program, too. The daemon also counts what called agents used."""
         self._output.write(type="usage", usage=amounts)
+        return self._spending.add(amounts)
+
+    def reserve(self, tokens: int, ask: AskLoop | None = None) -> HeldTokens:
+        return HeldTokens(self._spending.budget, tokens, ask)
 
     @property
     def tokens_left(self) -> int | None:
-        """By what was spent in this program: what its calls have reserved is known to the daemon alone."""
-        tokens = budget_of(self.task)
-        return max(0, int(tokens - self._spent)) if tokens is not None else None
+        """The rest of the budget as far as this program knows: only the daemon knows what its calls have reserved."""
+        budget = self._spending.budget
+        return budget.left if budget is not None else None
 
     def complete(self, *content: Content, reply: bool = False) -> None:
         if reply:
@@ -277,7 +285,7 @@ class _Turn:
         raise Unavailable("no_files", f"an agent with isolate=True yields turn.file({name!r}, data) instead")
 
     async def open_file(self, part: Content) -> AsyncIterator[bytes]:
-        """What came inline; the blob store is the daemon's alone."""
+        """The bytes of an inline part; only the daemon can read the blob store."""
         if isinstance(part, File):
             raise Unavailable("no_files", "an agent with isolate=True reads files that came in the message, no others")
         yield inline_bytes(part)
@@ -303,11 +311,11 @@ class _Turn:
 
 
 def _listen(calls: _Calls, loop: asyncio.AbstractEventLoop) -> None:
-    """In a thread: answers to calls, until the daemon closes the line."""
+    """Runs in a thread: reads answers to calls until the daemon closes the pipe."""
     decode = msgspec.json.Decoder(ProgramCallAnswer).decode
     for line in sys.stdin.buffer:
         loop.call_soon_threadsafe(calls.answered, decode(line))
-    os._exit(GONE)  # the daemon is gone, or has ended this turn: nobody hears what the function still says
+    os._exit(GONE)  # the daemon is gone, or has ended this turn: further output would be lost
 
 
 async def _perform(agent: Agent, given: IsolatedTurn, output: _Output, printed: _Printed) -> None:
@@ -327,7 +335,7 @@ async def _perform(agent: Agent, given: IsolatedTurn, output: _Output, printed: 
 
 def main() -> NoReturn:
     path, name = sys.argv[1:]
-    # Standard output is the line to the daemon. Whatever the function prints must not end up in it.
+    # Standard output carries lines to the daemon. The function's prints must not mix with them.
     output = _Output(os.dup(1))
     os.dup2(2, 1)
     printed = _Printed(output)
@@ -342,7 +350,7 @@ def main() -> NoReturn:
     else:
         asyncio.run(_perform(agent, given, output, printed))
     sys.stderr.flush()
-    os._exit(0)  # at once: the turn is over, whatever threads the function has left behind
+    os._exit(0)  # does not wait for threads that the function has left behind
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Who fits best, without a model: words that a request shares with what agents say of themselves.
+"""Ranks agents for a request without a model: by the words that the request shares with their cards.
 
-A word counts the more, the fewer agents have it (log(1 + agents / agents that have it)), times where it stands: 3 in a
-name, 2 in a skill, 1.5 in an example, 1 in a description. Words of three letters and more count, common ones do not;
-endings are cut off, so that "translates" finds "translation". Equal scores go by order.
+A word's weight is log(1 + agents / agents that have it), times where it stands: 3 in a name, 2 in a skill, 1.5 in an
+example, 1 in a description. Words of three letters and more count, common ones do not; endings are cut off, so that
+"translates" finds "translation". Equal scores keep the agents' order.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import msgspec
 from covenant.agents.agent_directory import CallableAgent
 
 THRESHOLD: Final = 1.0
-"""What a single word in the name or a skill comes to, or two in a description, or a rare one there."""
+"""About the score of a single word in the name or a skill, of two in a description, or of a rare one there."""
 WEIGHTS: Final = {"name": 3.0, "skill": 2.0, "example": 1.5, "description": 1.0}
 WORDS_MAX: Final = 2_000
-"""Of a request, and of what one agent says: more says nothing more about what it is."""
+"""The most words of a request, and of one agent's card, that are read."""
 
 _WORD = re.compile(r"[^\W_]{3,}").findall
 _ENDINGS: Final = "ations ation ators ator ions ion ings ing ises ize izes ised ise ers er ors or ed es s e y".split()
@@ -35,7 +35,7 @@ _COMMON: Final = frozenset(
 
 
 class KeywordMatch(msgspec.Struct, frozen=True):
-    """One agent's score, and the words that made it: where the word stands, by word."""
+    """One agent's score, and the words that made it, each with the place where it stands."""
 
     listed: CallableAgent
     score: float
@@ -48,18 +48,18 @@ class KeywordMatch(msgspec.Struct, frozen=True):
 
 
 class KeywordIndex:
-    """Made once for a list of agents, and asked for each request."""
+    """Built once for a list of agents, then used for each request."""
 
     def __init__(self, agents: Sequence[CallableAgent]) -> None:
         self._agents = agents
         self._places = [_places(listed) for listed in agents]
         having = Counter(stem for places in self._places for stem in places)
-        # Where there is one agent alone, each of its words would be one that everybody has.
+        # With a single agent, each of its words would be one that every agent has.
         total = max(2, len(agents))
         self._rarity = {stem: math.log(1 + total / count) for stem, count in having.items()}
 
     def rank(self, text: str) -> list[KeywordMatch]:
-        """The best first; those that share no word at all are left out."""
+        """The agents that share a word with the text, best first."""
         asked = {stem: word for word, stem in _words(text)}
         found: list[KeywordMatch] = []
         for listed, places in zip(self._agents, self._places, strict=True):
@@ -71,22 +71,22 @@ class KeywordIndex:
 
 
 def overlap(text: str, others: Sequence[str]) -> list[int]:
-    """The places of those of the `others` that share words with the text, the best first."""
+    """The indexes of those `others` that share words with the text, best first."""
     agents = [CallableAgent(name="", description=other) for other in others]
     places = {id(agent): at for at, agent in enumerate(agents)}
     return [places[id(match.listed)] for match in KeywordIndex(agents).rank(text)]
 
 
 def _places(listed: CallableAgent) -> dict[str, str]:
-    """Where each word stands, at its best place."""
-    said: dict[str, list[str]] = {
+    """Each stem with the best place where it stands."""
+    fields: dict[str, list[str]] = {
         "name": [listed.name, listed.title],
         "skill": [text for skill in listed.skills for text in (skill.id, skill.name, *skill.tags)],
         "example": [text for skill in listed.skills for text in skill.examples],
         "description": [listed.role, listed.description, *(skill.description for skill in listed.skills)],
     }
     found: dict[str, str] = {}
-    for place, texts in said.items():
+    for place, texts in fields.items():
         for text in texts:
             for _, stem in _words(text):
                 found.setdefault(stem, place)

@@ -1,9 +1,9 @@
-"""Agents of peers: a task is done by another instance, sealed and proven.
+"""Agents of peers: another instance does the task, over sealed messages, and proves its result.
 
-The offer has the task's own id, and all that is said about it is in the ledger: a later attempt goes on where the
+The offer has the task's own id, and every message about it is in the ledger: a later attempt goes on where the
 offer stands, so a daemon may stop or die at any moment. Updates of the task say how the delegation stands; the last one
-is the proof of its result. A task that ends here ends at the peer too, as soon as the peer can be reached. What the
-peer's agent asks, the task asks its own sender; the answer is the task's next turn, and goes to the peer.
+is the proof of its result. A task that ends here ends at the peer, too, as soon as the peer can be reached. If the
+peer's agent asks a question, the task asks its own sender. The answer is the task's next turn, and goes to the peer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import msgspec
 
 from covenant.agents.remote_agent import renew_lease
 from covenant.agents.runtime.job import Job
-from covenant.exchange.delegation import REMOTE, target_of
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
 from covenant.model.errors import OverLimit, Refusal, Unavailable
 from covenant.model.ids import TaskId
@@ -36,20 +35,20 @@ from covenant.model.peers.delegation import (
 from covenant.model.peers.delegation_messages import DelegationResult, usage_amounts
 from covenant.model.rate_limits import Backoff
 from covenant.model.sanitizer import unreserved_parts, without_reserved
-from covenant.model.task import TIMED_OUT, Target, Task
+from covenant.model.task import REMOTE, TIMED_OUT, Target, Task, target_of
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate
 from covenant.model.task_view import TaskState
 from covenant.seal.keys import base64url
 from covenant.wire.redaction import SecretFinding
 
 BETWEEN_OFFERS: Final = Backoff(0.5, 15.0)
-"""Between attempts to ask a peer that cannot be reached, and has to be asked before anything can be offered."""
+"""Pauses between attempts to reach a peer that must be asked before a task can be offered to it."""
 LAST_WORD_S: Final = 10.0
-"""How long a provider that was told to stop for its own fault has to say its last word."""
+"""How long a provider that broke the terms, and was told to stop, has to send its result."""
 EVIDENCE_BYTES_MAX: Final = 3 * 1024 * 1024
-"""Of one update. Larger evidence is kept in several."""
+"""The most bytes of evidence in one update. Larger evidence is split over several."""
 NAME_CHARS_MAX: Final = 256
-"""Of an artifact that a peer made."""
+"""The longest name or id of an artifact from a peer."""
 _MARKABLE: Final = (Text, Json, Resource, ResourceLink)
 
 log = logging.getLogger(__name__)
@@ -62,47 +61,50 @@ class PeerRequester(Protocol):
     def is_passing(self, delegation: Delegation, task: Task) -> bool: ...
     def follow(self, task_id: TaskId) -> AsyncIterator[Delegation]: ...
     async def withdraw(self, task_id: TaskId, reason: str) -> None: ...
+    async def note_asked(self, delegation: Delegation) -> None: ...
     async def answer(self, task_id: TaskId, turn: int, parts: tuple[Content, ...]) -> bool: ...
 
 
 class PeerAgent:
     def __init__(self, requester: PeerRequester, target: Target | None = None) -> None:
-        """`target`: the `peer` (empty: whichever offers it) and its `profile`, for tasks that do not say so."""
+        """`target`: the `peer` (empty: whichever offers it) and the `profile`, for tasks without their own."""
         self._requester = requester
         self._target = target
 
     async def run(self, job: Job) -> None:
         target = target_of(job.task) or self._target
         if target is None or not target.profile:
-            job.fail("nobody knows which peer does this")
+            job.fail("neither the task nor the agent names a peer's profile")
             return
         beating = asyncio.ensure_future(renew_lease(job))
         try:
-            delegation = await self._done(job, target)
+            delegation = await self._delegate(job, target)
             question = delegation.question
             if question is not None and not delegation.ended:
-                # Its sender is asked in the provider's place. The answer is the next turn, which goes on with it.
+                # The task's sender is asked on behalf of the provider. The answer is the next turn, which goes on here.
+                await self._requester.note_asked(delegation)
                 job.park(StatusUpdate(question.text, TaskState.INPUT_REQUIRED.value, parts=question.parts))
                 return
             self._conclude(job, delegation)
         except Refusal as refusal:
             _fail(job, refusal.code, refusal.message)
         except asyncio.CancelledError:
-            # What has ended here is not wanted there. What has not is found again by the next attempt.
-            await asyncio.shield(self._requester.withdraw(job.task.id, "canceled by whoever asked for it"))
+            # If the task has ended here, the peer is told to stop. If not, the next attempt goes on with
+            # the delegation.
+            await asyncio.shield(self._requester.withdraw(job.task.id, "canceled by the requester"))
             raise
         finally:
             beating.cancel()
 
-    async def _done(self, job: Job, target: Target) -> Delegation:
-        """Offered until somebody does it, or will not."""
+    async def _delegate(self, job: Job, target: Target) -> Delegation:
+        """Offers the task until a peer has done it, or has refused for good."""
         while True:
             await self._offer(job, target)
             turn = job.leased.turn
             if turn > 1:
                 said = tuple(part for message in job.messages for part in message.parts)
                 await self._requester.answer(job.task.id, turn, said)
-            delegation = await self._ended(job)
+            delegation = await self._follow(job)
             if not self._requester.is_passing(delegation, job.task):
                 return delegation
 
@@ -116,19 +118,19 @@ class PeerAgent:
                 return
             except (Unavailable, OverLimit) as later:
                 if not tries:
-                    job.say(StatusUpdate(f"the peer cannot be asked now, and is asked again: {later.message}"))
+                    job.say(StatusUpdate(f"the peer cannot be reached now; the daemon tries again: {later.message}"))
                 tries += 1
                 await asyncio.sleep(BETWEEN_OFFERS.pause(tries))
 
-    async def _ended(self, job: Job) -> Delegation:
-        """Notes how the delegation stands until it has ended, or its provider's last word is overdue."""
-        loop, noted = asyncio.get_running_loop(), _Noted(job)
+    async def _follow(self, job: Job) -> Delegation:
+        """Follows the delegation, with an update for each change, until it ends, asks, or its provider is overdue."""
+        loop, reporter = asyncio.get_running_loop(), _StateReporter(job)
         following = cast("AsyncGenerator[Delegation, None]", self._requester.follow(job.task.id))
         delegation: Delegation | None = None
         try:
             async with asyncio.timeout(None) as bound, aclosing(following):
                 async for delegation in following:
-                    noted.say(delegation)
+                    reporter.say(delegation)
                     if delegation.ended or delegation.question is not None:
                         break
                     at_fault = delegation.state is CANCELLING and delegation.code is not None
@@ -137,7 +139,7 @@ class PeerAgent:
                     if job.full:
                         await job.room()
         except TimeoutError:
-            log.info("peer.no_last_word", extra=job.fields())
+            log.info("peer.result_overdue", extra=job.fields())
         assert delegation is not None, "following tells at least how it stands"
         return delegation
 
@@ -154,15 +156,15 @@ class PeerAgent:
             job.notes["code"] = "timeout"
             job.fail(TIMED_OUT)
         elif delegation.state is CANCELLED and delegation.code is None:
-            job.give_up(delegation.reason or "it was cancelled where it was done")
+            job.give_up(delegation.reason or "the peer canceled it")
         elif result is not None and result.error is not None:
             _fail(job, delegation.code, result.error)
         else:
-            _fail(job, delegation.code, delegation.reason or f"the peer's word is {delegation.state.value}")
+            _fail(job, delegation.code, delegation.reason or f"the peer reported {delegation.state.value}")
 
 
-class _Noted:
-    """Notes each change of a delegation once."""
+class _StateReporter:
+    """Writes an update of the task for each change of its delegation."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -176,13 +178,15 @@ class _Noted:
         self._last = now
         text = delegation.message if delegation.message != self._message else None
         self._message = delegation.message
+        if delegation.question is not None:
+            text = None  # the task asks it
         if delegation.state is LOST:
-            text = f"the peer is silent: {delegation.reason}"
+            text = f"the peer does not answer: {delegation.reason}"
         self._job.say(StatusUpdate(text or "", metadata={REMOTE: note_of(delegation)}))
 
 
 def note_of(delegation: Delegation) -> dict[str, Any]:
-    """How a delegation stands, as it is told in the updates of its task and in its tree."""
+    """The state of a delegation, for the updates of its task and for its tree."""
     note: dict[str, Any] = {
         "peer": delegation.peer,
         "profile": delegation.profile,
@@ -198,7 +202,7 @@ def note_of(delegation: Delegation) -> dict[str, Any]:
 
 
 def _prove(job: Job, delegation: Delegation, result: DelegationResult) -> None:
-    """Keep the proof and all that it is about, so that anybody can check it later."""
+    """Keeps the proof and everything that it covers, so that anybody can check it later."""
     evidence = {
         "offer": msgspec.to_builtins(delegation.offer),
         "result": msgspec.to_builtins(msgspec.structs.replace(result, transcript=None, proof=None)),
@@ -209,7 +213,8 @@ def _prove(job: Job, delegation: Delegation, result: DelegationResult) -> None:
     whole = msgspec.json.encode(evidence)
     if len(whole) <= EVIDENCE_BYTES_MAX:
         job.allow(len(whole))
-        job.say(StatusUpdate(metadata={PROOF: evidence}), len(whole))
+        # As it will be read back, with lists for tuples: the ledger need not compare and encode it a second time.
+        job.say(StatusUpdate(metadata={PROOF: msgspec.json.decode(whole)}), len(whole))
         return
     text, sha256 = base64url(whole), hashlib.sha256(whole).hexdigest()
     pieces = [text[at : at + EVIDENCE_BYTES_MAX] for at in range(0, len(text), EVIDENCE_BYTES_MAX)]
@@ -240,15 +245,15 @@ def _complete(job: Job, result: DelegationResult) -> None:
 def _fail(job: Job, code: str | None, message: str) -> None:
     if code is not None:
         job.notes["code"] = code
-    said = message if code is None or message.startswith(code) else f"{code}: {message}"
+    text = message if code is None or message.startswith(code) else f"{code}: {message}"
     log.info("peer.failed", extra=job.fields(code=code, reason=message))
-    job.fail(said.removesuffix(": "))
+    job.fail(text.removesuffix(": "))
 
 
 def _tell_findings(job: Job, findings: tuple[SecretFinding, ...]) -> None:
-    """The sender hears what was found in what it sent, and never what it was."""
+    """Tells the sender where in its task secrets were found, and of which kind, but never the secrets."""
     places = ", ".join(f"{each.kind} at {each.path or '/'}" for each in findings[:10])
     found = [{"path": each.path, "kind": each.kind, "count": each.count} for each in findings]
     job.say(
-        StatusUpdate(f"secrets were found in what goes to the peer: {places}", metadata={"covenant.redacted": found})
+        StatusUpdate(f"secrets were found in the message to the peer: {places}", metadata={"covenant.redacted": found})
     )

@@ -1,4 +1,4 @@
-"""Process agents: a command that is started for each turn, told of it in one line, and listened to line by line.
+"""Process agents: a command started for each turn. It reads the turn as one line and writes its events line by line.
 
 Standard input is one JSON object: `type` "turn", `task_id`, `context_id`, `message_id`, `text`, `parts`, `history`,
 `turn`, `attempt`, `metadata` and `source` "agent"; then it ends. Each line of standard output is a JSON object whose
@@ -6,7 +6,7 @@ Standard input is one JSON object: `type` "turn", `task_id`, `context_id`, `mess
 
     assistant          a message, streamed: `text`, or `content`, or `message.content`, as a string or as blocks of text
     artifact           `name`, and one of `text`, `data` (base64), `url`, `value`; perhaps `media_type`; or `part`
-    status             `text`: a word on progress
+    status             `text`: a report of progress
     log                `text`, perhaps `level` (info, warning, error): a line for the log of the task
     usage              `usage`: what was used since the last one, by name
     result             the turn is done: perhaps `text`, `usage`, `status` "ok" or "partial"; "error" fails it
@@ -16,10 +16,10 @@ Standard input is one JSON object: `type` "turn", `task_id`, `context_id`, `mess
     auth_request       `text`: the same, for something that only the sender may do elsewhere
     retry              `after_s`, perhaps `text`: the turn is begun again then, as a further attempt
     reject             `text`: the task ends as rejected
-    error, session_error               it failed: `message`
+    error, session_error               the turn failed: `message`
 
-Other types are let pass. What a program says after the first of these that ends the turn is not heard. Without one, its
-exit decides: 0 is completed, anything else failed. A program is ended with everything that it started, first politely.
+Other types are ignored. So is everything after the first line that ends the turn. Without such a line the exit status
+decides: 0 completes the turn, anything else fails it. A program is ended with all its children: SIGTERM, then SIGKILL.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from covenant.agents.function_agent import earlier
-from covenant.agents.runtime import turn_output
+from covenant.agents.runtime import turn_files
 from covenant.agents.runtime.job import Job
-from covenant.agents.runtime.job_buffer import FAILED
-from covenant.agents.runtime.turn_output import TurnOutput
+from covenant.agents.runtime.turn_output import FAILED, TurnOutput
 from covenant.agents.runtime.turn_steps import SECONDS_MAX
 from covenant.model.content import Content, SentContent, Text
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
@@ -50,11 +49,11 @@ if TYPE_CHECKING:
 LINE_BYTES_MAX: Final = 1024 * 1024
 OUTPUT_BYTES_MAX: Final = 32 * 1024 * 1024
 MESSAGES_MAX: Final = 100
-"""Of one turn that are told apart in its result; more of them are one text."""
+"""The most messages of one turn that are separate blocks of its result; more messages become one text."""
 TERMINATE_S: Final = 1.0
-"""How long a program has to end by itself before it is killed."""
+"""How long a program has to exit after SIGTERM before it is killed."""
 LINGER_S: Final = 0.25
-"""How long what it started may go on after it."""
+"""How long the program's children may go on after it has exited."""
 LOOK_S: Final = 0.1
 NOT_STARTED: Final = "the agent could not be started"
 APPROVAL: Final = "the agent asks for approval"
@@ -80,7 +79,7 @@ class _Given(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessAgent:
-    """`environment` is all that the program sees of ours: whoever makes this decides what that is; None: all of it."""
+    """`environment` is all that the program sees of the daemon's environment; None: all of it."""
 
     def __init__(
         self,
@@ -113,7 +112,7 @@ class ProcessAgent:
         return _encode(given) + b"\n"
 
     def calls(self, job: Job, stdin: asyncio.StreamWriter) -> ProgramCalls | None:  # noqa: ARG002
-        """Who performs the calls that the program asks for. None: standard input ends with the turn.
+        """The performer of the program's calls. None: standard input ends with the turn.
 
         A program that may call must end its turn before it exits.
         """
@@ -129,25 +128,25 @@ class ProcessAgent:
             return
         assert process.stdin is not None
         calls = self.calls(job, process.stdin)
-        complaints = asyncio.create_task(log_stderr(process, lambda said: log_line(job, said, stream="stderr")))
-        beside = [
-            complaints,
-            asyncio.create_task(_tell(process.stdin, given, close=calls is None)),
-            asyncio.create_task(_end_what_it_left(process)),
+        stderr_reader = asyncio.create_task(log_stderr(process, lambda said: log_line(job, said, stream="stderr")))
+        helpers = [
+            stderr_reader,
+            asyncio.create_task(_write_turn(process.stdin, given, close=calls is None)),
+            asyncio.create_task(_end_orphans(process)),
         ]
         try:
             await self._listen(process, job, calls)
         finally:
-            await _end(process, complaints)
+            await _end(process, stderr_reader)
             if calls is not None:
                 await calls.close()
-            for each in beside:
+            for each in helpers:
                 each.cancel()
-            await asyncio.wait(beside)
+            await asyncio.wait(helpers)
 
     async def _listen(self, process: asyncio.subprocess.Process, job: Job, calls: ProgramCalls | None) -> None:
         assert process.stdout is not None
-        dialogue, total = ProgramOutput(job, calls), 0
+        output, total = ProgramOutput(job, calls), 0
         while not job.ended:
             try:
                 line = await process.stdout.readline()
@@ -161,17 +160,17 @@ class ProcessAgent:
                 job.fail(f"the agent wrote more than {self._output_bytes_max} bytes")
                 return
             if not line.isspace():
-                dialogue.hear(line)
+                output.hear(line)
             if job.full:
                 await job.room()
         if not job.ended:
-            dialogue.exited(await _exited(process))
+            output.exited(await _exited(process))
 
 
 async def start_program(
     command: Sequence[str], environment: Mapping[str, str] | None, line_bytes_max: int
 ) -> asyncio.subprocess.Process:
-    """In a process group of its own, so that what it starts can be ended with it."""
+    """Starts the program in a process group of its own, so that its children can be ended with it."""
     return await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,
@@ -183,8 +182,8 @@ async def start_program(
     )
 
 
-async def _tell(stdin: asyncio.StreamWriter, given: bytes, *, close: bool) -> None:
-    with contextlib.suppress(ConnectionError):  # a program need not read what it does not need
+async def _write_turn(stdin: asyncio.StreamWriter, given: bytes, *, close: bool) -> None:
+    with contextlib.suppress(ConnectionError):  # a program need not read its turn
         stdin.write(given)
         await stdin.drain()
         if close:
@@ -193,7 +192,7 @@ async def _tell(stdin: asyncio.StreamWriter, given: bytes, *, close: bool) -> No
 
 
 async def _exited(process: asyncio.subprocess.Process) -> int:
-    """Its exit code. The library's own `wait` also waits for whoever still holds its pipes: that alone is no good."""
+    """The program's exit code. `process.wait` alone also waits for other processes that hold the pipes."""
     waiting = asyncio.ensure_future(process.wait())
     try:
         while process.returncode is None:
@@ -203,8 +202,8 @@ async def _exited(process: asyncio.subprocess.Process) -> int:
     return process.returncode
 
 
-async def _end_what_it_left(process: asyncio.subprocess.Process) -> None:
-    """What it left behind could hold its output open for ever; some of it may have left its group."""
+async def _end_orphans(process: asyncio.subprocess.Process) -> None:
+    """Kills the program's orphans. One that left its group may hold the output open, so the output ends here."""
     assert process.stdout is not None
     await _exited(process)
     await asyncio.sleep(LINGER_S)
@@ -213,8 +212,8 @@ async def _end_what_it_left(process: asyncio.subprocess.Process) -> None:
     process.stdout.feed_eof()
 
 
-async def _end(process: asyncio.subprocess.Process, complaints: asyncio.Task[None]) -> None:
-    """End the program with what it started, and read the rest of its standard error."""
+async def _end(process: asyncio.subprocess.Process, stderr_reader: asyncio.Task[None]) -> None:
+    """Ends the program with its children, and reads the rest of its standard error."""
     signal_group(process, signal.SIGTERM)
     try:
         async with asyncio.timeout(TERMINATE_S):
@@ -222,10 +221,10 @@ async def _end(process: asyncio.subprocess.Process, complaints: asyncio.Task[Non
     except TimeoutError:
         pass
     finally:
-        # Also for what the program left behind, whether it ended by itself or not.
+        # Also kills processes that the program left behind, whether it exited by itself or not.
         signal_group(process, signal.SIGKILL)
     await _exited(process)
-    await asyncio.wait((complaints,), timeout=LINGER_S)
+    await asyncio.wait((stderr_reader,), timeout=LINGER_S)
     process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (nothing else lets go of its pipes)
 
 
@@ -235,7 +234,7 @@ def signal_group(process: asyncio.subprocess.Process, number: signal.Signals) ->
 
 
 class ProgramOutput:
-    """What a program says, as steps of its job. The first end is the end. `calls`: None if it may not call."""
+    """Turns a program's lines into updates of its job. `calls`: None if the program may not call."""
 
     def __init__(self, job: Job, calls: ProgramCalls | None = None) -> None:
         self._job = job
@@ -255,7 +254,7 @@ class ProgramOutput:
         try:
             self._hear(kind, event)
         except (ValueError, TypeError) as wrong:
-            self._job.fail(f"the agent wrote {_NAMES.get(str(kind), kind)} that is none: {wrong}")
+            self._job.fail(f"the agent wrote {_NAMES.get(str(kind), kind)} that is invalid: {wrong}")
 
     def _hear(self, kind: Any, event: dict[str, Any]) -> None:
         job, output = self._job, self._output
@@ -279,7 +278,7 @@ class ProgramOutput:
                 self._result(event)
             case "reply":
                 parts = msgspec.convert(event.get("parts"), tuple[SentContent, ...])
-                # From the second turn on its sender knows of the task.
+                # From the second turn on the sender knows the task.
                 job.complete(*parts, reply=job.leased.turn == 1)
             case "session_exited" | "session_stopped":
                 job.complete(*self._close())
@@ -288,10 +287,11 @@ class ProgramOutput:
                 state = Interruption.INPUT_REQUIRED if kind == "approval_request" else Interruption.AUTH_REQUIRED
                 job.park(StatusUpdate(_words(event) or APPROVAL, state.value))
             case "retry":
-                after_s = event.get("after_s")
-                job.retry(
-                    after_s if isinstance(after_s, int | float) and 0 <= after_s <= SECONDS_MAX else 1.0, _words(event)
-                )
+                after_s = event.get("after_s", 1.0)
+                if isinstance(after_s, int | float) and 0 <= after_s <= SECONDS_MAX:
+                    job.retry(after_s, _words(event))
+                else:
+                    job.fail("the agent asked for a retry, and its after_s is no number of seconds up to ten years")
             case "reject":
                 job.reject(_words(event) or FAILED)
             case "error" | "session_error":
@@ -312,23 +312,23 @@ class ProgramOutput:
         self._job.complete(*((Text(words),) if other else said), partial=partial)
 
     def _close(self) -> tuple[Content, ...]:
-        """What the program said: each message is a block of its own. A function says one message in many chunks."""
+        """The program's output: each message is a block of its own. A function sends one message in many chunks."""
         said, messages = self._output.close(), self._output.chunks
         return messages if self._calls is None and len(messages) <= MESSAGES_MAX else said
 
     def exited(self, code: int) -> None:
         if code == 0 and self._calls is not None:
-            self._job.fail("the agent ended its process in the middle of its turn")
+            self._job.fail("the agent's process exited in the middle of its turn")
         elif code == 0:
             self._job.complete(*self._close())
         elif code < 0:
-            self._job.fail(f"the agent was ended by signal {-code}", reason="exited")
+            self._job.fail(f"the agent's process was killed by signal {-code}", reason="exited")
         else:
             self._job.fail(f"the agent exited with status {code}", reason="exited")
 
 
 def _words(event: dict[str, Any]) -> str:
-    """The text of an event, wherever its program keeps it."""
+    """The text of an event, in any of the fields where programs put it."""
     message = event.get("message")
     within = message.get("content") if isinstance(message, dict) else message
     for found in (event.get("text"), event.get("content"), event.get("result"), within):
@@ -355,16 +355,16 @@ def _content(event: dict[str, Any]) -> Content:
     if not isinstance(name, str) or not isinstance(media_type, str | None):
         raise TypeError("name and media_type must be strings")
     if "value" in event:
-        return msgspec.structs.replace(turn_output.data(event["value"]), filename=name, mimeType=media_type)
+        return msgspec.structs.replace(turn_files.data(event["value"]), filename=name, mimeType=media_type)
     match event:
         case {"url": str(url)}:
-            return turn_output.file(name, url=url, media_type=media_type)
+            return turn_files.file(name, url=url, media_type=media_type)
         case {"data": str(data)}:
-            return turn_output.file(name, turn_output.from_base64(data), media_type=media_type)
+            return turn_files.file(name, turn_files.from_base64(data), media_type=media_type)
         case {"text": str(text)}:
             return Text(text, mimeType=media_type, filename=name)
         case _:
-            raise ValueError("it needs text, data, url or value")
+            raise ValueError("an artifact needs text, data, url or value")
 
 
 LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -372,7 +372,7 @@ LOGGED_LENGTH_MAX: Final = 20_000
 
 
 def log_line(job: Job, said: str, level: int = logging.INFO, *, stream: str = "log") -> None:
-    """A line of the agent's own, for its task's log."""
+    """Logs a line of the agent in its task's log."""
     log.log(level, "process.said", extra=job.fields(said=said, stream=stream))
 
 
@@ -381,12 +381,12 @@ def _stream(event: dict[str, Any]) -> str:
 
 
 COMPLAINTS_MAX: Final = 10_000
-"""Lines of one turn. The log of the task keeps the newest of them, and the daemon's own log has bounds, too."""
+"""The most lines of one turn. The task's log keeps the newest of them, and the daemon's own log is bounded, too."""
 COMPLAINT_LENGTH_MAX: Final = 1_000
 
 
 async def log_stderr(process: asyncio.subprocess.Process, note: Callable[[str], None]) -> None:
-    """Each line, up to so many; the rest is read and dropped, or the program would wait for us."""
+    """Notes each line, up to `COMPLAINTS_MAX`; reads and drops the rest, since a full pipe would block the program."""
     assert process.stderr is not None
     noted = 0
     while True:

@@ -1,12 +1,12 @@
-"""Remote agents: a task is done elsewhere, by an agent that is called over A2A.
+"""Remote agents: an agent elsewhere does the task, called over A2A.
 
-The remote agent is told the words of the message, the depth of the call and its deadline; nothing else of ours. What it
-says becomes updates of the task here, and its answer the result. If it asks for something, the task waits, and the next
+The remote agent receives the text of the message, the depth of the call and its deadline, nothing else. Its events
+become updates of the task here, and its answer the result. If it asks for something, the task waits, and the next
 message goes to the same remote task.
 
-The message has a key made from the task's id, the same in every attempt, so that an agent that knows such keys does it
-once. The remote task is noted as soon as it is known: a later attempt follows it, and sends nothing. Whoever ends the
-task here ends it there. A daemon that stops leaves it at work.
+The message has a key made from the task's id, the same in every attempt, so that an agent that supports such keys does
+the work once. The remote task's id is noted as soon as it is known: a later attempt follows that task, and sends
+nothing. Ending the task here ends the remote task. A daemon that stops leaves the remote task at work.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import msgspec
 from covenant.agents.runtime.agent_calls import REMOTE_FAILURE, RemoteFailure
 from covenant.agents.runtime.agent_spans import trace_call
 from covenant.agents.runtime.job import DAEMON_STOPS, Job
-from covenant.agents.runtime.turn_limits import USAGE
-from covenant.exchange.delegation import REMOTE, target_of, tenant_of
+from covenant.exchange.delegation import tenant_of
 from covenant.exchange.tasks.builder import IDEMPOTENCY, text_of
 from covenant.ledger.contract.tasks import ListQuery, QueueQuery, TaskLedger
 from covenant.ledger.machine.states import LEASED, PARKED
@@ -33,7 +32,7 @@ from covenant.model.errors import CovenantError, Refusal
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.rate_limits import Backoff
 from covenant.model.sanitizer import unreserved_parts, unreserved_update
-from covenant.model.task import DELEGATION, DuplicateSafety, Ending, Hop, Target, Task
+from covenant.model.task import DELEGATION, REMOTE, DuplicateSafety, Ending, Hop, Target, Task, target_of
 from covenant.model.task_event import Ended, StatusUpdate, Step
 from covenant.model.task_view import (
     RemoteArtifact,
@@ -44,7 +43,7 @@ from covenant.model.task_view import (
     TaskState,
     fold,
 )
-from covenant.model.usage import read_usage, usage_beyond
+from covenant.model.usage import USAGE, read_usage, usage_beyond
 from covenant.outbound.call_errors import CallFailed, NoCard, RemoteError, RemoteRefused, RemoteTimedOut
 from covenant.outbound.remote.remote_client import Remote, RemoteStream
 from covenant.outbound.remote.remote_task import RemoteTaskView, Reply, reply_of
@@ -60,7 +59,7 @@ class RemoteAgent:
     def __init__(
         self, open_remote: OpenRemote, target: Target | None = None, *, depth_max: int, cancels: RemoteCancels
     ) -> None:
-        """`target`: where it is, for tasks that do not say so."""
+        """`target`: the agent's address, for tasks that name none."""
         self._cancels = cancels
         self._open = open_remote
         self._target = target
@@ -69,7 +68,7 @@ class RemoteAgent:
     async def run(self, job: Job) -> None:
         target = target_of(job.task) or self._target
         if target is None or not target.label:
-            job.fail("nobody knows where this agent is")
+            job.fail("neither the task nor the agent has a remote agent's name or URL")
             return
         beating = asyncio.ensure_future(renew_lease(job))
         try:
@@ -82,7 +81,7 @@ class RemoteAgent:
     async def _talk(self, job: Job, target: Target) -> None:
         hop, tenant = hop_of(job.task), tenant_of(job.holder)
         if hop.depth > self._depth_max:
-            job.fail(f"depth_exceeded: at most {self._depth_max} calls may follow from one another")
+            job.fail(f"depth_exceeded: a chain may have at most {self._depth_max} calls")
             return
         leased = job.leased
         again = leased.turn > 1 or leased.lease.attempt > 1
@@ -98,7 +97,7 @@ class RemoteAgent:
                     reply = await self._send(job, remote, hop_there, note)
         except asyncio.CancelledError:
             if job.stopping != DAEMON_STOPS and note.task_id is not None:
-                # It was told already, if it could be reached just now. Otherwise it is told until it can be.
+                # The remote task was canceled already if it could be reached just now. Otherwise this keeps trying.
                 self._cancels.tell(tenant, target, note.task_id)
             raise
         finally:
@@ -119,7 +118,7 @@ class RemoteAgent:
             context_id=note.context_id,
             metadata={IDEMPOTENCY: {"key": key, "duplicate_safety": safety.value}},
             message_id=key,
-            # Without it the message is posted once: an agent that does not know such keys might do it twice.
+            # Without a key the message is sent once: an agent that ignores such keys might do the work twice.
             idempotency_key=key if idempotent else None,
             hop=hop,
             stays=lambda: job.stopping == DAEMON_STOPS,
@@ -132,7 +131,7 @@ class RemoteAgent:
 
 
 class _Note:
-    """The remote task: as noted by an earlier attempt, or as learned now, and then said once in a turn."""
+    """The remote task's ids: noted by an earlier attempt, or learned now and then noted once in a turn."""
 
     def __init__(self, job: Job, known: Mapping[str, Any]) -> None:
         self._job = job
@@ -149,16 +148,16 @@ class _Note:
 
 
 def _count(job: Job, heard: RemoteStream | RemoteTaskView, earlier: str | None) -> None:
-    """Until the call is over, `heard` says what it uses. `earlier`: the task there that earlier turns talked to.
+    """Counts the usage that `heard` reports until the call is over. `earlier`: the remote task of earlier turns.
 
-    Many agents report what all turns of a task used. What earlier turns of the same task used is counted already.
+    Many agents report the usage of all turns of a task. The usage of earlier turns of the same task is counted already.
     """
     before = read_usage(job.notes.get(USAGE)) if earlier is not None else {}
     job.spending.running = lambda: usage_beyond(heard.usage, before if heard.task_id == earlier else {})
 
 
 async def _follow(job: Job, remote: Remote, note: _Note) -> Reply:
-    """Poll a remote task that an earlier attempt began, until it is over."""
+    """Polls a remote task that an earlier attempt began, until it is over."""
     assert note.task_id is not None
     known, failures, looks, task_id = RemoteTaskView(), 0, 0, note.task_id
     _count(job, known, task_id)
@@ -178,7 +177,7 @@ async def _follow(job: Job, remote: Remote, note: _Note) -> Reply:
 
 
 async def renew_lease(job: Job) -> None:
-    """A call may take hours. The retry gate takes an old lease for one that was lost."""
+    """Renews the lease while a call runs, perhaps for hours. The retry gate takes an old lease for a lost one."""
     with suppress(Refusal):
         while True:
             await asyncio.sleep(BEAT_S)
@@ -205,9 +204,9 @@ def _conclude(job: Job, reply: Reply) -> None:
         case TaskState.INPUT_REQUIRED | TaskState.AUTH_REQUIRED as state:
             job.park(StatusUpdate(reply.text, state.value))
         case TaskState.REJECTED:
-            job.reject(reply.text or "the remote agent rejected it", *content)
+            job.reject(reply.text or "the remote agent rejected the task", *content)
         case TaskState.CANCELED:
-            job.give_up(reply.text or "it was canceled where it was done", *content)
+            job.give_up(reply.text or "the remote agent canceled the task", *content)
         case _:
             job.fail(reply.text or "the remote agent failed", *content)
 
@@ -223,7 +222,7 @@ def _fail(job: Job, failure: Refusal | RemoteError | CallFailed) -> None:
         said = failure.said or message
         told = RemoteFailure(code=code, message=said, rpc_code=failure.rpc_code, status=failure.status)
     job.notes[REMOTE_FAILURE] = msgspec.to_builtins(told)
-    job.fail(f"the remote agent could not be asked: {message}")
+    job.fail(f"the call of the remote agent failed: {message}")
 
 
 def _words(job: Job) -> str:
@@ -231,7 +230,7 @@ def _words(job: Job) -> str:
 
 
 def hop_of(task: Task) -> Hop:
-    """What is said of the calls before this one. A task that was delegated is that call already."""
+    """The chain of calls up to this one. A delegated task already is the call itself."""
     hop = Hop(
         depth=task.depth,
         chain=task.chain,
@@ -244,7 +243,7 @@ def hop_of(task: Task) -> Hop:
 
 WATCHED_MAX: Final = 10_000
 FOUND_MAX: Final = 100
-"""Of each sort, at a start."""
+"""The most tasks of each state that are looked up at a start."""
 RECENTLY_MS: Final = 3_600_000
 BETWEEN_CANCELS: Final = Backoff(1.0, 81.0, 3)
 CANCELS_MAX: Final = 6
@@ -253,15 +252,15 @@ CANCEL_S: Final = 10.0
 
 
 OpenRemote = Callable[[str, Target], Awaitable[Remote]]
-"""A remote agent for a tenant, by its URL or by its name among those that the tenant may call."""
+"""Opens a remote agent for a tenant, by its URL or by its name among those that the tenant may call."""
 
 
 class RemoteCancels:
-    """Cancels remote tasks whose task here has ended while no job was at work on it.
+    """Cancels remote tasks whose local task ended while no job worked on it.
 
-    Those are tasks that wait for an answer, that lost their holder, or that ended just when the daemon died. They are
-    watched, or found at the start. To cancel twice does no harm, so nothing is kept about it: after a start, tasks that
-    ended in the last hour are canceled again.
+    Such a task waited for an answer, lost its holder, or ended just when the daemon died. It is watched, or found at
+    the start. Canceling twice does no harm, so no record is kept: after a start, the remote tasks of tasks that ended
+    in the last hour are canceled again.
     """
 
     def __init__(self, ledger: TaskLedger, open_remote: OpenRemote) -> None:
@@ -270,15 +269,15 @@ class RemoteCancels:
         self._under_way: dict[asyncio.Task[None], None] = {}
 
     def watch(self, tenant: str, task_id: TaskId, target: Target, remote_task_id: str) -> None:
-        """Cancel the remote task when the task here has ended without an answer."""
+        """Cancels the remote task when the local task has ended without an answer."""
         self._begin(partial(self._watch, tenant, task_id, target, remote_task_id))
 
     def tell(self, tenant: str, target: Target, remote_task_id: str) -> None:
-        """Cancel the remote task."""
+        """Cancels the remote task now, retrying within bounds."""
         self._begin(partial(self._cancel, tenant, target, remote_task_id))
 
     def look_after(self, identity: AgentId, target: Target | None) -> None:
-        """Cancel or watch what an earlier run of this daemon left of a remote agent's tasks."""
+        """Cancels or watches the remote tasks that an earlier run of this daemon left behind."""
         self._begin(partial(self._find, identity, target))
 
     async def stop(self) -> None:
@@ -291,12 +290,12 @@ class RemoteCancels:
         if len(self._under_way) >= WATCHED_MAX:
             log.warning("remote.unwatched", extra={"watched": len(self._under_way)})
             return
-        doing = asyncio.ensure_future(self._unharmed(work))
+        doing = asyncio.ensure_future(self._run_logged(work))
         self._under_way[doing] = None
         doing.add_done_callback(lambda done: self._under_way.pop(done, None))
 
-    async def _unharmed(self, work: Callable[[], Awaitable[None]]) -> None:
-        """`work` is called here, and not by whoever begins it: a start that fails ends this before its first step."""
+    async def _run_logged(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Runs `work` and logs its failure. A start that fails cancels this before it calls `work`."""
         try:
             await work()
         except CovenantError as error:
@@ -304,7 +303,7 @@ class RemoteCancels:
 
     async def _watch(self, tenant: str, task_id: TaskId, target: Target, remote_task_id: str) -> None:
         with self._ledger.watch(task_id) as watch:
-            # It may have ended before anybody watched.
+            # The task may have ended before the watch began.
             if await self._ledger.finished(task_id, 0):
                 steps = await self._ledger.steps(task_id, 0, 1_000)
                 ended = next((step.what for step in reversed(steps) if isinstance(step.what, Ended)), None)
@@ -330,7 +329,7 @@ class RemoteCancels:
             except (RemoteError, CallFailed, TimeoutError) as failure:
                 transient = not isinstance(failure, RemoteError) or failure.transient or isinstance(failure, NoCard)
                 if not transient or tries == CANCELS_MAX:
-                    # It has ended, most likely. If it has not, it ends with its deadline.
+                    # The remote task has ended, most likely. Otherwise it ends with its deadline.
                     code = "timed_out" if isinstance(failure, TimeoutError) else failure.code
                     log.info("remote.not_withdrawn", extra={"remote_task": remote_task_id, "code": code})
                     return
@@ -358,7 +357,7 @@ class RemoteCancels:
 
 
 def noted(steps: Sequence[Step]) -> str | None:
-    """The remote task, as it was last noted."""
+    """The remote task's id as it was noted last."""
     for step in reversed(steps):
         what = step.what
         if isinstance(what, StatusUpdate) and isinstance(note := (what.metadata or {}).get(REMOTE), dict):

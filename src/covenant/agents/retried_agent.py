@@ -1,9 +1,11 @@
-"""An agent whose failed turns are begun again as its definition says.
+"""An agent whose failed turns begin again as its definition says.
 
-A function has its own attempts (`Agent(attempts=…)`), with exceptions. What a program or a model does is told by words.
+A function has its own attempts (`Agent(attempts=…)`), chosen by exceptions. Here the failure's reason, a word, decides.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from covenant.agents.runtime.job import Job, RunnableAgent
 from covenant.agents.runtime.turn_limits import recall_usage
@@ -17,6 +19,7 @@ class RetriedAgent:
     def __init__(self, body: RunnableAgent, retries: Retries) -> None:
         pauses = retries.backoff
         self._body = body
+        self.attempts: Final = retries.attempts
         self._retry_on = frozenset(retries.retry_on)
         self._policy = AttemptPolicy(
             attempts=retries.attempts,
@@ -25,13 +28,17 @@ class RetriedAgent:
 
     async def run(self, job: Job) -> None:
         lease = job.leased.lease
-        if lease.attempt > 1 and job.leased.turn == 1 and not await job.durable_steps():
-            # The budget is the task's: failed attempts count. Durable steps bring what they used with them.
-            await recall_usage(job)
+        await recall_attempts(job)
         await self._body.run(job)
         job.retry_failed(self._policy.pause_s(lease.attempt, chance_of(lease.lease_id)), self._retry_on)
 
 
+async def recall_attempts(job: Job) -> None:
+    """Counts earlier attempts' usage: the budget is the task's. Durable steps bring their usage with them."""
+    if job.leased.lease.attempt > 1 and job.leased.turn == 1 and not await job.durable_steps():
+        await recall_usage(job)
+
+
 def chance_of(lease_id: LeaseId) -> float:
-    """From 0 to 1, the same for a lease each time: its id was made by chance."""
+    """A number from 0 to 1 that is always the same for a lease; its id is random."""
     return int(lease_id[:8], 16) / 0xFFFFFFFF

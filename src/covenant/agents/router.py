@@ -1,8 +1,8 @@
-"""The agent `index`: it is sent what is addressed to no agent in particular, and picks one for each turn.
+"""The agent `index`: receives tasks that name no agent, and picks one for each turn.
 
-With a model, the model picks, by its tools. Without one, agents are ranked by the words that a request shares with what
-they say of themselves; the best one gets the work if it fits well enough, and the route says why. Otherwise `index`
-answers which agents there are. An attempt that begins anew finds the route and the child task of the one before it.
+With a model, the model picks by its tools. Without one, agents are ranked by the words that their cards share with the
+request. The best one gets the work if its score is high enough, and the route says why. Otherwise `index` answers with
+a list of the agents. A further attempt finds the route and the child task of the attempt before it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from covenant.model.extras import install_command
 from covenant.model.task_event import StatusUpdate
 
 ROUTE: Final = "covenant.route"
-"""In the metadata of a status and of the result: who does it, and why."""
+"""Key in the metadata of a status and of the result: the chosen agent, and why."""
 ASKING: Final = "covenant.asking"
-"""In the metadata of a status: which task of which agent waits for the sender's answer."""
+"""Key in the metadata of a status: the agent and task that wait for the sender's answer."""
 OTHERS_MAX: Final = 3
 NAMED_MAX: Final = 50
 RANKINGS_MAX: Final = 256
-NOBODY: Final = "None of the agents here seems to fit this request, and no model is configured to answer it myself."
+NOBODY: Final = "No agent here matches this request, and no model is configured that could answer it."
 
 
 class RouterAgent:
@@ -59,14 +59,14 @@ class RouterAgent:
         job.notes[ROUTE] = route
         if best is None or best.score < THRESHOLD:
             output.status(StatusUpdate(f"Answering this myself: {route['why']}", metadata={ROUTE: route}))
-            output.say_at_once(self._honestly(tenant))
+            output.say_at_once(self._describe_agents(tenant))
             job.complete(*output.close())
             return
         output.status(StatusUpdate(f"Handing this to {best.listed.name}: {best.why}", metadata={ROUTE: route}))
         await self._hand_over(job, output, best.listed, parts)
 
     async def _chosen(self, job: Job, tenant: str) -> CallableAgent | None:
-        """Whom an earlier attempt at this turn had picked, if it is still there."""
+        """The agent that an earlier attempt at this turn picked, if it still exists."""
         route = await job.noted(ROUTE)
         if not isinstance(route, dict) or route.get("turn") != job.leased.turn:
             return None
@@ -76,7 +76,7 @@ class RouterAgent:
         return found
 
     async def _hand_over(self, job: Job, output: TurnOutput, listed: CallableAgent, parts: tuple[Content, ...]) -> None:
-        # What is elsewhere is sent the words, and nothing else.
+        # A remote agent receives only the text.
         asked = text_of(parts) if listed.elsewhere or all(type(part) is Text for part in parts) else parts
         label = f"{'a2a' if listed.remote else 'agent'}:{listed.name}"
         try:
@@ -88,7 +88,7 @@ class RouterAgent:
         _tell_answer(job, output, answer, agent=listed.name, label=label)
 
     async def _pass_on(self, job: Job, output: TurnOutput, asking: dict[str, Any], parts: tuple[Content, ...]) -> None:
-        """The answer to what an agent asked in the turn before."""
+        """Passes the sender's message on to the agent that asked for it in the turn before."""
         name, label = str(asking.get("agent")), str(asking.get("label"))
         job.notes[ROUTE] = {"agent": name, "why": "it had asked for this", "by": "question"}
         answer = await job.calls.answer(str(asking.get("task_id")), parts)
@@ -104,7 +104,7 @@ class RouterAgent:
                 self._rankings.popitem(last=False)
         return known[1]
 
-    def _honestly(self, tenant: str) -> str:
+    def _describe_agents(self, tenant: str) -> str:
         listed = self._directory.all(tenant)
         if not listed:
             return f"{NOBODY} There are no agents yet: add one with /v1/agents, or serve one with `covenant serve`."
@@ -155,11 +155,11 @@ NO_MODEL: Final = f'no model is configured: set model.name = "provider:name" and
 
 class ModelProvider(Protocol):
     def model(self, definition: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
-        """A model in this role; None if there is no model."""
+        """An agent played by a model in this role; None if no model is configured."""
 
 
 class UnavailableAgent:
-    """In place of an agent that cannot work here: fails, and says why."""
+    """Stands in for an agent that cannot work here: fails each task, and says why."""
 
     def __init__(self, why: str = NO_MODEL) -> None:
         self._why = why
@@ -169,14 +169,14 @@ class UnavailableAgent:
 
 
 class IndexAgent:
-    """`index`: a model, or the router. An agent that came with a request, for that request alone, takes its place."""
+    """`index`: a model, or the router. For a request that brings its own agent definition, that agent."""
 
     def __init__(self, models: ModelProvider, directory: AgentDirectory) -> None:
         self._models = models
         model = models.model(INDEX_DEFINITION)
         self._master: RunnableAgent = model or RouterAgent(directory)
         self.repeatable = model is None
-        """Whether a turn that was cut short may be begun again by itself: routing may, a model's work may not."""
+        """Whether the daemon may repeat an interrupted turn by itself: routing yes, a model's work no."""
 
     async def run(self, job: Job) -> None:
         inline = inline_of(job.task)

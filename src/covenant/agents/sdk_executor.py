@@ -1,8 +1,8 @@
-"""Agents written for the official SDK: an `AgentExecutor` runs here as it is.
+"""Agents written for the official SDK: an `AgentExecutor` runs here unchanged.
 
-It gets a `RequestContext` made of the turn, and an event queue whose events become updates of the task. An executor
-that returns without a terminal state has completed the task; one that asked for input or authentication parks it.
-Only this module imports the SDK's server side.
+It gets a `RequestContext` made from the turn, and an event queue whose events become updates of the task. An executor
+that returns without a terminal state has completed the task; one that asked for input or authentication parks it. Only
+this module imports the SDK's server side.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from a2a.utils.errors import JSON_RPC_ERROR_CODE_MAP, A2AError
 from google.protobuf import json_format, struct_pb2
 
 from covenant.agents.runtime.job import DAEMON_STOPS, Job
-from covenant.agents.runtime.job_buffer import FAILED
+from covenant.agents.runtime.turn_output import FAILED
 from covenant.model.content import Content, Text
 from covenant.model.sanitizer import unreserved_parts, without_reserved
 from covenant.model.task import ERROR_CODE
@@ -55,16 +55,17 @@ class SdkExecutorAgent:
                 await self._cancel(context, queue, job)
             raise
         except A2AError as error:
-            # What the SDK's own server would tell the client: meant for it, words and all.
+            # The SDK's own server would send this error to the client, with its text.
             if not job.ended:
-                number = JSON_RPC_ERROR_CODE_MAP.get(type(error), INTERNAL.v1)
+                kinds = (kind for kind in type(error).__mro__ if kind in JSON_RPC_ERROR_CODE_MAP)
+                number = JSON_RPC_ERROR_CODE_MAP.get(next(kinds, A2AError), INTERNAL.v1)
                 job.notes[ERROR_CODE] = AGENT_CODES.get(number, AGENT_CODES[INTERNAL.v1])
                 job.fail(str(error.message))
             return
         queue.returned()
 
     async def _cancel(self, context: RequestContext, queue: SdkEventQueue, job: Job) -> None:
-        """The SDK's executors are told of a cancel; the task is over already, so what they say to it is dropped."""
+        """Tells the executor of a cancel. The task is over already, so its further events are dropped."""
         try:
             async with asyncio.timeout(CANCEL_S):
                 await self._executor.cancel(context, queue)
@@ -73,7 +74,7 @@ class SdkExecutorAgent:
 
 
 def described(values: Iterable[object]) -> dict[str, Any]:
-    """What a card beside an executor says of it, for the catalogue."""
+    """The fields of an agent card beside an executor, for the catalogue."""
     cards = [value for value in values if isinstance(value, pb.AgentCard)]
     if len(cards) != 1:
         return {}
@@ -90,7 +91,7 @@ def described(values: Iterable[object]) -> dict[str, Any]:
 
 
 class SdkEventQueue(EventQueue):
-    """Events in, updates out. A terminal state ends the job; whatever comes after it is dropped."""
+    """Turns the executor's events into updates. A terminal state ends the job; later events are dropped."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -118,7 +119,7 @@ class SdkEventQueue(EventQueue):
             await job.room()
 
     async def close(self, immediate: bool = False) -> None:  # noqa: FBT001, FBT002  (the SDK's signature)
-        """Executors may close their queue; the job ends when they return."""
+        """Does nothing: the job ends when the executor returns."""
 
     def returned(self) -> None:
         if self._asked is not None:
@@ -126,7 +127,7 @@ class SdkEventQueue(EventQueue):
 
     def _task(self, task: pb.Task) -> None:
         if task.id != self._job.task.id:
-            self._job.fail("the agent answered with another task than it was given")
+            self._job.fail("the agent answered with another task's id")
             return
         for artifact in task.artifacts:
             self._job.say(_artifact(artifact))
@@ -153,7 +154,7 @@ class SdkEventQueue(EventQueue):
                 message_id = status.message.message_id or None
                 self._asked = StatusUpdate(words, _INTERRUPTIONS[state].value, parts=said, message_id=message_id)
                 if state == pb.TASK_STATE_AUTH_REQUIRED:
-                    # It may wait for that inside `execute`, and its sender must hear of it now.
+                    # The executor may wait for it inside `execute`, so its sender must be told now.
                     job.say(StatusUpdate(words, parts=said))
             case pb.TASK_STATE_WORKING:
                 self._go_on()
@@ -163,7 +164,7 @@ class SdkEventQueue(EventQueue):
                 pass
 
     def _go_on(self) -> None:
-        """It asked for something and went on: the question was only progress."""
+        """Reports an earlier question as progress: the executor asked, and then went on."""
         if self._asked is not None and self._asked.state == Interruption.INPUT_REQUIRED.value:
             self._job.say(StatusUpdate(self._asked.text, parts=self._asked.parts))
         self._asked = None
@@ -229,12 +230,12 @@ def _contents(parts: Iterable[pb.Part]) -> tuple[Content, ...]:
 
 
 def _plain(struct: struct_pb2.Struct) -> dict[str, Any] | None:
-    """What the executor says, without the daemon's own keys: it may repeat what a client said."""
+    """The executor's metadata without the daemon's own keys, which it may have copied from a client."""
     return without_reserved(_whole(json_format.MessageToDict(struct))) if struct.fields else None
 
 
 def _whole(value: Any) -> Any:
-    """Protobuf has only fractions: what was a whole number is one again."""
+    """Whole numbers as integers again: protobuf has only floats."""
     match value:
         case float() if value.is_integer():
             return int(value)

@@ -1,7 +1,7 @@
 """The A2A verbs for a tenant's caller at one agent: send, stream, subscribe, get, list, cancel.
 
-Whichever dialect and binding a client came by, it ends up here. Everything is scoped to the tenant and the agent
-first: a task of another is not found. A caller that goes away ends nothing; a task that was accepted goes on.
+Every dialect and binding ends up here. A request is scoped to its tenant and agent first: a task of another tenant is
+not found. A caller that disconnects ends nothing; an accepted task goes on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import CLIENT, Catalogue
+from covenant.exchange.delegation import tell_caller
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.builder import (
     UNGUESSABLE_LENGTH_MIN,
@@ -30,6 +31,7 @@ from covenant.exchange.tasks.builder import (
 )
 from covenant.exchange.tasks.reader import WATCH_S, TaskReader, TaskStream, handed_over, parse_known_id
 from covenant.exchange.tasks.writer import Intake, LocalWorkers, TaskWriter, refuse_ended
+from covenant.exchange.worker_presence import WorkerPresence
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import ListQuery, TaskScope, Watch
 from covenant.ledger.machine.commands import Continue, PutPush
@@ -44,16 +46,18 @@ from covenant.model.a2a_requests import (
     TaskPage,
 )
 from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.content import Text
 from covenant.model.errors import Conflict, Invalid, InvalidParams, Unauthenticated
 from covenant.model.ids import AgentId, TaskId
+from covenant.model.question import asks_approval
 from covenant.model.settings import DEPTH_MAX, A2aSettings
-from covenant.model.task import A2A, Hop, Task, account_of, check_hop
+from covenant.model.task import A2A, DELEGATION, Hop, Task, account_of, check_hop
 from covenant.model.task_event import Began, Ended, MessageUpdate, Started, Step
-from covenant.model.task_view import TaskView, TaskViewBuilder, fold
+from covenant.model.task_view import TaskState, TaskView, TaskViewBuilder, fold
 from covenant.model.tracing import OFF, Tracer
 
 ANONYMOUS: Final = "anonymous"
-"""As whom callers without a token send, at an agent that is published for everybody."""
+"""The sender's name of callers without a token, at an agent that is published for everybody."""
 REPLY_S: Final = 0.01
 """How long the first frame of a stream waits to see whether the whole answer is a bare message."""
 
@@ -61,30 +65,30 @@ _encode = msgspec.json.Encoder().encode
 
 
 class A2ARequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Who asks, at which agent, and what came beside the request."""
+    """The caller, the agent, and the values that came beside the request."""
 
     caller: Caller
     agent: CatalogueAgent
     extensions: tuple[str, ...] = ()
     idempotency_key: str | None = None
     hop: Hop | None = None
-    """What the caller says of the calls before this one."""
+    """The caller's chain of calls up to this one."""
 
 
 _Prepared = tuple[TaskId, Task | None, IdempotencyKey | None]
-"""The task that a message is for; the task itself, unless the message continues one; and the idempotency key."""
+"""The id of the message's task; the task itself, if the message begins one; and the idempotency key."""
 
 
 class _Sent(msgspec.Struct, frozen=True, gc=False):
-    """A message that is durable. `from_watch`: the watch tells the task from its first step on.
+    """A message that is durable. `from_watch`: the watch has the task from its first step on.
 
-    Otherwise the past is to be read, and `through` is as far as it matters.
+    Otherwise earlier steps must be read from the ledger, up to `through`.
     """
 
     from_watch: bool = False
     through: int | None = None
     again: bool = False
-    """It was sent before: what came of it since may be older than the watch."""
+    """The message was sent before: steps that followed it may be older than the watch."""
 
 
 class A2AExchange:
@@ -101,8 +105,9 @@ class A2AExchange:
         tracer: Tracer = OFF,
         intake: Intake | None = None,
         files: StoredFiles | None = None,
+        presence: WorkerPresence | None = None,
     ) -> None:
-        """`check_push` refuses a push configuration that is no good. None: there are no push notifications here."""
+        """`check_push` refuses an invalid push configuration. None: push notifications are switched off."""
         self._ledger = ledger
         self._catalogue = catalogue
         self._new_id = new_id
@@ -112,30 +117,36 @@ class A2AExchange:
         self.ids = KeyedIds(ledger, catalogue)
         self.settings = settings
         self.depth_max = depth_max
+        self._presence = presence
 
     async def send(self, call: A2ARequest, sent: SendMessage) -> TaskView:
-        """The task when it has ended or waits for its sender; as soon as it is accepted, if it should not block."""
+        """The task when it has ended or waits for its sender; right after acceptance if the request does not block."""
         task_id, task, key = await self._prepare(call, sent)
         with self._ledger.watch(task_id, new=key is None and task is not None) as watch:
             if task is None:
                 done = await self._continue(call, sent, task_id, key)
             else:
-                # Not by a coroutine of its own: each one costs at every pause of what it waits for.
+                # Inlined: an extra coroutine costs time at every suspension of the ones that it awaits.
                 bytes_max = self.settings.message_bytes_max
                 accepted = await self.writer.submit(task, bytes_max=bytes_max, push=sent.push, minted=key is None)
                 done = _REPEATED if accepted.duplicate else _NEW
-            builder = TaskViewBuilder()
+            builder = None
             if not done.from_watch:
                 builder = await self.reader.past(task_id, None if done.again else done.through)
             if sent.blocking:
-                until_ms = self._ledger.clock.monotonic_ms() + self.settings.blocking_ms_max
-                return await self.reader.at_rest(task_id, watch, builder, until_ms)
-            if done.from_watch:
-                builder.catch_up(await watch.next(WATCH_S))
-            return builder.known()
+                view = await self.reader.at_rest(task_id, watch, builder, self.settings.blocking_ms_max)
+            else:
+                if builder is None:
+                    builder = TaskViewBuilder()
+                    if steps := await watch.next(WATCH_S):
+                        builder.catch_up(steps)
+                    else:
+                        builder = await self.reader.past(task_id, 1)
+                view = builder.known()
+            return view if view.state is not TaskState.SUBMITTED else self._with_absence(call.agent, view)
 
     async def stream(self, call: A2ARequest, sent: SendMessage) -> TaskStream:
-        """Ends with the task, or when it waits for its sender."""
+        """Streams the task's steps until it ends or waits for its sender."""
         task_id, task, key = await self._prepare(call, sent)
         with handed_over(self._ledger.watch(task_id, new=key is None and task is not None)) as watch:
             if task is None:
@@ -147,17 +158,21 @@ class A2AExchange:
             if not done.from_watch:
                 view = (await self.reader.past(task_id, done.through or 1)).known()
                 return TaskStream(self._ledger, watch, view, ends_when_parked=True)
-            first, *steps = await self._opening(watch)
+            opening = await self._opening(watch)
+            if not opening:  # the watch was cut
+                view = (await self.reader.past(task_id, 1)).known()
+                return TaskStream(self._ledger, watch, view, ends_when_parked=True)
+            first, *steps = opening
             builder = TaskViewBuilder()
             builder.add(first)
-            view, reply = builder.known(), None
+            view, reply = self._with_absence(call.agent, builder.known()), None
             if steps and isinstance(last := steps[-1].what, Ended) and last.result.reply is True:
                 builder.catch_up(steps)
                 reply = builder.known()
             return TaskStream(self._ledger, watch, view, backlog=steps, reply=reply, ends_when_parked=True)
 
     async def subscribe(self, call: A2ARequest, asked: Subscribe, *, from_start: bool, finished: bool) -> TaskStream:
-        """`from_start`: without a cursor, begin at the first step. `finished`: one that has ended may be replayed."""
+        """`from_start`: without a cursor, begin at the first step. `finished`: an ended task may be replayed."""
         return await self.reader.follow(
             parse_known_id(asked.task_id),
             self.scope(call),
@@ -167,11 +182,32 @@ class A2AExchange:
         )
 
     def get(self, call: A2ARequest, asked: GetTask) -> Awaitable[TaskView]:
+        if call.agent.definition.kind_rules.enrolled:
+            return self._get_of_worker(call, asked)
         return self.reader.get(parse_known_id(asked.task_id), self.scope(call))
 
+    async def _get_of_worker(self, call: A2ARequest, asked: GetTask) -> TaskView:
+        return self._with_absence(call.agent, await self.reader.get(parse_known_id(asked.task_id), self.scope(call)))
+
+    def explain_wait(self, view: TaskView) -> TaskView:
+        """The task with the reason why it waits, as `get` shows it, for callers that found it by its id alone."""
+        agent_id, _, tenant = view.task.recipient.display.partition("@")
+        agent = self._catalogue.agent(tenant, agent_id) if view.state is TaskState.SUBMITTED else None
+        return view if agent is None else self._with_absence(agent, view)
+
+    def _with_absence(self, agent: CatalogueAgent, view: TaskView) -> TaskView:
+        """Adds a status message to a task that waits for a worker while no worker is there."""
+        later = view.task.not_before_ms is not None and view.task.not_before_ms > self._ledger.now_ms()
+        if self._presence is None or view.state is not TaskState.SUBMITTED or view.message is not None or later:
+            return view
+        if not agent.definition.kind_rules.enrolled:
+            return view
+        why = self._presence.absence(view.task.recipient)
+        return msgspec.structs.replace(view, message=MessageUpdate(parts=(Text(why),))) if why else view
+
     async def list_tasks(self, call: A2ARequest, asked: ListTasks) -> TaskPage:
-        if call.caller.anonymous:
-            # Whoever has no token is one with all others who have none: it has the ids that it was told, and no list.
+        if call.caller.anonymous and not self.settings.anonymous_lists:
+            # All callers without a token share one sender: each may read the tasks whose ids it has.
             raise Unauthenticated("token_needed", "listing tasks needs a token; without one, ask for a task by its id")
         if not 1 <= asked.page_size <= PAGE_SIZE_MAX:
             raise InvalidParams("pageSize", f"1 to {PAGE_SIZE_MAX}")
@@ -212,15 +248,16 @@ class A2AExchange:
         return self._catalogue.identity(call.agent.tenant, ANONYMOUS if call.caller.anonymous else CLIENT)
 
     def scope(self, call: A2ARequest) -> TaskScope:
-        """A caller sees the tasks of its tenant at this agent; without a token, only those sent without one."""
+        """The tasks that a caller sees: its tenant's at this agent; without a token, only those sent without one."""
         sender = self._sender(call).pubkey if call.caller.anonymous else None
         return TaskScope(recipient=self._recipient(call).pubkey, sender=sender)
 
     async def _prepare(self, call: A2ARequest, sent: SendMessage) -> _Prepared:
-        """Check a message, and build the task that it begins."""
+        """Checks a message, and builds the task that it begins."""
         message, agent, anonymous = sent.message, call.agent, not call.caller.token_sha256
-        identity, tenant = self._catalogue.identity, agent.tenant
-        recipient, sender = identity(tenant, agent.definition.id), identity(tenant, ANONYMOUS if anonymous else CLIENT)
+        identities, tenant, sends_as = self._catalogue.identities, agent.tenant, ANONYMOUS if anonymous else CLIENT
+        recipient = identities.get((tenant, agent.definition.id)) or self._recipient(call)
+        sender = identities.get((tenant, sends_as)) or self._sender(call)
         if call.hop is not None:
             check_hop(call.hop, recipient, self.depth_max)
         check_message(message, agent, call.extensions)
@@ -263,76 +300,97 @@ class A2AExchange:
         return task_id, task, key
 
     async def _check_context(self, context_id: str, recipient: AgentId, sender: AgentId) -> None:
-        """Without a token, a context is one that the caller was told, or one that nobody else can have chosen."""
+        """Without a token, a context must be one of the caller's own, or too long to be guessed."""
         if len(context_id) < UNGUESSABLE_LENGTH_MIN:
             raise Invalid(
                 "guessable_context",
-                f"message.contextId: without a token, it has at least {UNGUESSABLE_LENGTH_MIN} characters; "
+                f"message.contextId: without a token, it must have at least {UNGUESSABLE_LENGTH_MIN} characters; "
                 "leave it out, or use a random UUID",
             )
-        everybodys = ListQuery(recipient=recipient.pubkey, context_id=context_id, limit=1)
-        theirs = msgspec.structs.replace(everybodys, sender=sender.pubkey)
-        if (await self._ledger.listing(everybodys)).total > (await self._ledger.listing(theirs)).total:
-            raise Invalid("unknown_context", "message.contextId: there is no such context of yours; leave it out")
+        all_senders = ListQuery(recipient=recipient.pubkey, context_id=context_id, limit=1)
+        own = msgspec.structs.replace(all_senders, sender=sender.pubkey)
+        if (await self._ledger.listing(all_senders)).total > (await self._ledger.listing(own)).total:
+            raise Invalid("unknown_context", "message.contextId: you have no such context; leave it out")
 
     async def _continue(
         self, call: A2ARequest, sent: SendMessage, task_id: TaskId, key: IdempotencyKey | None
     ) -> _Sent:
-        """Make a message to a known task durable. What follows is watched already."""
+        """Makes a message to a known task durable. The caller watches the task already."""
         message, scope = sent.message, self.scope(call)
         update = next_message(message)
-        encoded = _encode(update)
         view = await self.reader.get(task_id, scope)
+        prefix = None if key is None else f"{unkeyed_id(call.caller, call.agent.id, key.key)}."
+        ids = (self._new_id(),) if prefix is None else self._message_ids(update, prefix)
+        if key is not None and self._has_message(update, view):
+            return _Sent(through=view.generation)
         if update.parts and (files := self.writer.files) is not None and files.concerns(update.parts):
-            parts = await files.store(update.parts, account_of(view.task), task_id)
-            update = msgspec.structs.replace(update, parts=parts)
-            check_size(len(_encode(update)), self.settings.message_bytes_max)
+            entry = await self._ledger.entry(task_id) if key is not None else None
+            if entry is None or all(said not in ids for said, _ in entry.said):
+                # A repeated message is not stored again: the URLs of its files may have expired.
+                parts = await files.store(update.parts, account_of(view.task), task_id)
+                update = msgspec.structs.replace(update, parts=parts)
+                check_size(len(_encode(update)), self.settings.message_bytes_max)
+            if key is not None and self._has_message(update, view):
+                return _Sent(through=view.generation)
         else:
-            check_size(len(encoded), self.settings.message_bytes_max)
+            check_size(len(_encode(update)), self.settings.message_bytes_max)
         if message.context_id not in (None, view.task.context_id):
             raise InvalidParams("message.contextId", f"task {task_id} is in another context; leave contextId out")
         recipient = view.task.recipient.pubkey
         if sent.push is not None and not view.state.terminal:
-            # Before the message, so that its step is told too; once, since many clients say it with every message.
+            # Before the message, so that its step is pushed too; once, since many clients repeat it.
             await self._ledger.commit(PutPush(task_id=task_id, recipient=recipient, config=sent.push, once=True))
-        if key is not None and view.state.terminal and any(_same_words(update, said) for said in view.history):
-            return _Sent(through=view.generation)
-        # A message's id is derived from its idempotency key and a digest of its content. The id that the client gave it
-        # is no part of the content: clients make a new one when they try again.
-        if key is not None:
-            encoded = _encode(msgspec.structs.replace(next_message(message), message_id=None))
-        prefix = None if key is None else f"{unkeyed_id(call.caller, call.agent.id, key.key)}."
         reported = await self._ledger.commit(
             Continue(
                 task_id=task_id,
                 viewer=scope.sender,
                 recipient=recipient,
                 message=update,
-                message_id=self._new_id() if prefix is None else prefix + hashlib.sha256(encoded).hexdigest()[:32],
+                message_id=ids[0],
+                former=ids[1:],
                 key=prefix,
                 by=self._sender(call),
             )
         )
-        # What was true before this message is no answer to it, and what came after it is.
+        if view.task.origin == DELEGATION and view.message is not None and asks_approval(view.message.metadata):
+            await tell_caller(self._ledger, view.task, reported.generation)
+        # Steps before this message are no answer to it; steps after it are.
         return _Sent(through=reported.generation, again=reported.duplicate)
+
+    def _message_ids(self, update: MessageUpdate, prefix: str) -> tuple[str, ...]:
+        """The message's id, derived from its idempotency key and content; then its id by an earlier rule, if another.
+
+        The client's own message id is no part of the content: clients make a new one for each try. Nor is a file's URL,
+        which differs each time.
+        """
+        plain = msgspec.structs.replace(update, message_id=None)
+        forms = (plain,) if (named := self._by_hash(plain)) is plain else (named, plain)
+        return tuple(prefix + hashlib.sha256(_encode(form)).hexdigest()[:32] for form in forms)
+
+    def _by_hash(self, update: MessageUpdate) -> MessageUpdate:
+        parts = self.writer.files.named_by_hash(update.parts) if self.writer.files is not None else update.parts
+        return update if parts is update.parts else msgspec.structs.replace(update, parts=parts)
+
+    def _has_message(self, update: MessageUpdate, view: TaskView) -> bool:
+        """Whether a task that has ended already has this message."""
+        named = self._by_hash(update)
+        return view.state.terminal and any(
+            msgspec.structs.replace(named, message_id=said.message_id) == self._by_hash(said) for said in view.history
+        )
 
     async def _opening(self, watch: Watch) -> list[Step]:
         """The first steps of a new task.
 
-        A stream tells of a task, or is one bare message. Its first frame must know which, so it waits a little for the
-        agent to speak.
+        A stream is a task's or one bare message. The first frame must know which: it waits a little for the agent's
+        output.
         """
         steps = list(await watch.next(WATCH_S))
-        while not watch.cut and isinstance(steps[-1].what, (Began, Started)):
+        while steps and not watch.cut and isinstance(steps[-1].what, (Began, Started)):
             more = await watch.next(REPLY_S)
             if not more:
                 break
             steps += more
         return steps
-
-
-def _same_words(one: MessageUpdate, other: MessageUpdate) -> bool:
-    return msgspec.structs.replace(one, message_id=other.message_id) == other
 
 
 _NEW: Final = _Sent(from_watch=True)

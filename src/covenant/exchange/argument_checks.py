@@ -1,4 +1,4 @@
-"""Arguments of the public functions, checked against the annotations of the function when it is called."""
+"""Checks the arguments of public functions against the functions' annotations, at each call."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _GENERIC: Final = (Union, types.UnionType, list, tuple, dict, abc.Sequence, abc.
 
 
 def checks_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """Refuse, at the call, arguments that are not what the annotations of the function say.
+    """Refuses, at the call, arguments that do not match the function's annotations.
 
-    What can be JSON is checked as `checked` does it. Of other annotations the classes count; those that name none
-    (`Any`, a callable) are not checked. Names that the caller makes up must be text that can be written. An
-    async function is refused when it is called, not when it is awaited.
+    JSON types are checked by `checked`. Of other annotations the classes are checked; annotations without a class
+    (`Any`, a callable) are not. Keyword names that the caller makes up must be valid text. An async function refuses
+    when it is called, not when it is awaited.
     """
     parameters = inspect.signature(function).parameters
     several = next((name for name, each in parameters.items() if each.kind is each.VAR_POSITIONAL), None)
@@ -40,16 +40,18 @@ def checks_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.cache
     def checks() -> Mapping[str, Check]:
-        hints = get_type_hints(inspect.unwrap(function))  # at the first call: by then all names are there
+        hints = get_type_hints(inspect.unwrap(function))  # at the first call, when all names are defined
         found = {name: _check_of(hints[name]) for name in parameters if name in hints}
         return {name: check for name, check in found.items() if check is not None}
 
-    def positional(args: tuple[Any, ...], found: Mapping[str, Check]) -> Iterator[Any]:
+    @functools.cache
+    def places() -> list[tuple[str, Check | None]]:
+        return [(name, checks().get(name)) for name in names]
+
+    def unnamed(args: tuple[Any, ...]) -> Iterator[Any]:
+        check = checks().get(several) if several is not None else None
         for place, value in enumerate(args):
-            name = names[place] if place < len(names) else several
-            check = found.get(name) if name is not None else None
-            shown = name if name != several else f"{name}[{place - len(names)}]"
-            yield value if check is None else check(str(shown), value)
+            yield value if check is None else check(f"{several}[{place}]", value)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -60,10 +62,12 @@ def checks_arguments(function: Callable[P, T]) -> Callable[P, T]:
             if others is not None and name not in parameters:
                 check = found.get(others)
                 if not name.isascii():
-                    checked(others, name, str)  # a name that the caller made up may be half a surrogate pair
+                    checked(others, name, str)  # the name may hold half a surrogate pair
             if check is not None:
                 kwargs[name] = check(name, value)
-        return function(*positional(args, found), **kwargs)
+        named = zip(args, places(), strict=False)
+        given: list[Any] = [value if check is None else check(name, value) for value, (name, check) in named]
+        return function(*given, *unnamed(args[len(given) :]), **kwargs)
 
     return call
 
@@ -82,7 +86,7 @@ def _check_of(hint: Any) -> Check | None:
         plain = {getattr(part, "__supertype__", part) for part in parts} & {str, int, bool, type(None)}
 
         def check_json(name: str, value: Any) -> Any:
-            # What is plainly right needs no encoding. Text that is not ASCII may be half a surrogate pair.
+            # A value of the right plain type needs no encoding. Text that is not ASCII may be half a surrogate pair.
             kind = type(value)
             return value if kind in plain and (kind is not str or value.isascii()) else checked(name, value, hint)
 
@@ -101,7 +105,7 @@ def _check_of(hint: Any) -> Check | None:
 
 
 def _is_json(hint: Any) -> bool:
-    """Whether the type is one that JSON can be read by."""
+    """Whether JSON can be decoded as this type."""
     if hasattr(hint, "__supertype__"):
         return _is_json(hint.__supertype__)
     origin = get_origin(hint)

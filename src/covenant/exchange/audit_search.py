@@ -1,4 +1,4 @@
-"""Rows of the audit by kind, issuer and time: the newest first, page by page, each page after a bounded look."""
+"""Finds rows of the audit by kind, issuer and time: newest first, in pages, each after a bounded search."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from covenant.model.errors import Invalid
 
 LIMIT_MAX: Final = 1_000
 CHUNK_ROWS: Final = 1_000
-"""Read at once where rows are filtered by what they say."""
+"""Rows read at once when rows are filtered by their content."""
 CHUNKS_MAX: Final = 20
-"""A page looks at so many chunks. If it is not full by then, its `next` goes on from there."""
+"""A page searches so many chunks. If it is not full by then, its `next` goes on from there."""
 
 
 class AuditFilter(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -27,7 +27,7 @@ class AuditFilter(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class AuditPage(msgspec.Struct, frozen=True, gc=False):
-    """`records`, the oldest first. `next`: what is below this place was not looked at yet; None if nothing is."""
+    """`records` are oldest first. `next`: rows below this position were not searched yet; None: there are none."""
 
     records: tuple[AuditRecord, ...]
     next: int | None
@@ -52,7 +52,7 @@ _row: Final = msgspec.json.Decoder(_Row).decode
 async def find_audit(
     ledger: AuditLedger, principal: Principal, asked: AuditFilter, limit: int, below: int = LAST
 ) -> AuditPage:
-    """The newest rows below a place that pass the filter. Whoever is not the operator finds its own rows."""
+    """The newest rows below a position that pass the filter. A caller that is not the operator finds its own rows."""
     if not 1 <= limit <= LIMIT_MAX:
         raise Invalid("invalid_limit", f"limit must be between 1 and {LIMIT_MAX}")
     narrow = asked.type is not None or asked.issuer is not None
@@ -74,7 +74,7 @@ async def find_audit(
 
 
 def _passes(asked: AuditFilter, record: AuditRecord) -> bool:
-    said = _row(record.row)
-    if asked.type is not None and said.kind.type != asked.type:
+    row = _row(record.row)
+    if asked.type is not None and row.kind.type != asked.type:
         return False
-    return asked.issuer is None or said.issuer.display.startswith(asked.issuer)
+    return asked.issuer is None or row.issuer.display.startswith(asked.issuer)

@@ -1,7 +1,7 @@
-"""From an agent of the catalogue to its card: made when somebody asks, signed once, and kept until the agent changes.
+"""Makes an agent's card from the catalogue: on demand, signed once, and kept until the agent changes.
 
-`agent_card` needs nothing but the agent and the URL that callers reach this daemon by. What else is switched on comes
-as an `CardFeatures`: a card promises nothing that the daemon does not do.
+`agent_card` needs only the agent and the URL by which callers reach this daemon. `CardFeatures` says which features are
+switched on: a card promises nothing that the daemon does not do.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ ABILITIES: Final = (
     *("/agent", "/parallel", "/a2a", MCP, "/fetch", "/search", "/mem", "/advise"),
     *("/write", "/read", "/list", ASK),
 )
-"""The commands that there are tools for. Others may stand in an agent definition, and nobody can carry them out."""
+"""The commands that have a tool. A definition may name other commands, which nobody can carry out."""
 ROUTING: Final = frozenset({"/agent"})
-"""What the master does without a model, too."""
+"""Commands that the master can carry out without a model."""
 BUNDLES: Final = {"web": ("/fetch", "/search"), "delegation": ("/agent", "/parallel")}
-"""Words for several commands at once. Any command may be written without its slash."""
+"""Names for several commands at once. Any command may be written without its slash."""
 GENERAL: Final = ("general",)
 _JSON: Final = ("application/json",)
 _JSON_AND_TEXT: Final = ("application/json", "text/plain")
@@ -87,13 +87,13 @@ class _TagRule(msgspec.Struct, frozen=True):
 
 
 class _ToolNames(msgspec.Struct, frozen=True):
-    """`tool_tags.json`: how names of well-known tools are written for people, and which tags their skills have."""
+    """`tool_tags.json`: how people write the names of well-known tools, and the tags of their skills."""
 
     prefixes: tuple[str, ...]
     spellings: dict[str, str]
     tags: dict[str, tuple[str, ...]]
     families: dict[str, tuple[_TagRule, ...]]
-    """By the first word of a name: the first rule that has another word of it."""
+    """Rules by the first word of a name; the first rule that has another word of the name applies."""
 
 
 @cache
@@ -105,9 +105,9 @@ def _tool_names() -> _ToolNames:
 def skills_of(
     definition: AgentDefinition, tools: Sequence[Tool] = (), abilities: frozenset[str] | None = None
 ) -> tuple[CardSkill, ...]:
-    """`abilities`: the commands that models can carry out here; none of them where there is no model.
+    """`abilities`: the commands that models can carry out here; empty without a model.
 
-    None: nobody says, and a card says what the definition does.
+    None: unknown; the card then follows the definition.
     """
     if abilities is not None and definition.kind_rules.needs_model:
         return _model_skills(definition, tools, abilities)
@@ -125,7 +125,7 @@ def _model_skills(
     definition: AgentDefinition, tools: Sequence[Tool], abilities: frozenset[str]
 ) -> tuple[CardSkill, ...]:
     if not abilities and definition.id != INDEX:
-        # Nobody plays it: a card that promised anything would not be true.
+        # No model plays this agent, so its card must promise nothing.
         return ()
     commands = usable(definition, abilities or ROUTING)
     named = ((command, CAPABILITIES[command]) for command in commands if command != ASK)
@@ -140,9 +140,9 @@ def _model_skills(
 
 
 def usable(definition: AgentDefinition, abilities: Iterable[str]) -> tuple[str, ...]:
-    """The commands that this agent may use, of those that there are: an allow-list, in the order of the table.
+    """The commands that this agent may use, of those that exist: an allow-list, in the order of the table.
 
-    An empty list allows everything; one that has only unknown words, nothing.
+    An empty list allows everything; a list with only unknown words allows nothing.
     """
     there = [command for command in ABILITIES if command in set(abilities)]
     if not definition.capabilities:
@@ -169,7 +169,7 @@ def _capability_skills(definition: AgentDefinition) -> Iterator[CardSkill]:
         return
     for capability in definition.capabilities:
         if capability.strip() == ASK:
-            continue  # a way to work, and nothing that a caller can ask for
+            continue  # asking the user is no skill that a caller could request
         known = CAPABILITIES.get(capability.strip())
         name = known[0] if known else _one_word(capability.strip().removeprefix("/"), "capability")
         description = known[1] if known else f"Capability: {capability.strip() or name}"
@@ -190,7 +190,7 @@ def _declared_skill(skill: written.Skill) -> CardSkill:
 
 
 def _tool_skills(tools: Sequence[Tool]) -> Iterator[CardSkill]:
-    """Two servers may have tools of one name: the second is then told apart by its server."""
+    """The skills of tools. If two servers have tools of one name, the second gets its server's name, too."""
     seen: set[str] = set()
     for tool in tools:
         yield CardSkill(
@@ -205,7 +205,7 @@ def _tool_skills(tools: Sequence[Tool]) -> Iterator[CardSkill]:
 
 
 def tool_title(name: str) -> str:
-    """`covenant_github_list_prs` as people would write it: GitHub List PRs."""
+    """The name as people would write it: `covenant_github_list_prs` becomes GitHub List PRs."""
     spellings = _tool_names().spellings
     words = filter(None, _plain(name).split("_"))
     return " ".join(spellings.get(word, word[:1].upper() + word[1:]) for word in words) or name
@@ -241,7 +241,7 @@ AGENTS_PATH: Final = "/v1/a2a/agents"
 A2A_PATH: Final = "/v1/a2a"
 KEYS_PATH: Final = "/.well-known/jwks.json"
 CARDS_KEPT_MAX: Final = 4_096
-"""Signed cards in memory. One more than that costs a signature again."""
+"""The most signed cards in memory; a card beyond that is signed again on demand."""
 LIMITS_URI: Final = "urn:covenant:limits"
 
 Anonymous = Literal["never", "loopback", "anywhere"]
@@ -260,21 +260,23 @@ _DISCOVER: Final = CardSkill(
 
 
 class CardFeatures(msgspec.Struct, frozen=True, kw_only=True):
-    """What is switched on, beside the agents. A provider without a URL has this daemon's."""
+    """The features that are switched on. A provider without a URL gets this daemon's."""
 
     provider: Provider | None = None
     documentation_url: str | None = None
     push_notifications: bool = False
     grpc_port: int | None = None
+    grpc_address: str = ""
+    """The address by which callers reach that port; empty: the host of HTTP."""
     published: str = ""
-    """The agent of the tenant `default` that a call means which names none: over gRPC, 0.3 has no place for a name."""
+    """The agent of the tenant `default` for calls that name no agent: gRPC in A2A 0.3 has no field for a name."""
     tools: tuple[Tool, ...] = ()
     abilities: frozenset[str] | None = None
-    """The commands that agents played by a model can carry out here. None: as their definitions say."""
+    """The commands that model agents can carry out here. None: as their definitions say."""
     mcp_tenants: frozenset[str] = frozenset({DEFAULT})
-    """Whose agents have a server of tools, whatever it offers."""
+    """The tenants whose agents have an MCP server, whatever tools it offers."""
     remote_tenants: frozenset[str] = frozenset({DEFAULT})
-    """Whose agents may call agents that are registered here."""
+    """The tenants whose agents may call registered remote agents."""
     peer_profiles: tuple[str, ...] | None = None
     """The agents that peers may delegate to, as the settings name them. None: this daemon has no peers."""
     peer_suites: tuple[str, ...] = (SUITE,)
@@ -283,7 +285,7 @@ class CardFeatures(msgspec.Struct, frozen=True, kw_only=True):
 def agent_card(
     agent: CatalogueAgent, base_url: str, offer: CardFeatures | None = None, *, token_needed: bool = True
 ) -> AgentCard:
-    """Unsigned. Without `token_needed` the card says that anybody may call."""
+    """An unsigned card. Without `token_needed` the card says that anybody may call."""
     offer = offer or CardFeatures()
     definition = agent.definition
     return AgentCard(
@@ -296,7 +298,7 @@ def agent_card(
         capabilities=Capabilities(
             streaming=True,
             push_notifications=offer.push_notifications,
-            # Who may call without a token is not known, and has no extended card.
+            # A caller without a token is unknown, and has no extended card.
             extended_agent_card=token_needed,
             extensions=(
                 *(Extension(uri=uri, required=True) for uri in definition.extensions),
@@ -312,7 +314,8 @@ def agent_card(
 
 
 def takes_sealed(agent: CatalogueAgent, peer_profiles: tuple[str, ...] | None) -> bool:
-    return peer_profiles is not None and agent.tenant == DEFAULT and agent.offered_to_peers(peer_profiles)
+    """Whether peers may delegate to the agent. Only peers of its tenant may."""
+    return peer_profiles is not None and agent.offered_to_peers(peer_profiles)
 
 
 def _sealed_delegation(agent: CatalogueAgent, base_url: str, offer: CardFeatures) -> tuple[Extension, ...]:
@@ -330,7 +333,7 @@ def _sealed_delegation(agent: CatalogueAgent, base_url: str, offer: CardFeatures
 
 
 def stub_card(base_url: str, offer: CardFeatures | None = None) -> AgentCard:
-    """For callers without a token: how to authenticate, and the address of `index`, which every tenant has."""
+    """The card for callers without a token: how to authenticate, and the address of `index`, which every tenant has."""
     offer = offer or CardFeatures()
     return AgentCard(
         name="covenant",
@@ -354,12 +357,12 @@ def _abilities(agent: CatalogueAgent, offer: CardFeatures) -> frozenset[str] | N
     """The commands that this agent's tenant may use: MCP servers and registered agents belong to some tenants."""
     if offer.abilities is None:
         return None
-    away = {
+    missing = {
         command
         for command, tenants in ((MCP, offer.mcp_tenants), ("/a2a", offer.remote_tenants))
         if agent.tenant not in tenants
     }
-    return offer.abilities - away
+    return offer.abilities - missing
 
 
 def _provider(offer: CardFeatures, base_url: str) -> Provider | None:
@@ -382,7 +385,7 @@ def _version(agent: CatalogueAgent) -> str:
 
 
 def _interfaces(url: str, agent: CatalogueAgent, offer: CardFeatures) -> tuple[Interface, ...]:
-    """The preferred interface first. A2A 0.3 is spoken at the same addresses, so it is named last."""
+    """The preferred interface comes first. A2A 0.3 has the same addresses, and comes last."""
     found = [
         Interface(url=url, protocol_binding=JSONRPC, protocol_version="1.0"),
         Interface(url=url, protocol_binding=HTTP_JSON, protocol_version="1.0"),
@@ -393,7 +396,8 @@ def _interfaces(url: str, agent: CatalogueAgent, offer: CardFeatures) -> tuple[I
     ]
     if offer.grpc_port is not None:
         host = urlsplit(url).hostname or "localhost"
-        address = f"[{host}]:{offer.grpc_port}" if ":" in host else f"{host}:{offer.grpc_port}"
+        at_host = f"[{host}]:{offer.grpc_port}" if ":" in host else f"{host}:{offer.grpc_port}"
+        address = offer.grpc_address or at_host
         found.append(Interface(url=address, protocol_binding=GRPC, protocol_version="1.0", tenant=agent.id))
         if (agent.tenant, agent.id) == (DEFAULT, offer.published):
             old.append(Interface(url=address, protocol_binding=GRPC, protocol_version="0.3"))
@@ -408,10 +412,10 @@ class _Key(NamedTuple):
 
 
 class Cards:
-    """Signed cards. Without a signer they are the same, unsigned."""
+    """Signed cards; unsigned without a signer."""
 
     def __init__(self, features: Callable[[], CardFeatures], signer: CardSigner | None = None) -> None:
-        """`features` says what is switched on now."""
+        """`features` returns the features that are switched on now."""
         self.features = features
         self._signer = signer
         self._kept: dict[_Key, tuple[object, AgentCard]] = {}
@@ -424,7 +428,7 @@ class Cards:
         return self._signed(_Key("", "", base_url, "stub"), None, lambda: stub_card(base_url, self.features()))
 
     def extended_card(self, caller: Caller, agent: CatalogueAgent, base_url: str) -> AgentCard:
-        """For one tenant's callers: the card, and what they may use of the agent. The caller's own agents only."""
+        """The card for one tenant's callers, with their limits. The agent must be the caller's own tenant's."""
         limits = {
             name: value
             for name, value in {
@@ -440,8 +444,8 @@ class Cards:
             card = agent_card(agent, base_url, self.features())
             if not limits:
                 return card
-            told = Extension(uri=LIMITS_URI, description="What callers with this token may use", params=limits)
-            extensions = (*card.capabilities.extensions, told)
+            extension = Extension(uri=LIMITS_URI, description="What callers with this token may use", params=limits)
+            extensions = (*card.capabilities.extensions, extension)
             capabilities = msgspec.structs.replace(card.capabilities, extensions=extensions)
             return msgspec.structs.replace(card, capabilities=capabilities)
 
@@ -451,13 +455,13 @@ class Cards:
         return self._signer.key_set() if self._signer is not None else {"keys": []}
 
     def _signed(self, key: _Key, made_of: object, make: Callable[[], AgentCard]) -> AgentCard:
-        # What the daemon offers may change while it runs: the tools of a server are known when it first starts.
+        # The daemon's features may change while it runs: an MCP server's tools are known only after its first start.
         made_of = (made_of, self.features())
         known = self._kept.get(key)
         if known is not None and known[0] == made_of:
             return known[1]
         card = self._sign(make(), key.base_url)
-        # The oldest makes room: callers choose the name in a URL, and must not choose how much is kept.
+        # The oldest card makes room: callers choose the host in a URL, and must not choose how much is kept.
         if key not in self._kept and len(self._kept) >= CARDS_KEPT_MAX:
             del self._kept[next(iter(self._kept))]
         self._kept[key] = (made_of, card)
@@ -473,9 +477,9 @@ class Cards:
 def admits_anonymous(mode: Anonymous, *, bind_addr: str, peer: str | None, forwarded: bool, foreign_page: bool) -> bool:
     """Whether a caller without a token may use the published agent.
 
-    `loopback` means this machine's own callers: HTTP listens on a loopback address, the caller has one, nobody
-    forwarded the request from further away (`forwarded`: it carries a proxy's headers), and no web page from
-    elsewhere makes a browser on this machine ask (`foreign_page`).
+    `loopback` means callers on this machine: HTTP listens on a loopback address, the caller has one, no proxy forwarded
+    the request (`forwarded`: it has a proxy's headers), and no foreign web page makes a browser on this machine send it
+    (`foreign_page`).
     """
     if mode == "loopback":
         return _loopback(bind_addr) and _loopback(peer) and not forwarded and not foreign_page

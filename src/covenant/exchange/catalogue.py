@@ -1,16 +1,16 @@
-"""The catalogue: each tenant's agents, and who they are in the ledger.
+"""The catalogue: each tenant's agents, and their identities in the ledger.
 
-`index` is always there. Agents from code and from files live in memory and come back with their source; stored ones are
-in the ledger. One declared in code or a file hides a stored one of the same id.
+`index` always exists. Agents from code and from files are kept in memory and come back with their source; stored agents
+are in the ledger. An agent declared in code or a file hides a stored agent of the same id.
 
 An agent's identity is `<agent>@<tenant>`, and a tenant's callers are `client@<tenant>`. Their keys are derived from the
-daemon's own, so nothing more is kept, and they are the same after every restart.
+daemon's own key, so nothing more is stored, and they are the same after every restart.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from covenant.exchange.access.identities import ReservedIdentity
@@ -27,12 +27,13 @@ from covenant.model.agent_definition import (
     AgentSource,
     CatalogueAgent,
 )
-from covenant.model.errors import Conflict, Forbidden, Invalid
+from covenant.model.errors import Conflict, Forbidden, Invalid, Refusal, Unavailable
 from covenant.model.grant import respond_actions
 from covenant.model.ids import AgentId, uuid_of
 from covenant.seal.keys import derived_key, derived_secret, public_key
 
 CLIENT: Final = "client"
+AWAY_RETRY_MS: Final = 2_000
 
 _RANK: Final = {"builtin": 0, "code": 1, "file": 2, "stored": 3}
 
@@ -43,36 +44,93 @@ class Catalogue:
         self._private_key = private_key
         self._operator_key = public_key(private_key)
         self._id_secret = derived_secret(private_key, "task ids")
-        self._identities: dict[tuple[str, str], AgentId] = {}
+        self.identities: dict[tuple[str, str], AgentId] = {}
+        """Identities that `identity` has derived, by tenant and agent."""
         self._residents: dict[tuple[str, str], CatalogueAgent] = {}
+        self._remote: dict[tuple[str, str], CatalogueAgent] = {}
+        """Agents that other nodes serve from code and files."""
+        self._announced: Sequence[CatalogueAgent] | None = None
         self.changes = 0
-        """Grows with every change, by whomever: whoever follows the catalogue need not look through all of it."""
+        """Grows with every change, by any node, so that a listener can skip an unchanged catalogue."""
+        self._listeners: list[Callable[[], None]] = []
         ledger.on_registers(self._changed)
+        self._read_remote()
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Registers a listener, called after every change by any node."""
+        self._listeners.append(callback)
 
     def _changed(self, change: RegisterChange) -> None:
+        if change.register is Register.AGENTS:
+            self._read_remote()
         if change.register is not Register.IDENTITIES:
-            self.changes += 1
+            self._note_change()
+
+    def _note_change(self) -> None:
+        self.changes += 1
+        for listener in self._listeners:
+            listener()
+
+    def _read_remote(self) -> None:
+        found = [each.agent for each in self._ledger.residents() if each.alive]
+        self._remote = {(agent.tenant, agent.id): agent for agent in found}
 
     def agent(self, tenant: str, agent_id: str) -> CatalogueAgent | None:
-        """The hot path: a dictionary look-up or two."""
+        """The agent of this id. A hot path: one to three dictionary look-ups."""
         if agent_id == INDEX:
             return _index(tenant)
-        return self._residents.get((tenant, agent_id)) or self._ledger.agent(tenant, agent_id)
+        key = (tenant, agent_id)
+        return self._residents.get(key) or self._remote.get(key) or self._ledger.agent(tenant, agent_id)
 
     def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
-        """`index`, then what code declares, then files by id, then the stored ones, the oldest first.
+        """`index`, then agents from code, then files by id, then stored agents, oldest first.
 
-        What is declared has been there from the start, and its order must not depend on when that was.
+        The order of declared agents must not depend on when they were declared.
         """
+        return self._listed(tenant, {**self._remote, **self._residents})
+
+    def agents_here(self, tenant: str) -> Sequence[CatalogueAgent]:
+        """The same without agents that only other nodes can serve."""
+        return self._listed(tenant, self._residents)
+
+    def _listed(self, tenant: str, declared: Mapping[tuple[str, str], CatalogueAgent]) -> Sequence[CatalogueAgent]:
         found = {agent.id: agent for agent in self._ledger.agents(tenant)}
-        for (owner, agent_id), agent in self._residents.items():
+        for (owner, agent_id), agent in declared.items():
             if owner == tenant:
                 found.pop(agent_id, None)
                 found[agent_id] = agent
         return (_index(tenant), *sorted(found.values(), key=_place))
 
+    async def announce(self) -> None:
+        """Tells the other nodes which agents this one serves from code and files."""
+        serving = tuple(self._residents.values())
+        if serving != self._announced:
+            await self._ledger.announce(serving)
+            self._announced = serving
+
+    def nodes(self, agent: CatalogueAgent) -> Sequence[str]:
+        """The nodes that serve an agent from code or a file. Empty: all can, or there is no other node."""
+        residents = self._ledger.residents()
+        if agent.source not in ("code", "file") or not residents:
+            return ()
+        key = _key(agent)
+        others = [each.node for each in residents if each.alive and _key(each.agent) == key]
+        return sorted([*others, *((self._ledger.node,) if key in self._residents else ())])
+
+    def missing(self, tenant: str, agent_id: str) -> Refusal:
+        """The refusal for an agent that is not there: nobody has it, or the node that serves it is away."""
+        key = (tenant, agent_id)
+        away = [each.node for each in self._ledger.residents() if not each.alive and _key(each.agent) == key]
+        if not away:
+            return unknown_agent(agent_id)
+        return Unavailable(
+            "agent_away",
+            f"the agent {agent_id!r} is served by {', '.join(sorted(away))}, which is away now; send again later",
+            retry_after_ms=AWAY_RETRY_MS,
+        )
+
     async def list(self, tenant: str) -> Sequence[CatalogueAgent]:
-        """For callers: nothing that is not durable."""
+        """The tenant's agents for callers: only durable ones."""
         await self._ledger.durable()
         return self.agents(tenant)
 
@@ -80,24 +138,24 @@ class Catalogue:
         await self._ledger.durable()
         agent = self.agent(tenant, agent_id)
         if agent is None:
-            raise unknown_agent(agent_id)
+            raise self.missing(tenant, agent_id)
         return agent
 
     def identity(self, tenant: str, agent_id: str) -> AgentId:
         key = (tenant, agent_id)
-        known = self._identities.get(key)
+        known = self.identities.get(key)
         if known is None:
             display = f"{agent_id}@{tenant}"
             known = AgentId(display, public_key(derived_key(self._private_key, display)))
-            self._identities[key] = known
+            self.identities[key] = known
         return known
 
     def secret_id(self, scope: str) -> str:
-        """The UUID that this daemon gives to a scope, always the same. Whoever lacks its key cannot compute it."""
+        """The UUID that this daemon derives for a scope, always the same. It needs the daemon's key."""
         return uuid_of(hmac.digest(self._id_secret, scope.encode(), "sha256"))
 
     def named(self, agent: AgentId) -> AgentId | None:
-        """Who is meant by a display or a key: whoever is enrolled so, or an agent of the catalogue by its display."""
+        """The identity that a display or key names: an enrolled one, or an agent of the catalogue by its display."""
         known = self._ledger.enrolled(agent)
         if known is not None:
             return known
@@ -105,13 +163,13 @@ class Catalogue:
         return self.identity(tenant, agent_id) if self.agent(tenant, agent_id) is not None else None
 
     def client(self, tenant: str) -> AgentId:
-        """As whom a tenant's callers send."""
+        """The sender of a tenant's callers."""
         return self.identity(tenant, CLIENT)
 
-    def seat(self, display: str) -> ReservedIdentity | None:
-        """What an identity enrolled under this name must be; None if the catalogue has nothing to say about it.
+    def reserved_identity(self, display: str) -> ReservedIdentity | None:
+        """The key and grants that an identity under this name must have; None for a name that no agent has.
 
-        A worker's is its agent's key, so that it leases the agent's tasks, and the right to answer its tenant.
+        A worker gets its agent's key, so that it leases the agent's tasks, and the right to answer its tenant.
         """
         agent_id, _, tenant = display.partition("@")
         if self._ledger.tenant(tenant) is None:
@@ -128,7 +186,7 @@ class Catalogue:
     def add_resident(
         self, tenant: str, definition: AgentDefinition, source: AgentSource, *, changed_at_ms: int | None = None
     ) -> CatalogueAgent:
-        """Declare an agent from code or a file, in place of what was declared under its id before."""
+        """Declares an agent from code or a file, in place of an earlier one of the same id."""
         if self._ledger.tenant(tenant) is None:
             raise unknown_tenant(tenant)
         if definition.id in RESERVED:
@@ -150,45 +208,54 @@ class Catalogue:
             source=source,
         )
         self._residents[tenant, definition.id] = agent
-        self.changes += 1
+        self._note_change()
         return agent
 
     def remove_resident(self, tenant: str, agent_id: str) -> None:
         self._residents.pop((tenant, agent_id), None)
-        self.changes += 1
+        self._note_change()
 
     async def store(self, caller: Caller, definition: AgentDefinition) -> CatalogueAgent:
-        """Refused as `agent_exists` if the tenant has one of that id, wherever it is kept."""
+        """Stores an agent. Refused as `agent_exists` if the tenant has one of that id, from any source."""
         tenant = caller.tenant.name
         self._check(caller, definition)
-        if (tenant, definition.id) in self._residents:
+        if (tenant, definition.id) in self._residents or (tenant, definition.id) in self._remote:
             raise agent_exists(definition.id)
         return await self._put(caller, definition, replace=False)
 
-    async def replace(self, caller: Caller, definition: AgentDefinition) -> CatalogueAgent:
-        """Wholesale: what the new definition does not say is back at its default."""
+    async def replace(
+        self, caller: Caller, definition: AgentDefinition, expected: AgentDefinition | None = None
+    ) -> CatalogueAgent:
+        """Replaces the whole definition: fields that the new one leaves out get their defaults.
+
+        `expected`: refused as `agent_changed` unless this is the definition that is replaced.
+        """
         self._check(caller, definition)
-        self._check_stored(caller.tenant.name, definition.id)
-        return await self._put(caller, definition, replace=True)
+        self.check_stored(caller.tenant.name, definition.id)
+        return await self._put(caller, definition, replace=True, expected=expected)
 
     async def remove(self, caller: Caller, agent_id: str) -> CatalogueAgent:
         tenant = caller.tenant.name
-        self._check_stored(tenant, agent_id)
-        return await self._ledger.commit(RemoveAgent(by=self._by(caller), tenant=tenant, agent_id=agent_id))
+        self.check_stored(tenant, agent_id)
+        return await self._ledger.commit(RemoveAgent(by=self.author(caller), tenant=tenant, agent_id=agent_id))
 
-    async def _put(self, caller: Caller, definition: AgentDefinition, *, replace: bool) -> CatalogueAgent:
+    async def _put(
+        self, caller: Caller, definition: AgentDefinition, *, replace: bool, expected: AgentDefinition | None = None
+    ) -> CatalogueAgent:
         tenant = caller.tenant.name
         return await self._ledger.commit(
             PutAgent(
-                by=self._by(caller),
+                by=self.author(caller),
                 tenant=tenant,
                 definition=definition,
                 identity=self.identity(tenant, definition.id),
                 replace=replace,
+                expected=expected,
             )
         )
 
-    def _by(self, caller: Caller) -> AgentId:
+    def author(self, caller: Caller) -> AgentId:
+        """The caller's identity in the audit."""
         return AgentId(caller.name, self._operator_key) if caller.operator else self.client(caller.tenant.name)
 
     def _check(self, caller: Caller, definition: AgentDefinition) -> None:
@@ -199,14 +266,18 @@ class Catalogue:
         if stored_by == "operator" and not caller.operator:
             raise Forbidden("kind_not_allowed", f'/kind: only the operator may add a "{definition.kind}" agent')
 
-    def _check_stored(self, tenant: str, agent_id: str) -> None:
-        """What is kept elsewhere is changed there."""
+    def check_stored(self, tenant: str, agent_id: str) -> None:
+        """Refuses an agent that is not stored: it must be changed at its source."""
         if agent_id == INDEX:
             raise Conflict("agent_immutable", "index is built in; it cannot be changed or removed")
-        resident = self._residents.get((tenant, agent_id))
+        resident = self._residents.get((tenant, agent_id)) or self._remote.get((tenant, agent_id))
         if resident is not None:
             where = "a file in the home's agents folder" if resident.source == "file" else "code"
             raise Conflict("agent_immutable", f"{agent_id} comes from {where}; change it there")
+
+
+def _key(agent: CatalogueAgent) -> tuple[str, str]:
+    return agent.tenant, agent.id
 
 
 def _place(agent: CatalogueAgent) -> tuple[int, str]:

@@ -1,10 +1,11 @@
 """Cron: the moments of an expression of five fields (minute, hour, day, month, weekday) in a time zone.
 
-A field is `*`, a number, a range `a-b`, a list `a,b`, and each with a step `/n`. Weekdays are 0 to 7 (0 and 7 are
+A field is `*`, a number, a range `a-b`, a list `a,b`, each also with a step `/n`. Weekdays are 0 to 7 (0 and 7 are
 Sunday) or `mon`, months 1 to 12 or `jan`. If both day and weekday are given, either is enough, as in every cron.
 
-On a day with 23 hours, a local time that does not exist is its distance after the change (02:30 becomes 03:30). On one
-with 25, a local time that comes twice is the first of the two. Where the hour is `*`, each hour that passes counts.
+On a day with 23 hours, a local time that does not exist moves on by the missing hour (02:30 becomes 03:30). On a day
+with 25 hours, a local time that comes twice means the first. If the hour is every hour (`*`, `*/1`, `0-23`), each hour
+that passes counts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from covenant.model.errors import Invalid
 DAYS_MAX: Final = 9 * 366
 """A 29th of February may be eight years away."""
 QUARTER: Final = 15
+_OF_THE_MACHINE: Final = ("localtime", "posix", "right/", "Factory")
+"""Files beside the time zones that depend on the machine, count leap seconds, or are no time zone at all."""
 _MONTHS: Final = "jan feb mar apr may jun jul aug sep oct nov dec".split()
 _WEEKDAYS: Final = "sun mon tue wed thu fri sat".split()
 _FIELDS: Final[tuple[tuple[str, int, int, list[str]], ...]] = (
@@ -37,10 +40,12 @@ def invalid_schedule(message: str) -> Invalid:
 
 def read_time_zone(name: str) -> ZoneInfo:
     try:
+        if name.startswith(_OF_THE_MACHINE):
+            raise ValueError
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise invalid_schedule(
-            f"time_zone: {name!r} is no time zone that this machine knows; say Europe/Berlin, or UTC"
+            f"time_zone: {name!r} is not a time zone of this machine; name one such as Europe/Berlin or UTC"
         ) from None
 
 
@@ -53,14 +58,14 @@ class CronTimes:
             _values(text, *field) for text, field in zip(fields, _FIELDS, strict=True)
         )
         self._weekdays = frozenset(number % 7 for number in weekdays)
-        self._hourly = fields[1] == "*"
+        self._hourly = len(self._hours) == 24
         self._any_day, self._any_weekday = fields[2].startswith("*"), fields[4].startswith("*")
         self._zone = zone
         if self.after(0) is None:
             raise invalid_schedule(f"cron: {expression!r} names a date that never comes; check its day and month")
 
     def after(self, moment_ms: int) -> int | None:
-        """The next moment, in epoch milliseconds; None: there is none."""
+        """The next moment, in epoch milliseconds; None if there is none."""
         start = datetime.fromtimestamp(moment_ms / 1000, self._zone)
         day = start.date() - timedelta(days=1)
         for _ in range(DAYS_MAX):
@@ -86,8 +91,8 @@ class CronTimes:
                     local = datetime.combine(day, time(hour, minute), self._zone)
                     yield round(local.timestamp() * 1000)
             return
-        # Each hour that passes on this day, be there 23, 24 or 25: found by walking along UTC.
-        # No zone changes its distance to UTC but at a quarter of an hour.
+        # Each hour that passes on this day, whether it has 23, 24 or 25, is found by stepping through UTC. A zone
+        # changes its offset only at a quarter of an hour.
         at = datetime.combine(day, time(), UTC) - timedelta(hours=15)
         for _ in range(54 * 4):
             local = at.astimezone(self._zone)
@@ -106,11 +111,11 @@ def _values(text: str, name: str, least: int, most: int, words: list[str]) -> fr
         try:
             begin = least if span == "*" else _number(first, words, least)
             end = most if span == "*" or (slash and not dash) else _number(last, words, least) if dash else begin
-            stride = int(step) if slash else 1
+            stride = _number(step, [], 0) if slash else 1
         except ValueError:
-            raise invalid_schedule(f"cron: {item!r} is no {name}") from None
+            raise invalid_schedule(f"cron: {item!r} is not a valid {name}") from None
         if not least <= begin <= end <= most or stride < 1:
-            raise invalid_schedule(f"cron: {item!r} is no {name}: from {least} to {most}")
+            raise invalid_schedule(f"cron: {item!r} is not a valid {name}; it must be from {least} to {most}")
         found.update(range(begin, end + 1, stride))
     return frozenset(found)
 
@@ -127,7 +132,7 @@ After = Callable[[int], int | None]
 
 
 def read_times(schedule: Schedule) -> After:
-    """What comes after a moment. Raises `Invalid` if the schedule makes no sense."""
+    """A function that returns the next moment after a given one. Raises `Invalid` for an invalid schedule."""
     if bool(schedule.cron) == bool(schedule.every_s):
         raise invalid_schedule(f"schedule {schedule.id!r}: give either cron or every_s")
     zone = read_time_zone(schedule.time_zone)

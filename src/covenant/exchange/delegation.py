@@ -1,9 +1,9 @@
-"""Delegation: an agent that works on a task gives part of it to another agent, here or elsewhere, and waits.
+"""Delegation: an agent that works on a task gives part of it to another agent, local or remote, and waits.
 
-What is delegated is a task of its own, the child of the task it is part of: queued, leased, worked on and settled like
-any other, by whoever serves the callee. Its id follows from its parent and from what is asked, so whoever asks the same
-again (after a crash, in the next attempt) is given the task that is there already. It is one deeper than its parent, is
-over when its parent is, and has no more time than that has left.
+A delegated part is a task of its own, a child of the caller's task: queued, leased, worked on and settled like any
+other, by whoever serves the callee. Its id is derived from its parent and its request, so the same request again (after
+a crash, in the next attempt) finds the existing task. It is one deeper than its parent, ends when its parent ends, and
+has no more time than its parent has left.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -27,14 +28,18 @@ from covenant.exchange.tasks.builder import (
 )
 from covenant.exchange.tasks.reader import TaskReader
 from covenant.exchange.tasks.writer import LocalWorkers, TaskWriter
+from covenant.exchange.worker_presence import WorkerPresence
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.machine.commands import CancelOrphans, Continue
+from covenant.ledger.contract.tasks import TaskLedger
+from covenant.ledger.machine.commands import CancelOrphans, Continue, SignalTask
 from covenant.ledger.machine.decisions.identities import unknown_agent
+from covenant.ledger.machine.states import LEASED
 from covenant.model.a2a_requests import Message
-from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.agent_definition import AgentDefinition, CatalogueAgent
 from covenant.model.content import Content, Text
 from covenant.model.errors import Conflict, Invalid, Refusal
-from covenant.model.ids import AgentId, TaskId, uuid_of
+from covenant.model.ids import AgentId, TaskId
+from covenant.model.question import PersonDecision
 from covenant.model.settings import MESSAGE_BYTES_MAX, DelegationSettings
 from covenant.model.task import (
     DELEGATION,
@@ -47,16 +52,10 @@ from covenant.model.task import (
     check_chain,
     fingerprint,
 )
-from covenant.model.task_event import MessageUpdate
+from covenant.model.task_event import MessageUpdate, Signal
 from covenant.model.task_view import TaskView, TaskViewBuilder
 from covenant.model.tracing import OFF, Tracer, trace_of, traced
 
-REMOTE: Final = "covenant.remote"
-"""In the metadata of a task's updates: what the task is called where it is done, and how it stands there."""
-_WROTE_TARGETS: Final = frozenset({DELEGATION, "mcp"})
-"""Origins whose request metadata the daemon wrote, all of it, when targets still stood there under `REMOTE`."""
-_WAS_DONE_ELSEWHERE: Final = (f"{ELSEWHERE}@", f"{PEERS}@")
-"""Recipients to whom only the daemon sends such a task, whatever its origin."""
 ORPHANS_WAIT_MS: Final = 60_000
 REFUSED_S: Final = 10.0
 
@@ -65,7 +64,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Callee(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Who is called. `remote`: where it is; None if it works here."""
+    """The called agent. `remote`: its address; None if it works here."""
 
     identity: AgentId
     agent: CatalogueAgent | None = None
@@ -81,7 +80,7 @@ class Callee(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class DelegatedTask(msgspec.Struct, frozen=True, gc=False):
-    """A task that is to be delegated, and the digest that the same request always has."""
+    """A task to be delegated, and the digest that the same request always has."""
 
     task: Task
     digest: str
@@ -101,10 +100,11 @@ class Delegations:
         peers: Callable[[str, str], Target | None] = lambda _tenant, _name: None,
         tracer: Tracer = OFF,
         files: StoredFiles | None = None,
+        presence: WorkerPresence | None = None,
     ) -> None:
-        """`registered`: the URL of a remote agent that a tenant knows by this name; the catalogue has the others'.
+        """`registered`: the URL of a remote agent that a tenant knows by this name, beside those of the catalogue.
 
-        `peers`: the peer that does something by this name for a tenant.
+        `peers`: the peer that has this name or profile for a tenant.
         """
         self.limits = limits or DelegationSettings()
         self._message_bytes_max = message_bytes_max
@@ -114,9 +114,16 @@ class Delegations:
         self._reader = TaskReader(ledger)
         self._registered = registered
         self._peers = peers
+        self._presence = presence
+
+    def absence(self, callee: Callee) -> str:
+        """Why a call to this agent waits for a worker that is not there; empty if it may be taken at once."""
+        if self._presence is None or callee.agent is None or not callee.agent.definition.kind_rules.enrolled:
+            return ""
+        return self._presence.absence(callee.identity)
 
     def callee(self, caller: AgentId, named: str) -> Callee:
-        """An agent of the caller's tenant; one elsewhere, by its URL or its name in the registry; or one of a peer."""
+        """The agent: of the caller's tenant; a remote one by its URL or registered name; or a peer's."""
         tenant = tenant_of(caller)
         if named.startswith(("http://", "https://")):
             return Callee(identity=self._catalogue.identity(tenant, ELSEWHERE), remote=Target(url=named))
@@ -140,7 +147,7 @@ class Delegations:
             return Callee(identity=identity, agent=agent, remote=Target(name=named, url=url))
         peer = self._peers(tenant, named) if agent is None else None
         if peer is None:
-            raise unknown_agent(named)
+            raise self._catalogue.missing(tenant, named)
         return Callee(identity=self._catalogue.identity(tenant, PEERS), remote=peer)
 
     def delegated(
@@ -154,14 +161,14 @@ class Delegations:
         until_ms: int | None,
         idempotent: bool | None = None,
     ) -> DelegatedTask:
-        """Build the task. Refuses content that the callee does not take, and calls that are too deep or circular."""
+        """Builds the task. Refuses content that the callee does not take, and calls that are too deep or circular."""
         definition = callee.agent.definition if callee.agent is not None else None
         depth, chain = parent.depth + 1, (*parent.chain, caller.pubkey)
         check_chain(depth, chain, callee.identity, self.limits.depth_max)
         if callee.agent is not None:
             check_message(Message(message_id=task_id, parts=parts), callee.agent, callee.agent.definition.extensions)
         if callee.remote is not None and not callee.remote.of_peer and not all(isinstance(p, Text) for p in parts):
-            raise Invalid("text_only", "an agent elsewhere takes text alone; leave out the other parts")
+            raise Invalid("text_only", "a remote agent takes only text; leave out the other parts")
         if idempotent is None:
             idempotent = definition is not None and definition.idempotent
         task = build_task(
@@ -174,12 +181,12 @@ class Delegations:
             hop=Hop(depth=depth, chain=chain),
             context_id=parent.context_id or parent.id,
             parent=parent.id,
-            key=IdempotencyKey(task_id, idempotent),
+            key=IdempotencyKey(task_id, idempotent=True) if idempotent else None,
         )
         digest, size = fingerprint(task)
         digest = hashlib.sha256(f"{digest}{callee.name}".encode()).hexdigest()
         check_size(size, self._message_bytes_max)
-        # None of this is part of the request: whoever asks again later means the same.
+        # These fields are not part of the request: a later repeat is the same request.
         own_ms = definition.turn_timeout_ms if definition is not None else None
         task = msgspec.structs.replace(
             task, deadline_ms=until_ms, timeout_ms=own_ms, target=callee.remote, priority=parent.priority
@@ -188,7 +195,7 @@ class Delegations:
         return DelegatedTask(traced(task, trace_of(parent)), digest, until_ms)
 
     async def perform(self, asked: DelegatedTask) -> TaskView:
-        """Accept the task, or find it accepted before. Returns it when it has ended or waits for more.
+        """Accepts the task, or finds it accepted before. Returns it when it has ended or waits for more.
 
         When the caller's time is over, the task is canceled.
         """
@@ -204,15 +211,16 @@ class Delegations:
                     ) from None
                 raise
             builder = await self._reader.past(task.id) if known else TaskViewBuilder()
-            give_up_ms = None
+            wait_ms = give_up_ms = None
             if asked.until_ms is not None:
-                # A moment of the wall clock as one of the clock that nobody sets: waiting goes by that.
-                give_up_ms = self.ledger.clock.monotonic_ms() + asked.until_ms - self.ledger.now_ms()
-            view = await self._reader.at_rest(task.id, watch, builder, give_up_ms)
+                # The wall-clock deadline becomes one of the monotonic clock, which nobody can set.
+                wait_ms = asked.until_ms - self.ledger.now_ms()
+                give_up_ms = self.ledger.clock.monotonic_ms() + wait_ms
+            view = await self._reader.at_rest(task.id, watch, builder, wait_ms)
         return await self._read_on(view, give_up_ms)
 
     async def _read_on(self, view: TaskView, give_up_ms: int | None) -> TaskView:
-        """Wait on where the watch was cut. When the caller's time is over, the task is canceled."""
+        """Keeps waiting after the watch was cut. When the caller's time is over, the task is canceled."""
         task, monotonic_ms = view.task, self.ledger.clock.monotonic_ms
         while not view.state.rests:
             left_ms = ORPHANS_WAIT_MS if give_up_ms is None else min(ORPHANS_WAIT_MS, give_up_ms - monotonic_ms())
@@ -224,7 +232,7 @@ class Delegations:
         return view
 
     async def answer(self, child: TaskId, parent: Task, parts: tuple[Content, ...], message_id: str) -> TaskView:
-        """The next message to a child that waits for one; then as `perform`."""
+        """Sends the next message to a child that waits for one; then waits like `perform`."""
         view = (await self._reader.past(child)).view()
         if view is None or view.task.parent != parent.id or view.task.origin != DELEGATION:
             raise Invalid("unknown_call", f"task {child} was not called by this task")
@@ -237,12 +245,19 @@ class Delegations:
             view = await self._reader.at_rest(child, watch, await self._reader.past(child))
         return await self._read_on(view, None)
 
+    async def pass_on(self, child: TaskId, parent: Task, decision: PersonDecision | None, message_id: str) -> TaskView:
+        """Sends a person's decision to a child, unless it is None or too late; then waits like `perform`."""
+        if decision is not None:
+            with suppress(Conflict):
+                return await self.answer(child, parent, decision.as_parts(), message_id)
+        return await self._read_on((await self._reader.past(child)).known(), None)
+
     async def cancel(self, task: Task, reason: str) -> Result:
-        """The result that the task has now: of being canceled, or the one that it ended with before."""
+        """Cancels a task; returns its result: that of the cancel, or the one that it had ended with before."""
         return (await self._writer.cancel(task.id, by=task.sender, reason=reason)).result
 
     async def until_ms(self, parent: Task, timeout_ms: int | None, left_ms: float | None) -> int | None:
-        """When an answer comes too late to be used. `left_ms`: how long the parent's holder has, if it is known."""
+        """The moment after which an answer is useless. `left_ms`: the time that the parent's holder has, if known."""
         entry = await self.ledger.entry(parent.id)
         now_ms, ages = self.ledger.now_ms(), self.ledger.clock.ages
         deadline_ms = parent.deadline_ms
@@ -259,11 +274,6 @@ class Delegations:
         return min(known) if known else None
 
 
-def call_id(parent: TaskId, *what: str) -> TaskId:
-    """The id of a delegated task: derived from its parent and from what is asked, so it is the same again."""
-    return TaskId(uuid_of(hashlib.sha256("\0".join((parent, *what)).encode()).digest()))
-
-
 def digest_of(parts: Sequence[Content]) -> str:
     return hashlib.sha256(_encode(parts)).hexdigest()
 
@@ -272,30 +282,22 @@ def tenant_of(agent: AgentId) -> str:
     return agent.display.partition("@")[2]
 
 
-def target_of(task: Task) -> Target | None:
-    """Where a task is to be done, if not here.
-
-    Before there was a field for it, a target stood in the request metadata, where clients write too. There it is
-    believed only of tasks that no client can have made: their origin or their recipient says so.
-    """
-    if task.target is not None or task.request_metadata is None:
-        return task.target
-    if task.origin not in _WROTE_TARGETS and not task.recipient.display.startswith(_WAS_DONE_ELSEWHERE):
+def peer_target(definition: AgentDefinition) -> Target | None:
+    """The peer and profile that do an agent's work; None if the agent stands for no peer."""
+    if definition.kind_rules.place != "peer":
         return None
-    try:
-        return msgspec.convert(task.request_metadata.get(REMOTE), Target | None)
-    except msgspec.ValidationError:
-        return None
+    peer, _, profile = definition.peer.partition("/")
+    return Target(peer=peer, profile=profile or definition.id)
 
 
 class OrphanCanceller:
-    """Cancels delegated tasks whose parent has ended: as soon as it does, and after a crash."""
+    """Cancels delegated tasks whose parent has ended: as soon as it ends, and after a crash."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     async def step(self) -> int:
-        """How many tasks were canceled, with those that they had delegated in turn."""
+        """Cancels all orphans; returns how many tasks were canceled, with those that they had delegated in turn."""
         count = 0
         while (orphaned := await self._ledger.commit(CancelOrphans())).more:
             count += len(orphaned.task_ids)
@@ -307,6 +309,25 @@ class OrphanCanceller:
                 if await self._ledger.orphaned(ORPHANS_WAIT_MS):
                     await self.step()
             except Refusal as refusal:
-                # The disk, most likely. What is left is found again when it can be written.
+                # Most likely the disk is full. The orphans are found again once records can be written.
                 log.warning("delegation.orphans_left", extra={"code": refusal.code, "reason": refusal.message})
                 await asyncio.sleep(REFUSED_S)
+
+
+def answered_signal(child: TaskId) -> str:
+    """The signal that tells a task that its child's question was answered."""
+    return f"covenant.answered.{child}"
+
+
+async def tell_caller(ledger: TaskLedger, child: Task, generation: int) -> None:
+    """Signals a child's caller that the child was answered directly, if the caller waits for that or may soon.
+
+    A daemon that is killed before this leaves the caller parked: the answer can be given to the caller, too.
+    """
+    if child.origin != DELEGATION or child.parent is None:
+        return
+    entry, name = await ledger.entry(child.parent), answered_signal(child.id)
+    if entry is None or not (entry.state is LEASED or (entry.wait is not None and entry.wait.signal == name)):
+        return
+    with suppress(Refusal):
+        await ledger.commit(SignalTask(task_id=child.parent, signal=Signal(name, f"{child.id}.{generation}")))

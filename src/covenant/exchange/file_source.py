@@ -1,4 +1,4 @@
-"""The bytes of a file, wherever they come from, in pieces."""
+"""Reads the bytes of a file from any source, in pieces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from covenant.ledger.contract.blobs import CHUNK_BYTES
 
 FileSource = bytes | str | os.PathLike[str] | AsyncIterable[bytes] | Iterable[bytes]
-"""The bytes of a file: as they are, by its path, or in pieces."""
+"""A file: its bytes, its path, or its pieces."""
 
 
 async def pieces_of(source: FileSource) -> AsyncIterator[bytes]:

@@ -1,9 +1,9 @@
-"""What came in and went out for each task, as it was on the wire and without secrets: in memory, within bounds.
+"""Requests and answers of each task as they were on the wire, without secrets: in memory, within bounds.
 
-A call is kept when it is over, with the tasks that its answer or its address names: of a call that was refused nothing
-is kept. Everything is bounded: the bytes of a frame, the frames and bytes of one task, the tasks, the bytes of all. Of
-one task the oldest frames go first; of all tasks, the one that was added to the longest time ago. Where more calls come
-than can be kept up with, calls are left out and counted.
+A call is kept when it is over, under the tasks that its answer or its path names; a refused call is not kept. The bytes
+of a frame, the frames and bytes of one task, the number of tasks and the bytes of all are bounded. In a task the oldest
+frames go first; of all tasks, the one that was added to longest ago. If calls come faster than they can be kept, they
+are left out and counted.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from covenant.model.ids import TaskId
 from covenant.wire.frame_redaction import redact_answered, redact_body, redact_sent
 
 CAPTURED_BYTES_MAX: Final = 64 * 1024
-"""Of a request, and of its answer."""
+"""The most bytes of a request, and of its answer."""
 TASK_FRAMES_MAX: Final = 200
 TASK_BYTES_MAX: Final = 1024 * 1024
 TASKS_MAX: Final = 10_000
 WAITING_MAX: Final = 256
-"""Calls that are over, and not kept yet."""
+"""The most finished calls that wait to be kept."""
 TASKS_OF_CALL_MAX: Final = 8
 OVERHEAD: Final = 200
 """About what a frame costs besides its texts."""
 
 Direction = Literal["in", "out"]
 Belongs = Callable[[TaskId], Awaitable[object | None]]
-"""Something, if there is such a task."""
+"""Returns something if the task exists, else None."""
 
 
 class LoggedFrame(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -53,7 +53,7 @@ class LoggedFrame(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 
 
 class CapturedCall:
-    """One request and its answer, while they are on their way. `direction` is that of the request."""
+    """One request and its answer while they are on their way. `direction` is that of the request."""
 
     __slots__ = (
         "answer",
@@ -77,13 +77,13 @@ class CapturedCall:
         self.request, self.answer = bytearray(), bytearray()
         self.request_bytes = self.answer_bytes = 0
         self.status = 0
-        """As HTTP has it; 0 without an answer."""
+        """The HTTP status; 0 without an answer."""
         self.outcome = ""
-        """What the answer is called, where HTTP has no name for it."""
+        """The name of the answer, where there is no HTTP status."""
         self.answered_ms = at_ms
         self.answer_headers: Mapping[str, str] = {}
         self.task_id: TaskId | None = None
-        """The task that it belongs to, where that is known."""
+        """The task that the call belongs to, if it is known."""
 
     def ask(self, piece: bytes) -> None:
         self.request += piece[: max(0, CAPTURED_BYTES_MAX - len(self.request))]
@@ -95,7 +95,7 @@ class CapturedCall:
 
 
 class KeptFrames(msgspec.Struct, frozen=True, gc=False):
-    """`left_out`: frames of the task that are kept no more. `lost`: calls, of whatever task, that were not kept."""
+    """`left_out`: older frames of the task, kept no more. `lost`: calls of any task that were not kept."""
 
     frames: tuple[LoggedFrame, ...]
     left_out: int = 0
@@ -112,7 +112,7 @@ class _TaskFrames:
 
 
 class FrameLog:
-    """Lives on one loop. A scheduler: it keeps what was captured. Whoever reads keeps it, too."""
+    """Must be used on one event loop. `run` stores captured calls, and so does each read."""
 
     def __init__(self, now_ms: Callable[[], int], *, bytes_max: int, belongs: Belongs) -> None:
         self.now_ms: Final = now_ms
@@ -127,7 +127,7 @@ class FrameLog:
         self._erased = False
 
     def offer(self, call: CapturedCall) -> None:
-        """A call that is over."""
+        """Takes a finished call."""
         if len(self._waiting) >= WAITING_MAX:
             self._lost += 1
             return
@@ -143,12 +143,12 @@ class FrameLog:
             await self._keep_all()
 
     def on_erased(self) -> None:
-        """Tasks were erased: their frames go soon, and are told to nobody meanwhile."""
+        """Called when tasks were erased: their frames go soon, and nobody can read them meanwhile."""
         self._erased = True
         self._news.set()
 
     async def read(self, task_id: TaskId) -> KeptFrames:
-        """Frames in the order of time, those of calls that are over by now."""
+        """The task's frames in the order of time, including all calls that are over by now."""
         await self._keep_all()
         known = self._tasks.get(task_id)
         if known is None or (self._erased and await self._belongs(task_id) is None):
@@ -157,7 +157,7 @@ class FrameLog:
         return KeptFrames(tuple(ordered), known.left_out, self._lost)
 
     async def forget_unknown(self) -> None:
-        """The frames of tasks that there are no more go, also those that wait to be kept."""
+        """Deletes the frames of tasks that no longer exist, also those that wait to be kept."""
         await self._keep_all()
         for task_id in list(self._tasks):
             if await self._belongs(task_id) is None:
@@ -168,7 +168,7 @@ class FrameLog:
         async with self._keeping:
             for _ in range(len(self._waiting)):
                 call = self._waiting.popleft()
-                # Reading and redacting take a while, and others have the loop.
+                # Parsing and redacting take a while, so a thread does them.
                 task_ids, frames = await asyncio.to_thread(_frames_of, call)
                 for task_id in task_ids:
                     if await self._belongs(task_id) is not None:
@@ -194,7 +194,7 @@ class FrameLog:
 
 
 class TurnCalls:
-    """Observes the calls that agents make within their turns, for the daemon's fetcher."""
+    """Captures the calls that agents make within their turns, for the daemon's fetcher."""
 
     def __init__(self, log: FrameLog) -> None:
         self._log = log
@@ -258,20 +258,20 @@ def _frames_of(call: CapturedCall) -> tuple[tuple[TaskId, ...], tuple[LoggedFram
 
 
 def _task_ids(call: CapturedCall) -> list[TaskId]:
-    """What the address and the answer name. A part of a message may say anything, and is not looked at."""
+    """The task ids in the path and the answer. Parts of messages may hold any text, and are not searched."""
     if not 200 <= call.status < 300:
         return []
-    said = _answer_of(bytes(call.answer))
-    if isinstance(said, dict) and said.get("error") is not None:
+    answer = _answer_of(bytes(call.answer))
+    if isinstance(answer, dict) and answer.get("error") is not None:
         return []
-    found = dict.fromkeys([*_UUID.findall(call.what), *_named_in(said, 0)])
+    found = dict.fromkeys([*_UUID.findall(call.what), *_named_in(answer, 0)])
     return [TaskId(name) for name in list(found)[:TASKS_OF_CALL_MAX]]
 
 
 def _answer_of(data: bytes) -> Any:
-    """The answer; of a stream, its first event; nothing if it cannot be read, or was cut."""
+    """The decoded answer; of a stream, its first event; None if it cannot be decoded."""
     if data.startswith(b"{"):
-        data = data.partition(b"\n")[0]  # of gRPC, each message is a line
+        data = data.partition(b"\n")[0]  # a gRPC message is one line
     else:
         data = next((line[5:] for line in data.split(b"\n") if line.startswith(b"data:")), b"")
     try:
@@ -280,13 +280,13 @@ def _answer_of(data: bytes) -> Any:
         return None
 
 
-def _named_in(said: Any, depth: int) -> Iterator[str]:
-    if not isinstance(said, dict) or depth > 2:
+def _named_in(answer: Any, depth: int) -> Iterator[str]:
+    if not isinstance(answer, dict) or depth > 2:
         return
-    given = [said.get(name) for name in _NAMED]
-    # What has an id may be a call of JSON-RPC: a task also has a state, or a recipient.
-    if "status" in said or "recipient" in said:
-        given.append(said.get("id"))
+    given = [answer.get(name) for name in _NAMED]
+    # A JSON-RPC call has an id, too: a task also has a status or a recipient.
+    if "status" in answer or "recipient" in answer:
+        given.append(answer.get("id"))
     yield from (name for name in given if isinstance(name, str) and _UUID.fullmatch(name))
     for name in _INNER:
-        yield from _named_in(said.get(name), depth + 1)
+        yield from _named_in(answer.get(name), depth + 1)

@@ -1,8 +1,7 @@
-"""Ids by how they begin: a task, a lease, a push configuration, a parent; and anything else that has a name.
+"""Finds things by the beginning of their id: a task, a lease, a push configuration, a parent, or a name.
 
-The beginning of an id stands for the one thing, among those that the caller may see, whose id begins so. What the
-caller may not see is neither found nor counted, so a refusal tells nobody of another's ids. A whole id is never looked
-up here: it costs a look at its length.
+A prefix stands for the one thing that the caller may see whose id begins so. Things that the caller may not see are
+neither found nor counted, so a refusal reveals nobody else's ids. A whole id is not looked up here.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ T = TypeVar("T")
 
 EVERY: Final = TaskQuery()
 UUID_LENGTH: Final = 36
-"""What is shorter is the beginning of one."""
+"""A shorter text is a prefix."""
 CANDIDATES_MAX: Final = 10
-"""So many are named where the beginning of an id is that of several."""
+"""The most candidates that an ambiguous prefix is answered with."""
 QUOTED_MAX: Final = 80
 _PLURALS: Final = {"identity": "identities", "push": "pushes"}
 _DIGITS: Final = frozenset("0123456789abcdef-")
@@ -33,26 +32,26 @@ _DIGITS: Final = frozenset("0123456789abcdef-")
 def choose(
     given: str, found: Sequence[T], what: str, show: Callable[[T], str] = str, *, code: str = "ambiguous_id"
 ) -> T:
-    """The only one that was found; `what` it is, and how each is shown, stand in the refusal."""
+    """The only thing found. `what` it is and `show` are for the refusal."""
     if len(found) == 1:
         return found[0]
     if not found:
         raise NotFound(f"unknown_{what}", f"no {what} begins with {given[:QUOTED_MAX]!r}")
     listed = [f"  {show(each)}" for each in found[:CANDIDATES_MAX]] + ["  …"] * (len(found) > CANDIDATES_MAX)
-    said = f"several {_PLURALS.get(what, f'{what}s')} begin with {given[:QUOTED_MAX]!r}; write more of it:"
-    raise Conflict(code, "\n".join([said, *listed]))
+    heading = f"several {_PLURALS.get(what, f'{what}s')} begin with {given[:QUOTED_MAX]!r}; write more of it:"
+    raise Conflict(code, "\n".join([heading, *listed]))
 
 
 async def find_task_id(ledger: TaskLedger, given: str, whose: TaskQuery = EVERY) -> TaskId:
-    """Of the one task that begins so, live or finished; `whose` says among which tasks."""
+    """The id of the one task that begins so, live or finished; `whose` limits the tasks."""
     if len(given) >= UUID_LENGTH:
         return parse_task_id(given)
-    begun = given.lower()
-    if not begun:
-        raise Invalid("invalid_id", "a task id must be a UUID, or how one begins")
-    if not _DIGITS.issuperset(begun):
+    prefix = given.lower()
+    if not prefix:
+        raise Invalid("invalid_id", "a task id must be a UUID, or the beginning of one")
+    if not _DIGITS.issuperset(prefix):
         return choose(given, (), "task")
-    query = msgspec.structs.replace(whose, id=begun, limit=CANDIDATES_MAX + 1)
+    query = msgspec.structs.replace(whose, id=prefix, limit=CANDIDATES_MAX + 1)
     page = await ledger.find(query)
     found = list(page.tasks)
     while page.next is not None and len(found) <= CANDIDATES_MAX:  # a page may end early
@@ -63,11 +62,11 @@ async def find_task_id(ledger: TaskLedger, given: str, whose: TaskQuery = EVERY)
 
 
 async def find_lease_id(ledger: TaskLedger, caller: Principal | None, task_id: TaskId, given: str) -> LeaseId:
-    """Of the lease under which the task is held, if the caller may know of it."""
+    """The id of the lease under which the task is held, if the caller may see it."""
     if len(given) >= UUID_LENGTH:
         return parse_lease_id(given)
     if not given:
-        raise Invalid("invalid_id", "a lease_id must be a UUID, or how one begins")
+        raise Invalid("invalid_id", "a lease_id must be a UUID, or the beginning of one")
     entry = await ledger.entry(task_id)
     lease = entry.lease if entry is not None else None
     if entry is None or lease is None or not lease.lease_id.startswith(given.lower()):
@@ -81,7 +80,7 @@ async def find_lease_id(ledger: TaskLedger, caller: Principal | None, task_id: T
 
 
 async def find_push_id(ledger: PushLedger, caller: Principal, task_id: TaskId, given: str) -> str:
-    """Of a push configuration of the task. Whoever is not the operator is refused by the operation itself."""
+    """The id of a push configuration of the task. For others than the operator, the operation itself refuses."""
     if not caller.operator:
         return given
     found = [push.id for push in await ledger.pushes(task_id)]

@@ -1,7 +1,7 @@
-"""The mailbox's verbs for whoever is calling: what each checks, in which order, before the ledger decides.
+"""The mailbox's verbs: the checks of each, in their order, before the ledger decides.
 
-Order: the request itself, then who it claims to be, then whether the task exists for this caller, then the
-capability. So an invalid task costs no audit row, and a caller without part in a task learns nothing of it.
+The order is: the request itself, the claimed sender, whether the task exists for this caller, the capability. So an
+invalid task costs no audit row, and a caller without part in a task learns nothing of it.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 import msgspec
 
 from covenant.exchange.access.principals import Principal, require_operator
+from covenant.exchange.delegation import tell_caller
 from covenant.exchange.request_checks import (
-    REASON_LENGTH_MAX,
-    check_policy,
     check_reason,
-    check_repair,
     check_request_id,
     check_size,
     check_task,
+    read_answer,
 )
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.builder import check_blocks, check_update
-from covenant.exchange.tasks.reader import read_tree
+from covenant.exchange.tasks.reader import TaskReader, add_earlier_usage, read_tree
 from covenant.exchange.tasks.writer import Intake, accept_span, record_attempt
+from covenant.exchange.worker_presence import WorkerPresence
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.contract.tasks import Queue, QueueQuery, TaskDetail, TreeNode
+from covenant.ledger.contract.tasks import Queue, QueueQuery, TaskDetail, TaskScope, TreeNode
 from covenant.ledger.machine.commands import (
     Accept,
     Accepted,
@@ -41,27 +41,23 @@ from covenant.ledger.machine.commands import (
     RecipientFault,
     Release,
     Renew,
-    Repair,
     Report,
     Reported,
-    RetryStale,
     Returned,
     Settle,
     Settled,
+    SignalTask,
     Take,
-    Tell,
     Withdraw,
 )
 from covenant.ledger.machine.decisions.acceptance import unknown_recipient
-from covenant.ledger.machine.decisions.repairs import scan_row
+from covenant.ledger.machine.decisions.context import unknown_task
+from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.states import LIVE_NAMES
-from covenant.model.content import Content, Text
-from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, Refusal, Unavailable
+from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable
 from covenant.model.grant import (
     COMPACT_ACTION,
-    FORCE_ERROR_ACTION,
-    REQUEUE_ACTION,
     recv_actions,
     respond_actions,
     send_actions,
@@ -69,17 +65,11 @@ from covenant.model.grant import (
 from covenant.model.ids import AgentId, LeaseId, TaskId
 from covenant.model.peers.delegation import PEER
 from covenant.model.question import PersonDecision
-from covenant.model.retry_policy import (
-    RepairCommand,
-    RepairOutcome,
-    Requeue,
-    RetryPolicy,
-    RetryReport,
-)
 from covenant.model.settings import DEPTH_MAX
-from covenant.model.task import DELEGATION, Lease, Result, Task, check_chain
-from covenant.model.task_event import SIGNAL_CHARS_MAX, WAITS_FOR_SENDER, MessageUpdate, Signal, Update
+from covenant.model.task import DELEGATION, Ending, Lease, Result, ResultStatus, Task, check_chain, fingerprint
+from covenant.model.task_event import SIGNAL_CHARS_MAX, WAITS_FOR_SENDER, Signal, StatusUpdate, Update
 from covenant.model.tracing import DUPLICATE, OFF, Tracer, traced
+from covenant.model.usage import USAGE, read_usage, usage_in
 from covenant.seal.keys import nonce
 
 _encode = msgspec.json.Encoder().encode
@@ -96,21 +86,26 @@ class MailboxExchange:
         depth_max: int = DEPTH_MAX,
         intake: Intake | None = None,
         files: StoredFiles | None = None,
+        presence: WorkerPresence | None = None,
     ) -> None:
         """`recipient_admission`: a recipient must have granted `a2a.recv.<sender>` before anyone may send to it."""
         self._ledger = ledger
         self._operator = operator
         self.limits = ledger.limits
+        self._presence = presence
         self._recipient_admission = recipient_admission
         self._depth_max = depth_max
         self._tracer = tracer
         self._intake = intake or Intake()
         self._files = files
         self.leasing = True
-        """False while the daemon stops: no new work is handed out, everything else goes on."""
+        """False while the daemon stops: no new work is leased, everything else goes on."""
 
     async def accept(self, principal: Principal, task: Task) -> Accepted:
-        digest = check_task(task, self.limits.task_bytes_max)
+        digests = [check_task(task, self.limits.task_bytes_max)]
+        files = self._files if self._files is not None and self._files.concerns(task.parts) else None
+        if files is not None and (named := files.named_by_hash(task.parts)) is not task.parts:
+            digests.insert(0, fingerprint(msgspec.structs.replace(task, parts=named))[0])
         if self._intake.closed is not None and task.parent is None:
             raise self._intake.closed
         if task.sender != principal.agent:
@@ -128,10 +123,13 @@ class MailboxExchange:
         )
         if task.parent is not None:
             task = await self._within(task.parent, task)
-        if task.parts and self._files is not None:
-            task = await self._files.store_task(task)
+        if files is not None and await self._ledger.parties(task.id) is None:
+            task = await files.store_task(task)
         fault, admission = self._recipient_fault(task.recipient), self._admission(task)
-        command = Accept(access=access, admission=admission, task=task, digest=digest, recipient_fault=fault)
+        digest, *former = digests
+        command = Accept(
+            access=access, admission=admission, task=task, digest=digest, former=tuple(former), recipient_fault=fault
+        )
         if not self._tracer.on:
             return await self._ledger.commit(command)
         with accept_span(self._tracer, task, None) as span:
@@ -147,9 +145,9 @@ class MailboxExchange:
         return "mismatch" if known is not None and known != recipient else None
 
     async def _within(self, parent_id: TaskId, task: Task) -> Task:
-        """A task that a tenant's agent sends while it works on another one is part of that, wherever the agent runs.
+        """The task as part of its parent, if a tenant's agent sends it while it works on the parent.
 
-        So it is one call deeper, continues the chain, and has no later deadline. The digest covers none of this.
+        So the task is one call deeper, continues the chain, and has no later deadline. The digest covers none of this.
         """
         entry = await self._ledger.entry(parent_id)
         parent = entry.task if entry is not None and not entry.finished else None
@@ -199,11 +197,13 @@ class MailboxExchange:
         count: int = 1,
         request_id: str | None = None,
     ) -> Leased:
-        """Lease the next tasks: one's own, or (the operator) those of all recipients in turn."""
+        """Leases the next tasks: the caller's own, or (for the operator) those of all recipients in turn."""
         self._check_page(count, self.limits.batch_max, "max")
         check_request_id(request_id)
         if self._intake.closed is not None:
             raise self._intake.closed
+        if self._presence is not None:
+            self._presence.note(principal.agent)
         if not self.leasing:
             raise Unavailable("stopping", "the daemon is stopping; ask again", retry_after_ms=1_000)
         if everyone:
@@ -214,6 +214,8 @@ class MailboxExchange:
         )
 
     async def renew(self, principal: Principal, task_id: TaskId, lease_id: LeaseId) -> Lease:
+        if self._presence is not None:
+            self._presence.note(principal.agent)
         return await self._ledger.commit(
             Renew(task_id=task_id, viewer=principal.viewer, holder=principal.agent, lease_id=lease_id)
         )
@@ -233,7 +235,7 @@ class MailboxExchange:
         )
 
     async def give_back(self, answer: Leased | Drained) -> None:
-        """Return leases or results whose receiver disconnected before the answer reached it."""
+        """Returns leases or results whose receiver disconnected before the answer reached it."""
         if isinstance(answer, Leased):
             leases = tuple((each.task.id, each.lease.lease_id) for each in answer.tasks)
             await self._ledger.commit(GiveBack(leases=leases))
@@ -241,7 +243,7 @@ class MailboxExchange:
             await self._ledger.commit(GiveBack(results=tuple(result.task_id for result in answer.results)))
 
     async def withdraw(self, principal: Principal, request_id: str) -> Returned:
-        """Undo the caller's receive or drain under this request id: its leases or results go back."""
+        """Undoes the caller's receive or drain under this request id: its leases or results go back."""
         check_request_id(request_id)
         return await self._ledger.commit(Withdraw(by=principal.agent, request_id=request_id))
 
@@ -252,6 +254,11 @@ class MailboxExchange:
         check_update(update)
         if self._files is not None and self._files.concerns(update.parts):
             update = await self._files.store_update(update, task_id, principal.agent)
+        asks = isinstance(update, StatusUpdate) and update.state in WAITS_FOR_SENDER
+        if asks and update.metadata and USAGE in update.metadata:
+            # A question reports the usage of all turns so far: the next turn knows no other.
+            used = await add_earlier_usage(self._ledger, task_id, read_usage(update.metadata[USAGE]))
+            update = msgspec.structs.replace(update, metadata={**update.metadata, USAGE: used})
         return await self._ledger.commit(
             Report(
                 task_id=task_id,
@@ -274,70 +281,72 @@ class MailboxExchange:
     ) -> Reported:
         """The next message to a task that waits for its sender; from its sender, or from the operator.
 
-        `answer_id`: the same again is the same answer.
+        `answer_id`: a repeat with the same id is the same answer.
         """
         check_request_id(answer_id)
-        if isinstance(given, PersonDecision):
-            if len(given.reason) > REASON_LENGTH_MAX:
-                raise Invalid("invalid_reason", f"reason must have at most {REASON_LENGTH_MAX} characters")
-            parts: tuple[Content, ...] = given.as_parts()
-        elif not given.strip():
-            raise Invalid("invalid_answer", "the answer must not be empty")
-        else:
-            parts = (Text(given),)
-        message = MessageUpdate(role="user", parts=parts, message_id=answer_id or nonce())
+        message, message_id = read_answer(given), answer_id or nonce()
+        message = msgspec.structs.replace(message, message_id=message_id)
         check_size(_encode(message), self.limits.update_bytes_max, "answer")
-        entry = await self._ledger.entry(task_id)
-        if entry is None or principal.viewer not in (None, entry.task.sender.pubkey):
-            raise NotFound("unknown_task", f"no task {task_id} of yours is live here")
-        again = answer_id is not None and any(said == answer_id for said, _ in entry.said)
-        if not again and entry.a2a_state not in WAITS_FOR_SENDER:
-            code = "not_asked" if isinstance(given, PersonDecision) else "not_waiting"
-            raise Conflict(code, f"task {task_id} does not wait for its sender: it is {entry.state.wire_name}")
-        assert message.message_id is not None
-        return await self._ledger.commit(
-            Continue(
-                task_id=task_id,
-                viewer=principal.viewer,
-                message=message,
-                message_id=message.message_id,
-                by=principal.agent,
+        entry, viewer = await self._ledger.entry(task_id), principal.viewer
+        if entry is not None and entry.a2a_state in WAITS_FOR_SENDER and viewer in (None, entry.task.sender.pubkey):
+            reported = await self._ledger.commit(
+                Continue(task_id=task_id, viewer=viewer, message=message, message_id=message_id, by=principal.agent)
             )
-        )
+            if not reported.duplicate:
+                await tell_caller(self._ledger, entry.task, reported.generation)
+                return reported
+        view = (await TaskReader(self._ledger).past(task_id, scope=TaskScope(sender=viewer))).view()
+        if view is None:
+            raise NotFound("unknown_task", f"no task {task_id} of yours is known here")
+        before = next((said for said in view.history if said.message_id == message_id), None)
+        if before is None:
+            code = "not_asked" if isinstance(given, PersonDecision) else "not_waiting"
+            raise Conflict(code, f"task {task_id} does not wait for its sender: it is {view.state}")
+        if before.parts != message.parts:
+            raise Conflict("idempotency_key_reused", f"{answer_id} was the id of another answer; use a new one")
+        return Reported(view.generation, duplicate=True)
 
     async def signal(
         self, principal: Principal, task_id: TaskId, name: str, value: Any, signal_id: str | None
     ) -> Reported:
-        """What a step of a task waits for, now or later; from its sender, its recipient or the operator.
+        """Signals a task, whose step waits for it now or later; from its sender, its recipient or the operator.
 
-        `signal_id`: the same again is the same signal.
+        `signal_id`: a repeat with the same id is the same signal.
         """
         check_request_id(signal_id)
         if not 0 < len(name) <= SIGNAL_CHARS_MAX or not name.isprintable():
             raise Invalid("invalid_signal", f"a signal needs a name of at most {SIGNAL_CHARS_MAX} printable characters")
         signal = Signal(name, signal_id or nonce(), value)
         check_size(_encode(signal), self.limits.update_bytes_max, "signal")
-        return await self._ledger.commit(Tell(task_id=task_id, viewer=principal.viewer, signal=signal))
+        return await self._ledger.commit(SignalTask(task_id=task_id, viewer=principal.viewer, signal=signal))
 
-    async def settle(self, principal: Principal, result: Result, lease_id: LeaseId | None) -> Settled:
+    async def settle(
+        self, principal: Principal, result: Result, lease_id: LeaseId | None, *, rejected: bool = False
+    ) -> Settled:
+        """`rejected`: the worker refuses the task, and the error says why."""
+        if rejected and result.status is not ResultStatus.ERROR:
+            raise Invalid("invalid_result", 'rejected: only a result with the status "error" can reject a task')
         check_size(_encode(result), self.limits.result_bytes_max, "result")
         check_blocks(result.content, "content")
         task_id = result.task_id
-        parties = await self._ledger.parties(task_id)
+        parties, entry = await self._ledger.parties(task_id), await self._ledger.entry(task_id)
         access = None
         if parties is not None:
+            own = principal.viewer in (None, parties.recipient.pubkey)
+            if own and (entry is None or entry.turn > 1):
+                used = await add_earlier_usage(self._ledger, task_id, usage_in(result.metadata))
+                result = msgspec.structs.replace(result, metadata={USAGE: used} if used else msgspec.UNSET)
             if self._files is not None and self._files.concerns(result.content):
                 result = await self._files.store_answer(result, parties, principal.agent)
             sender = parties.sender
             access = Access(
                 caller=principal.agent,
-                actions=(*respond_actions(sender), *await self._respond_within(task_id)),
+                actions=(*respond_actions(sender), *_respond_within(entry)),
                 scope_id=f"a2a-respond:{task_id}",
                 what=f"a2a respond to {sender.display}",
                 peer=sender.pubkey,
                 task_id=task_id,
             )
-        before = await self._ledger.entry(task_id) if self._tracer.on else None
         settled = await self._ledger.commit(
             Settle(
                 access=access,
@@ -346,18 +355,12 @@ class MailboxExchange:
                 holder=principal.agent,
                 result=result,
                 lease_id=lease_id,
+                ending=Ending.REJECTED if rejected else None,
             )
         )
-        if before is not None and not settled.duplicate:
-            record_attempt(self._tracer, before, result)
+        if entry is not None and self._tracer.on and not settled.duplicate:
+            record_attempt(self._tracer, entry, result)
         return settled
-
-    async def _respond_within(self, task_id: TaskId) -> tuple[str, ...]:
-        """Whoever may answer a tenant's callers may also answer its agents, when they delegate, and its peers."""
-        entry = await self._ledger.entry(task_id)
-        if entry is None or entry.task.origin not in (DELEGATION, PEER):
-            return ()
-        return (f"a2a.respond.client@{entry.task.tenant}",)
 
     async def drain(
         self,
@@ -368,7 +371,7 @@ class MailboxExchange:
         request_id: str | None = None,
         task_id: TaskId | None = None,
     ) -> Drained:
-        """Take the oldest results: one's own, or (the operator) of all; or the result of one task."""
+        """Takes the oldest results: the caller's own, or (for the operator) everybody's; or the result of one task."""
         self._check_page(count, self.limits.batch_max, "max")
         check_request_id(request_id)
         if everyone:
@@ -395,60 +398,11 @@ class MailboxExchange:
     async def show(self, principal: Principal, task_id: TaskId, after: int | None = None) -> TaskDetail:
         shown = await self._ledger.show(task_id, principal.viewer, self.limits.page_max, after)
         if shown is None:
-            raise NotFound("unknown_task", f"task {task_id} is not known here")
+            raise unknown_task(task_id)
         return shown
 
     async def tree(self, principal: Principal, root: TaskId) -> TreeNode:
         return await read_tree(self._ledger, root, principal.viewer)
-
-    async def repair(self, principal: Principal, task_id: TaskId, command: RepairCommand, reason: str) -> RepairOutcome:
-        check_repair(command, reason)
-        entry = await self._ledger.entry(task_id)
-        peer = None
-        if entry is not None:
-            ours = entry.task.sender.pubkey == principal.agent.pubkey
-            peer = (entry.task.recipient if ours or principal.operator else entry.task.sender).pubkey
-        access = Access(
-            caller=principal.agent,
-            actions=(REQUEUE_ACTION if isinstance(command, Requeue) else FORCE_ERROR_ACTION,),
-            scope_id=f"a2a-repair:{task_id}",
-            what=f"a2a repair of task {task_id}",
-            peer=peer,
-            task_id=task_id,
-            lease_id=command.lease_id,
-            duplicate_risk=command.duplicate_risk.value if isinstance(command, Requeue) else None,
-        )
-        return await self._ledger.commit(
-            Repair(
-                access=access,
-                task_id=task_id,
-                viewer=principal.viewer,
-                by=principal.agent,
-                command=command,
-                reason=reason,
-            )
-        )
-
-    async def retry_stale(self, principal: Principal, policy: RetryPolicy, *, scheduled: bool = False) -> RetryReport:
-        """One pass of the retry gate. A scheduled pass writes its summary to the audit, also when it is refused."""
-        await require_operator(self._ledger, principal, "a2a auto retry")
-        check_policy(policy)
-        access = Access(
-            caller=principal.agent,
-            actions=(REQUEUE_ACTION,),
-            scope_id="a2a-auto-retry",
-            what="a2a auto retry",
-            duplicate_risk="idempotent",
-        )
-        try:
-            return await self._ledger.commit(
-                RetryStale(access=access, by=principal.agent, policy=policy, scheduled=scheduled)
-            )
-        except Refusal as refusal:
-            if scheduled:
-                empty = RetryReport(policy=policy, considered=0)
-                await self._ledger.commit(WriteAuditRow(by=principal.agent, row=scan_row(empty, refusal.message)))
-            raise
 
     async def compact(self, principal: Principal) -> int:
         access = Access(caller=principal.agent, actions=(COMPACT_ACTION,), scope_id="a2a:compact", what="a2a compact")
@@ -474,3 +428,10 @@ class MailboxExchange:
     def _check_page(self, value: int, most: int, name: str) -> None:
         if not 1 <= value <= most:
             raise Invalid("invalid_limit", f"{name} must be between 1 and {most}")
+
+
+def _respond_within(entry: Entry | None) -> tuple[str, ...]:
+    """A grant to answer a tenant's callers also covers its agents, when they delegate, and its peers."""
+    if entry is None or entry.task.origin not in (DELEGATION, PEER):
+        return ()
+    return (f"a2a.respond.client@{entry.task.tenant}",)

@@ -1,12 +1,12 @@
 """Messages and conversations of native clients, as tasks like all others.
 
-A message is for one agent, the master unless it says otherwise. An agent can come with the message: a definition for
-this one request, which nobody else can call and which remembers nothing. It is kept with the task. Only this door takes
-one: what A2A clients write into metadata is never read as an agent.
+A message is for one agent, by default the master. A message can bring its own agent: a definition for this one request,
+which nobody else can call and which has no memory. It is kept with the task. Only this door takes such a definition:
+the metadata of A2A clients is never read as an agent.
 
-A conversation is a task of `conversations@<tenant>` that waits for as long as the conversation is open, and is canceled
-when it is deleted. Each message to it is a task of the agent, with the conversation as its parent and a context of its
-own; what was said before is read from there. A2A's contexts are something else, and never mapped to conversations.
+A conversation is a task of `conversations@<tenant>` that waits while the conversation is open, and is canceled when it
+is deleted. Each message to it is a task of the agent, with the conversation as its parent and a context of its own; the
+history is read from these tasks. A2A contexts are something else, and never mapped to conversations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from covenant.exchange.tasks.writer import Intake
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import ListQuery, TaskScope
 from covenant.ledger.machine.commands import Accept, Advance, Cancel, Starter
-from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import INDEX, AgentDefinition, CatalogueAgent, read_agent_definition
 from covenant.model.content import Content, Resource, Text
@@ -43,12 +42,12 @@ KEEPER: Final = "conversations"
 ABOUT: Final = "covenant.conversation"
 HISTORY_TASKS_MAX: Final = 50
 HISTORY_CHARACTERS_MAX: Final = 200_000
-"""What an agent is told of what was said before: the newest of it."""
+"""The most characters of history that an agent is given: the newest."""
 OPEN: Final = "open"
 KEPT: Final = "covenant.kept"
-"""In the metadata of a file: later requests of the conversation may read it."""
+"""Key in a file's metadata: later requests of the conversation may read the file."""
 KEPT_BYTES_MAX: Final = 10 * 1024 * 1024
-"""Of the kept files that an agent is shown."""
+"""The most bytes of kept files that an agent is shown."""
 
 
 class Conversation(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -92,7 +91,7 @@ class Conversations:
         return _conversation(await self._view(caller, task.id))
 
     async def list(self, caller: Caller, limit: int, after: str = "") -> tuple[Sequence[Conversation], str]:
-        """Those that are open, the newest first, and where the next page begins."""
+        """The open conversations, newest first, and the cursor of the next page."""
         listing = await self._ledger.listing(
             ListQuery(
                 recipient=self._catalogue.identity(caller.tenant.name, KEEPER).pubkey,
@@ -107,7 +106,7 @@ class Conversations:
         return _conversation(await self._view(caller, conversation_id))
 
     async def delete(self, caller: Caller, conversation_id: str) -> None:
-        """Ends it. What was said stays in the ledger, as tasks; what is under way goes on."""
+        """Ends the conversation. Its messages stay in the ledger, as tasks; running tasks go on."""
         view = await self._view(caller, conversation_id)
         by = self._catalogue.client(caller.tenant.name)
         await self._ledger.commit(
@@ -121,9 +120,9 @@ class Conversations:
         return await _tasks(self._ledger, query, NATIVE)
 
     async def waiting(self, caller: Caller, conversation_id: str, task_id: TaskId) -> TaskView | None:
-        """The task that waits for the client's next words, if one does.
+        """The task that waits for the client's next message, if one does.
 
-        Refused while one is under way, unless it is this one, sent again: who is answered must be clear.
+        Refused while another task than `task_id` runs, since it would be unclear which one is answered.
         """
         for view in await self.messages(caller, conversation_id, HISTORY_TASKS_MAX):
             if view.task.id == task_id:
@@ -137,7 +136,7 @@ class Conversations:
         return None
 
     async def _view(self, caller: Caller, conversation_id: str) -> TaskView:
-        """One that is open. What is over, another's or no conversation is not there."""
+        """An open conversation. One that is over or another tenant's, or any other task, is not found."""
         try:
             task_id = parse_known_id(conversation_id)
             keeper = self._catalogue.identity(caller.tenant.name, KEEPER)
@@ -158,7 +157,7 @@ def context_of(conversation_id: str) -> str:
 
 
 async def earlier_messages(ledger: Ledger, task: Task) -> tuple[MessageUpdate, ...]:
-    """What was said in a task's conversation, or A2A context, before it, within bounds; nothing if it is in none.
+    """The messages before a task in its conversation or A2A context, within bounds; empty if it is in none.
 
     Anybody can name a context: only tasks of the same sender are part of it.
     """
@@ -179,7 +178,7 @@ async def earlier_messages(ledger: Ledger, task: Task) -> tuple[MessageUpdate, .
 
 
 async def kept_files(ledger: Ledger, task: Task) -> dict[str, str]:
-    """The texts of the files that were kept in a task's conversation, by name: the newest of each, within bounds."""
+    """The texts of the files kept in a task's conversation, by name: the newest of each, within bounds."""
     context_id = task.context_id
     if context_id is None or conversation_of(task.origin, context_id) is None:
         return {}
@@ -201,14 +200,14 @@ async def kept_files(ledger: Ledger, task: Task) -> dict[str, str]:
 
 
 def _is_shared(task: Task, context_id: str) -> bool:
-    """Whether other tasks may be in its context, too. One that named none has its own."""
+    """Whether other tasks may share the task's context. A task that named no context has its own."""
     if task.origin == A2A:
         return context_id != task.id
     return conversation_of(task.origin, context_id) is not None
 
 
 async def _tasks(ledger: Ledger, query: ListQuery, origin: str) -> list[TaskView]:
-    """The newest, the oldest of them first. Only those that came by this door."""
+    """The newest tasks of the query, oldest first; only those of this origin."""
     listing = await ledger.listing(query)
     views = [view for steps in listing.tasks if (view := fold(steps)) is not None and view.task.origin == origin]
     return sorted(views, key=lambda view: (view.created_at_ms, view.task.id))
@@ -229,7 +228,7 @@ def _conversation(view: TaskView) -> Conversation:
 
 
 INLINE: Final = "covenant.agent_def"
-"""In a task's request metadata: the agent that came with it."""
+"""Key in a task's request metadata: the agent definition that came with it."""
 
 
 class NativeRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,11 +252,11 @@ class NativeRuns:
     def agent(self, caller: Caller, agent_id: str) -> CatalogueAgent:
         agent = self._catalogue.agent(caller.tenant.name, agent_id)
         if agent is None:
-            raise unknown_agent(agent_id)
+            raise self._catalogue.missing(caller.tenant.name, agent_id)
         return agent
 
     async def start(self, caller: Caller, run: NativeRun, key: str | None, hop: Hop | None = None) -> TaskStream:
-        """The task's steps from the first one on, until it ends or waits for its sender."""
+        """Starts the run. Streams the task's steps from the first one, until it ends or waits for its sender."""
         return await self.follow(caller, await self.task(caller, run, key, hop=hop))
 
     async def follow(self, caller: Caller, task: Task) -> TaskStream:
@@ -274,7 +273,7 @@ class NativeRuns:
         context_id: str | None = None,
         hop: Hop | None = None,
     ) -> Task:
-        """Build the task of a run. The same key makes the same task."""
+        """Builds the task of a run. The same key makes the same task."""
         about = without_reserved(run.about) or {}
         agent_id = run.agent
         if run.definition is not None:
@@ -285,10 +284,10 @@ class NativeRuns:
         check_hop(hop, recipient, self._a2a.depth_max)
         message = Message(message_id="m", parts=run.parts)
         check_message(message, agent, agent.definition.extensions)
-        said, task_id = read_idempotency(SendMessage(message=message), key), TaskId(self._new_id())
-        if said is not None:
+        key_of, task_id = read_idempotency(SendMessage(message=message), key), TaskId(self._new_id())
+        if key_of is not None:
             place = f"{NATIVE} {context_id or ''} {agent_id}"
-            task_id = await self._a2a.ids.find(caller, place, said.key, sender=sender, recipient=recipient)
+            task_id = await self._a2a.ids.find(caller, place, key_of.key, sender=sender, recipient=recipient)
         return build_task(
             task_id,
             sender=sender,
@@ -300,13 +299,14 @@ class NativeRuns:
             hop=hop,
             context_id=context_id,
             parent=parent,
+            key=key_of,
             request_metadata=about or None,
             not_before_ms=run.not_before_ms,
         )
 
 
 def inline_agent(given: dict[str, Any]) -> AgentDefinition:
-    """The definition of an agent for one request. Only a model may play it."""
+    """The definition of an agent for one request. It must be a model agent."""
     definition = read_agent_definition({"id": "inline", **given})
     if not definition.kind_rules.needs_model:
         raise Invalid("invalid_agent", '/kind: an agent that comes with a request must be a "model" agent')

@@ -1,10 +1,9 @@
-"""Push configurations, for a tenant's caller at one agent; and the outbox of them all, for the operator.
+"""Push configurations: for a tenant's caller at one agent; and the outbox of all of them, for the operator.
 
-A configuration is a fact of its task: scoped to the tenant and the agent like everything of it. What is checked when
-one is made is its text alone. Where its address leads is judged when it is called: judging it here would answer
-strangers who ask which names and addresses there are inside.
+A configuration belongs to its task and is scoped to the tenant and the agent with it. When it is made, only its text is
+checked. Its address is judged when it is called: judging it here would tell strangers which internal names exist.
 
-Its token and credentials are shown to whoever may read the task, and to nobody else, the operator included.
+Its token and credentials are shown to callers that may read the task, and to nobody else, the operator included.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ from typing import Any, Final
 
 from covenant.exchange.a2a_service import A2ARequest
 from covenant.exchange.access.principals import Principal, require_operator
-from covenant.exchange.tasks.reader import parse_known_id, unknown_task
+from covenant.exchange.tasks.reader import parse_known_id
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import TaskScope
 from covenant.ledger.machine.commands import DropPush, PutPush, RetryPush
+from covenant.ledger.machine.decisions.context import unknown_task
 from covenant.ledger.machine.decisions.push import unknown_push
 from covenant.model.a2a_requests import CreatePush, DeletePush, GetPush, ListPush, PushConfig, PushPage
 from covenant.model.errors import InvalidParams
@@ -31,7 +31,7 @@ CREDENTIALS_LENGTH_MAX: Final = 16_384
 CheckUrl = Callable[[str], object]
 """Raises ValueError with what is wrong with the text of a URL."""
 
-# Ids stand in paths and in headers, secrets in headers.
+# Ids appear in paths and in headers, secrets in headers.
 _ID: Final = re.compile(r"[A-Za-z0-9._~:@=+,-]{1,256}")
 _SCHEME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
@@ -64,7 +64,7 @@ def _wrong(field: str, description: str) -> InvalidParams:
 
 
 class PushConfigs:
-    """`scope`: the tasks that a caller may ask about. `check` refuses a configuration."""
+    """`scope` returns the tasks that a caller may see. `check` refuses an invalid configuration."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class PushConfigs:
         self._check = check
 
     async def ask(self, ask: A2ARequest, request: Any) -> PushConfig | PushPage | None:
-        """Create, get, list or delete, by the kind of the request."""
+        """Creates, gets, lists or deletes, by the kind of the request."""
         task_id, scope = parse_known_id(request.task_id), self._scope(ask)
         recipient, viewer = scope.recipient, scope.sender
         match request:
@@ -99,10 +99,10 @@ class PushConfigs:
             case ListPush():
                 return _page(await self._of_task(task_id, scope), request)
             case _:
-                raise AssertionError(f"nothing about push: {type(request)}")
+                raise AssertionError(f"not a request about push: {type(request)}")
 
     async def _of_task(self, task_id: TaskId, scope: TaskScope) -> Sequence[Push]:
-        """Refuses a task that is not there, or not theirs."""
+        """The task's configurations. Refuses a task that does not exist or is not the caller's."""
         whose = await self._ledger.parties(task_id)
         if (
             whose is None
@@ -114,7 +114,7 @@ class PushConfigs:
 
 
 def _page(found: Sequence[Push], asked: ListPush) -> PushPage:
-    """After the one that the last page ended with; if that is gone meanwhile, from the beginning."""
+    """The page after the one that ended with the token; from the beginning if that configuration is gone."""
     ids = [push.id for push in found]
     first = ids.index(asked.page_token) + 1 if asked.page_token in ids else 0
     page = found[first : first + max(1, asked.page_size)]
@@ -125,7 +125,7 @@ def _page(found: Sequence[Push], asked: ListPush) -> PushPage:
 async def outbox(
     ledger: Ledger, principal: Principal, *, dead: bool = False, task_id: TaskId | None = None
 ) -> Sequence[Push]:
-    """Those given up first, the longest first; then those that fail, then the rest, the oldest first."""
+    """Configurations given up come first, longest ago first; then failing ones, then the rest, oldest first."""
     await require_operator(ledger, principal, "listing push configurations")
     known = await ledger.outbox() if task_id is None else await ledger.pushes(task_id)
     found = [push for push in known if push.dead_at_ms is not None or not dead]

@@ -1,21 +1,24 @@
-"""Checks of what the mailbox is asked, before anything is looked up."""
+"""Checks of mailbox requests, before anything is looked up."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from covenant.exchange.tasks.builder import check_blocks
+from covenant.model.content import Text
 from covenant.model.errors import Invalid, TooLarge
 from covenant.model.ids import REQUEST_ID_LENGTH_MAX
-from covenant.model.retry_policy import ForceError, RepairCommand, RetryPolicy
+from covenant.model.question import PersonDecision
+from covenant.model.retry_policy import ForceError, RepairCommand
 from covenant.model.task import Task, fingerprint
+from covenant.model.task_event import MessageUpdate
 
 REASON_LENGTH_MAX: Final = 2_000
 NAME_LENGTH_MAX: Final = 1_000
 
 
 def check_task(task: Task, bytes_max: int) -> str:
-    """Refuse a task that nobody could work on. Returns the task's digest."""
+    """Refuses an invalid task. Returns the task's digest."""
     if not task.intent_text.strip():
         raise Invalid("invalid_task", "invalid task: intent_text must not be empty")
     if task.task_kind is not None and not 0 < len(task.task_kind.strip()) <= NAME_LENGTH_MAX:
@@ -53,14 +56,17 @@ def check_request_id(request_id: str | None) -> None:
         raise Invalid("invalid_request_id", f"request_id must have 1 to {REQUEST_ID_LENGTH_MAX} characters")
 
 
+def read_answer(given: str | PersonDecision) -> MessageUpdate:
+    """The sender's answer to an agent's question, as a message to the task."""
+    if isinstance(given, PersonDecision):
+        if len(given.reason) > REASON_LENGTH_MAX:
+            raise Invalid("invalid_reason", f"reason must have at most {REASON_LENGTH_MAX} characters")
+        return MessageUpdate(role="user", parts=given.as_parts())
+    if not given.strip():
+        raise Invalid("invalid_answer", "the answer must not be empty")
+    return MessageUpdate(role="user", parts=(Text(given),))
+
+
 def check_size(encoded: bytes, bytes_max: int, what: str) -> None:
     if len(encoded) > bytes_max:
         raise TooLarge(f"{what}_too_large", f"the {what} has {len(encoded)} bytes; the limit is {bytes_max}")
-
-
-def check_policy(policy: RetryPolicy) -> None:
-    for name in ("min_lease_age_ms", "max_attempts", "max_requeues", "scan_limit"):
-        if getattr(policy, name) < 0:
-            raise Invalid("invalid_policy", f"{name} must not be negative")
-    if policy.scan_limit > 10_000:
-        raise Invalid("invalid_policy", "scan_limit must be at most 10000")

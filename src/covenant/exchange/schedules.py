@@ -1,11 +1,15 @@
-"""Schedules: what agents do at given times. A run is an ordinary task, and its id follows from its moment.
+"""Schedules: agents' work at given times. A run is an ordinary task, and its id is derived from its moment.
 
-A schedule is part of an agent's definition, whether it is stored or declared by code. So there is nothing else to
-keep: the id of a run is derived from the tenant, the agent, the schedule and the moment. Whoever submits a run again,
-after a restart, a step of the clock, or beside another daemon, finds the task that is there. A moment never has two.
+A schedule is part of an agent's definition, stored or declared in code, so nothing else is kept: the id of a run is
+derived from the tenant, the agent, the schedule and the moment. A run that is submitted again, after a restart, a step
+of the clock, or by another daemon, finds the existing task. A moment never has two.
 
-Moments that were missed (nobody was up, or the clock was set) are run if they are no longer ago than the schedule's
-`catch_up_s`. The next moments are in a heap by time, so that waiting costs nothing.
+Missed moments (no daemon was up, or the clock was set) are run if they are no older than the schedule's `catch_up_s`. A
+paused schedule has no runs, and none later for the moments of its pause. The next moments are in a heap by time, and
+the catalogue is read only after a change, so waiting costs nothing.
+
+`ScheduleAdmin` is the operator's view: adding and removing a schedule changes a stored definition; a schedule from code
+or a file is changed at its source. A pause belongs to the tenant, whatever the schedule's source.
 """
 
 from __future__ import annotations
@@ -14,28 +18,40 @@ import asyncio
 import hashlib
 import heapq
 import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
 from typing import Final, NamedTuple
 
+import msgspec
+
+from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.cron import After, read_times
+from covenant.exchange.cron import After, check_schedules, read_time_zone, read_times
 from covenant.exchange.tasks.builder import build_task
 from covenant.exchange.tasks.writer import TaskWriter
+from covenant.ledger.contract.identities import IdentityLedger
 from covenant.ledger.contract.ledger import Ledger
-from covenant.model.agent_definition import AgentDefinition, Schedule
+from covenant.ledger.machine.identity_commands import PauseSchedule, WriteAuditRow
+from covenant.model.agent_definition import SCHEDULES_MAX, AgentDefinition, CatalogueAgent, Schedule
 from covenant.model.content import Text
-from covenant.model.errors import Conflict, Refusal
+from covenant.model.errors import Conflict, NotFound, OverLimit, Refusal
 from covenant.model.ids import TaskId, uuid_of
 from covenant.model.task import A2A, Task
+from covenant.model.tenants import SchedulePause, schedule_key
 
 LOOK_S: Final = 15.0
-"""How often the catalogue and the clock are looked at."""
+"""How often the clock is looked at."""
 LATE_MS: Final = 300_000
-"""A moment that was waited for is run although it comes late by so much: the clock may have been paused meanwhile."""
+"""A moment that was waited for still runs if it is late by so much: the clock may have been paused meanwhile."""
 AGAIN_MS: Final = 5_000
-"""After so long a run that was refused is submitted again, while it is not too late."""
+"""The pause before a refused run is submitted again, while it is not too late."""
 RUNS_AT_ONCE_MAX: Final = 100
 
 log = logging.getLogger(__name__)
+
+_NEVER: Final = SchedulePause(0, 0)
+"""The pause of a schedule that nobody has paused."""
 
 ScheduleKey = tuple[str, str, str]
 """Tenant, agent and schedule."""
@@ -45,10 +61,12 @@ class _Known(NamedTuple):
     schedule: Schedule
     definition: AgentDefinition
     after: After
+    resumed_ms: int
+    """No moment up to here is run: a pause of the schedule ended then."""
 
 
 class ScheduleRunner:
-    """`run` until canceled. Used on one loop."""
+    """Must be used on one event loop. `run` works until canceled."""
 
     def __init__(self, ledger: Ledger, catalogue: Catalogue, writer: TaskWriter) -> None:
         self._ledger = ledger
@@ -58,20 +76,27 @@ class ScheduleRunner:
         self._heap: list[tuple[int, ScheduleKey, int]] = []
         """When to act, on which schedule, for which moment."""
         self._next: dict[ScheduleKey, int] = {}
-        """The moment that each waits for: whatever else is in the heap is of an earlier definition."""
+        """The moment that each schedule waits for. Other entries in the heap belong to an earlier definition."""
         self._steps = 0
+        self._seen = -1
+        """The catalogue's number of changes at the last refresh."""
+        self._changed = asyncio.Event()
+        catalogue.on_change(self._changed.set)
 
     async def run(self) -> None:
         while True:
+            self._changed.clear()
             try:
                 await self.step()
             except Refusal as refusal:
                 log.warning("schedule.refused", extra={"code": refusal.code, "reason": refusal.message})
             left_s = (self._heap[0][0] - self._ledger.now_ms()) / 1000 if self._heap else LOOK_S
-            await asyncio.sleep(min(LOOK_S, max(0.01, left_s)))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(LOOK_S, max(0.01, left_s))):
+                    await self._changed.wait()
 
     async def step(self) -> int:
-        """Submit what is due; how many runs."""
+        """Submits the runs that are due; returns how many."""
         clock = self._ledger.clock
         if clock.is_paused():
             return 0
@@ -79,9 +104,12 @@ class ScheduleRunner:
             self._steps = clock.steps_total
             self._known.clear()
             self._heap.clear()
-        await self._refresh()
+            self._seen = -1
         runs, now_ms = 0, self._ledger.now_ms()
-        while self._heap and self._heap[0][0] <= now_ms and runs < RUNS_AT_ONCE_MAX:
+        while runs < RUNS_AT_ONCE_MAX:
+            await self._refresh()  # each time: a schedule that is due may have been paused
+            if not self._heap or self._heap[0][0] > now_ms:
+                break
             _, key, moment_ms = heapq.heappop(self._heap)
             known = self._known.get(key)
             if known is None or self._next.get(key) != moment_ms:
@@ -97,7 +125,7 @@ class ScheduleRunner:
         return runs
 
     def _push_next(self, key: ScheduleKey, known: _Known, moment_ms: int, now_ms: int) -> None:
-        begin_ms = max(moment_ms, now_ms - known.schedule.catch_up_s * 1000 - 1)
+        begin_ms = max(moment_ms, now_ms - known.schedule.catch_up_s * 1000 - 1, known.resumed_ms)
         following_ms = known.after(begin_ms)
         self._next.pop(key, None)
         if following_ms is not None:
@@ -105,38 +133,44 @@ class ScheduleRunner:
             heapq.heappush(self._heap, (following_ms, key, following_ms))
 
     async def _refresh(self) -> None:
-        """The catalogue as it is: schedules that are new or were changed begin now, and those that are gone end."""
-        found: dict[ScheduleKey, tuple[Schedule, AgentDefinition]] = {}
+        """Reads the catalogue: new and changed schedules begin now, and removed ones end."""
+        seen = self._catalogue.changes
+        if seen == self._seen:
+            return
+        found: dict[ScheduleKey, tuple[Schedule, AgentDefinition, int]] = {}
         for tenant in await self._ledger.tenants():
             if tenant.disabled_at_ms is None:
                 for agent in self._catalogue.agents(tenant.name):
                     for schedule in agent.definition.schedules:
-                        found[tenant.name, agent.id, schedule.id] = (schedule, agent.definition)
+                        pause = tenant.schedule_pauses.get(schedule_key(agent.id, schedule.id), _NEVER)
+                        if pause.until_ms is not None:
+                            found[tenant.name, agent.id, schedule.id] = (schedule, agent.definition, pause.until_ms)
         now_ms = self._ledger.now_ms()
         for key in [key for key in self._known if key not in found]:
             del self._known[key]
-        for number, (key, (schedule, definition)) in enumerate(found.items()):
+        for number, (key, (schedule, definition, resumed_ms)) in enumerate(found.items()):
             if number % RUNS_AT_ONCE_MAX == 0:
                 await asyncio.sleep(0)  # there may be many
             known = self._known.get(key)
-            if known is not None and known.schedule == schedule:
+            if known is not None and (known.schedule, known.resumed_ms) == (schedule, resumed_ms):
                 if known.definition is not definition:
                     self._known[key] = known._replace(definition=definition)
                 continue
             try:
-                self._known[key] = known = _Known(schedule, definition, read_times(schedule))
+                self._known[key] = known = _Known(schedule, definition, read_times(schedule), resumed_ms)
             except Refusal as refusal:
                 log.warning("schedule.unreadable", extra={"schedule": "/".join(key), "reason": refusal.message})
                 continue
             self._push_next(key, known, 0, now_ms)
+        self._seen = seen
 
     async def _submit(self, key: ScheduleKey, known: _Known, moment_ms: int) -> bool:
         """Whether the moment has its run now."""
         tenant, agent_id, schedule_id = key
         try:
-            await self._writer.submit(self._task(key, known, moment_ms))
+            await self._writer.submit(run_task(self._catalogue, tenant, known.definition, known.schedule, moment_ms))
         except Conflict:
-            return True  # it had one, with the words of that time
+            return True  # the moment has a run, made from an earlier definition
         except Refusal as refusal:
             log.warning(
                 "schedule.run_refused",
@@ -145,21 +179,149 @@ class ScheduleRunner:
             return False
         return True
 
-    def _task(self, key: ScheduleKey, known: _Known, moment_ms: int) -> Task:
-        tenant, agent_id, schedule_id = key
-        return build_task(
-            run_id(key, moment_ms),
-            sender=self._catalogue.client(tenant),
-            recipient=self._catalogue.identity(tenant, agent_id),
-            parts=(Text(known.schedule.text or schedule_id),),
-            tenant=tenant,
-            origin=A2A,
-            definition=known.definition,
-            metadata={"schedule": {"id": schedule_id, "moment_ms": moment_ms}},
-        )
+
+def run_task(
+    catalogue: Catalogue, tenant: str, definition: AgentDefinition, schedule: Schedule, moment_ms: int
+) -> Task:
+    return build_task(
+        run_id((tenant, definition.id, schedule.id), moment_ms),
+        sender=catalogue.client(tenant),
+        recipient=catalogue.identity(tenant, definition.id),
+        parts=(Text(schedule.text or schedule.id),),
+        tenant=tenant,
+        origin=A2A,
+        definition=definition,
+        metadata={"schedule": {"id": schedule.id, "moment_ms": moment_ms}},
+    )
 
 
 def run_id(key: ScheduleKey, moment_ms: int) -> TaskId:
-    """The task of a moment."""
+    """The id of a moment's task."""
     named = "\n".join(("schedule", *key, str(moment_ms)))
     return TaskId(uuid_of(hashlib.sha256(named.encode()).digest()))
+
+
+UPCOMING: Final = 5
+AT_ONCE: Final = 50
+"""After so many schedules other coroutines run: finding the next moment takes a while."""
+
+
+class Moment(msgspec.Struct, frozen=True, gc=False):
+    """`local` is the time in the schedule's own zone, with its offset to UTC."""
+
+    at_ms: int
+    local: str
+
+
+class ScheduleFound(NamedTuple):
+    agent: CatalogueAgent
+    schedule: Schedule
+    paused_at_ms: int | None
+    upcoming: Sequence[Moment]
+    """The next moments; none while the schedule is paused or its tenant disabled."""
+
+
+class ScheduleAdmin:
+    def __init__(self, ledger: IdentityLedger, catalogue: Catalogue, writer: TaskWriter) -> None:
+        self._ledger = ledger
+        self._catalogue = catalogue
+        self._writer = writer
+
+    async def list(self, caller: Caller, agent_id: str = "") -> Sequence[ScheduleFound]:
+        """The schedules, each with its next moment."""
+        tenant = caller.tenant.name
+        agents = [await self._catalogue.show(tenant, agent_id)] if agent_id else await self._catalogue.list(tenant)
+        found: list[ScheduleFound] = []
+        for agent in agents:
+            for schedule in agent.definition.schedules:
+                found.append(self._found(agent, schedule, 1))
+                if len(found) % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        return found
+
+    async def show(self, caller: Caller, agent_id: str, schedule_id: str) -> ScheduleFound:
+        agent = await self._catalogue.show(caller.tenant.name, agent_id)
+        return self._found(agent, _schedule(agent, schedule_id), UPCOMING)
+
+    async def add(self, caller: Caller, agent_id: str, schedule: Schedule) -> ScheduleFound:
+        check_schedules((schedule,))
+        agent = await self._catalogue.show(caller.tenant.name, agent_id)
+        old = agent.definition
+        if any(each.id == schedule.id for each in old.schedules):
+            raise Conflict("schedule_exists", f"{agent_id} has a schedule {schedule.id!r} already; remove it first")
+        if len(old.schedules) >= SCHEDULES_MAX:
+            raise OverLimit("too_many_schedules", f"an agent may have at most {SCHEDULES_MAX} schedules")
+        return self._found(await self._put(caller, old, (*old.schedules, schedule)), schedule, 1)
+
+    async def remove(self, caller: Caller, agent_id: str, schedule_id: str) -> None:
+        agent = await self._catalogue.show(caller.tenant.name, agent_id)
+        gone, old = _schedule(agent, schedule_id), agent.definition
+        await self._put(caller, old, tuple(each for each in old.schedules if each != gone))
+
+    async def pause(self, caller: Caller, agent_id: str, schedule_id: str, *, paused: bool) -> ScheduleFound:
+        """Begins or ends a pause. Moments that pass in a pause are never run."""
+        agent = await self._catalogue.show(caller.tenant.name, agent_id)
+        schedule = _schedule(agent, schedule_id)
+        await self._ledger.commit(
+            PauseSchedule(
+                by=self._catalogue.author(caller),
+                name=caller.tenant.name,
+                agent_id=agent_id,
+                schedule_id=schedule_id,
+                paused=paused,
+            )
+        )
+        return self._found(agent, schedule, 1)
+
+    async def run_now(self, caller: Caller, agent_id: str, schedule_id: str) -> TaskId:
+        """Runs the schedule for the present moment, even if it is paused; returns the task's id."""
+        tenant = caller.tenant
+        agent = await self._catalogue.show(tenant.name, agent_id)
+        schedule = _schedule(agent, schedule_id)
+        if tenant.disabled_at_ms is not None:
+            raise Conflict("tenant_disabled", f"the tenant {tenant.name} is disabled; its schedules have no runs")
+        task = run_task(self._catalogue, tenant.name, agent.definition, schedule, self._ledger.now_ms())
+        row: dict[str, object] = {
+            "type": "schedule_run",
+            "tenant": tenant.name,
+            "agent": agent_id,
+            "schedule": schedule_id,
+            "task_id": task.id,
+        }
+        # The audit row follows the submission, so that a refused run leaves none.
+        await self._writer.submit(task)
+        await self._ledger.commit(WriteAuditRow(by=self._catalogue.author(caller), row=row))
+        return task.id
+
+    async def _put(self, caller: Caller, old: AgentDefinition, schedules: tuple[Schedule, ...]) -> CatalogueAgent:
+        self._catalogue.check_stored(caller.tenant.name, old.id)
+        return await self._catalogue.replace(caller, msgspec.structs.replace(old, schedules=schedules), expected=old)
+
+    def _found(self, agent: CatalogueAgent, schedule: Schedule, count: int) -> ScheduleFound:
+        tenant = self._ledger.tenant(agent.tenant)
+        pause = tenant.schedule_pauses.get(schedule_key(agent.id, schedule.id)) if tenant is not None else None
+        paused_at_ms = pause.since_ms if pause is not None and pause.until_ms is None else None
+        idle = paused_at_ms is not None or tenant is None or tenant.disabled_at_ms is not None
+        upcoming = () if idle else _upcoming(schedule, self._ledger.now_ms(), count)
+        return ScheduleFound(agent, schedule, paused_at_ms, upcoming)
+
+
+def _upcoming(schedule: Schedule, now_ms: int, count: int) -> Sequence[Moment]:
+    try:
+        after, zone = read_times(schedule), read_time_zone(schedule.time_zone)
+    except Refusal:
+        return ()  # this machine does not have the schedule's time zone
+    found: list[Moment] = []
+    next_ms = after(now_ms)
+    while len(found) < count and next_ms is not None:
+        found.append(Moment(next_ms, datetime.fromtimestamp(next_ms / 1000, zone).isoformat(timespec="seconds")))
+        next_ms = after(next_ms)
+    return found
+
+
+def _schedule(agent: CatalogueAgent, schedule_id: str) -> Schedule:
+    for schedule in agent.definition.schedules:
+        if schedule.id == schedule_id:
+            return schedule
+    known = ", ".join(each.id for each in agent.definition.schedules[:10]) or "none"
+    raise NotFound("unknown_schedule", f"{agent.id} has no schedule {schedule_id[:80]!r}; its schedules: {known}")

@@ -3,24 +3,28 @@
 They are tasks like all others, and the ledger keeps them like all others. Only this door's own view of them is bounded:
 it shows a tenant its last thousand, and forgets the oldest finished hundred when there is one more. A task that has not
 ended is never forgotten. After a start the view begins with the newest thousand that the ledger has.
+
+Each daemon of a shared ledger has a view of its own. A task that was sent at another daemon enters the view when a
+caller asks for it, if it is newer than all tasks that this view has forgotten.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from covenant.exchange.a2a_service import A2AExchange
-from covenant.exchange.access.tenants import MESSAGE, RATE, Caller
+from covenant.exchange.access.tenants import MESSAGE, RATE, Caller, share
 from covenant.exchange.cards import skills_of
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.tasks.builder import build_task, check_message
-from covenant.exchange.tasks.reader import WATCH_S, parse_known_id, unknown_task
+from covenant.exchange.tasks.reader import WATCH_S, parse_known_id
 from covenant.ledger.contract.tasks import TaskLedger, TaskScope
+from covenant.ledger.machine.decisions.context import unknown_task
 from covenant.model.a2a_requests import Message
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.content import Text
@@ -34,15 +38,15 @@ from covenant.model.task_view import TaskView, TaskViewBuilder
 TIMEOUT_MS: Final = 300_000
 KEPT_MAX: Final = 1_000
 PRUNED: Final = 100
-SHELVES_MAX: Final = 256
-"""Tenants whose view is in memory; others are read again when they come back."""
+VIEWS_MAX: Final = 256
+"""The most tenants whose view is in memory; other views are read again on demand."""
 
 NO_AGENT: Final = "Agent with default project not found"
 TOO_DEEP: Final = "Invocation depth limit exceeded."
 
 
 class SimpleSend(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What a caller of the simple door asks. `source_agent` is what it calls itself, and decides nothing."""
+    """A request at the simple door. `source_agent` is the caller's own name for itself, and decides nothing."""
 
     message: str
     skill: str | None = None
@@ -51,12 +55,21 @@ class SimpleSend(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     depth: int = 1
     source_agent: str | None = None
     hop: Hop | None = None
-    """What it says of the calls before this one, besides: whichever is stricter counts."""
+    """The chain of calls before this one; the stricter of its depth and `depth` counts."""
+
+
+class _TenantView:
+    """The tasks that a tenant is shown, each with the time when it was sent, oldest first."""
+
+    def __init__(self, forgotten_ms: int = -1, tasks: Iterable[tuple[TaskId, int]] = ()) -> None:
+        self.tasks = dict(tasks)
+        self.forgotten_ms = forgotten_ms
+        """When the newest forgotten task was sent."""
 
 
 class SimpleLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     rate_per_min: int = 0
-    """Sends by one credential in any minute; 0: no limit."""
+    """The most sends by one credential in any minute, divided by the number of living daemons; 0: no limit."""
     kept_max: int = KEPT_MAX
     pruned: int = PRUNED
 
@@ -71,8 +84,9 @@ class SimpleExchange:
         *,
         tools: Sequence[Tool] = (),
         limits: SimpleLimits | None = None,
+        living: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`tools` are those that agents may have as skills."""
+        """`tools` are those that agents may have as skills; `living` returns how many daemons serve the ledger."""
         self._ledger = ledger
         self._catalogue = catalogue
         self._a2a = a2a
@@ -80,21 +94,23 @@ class SimpleExchange:
         self._tools = tools
         self._limits = limits or SimpleLimits()
         self._window = SlidingWindow(self._limits.rate_per_min, MINUTE_MS)
-        self._shelves: OrderedDict[str, dict[TaskId, None]] = OrderedDict()
+        self._living = living
+        self._views: OrderedDict[str, _TenantView] = OrderedDict()
         self._cleared: set[str] = set()
         self._loading = asyncio.Lock()
 
     async def send(self, caller: Caller, sent: SimpleSend) -> TaskView:
-        """The task as it was accepted: at work already, if its agent is free."""
+        """Accepts a task; returns it as accepted, already at work if its agent is free."""
         hop = sent.hop or Hop()
         depth = max(sent.depth, hop.depth)
         if depth > self._a2a.depth_max:
-            # Before the rate: a circle that is cut must not cost its caller what it may still ask.
+            # Before the rate: a call refused for its depth must not use up the caller's rate.
             raise Invalid("depth_exceeded", TOO_DEEP)
         tenant = caller.tenant.name
         agent, ignored = self._choose(tenant, sent.skill)
         check_chain(depth, hop.chain, self._catalogue.identity(tenant, agent.id), self._a2a.depth_max)
-        wait_ms = self._window.take(caller.token_sha256, self._ledger.clock.monotonic_ms())
+        most = share(self._limits.rate_per_min, self._living())
+        wait_ms = self._window.take(caller.token_sha256, self._ledger.clock.monotonic_ms(), most)
         if wait_ms is not None:
             raise OverLimit(RATE, MESSAGE, retry_after_ms=wait_ms)
         task = self._task(agent, sent, msgspec.structs.replace(hop, depth=depth), ignored)
@@ -103,28 +119,34 @@ class SimpleExchange:
         with self._ledger.watch(task.id, new=True) as watch:
             await self._a2a.writer.submit(task, bytes_max=self._a2a.settings.message_bytes_max, minted=True)
             builder = TaskViewBuilder()
-            builder.catch_up(await watch.next(WATCH_S))
-        shelf = await self._shelf(tenant)
-        shelf[task.id] = None
-        if len(shelf) > self._limits.kept_max:
-            await self._prune(shelf)
-        return builder.known()
+            if steps := await watch.next(WATCH_S):
+                builder.catch_up(steps)
+            else:  # the watch was cut
+                builder = await self._a2a.reader.past(task.id, 1)
+        view = builder.known()
+        await self._put(await self._view_of(tenant), view)
+        return view
 
     async def get(self, caller: Caller, task_id: str) -> TaskView:
         wanted, tenant = parse_known_id(task_id), caller.tenant.name
         view = await self._a2a.reader.get(wanted, TaskScope(tenant=tenant))
-        shown = wanted in await self._shelf(tenant) or not (view.state.terminal or tenant in self._cleared)
-        if view.task.origin != SIMPLE or not shown:
+        if view.task.origin != SIMPLE:
             raise unknown_task(task_id)
+        known = await self._view_of(tenant)
+        if wanted not in known.tasks:
+            if view.created_at_ms > known.forgotten_ms:  # sent at another daemon
+                await self._put(known, view)
+            elif view.state.terminal or tenant in self._cleared:
+                raise unknown_task(task_id)
         return view
 
     def clear(self, tenant: str) -> None:
-        """Begin this door's view anew, with nothing in it. The ledger forgets nothing, and what runs goes on."""
+        """Empties this door's view. The ledger forgets nothing, and running tasks go on."""
         self._cleared.add(tenant)
-        self._keep(tenant, {})
+        self._keep(tenant, _TenantView(self._ledger.now_ms()))
 
     def _choose(self, tenant: str, skill: str | None) -> tuple[CatalogueAgent, tuple[str, ...]]:
-        """The first agent that has a project, and the skill if one has it; and what of the wish was ignored."""
+        """The first agent that has a project, and the skill if one has it; and the request fields that were ignored."""
         able = [agent for agent in self._catalogue.agents(tenant) if agent.definition.default_project]
         if not able:
             raise NotFound("no_default_project", NO_AGENT)
@@ -142,13 +164,13 @@ class SimpleExchange:
         left_ms = None if hop.deadline_ms is None else self._ledger.clock.left_ms(hop.deadline_ms)
         if left_ms is not None:
             timeout_ms = max(1, min(timeout_ms, left_ms))
-        said: dict[str, Any] = {"source": "agent", "project": agent.definition.default_project}
+        about: dict[str, Any] = {"source": "agent", "project": agent.definition.default_project}
         if sent.skill is not None:
-            said["skill"] = sent.skill
+            about["skill"] = sent.skill
         if sent.source_agent is not None:
-            said["sourceAgent"] = sent.source_agent
+            about["sourceAgent"] = sent.source_agent
         if ignored:
-            said["ignored"] = list(ignored)
+            about["ignored"] = list(ignored)
         return build_task(
             task_id,
             sender=self._catalogue.client(agent.tenant),
@@ -159,35 +181,40 @@ class SimpleExchange:
             definition=agent.definition,
             timeout_ms=timeout_ms,
             hop=hop,
-            # What nobody begins in this time, or what waits for a word that this door cannot bring, ends too.
+            # A task that is not begun in this time ends, and one that waits for an answer: this door sends none.
             deadline_ms=max(self._ledger.now_ms(), sent.not_before_ms or 0) + timeout_ms,
             not_before_ms=sent.not_before_ms,
-            request_metadata=said,
+            request_metadata=about,
         )
 
-    async def _shelf(self, tenant: str) -> dict[TaskId, None]:
-        """The finished tasks that a tenant is shown, and those that are under way, the oldest first."""
+    async def _view_of(self, tenant: str) -> _TenantView:
         async with self._loading:
-            shelf = self._shelves.get(tenant)
-            if shelf is None:
-                rows = await self._ledger.of_tenant(tenant, self._limits.kept_max, simple=True)
-                shelf = dict.fromkeys(row.task_id for row in reversed(rows))
-            self._keep(tenant, shelf)
-            return shelf
+            known = self._views.get(tenant)
+            if known is None:
+                rows = await self._ledger.of_tenant(tenant, self._limits.kept_max + 1, simple=True)
+                shown = rows[: self._limits.kept_max]
+                forgotten_ms = rows[-1].created_at_ms if len(rows) > len(shown) else -1
+                known = _TenantView(forgotten_ms, ((row.task_id, row.created_at_ms) for row in reversed(shown)))
+            self._keep(tenant, known)
+            return known
 
-    def _keep(self, tenant: str, shelf: dict[TaskId, None]) -> None:
-        self._shelves[tenant] = shelf
-        self._shelves.move_to_end(tenant)
-        if len(self._shelves) > SHELVES_MAX:
-            self._shelves.popitem(last=False)
+    def _keep(self, tenant: str, known: _TenantView) -> None:
+        self._views[tenant] = known
+        self._views.move_to_end(tenant)
+        if len(self._views) > VIEWS_MAX:
+            self._views.popitem(last=False)
 
-    async def _prune(self, shelf: dict[TaskId, None]) -> None:
-        """Take the oldest that have ended off the shelf; as many more as those that could not be taken off before."""
-        most = max(self._limits.pruned, len(shelf) - self._limits.kept_max)
-        for task_id in tuple(shelf):
+    async def _put(self, known: _TenantView, view: TaskView) -> None:
+        """Adds a task to the view. If the view is full, forgets the oldest finished tasks: `pruned` of them, or more if
+        earlier ones could not be forgotten."""
+        known.tasks[view.task.id] = view.created_at_ms
+        if len(known.tasks) <= self._limits.kept_max:
+            return
+        most = max(self._limits.pruned, len(known.tasks) - self._limits.kept_max)
+        for task_id in tuple(known.tasks):
             entry = await self._ledger.entry(task_id)
             if entry is None or entry.finished:
-                shelf.pop(task_id, None)
+                known.forgotten_ms = max(known.forgotten_ms, known.tasks.pop(task_id, -1))
                 most -= 1
                 if not most:
                     return

@@ -1,7 +1,7 @@
 """Files of tasks: large bytes go to the blob store before a task refers to them, and come back from there.
 
-`store` stands before every commit of what somebody else said: it replaces large bytes, and links to uploads, by `File`
-blocks, whose references are durable when it returns. If the commit is refused, the collector takes them again.
+`store` comes before every commit of content from others: it replaces large bytes, and links to uploads, by `File`
+blocks, whose references are durable when it returns. If the commit is refused, the collector removes them again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
@@ -26,11 +27,13 @@ from covenant.ledger.contract.blobs import (
     BlobUsage,
     BlobWriter,
     Collected,
+    damaged_blob,
     no_blob,
     space_of,
 )
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import Parties
+from covenant.ledger.machine.decisions.context import unknown_task
 from covenant.model.content import (
     Audio,
     Content,
@@ -43,7 +46,7 @@ from covenant.model.content import (
     SentContent,
     Text,
 )
-from covenant.model.errors import Forbidden, Invalid, NotFound, OverLimit
+from covenant.model.errors import Forbidden, Invalid, OverLimit
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.settings import BlobSettings
 from covenant.model.task import Result, Task, account_of
@@ -51,8 +54,9 @@ from covenant.model.task_event import Update
 from covenant.model.task_view import TaskView
 
 INLINED_BYTES_MAX: Final = 16 * 1024 * 1024
-"""What is given to an agent inline, at most, of one message: more stays a file."""
+"""The most bytes of one message that an agent gets inline: more stay files."""
 _BASE64: Final = 4 / 3
+log = logging.getLogger(__name__)
 replace = msgspec.structs.replace
 
 
@@ -71,13 +75,13 @@ class StoredFiles:
         self._uploads: Counter[str] = Counter()
 
     def concerns(self, parts: Iterable[Content]) -> bool:
-        """Whether `store` would look at one of these. Costs no look at their bytes."""
+        """Whether `store` would inspect one of these parts. Does not look at their bytes."""
         return any(type(part) is not Text and type(part) is not Json for part in parts)
 
     async def store(self, parts: tuple[Content, ...], account: str, task_id: TaskId) -> tuple[Content, ...]:
-        """The parts of a task of this account (`account_of`) as they are kept. The same tuple if nothing changes.
+        """The parts of a task of this account (`account_of`), as they are kept. The same tuple if nothing changes.
 
-        Raises OverLimit, TooLarge, Unavailable; Invalid for bytes that are not base64; Forbidden for an old link.
+        Raises OverLimit, TooLarge, Unavailable; Invalid for bytes that are not base64; Forbidden for an expired link.
         """
         space = space_of(account)
         kept = [await self._stored(part, space, task_id) for part in parts]
@@ -89,7 +93,7 @@ class StoredFiles:
         return replace(task, parts=await self.store(task.parts, account_of(task), task.id))
 
     async def store_update(self, update: Update, task_id: TaskId, agent: AgentId) -> Update:
-        """Of who works on the task: nobody else adds files to it."""
+        """Stores the files of an update. Only the task's recipient may add files."""
         parties = await self._ledger.parties(task_id)
         if parties is None:
             raise unknown_task(task_id)
@@ -104,6 +108,31 @@ class StoredFiles:
     async def store_result(self, result: Result, account: str) -> Result:
         content = await self.store(result.content, account, result.task_id)
         return result if content is result.content else replace(result, content=content)
+
+    def named_by_hash(self, parts: tuple[Content, ...]) -> tuple[Content, ...]:
+        """The parts with each file's hash in place of its URL, which differs each time. The same tuple without any.
+
+        Does not read the store: `store` checks whether the files exist and their URLs are still valid.
+        """
+        named = [self._named(part) for part in parts]
+        return parts if all(new is old for new, old in zip(named, parts, strict=True)) else tuple(named)
+
+    def _named(self, part: Content) -> Content:
+        if isinstance(part, File):
+            sha256, size, name = part.sha256, part.size, part.filename or ""
+        elif isinstance(part, ResourceLink) and (linked := self.links.read(part.uri, expired=True)) is not None:
+            sha256, size, name = linked.sha256, linked.size, part.name
+        else:
+            return part
+        return ResourceLink(
+            f"urn:sha256:{sha256}",
+            name,
+            part.mimeType,
+            metadata=part.metadata,
+            size=size,
+            annotations=part.annotations,
+            meta=part.meta,
+        )
 
     async def _stored(self, part: Content, space: str, task_id: TaskId) -> Content:
         match part:
@@ -136,7 +165,7 @@ class StoredFiles:
         return File(sha256=blob.sha256, size=blob.size, space=space, task_id=task_id, **about)
 
     async def _linked(self, part: ResourceLink, linked: LinkedFile, space: str, task_id: TaskId) -> File:
-        """Whoever has a signed URL may read the file, and so may send it on; to another space by a copy."""
+        """A caller with a signed URL may read the file, and so may send it on; to another space by a copy."""
         sha256 = linked.sha256
         if await self.size(linked.space, sha256, linked.owner) != linked.size:
             raise no_blob(sha256)
@@ -159,7 +188,7 @@ class StoredFiles:
         )
 
     async def _referred(self, file: File, space: str, task_id: TaskId) -> File:
-        """What an agent saved for this task, or passes on from another one of its tenant. Nothing else is believed."""
+        """Checks a file that an agent saved for this task, or passes on from another task of its tenant."""
         if file.space != space:
             raise no_blob(file.sha256)
         if file.task_id == task_id:
@@ -181,7 +210,7 @@ class StoredFiles:
         sha256: str | None = None,
         task_id: TaskId | None = None,
     ) -> Blob:
-        """Store what comes; durable when it returns. At most `blobs.uploads_max` at once for an account."""
+        """Stores an upload; durable when it returns. At most `blobs.uploads_max` at once for an account."""
         space = space_of(account)
         with self._uploading(space):
             writer = await self._store.writer(space, self._quota)
@@ -190,7 +219,7 @@ class StoredFiles:
     @contextmanager
     def _uploading(self, space: str) -> Iterator[None]:
         if self._uploads[space] >= self.settings.uploads_max:
-            raise OverLimit("uploads_full", f"{self._uploads[space]} uploads are under way (blobs.uploads_max)")
+            raise OverLimit("uploads_full", f"{self._uploads[space]} uploads run now (blobs.uploads_max); try later")
         self._uploads[space] += 1
         try:
             yield
@@ -202,7 +231,7 @@ class StoredFiles:
     async def save(
         self, pieces: AsyncIterator[bytes], account: str, task_id: TaskId, name: str, media_type: str | None
     ) -> File:
-        """A file that an agent makes, for a part of this task."""
+        """Stores a file that an agent makes, for a part of this task."""
         blob = await self.upload(pieces, account, task_id=task_id)
         return File(
             sha256=blob.sha256,
@@ -214,7 +243,7 @@ class StoredFiles:
         )
 
     async def size(self, space: str, sha256: str, owner: str) -> int:
-        """Of a file that this task refers to, or that was uploaded. Raises NotFound."""
+        """The size of a file that this task refers to, or that was uploaded. Raises NotFound."""
         task_id = None if owner == UPLOAD else TaskId(owner)
         if task_id is not None and not await self._known(task_id):
             raise no_blob(sha256)
@@ -226,17 +255,25 @@ class StoredFiles:
     def read(self, space: str, sha256: str, start: int, stop: int) -> AsyncIterator[bytes]:
         return self._store.read(space, sha256, start, stop)
 
-    async def open(self, file: File) -> AsyncIterator[bytes]:
-        """The bytes of a file, in pieces; every one of them, and those that were stored: or an error."""
-        found = hashlib.sha256()
-        async for piece in self._store.read(file.space, file.sha256, 0, file.size):
+    def open(self, file: File) -> AsyncIterator[bytes]:
+        return self.read_whole(file.space, file.sha256, file.size)
+
+    async def read_whole(self, space: str, sha256: str, size: int) -> AsyncIterator[bytes]:
+        """All bytes of a file, in pieces. The last piece comes only after the hash was checked; otherwise an error."""
+        found, held = hashlib.sha256(), b""
+        async for piece in self._store.read(space, sha256, 0, size):
             found.update(piece)
-            yield piece
-        if found.hexdigest() != file.sha256:
-            raise no_blob(file.sha256)
+            if held:
+                yield held
+            held = piece
+        if found.hexdigest() != sha256:
+            log.error("files.damaged", extra={"space": space, "sha256": sha256})
+            raise damaged_blob(sha256)
+        if held:
+            yield held
 
     async def inlined(self, parts: tuple[Content, ...], *, uploads: bool = False) -> tuple[Content, ...]:
-        """Files as the blocks that they came as, as long as there is room; `uploads`: those that were uploaded, too."""
+        """Files as the blocks that they came as, within the limit; `uploads`: uploaded files, too."""
         left, blocks = INLINED_BYTES_MAX, list(parts)
         for at, part in enumerate(parts):
             if isinstance(part, File) and part.size <= left and (part.came_as or uploads):
@@ -246,13 +283,13 @@ class StoredFiles:
         return tuple(blocks)
 
     async def portable(self, parts: tuple[Content, ...]) -> tuple[SentContent, ...]:
-        """For another instance: with the bytes themselves. What is too large for that is told by its hash alone."""
+        """Parts for another instance: with the bytes themselves. Too large files are named by their hash alone."""
         if not any(isinstance(part, File) for part in parts):
             return cast("tuple[SentContent, ...]", parts)
         return tuple(map(_portable, await self.inlined(parts, uploads=True)))
 
     async def portable_view(self, view: TaskView) -> TaskView:
-        """The same of what a task came to."""
+        """The same for a task's artifacts and message."""
         made = [replace(each, parts=await self.portable(each.parts)) for each in view.artifacts]
         message = view.message
         if message is not None:
@@ -266,7 +303,7 @@ class StoredFiles:
         return await self._store.usage(None if account is None else space_of(account))
 
     async def shown_to(self, task_id: TaskId, viewer: PublicKey | None) -> str:
-        """The space of a task's files, for those who may see the task; None: the operator. Raises NotFound."""
+        """The space of a task's files, if the viewer may see the task; None: the operator. Raises NotFound."""
         found = await self._ledger.parties(task_id)
         if found is None or viewer not in (None, found.sender.pubkey, found.recipient.pubkey):
             raise unknown_task(task_id)
@@ -276,7 +313,7 @@ class StoredFiles:
         await self._store.erase(space_of(account))
 
     async def collect(self) -> Collected:
-        """One pass; nothing while the clock is paused after a step."""
+        """Runs one pass of the collector; does nothing while the clock is paused after a step."""
         if self._ledger.clock.is_paused():
             return Collected()
         return await self._store.collect(self._known, self._ledger.now_ms() - self.settings.kept_ms)
@@ -287,15 +324,11 @@ class StoredFiles:
 
 def _check_recipient(parties: Parties, agent: AgentId) -> None:
     if parties.recipient.pubkey != agent.pubkey:
-        raise Forbidden("not_recipient", "only who works on a task may add files to it")
-
-
-def unknown_task(task_id: str) -> NotFound:
-    return NotFound("unknown_task", f"task {task_id[:80]} is not known here")
+        raise Forbidden("not_recipient", "only the task's recipient may add files to it")
 
 
 def account_of_parties(parties: Parties) -> str:
-    """As `task.account_of`."""
+    """The account of a task's files; the same as `task.account_of`."""
     return parties.tenant if parties.tenant is not None else f"@{parties.sender.pubkey}"
 
 

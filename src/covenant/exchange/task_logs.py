@@ -1,12 +1,12 @@
-"""What was logged for a task while an agent of this daemon worked on it: the newest lines, in memory.
+"""The log lines of a task while an agent of this daemon worked on it: the newest lines, in memory.
 
-A line is what the agent wrote to standard output, standard error or `logging`, or an event of the daemon that names the
-task. Everything is bounded: the length of a line, the lines and bytes of one task, the tasks, the bytes of all tasks.
-Of one task the oldest lines go first; of all tasks, the one that was written to the longest time ago. `older` reads
-what is kept elsewhere, such as the lines of an earlier run.
+A line is the agent's output to standard output, standard error or `logging`, or an event of the daemon that names the
+task. The length of a line, the lines and bytes of one task, the number of tasks and the bytes of all are bounded. In a
+task the oldest lines go first; of all tasks, the one that was written to longest ago. `older` reads lines that are kept
+elsewhere, such as those of an earlier run.
 
-Lines may come from any thread. They are read and waited for on the loop. A line's number is larger than those of all
-lines before it, also across restarts: it is a cursor.
+Lines may come from any thread. They are read and waited for on the event loop. A line's number is larger than those of
+all lines before it, also across restarts: it is a cursor.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ BYTES_MAX: Final = 16 * 1024 * 1024
 OVERHEAD: Final = 100
 """About what a line costs besides its text."""
 UNFINISHED_S: Final = 0.5
-"""A line without an end is told when nothing was added to it for so long."""
+"""A line without an end is shown when nothing was added to it for so long."""
 CUT: Final = "…"
 NO_MAX: Final = 2**63 - 1
 
 TURN: Final[ContextVar[LeasedTask | None]] = ContextVar("covenant_turn", default=None)
-"""The turn that the running code belongs to. Tasks and threads that an agent begins inherit it."""
+"""The turn that the running code belongs to. Tasks and threads that an agent starts inherit it."""
 
 
 class LogLine(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """`logger`: which one, of a line of `logging`. `fields`: of an event of the daemon. `traceback`: of an error."""
+    """`logger`: the name of the logger, for a line of `logging`. `fields`: of an event of the daemon."""
 
     no: int
     ts_ms: int
@@ -72,22 +72,22 @@ class _TaskLines:
         self.bytes = 0
         self.left_out = 0
         self.unfinished: dict[LogStream, tuple[str, int, float]] = {}
-        """Of each stream: what was written since its last line end, in which attempt, and when."""
+        """For each stream: the text since its last line end, the attempt, and the time."""
 
 
 class ReadLines(msgspec.Struct, frozen=True, gc=False):
-    """`left_out`: lines of the task that are not kept any more."""
+    """`left_out`: older lines of the task, kept no more."""
 
     lines: tuple[LogLine, ...]
     left_out: int = 0
 
 
 Older = Callable[[TaskId, int], Awaitable[Sequence[LogLine]]]
-"""Lines of a task with smaller numbers than this one, the oldest first."""
+"""Reads a task's lines with smaller numbers than this one, oldest first."""
 Keep = Callable[[TaskId, LogLine], None]
 IsKnown = Callable[[TaskId], Awaitable[bool]]
 Forget = Callable[[IsKnown], Awaitable[None]]
-"""Lines that are kept elsewhere, of tasks that are not known, go."""
+"""Deletes lines kept elsewhere, of tasks that no longer exist."""
 
 
 async def _nothing_older(_: TaskId, __: int) -> Sequence[LogLine]:
@@ -99,7 +99,7 @@ async def _nothing_kept(_: IsKnown) -> None:
 
 
 class TaskLogs:
-    """Made on the loop that reads it. `keep` gets each line, in the thread that wrote it, and must not wait."""
+    """Must be made on the loop that reads it. `keep` gets each line in the writer's thread, and must not wait."""
 
     def __init__(
         self,
@@ -127,9 +127,9 @@ class TaskLogs:
             self._loop = None
 
     def write(self, turn: LeasedTask, stream: LogStream, text: str) -> None:
-        """A piece of what an agent wrote to a stream: each whole line is kept."""
+        """Adds a piece of an agent's output to a stream: each whole line is kept."""
         task_id, attempt = turn.task.id, turn.lease.attempt
-        text = text[-TASK_BYTES_MAX:]  # of more than that nothing would be kept
+        text = text[-TASK_BYTES_MAX:]  # no more would be kept
         with self._lock:
             known = self._known(task_id)
             before = known.unfinished.pop(stream, ("", 0, 0.0))[0]
@@ -174,7 +174,7 @@ class TaskLogs:
         self._wake(task_id)
 
     async def read(self, task_id: TaskId, after: int | None, limit: int, *, ended: bool) -> ReadLines:
-        """The lines after a number, the oldest first; without one, the newest. `ended`: nothing more is written."""
+        """The lines after a number, oldest first; without one, the newest. `ended`: no more lines follow."""
         with self._lock:
             known = self._tasks.get(task_id)
             if known is not None:
@@ -189,7 +189,7 @@ class TaskLogs:
         return ReadLines(tuple([line for line in lines if line.no > after][:limit]), left_out)
 
     async def wait(self, task_id: TaskId, after: int, timeout_ms: int) -> bool:
-        """True if there may be a line after this number; False when the time is over."""
+        """True if there may be a line after this number; False after the timeout."""
         self._loop = self._loop or asyncio.get_running_loop()
         self._followers += 1
         try:
@@ -202,7 +202,7 @@ class TaskLogs:
             self._followers -= 1
 
     async def forget_unknown(self, is_known: IsKnown) -> None:
-        """The lines of tasks that are not known any more go, here and where lines are kept."""
+        """Deletes the lines of tasks that no longer exist, here and where lines are kept."""
         with self._lock:
             there = list(self._tasks)
         for task_id in there:
@@ -213,7 +213,7 @@ class TaskLogs:
         await self._forget_kept(is_known)
 
     def finish(self) -> None:
-        """Keep every line that has no end yet: nothing more is written."""
+        """Keeps every line that has no end yet: nothing more will be written."""
         with self._lock:
             for task_id, known in self._tasks.items():
                 self._finish(known, task_id, ended=True)
@@ -271,7 +271,7 @@ class TaskLogs:
                 self._add_written(known, task_id, stream, text, attempt)
 
     def _next_no(self) -> int:
-        # Larger than those of an earlier run, and exact in every language's numbers.
+        # Larger than the numbers of an earlier run, and exact as a double.
         self._last_no = max(self._last_no + 1, 1_000 * self._now_ms())
         return self._last_no
 

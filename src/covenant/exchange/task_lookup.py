@@ -1,6 +1,6 @@
-"""Tasks by their id alone, whichever agent they are for and whichever door brought them, and the queue of them.
+"""Finds tasks by their id alone, of any agent and any door, and shows the queue.
 
-A tenant sees its own. The operator sees every one, the mailbox's too, where it is let (`TaskLookup.operator`).
+A tenant sees its own tasks. The operator sees every task, the mailbox's too, if it may (`TaskLookup.operator`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.task_view import TaskState, TaskView
 
 COUNTED_MAX: Final = 200
-"""A tenant's status is that of its newest tasks: counting all of them would cost more the longer it is here."""
+"""A tenant's status covers its newest tasks: counting all would cost more and more with its history."""
 
 
 class LiveTask(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -36,7 +36,7 @@ class LiveTask(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`counted`: how many tasks the counts are of; None if they are of all."""
+    """`counted`: how many tasks the counts cover; None: all."""
 
     counts: Mapping[str, int]
     waiting: Sequence[LiveTask]
@@ -44,8 +44,8 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskLookup:
-    """`operator`: as whom the operator, who then sees every task, cancels one. None: the operator is the tenant that it
-    calls for, as everybody is."""
+    """`operator`: the principal as which the operator sees every task and cancels one. None: the operator is treated
+    like the tenant that it calls for."""
 
     def __init__(self, ledger: Ledger, catalogue: Catalogue, operator: Principal | None = None) -> None:
         self._ledger = ledger
@@ -54,13 +54,13 @@ class TaskLookup:
         self._reader = TaskReader(ledger)
 
     async def agents(self, caller: Caller) -> Sequence[CatalogueAgent]:
-        """The caller's own; all tenants', for the operator."""
+        """The caller's own agents; for the operator, all tenants' agents."""
         if not self._sees_all(caller):
             return await self._catalogue.list(caller.tenant.name)
         return [agent for tenant in await self._ledger.tenants() for agent in self._catalogue.agents(tenant.name)]
 
     async def list(self, caller: Caller, limit: int) -> Sequence[TaskRow]:
-        """The tenant's, the newest first."""
+        """The tenant's tasks, newest first."""
         return await self._ledger.of_tenant(caller.tenant.name, limit)
 
     async def get(self, caller: Caller, task_id: str) -> TaskView:
@@ -69,7 +69,7 @@ class TaskLookup:
     async def follow(
         self, caller: Caller, task_id: str, after: int | None = None, *, ends_when_parked: bool = True
     ) -> TaskStream:
-        """All that happens after a generation; None: from now on. Until the task ends or waits for its sender."""
+        """All steps after a generation; None: from now on. Until the task ends or waits for its sender."""
         return await self._reader.follow(
             parse_known_id(task_id),
             self._scope(caller),
@@ -79,7 +79,7 @@ class TaskLookup:
         )
 
     async def cancel(self, caller: Caller, task_id: str) -> TaskView:
-        """The task afterwards. One that was over before is refused as `not_cancelable`."""
+        """Cancels the task; returns it afterwards. Refused as `not_cancelable` if the task had ended before."""
         task = (await self.get(caller, task_id)).task
         by = self._operator.agent if self._operator and caller.operator else self._catalogue.client(caller.tenant.name)
         command = Cancel(task_id=task.id, recipient=task.recipient.pubkey, by=by, reason=f"by {caller.name}")

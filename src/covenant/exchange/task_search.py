@@ -1,6 +1,6 @@
-"""Finding tasks: what may be asked, and whose tasks whoever asks is told of.
+"""Searches tasks: reads the filters, and limits the search to the tasks that the caller may see.
 
-The operator sees every task, a tenant its own, an identity those that it sent or is to do. A task that the caller may
+The operator sees every task, a tenant its own, an identity those that it sent or received. A task that the caller may
 not see is not counted either.
 """
 
@@ -18,6 +18,7 @@ from covenant.ledger.contract.task_query import PAGE_MAX, FoundPage, TaskCounts,
 from covenant.ledger.machine.states import OUTCOME_FILTERS, STATE_FILTERS, State
 from covenant.model.errors import Invalid, did_you_mean
 from covenant.model.task import Ending
+from covenant.model.tenants import DEFAULT
 from covenant.wire.mailbox import FindFilters, FindRequest, TaskFilter
 from covenant.wire.validation import checked
 
@@ -26,12 +27,12 @@ _HINTS: Final = get_type_hints(FindFilters)
 NAME_CHARS_MAX: Final = 1_000
 TEXT_CHARS_MAX: Final = 200
 NAMES_MAX: Final = 8
-"""Under so many displays of one key tasks are looked for: the present one, and the newest before it."""
+"""The most displays of one key that are searched for: the present one, and the newest before it."""
 _NAMES: Final = ("agent", "sender", "tenant", "task_kind", "origin", "parent", "context", "key", "cause")
 
 
 def find_request(filters: FindFilters) -> FindRequest:
-    """From the arguments of the library's verb, checked against their declared types."""
+    """The request made from the arguments of the library's `find`, checked against their declared types."""
     for name, value in filters.items():
         if name not in _HINTS:
             raise TypeError(f"find() has no filter {name!r}{did_you_mean(name, _HINTS)}")
@@ -40,7 +41,7 @@ def find_request(filters: FindFilters) -> FindRequest:
 
 
 def query_of(request: TaskFilter) -> TaskQuery:
-    """What a caller asks for, understood and within its limits."""
+    """The query of a request, checked against its limits."""
     given = {name: value for name, value in msgspec.structs.asdict(request).items() if value is not None}
     states = _words("state", given.pop("state", None), (*STATE_FILTERS, *OUTCOME_FILTERS))
     outcomes = _words("outcome", given.pop("outcome", None), OUTCOME_FILTERS)
@@ -52,12 +53,12 @@ def _states(words: tuple[str, ...]) -> tuple[State, ...]:
 
 
 def _outcomes(states: tuple[str, ...], outcomes: tuple[str, ...]) -> tuple[Ending, ...]:
-    """How the tasks ended: what `outcome` says, else the words of `state` that say it."""
+    """The outcomes to search for: those of `outcome`, else the outcomes that `state` names."""
     ended = [word for word in states if word in OUTCOME_FILTERS]
     if ended and (outcomes or len(ended) < len(states)):
         raise Invalid(
             "invalid_filter",
-            f"state names a way to end, {ended[0]}: give states alone there, and the ways to end as outcome",
+            f"state names an outcome, {ended[0]}: put outcomes into outcome, and only states into state",
         )
     return tuple(dict.fromkeys(Ending(OUTCOME_FILTERS[word]) for word in (*outcomes, *ended)))
 
@@ -83,7 +84,10 @@ async def count(ledger: Ledger, principal: Principal) -> TaskCounts:
 
 
 async def scoped(ledger: IdentityLedger, principal: Principal, query: TaskQuery) -> TaskQuery:
-    """The query of this caller: what it may not see is not looked for."""
+    """The query limited to what the caller may see. An agent without a host is one of the caller's tenant."""
+    if query.agent is not None and "@" not in query.agent:
+        display = f"{query.agent}@{query.tenant or principal.tenant or DEFAULT}"
+        query = msgspec.structs.replace(query, agent=display)
     if principal.operator:
         return query
     if principal.tenant is not None:
@@ -95,14 +99,14 @@ async def scoped(ledger: IdentityLedger, principal: Principal, query: TaskQuery)
 
 
 def check_query(query: TaskQuery) -> TaskQuery:
-    """Refuse what no query may ask."""
+    """Refuses an invalid query."""
     if not 1 <= query.limit <= PAGE_MAX:
         raise Invalid("invalid_limit", f"limit must be between 1 and {PAGE_MAX}")
     for name in _NAMES:
         _check_text(name, getattr(query, name), NAME_CHARS_MAX)
     _check_text("text", query.text, TEXT_CHARS_MAX)
     if query.id is not None and not (0 < len(query.id) <= 36 and set(query.id) <= set("0123456789abcdef-")):
-        raise Invalid("invalid_filter", "id must be how the id of a task begins: hexadecimal digits and dashes")
+        raise Invalid("invalid_filter", "id must be the beginning of a task's id: hexadecimal digits and dashes")
     for name in ("attempt_min", "since_ms", "until_ms", "moved_since_ms"):
         value = getattr(query, name)
         if value is not None and not 0 <= value < 1 << 63:

@@ -1,12 +1,12 @@
-"""Removing a tenant: its data is erased, and then looked for.
+"""Removes a tenant: erases its data, and then searches for traces.
 
-A removal is begun by one record; from then on nobody speaks for the tenant and nothing is accepted for it. What follows
-can be cut off anywhere and is done again from its beginning, by itself after a start: live tasks are canceled; it is
-written down what there is to erase, with its digest; registers, tasks, files and freed bytes go; every place is
-searched. When nothing is left, the record of the tenant goes, and a row in the audit says what was erased.
+A removal begins with one record; from then on requests with the tenant's token are refused and nothing is accepted for
+it. The rest may be interrupted anywhere and begins again, by itself after a start: live tasks are canceled; the data to
+erase is recorded, with its digest; registers, tasks, files and freed bytes are erased; every place is searched. When
+nothing is left, the tenant's record is removed, and an audit row says what was erased.
 
-A tenant's tasks are those it sent or that its agents have sent, and those that somebody sent to one of its agents. Rows
-of the audit stay: its chain needs them, and they hold no content of tasks.
+A tenant's tasks are those that it or its agents sent, and those that somebody sent to one of its agents. Rows of the
+audit stay: its chain needs them, and they hold no content of tasks.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ replace = msgspec.structs.replace
 
 
 class TenantFiles(Protocol):
-    """What a home has of a tenant besides the ledger."""
+    """A tenant's files in a home, besides the ledger."""
 
     def count(self, tenant: str) -> int:
-        """How many files are its own."""
+        """The number of the tenant's files."""
 
     async def erase(self, tenant: str) -> None: ...
 
     async def search(self, tenant: str, keys: Sequence[str]) -> Sequence[SearchedPlace]:
-        """Every file of the home but for those of the ledger."""
+        """Searches every file of the home except those of the ledger."""
 
 
 class TenantHoldings(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What there is of a tenant. `live` has those of its tasks that have not ended, by state."""
+    """A tenant's data in numbers. `live` counts its tasks that have not ended, by state."""
 
     live: dict[str, int]
     finished: int
@@ -72,7 +72,7 @@ class TenantHoldings(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class RemovalReport(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """How far a removal is. `problem` says why it is no further, if it waits for something."""
+    """The progress of a removal. `problem` says why it does not go on, if it waits for something."""
 
     done: bool
     stage: str
@@ -82,7 +82,7 @@ class RemovalReport(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class TenantRemovals:
-    """One of a daemon. It runs as a scheduler: removals that an earlier run had begun go on."""
+    """One for each daemon. `run` also continues removals that an earlier run had begun."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class TenantRemovals:
         )
 
     async def begin(self, principal: Principal, name: str, reason: str, *, cancel_live: bool) -> None:
-        """Durable when it returns. The same again goes on with it at once."""
+        """Begins a removal; durable when it returns. A repeat continues it at once."""
         await require_operator(self._ledger, principal, "removing a tenant")
         check_reason(reason, "removal")
         if host_of(principal.agent.display) == name:
@@ -157,7 +157,7 @@ class TenantRemovals:
         self._asked.set()
 
     async def report(self, principal: Principal, name: str, timeout_s: float) -> RemovalReport:
-        """Where a removal is, when it has ended or cannot go on, or when the time is over."""
+        """The progress of a removal when it has ended or cannot go on, or after the timeout."""
         await require_operator(self._ledger, principal, "removing a tenant")
         try:
             async with asyncio.timeout(timeout_s), self._moved:
@@ -170,13 +170,11 @@ class TenantRemovals:
             return known
         tenant = self._ledger.tenant(name)
         if tenant is None or tenant.removal is None:
-            raise NotFound(
-                "no_removal", f"no removal of {name[:80]!r} is known; the audit tells of those that are done"
-            )
+            raise NotFound("no_removal", f"no removal of {name[:80]!r} is known; finished removals are in the audit")
         return RemovalReport(done=False, stage="begun", removal=tenant.removal)
 
     async def search(self, principal: Principal, name: str) -> tuple[SearchedPlace, ...]:
-        """Look for the traces of a tenant, whether it is there or was removed."""
+        """Searches for the traces of a tenant, whether it exists or was removed."""
         await require_operator(self._ledger, principal, "searching for a tenant")
         tenant = self._ledger.tenant(name)
         keys = {*self._own_keys(name), *(each.pubkey for each in await self._identities(name))}
@@ -209,23 +207,23 @@ class TenantRemovals:
             report = RemovalReport(
                 done=False, stage=stage, removal=now.removal or tenant.removal, places=places, problem=refusal.message
             )
-            await self._tell(tenant.name, report)
+            await self._publish(tenant.name, report)
 
     async def _remove(self, tenant: Tenant) -> None:
         name, removal = tenant.name, tenant.removal
         assert removal is not None
         if not removal.digest:
-            await self._say(name, "canceling live tasks", removal)
+            await self._enter(name, "canceling live tasks", removal)
             canceled = await self._end_tasks(name, removal)
-            await self._say(name, "writing down what there is", removal)
+            await self._enter(name, "writing down what there is", removal)
             removal = await self._measure(name, replace(removal, canceled=removal.canceled + canceled))
             cached = tuple(await self._ledger.cached_keys(removal.keys))
             removal = replace(removal, cached=len(cached))
             await self._drop_pushes(name)
             await self._ledger.commit(EraseTenant(by=self._operator, name=name, removal=removal, cached=cached))
-        await self._say(name, "erasing tasks", removal)
+        await self._enter(name, "erasing tasks", removal)
         await self._erase_tasks(name, removal)
-        await self._say(name, "erasing files", removal)
+        await self._enter(name, "erasing files", removal)
         await self._files.erase(name)
         if self._stored is not None:
             for account in (name, *(f"@{key}" for key in removal.keys)):
@@ -233,25 +231,25 @@ class TenantRemovals:
         await self._logs.forget_unknown(self._is_known)
         if self._frames is not None:
             await self._frames.forget_unknown()
-        await self._say(name, "rewriting what has its bytes", removal)
+        await self._enter(name, "rewriting what has its bytes", removal)
         await self._ledger.scrub(name, removal.keys)
-        await self._say(name, "searching", removal)
+        await self._enter(name, "searching", removal)
         places = await self._search(name, removal.keys)
         left = [place for place in places if place.left]
         if left:
-            said = ", ".join(f"{place.place} ({place.left})" for place in left[:10])
-            await self._tell(name, RemovalReport(done=False, stage="searching", removal=removal, places=places))
+            listed = ", ".join(f"{place.place} ({place.left})" for place in left[:10])
+            await self._publish(name, RemovalReport(done=False, stage="searching", removal=removal, places=places))
             raise Conflict(
-                "traces_left", f"traces are left in {said}; the removal goes on by itself when they are gone"
+                "traces_left", f"traces are left in {listed}; the removal goes on by itself when they are gone"
             )
         await self._ledger.commit(FinishTenantRemoval(by=self._operator, name=name, places=len(places)))
         await self._ledger.compact()
-        await self._tell(name, RemovalReport(done=True, stage="removed", removal=removal, places=places))
+        await self._publish(name, RemovalReport(done=True, stage="removed", removal=removal, places=places))
 
-    async def _say(self, name: str, stage: str, removal: TenantRemoval) -> None:
-        await self._tell(name, RemovalReport(done=False, stage=stage, removal=removal))
+    async def _enter(self, name: str, stage: str, removal: TenantRemoval) -> None:
+        await self._publish(name, RemovalReport(done=False, stage=stage, removal=removal))
 
-    async def _tell(self, name: str, report: RemovalReport) -> None:
+    async def _publish(self, name: str, report: RemovalReport) -> None:
         async with self._moved:
             self._reports.pop(name, None)
             self._reports[name] = report
@@ -260,19 +258,19 @@ class TenantRemovals:
             self._moved.notify_all()
 
     async def _check_idle(self, name: str) -> None:
-        """Say what is live, where a removal would cancel it."""
+        """Refuses with the list of live tasks, which a removal would cancel."""
         counted: dict[str, int] = {}
         async for task in self._tasks(name, _LIVE):
             counted[f"{task.state} at {task.agent}"] = counted.get(f"{task.state} at {task.agent}", 0) + 1
         if counted:
-            said = ", ".join(f"{count} {what}" for what, count in sorted(counted.items())[:10])
+            listed = ", ".join(f"{count} {what}" for what, count in sorted(counted.items())[:10])
             raise Conflict(
                 "tenant_at_work",
-                f"tasks of {name} have not ended: {said}; with `cancel_live` (`--cancel-live`) they are canceled",
+                f"tasks of {name} have not ended: {listed}; with `cancel_live` (`--cancel-live`) they are canceled",
             )
 
     async def _end_tasks(self, name: str, removal: TenantRemoval) -> int:
-        """Cancel what is live, and drain what nobody will come for."""
+        """Cancels live tasks, and drains results that nobody will fetch."""
         canceled = 0
         while found := [task async for task in self._tasks(name, (*_LIVE, SETTLED))]:
             for task in found:
@@ -318,9 +316,9 @@ class TenantRemovals:
         return (*places, SearchedPlace(place="files", found=sum(left)))
 
     async def _tasks(self, name: str, states: tuple[State, ...] = ()) -> AsyncIterator[FoundTask]:
-        """Those of the tenant, and those without a tenant that somebody of its name has sent or is to do.
+        """The tenant's tasks, and those without a tenant that one of its displays has sent or received.
 
-        All tasks are looked at: the name of an agent that was removed long ago is nowhere else.
+        All tasks are searched: the name of an agent that was removed long ago is nowhere else.
         """
         query = TaskQuery(states=states, ascending=True, limit=PAGE_MAX)
         while True:
@@ -355,6 +353,6 @@ class TenantRemovals:
         return [self._catalogue.identity(name, each).pubkey for each in ids]
 
     def _keys_of(self, task: FoundTask, name: str) -> list[PublicKey]:
-        """Of the tenant's agents and callers that have part in it, removed ones too: a display leads to its key."""
+        """The keys of the tenant's agents and callers in a task, removed ones too: a display leads to its key."""
         parts = (display.rpartition("@") for display in (task.agent, task.sender))
         return [self._catalogue.identity(name, agent_id).pubkey for agent_id, _, host in parts if host == name]

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from dns.asyncresolver import Resolver as Stub
 
 
-# What speaks HTTP by registration, and where people put it; below 1024 live the services of the system itself.
+# Ports registered for HTTP, and ports above 1024, where people put it. Below 1024 are the system's own services.
 ORDINARY_PORTS: Final = (80, 443)
 HIGH_PORT_MIN: Final = 1_024
-# Ports above that speak something else, which can be talked into commands by a request: those that web browsers
+# Ports above 1024 of other protocols, which a request could make run commands: those that web browsers
 # refuse to call (the Fetch standard's list), Redis and Memcached.
 CLOSED_PORTS: Final = frozenset(
     {
@@ -72,7 +72,7 @@ def port_is_open(port: int) -> bool:
 
 
 class AllowList:
-    """What the operator allows although it is not public: the setting `outbound.allow`.
+    """The places that the operator allows although they are not public: the setting `outbound.allow`.
 
     | entry                        | allows                                                                    |
     |------------------------------|---------------------------------------------------------------------------|
@@ -100,19 +100,19 @@ class AllowList:
                 self._networks.append((entry.what, entry.port))
 
     def meaning(self, places: Iterable[str]) -> Self:
-        """The same, for whoever means these places (`host:port`), and no others."""
+        """A copy that also allows these places (`host:port`), which the caller named on purpose."""
         wider = copy(self)
         wider._names = self._names.union(map(read_authority, places))  # noqa: SLF001  (one of us)
         return wider
 
     def opens(self, host: Host, port: int) -> bool:
-        """Whether this port may be called at all; where it leads is another question."""
+        """Whether this port may be called at all, whatever the address."""
         if port_is_open(port) or (host, port) in self._names:
             return True
         return any(allowed == port for _, allowed in self._networks)
 
     def allows(self, host: Host, address: Address, port: int, use: SpecialUse | None) -> bool:
-        """Whether this address, which `host` stands for, may be called on this port."""
+        """Whether this address, which `host` resolved to, may be called on this port."""
         if any(address in network and _fits(port, allowed) for network, allowed in self._networks):
             return True
         named = (host, port) in self._names or (port_is_open(port) and (host, None) in self._names)
@@ -128,7 +128,7 @@ def _fits(port: int, allowed: int | None) -> bool:
 Resolver = Callable[[str], Awaitable[Sequence[Address]]]
 
 THREADS_MAX: Final = 16
-"""Look-ups that the system does at once. More of them wait, and are given up by whoever asked when their time is up."""
+"""How many look-ups the system does at once. More of them wait, until their callers' time is up."""
 
 _NO_SUCH_NAME: Final = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
 
@@ -142,10 +142,10 @@ class Unresolved(Exception):
 
 
 class SystemResolver:
-    """What every program on this machine would be told, from its hosts file and search domains. Blocks a thread."""
+    """The system's resolver, with its hosts file and search domains. Blocks a thread."""
 
     def __init__(self) -> None:
-        # Threads of its own: those of the loop are for the disk, and a slow name must not keep anybody from it.
+        # Threads of its own: the loop's threads are for the disk, and a slow name must not hold them up.
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="resolve")
 
     async def __call__(self, name: str) -> Sequence[Address]:
@@ -201,7 +201,7 @@ class NameServerResolver:
         from dns.asyncresolver import Resolver as Stub  # noqa: PLC0415  (loaded with the first look-up)
         from dns.nameserver import Do53Nameserver  # noqa: PLC0415
 
-        # Not configured from files: neither the machine's name servers nor its search domains are meant here.
+        # Not configured from files, so that the machine's name servers and search domains are not used.
         stub = Stub(configure=False)
         stub.nameservers = [Do53Nameserver(str(address), port) for address, port in self._servers]
         return stub
@@ -213,9 +213,9 @@ class NameServerResolver:
 log = logging.getLogger(__name__)
 
 PINS_MAX: Final = 8
-"""Addresses tried for one connection. All that a name has are judged."""
+"""How many addresses are tried for one connection. All addresses of a name are judged."""
 LOGGED_MAX: Final = 1_000
-"""Refused places remembered, so that whoever repeats one does not fill the log."""
+"""How many refused places are remembered, so that repeated calls do not fill the log."""
 LOOPBACK: Final = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
 
 
@@ -239,7 +239,7 @@ class AddressGuard:
         self._logged: dict[tuple[Host, int], None] = {}
 
     def meaning(self, places: Iterable[str]) -> AddressGuard:
-        """The same, for whoever means these places (`host:port`): they are called at private addresses too."""
+        """A copy that also allows private addresses of these places (`host:port`), which the caller named."""
         meant = AddressGuard((), resolver=self._resolver, resolve_s=self._resolve_s)
         meant._allow = self._allow.meaning(places)
         return meant
@@ -298,7 +298,7 @@ class AddressGuard:
     async def _addresses(self, host: Host) -> tuple[Address, ...]:
         if not isinstance(host, str):
             return (host,)
-        # RFC 6761: these names are the loopback, and no name server is to be asked about them.
+        # RFC 6761: these names are the loopback, and no name server is asked about them.
         if host == "localhost" or host.endswith(".localhost"):
             return LOOPBACK
         try:

@@ -1,10 +1,10 @@
-"""What can come of a call that does not succeed. Each says one thing to whoever asked, and another to the operator.
+"""Errors of calls to others. Each has one text for the caller, and another one for the operator.
 
     Refusal
     └── Invalid
         └── AddressRefused   400   the URL may not be called: its spelling, its port, or where it leads
     CovenantError
-    ├── CallFailed                 it may be called, and the other side did not answer as it should
+    ├── CallFailed                 the call was allowed, and the other side did not answer as it should
     └── RemoteError                names the remote's task where it is known
         ├── NoCard                 no card was found, or it cannot be used: unreadable, unsigned, no interface
         ├── RemoteRefused          the remote understood and said no; `code` is ours, the rest is what it said
@@ -58,7 +58,7 @@ class CallFailed(CovenantError):
 
 
 def not_callable(detail: str, *, transient: bool = False) -> AddressRefused:
-    """The one answer for every address, name and failed look-up: telling them apart would map the inside network."""
+    """One text for every refused address or name and failed look-up: different texts would map the inside network."""
     return AddressRefused(
         f"this address may not be called; if it should be, the operator can add it to the setting {ALLOW_SETTING}",
         detail=detail,
@@ -87,7 +87,7 @@ RefusalCode = Literal[
 class RemoteError(CovenantError):
     code: str = "remote_error"
     transient = False
-    """Whether it may be different in a while."""
+    """Whether the same call may succeed later."""
 
     def __init__(self, message: str, *, task_id: str | None = None) -> None:
         super().__init__(message)
@@ -101,7 +101,7 @@ class NoCard(RemoteError):
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
-        """What the last place that was looked at answered, if it answered."""
+        """The answer of the last place that was tried, if there was one."""
 
 
 class RemoteRefused(RemoteError):
@@ -136,7 +136,7 @@ class RemoteTimedOut(RemoteError):
 
 RETRY_AFTER_S_MAX: Final = 3_600.0
 
-# -32009 is what 1.0 says of a version that it does not speak, -32007 what some say; -32601 names an unknown method.
+# An unknown version is -32009 in A2A 1.0, and -32007 at some servers; -32601 is an unknown method.
 _BY_RPC: Final[dict[int, RefusalCode]] = {
     -32001: "unknown_task",
     -32004: "unsupported",
@@ -185,7 +185,7 @@ def refused_by_status(status: int, headers: Mapping[str, str], body: bytes) -> R
 
 
 def retry_after(headers: Mapping[str, str], now_ms: int | None = None) -> float | None:
-    """In seconds. A date is read only by who says what time it is now."""
+    """Reads a Retry-After header, in seconds. A date is read only if `now_ms` is given."""
     said = headers.get("retry-after", "").strip()
     if said.isascii() and said.isdigit() and len(said) <= 9:
         return float(said)

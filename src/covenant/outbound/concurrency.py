@@ -1,4 +1,4 @@
-"""Concurrency of calls: fair turns, one flight for one question, cursors saved many at a time, bounded waits.
+"""Concurrency of calls: fair turns, one call for equal questions, cursors saved in batches, bounded waits.
 
 All of it is for one loop.
 """
@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
+from covenant.model.errors import Unavailable
+
 MOVES_MAX: Final = 500
+AGAIN_S: Final = 1.0
+"""After a commit that the ledger could not take."""
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -20,7 +24,7 @@ V = TypeVar("V")
 
 
 async def wait_at_most(event: asyncio.Event, wait_s: float) -> None:
-    """Until the event is set, which it is when the time is over."""
+    """Waits until the event is set. When the time is over, sets it."""
     timer = asyncio.get_running_loop().call_later(wait_s, event.set)
     try:
         await event.wait()
@@ -29,7 +33,7 @@ async def wait_at_most(event: asyncio.Event, wait_s: float) -> None:
 
 
 class SingleFlight(Generic[T]):
-    """A question is not called off because one of those who wait for it leaves."""
+    """Equal questions share one call. The call goes on when one of those who wait for it leaves."""
 
     def __init__(self) -> None:
         self._flights: dict[Hashable, asyncio.Task[T]] = {}
@@ -42,7 +46,7 @@ class SingleFlight(Generic[T]):
         return await asyncio.shield(flight)
 
     async def stop(self) -> None:
-        """End what is under way: those who wait are told that it was cancelled."""
+        """Cancels the calls under way, and so those who wait for them."""
         flights = list(self._flights.values())
         for flight in flights:
             flight.cancel()
@@ -51,7 +55,7 @@ class SingleFlight(Generic[T]):
     def _landed(self, key: Hashable, flight: asyncio.Task[T]) -> None:
         self._flights.pop(key, None)
         if not flight.cancelled():
-            flight.exception()  # looked at here: everybody who waited for it may have left
+            flight.exception()  # retrieved here, since everybody who waited for it may have left
 
 
 async def _run(ask: Callable[[], Awaitable[T]]) -> T:
@@ -59,9 +63,9 @@ async def _run(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 class MoveSaver(Generic[K, V]):
-    """How far deliveries have come: the latest of each key is committed soon, many in one record.
+    """Saves how far deliveries have come: the latest move of each key is committed soon, many in one record.
 
-    A move that could not be committed is kept. `saved` hears of those that were.
+    A move that could not be committed is kept. `saved` is called with those that were.
     """
 
     def __init__(
@@ -76,12 +80,25 @@ class MoveSaver(Generic[K, V]):
         self.waiting[key] = move
         self._added.set()
 
-    async def run(self) -> None:
-        """Until canceled, or until a commit fails."""
+    async def run(self, on_away: Callable[[Unavailable], None] | None = None) -> None:
+        """Runs until canceled, or until a commit fails.
+
+        With `on_away`, a commit that fails as Unavailable is tried again: a database can be away for a while. A journal
+        that cannot be written stays so.
+        """
+        if self.waiting:  # since an earlier run
+            self._added.set()
         while True:
             await self._added.wait()
             self._added.clear()
-            await self.save()
+            try:
+                await self.save()
+            except Unavailable as away:
+                if on_away is None:
+                    raise
+                on_away(away)
+                await asyncio.sleep(AGAIN_S)
+                self._added.set()
 
     async def save(self) -> None:
         while self.waiting:
@@ -106,12 +123,12 @@ class _Lane(Generic[T]):
 class _Tenant(Generic[T]):
     lanes: dict[str, _Lane[T]] = field(default_factory=dict)
     ready: dict[str, None] = field(default_factory=dict)
-    """Hosts with somebody waiting and a place free; whoever has waited longest first."""
+    """Hosts with a call waiting and a place free, the longest wait first."""
     under_way: int = 0
 
 
 class FairScheduler(Generic[T]):
-    """Nobody waits for somebody else's slow host.
+    """A fair scheduler of calls: no call waits for another caller's slow host.
 
     Calls stand in lanes, one for each tenant and host, first in first out. Tenants take turns, and so do the hosts of a
     tenant; each host, each tenant and all together have so many places at once. Every operation costs the same,
@@ -133,7 +150,7 @@ class FairScheduler(Generic[T]):
         self._settle(tenant, lanes, host, lane)
 
     def next(self) -> T | None:
-        """The call whose turn it is, which now has a place; None if nobody can go."""
+        """Gives a place to the call whose turn it is; None if no call can go."""
         if self.under_way >= self._at_once or not self._ready:
             return None
         tenant = next(iter(self._ready))
@@ -144,14 +161,14 @@ class FairScheduler(Generic[T]):
         self.under_way += 1
         lanes.under_way += 1
         lane.under_way += 1
-        # To the end of the line, both of them.
+        # The tenant and the host go to the end of their queues.
         lanes.ready.pop(host)
         self._ready.pop(tenant)
         self._settle(tenant, lanes, host, lane)
         return call
 
     def done(self, tenant: str, host: str) -> None:
-        """A call has given its place back."""
+        """Takes back the place of a call that has ended."""
         lanes = self._tenants[tenant]
         lane = lanes.lanes[host]
         self.under_way -= 1
@@ -160,7 +177,7 @@ class FairScheduler(Generic[T]):
         self._settle(tenant, lanes, host, lane)
 
     def _settle(self, tenant: str, lanes: _Tenant[T], host: str, lane: _Lane[T]) -> None:
-        """Put both where they belong after a change: ready, not ready, or gone."""
+        """Updates the queues of a tenant and a host after a change: ready, not ready, or gone."""
         if lane.waiting and lane.under_way < self._per_host:
             lanes.ready.setdefault(host)
         else:

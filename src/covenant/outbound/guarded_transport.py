@@ -1,7 +1,7 @@
 """Connecting: an httpx2 transport whose every socket goes to an address that the guard has just judged.
 
 The guard is in the connection pool's own way to connect, so there is no path around it. TLS still knows the other side
-by the host's name. No connection is used twice: each call is judged anew, and nothing that is left of one answer can be
+by the host's name. No connection is used twice: each call is judged anew, and the rest of one answer cannot be
 taken for the next. Nothing is taken from the environment: no proxy, no credentials. Importing this imports httpx2.
 """
 
@@ -52,7 +52,7 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         addresses = await self._guard.vet(named, port)
         failed: Exception = httpcore2.ConnectError("no address")
         for tried, address in enumerate(addresses):
-            # A dead address may use up its share of the time, not that of those after it.
+            # A dead address may use up only its own share of the time.
             share = None if timeout is None else max(0.001, (until - loop.time()) / (len(addresses) - tried))
             try:
                 return await self._sockets.connect_tcp(
@@ -118,7 +118,7 @@ _FAILURES: Final[tuple[tuple[type[Exception], FailureCode, str], ...]] = (
 
 
 class _Body(httpx2.AsyncByteStream):
-    """The bytes as they come over the wire, counted: a compressed body can go on for ever and amount to nothing."""
+    """Counts the bytes on the wire: a compressed body can go on for ever without growing when decompressed."""
 
     def __init__(self, response: httpcore2.Response, bytes_max: int | None) -> None:
         self._response = response
@@ -140,7 +140,10 @@ class _Body(httpx2.AsyncByteStream):
 
 @contextmanager
 def failures_named() -> Iterator[None]:
-    """The library's exceptions in our words. What they say may name an address inside, so it is for the operator."""
+    """Raises the library's exceptions as ours.
+
+    Their texts may name an inside address, so they are for the operator alone.
+    """
     try:
         yield
     except (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.RemoteProtocolError) as error:

@@ -1,4 +1,4 @@
-"""Calling a URL, within limits: the only way by which Covenant calls anybody.
+"""The fetcher: calls a URL within limits. Covenant calls nobody in any other way.
 
 Each request, and each redirect that is followed, goes where the address guard lets it. The answer is bounded in size,
 on the wire and after decompression, while it arrives. Every phase has a time limit, and so has the whole fetch. Nothing
@@ -34,13 +34,13 @@ MIB: Final = 1024 * 1024
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 REPEATING: Final = frozenset({307, 308})
 READING: Final = frozenset({"GET", "HEAD"})
-# A list of what may go along, since nobody can list the headers that hold somebody's secret.
+# A list of allowed headers, since nobody can list all headers that hold secrets.
 FORWARDED: Final = frozenset(
     "accept accept-encoding accept-language a2a-extensions a2a-version connection traceparent user-agent".split()
 )
 COMPRESSED: Final = {"accept-encoding": "gzip, deflate"}
 PLAIN: Final = {"accept-encoding": "identity"}
-# What frames a request or belongs to its connection is ours to say.
+# Headers that frame a request or belong to its connection are set by us alone.
 OURS: Final = frozenset(
     """
     accept-encoding connection content-length expect host keep-alive proxy-authorization proxy-connection te trailer
@@ -48,13 +48,13 @@ OURS: Final = frozenset(
     """.split()
 )
 RECORD: Final = "covenant.call_record"
-"""Where a response has the record of its call, if there is one."""
+"""The extension of a response that has the record of its call, if there is one."""
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(r"(?:[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?)?")
 
 
 class TlsTrust:
-    """Whose certificates are believed: the system's authorities, unless a context says otherwise. Read once."""
+    """The certificate authorities that are believed: the system's, unless a context is given. Read once."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self._given = context
@@ -64,7 +64,7 @@ class TlsTrust:
     async def context(self) -> ssl.SSLContext:
         async with self._opening:
             if self._context is None:
-                # Importing and reading certificates take a while, and others have the loop.
+                # The import and reading certificates are slow, and must not hold the loop.
                 self._context = await asyncio.to_thread(self._open)
             return self._context
 
@@ -106,7 +106,7 @@ class _Call:
 
 
 class CallRecord(Protocol):
-    """Hears what is answered to one request: the head, the body as it arrives, decompressed, and that it is over."""
+    """Observes the answer to one request: the head, the decompressed body as it arrives, and its end."""
 
     def answered(self, status: int, headers: Mapping[str, str]) -> None: ...
 
@@ -116,7 +116,7 @@ class CallRecord(Protocol):
 
 
 class CallObserver(Protocol):
-    """Hears of each request that is sent, also of those that follow a redirect. None: its answer is not of interest."""
+    """Called for each request that is sent, redirects included. Returns None if the answer is not of interest."""
 
     def sent(self, method: str, url: str, headers: Mapping[str, str], content: bytes) -> CallRecord | None: ...
 
@@ -134,7 +134,7 @@ class Fetcher:
         observer: CallObserver | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        """`transport`: what carries the requests, if it is not the network."""
+        """`transport` carries the requests in place of the network."""
         self._guard = guard
         self._limits = limits
         self._user_agent = user_agent
@@ -143,7 +143,7 @@ class Fetcher:
         self._transport = transport
 
     def meaning(self, *places: str) -> Fetcher:
-        """One that may call these places (`host:port`) at private addresses too: somebody named them."""
+        """A fetcher that may also call these places (`host:port`) at private addresses, since the caller named them."""
         return Fetcher(
             self._guard.meaning(places),
             self._limits,
@@ -155,7 +155,7 @@ class Fetcher:
     def observed(
         self, observer: CallObserver, limits: OutboundSettings, transport: httpx2.AsyncBaseTransport | None = None
     ) -> Fetcher:
-        """One whose calls are observed, within other limits. Whoever asks for it closes it."""
+        """A fetcher whose calls are observed, within other limits. The caller closes it."""
         return Fetcher(
             self._guard,
             limits,
@@ -166,7 +166,7 @@ class Fetcher:
         )
 
     async def open(self) -> None:
-        await self._opened()
+        await self.transport()
 
     async def fetch(
         self,
@@ -177,7 +177,10 @@ class Fetcher:
         content: bytes = b"",
         total_ms: int | None = None,
     ) -> Fetched:
-        """The whole answer, or none of it. `total_ms`: where the other side may think longer, also in one pause."""
+        """Fetches the whole answer, or raises.
+
+        `total_ms` raises the time limit for a slow other side, also for one pause.
+        """
         bytes_max, idle_ms = self._limits.body_bytes_max, max(self._limits.idle_ms, total_ms or 0)
         call = self._begin(method, url, headers or {}, COMPRESSED, content)
         async with self._in_time(total_ms):
@@ -197,9 +200,9 @@ class Fetcher:
         idle_ms: int | None = None,
         bytes_max: int | None = None,
     ) -> AsyncIterator[Streamed]:
-        """An answer as it comes, for as long as it comes, never compressed: each piece is there when it was sent.
+        """Streams an answer for as long as it comes. It is never compressed, so each piece arrives when it was sent.
 
-        Without `bytes_max` it is for the reader to bound what it keeps.
+        Without `bytes_max` the reader must bound what it keeps.
         """
         call = self._begin(method, url, headers or {}, PLAIN, content)
         async with self._in_time():
@@ -244,13 +247,13 @@ class Fetcher:
             raise CallFailed("timed_out", f"no answer within {total_s:g} s") from error
 
     async def _follow(self, call: _Call, *, idle_ms: int, bytes_max: int | None) -> tuple[_Call, httpx2.Response]:
-        """Sends, and goes where it is sent to, until there is an answer. The caller closes the response."""
+        """Sends the request and follows redirects until there is an answer. The caller closes the response."""
         for _ in range(self._limits.redirects_max + 1):
             response = await self._send(call, idle_ms=idle_ms, bytes_max=bytes_max)
             place = _redirection(call, response)
             if place is None:
                 return call, response
-            # What a redirect says besides its place interests nobody.
+            # The body of a redirect is ignored.
             await response.aclose()
             _end(response)
             call = _redirected(call, place)
@@ -258,7 +261,7 @@ class Fetcher:
         raise CallFailed("bad_redirect", "the server redirects too often", transient=False)
 
     async def _send(self, call: _Call, *, idle_ms: int, bytes_max: int | None) -> httpx2.Response:
-        transport = await self._opened()
+        transport = await self.transport()
         import httpx2  # noqa: PLC0415  (see the module's contract)
 
         record = None
@@ -286,12 +289,13 @@ class Fetcher:
             response.extensions[RECORD] = record
         return response
 
-    async def _opened(self) -> httpx2.AsyncBaseTransport:
+    async def transport(self) -> httpx2.AsyncBaseTransport:
+        """The transport, for a client of another library, which then keeps its own limits."""
         if self._transport is None:
             context = await self._trust.context()
             from covenant.outbound.guarded_transport import GuardedTransport  # noqa: PLC0415  (loaded by now)
 
-            # Unless somebody was quicker while we waited: there is one for all.
+            # Another caller may have made it while we waited: all share one.
             if self._transport is None:
                 limit = self._limits.connections_max
                 self._transport = GuardedTransport(self._guard, connections_max=limit, ssl_context=context)
@@ -307,7 +311,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 
 def _redirection(call: _Call, response: httpx2.Response) -> str | None:
-    """Where this response sends the request instead, or None if it is the answer."""
+    """The target of a redirect that is followed; None if this response is the answer."""
     follows = REDIRECTS if call.method in READING else REPEATING
     place: str | None = response.headers.get("location")
     return place if response.status_code in follows else None
@@ -315,7 +319,7 @@ def _redirection(call: _Call, response: httpx2.Response) -> str | None:
 
 def _redirected(call: _Call, place: str) -> _Call:
     try:
-        # Joining drops quietly what makes a URL unreadable, so that is looked for first.
+        # Joining silently drops invalid characters, so these are refused first.
         if has_forbidden(place):
             raise InvalidUrl("it has spaces, control characters or backslashes")
         location = read_url(urljoin(call.location.url, place))
@@ -342,7 +346,10 @@ def _plain(response: httpx2.Response) -> Mapping[str, str]:
 
 
 async def _bounded(response: httpx2.Response, bytes_max: int | None) -> AsyncGenerator[bytes]:
-    """The body, decompressed. The library does that by the megabyte at most, so a bomb is met by its first one."""
+    """The decompressed body.
+
+    The library yields at most a megabyte at once, so a decompression bomb is noticed early.
+    """
     import httpx2  # noqa: PLC0415  (loaded by now)
 
     declared: str = response.headers.get("content-length", "")

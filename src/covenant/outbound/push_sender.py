@@ -2,9 +2,10 @@
 
 At least once, in order for each configuration, never a step skipped: a configuration of A2A 1.0 is told each step, one
 of 0.3 the whole task after each. Steps come from memory while they are recent (`RecentSteps`), else from the archive.
-Cursors are saved soon after, many at a time; a crash in between repeats a delivery. A configuration that fails sleeps,
-longer each time; given up, it waits for the operator. None waits for another's host (`FairScheduler`). Deleting or
-replacing one stops its delivery; those of a disabled tenant wait. `run` may be canceled and called again: it begins
+Cursors are saved soon after, many at a time; a crash in between repeats a delivery. A configuration that fails pauses,
+longer each time; once given up, it waits for the operator. No configuration waits for another's host
+(`FairScheduler`). Deleting or replacing one stops its delivery; those of a disabled tenant wait. `run` may be canceled
+and called again: it begins
 with what the ledger knows.
 """
 
@@ -40,13 +41,16 @@ from covenant.wire.a2a.dialects import V03, V1
 from covenant.wire.a2a.parts_v1 import Link, unlinked
 
 MEDIA_TYPES: Final = {V1.version.value: "application/a2a+json", V03.version.value: "application/json"}
-"""Of a delivery, by the version of its configuration."""
+"""The content type of a delivery, by the version of its configuration."""
 GONE: Final = 410
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushFailure:
-    """`gone`: the receiver says that it will never take one again. `retry_after_ms`: it says when it may."""
+    """`gone`: the receiver says that it takes no more deliveries, ever.
+
+    `retry_after_ms`: when it may take the next one.
+    """
 
     reason: str
     gone: bool = False
@@ -101,7 +105,7 @@ class WebhookClient:
 
 
 def secrets_of(push: Push) -> dict[str, str]:
-    """The headers by which the receiver knows that it is us, as the owner gave them."""
+    """The headers that authenticate us to the receiver, as the configuration's owner gave them."""
     config, headers = push.config, {}
     if config.token is not None:
         headers["x-a2a-notification-token"] = config.token
@@ -109,7 +113,7 @@ def secrets_of(push: Push) -> dict[str, str]:
     if known is not None and known.credentials is not None:
         credentials = known.credentials
         if known.scheme.lower() == "basic" and ":" in credentials:
-            # Base64 has no colon: this is a name and a password, as they are.
+            # Base64 has no colon, so this is a plain name and password.
             credentials = base64.b64encode(credentials.encode()).decode()
         headers["authorization"] = f"{known.scheme} {credentials}"
     return headers
@@ -122,18 +126,18 @@ def _push_failure(reason: str) -> PushFailure:
 log = logging.getLogger(__name__)
 
 STEPS_AT_ONCE: Final = 8
-"""Read from history together: what one delivery under way can hold in memory."""
+"""How many steps one delivery reads from history at once, and so holds in memory."""
 STEPS_FOLDED_AT_ONCE: Final = 256
 BURST_MAX: Final = 32
-"""Deliveries of one configuration before another at its host may go."""
+"""How many deliveries of one configuration go before another one at its host has a turn."""
 PAUSE_FACTOR: Final = 3
 JITTER: Final = 0.2
 LOOK_AGAIN_MS: Final = 60_000
-"""No sleep is longer than this without a look at the clock, which may have been set."""
+"""The longest sleep without a look at the wall clock, which may have been set."""
 HELD_MS: Final = 60_000
-"""How soon a tenant that was disabled and enabled again hears what it missed."""
+"""How soon a tenant that is enabled again is sent what it missed."""
 HICCUP_MS: Final = 1_000
-"""When we could not read what is owed: not the receiver's fault, and not counted."""
+"""The pause after the ledger could not be read, which does not count as the receiver's failure."""
 LEAVE_S: Final = 2.0
 """How long a stop waits for deliveries under way."""
 
@@ -144,7 +148,7 @@ replace = msgspec.structs.replace
 
 @dataclass(slots=True)
 class _Delivery:
-    """A delivery with a place. `again`: there may be more than it has read."""
+    """A delivery with a place. `again`: there may be more steps than it has read."""
 
     push: Push
     tenant: str
@@ -154,7 +158,7 @@ class _Delivery:
 
 
 class _StepBodies:
-    """The bodies of 1.0: each step is one, as a stream tells it."""
+    """The bodies for 1.0: one for each step, as in a stream."""
 
     def __init__(self, task: Task, link: Link) -> None:
         self._task = task
@@ -165,7 +169,7 @@ class _StepBodies:
 
 
 class _TaskBodies:
-    """The bodies of 0.3: the whole task as it is after a step. A chunk is not told by itself if more has happened."""
+    """The bodies for 0.3: the whole task after a step. A chunk has no body of its own if more steps follow."""
 
     def __init__(self, built: TaskViewBuilder, link: Link) -> None:
         self._built = built
@@ -181,7 +185,7 @@ class _TaskBodies:
 
 
 class PushSender:
-    """`tally` is told what came of each attempt: delivered, failed or dead. `chance` is a number from 0 to 1."""
+    """`tally` is called with the outcome of each attempt: delivered, failed or dead. `chance`: a number from 0 to 1."""
 
     def __init__(
         self,
@@ -195,7 +199,7 @@ class PushSender:
         shared: bool = False,
         link: Link = unlinked,
     ) -> None:
-        """`shared`: other nodes write steps of the same tasks, and this one is told of that, if late."""
+        """`shared`: other nodes write steps of the same tasks, and this node learns of them later."""
         self._ledger = ledger
         self._webhooks = webhooks
         self._limits = limits
@@ -205,12 +209,12 @@ class PushSender:
         self._shared = shared
         self._link = link
         self.saved = asyncio.Event()
-        """Set each time that cursors were written down, for whoever waits for that."""
+        """Set each time that cursors were saved."""
         self._begin()
 
     def _begin(self) -> None:
         limits = self._limits
-        # Half of the places are always somebody else's.
+        # One tenant gets at most half of the places.
         per_tenant = max(1, limits.at_once_max // 2)
         self._scheduler: FairScheduler[_Delivery] = FairScheduler(
             at_once=limits.at_once_max, per_tenant=per_tenant, per_host=limits.at_once_per_host_max
@@ -220,22 +224,25 @@ class PushSender:
         self._sleeping: dict[Key, int] = {}
         self._alarms: list[tuple[int, Key]] = []
         self._ahead: dict[Key, PushMove] = {}
-        """What the ledger does not know yet."""
+        """Cursors that the ledger does not have yet."""
         self._saver: MoveSaver[Key, PushMove] = MoveSaver(
             lambda moves: self._ledger.commit(MovePushes(moves=moves)), self._forget
         )
         self._touched: dict[TaskId, None] = {}
-        """Tasks of which there is news."""
+        """Tasks with new steps."""
         self._recent = RecentSteps()
         self._changed = asyncio.Event()
         self._read_ms = 0
 
     async def run(self) -> None:
-        """Until canceled. If cursors cannot be kept any more, nothing is delivered: it would all be repeated."""
+        """Runs until canceled.
+
+        If cursors cannot be saved any more, nothing is delivered: all of it would be repeated.
+        """
         self._begin()
         self._ledger.on_push(self._news)
         await self._read_outbox()
-        saving = asyncio.create_task(self._saver.run())
+        saving = asyncio.create_task(self._saver.run(self._note_unsaved if self._shared else None))
         saving.add_done_callback(lambda _: self._changed.set())
         try:
             await self._direct(saving)
@@ -259,7 +266,7 @@ class PushSender:
                 delivery.task = asyncio.create_task(self._go(delivery))
             await self._pause()
             if self._shared and self._ledger.clock.monotonic_ms() - self._read_ms >= LOOK_AGAIN_MS:
-                await self._read_outbox()  # what this node was told too late of, or never
+                await self._read_outbox()  # steps that this node learned of too late, or never
         error = saving.exception()
         assert isinstance(error, Refusal), error
         log.error("push.stopped", extra={"code": error.code, "reason": error.message})
@@ -275,7 +282,7 @@ class PushSender:
         await wait_at_most(self._changed, wait_ms / 1000)
 
     async def _leave(self, saving: asyncio.Task[None]) -> None:
-        """Let deliveries under way end, for a moment, and keep what they came to."""
+        """Gives deliveries under way a moment to end, and saves their cursors."""
         self._ledger.on_push(lambda _, __: None)
         under_way = [delivery.task for delivery in self._deliveries.values() if delivery.task is not None]
         if under_way:
@@ -286,14 +293,17 @@ class PushSender:
         try:
             await self._saver.save()
         except Refusal as refusal:
-            log.warning("push.unsaved", extra={"code": refusal.code, "count": len(self._ahead)})
+            self._note_unsaved(refusal)
+
+    def _note_unsaved(self, refusal: Refusal) -> None:
+        log.warning("push.unsaved", extra={"code": refusal.code, "count": len(self._ahead)})
 
     def _news(self, task_id: TaskId, step: Step | None) -> None:
-        """Something durable happened to a task with configurations, or to one of them."""
+        """A task with configurations, or a configuration, has a new durable record."""
         if step is not None:
             self._recent.add(task_id, step)
         elif self._shared:
-            self._recent.forget(task_id)  # there may be newer ones, which another node wrote
+            self._recent.forget(task_id)  # another node may have written newer steps
         self._touched[task_id] = None
         self._changed.set()
 
@@ -306,21 +316,21 @@ class PushSender:
                 delivery.task.cancel()
 
     def _consider(self, push: Push, *, rested: bool = False) -> None:
-        """`rested`: its sleep is over, whatever the wall clock says."""
+        """`rested`: the pause is over, whatever the wall clock says."""
         key = (push.task_id, push.id)
         delivery = self._deliveries.get(key)
         if delivery is not None:
             delivery.again = True
             return
-        if push.dead_at_ms is not None:
-            return
+        if push.dead_at_ms is not None or push.done:
+            return  # given up; or made after the end of its task, whose steps it is not told
         move = self._standing(push)
         if move.dead:
             return
         now_ms = self._ledger.now_ms()
         if move.next_ms > now_ms and not rested:
             if key not in self._sleeping:
-                # A clock that was set back must not make it sleep for longer than any pause is.
+                # A clock that was set back must not make a pause longer than the longest one.
                 self._sleep(key, min(move.next_ms - now_ms, self._limits.pause_ms_max))
             return
         tenant, host = push.recipient.display.rpartition("@")[2], _host(push)
@@ -381,16 +391,24 @@ class PushSender:
             del self._deliveries[key]
             self._scheduler.done(delivery.tenant, delivery.host)
             self._changed.set()
+            await self._look_after(delivery, key)
+
+    async def _look_after(self, delivery: _Delivery, key: Key) -> None:
+        """Whether there is more to tell by now, or something else."""
+        try:
             push = await self._find(key)
-            if push is not None and (not _same(delivery.push, push) or (delivery.again and key not in self._sleeping)):
-                self._consider(push)
+        except Refusal:
+            self._sleep(key, HICCUP_MS)
+            return
+        if push is not None and (not _same(delivery.push, push) or (delivery.again and key not in self._sleeping)):
+            self._consider(push)
 
     async def _deliver(self, delivery: _Delivery) -> None:
         push, count = delivery.push, 0
         standing, bodies = self._standing(push), None
         while count < BURST_MAX and not (standing.dead or self._disabled(delivery.tenant)):
             delivery.again = False
-            # What is read here is durable, and so is the configuration that was found before.
+            # The steps read here are durable, and so is the configuration that was found before.
             steps = await self._steps(push.task_id, standing.delivered, STEPS_AT_ONCE)
             if not steps:
                 return
@@ -473,7 +491,7 @@ def _same(ours: Push, now: Push | None) -> bool:
 
 
 def _host(push: Push) -> str:
-    """Whom we would call: all of a webhook's address that is nobody's secret."""
+    """A webhook's host and port: the part of its address that is no secret."""
     try:
         return read_url(push.config.url).authority
     except InvalidUrl:

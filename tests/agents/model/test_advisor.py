@@ -14,6 +14,7 @@ from covenant.model.task_view import TaskState, TaskView
 from tests.agents.agents_under_test import open_agents, said
 from tests.agents.model.test_model_agent import Script
 from tests.agents.pool_under_test import chunks
+from tests.waits import BOUND_S
 
 
 def bot(**advisor: Any) -> dict[str, Any]:
@@ -41,7 +42,7 @@ async def test_an_agent_asks_its_advisor_twice_in_a_turn_and_is_charged_for_it(t
         assert (view.state, said(view)) == (TaskState.COMPLETED, "done")
         framed = [f"[/advise Is this wise?]\n{words}\n[END ADVISE]" for words in ("It is.", "It still is.")]
         assert playing.returned[:2] == framed
-        assert "ERR: your advisor was asked 2 times" in playing.returned[2]
+        assert "ERR: the advisor may be asked 2 times" in playing.returned[2]
         assert (shown(wise), "Think of the costs." in wise.instructions) == (["Is this wise?"], True)
         assert view.result is not None
         assert (view.result.metadata or {})["usage"]["requests"] == 6
@@ -106,6 +107,6 @@ async def test_an_agent_is_sent_back_so_often_and_then_fails(tmp_path: Path) -> 
     playing, wise = Script("one", "two"), Script("REDIRECT: again", "REDIRECT: again")
     advised = bot(mode="gate", max_redirects=1)
     async with open_agents(tmp_path, advised, models={"bot": playing.model, "wise": wise.model}) as under_test:
-        view = await asyncio.wait_for(under_test.ask("bot", "go"), 20)
+        view = await asyncio.wait_for(under_test.ask("bot", "go"), BOUND_S)
         assert view.state is TaskState.FAILED
         assert said(view) == "the advisor sent this back 2 times and let no answer pass"

@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic_ai import Agent, DeferredToolRequests, RunContext
 from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart
-from pydantic_ai.models import Model
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
 from covenant.agents.model.pydantic_agent import PydanticAiAgent
@@ -17,7 +16,7 @@ from covenant.model.question import APPROVAL, QUESTION
 from covenant.model.task_view import TaskState
 from tests.agents.agents_under_test import function, open_agents, said
 from tests.agents.model.test_model_agent import BOT, Script
-from tests.agents.pool_under_test import PoolUnderTest, told
+from tests.agents.pool_under_test import PoolUnderTest, chunks, told, words
 
 
 async def test_a_tool_that_needs_approval_is_used_when_a_person_has_approved_it(tmp_path: Path) -> None:
@@ -49,6 +48,25 @@ async def test_a_denial_is_told_to_the_model_with_its_reason(tmp_path: Path) -> 
         assert (view.state, said(view)) == (TaskState.COMPLETED, "as you like")
         assert not [each for each in view.artifacts if each.name == "a.txt"]
         assert script.returned == ["A person denied this. not on a sunday"]
+        uses = [part.value for each in view.artifacts for part in each.parts if isinstance(part, Json)]
+        assert uses == [{"tool": "write", "ok": False}]
+
+
+async def test_a_tool_of_pydantic_ai_that_raises_is_told_as_used(pool: PoolUnderTest) -> None:
+    async def model(_: list[ModelMessage], __: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
+        yield {0: DeltaToolCall(name="pay", json_args="{}", tool_call_id="c0")}
+
+    author: Agent[None, str] = Agent(FunctionModel(stream_function=model))
+
+    @author.tool_plain
+    def pay() -> str:
+        raise RuntimeError("no money")
+
+    pool.serve(PydanticAiAgent(author))
+    view = await pool.until(await pool.send("pay"), lambda view: view.state.terminal)
+    assert view.state is TaskState.FAILED
+    uses = [part.value for each in view.artifacts for part in each.parts if isinstance(part, Json)]
+    assert uses == [{"tool": "pay", "ok": False}]
 
 
 async def test_a_model_asks_its_user_and_goes_on_with_the_answer(tmp_path: Path) -> None:
@@ -64,24 +82,45 @@ async def test_a_model_asks_its_user_and_goes_on_with_the_answer(tmp_path: Path)
         assert len(script.told) == 3
 
 
+async def test_what_a_model_made_before_a_question_is_kept(tmp_path: Path) -> None:
+    asks = [("ask_user", {"question": f"{each}?"}) for each in ("Go on", "And on")]
+    writes = [("write", {"path": f"{each}.txt", "content": each}) for each in ("one", "two", "three")]
+    script = Script(writes[0], asks[0], writes[1], asks[1], writes[2], "written")
+    async with open_agents(tmp_path, BOT, models={"": script.model}) as under_test:
+        view = await under_test.ask("bot", "write")
+        for _ in asks:
+            assert view.state is TaskState.INPUT_REQUIRED
+            view = await under_test.ask("bot", "yes", task_id=view.task.id)
+        assert (view.state, said(view)) == (TaskState.COMPLETED, "written")
+        files = [each.name for each in view.artifacts if (each.name or "").endswith(".txt")]
+        assert files == ["one.txt", "two.txt", "three.txt"]
+        tools = [part.value["tool"] for each in view.artifacts for part in each.parts if isinstance(part, Json)]
+        assert tools.count("write") == 3
+
+
+async def test_what_a_model_said_before_a_question_is_kept(tmp_path: Path) -> None:
+    script = Script(
+        ["I look. ", ("ask_user", {"question": "Where?"})], ["I see. ", ("ask_user", {"question": "When?"})], "sunny"
+    )
+    async with open_agents(tmp_path, BOT, models={"": script.model}) as under_test:
+        view = await under_test.ask("bot", "weather?")
+        for answer in ("Paris", "Monday"):
+            assert view.state is TaskState.INPUT_REQUIRED
+            view = await under_test.ask("bot", answer, task_id=view.task.id)
+        assert (view.state, said(view)) == (TaskState.COMPLETED, "sunny")
+        texts = {each.artifact_id: words(each.parts) for each in view.artifacts if each.name == "response"}
+        begun = f"{view.task.id}-text-0"
+        assert texts == {begun: "I look. ", f"{begun}.1": "I see. ", f"{begun}.2": "sunny"}
+        last = [each.artifact_id for each in chunks(await under_test.steps(view)) if each.last_chunk]
+        assert last == [begun, f"{begun}.1", f"{begun}.2"], "each is closed"
+
+
 async def test_a_question_without_words_is_answered_by_an_error(tmp_path: Path) -> None:
     script = Script(("ask_user", {"question": "  "}), "never mind")
     async with open_agents(tmp_path, BOT, models={"": script.model}) as under_test:
         view = await under_test.ask("bot", "go")
         assert (view.state, said(view)) == (TaskState.COMPLETED, "never mind")
         assert "ERR:" in script.returned[0]
-
-
-async def test_a_model_does_not_approve_what_another_agent_asks_a_person(tmp_path: Path) -> None:
-    words = ("write it", "approve")
-    boss = Script(*(("agent", {"agent": "bot", "message": each}) for each in words), "no")
-    clerk = Script(("write", {"path": "a.txt", "content": "x"}), ("write", {"path": "a.txt", "content": "x"}))
-    bot = {**BOT, "needs_approval": ["write"]}
-    both: dict[str, Model] = {"boss": boss.model, "bot": clerk.model}
-    async with open_agents(tmp_path, bot, {"id": "boss", "kind": "model"}, models=both) as under_test:
-        view = await under_test.ask("boss", "go")
-        assert said(view) == "no"
-        assert all("waits for a person to approve" in each for each in boss.returned), boss.returned
 
 
 async def test_a_function_agent_that_asks_a_model_agent_hears_that_it_asks_for_approval(tmp_path: Path) -> None:

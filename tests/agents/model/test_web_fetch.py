@@ -5,6 +5,7 @@ import time
 import pytest
 
 from covenant.agents.model.web_fetch import html_to_text
+from tests.matrices import first_of
 
 HOSTILE = (
     "<!-- <a </ < <! <? <a\tb=' <script> <![CDATA[ & &# &#9 <a\thref= </a <style>a</ <p> <svg/ <a'\" --!> ]]> &amp "
@@ -34,7 +35,7 @@ def test_a_page_is_read_as_a_person_would(html: str, text: str) -> None:
     assert html_to_text(html) == text
 
 
-@pytest.mark.parametrize("unit", HOSTILE)
+@pytest.mark.parametrize("unit", first_of(HOSTILE, 8))
 def test_four_times_the_page_takes_at_most_six_times_as_long(unit: str) -> None:
     def seconds(size: int) -> float:
         page, best = unit * (size // len(unit)), float("inf")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from covenant.agents.agent_loader import load_agent
-from covenant.agents.api import Agent, Turn
+from covenant.agents.api import Agent, SyncTurn, Turn
 from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit, NotEnough, RemoteFailure
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.worker_pool import WorkerPool
@@ -34,7 +34,7 @@ from tests.agents.pool_under_test import PoolUnderTest, a_ledger, now_ms, told
 from tests.waits import BOUND_S
 
 KEY = new_private_key()
-Work = Callable[[Turn], Awaitable[Any]]
+Work = Callable[[Turn], Awaitable[Any]] | Callable[[SyncTurn], Any]
 
 
 class CallingAgents(PoolUnderTest):
@@ -331,7 +331,7 @@ async def test_first_and_quorum_cancel_the_others_and_say_when_there_are_not_eno
         seen.append((await turn.call_first([("forever", "a"), ("failing", "b"), ("echo", "c")])).text)
         both = await turn.call_quorum(2, [("forever", "d"), ("echo", "e"), Call(agent="echo", what="f")])
         seen.append(sorted(answer.text for answer in both))
-        with pytest.raises(NotEnough, match="2 were to complete") as caught:
+        with pytest.raises(NotEnough, match="2 calls had to complete") as caught:
             await turn.call_quorum(2, [("forever", "g"), ("failing", "h"), ("failing", "i")])
         seen.append([answer.state for answer in caught.value.answers])
         seen.append(await turn.call_all([]))

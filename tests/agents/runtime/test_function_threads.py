@@ -118,7 +118,7 @@ async def test_what_cannot_be_said_fails_a_plain_function_too(pool: PoolUnderTes
         yield 5
 
     pool.serve(odd)
-    assert told(await pool.ask()).startswith("the agent yielded an int, which cannot be said")
+    assert told(await pool.ask()).startswith("the agent yielded an int, which cannot be sent")
 
     async def inner() -> str:
         return "never"
@@ -127,7 +127,7 @@ async def test_what_cannot_be_said_fails_a_plain_function_too(pool: PoolUnderTes
         return inner()
 
     pool.serve(forgot_async)
-    assert told(await pool.ask()).startswith("the agent returned a coroutine, which cannot be said")
+    assert told(await pool.ask()).startswith("the agent returned a coroutine, which cannot be sent")
 
 
 async def test_a_canceled_generator_is_closed_at_its_next_word_and_nothing_more_is_heard(pool: PoolUnderTest) -> None:
@@ -285,4 +285,4 @@ async def test_a_plain_generator_fails_with_the_field_that_cannot_be_said(
     pool.serve(odd)
     view = await pool.ask()
     assert view.state is TaskState.FAILED
-    assert told(view).startswith(f"the agent yielded what cannot be said: {field}")
+    assert told(view).startswith(f"the agent yielded an invalid value: {field}")

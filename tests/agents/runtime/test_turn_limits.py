@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,20 @@ from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
-from covenant.agents.api import Agent, Turn
+from covenant.agents.api import Agent, SyncTurn, Turn
+from covenant.agents.runtime.function_threads import AgentThreads, ThreadChannel
+from covenant.agents.runtime.turn_limits import HeldTokens, TokenBudget
 from covenant.exchange.a2a_service import A2ARequest
 from covenant.exchange.tasks.reader import read_tree
-from covenant.ledger.clock import Uuids
+from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.tasks import TreeNode
 from covenant.ledger.machine.commands import Sweep
 from covenant.model.a2a_requests import CancelTask, Message, SendMessage
 from covenant.model.agent_definition import read_agent_definition
 from covenant.model.content import Text
+from covenant.model.errors import Conflict, OverLimit, WrongType
+from covenant.model.ids import TaskId
+from covenant.model.peers.delegation import PEER, TERMS
 from covenant.model.task import Result
 from covenant.model.task_view import TaskState, TaskView
 from covenant.model.tenants import DEFAULT
@@ -53,7 +59,7 @@ async def begin(under_test: AgentsUnderTest, agent_id: str) -> tuple[A2ARequest,
     agent = under_test.catalogue.agent(DEFAULT, agent_id)
     assert agent is not None
     ask = A2ARequest(caller=under_test.caller, agent=agent)
-    message = Message(message_id=Uuids()(), parts=(Text("go"),))
+    message = Message(message_id=uuid_source()(), parts=(Text("go"),))
     return ask, await under_test.conversations.send(ask, SendMessage(message=message, blocking=False))
 
 
@@ -263,3 +269,144 @@ async def test_a_key_that_is_called_again_in_a_later_turn_is_charged_once(tmp_pa
         assert used(view.result) == {"tokens": 70}
         tree = await tree_of(under_test, view)
         assert tree.usage_total == {"tokens": 70}
+
+
+BOUNDED: dict[str, Any] = {"origin": PEER, "request_metadata": {TERMS: {"budget": 100}}}
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "thread"])
+async def test_tokens_are_set_aside_before_they_are_used_and_come_back_when_they_are_not(
+    pool: PoolUnderTest, *, plain: bool
+) -> None:
+    left: list[int | None] = []
+
+    def careful(turn: Turn | SyncTurn) -> str:
+        left.append(turn.tokens_left)
+        with turn.reserve(60):
+            left.append(turn.tokens_left)
+            with pytest.raises(OverLimit, match="budget_exceeded: 40 of 100 tokens are left, but 41 are needed"):
+                turn.reserve(41).__enter__()
+            turn.spend(tokens=50)
+            left.append(turn.tokens_left)
+        left.append(turn.tokens_left)
+        with pytest.raises(OverLimit), turn.reserve(51):
+            pytest.fail("it was refused")
+        return "stopped in time"
+
+    async def careful_on_the_loop(turn: Turn) -> str:
+        return careful(turn)
+
+    pool.serve(careful if plain else careful_on_the_loop)
+    view = await pool.ask(**BOUNDED)
+    assert (view.state, said(view), used(view.result)) == (TaskState.COMPLETED, "stopped in time", {"tokens": 50})
+    assert left == [100, 40, 40, 50]
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "thread"])
+async def test_a_spend_beyond_the_budget_is_refused_at_once_and_what_was_used_is_told(
+    pool: PoolUnderTest, *, plain: bool
+) -> None:
+    went_on: list[str] = []
+
+    def careless(turn: Turn | SyncTurn) -> str:
+        turn.spend(tokens=90)
+        with suppress(Conflict):  # it is no other refusal
+            turn.spend(tokens=20)
+        went_on.append("after it")
+        return "done"
+
+    async def careless_on_the_loop(turn: Turn) -> str:
+        return careless(turn)
+
+    pool.serve(careless if plain else careless_on_the_loop)
+    view = await pool.ask(**BOUNDED)
+    assert view.state is TaskState.FAILED
+    assert "110 tokens were used of a budget of 100" in said(view)
+    assert (used(view.result), went_on) == ({"tokens": 110}, [])
+
+
+async def test_a_spend_is_refused_each_time_once_the_budget_is_used_up(pool: PoolUnderTest) -> None:
+    refused: list[str] = []
+
+    async def careless(turn: Turn) -> str:
+        for tokens in (110, 20, 0):
+            try:
+                turn.spend(tokens=tokens, calls=1)
+            except OverLimit as over:
+                refused.append(over.message)
+        return "done"
+
+    pool.serve(careless)
+    view = await pool.ask(**BOUNDED)
+    assert view.state is TaskState.FAILED
+    assert [each.split()[1] for each in refused] == ["110", "130", "130"]
+    assert used(view.result) == {"tokens": 130, "calls": 3}
+
+
+@pytest.mark.parametrize("wanted", [-5, True, 1.5, float("nan"), 2**70, "5"], ids=str)
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "thread"])
+async def test_only_a_whole_number_of_tokens_is_set_aside(pool: PoolUnderTest, wanted: Any, *, plain: bool) -> None:
+    left: list[int | None] = []
+
+    def greedy(turn: Turn | SyncTurn) -> str:
+        with pytest.raises(WrongType), turn.reserve(wanted):
+            pytest.fail("it was refused")
+        left.append(turn.tokens_left)
+        return "done"
+
+    async def greedy_on_the_loop(turn: Turn) -> str:
+        return greedy(turn)
+
+    pool.serve(greedy if plain else greedy_on_the_loop)
+    assert (await pool.ask(**BOUNDED)).state is TaskState.COMPLETED
+    assert left == [100]
+
+
+async def test_a_turn_does_not_wait_for_tokens_that_it_holds_itself() -> None:
+    budget = TokenBudget(100)
+
+    async def call() -> None:
+        with pytest.raises(OverLimit, match="0 of 100 tokens are left for 1 more calls"):
+            await asyncio.wait_for(budget.reserve((TaskId("a"),)), BOUND_S)
+
+    def hold(line: ThreadChannel) -> None:
+        with HeldTokens(budget, 100, line.ask):
+            line.ask(call)
+
+    with HeldTokens(budget, 100, None):
+        await call()
+        await asyncio.gather(call(), call())
+    await AgentThreads(1).run(hold, lambda _: None, "plain")
+    assert await budget.reserve((TaskId("a"),)) == 100, "all of it came back"
+
+
+async def test_a_call_waits_for_what_another_part_of_its_turn_has_set_aside() -> None:
+    budget, entered, leave = TokenBudget(100), asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        with HeldTokens(budget, 100, None):
+            entered.set()
+            await leave.wait()
+
+    holding = asyncio.create_task(hold())
+    await entered.wait()
+    calling = asyncio.create_task(budget.reserve((TaskId("a"),)))
+    await asyncio.sleep(0)
+    assert not calling.done()
+    leave.set()
+    assert await asyncio.wait_for(calling, BOUND_S) == 100
+    await holding
+
+
+async def test_a_call_gets_nothing_of_what_its_caller_has_set_aside() -> None:
+    notes: dict[str, Any] = {}
+    budget = TokenBudget(100)
+    with HeldTokens(budget, 70, None):
+        assert await budget.reserve((TaskId("a"), TaskId("b"))) == 15
+        budget.take({"tokens": 20}, notes)
+        assert (budget.left, budget.spent) == (0, 20)
+        waiting = asyncio.ensure_future(budget.reserve((TaskId("c"),)))
+        await asyncio.sleep(0)
+        assert not waiting.done(), "what is set aside may come back"
+    assert await asyncio.wait_for(waiting, BOUND_S) == 50
+    assert budget.left == 0

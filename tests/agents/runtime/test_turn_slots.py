@@ -153,7 +153,7 @@ async def test_a_raised_limit_is_noticed_by_those_who_wait(under_test: CallingAg
 
 
 async def test_a_turn_that_is_canceled_while_it_waits_for_its_place_keeps_none() -> None:
-    places = TenantSlots(lambda: 1)
+    places = TenantSlots(1, lambda: 1)
     assert places.take()
     turn, lent, goes_on = TurnSlot(places), asyncio.Event(), asyncio.Event()
 
@@ -175,6 +175,20 @@ async def test_a_turn_that_is_canceled_while_it_waits_for_its_place_keeps_none()
     assert places.used == 1
     places.give_back()
     assert (places.used, places.free) == (0, 1)
+
+
+async def test_places_that_are_given_back_together_serve_as_many_waiters() -> None:
+    places = TenantSlots(3, lambda: 1)
+    assert places.take(3)
+    waiting = [asyncio.create_task(places.wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    places.give_back(2)
+    assert places.used == 3
+    await asyncio.wait_for(asyncio.gather(*waiting[:2]), BOUND_S)
+    assert not waiting[2].done()
+    places.give_back()
+    await asyncio.wait_for(waiting[2], BOUND_S)
+    assert (places.used, places.free) == (3, 0)
 
 
 @pytest.mark.parametrize(

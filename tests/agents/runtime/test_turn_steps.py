@@ -1,22 +1,25 @@
 """Durable steps of a function: each is done once, a wait holds no place, and a changed function is told."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from covenant import Agent, SyncTurn, Turn
-from covenant.ledger.machine.commands import Repair, Sweep, Tell
+from covenant.agents.runtime.lost_work import LostWork
+from covenant.ledger.machine.commands import SignalTask, Sweep
+from covenant.model.agent_definition import OnLost
 from covenant.model.errors import Invalid, Refusal
-from covenant.model.ids import TaskId
+from covenant.model.ids import AgentId
 from covenant.model.rate_limits import Backoff
-from covenant.model.retry_policy import Posture, Requeue
 from covenant.model.task_event import Signal, StepUpdate
-from covenant.model.task_view import TaskState, TaskView
+from covenant.model.task_view import TaskState
 from tests.agents.pool_under_test import PoolUnderTest, a_ledger, cut_short, function_agent, open_pool, statuses, told
-from tests.ledger_contract.samples import OPERATOR
+from tests.agents.runtime.steps_under_test import Done, requeue, swept, waiting
+from tests.ledger_contract.samples import BOB
 from tests.waits import BOUND_S, LOOK_S
 
 
@@ -24,37 +27,6 @@ from tests.waits import BOUND_S, LOOK_S
 async def pool() -> AsyncIterator[PoolUnderTest]:
     async with a_ledger(None) as ledger, open_pool(ledger) as opened:
         yield opened
-
-
-async def swept(pool: PoolUnderTest, task_id: TaskId) -> TaskView:
-    """The task at its end, while what is due is woken, as the daemon does."""
-    async with asyncio.timeout(BOUND_S):
-        ended = asyncio.ensure_future(pool.ended(task_id))
-        while not ended.done():
-            await pool.ledger.commit(Sweep())
-            await asyncio.wait((ended,), timeout=LOOK_S)
-        return ended.result()
-
-
-async def requeue(pool: PoolUnderTest, task_id: TaskId) -> None:
-    command = Requeue(Posture.OPERATOR_ACCEPTED)
-    await pool.ledger.commit(Repair(task_id=task_id, by=OPERATOR, command=command, reason="again"))
-
-
-async def waiting(pool: PoolUnderTest, task_id: TaskId) -> None:
-    async with asyncio.timeout(BOUND_S):
-        with pool.ledger.watch(task_id) as watch:
-            while (entry := await pool.ledger.entry(task_id)) is None or entry.wait is None:
-                await watch.next(BOUND_S)
-    await pool.idle()
-
-
-class Done(list[str]):
-    """What was done, and so often."""
-
-    def do(self, name: str, value: Any = None) -> Any:
-        self.append(name)
-        return value
 
 
 async def test_a_step_gives_its_result_as_json_has_it(pool: PoolUnderTest) -> None:
@@ -79,7 +51,7 @@ async def test_a_plain_function_has_steps_too(pool: PoolUnderTest) -> None:
 
     pool.serve(work)
     task_id = await pool.send()
-    await pool.ledger.commit(Tell(task_id=task_id, signal=Signal("go", "s1", "!")))
+    await pool.ledger.commit(SignalTask(task_id=task_id, signal=Signal("go", "s1", "!")))
     assert told(await swept(pool, task_id)) == "1 2 !"
     assert done == ["first", "second"]
 
@@ -147,9 +119,112 @@ async def test_waits_that_begin_at_once_wait_at_once(pool: PoolUnderTest) -> Non
     pool.serve(work)
     task_id = await pool.send()
     await waiting(pool, task_id)
-    await pool.ledger.commit(Tell(task_id=task_id, signal=Signal("go", "s1", 7)))
+    await pool.ledger.commit(SignalTask(task_id=task_id, signal=Signal("go", "s1", 7)))
     assert told(await swept(pool, task_id)) == "[None, 's', 7, None]"
     assert done == ["slow"]
+
+
+async def _gather(wait: Coroutine[Any, Any, Any]) -> None:
+    await asyncio.gather(wait, return_exceptions=True)
+
+
+async def _group(wait: Coroutine[Any, Any, Any]) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(wait)
+
+
+async def _wait(wait: Coroutine[Any, Any, Any]) -> None:
+    await asyncio.wait({asyncio.create_task(wait)})
+
+
+async def _catch(wait: Coroutine[Any, Any, Any]) -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        await wait
+
+
+@pytest.mark.parametrize("swallow", [_gather, _group, _wait, _catch])
+async def test_nothing_is_done_before_the_end_of_a_wait_whose_stop_was_swallowed(
+    pool: PoolUnderTest, swallow: Callable[[Coroutine[Any, Any, Any]], Awaitable[None]]
+) -> None:
+    done = Done()
+
+    async def work(turn: Turn) -> AsyncIterator[str]:
+        try:
+            await swallow(turn.wait_for("go"))
+        finally:
+            await turn.step("charge", lambda: done.do("charge"))
+        yield "charged"
+
+    pool.serve(work)
+    task_id = await pool.send()
+    await waiting(pool, task_id)
+    assert done == []
+    await pool.ledger.commit(SignalTask(task_id=task_id, signal=Signal("go", "s1", 7)))
+    assert told(await pool.ended(task_id)) == "charged"
+    assert done == ["charge"]
+
+
+async def test_a_function_whose_task_waits_does_not_go_on_with_what_is_no_step(pool: PoolUnderTest) -> None:
+    went_on, cleaned = list[str](), list[str]()
+
+    async def work(turn: Turn) -> str:
+        try:
+            await asyncio.gather(turn.wait_for("go"), return_exceptions=True)
+            went_on.append("outside of a step")
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append("closed")
+        return "done"
+
+    pool.serve(work)
+    task_id = await pool.send()
+    await waiting(pool, task_id)
+    assert went_on == []
+    assert cleaned == ["closed"], "what the author closes is closed"
+    await pool.ledger.commit(SignalTask(task_id=task_id, signal=Signal("go", "s1", 7)))
+    assert told(await pool.ended(task_id)) == "done"
+    assert len(went_on) == 1
+
+
+async def test_a_branch_goes_on_when_the_signal_of_another_one_is_there_already(pool: PoolUnderTest) -> None:
+    begun = asyncio.Event()
+
+    async def work(turn: Turn) -> str:
+        async def steps() -> str:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return await turn.step("one", lambda: "one") + await turn.step("two", lambda: "two")
+
+        await begun.wait()
+        return str(await asyncio.gather(turn.wait_for("go"), steps(), turn.wait_for("on")))
+
+    pool.serve(work)
+    task_id = await pool.send()
+    for name in ("go", "on"):
+        await pool.ledger.commit(SignalTask(task_id=task_id, signal=Signal(name, name, name)))
+    begun.set()
+    assert told(await swept(pool, task_id)) == "['go', 'onetwo', 'on']"
+
+
+@pytest.mark.parametrize("inner", ["sleep", "wait_for", "approve", "ask", "step"])
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_step_contains_neither_a_step_nor_a_wait(pool: PoolUnderTest, inner: str, *, plain: bool) -> None:
+    given: dict[str, tuple[Any, ...]] = {"sleep": (0.01,), "step": ("inner", lambda: 1)}
+
+    async def work(turn: Turn) -> str:
+        async def within() -> Any:
+            (found,) = await asyncio.gather(getattr(turn, inner)(*given.get(inner, ("go?",))))
+            return found
+
+        return str(await turn.step("outer", within))
+
+    def plain_work(turn: SyncTurn) -> str:
+        return str(turn.step("outer", lambda: getattr(turn, inner)(*given.get(inner, ("go?",)))))
+
+    pool.serve(plain_work if plain else work)
+    view = await pool.ask()
+    assert view.state is TaskState.FAILED
+    assert "step 'outer' contains a step or a wait" in told(view)
 
 
 async def test_a_signal_that_does_not_come_raises_a_timeout(pool: PoolUnderTest) -> None:
@@ -162,23 +237,6 @@ async def test_a_signal_that_does_not_come_raises_a_timeout(pool: PoolUnderTest)
 
     pool.serve(work)
     assert told(await swept(pool, await pool.send())) == "nobody came"
-
-
-async def test_what_a_step_raises_is_raised_and_not_kept(pool: PoolUnderTest) -> None:
-    done = Done()
-
-    async def work(turn: Turn) -> str:
-        def fail() -> None:
-            done.do("tried")
-            raise ValueError("no")
-
-        with pytest.raises(ValueError, match="no"):
-            await turn.step("risky", fail)
-        await turn.sleep(0)
-        return str(len(done))
-
-    pool.serve(work)
-    assert told(await swept(pool, await pool.send())) == "2"
 
 
 @pytest.mark.parametrize(
@@ -233,6 +291,53 @@ async def test_a_sleep_that_makes_no_sense_is_refused(pool: PoolUnderTest, secon
     assert told(await pool.ask()) in ("Invalid", "WrongType")
 
 
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("end", ["need_input", "reject", "reply", "listed", "yielded"])
+async def test_a_changed_function_that_ends_its_turn_in_another_way_holds_the_task_too(
+    pool: PoolUnderTest, end: str, *, plain: bool
+) -> None:
+    done, old = Done(), True
+
+    def last(turn: Turn | SyncTurn) -> Any:
+        ends = {"need_input": turn.need_input("how many?"), "reject": turn.reject("no"), "reply": turn.reply("yes")}
+        return [ends["reject"]] if end == "listed" else ends.get(end, ends["need_input"])
+
+    async def work(turn: Turn) -> Any:
+        if old:
+            await turn.step("charge", lambda: done.do("charge"))
+            await turn.sleep(0)
+            return "done"
+        return last(turn)
+
+    def work_in_a_thread(turn: SyncTurn) -> Any:
+        if old:
+            turn.step("charge", lambda: done.do("charge"))
+            turn.sleep(0)
+            return "done"
+        return last(turn)
+
+    async def work_and_yield(turn: Turn) -> AsyncIterator[Any]:
+        yield await work(turn)
+
+    def work_in_a_thread_and_yield(turn: SyncTurn) -> Iterator[Any]:
+        yield work_in_a_thread(turn)
+
+    yields: Any = work_in_a_thread_and_yield if plain else work_and_yield
+    returns: Any = work_in_a_thread if plain else work
+    pool.serve(yields if end == "yielded" else returns)
+    task_id = await pool.send()
+    await waiting(pool, task_id)
+    old = False
+    await pool.ledger.commit(Sweep())
+    view = await pool.until(task_id, lambda view: view.state.terminal or bool(told(view)))
+    assert "step 1 of this turn is 'charge' in the ledger, and the function has ended" in told(view)
+    await pool.idle()
+    old = True
+    await requeue(pool, task_id)
+    assert told(await swept(pool, task_id)) == "done"
+    assert done == ["charge"], "it is charged once"
+
+
 @pytest.mark.parametrize("change", ["renamed", "removed", "kind"])
 async def test_a_function_that_was_changed_meanwhile_holds_the_task_and_goes_on_when_it_is_put_right(
     pool: PoolUnderTest, change: str
@@ -266,6 +371,44 @@ async def test_a_function_that_was_changed_meanwhile_holds_the_task_and_goes_on_
     assert told(await swept(pool, task_id)) == "done"
     assert len(done) == 1
     assert any("step 1 of this turn is" in text for text in statuses(await pool.steps(task_id)))
+
+
+class _Policy(NamedTuple):
+    on_lost: OnLost
+    identity: AgentId = BOB
+    follows: bool = False
+    agent: object = None
+
+
+@pytest.mark.parametrize("on_lost", ["requeue", "fail"])
+async def test_a_task_whose_function_was_changed_is_held_whatever_becomes_of_lost_work(
+    pool: PoolUnderTest, on_lost: OnLost
+) -> None:
+    done, names = Done(), ["charge"]
+
+    async def work(turn: Turn) -> str:
+        await turn.step(names[-1], lambda: done.do(names[-1]))
+        await turn.wait_for("go")
+        return "done"
+
+    pool.serve(work, idempotent=True, on_lost=on_lost)
+    task_id = await pool.send()
+    await waiting(pool, task_id)
+    names.append("charge card")
+    await pool.ledger.commit(SignalTask(task_id=task_id, signal=Signal("go", "s1")))
+    await pool.until(task_id, lambda view: "was changed" in told(view))
+    await pool.idle()
+    lost = LostWork(pool.ledger, {BOB.pubkey: _Policy(on_lost)}, 0)
+    await lost.step()
+    lost.look_again()
+    await lost.step()
+    entry = await pool.ledger.entry(task_id)
+    assert entry is not None
+    assert (entry.attempt, entry.interrupted, entry.ending) == (1, True, None)
+    names.pop()
+    await requeue(pool, task_id)
+    assert told(await pool.ended(task_id)) == "done"
+    assert done == ["charge"]
 
 
 async def test_usage_of_steps_is_counted_once(pool: PoolUnderTest) -> None:
@@ -403,3 +546,33 @@ def test_retries_that_make_no_sense_are_refused() -> None:
     for attempts in (0, 101):
         with pytest.raises(ValueError, match="attempts"):
             Agent("a", attempts=attempts)
+    kinds: Any
+    for kinds in (("ConnectionError",), (ValueError("x"),), (KeyboardInterrupt,)):
+        with pytest.raises(TypeError, match="classes of exceptions"):
+            Agent("a", idempotent=True, retry_on=kinds)
+
+
+@pytest.mark.parametrize(
+    ("backoff", "why"),
+    [
+        (Backoff(-1, 5), "at least 0 seconds"),
+        (Backoff(1, -5), "at least 0 seconds"),
+        (Backoff(1, 5, jitter=3), "jitter"),
+        (Backoff(1, 5, factor=0.5), "factor"),
+        (Backoff(1, 5, factor=1e10), "factor"),
+        (Backoff(1, 1e12), "ten years"),
+    ],
+)
+def test_pauses_that_nobody_could_wait_for_are_refused(backoff: Backoff, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Agent("a", backoff=backoff)
+
+
+async def test_an_attempt_whose_output_cannot_be_kept_ends_its_task(pool: PoolUnderTest) -> None:
+    async def work(turn: Turn) -> list[Any]:
+        return [*(turn.data(number) for number in range(1_001)), turn.retry(after=0)]
+
+    pool.serve(work)
+    view = await pool.ended(await pool.send())
+    assert view.state is TaskState.FAILED, "nobody would ever end it, or begin it again"
+    assert "too many artifacts" in told(view)

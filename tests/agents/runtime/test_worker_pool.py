@@ -171,7 +171,7 @@ async def test_queued_tasks_are_taken_as_places_become_free(pool: PoolUnderTest)
         most = max(most, running)
         if running == 3:
             full.set()
-        await asyncio.wait_for(full.wait(), 20)
+        await asyncio.wait_for(full.wait(), BOUND_S)
         await asyncio.sleep(0)
         running -= 1
         return turn.text
@@ -448,25 +448,28 @@ async def test_work_cut_short_by_a_stop_says_what_becomes_of_it(ledger: Ledger, 
     assert said.text.startswith(f"interrupted: {STOPPED}; {outlook}")
 
 
-async def test_work_that_is_lost_again_and_again_is_left_to_the_operator(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("attempts", "most"), [(1, ATTEMPTS_MAX), (ATTEMPTS_MAX, ATTEMPTS_MAX), (5, 5)])
+async def test_work_that_is_lost_again_and_again_is_left_to_the_operator(
+    tmp_path: Path, attempts: int, most: int
+) -> None:
     async def never(turn: Turn) -> AsyncIterator[str]:
         yield f"{turn.attempt}"
         await asyncio.Event().wait()
 
     task_id: Any = None
-    for boot in range(ATTEMPTS_MAX + 1):
+    for boot in range(most + 1):
         async with a_ledger(tmp_path, boot=f"boot {boot}") as ledger:
             workers = WorkerPool(ledger)
             pool = PoolUnderTest(ledger, workers)
-            pool.serve(function_agent(never), idempotent=True, on_lost="requeue")
+            pool.serve(function_agent(never, attempts=attempts), idempotent=True, on_lost="requeue")
             running = asyncio.create_task(workers.run())
             await asyncio.sleep(0)
             task_id = task_id or await pool.send()
-            attempt = min(boot + 1, ATTEMPTS_MAX)
+            attempt = min(boot + 1, most)
             await pool.until(task_id, lambda view: view.artifacts and view.artifacts[0].parts == (Text(str(attempt)),))  # type: ignore[arg-type, return-value]  # noqa: B023
-            if boot == ATTEMPTS_MAX:
+            if boot == most:
                 (entry,) = (await ledger.queue(QueueQuery())).tasks
-                assert (entry.attempt, entry.holder_lost) == (ATTEMPTS_MAX, True)
+                assert (entry.attempt, entry.holder_lost) == (most, True)
             await ledger.close()
             await cut_short(workers, running)
 

@@ -6,7 +6,7 @@ import pytest
 from covenant.exchange.access.tenants import Caller, TenantLimiter
 from covenant.model.errors import OverLimit
 from covenant.model.settings import TenantSettings
-from covenant.model.tenants import Tenant, TenantLimits
+from covenant.model.tenants import LimitUse, Tenant, TenantLimits
 from tests.ledger_contract.fake_clock import FakeClock
 
 
@@ -55,6 +55,26 @@ def test_a_burst_bounds_what_comes_at_once() -> None:
     assert admitted(limiter, who, 100) == 5
     clock.advance(60_000)
     assert admitted(limiter, who, 100) == 5
+
+
+def test_what_is_used_is_told_beside_the_limit_in_force() -> None:
+    clock = FakeClock()
+    limiter = TenantLimiter(clock, TenantSettings(rate_per_min=30, burst=0, connections=7, streams=0))
+    own, other = caller(rate_per_min=60, burst=5, streams=2), caller("other")
+    assert limiter.requests(own.tenant) == LimitUse(0, 5)
+    admitted(limiter, own, 4)
+    admitted(limiter, other, 100)
+    assert limiter.requests(own.tenant) == LimitUse(4, 5)
+    assert limiter.requests(other.tenant) == LimitUse(30, 30)
+    clock.advance(2_000)
+    assert (limiter.requests(own.tenant).used, limiter.requests(other.tenant).used) == (2, 29)
+    clock.advance(3_600_000)
+    assert limiter.requests(own.tenant).used == 0
+    with limiter.connected(own), limiter.connected(own), limiter.streaming(own):
+        assert (limiter.connections(own.tenant), limiter.streams(own.tenant)) == (LimitUse(2, 7), LimitUse(1, 2))
+        assert (limiter.connections(other.tenant), limiter.streams(other.tenant)) == (LimitUse(0, 7), LimitUse(0, 0))
+    assert TenantLimiter(clock).requests(own.tenant) == LimitUse(0, 5)
+    assert TenantLimiter(clock).requests(other.tenant) == LimitUse(0, 0), "without a rate nothing is counted"
 
 
 def test_a_refusal_says_when_the_next_one_fits() -> None:

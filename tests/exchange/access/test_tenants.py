@@ -52,7 +52,7 @@ async def under_test() -> AsyncIterator[TenantsUnderTest]:
     await ledger.commit(Enroll(by=operator, identity=identity))
     identity_auth = IdentityAuth(ledger, operator)
     tenancy, catalogue = TenantAccess(ledger, operator, identity_auth), Catalogue(ledger, KEY)
-    registry = IdentityAdmin(ledger, identity_auth, operator, KEY, lambda _: None, seat=catalogue.seat)
+    registry = IdentityAdmin(ledger, identity_auth, operator, KEY, lambda _: None, reserved=catalogue.reserved_identity)
     await tenancy.open()
     await tenancy.open()
     yield TenantsUnderTest(

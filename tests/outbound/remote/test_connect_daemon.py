@@ -19,7 +19,7 @@ from covenant.outbound.remote.remote_client import Remote, RemoteOptions
 from covenant.outbound.remote.remote_registry import Credentials
 from covenant.seal.keys import public_key
 from tests.doors.a2a.a2a_under_test import A2AOptions, A2AUnderTest, open_a2a
-from tests.outbound.cutting import wire_to
+from tests.outbound.breakable_connection import wire_to
 from tests.outbound.http_servers import HERE, fetcher
 from tests.outbound.remotes import card, hand_made, timed_out
 from tests.waits import BOUND_S

@@ -11,7 +11,7 @@ from covenant.model.task_view import RemoteArtifact, RemoteStatus, TaskState
 from covenant.outbound.remote.remote_client import Remote, RemoteOptions
 from covenant.outbound.remote.remote_registry import Credentials
 from tests.doors.a2a.grpc_under_test import open_grpc
-from tests.outbound.cutting import wire_to
+from tests.outbound.breakable_connection import wire_to
 from tests.outbound.http_servers import HERE, fetcher
 from tests.waits import BOUND_S
 

@@ -1,6 +1,7 @@
-"""Notes that agents keep between tasks: one file an agent in the home's `memory` folder, which no other agent can read.
+"""Notes that agents keep between tasks. An agent's notes are one file in the home's `memory` folder, or one row in a
+ledger that several daemons share. No other agent can read them.
 
-An acknowledged note is on disk. What does not fit is refused.
+An acknowledged note is durable. A note that exceeds a limit is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -23,6 +24,7 @@ NOTE_BYTES_MAX: Final = 16 * 1024
 TITLE_CHARACTERS_MAX: Final = 200
 BYTES_MAX: Final = 512 * 1024
 FOUND_MAX: Final = 10
+TRIES: Final = 10
 
 
 class MemoryNote(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -33,7 +35,7 @@ class MemoryNote(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class _Notes(msgspec.Struct, frozen=True, kw_only=True):
-    """`last_id`: no number is given out twice, not even one that was cleared."""
+    """`last_id` is never given out twice, not even after its note was cleared."""
 
     last_id: int = 0
     notes: tuple[MemoryNote, ...] = ()
@@ -43,19 +45,76 @@ _decode: Final = msgspec.json.Decoder(_Notes).decode
 _encode: Final = msgspec.json.Encoder().encode
 
 
+class NoteLedger(Protocol):
+    """A ledger that several daemons share."""
+
+    async def notes(self, tenant: str, agent_id: str) -> tuple[int, str | None]: ...
+    async def keep_notes(self, tenant: str, agent_id: str, version: int, body: str) -> bool: ...
+
+
+class NotePlace(Protocol):
+    """Stores the notes of one agent."""
+
+    async def read(self) -> bytes | None: ...
+    async def replace(self, data: bytes) -> bool:
+        """Replaces the version that was read last. False: somebody else has written meanwhile."""
+
+
+class NoteFile:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def read(self) -> bytes | None:
+        try:
+            return await asyncio.to_thread(self._path.read_bytes)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unreadable() from error
+
+    async def replace(self, data: bytes) -> bool:
+        try:
+            await asyncio.to_thread(_write, self._path, data)
+        except OSError as error:
+            raise Unavailable("memory_unwritten", "the memory cannot be written") from error
+        return True
+
+
+class NoteRow:
+    def __init__(self, ledger: NoteLedger, tenant: str, agent_id: str) -> None:
+        self._ledger = ledger
+        self._key = (tenant, agent_id)
+        self._version = 0
+
+    async def read(self) -> bytes | None:
+        self._version, body = await self._ledger.notes(*self._key)
+        return body.encode() if body is not None else None
+
+    async def replace(self, data: bytes) -> bool:
+        return await self._ledger.keep_notes(*self._key, self._version, data.decode())
+
+
 class AgentMemories:
-    def __init__(self, folder: Path, now_ms: Callable[[], int]) -> None:
+    """`ledger` holds the notes, if they are not in the folder."""
+
+    def __init__(self, folder: Path, now_ms: Callable[[], int], ledger: NoteLedger | None = None) -> None:
         self._folder = folder
         self._now_ms = now_ms
+        self._ledger = ledger
         self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def of(self, tenant: str, agent_id: str) -> AgentMemory:
-        return AgentMemory(self._folder / tenant / f"{agent_id}.json", self._locks[tenant, agent_id], self._now_ms)
+        place: NotePlace
+        if self._ledger is not None:
+            place = NoteRow(self._ledger, tenant, agent_id)
+        else:
+            place = NoteFile(self._folder / tenant / f"{agent_id}.json")
+        return AgentMemory(place, self._locks[tenant, agent_id], self._now_ms)
 
 
 class AgentMemory:
-    def __init__(self, path: Path, lock: asyncio.Lock, now_ms: Callable[[], int]) -> None:
-        self._path = path
+    def __init__(self, place: NotePlace, lock: asyncio.Lock, now_ms: Callable[[], int]) -> None:
+        self._place = place
         self._lock = lock
         self._now_ms = now_ms
 
@@ -65,20 +124,20 @@ class AgentMemory:
             raise Invalid("empty_note", "a note needs a text")
         if len(text.encode()) > NOTE_BYTES_MAX:
             raise Invalid("note_too_large", f"a note may have {NOTE_BYTES_MAX} bytes")
-        async with self._lock:
-            known = await self._read()
-            note = MemoryNote(
-                id=known.last_id + 1, title=title or " ".join(text.split())[:60], text=text, at_ms=self._now_ms()
-            )
-            kept = _Notes(last_id=note.id, notes=(*known.notes, note))
-            data = _encode(kept)
-            if len(kept.notes) > NOTES_MAX or len(data) > BYTES_MAX:
+        note = MemoryNote(id=0, title=title or " ".join(text.split())[:60], text=text, at_ms=self._now_ms())
+
+        def add(known: _Notes) -> _Notes:
+            numbered = msgspec.structs.replace(note, id=known.last_id + 1)
+            kept = _Notes(last_id=numbered.id, notes=(*known.notes, numbered))
+            if len(kept.notes) > NOTES_MAX or len(_encode(kept)) > BYTES_MAX:
                 raise Invalid("memory_full", f"the memory is full, with {len(known.notes)} notes: clear some first")
-            await self._replace(data)
-        return note
+            return kept
+
+        _, kept = await self._change(add)
+        return kept.notes[-1]
 
     async def notes(self) -> tuple[MemoryNote, ...]:
-        """The oldest first."""
+        """All notes, oldest first."""
         async with self._lock:
             return (await self._read()).notes
 
@@ -89,44 +148,53 @@ class AgentMemory:
         raise NotFound("unknown_note", f"there is no note {note_id}")
 
     async def search(self, text: str) -> list[MemoryNote]:
-        """Those that share words with the text, the best first."""
+        """The notes that share words with the text, best match first."""
         notes = await self.notes()
         ranked = overlap(text, [f"{note.title} {note.text}" for note in notes])
         return [notes[at] for at in ranked[:FOUND_MAX]]
 
     async def clear(self, note_id: int | None = None) -> int:
-        """One note, or all of them; how many that were."""
-        async with self._lock:
-            known = await self._read()
+        """Removes one note, or all of them; returns how many were removed."""
+
+        def drop(known: _Notes) -> _Notes:
             left = tuple(note for note in known.notes if note_id is not None and note.id != note_id)
             if note_id is not None and len(left) == len(known.notes):
                 raise NotFound("unknown_note", f"there is no note {note_id}")
-            await self._replace(_encode(_Notes(last_id=known.last_id, notes=left)))
-            return len(known.notes) - len(left)
+            return _Notes(last_id=known.last_id, notes=left)
+
+        before, after = await self._change(drop)
+        return len(before.notes) - len(after.notes)
+
+    async def _change(self, change: Callable[[_Notes], _Notes]) -> tuple[_Notes, _Notes]:
+        """Applies `change`, again if another daemon wrote first; returns the notes before and after."""
+        async with self._lock:
+            for _ in range(TRIES):
+                before = await self._read()
+                after = change(before)
+                if await self._place.replace(_encode(after)):
+                    return before, after
+        raise Unavailable("memory_unwritten", "the memory cannot be written: other daemons change it all the time")
 
     async def _read(self) -> _Notes:
+        data = await self._place.read()
         try:
-            return _decode(await asyncio.to_thread(self._path.read_bytes))
-        except FileNotFoundError:
-            return _Notes()
-        except (OSError, msgspec.DecodeError) as error:
-            raise Unavailable("memory_unreadable", "the memory cannot be read") from error
+            return _decode(data) if data is not None else _Notes()
+        except msgspec.DecodeError as error:
+            raise _unreadable() from error
 
-    async def _replace(self, data: bytes) -> None:
-        try:
-            await asyncio.to_thread(_write, self._path, data)
-        except OSError as error:
-            raise Unavailable("memory_unwritten", "the memory cannot be written") from error
+
+def _unreadable() -> Unavailable:
+    return Unavailable("memory_unreadable", "the memory cannot be read")
 
 
 def _write(path: Path, data: bytes) -> None:
     for folder in (path.parent.parent, path.parent):
         make_owned_folder(folder, exist_ok=True)
-    aside = path.with_suffix(".new")
-    aside.unlink(missing_ok=True)
-    with open(aside, "wb", opener=open_owned) as file:
+    new_file = path.with_suffix(".new")
+    new_file.unlink(missing_ok=True)
+    with open(new_file, "wb", opener=open_owned) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    aside.replace(path)
+    new_file.replace(path)
     sync_dir(path.parent)

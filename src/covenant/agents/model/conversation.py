@@ -1,8 +1,8 @@
-"""Runs of a model in one turn, over the questions that they put to a person.
+"""Runs a model in one turn, across the questions that it puts to a person.
 
-A tool call that waits for a person (an approval, or a result that only a person knows) ends a run of pydantic-ai as
-`DeferredToolRequests`. What was said so far becomes a durable step, each question another one, and the task is parked.
-Whatever runs the turn again goes on from there: no answer of the model is asked for twice.
+A tool call that waits for a person (an approval, or a result that only a person knows) ends a run of pydantic-ai with
+`DeferredToolRequests`. The messages so far become a durable step, each question another one, and the task is parked. A
+later attempt at the turn goes on from there: the model is never asked for the same answer twice.
 """
 
 from __future__ import annotations
@@ -13,17 +13,21 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from pydantic_ai import AgentRunResult, DeferredToolRequests, DeferredToolResults, ToolDenied, messages
 
-from covenant.agents.runtime import turn_output
+from covenant.agents.model.child_questions import ChildQuestion, ask_person
+from covenant.agents.model.tool_specs import label
+from covenant.agents.model.toolbox import Toolbox
+from covenant.agents.runtime import turn_files
+from covenant.agents.runtime.durable_step import StepError
 from covenant.agents.runtime.job import Job
-from covenant.agents.runtime.turn_steps import StepError
+from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.model.question import QUESTION_CHARS_MAX, Question, QuestionKind
 
 ASK_USER: Final = "ask_user"
-"""The tool whose call is the question itself."""
+"""The tool that asks the user; its call is the question itself."""
 CONVERSATION_BYTES_MAX: Final = 2 << 20
-"""Of what was said to a model and by it, at the moment when a person is asked."""
+"""The most bytes of a conversation when a person is asked."""
 QUESTIONS_MAX: Final = 16
-"""Rounds of questions in one turn."""
+"""The most rounds of questions in one turn."""
 ARGUMENTS_CHARS_MAX: Final = 4_000
 _messages = messages.ModelMessagesTypeAdapter
 
@@ -34,20 +38,23 @@ class RunInput(NamedTuple):
     answers: DeferredToolResults | None = None
 
 
-class _PutOff(msgspec.Struct, frozen=True):
+class _DeferredCall(msgspec.Struct, frozen=True):
     """A tool call that waits for a person: for an approval, or for its result."""
 
     kind: QuestionKind
     id: str
     tool: str
     arguments: dict[str, Any]
+    children: tuple[ChildQuestion, ...] = ()
+    """Questions of agents that the tool has called; `told` has the answers of the other calls of that use."""
+    told: tuple[str | None, ...] = ()
 
     @property
     def question(self) -> Question:
         asked = self.arguments.get("question")
         if self.kind == "input" and self.tool == ASK_USER and isinstance(asked, str):
             return Question(kind="input", text=asked[:QUESTION_CHARS_MAX] or "?")
-        what = turn_output.written(self.arguments)
+        what = turn_files.written(self.arguments)
         what = what if len(what) <= ARGUMENTS_CHARS_MAX else f"{what[:ARGUMENTS_CHARS_MAX]}…"
         text = f"May I use {self.tool} with {what}? (approve, or deny: why)"
         if self.kind == "input":
@@ -56,10 +63,13 @@ class _PutOff(msgspec.Struct, frozen=True):
 
 
 class ModelConversation:
-    """Of one turn: a name for each of its runs."""
+    """The runs of one turn, each with its own step."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, output: TurnOutput, toolbox: Toolbox | None = None) -> None:
+        """`toolbox` resumes tool calls that called other agents."""
         self._job = job
+        self._toolbox = toolbox
+        self._output = output
         self._rounds = 0
 
     async def hold(
@@ -74,35 +84,60 @@ class ModelConversation:
             step = await steps.begin(f"conversation {self._rounds}")
             kept = step.found.result if step.found is not None else None
             if kept is None:
+                self._output.begin_round(self._rounds)
                 try:
                     result = await run(asked)
                     if not isinstance(result.output, DeferredToolRequests):
                         return result
                     if self._rounds > QUESTIONS_MAX:
                         raise StepError("too_many_questions", f"people were asked {QUESTIONS_MAX} times in one turn")
+                    self._output.close()
                     kept = await steps.end(step, _kept(result, result.output), bytes_max=CONVERSATION_BYTES_MAX)
                 finally:
                     steps.give_up(step)
             history = _messages.validate_python(kept["messages"])
-            asked = RunInput(None, history, await self._ask(msgspec.convert(kept["calls"], tuple[_PutOff, ...])))
+            asked = RunInput(None, history, await self._ask(msgspec.convert(kept["calls"], tuple[_DeferredCall, ...])))
 
-    async def _ask(self, calls: tuple[_PutOff, ...]) -> DeferredToolResults:
+    async def _ask(self, calls: tuple[_DeferredCall, ...]) -> DeferredToolResults:
         answers = DeferredToolResults()
         for call in calls:
-            said = await self._job.steps.ask(call.question, None)
+            if call.children and self._toolbox is not None:
+                answers.calls[call.id] = await self._answer_of_children(call, self._toolbox)
+                continue
+            answer = await self._job.steps.ask(call.question, None)
             if call.kind == "input":
-                answers.calls[call.id] = said["text"]
-            elif said["approved"]:
+                answers.calls[call.id] = answer["text"]
+            elif answer["approved"]:
                 answers.approvals[call.id] = True
             else:
-                answers.approvals[call.id] = ToolDenied(f"A person denied this. {said['reason']}".strip())
+                if self._toolbox is not None:  # for its own agents pydantic-ai reports it
+                    self._output.begin_round(self._rounds + 1)
+                    self._output.tool(label(call.tool, call.arguments), ok=False)
+                answers.approvals[call.id] = ToolDenied(f"A person denied this. {answer['reason']}".strip())
         return answers
 
+    async def _answer_of_children(self, call: _DeferredCall, toolbox: Toolbox) -> str:
+        self._output.begin_round(self._rounds + 1)
+        found = [await ask_person(self._job, child, toolbox.answered) for child in call.children]
+        return toolbox.resume(call.tool, call.arguments, call.told, found)
 
-def _kept(result: AgentRunResult[Any], put_off: DeferredToolRequests) -> dict[str, Any]:
+
+def _kept(result: AgentRunResult[Any], deferred: DeferredToolRequests) -> dict[str, Any]:
     calls = [
-        {"kind": kind, "id": call.tool_call_id, "tool": call.tool_name, "arguments": call.args_as_dict()}
-        for kind, found in (("approval", put_off.approvals), ("input", put_off.calls))
+        {
+            "kind": kind,
+            "id": call.tool_call_id,
+            "tool": call.tool_name,
+            "arguments": call.args_as_dict(),
+            **_children_of(deferred, call.tool_call_id),
+        }
+        for kind, found in (("approval", deferred.approvals), ("input", deferred.calls))
         for call in found
     ]
     return {"messages": _messages.dump_python(result.all_messages(), mode="json"), "calls": calls}
+
+
+def _children_of(deferred: DeferredToolRequests, call_id: str) -> dict[str, Any]:
+    """Questions and answers of the agents that a deferred call has called."""
+    found = deferred.metadata.get(call_id) or {}
+    return {name: found[name] for name in ("children", "told") if name in found}

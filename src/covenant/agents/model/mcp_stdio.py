@@ -1,7 +1,7 @@
-"""One MCP server as a program: started, spoken to over its standard input and output, and ended with all it started.
+"""One MCP server as a program: started, spoken to over standard input and output, and ended with all its children.
 
 The program sees only the environment that it is given. A line that is too long ends it. Imports the official SDK: load
-this module in a thread, when a tool is first wanted.
+this module in a thread, when a tool is first needed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,27 @@ LINE_BYTES_MAX: Final = 8 * 1024 * 1024
 PAGES_MAX: Final = 100
 TOOLS_MAX: Final = 1_000
 LEAVE_S: Final = 2.0
-"""How long a server has to end by itself once its input has ended, and again once it was asked to."""
+"""How long a server has to exit once its input has ended, and again after SIGTERM."""
+
+UNREACHED: Final = -32_070
+"""JSON-RPC codes of ours for transport failures. This one: the server never received the call."""
+LOST: Final = -32_071
+"""The server may have received the call, and gave no answer."""
+GONE: Final = -32_072
+"""The server does not know the session, and so has not done anything."""
 
 log = logging.getLogger(__name__)
 read_message = types.jsonrpc_message_adapter.validate_json
 
 
 class McpFailed(Exception):
-    """What went wrong with a server, in words."""
+    """A server's failure, in words. `done`: None if nobody knows whether the tool ran."""
+
+    def __init__(self, message: str, *, done: bool | None = None, gone: bool = False) -> None:
+        super().__init__(message)
+        self.done = done
+        self.gone = gone
+        """Only the session is over: another one can be opened at once."""
 
 
 class McpTool(NamedTuple):
@@ -49,26 +62,31 @@ class McpSession:
         self._client = client
         self.tools = tools
         self.ended = ended
+        self.given_up = 0
+        """Calls that timed out."""
 
     async def call(self, tool: str, arguments: Mapping[str, Any], within_s: float) -> McpAnswer:
         try:
             result = await self._client.call_tool(tool, dict(arguments), read_timeout_seconds=within_s)
         except MCPError as error:
-            raise McpFailed(str(error)) from error
+            if error.code in (UNREACHED, LOST, GONE, types.CONNECTION_CLOSED):
+                self.ended.set()
+            done = False if error.code in (UNREACHED, GONE) else None
+            raise McpFailed(error.message, done=done, gone=error.code == GONE) from error
         return McpAnswer(_text(result), failed=bool(result.is_error))
 
 
 @asynccontextmanager
 async def open_session(name: str, server: McpServer, environment: Mapping[str, str]) -> AsyncIterator[McpSession]:
-    """Raises McpFailed, OSError if it cannot be started, and TimeoutError where the caller set a limit."""
+    """Raises McpFailed, OSError if the program cannot be started, and TimeoutError where the caller set a limit."""
     ended = asyncio.Event()
     program = _program(name, server, environment, ended)
-    # The older greeting is what every server there is understands.
+    # Every existing server understands the older handshake.
     async with Client(program, mode="legacy") as client:
-        yield McpSession(client, await _tools(client), ended)
+        yield McpSession(client, await list_tools(client), ended)
 
 
-async def _tools(client: Client) -> tuple[McpTool, ...]:
+async def list_tools(client: Client) -> tuple[McpTool, ...]:
     found: list[McpTool] = []
     cursor: str | None = None
     for _ in range(PAGES_MAX):
@@ -81,19 +99,19 @@ async def _tools(client: Client) -> tuple[McpTool, ...]:
 
 
 def _text(result: types.CallToolResult) -> str:
-    """What can be read of it. The rest is named, so that nobody thinks that there was nothing."""
-    said: list[str] = []
+    """The readable text of a result. Other blocks are named, so that the result does not look empty."""
+    texts: list[str] = []
     for block in result.content:
         match block:
             case types.TextContent(text=text):
-                said.append(text)
+                texts.append(text)
             case types.EmbeddedResource(resource=types.TextResourceContents(text=text)):
-                said.append(text)
+                texts.append(text)
             case types.ResourceLink(uri=uri):
-                said.append(str(uri))
+                texts.append(str(uri))
             case _:
-                said.append(f"[{block.type} left out]")
-    return "\n".join(said)
+                texts.append(f"[{block.type} left out]")
+    return "\n".join(texts)
 
 
 @asynccontextmanager
@@ -102,28 +120,28 @@ async def _program(
 ) -> AsyncIterator[tuple[Any, Any]]:
     command = (server.command, *server.args)
     process = await start_program(command, {**environment, **server.env}, LINE_BYTES_MAX)
-    heard, hearing = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    saying, said = anyio.create_memory_object_stream[SessionMessage](0)
-    beside = [
-        asyncio.create_task(_hear(name, process, heard, ended)),
-        asyncio.create_task(_say(process, said)),
+    received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    outgoing, outgoing_receive = anyio.create_memory_object_stream[SessionMessage](0)
+    pumps = [
+        asyncio.create_task(_read_output(name, process, received, ended)),
+        asyncio.create_task(_write_input(process, outgoing_receive)),
         asyncio.create_task(
-            log_stderr(process, lambda said: log.info("mcp.said", extra={"server": name, "said": said}))
+            log_stderr(process, lambda line: log.info("mcp.said", extra={"server": name, "said": line}))
         ),
     ]
     try:
-        yield hearing, saying
+        yield incoming, outgoing
     finally:
         ended.set()
         await _end(process)
-        for each in beside:
+        for each in pumps:
             each.cancel()
-        await asyncio.wait(beside)
-        for stream in (heard, hearing, saying, said):
+        await asyncio.wait(pumps)
+        for stream in (received, incoming, outgoing, outgoing_receive):
             stream.close()
 
 
-async def _hear(name: str, process: asyncio.subprocess.Process, heard: Any, ended: asyncio.Event) -> None:
+async def _read_output(name: str, process: asyncio.subprocess.Process, received: Any, ended: asyncio.Event) -> None:
     assert process.stdout is not None
     try:
         while True:
@@ -139,27 +157,27 @@ async def _hear(name: str, process: asyncio.subprocess.Process, heard: Any, ende
             try:
                 message = SessionMessage(read_message(line, by_name=False))
             except ValueError:
-                # Many servers print a word to standard output that is none of the protocol's.
+                # Many servers print lines to standard output that are no messages.
                 log.debug("mcp.not_a_message", extra={"server": name})
                 continue
-            await heard.send(message)
+            await received.send(message)
     except (anyio.ClosedResourceError, anyio.BrokenResourceError):
         return
     finally:
         ended.set()
-        heard.close()
+        received.close()
 
 
-async def _say(process: asyncio.subprocess.Process, said: Any) -> None:
+async def _write_input(process: asyncio.subprocess.Process, outgoing: Any) -> None:
     assert process.stdin is not None
     with contextlib.suppress(ConnectionError, anyio.ClosedResourceError, anyio.EndOfStream):
-        async for message in said:
+        async for message in outgoing:
             process.stdin.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
             await process.stdin.drain()
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Close its input, then terminate it, then kill it with all that it started."""
+    """Closes the server's input, then terminates it, then kills it with all its children."""
     assert process.stdin is not None
     try:
         process.stdin.close()
@@ -167,7 +185,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             signal_group(process, signal.SIGTERM)
             await _exited(process)
     finally:
-        # Also for what the server left behind, whether it ended by itself or not; and if this was canceled.
+        # Also kills processes that the server left behind, whether it exited or not, and also when this is canceled.
         signal_group(process, signal.SIGKILL)
         process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (nothing else lets go of its pipes)
     await _exited(process)

@@ -4,8 +4,9 @@
     for offered in await tools.list("acme", definition): …
     answer = await tools.call("acme", definition, "files", "read", {"path": "x"})
 
-A server is started when one of its tools is first wanted, and by the next call after it has ended. Its errors are
-failed answers. A tool that an agent may not use, and a server of another tenant, do not exist for that agent.
+A server is a local program, or a remote server over HTTP. It is started, or connected to, when one of its tools is
+first used, and again by the next call after it has ended. Its errors are failed answers. For an agent, tools that it
+may not use and servers of other tenants do not exist.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -23,19 +25,26 @@ from covenant.model.agent_definition import AgentDefinition
 from covenant.model.errors import Forbidden
 from covenant.model.extras import install_command
 from covenant.model.mcp_servers import McpServer, Tool, tools_for, tools_of
+from covenant.outbound.http_fetcher import Fetcher
 
 if TYPE_CHECKING:
     from covenant.agents.model.mcp_stdio import McpSession
 
 TEXT_BYTES_MAX: Final = 16 * 1024
 AT_ONCE_MAX: Final = 16
-"""Calls of one server under way; others wait, and their time runs."""
+"""The most calls of one server at once. Further calls wait, and their timeout runs meanwhile."""
+GIVEN_UP_MAX: Final = 16
+"""So many timed-out calls of a remote server end its session."""
 RETRY_S: Final = 5.0
-"""How long a server that could not be started is left alone."""
+"""The pause before a server that could not be started is tried again."""
 MISSING: Final = f"MCP is not installed here: {install_command('mcp')}"
 
 log = logging.getLogger(__name__)
 _name = re.compile(r"[A-Za-z0-9_./-]{1,128}").fullmatch
+
+
+def is_name(given: object) -> bool:
+    return isinstance(given, str) and _name(given) is not None
 
 
 class OfferedTool(NamedTuple):
@@ -44,7 +53,7 @@ class OfferedTool(NamedTuple):
 
 
 class McpAnswer(NamedTuple):
-    """`failed`: the tool says so, or its server did not answer."""
+    """`failed`: the tool reported a failure, or its server did not answer."""
 
     text: str
     failed: bool = False
@@ -52,24 +61,71 @@ class McpAnswer(NamedTuple):
 
 
 class McpUnavailable(Exception):
-    """A server cannot be spoken to. The message is for the agent, and says nothing of our machine."""
+    """A server cannot be reached. The message is for the agent, and reveals nothing about this machine."""
+
+
+class _SessionGone(McpUnavailable):
+    """The server has done nothing: the call can be repeated in a new session."""
 
 
 class McpTools:
-    """Lives on one loop. `close` ends every server."""
+    """Must be used on one event loop. `close` ends every server."""
 
-    def __init__(self, servers: Mapping[str, McpServer], environment: Mapping[str, str]) -> None:
-        """`environment` is all that a server sees of ours."""
-        self._servers = dict(servers)
-        self._hosts = {name: _Host(name, server, environment, self._listed) for name, server in self._servers.items()}
-        self._declared = {
-            name: {tool.name: tool for tool in tools_of({name: server})} for name, server in servers.items()
-        }
+    def __init__(
+        self,
+        servers: Mapping[str, McpServer],
+        environment: Mapping[str, str],
+        fetcher: Fetcher | None = None,
+        secrets: Mapping[str, str] | None = None,
+    ) -> None:
+        """`environment` is all that a program sees of the daemon's. `fetcher` calls remote servers; None: none is
+        called.
+
+        `secrets`: the variables that `token_env` may name.
+        """
+        self._environment = environment
+        self._fetcher = fetcher
+        self._secrets = secrets or {}
+        self._servers: dict[str, McpServer] = {}
+        self._hosts: dict[str, _Host] = {}
+        self._declared: dict[str, dict[str, Tool]] = {}
         self._live: dict[str, dict[str, OfferedTool]] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+        self.replace(servers)
+
+    def replace(self, servers: Mapping[str, McpServer]) -> None:
+        """Replaces the configured servers. An unchanged server goes on; a removed one ends after its running calls."""
+        changed = [name for name, server in self._servers.items() if servers.get(name) != server]
+        for name in changed:
+            retiring = asyncio.ensure_future(self._hosts.pop(name).retire())
+            self._retiring.add(retiring)
+            retiring.add_done_callback(self._retiring.discard)
+            del self._servers[name], self._declared[name]
+            self._live.pop(name, None)
+        for name, server in servers.items():
+            if name not in self._servers:
+                self._hosts[name] = _Host(name, server, self._opened, self._listed)
+                self._declared[name] = {tool.name: tool for tool in tools_of({name: server})}
+        self._servers = dict(servers)
+
+    async def _opened(self, name: str, server: McpServer) -> AbstractAsyncContextManager[McpSession]:
+        if find_spec("mcp") is None:
+            raise ModuleNotFoundError(MISSING)
+        if not server.url:
+            adapter = await asyncio.to_thread(import_module, "covenant.agents.model.mcp_stdio")
+            program: AbstractAsyncContextManager[McpSession] = adapter.open_session(name, server, self._environment)
+            return program
+        if self._fetcher is None:
+            raise McpUnavailable(f"{name} is a remote server, and this daemon makes no outbound calls")
+        adapter = await asyncio.to_thread(import_module, "covenant.agents.model.mcp_http")
+        elsewhere: AbstractAsyncContextManager[McpSession] = adapter.open_http_session(
+            name, server, self._fetcher, self._secrets
+        )
+        return elsewhere
 
     @property
     def all(self) -> tuple[Tool, ...]:
-        """What is known now: what a server said it has, and until then what the file says."""
+        """The tools known now: those that a server has listed, and until then those that the settings declare."""
         found: list[Tool] = []
         for name in self._servers:
             live = self._live.get(name)
@@ -78,14 +134,14 @@ class McpTools:
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Whose agents have any server."""
+        """The tenants whose agents have any server."""
         return frozenset(tenant for server in self._servers.values() for tenant in server.tenants)
 
     def serves(self, tenant: str, server: str) -> bool:
         return server in self._servers and tenant in self._servers[server].tenants
 
     async def list(self, tenant: str, agent: AgentDefinition) -> Sequence[OfferedTool]:
-        """What this agent may call. A server that does not start has nothing to offer; the log says why."""
+        """The tools that this agent may call. A server that does not start offers none; the log says why."""
         theirs = [name for name, server in self._servers.items() if tenant in server.tenants]
         if not usable_tools(agent, [Tool(name, "") for name in theirs]) and not agent.mcp_tool_permissions:
             return ()
@@ -101,7 +157,7 @@ class McpTools:
     ) -> McpAnswer:
         """`agent`: None where the daemon's own settings name the tool, for all agents of the server's tenants."""
         host = self._hosts.get(server)
-        # Before the server is asked for anything: what it is may not depend on who asks.
+        # Checked before the server is asked: the refusal must not reveal whether the server has the tool.
         wanted = Tool(server, tool)
         if not self.serves(tenant, server) or (agent is not None and not usable_tools(agent, [wanted])):
             whose = agent.id if agent is not None else tenant
@@ -114,32 +170,41 @@ class McpTools:
         return _bounded(answered)
 
     async def close(self) -> None:
+        for retiring in self._retiring:
+            retiring.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
 
-    def _listed(self, name: str, session: McpSession) -> None:
+    def _listed(self, host: _Host, session: McpSession) -> None:
+        name = host.name
+        if self._hosts.get(name) is not host:
+            return
         declared, tenants = self._declared[name], self._servers[name].tenants
         live: dict[str, OfferedTool] = {}
         for each in session.tools:
-            if _name(each.name) is None:
+            if not is_name(each.name):
                 log.warning("mcp.tool_left_out", extra={"server": name, "tool": each.name[:100]})
                 continue
-            said = each.description or (declared[each.name].description if each.name in declared else "")
-            live[each.name] = OfferedTool(Tool(name, each.name, said, tenants), each.input_schema)
+            about = each.description or (declared[each.name].description if each.name in declared else "")
+            live[each.name] = OfferedTool(Tool(name, each.name, about, tenants), each.input_schema)
         self._live[name] = live
 
 
+Opener = Callable[[str, McpServer], Awaitable[AbstractAsyncContextManager["McpSession"]]]
+
+
 class _Host:
-    """One server: its process while it runs, and when it may be tried again."""
+    """One server: its session while it has one, and when it may be tried again."""
 
     def __init__(
-        self, name: str, server: McpServer, environment: Mapping[str, str], listed: Callable[[str, McpSession], None]
+        self, name: str, server: McpServer, opened: Opener, listed: Callable[[_Host, McpSession], None]
     ) -> None:
-        self._name = name
+        self.name: Final = name
         self._server = server
-        self._environment = environment
+        self._opened = opened
         self._listed = listed
         self._places = asyncio.Semaphore(AT_ONCE_MAX)
-        self._life: asyncio.Task[None] | None = None
+        self._serving: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[McpSession] | None = None
         self._not_before_s = 0.0
         self._trouble = ""
@@ -148,14 +213,22 @@ class _Host:
         within_s = self._server.call_timeout_ms / 1000
         session = await self.session()
         if tool not in {each.name for each in session.tools}:
-            raise McpUnavailable(f"{self._name} has no tool {tool}")
+            raise McpUnavailable(f"{self.name} has no tool {tool}")
         try:
             async with asyncio.timeout(within_s):
                 async with self._places:
-                    return await self._answer(session, tool, arguments)
+                    try:
+                        return await self._answer(session, tool, arguments)
+                    except _SessionGone:
+                        # The server has done nothing: it was restarted, or has forgotten the session.
+                        return await self._answer(await self.session(), tool, arguments)
         except TimeoutError:
+            session.given_up += 1
+            if session.given_up >= GIVEN_UP_MAX and self._server.url:
+                # The server's unfinished calls end with the session.
+                session.ended.set()
             raise McpUnavailable(
-                f"{self._name}.{tool} did not answer within {self._server.call_timeout_ms} ms"
+                f"{self.name}.{tool} did not answer within {self._server.call_timeout_ms} ms"
             ) from None
 
     async def _answer(self, session: McpSession, tool: str, arguments: Mapping[str, Any]) -> McpAnswer:
@@ -169,69 +242,78 @@ class _Host:
                 return calling.result()
             raise self._ended(tool)
         except McpFailed as trouble:
+            if trouble.gone:
+                raise _SessionGone(f"{self.name} lost its session twice") from None
+            if trouble.done is False:
+                raise McpUnavailable(f"{self.name} could not be reached; {tool} did not run") from None
             if session.ended.is_set():
                 raise self._ended(tool) from None
-            raise McpUnavailable(f"{self._name}.{tool} failed: {trouble}") from None
+            raise McpUnavailable(f"{self.name}.{tool} failed: {trouble}") from None
         finally:
             calling.cancel()
             ending.cancel()
             await asyncio.gather(calling, ending, return_exceptions=True)
 
     def _ended(self, tool: str) -> McpUnavailable:
-        return McpUnavailable(f"{self._name} ended before {tool} was done; it may have been done")
+        return McpUnavailable(f"{self.name} ended while {tool} ran; {tool} may have taken effect")
 
     async def session(self) -> McpSession:
-        """The server, started if it does not run."""
+        """The server's session; starts the server if it does not run."""
         loop = asyncio.get_running_loop()
         ready = self._ready
-        if ready is None or (ready.done() and (self._life is None or self._life.done() or _over(ready))):
+        if ready is None or (ready.done() and (self._serving is None or self._serving.done() or _has_ended(ready))):
             if loop.time() < self._not_before_s:
                 raise McpUnavailable(self._trouble)
-            if self._life is not None:
-                await asyncio.wait((self._life,))
-            # Whoever else waited may have started it meanwhile.
+            if self._serving is not None:
+                await asyncio.wait((self._serving,))
+            # Another caller may have started it meanwhile.
             if self._ready is ready:
                 self._ready = loop.create_future()
-                self._life = loop.create_task(self._live(self._ready))
+                self._serving = loop.create_task(self._serve(self._ready))
             ready = self._ready
             assert ready is not None
         return await asyncio.shield(ready)
 
-    async def _live(self, ready: asyncio.Future[McpSession]) -> None:
-        """From its start to its end. Whoever waits for it hears one or the other."""
-        loop, said = asyncio.get_running_loop(), f"{self._name} was stopped"
+    async def _serve(self, ready: asyncio.Future[McpSession]) -> None:
+        """Runs the server from start to end. `ready` gets the session, or the reason why there is none."""
+        loop, trouble = asyncio.get_running_loop(), f"{self.name} was stopped"
         try:
             async with asyncio.timeout(self._server.init_timeout_ms / 1000) as limit:
-                if find_spec("mcp") is None:
-                    raise ModuleNotFoundError(MISSING)
-                adapter = await asyncio.to_thread(import_module, "covenant.agents.model.mcp_stdio")
-                async with adapter.open_session(self._name, self._server, self._environment) as session:
+                async with await self._opened(self.name, self._server) as session:
                     limit.reschedule(None)
-                    log.info("mcp.started", extra={"server": self._name, "tools": len(session.tools)})
-                    self._listed(self._name, session)
+                    log.info("mcp.started", extra={"server": self.name, "tools": len(session.tools)})
+                    self._listed(self, session)
                     ready.set_result(session)
                     await session.ended.wait()
-            log.warning("mcp.ended", extra={"server": self._name})
-        except Exception as trouble:
-            log.warning("mcp.not_started", exc_info=True, extra={"server": self._name})
-            said = f"{self._name} could not be started"
-            if isinstance(trouble, ModuleNotFoundError):
-                said = MISSING
-            elif isinstance(trouble, TimeoutError):
-                said = f"{self._name} was not ready within {self._server.init_timeout_ms} ms"
-            self._not_before_s, self._trouble = loop.time() + RETRY_S, said
+            log.warning("mcp.ended", extra={"server": self.name})
+        except Exception as error:
+            log.warning("mcp.not_started", exc_info=True, extra={"server": self.name})
+            trouble = f"{self.name} could not be {'reached' if self._server.url else 'started'}"
+            if isinstance(error, ModuleNotFoundError):
+                trouble = MISSING
+            elif isinstance(error, TimeoutError):
+                trouble = f"{self.name} was not ready within {self._server.init_timeout_ms} ms"
+            self._not_before_s, self._trouble = loop.time() + RETRY_S, trouble
         finally:
             if not ready.done():
-                ready.set_exception(McpUnavailable(said))
+                ready.set_exception(McpUnavailable(trouble))
                 ready.exception()
 
+    async def retire(self) -> None:
+        """Ends the server once its running calls are over. No new call reaches it."""
+        try:
+            for _ in range(AT_ONCE_MAX):
+                await self._places.acquire()
+        finally:
+            await self.close()
+
     async def close(self) -> None:
-        if self._life is not None:
-            self._life.cancel()
-            await asyncio.wait((self._life,))
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.wait((self._serving,))
 
 
-def _over(ready: asyncio.Future[McpSession]) -> bool:
+def _has_ended(ready: asyncio.Future[McpSession]) -> bool:
     return ready.cancelled() or ready.exception() is not None or ready.result().ended.is_set()
 
 

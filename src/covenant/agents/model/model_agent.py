@@ -1,12 +1,13 @@
-"""Agents that a language model plays: an agent definition becomes a system prompt, and what it may use becomes tools.
+"""Agents that a language model plays: the agent definition becomes a system prompt, its capabilities become tools.
 
-The model calls tools in at most six rounds, and answers; its text is streamed. The result says what the model and its
-sub-agents used, and a task that has used up its tokens fails. Of a provider's failure the sender is told one word out
-of a closed list; the log has the rest. Only this module and `pydantic_agent` import pydantic-ai.
+The model calls tools in at most six rounds and then answers; its text is streamed. The result reports what the model
+and its sub-agents used, and a task that has used up its tokens fails. After a provider's failure the sender is told one
+word of a closed list; the log has the details. Only this package imports pydantic-ai.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterable, Sequence
 from functools import partial
@@ -17,8 +18,6 @@ from pydantic_ai.exceptions import (
     ApprovalRequired,
     CallDeferred,
     ModelAPIError,
-    ModelHTTPError,
-    ModelTimeoutError,
     UnexpectedModelBehavior,
     UsageLimitExceeded,
 )
@@ -27,27 +26,31 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RunUsage, UsageLimits
 
 from covenant.agents.function_agent import earlier
+from covenant.agents.model.child_questions import ChildrenAsk
 from covenant.agents.model.conversation import ModelConversation, RunInput
 from covenant.agents.model.pydantic_agent import (
     CUT,
+    NO_ANSWER,
     BoundedModel,
+    Fallback,
     cut_at,
+    failure_word,
     history_of,
     listen,
     prompt_of,
+    retry_reason,
     say_result,
     used,
-    why_unable,
 )
 from covenant.agents.model.toolbox import CONSULTS_MAX, ROUNDS_MAX, Toolbox, ToolServices
 from covenant.agents.runtime.job import Job
+from covenant.agents.runtime.model_calls import TIMED_OUT
 from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.exchange.tasks.builder import text_of
 from covenant.model.agent_definition import INDEX, Advisor, AgentDefinition
 from covenant.model.errors import CovenantError
 from covenant.model.task import NATIVE
 from covenant.model.task_event import StatusUpdate
-from covenant.model.usage import tokens_of
 
 ANSWER_TOKENS_MAX: Final = 1_024
 
@@ -68,15 +71,26 @@ class Verdict(NamedTuple):
     words: str = ""
 
 
-class ModelAdvisor:
-    """A second model, which an agent can ask (`consult`), or which sees each answer before anybody else (`gate`).
+class Asking(NamedTuple):
+    """The turn in which an advisor is asked, its usage so far, its limits, and the callback for fallbacks."""
 
-    A gate lets an answer pass, sends the agent back with what to do better, or stops it. An advisor that says none of
-    these stops it too, unless its definition says otherwise. What an advisor uses is charged to the task.
+    job: Job
+    usage: RunUsage
+    limits: UsageLimits
+    changed: Fallback
+
+
+class ModelAdvisor:
+    """A second model: the agent can ask it (`consult`), or it sees each answer before anybody else (`gate`).
+
+    A gate lets an answer pass, sends the agent back with what to do better, or stops it. An unreadable reply stops the
+    answer too, unless the advisor's definition says otherwise. The advisor's usage is charged to the task.
     """
 
-    def __init__(self, model: Model, advisor: Advisor, *, request_s: float) -> None:
+    def __init__(self, model: Model, advisor: Advisor, *, request_s: float, fallbacks: Sequence[Model] = ()) -> None:
+        """`fallbacks`: models to ask, in this order, when the one before cannot answer just now."""
         self._model = model
+        self._fallbacks = tuple(fallbacks)
         self._advisor = advisor
         self._request_s = request_s
         self._settings = ModelSettings(max_tokens=ANSWER_TOKENS_MAX, timeout=request_s)
@@ -89,22 +103,23 @@ class ModelAdvisor:
     def redirects_max(self) -> int:
         return self._advisor.max_redirects
 
-    async def consult(self, question: str, usage: RunUsage, limits: UsageLimits) -> str:
-        return await self._ask(CONSULT, question, usage, limits)
+    async def consult(self, question: str, asking: Asking) -> str:
+        return await self._ask(CONSULT, question, asking)
 
-    async def judge(self, asked: str, answer: str, usage: RunUsage, limits: UsageLimits) -> Verdict:
+    async def judge(self, asked: str, answer: str, asking: Asking) -> Verdict:
         shown = f"The user asked:\n{asked}\n\nThe agent's answer:\n{answer}"
-        return self._read(await self._ask(GATE, shown, usage, limits))
+        return self._read(await self._ask(GATE, shown, asking))
 
-    async def _ask(self, role: str, shown: str, usage: RunUsage, limits: UsageLimits) -> str:
+    async def _ask(self, role: str, shown: str, asking: Asking) -> str:
+        usage, limits = asking.usage, asking.limits
         told = "\n\n".join(filter(None, (role, self._advisor.prompt)))
-        model = BoundedModel(self._model, self._request_s)
+        model = BoundedModel(self._model, self._request_s, self._fallbacks, asking.changed, job=asking.job)
         agent: Agent[None, str] = Agent(model, instructions=told, model_settings=self._settings)
         async with agent.run_stream(shown, usage=usage, usage_limits=limits) as answer:
             return await answer.get_output()
 
-    def _read(self, said: str) -> Verdict:
-        line = said.strip()
+    def _read(self, reply: str) -> Verdict:
+        line = reply.strip()
         for signal in SIGNALS:
             if line[: len(signal)].lower() == signal and not line[len(signal) : len(signal) + 1].isalnum():
                 return Verdict(signal, line[len(signal) :].lstrip(" :").strip())
@@ -136,65 +151,56 @@ ROUTING: Final = (
 
 
 def system_prompt(definition: AgentDefinition, directory: str = "", *, tools: bool = True, voice: bool = False) -> str:
-    """`voice`: whoever asks listens, whatever the definition says."""
-    said = [f"You are {definition.name or definition.id}{f', {definition.role}' if definition.role else ''}."]
+    """The instructions for the model. `voice`: the user listens, whatever the definition says."""
+    sections = [f"You are {definition.name or definition.id}{f', {definition.role}' if definition.role else ''}."]
     for title, text in (
         ("Your goal", definition.goal),
         ("About you", definition.description),
         ("Your personality", definition.personality),
     ):
         if text:
-            said.append(f"{title}: {text}")
+            sections.append(f"{title}: {text}")
     if definition.rules:
-        said.append("\n".join(("Rules:", *(f"- {rule}" for rule in definition.rules))))
+        sections.append("\n".join(("Rules:", *(f"- {rule}" for rule in definition.rules))))
     style = [
         BREVITY[definition.brevity],
         MODE[definition.mode],
         VOICE if voice or definition.channel == "voice" else "",
     ]
-    said.append(" ".join(filter(None, style)))
+    sections.append(" ".join(filter(None, style)))
     if definition.id == INDEX and directory:
-        said.append(ROUTING)
+        sections.append(ROUTING)
     if tools:
-        said.append(TOOLS)
+        sections.append(TOOLS)
     if directory:
-        said.append(directory)
-    return "\n\n".join(said)
+        sections.append(directory)
+    return "\n\n".join(sections)
 
 
 REQUESTS_MAX: Final = ROUNDS_MAX + 2
-"""One round more is answered with why there are no more; one that still calls tools ends the turn."""
+"""One extra round is answered with the reason why no more follow; another one ends the turn."""
 RETRIES: Final = 2
-"""How often a model may call what is not there, or with arguments that are no JSON, before its turn fails."""
+"""How often a model may call an unknown tool, or with arguments that are not JSON, before its turn fails."""
 CUT_SHORT: Final = "the model's answer was cut at max_tokens before it said anything; raise max_tokens"
 ADVISOR: Final = "covenant.advisor"
-"""In the metadata of a status: what the advisor said of an answer."""
+"""Key in the metadata of a status: the advisor's verdict on an answer."""
 FALLBACK: Final = "covenant.model_fallback"
-"""In the metadata of a status: which model could not answer, why, and which one is asked now."""
+"""Key in the metadata of a status: the model that could not answer, the reason, and the model asked instead."""
 FALLBACKS: Final = "model_fallbacks"
-"""In the usage: how often another model was asked."""
+"""Key in the usage: how often another model was asked."""
 PLAIN: Final = {
     "rate_limited": "rate-limited",
     "overloaded": "overloaded",
     "timed_out": "too slow",
     "unreachable": "not reached",
 }
-SENT_BACK: Final = "Your advisor has not let this answer pass. Do this, and answer again: "
-TROUBLE: Final = {
-    400: "invalid_request",
-    401: "auth_failed",
-    403: "auth_failed",
-    404: "not_found",
-    413: "request_too_large",
-    422: "invalid_request",
-    429: "rate_limited",
-}
+REDIRECT_PROMPT: Final = "Your advisor has not let this answer pass. Do this, and answer again: "
 
 log = logging.getLogger(__name__)
 
 
 class OutOfTokens(CovenantError):
-    """The task has used what it may."""
+    """The task has used up its tokens."""
 
 
 class ModelAgent:
@@ -204,22 +210,18 @@ class ModelAgent:
         definition: AgentDefinition,
         services: ToolServices,
         *,
-        tokens_max: int = 0,
         request_s: float = 120.0,
         remembers: bool = True,
         adviser: ModelAdvisor | None = None,
         fallbacks: Sequence[Model] = (),
     ) -> None:
-        """`tokens_max`: of one task, with what it delegates; 0: no limit.
+        """`fallbacks`: models to ask, in this order, when the one before cannot answer just now.
 
-        `fallbacks`: models that are asked, in this order, when the one before cannot answer just now.
-
-        `request_s`: for one answer of the model, from the question to its last word, with retries.
+        `request_s`: the time limit of one answer of the model, from the request to its last word, retries included.
         """
         self._model = model
         self._definition = definition
         self._services = services
-        self._tokens_max = tokens_max
         self._request_s = request_s
         self._remembers = remembers
         self._adviser = adviser
@@ -227,33 +229,37 @@ class ModelAgent:
 
     async def run(self, job: Job) -> None:
         output, usage, adviser = TurnOutput(job), RunUsage(), self._adviser
-        model = BoundedModel(self._model, self._request_s, self._fallbacks, partial(_tell_fallback, job, output))
-        # Told even if somebody else ends this turn: what was used was used.
+        changed = partial(_tell_fallback, job, output)
+        model = BoundedModel(self._model, self._request_s, self._fallbacks, changed, job=job)
+        # Recorded even if somebody else ends this turn: these tokens were used.
         job.spending.running = lambda: used(model.with_streamed(usage))
-        gated = adviser is not None and adviser.gates
+        gated, asking = adviser is not None and adviser.gates, Asking(job, usage, self._limits(job), changed)
         toolbox = Toolbox(
             job,
             output,
             self._definition,
             self._services,
             remembers=self._remembers,
-            advise=partial(adviser.consult, usage=usage, limits=self._limits(job)) if adviser is not None else None,
+            advise=partial(adviser.consult, asking=asking) if adviser is not None else None,
             holds_files=gated,
         )
         try:
             await (self._talk_gated if gated else self._talk)(job, output, toolbox, model, usage)
-        except OutOfTokens as spent:
-            job.fail(str(spent))
+        except OutOfTokens as over:
+            job.fail(str(over))
         except UsageLimitExceeded:
-            most = self._most(job)
-            over = most and tokens_of(job.spending.usage) >= most
-            job.fail(_spent(most) if over else "the model did not come to an answer")
+            job.fail(job.spending.used_up or NO_ANSWER)
         except (ModelAPIError, UnexpectedModelBehavior) as error:
             log.warning("model.failed", exc_info=True, extra=job.fields(model=model.model_name))
             cut = isinstance(error, UnexpectedModelBehavior) and model.stop_reason == CUT
             if cut:
                 job.notes["stop_reason"] = CUT
             job.fail(CUT_SHORT if cut else f"the model failed: {failure_word(error)}", reason=retry_reason(error))
+        except asyncio.CancelledError:
+            if not model.late or job.stopping is not None:
+                raise
+            # The time limit expired at a moment when the library reports it as a cancellation.
+            job.fail(f"the model failed: {TIMED_OUT}", reason=TIMED_OUT)
         finally:
             job.spend(job.spending.end_running())
             job.notes.setdefault("model", model.model_name)
@@ -274,17 +280,18 @@ class ModelAgent:
             ) as events:
                 return await listen(events, job, output)
 
-        say_result(await ModelConversation(job).hold(run, prompt_of(job), before), job, output)
+        say_result(await ModelConversation(job, output, toolbox).hold(run, prompt_of(job), before), job, output)
 
     async def _talk_gated(
         self, job: Job, output: TurnOutput, toolbox: Toolbox, model: BoundedModel, usage: RunUsage
     ) -> None:
-        """Nothing that it says goes out before its advisor has let it pass."""
+        """Holds back the model's answer until its advisor has let it pass."""
         adviser, limits = self._adviser, self._limits(job)
         assert adviser is not None
         agent, asked = self._agent(job, toolbox, model), "\n".join(text_of(message.parts) for message in job.messages)
         prompt, before = prompt_of(job), history_of(await earlier(job, context=True))
-        conversation = ModelConversation(job)
+        conversation = ModelConversation(job, output, toolbox)
+        asking = Asking(job, usage, limits, partial(_tell_fallback, job, output))
 
         async def run(asked: RunInput) -> AgentRunResult[Any]:
             async with agent.run_stream_events(
@@ -298,7 +305,7 @@ class ModelAgent:
 
         for redirects in range(adviser.redirects_max + 1):
             result = await conversation.hold(run, prompt, before)
-            verdict = await adviser.judge(asked, result.output, usage, limits)
+            verdict = await adviser.judge(asked, result.output, asking)
             told = {"signal": f"gate_{verdict.signal}", "redirects": redirects}
             output.status(StatusUpdate(f"The advisor says: {verdict.signal}", metadata={ADVISOR: told}))
             if verdict.signal == "continue":
@@ -308,15 +315,17 @@ class ModelAgent:
             if verdict.signal == "halt":
                 job.fail(f"the advisor stopped this answer: {verdict.words or 'it gave no reason'}")
                 return
-            before, prompt = result.all_messages(), f"{SENT_BACK}{verdict.words}"
+            before, prompt = result.all_messages(), f"{REDIRECT_PROMPT}{verdict.words}"
         job.fail(f"the advisor sent this back {adviser.redirects_max + 1} times and let no answer pass")
 
     def _limits(self, job: Job) -> UsageLimits:
-        """Over all that is asked of models in this turn."""
+        """Limits over all model requests of this turn."""
         adviser = self._adviser
         rounds = adviser.redirects_max + 1 if adviser is not None and adviser.gates else 1
         asked = 0 if adviser is None else CONSULTS_MAX + rounds
-        return UsageLimits(request_limit=REQUESTS_MAX * rounds + asked, total_tokens_limit=self._most(job) or None)
+        return UsageLimits(
+            request_limit=REQUESTS_MAX * rounds + asked, total_tokens_limit=job.spending.tokens_max or None
+        )
 
     def _agent(self, job: Job, toolbox: Toolbox, model: BoundedModel) -> Agent[Any, str | DeferredToolRequests]:
         definition = self._definition
@@ -342,31 +351,22 @@ class ModelAgent:
             raise CallDeferred
         if not context.tool_call_approved and toolbox.needs_approval(name, given):
             raise ApprovalRequired
-        said = await toolbox.use(name, given, context.run_step)
-        # What a sub-agent used is known now, and the model must not go on with more than there is.
+        try:
+            result = await toolbox.use(name, given, context.run_step)
+        except ChildrenAsk as asks:
+            raise CallDeferred(asks.metadata) from None
+        # A sub-agent's usage is known now. The model must not go on beyond the task's tokens.
         self._check_tokens(job)
-        return said
+        return result
 
     def _check_tokens(self, job: Job) -> None:
-        most = self._most(job)
-        if most and tokens_of(job.spending.usage) >= most:
-            raise OutOfTokens(_spent(most))
+        if (why := job.spending.used_up) is not None:
+            raise OutOfTokens(why)
 
     def _answer_tokens(self, job: Job) -> int:
-        """Of the next request: no longer an answer than what is left for this task, so that none is overspent."""
-        most, asked = self._most(job), self._definition.max_tokens
-        if not most:
-            return asked
-        left = int(most - tokens_of(job.spending.usage))
-        if job.spending.budget is not None:
-            left -= sum(job.spending.budget.reserved.values())
-        return max(1, min(asked, left))
-
-    def _most(self, job: Job) -> int:
-        """Tokens for this task: what is set here, or less if whoever asked for it has said so. 0: no limit."""
-        agreed = job.spending.budget
-        budget = agreed.tokens if agreed is not None else 0
-        return min(filter(None, (self._tokens_max, budget)), default=0)
+        """The length limit of the next answer: never more than the tokens left for this task."""
+        left, asked = job.spending.tokens_left, self._definition.max_tokens
+        return asked if left is None else max(1, min(asked, left))
 
 
 def _tell_fallback(job: Job, output: TurnOutput, unable: str, why: str, asked: str) -> None:
@@ -380,28 +380,8 @@ async def _result_of(events: AsyncIterable[Any]) -> AgentRunResult[Any]:
     async for event in events:
         if isinstance(event, AgentRunResultEvent):
             return event.result
-    raise UnexpectedModelBehavior("the run came to nothing")
-
-
-def _spent(most: int) -> str:
-    return f"the token budget of this task, {most}, is used up"
+    raise UnexpectedModelBehavior("the run ended without a result")
 
 
 def _spoken(job: Job) -> bool:
     return job.task.origin == NATIVE and (job.task.request_metadata or {}).get("channel") == "voice"
-
-
-def retry_reason(error: Exception) -> str:
-    """In one word of `RetryReason`; empty if the same question would fail again."""
-    if not isinstance(error, ModelAPIError):
-        return ""
-    rejected = isinstance(error, ModelHTTPError) and error.status_code < 500
-    return why_unable(error) or ("" if rejected else "provider_error")
-
-
-def failure_word(error: Exception) -> str:
-    if isinstance(error, ModelHTTPError):
-        return TROUBLE.get(error.status_code, "provider_error")
-    if isinstance(error, ModelTimeoutError):
-        return "timed_out"
-    return "provider_error"

@@ -1,12 +1,15 @@
-"""Specs of tools: what a model is told of a method that is one, and how the result of a use is written for it."""
+"""Tool specifications: how a method is described to a model, and how a tool's result is written for it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar, get_type_hints
 
 import msgspec
+
+from covenant.agents.agent_directory import RemoteCardEntry
+from covenant.model.agent_card import RemoteCard
 
 RESULT_BYTES_MAX: Final = 16_384
 SHARED_BYTES_MAX: Final = 32_768
@@ -18,13 +21,13 @@ LABELS: Final = {
     "a2a_call": ("a2a", "name"),
     "mcp_call": ("mcp", "server", "tool"),
 }
-"""Of a tool: how its uses are named, and by which of its arguments."""
+"""How the uses of a tool are labeled: a prefix, then the arguments that name the use."""
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[str]])
 
 
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`command`: the capability that an agent needs for it. `takes`: a struct of its arguments."""
+    """`command`: the capability that an agent needs for the tool. `takes`: the struct of its arguments."""
 
     name: str
     command: str
@@ -40,7 +43,7 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tool(command: str, about: str) -> Callable[[Method], Method]:
-    """The decorated method is a tool: its name and parameters are those that the model is told of."""
+    """Makes the method a tool. The model is told the method's name and parameters."""
 
     def decorate(method: Method) -> Method:
         kinds = get_type_hints(method, include_extras=True)
@@ -61,7 +64,7 @@ def specs_of(toolbox: type) -> dict[str, ToolSpec]:
 
 
 def framed(command: str, name: str, given: Mapping[str, Any], body: str, room: int) -> tuple[str, int]:
-    """The result of the tool `name`, and how many bytes of the room it took. `command` has no slash."""
+    """The result of the tool `name`, framed, and how many bytes of `room` it took. `command` has no slash."""
     sub = name.partition("_")[2]
     rest = " ".join(plain(value) for value in given.values())
     head = " ".join(filter(None, (f"/{command}", sub, rest)))
@@ -70,7 +73,7 @@ def framed(command: str, name: str, given: Mapping[str, Any], body: str, room: i
 
 
 def label(name: str, given: Mapping[str, Any]) -> str:
-    """Of a use, as its artifact has it: `a2a:weatherbot`, `mcp:server.tool`, `parallel`."""
+    """The label of a use in its artifact: `a2a:weatherbot`, `mcp:server.tool`, `parallel`."""
     prefix, *fields = LABELS.get(name, (name.replace("_", ":", 1),))
     named = ".".join(plain(given.get(field, "")) for field in fields)
     return f"{prefix}:{named}"[:HEAD_CHARS_MAX] if fields else prefix
@@ -86,3 +89,34 @@ def cut(text: str, most: int) -> str:
     if len(data) <= most:
         return text
     return data[: max(0, most - len(TRUNCATED))].decode(errors="ignore") + TRUNCATED
+
+
+def joined(agents: Sequence[str], answers: Iterable[str]) -> str:
+    share = RESULT_BYTES_MAX // len(agents) - 100
+    return "\n".join(f"[{agent}]\n{cut(answer, share)}" for agent, answer in zip(agents, answers, strict=True))
+
+
+def list_remotes(known: Mapping[str, RemoteCardEntry]) -> str:
+    if not known:
+        return "no remote agents configured"
+    lines = [f"configured remote agents ({len(known)}):"]
+    for name, kept in known.items():
+        if kept.card is None:
+            lines.append(f"  {name} (card unavailable: {plain(kept.trouble)})")
+            continue
+        lines.append(f"  {name} — {plain(kept.card.description)}")
+        if kept.card.skills:
+            lines.append(f"    skills: {', '.join(plain(skill.id) for skill in kept.card.skills)}")
+    return "\n".join(lines)
+
+
+def describe_card(card: RemoteCard) -> str:
+    ways = [f"{way.binding} {way.version}" for way in card.ways]
+    lines = [
+        f"name: {plain(card.name)}",
+        f"url: {card.ways[0].url if card.ways else card.url}",
+        f"protocol: {', '.join(ways) or 'unknown'}; version: {plain(card.version)}",
+        f"description: {plain(card.description)}",
+        *(f"- {plain(skill.id)}: {plain(skill.description or skill.name)}" for skill in card.skills),
+    ]
+    return "\n".join(lines)

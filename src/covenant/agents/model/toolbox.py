@@ -1,17 +1,17 @@
-"""The tools of an agent that a model plays: other agents, agents elsewhere, MCP servers, pages, memory, files.
+"""The tools of a model agent: local agents, remote agents, MCP servers, web pages, memory, files.
 
-What an agent may use is decided when a tool is called, whatever the model was told. A result is text between
-`[/command …]` and `[END …]`; one that begins with `ERR:` failed. A result has at most 16,384 bytes, and those of one
-round of the model 32,768 together. Text of others cannot look like the end of a result.
+Permission is checked when a tool is called, whatever the model was told. A result is text between `[/command …]` and
+`[END …]`; one that begins with `ERR:` failed. A result has at most 16,384 bytes, and the results of one round of the
+model 32,768 together. Text inside a result cannot imitate the end of the result.
 
-Each use leaves an artifact `<task>-tool-<n>`, and each answer of another agent `<task>-sub-<n>`. An agent elsewhere is
-sent the text of the message and nothing else.
+Each use writes an artifact `<task>-tool-<n>`, and each answer of another agent `<task>-sub-<n>`. A remote agent
+receives the text of the message and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Annotated, Any, Final
@@ -20,29 +20,30 @@ import msgspec
 
 from covenant.agents.agent_directory import AgentDirectory, RemoteCardEntry
 from covenant.agents.model.agent_memory import AgentMemories, AgentMemory, MemoryNote
-from covenant.agents.model.mcp_tools import McpTools
+from covenant.agents.model.child_questions import ChildQuestion, ChildrenAsk, ChildResult, question_of
+from covenant.agents.model.mcp_tools import McpTools, is_name
 from covenant.agents.model.tool_specs import (
-    RESULT_BYTES_MAX,
     SHARED_BYTES_MAX,
     TRUNCATED,
     ToolSpec,
-    cut,
+    describe_card,
     framed,
+    joined,
     label,
+    list_remotes,
     plain,
     specs_of,
     tool,
 )
 from covenant.agents.model.web_fetch import WebPages, WebSearch
-from covenant.agents.runtime import turn_output
+from covenant.agents.runtime import turn_files
 from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit
 from covenant.agents.runtime.job import Job
-from covenant.agents.runtime.turn_output import TurnOutput
+from covenant.agents.runtime.turn_output import SUB_AGENT, TOOL_CALL, TurnOutput
 from covenant.exchange.cards import ASK, MCP, usable
 from covenant.exchange.native import KEPT
-from covenant.model.agent_card import RemoteCard
 from covenant.model.agent_definition import INDEX, AgentDefinition
-from covenant.model.content import Content, Resource, Text
+from covenant.model.content import Content, Resource, is_plain
 from covenant.model.errors import CovenantError
 from covenant.model.sanitizer import file_name_of
 from covenant.model.task import NATIVE
@@ -52,9 +53,9 @@ from covenant.outbound.remote.remote_task import Sendable
 ROUNDS_MAX: Final = 6
 PAGES_MAX: Final = 3
 CONSULTS_MAX: Final = 2
-"""Questions to the advisor in one turn."""
+"""The most questions to the advisor in one turn."""
 FILE_BYTES_MAX: Final = 10 * 1024 * 1024
-"""Of all files of a turn."""
+"""The most bytes of all files of a turn."""
 FAILURES_MAX: Final = 2
 PARALLEL_MAX: Final = 16
 ERR: Final = "ERR: "
@@ -67,7 +68,7 @@ FilePath = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolServices:
-    """What this daemon has for its agents to use. None: not configured."""
+    """The services that this daemon offers to its agents. None: not configured."""
 
     directory: AgentDirectory
     pages: WebPages | None = None
@@ -81,7 +82,7 @@ class ToolServices:
             "/agent": True,
             "/parallel": True,
             "/a2a": self.directory.reaches_out,
-            MCP: self.mcp is not None,
+            MCP: self.mcp is not None and bool(self.mcp.tenants),
             "/fetch": self.pages is not None,
             "/search": self.search is not None,
             "/mem": self.memories is not None,
@@ -100,11 +101,11 @@ AgentMessages = Annotated[tuple[AgentMessage, ...], msgspec.Meta(min_length=1, m
 
 
 class ToolFailed(Exception):
-    """A tool did not do what it was asked to; says to the model why."""
+    """A tool failed. The message tells the model why."""
 
 
 async def ask(job: Job, name: str, what: Sendable) -> Answer:
-    """Hand something to another agent, as part of this job. Waits where calls may not follow each other so fast."""
+    """Calls another agent as part of this job. Waits and retries once if calls come too fast."""
     call = Call(agent=name, what=what)
     try:
         return await job.calls.one(call)
@@ -116,12 +117,11 @@ async def ask(job: Job, name: str, what: Sendable) -> Answer:
 
 
 def made_by(answer: Answer) -> list[Artifact]:
-    """The files and data of an answer, without the traces of tools and sub-agents."""
+    """The files and data of an answer, without the artifacts of tool uses and sub-agents."""
     return [
         artifact
         for artifact in answer.artifacts
-        if artifact.name not in (turn_output.TOOL_CALL, turn_output.SUB_AGENT)
-        and not all(type(part) is Text and part == Text(part.text) for part in artifact.parts)
+        if artifact.name not in (TOOL_CALL, SUB_AGENT) and not all(map(is_plain, artifact.parts))
     ]
 
 
@@ -137,9 +137,9 @@ class Toolbox:
         advise: Callable[[str], Awaitable[str]] | None = None,
         holds_files: bool = False,
     ) -> None:
-        """`remembers`: it has a memory of its own. An agent that exists for one request has none.
+        """`remembers`: the agent has a memory. An agent that exists for one request has none.
 
-        `advise`: asks its advisor. `holds_files`: what it writes is given only by `give_files`.
+        `advise`: asks the advisor. `holds_files`: written files are held back until `give_files`.
         """
         self._job = job
         self._output = output
@@ -166,27 +166,27 @@ class Toolbox:
         self._pages_left = PAGES_MAX
         self._files_room = FILE_BYTES_MAX
         self._kept: dict[str, str] = {}
-        """Files of this turn that are kept, by name."""
+        """This turn's files that are kept in the conversation, by name."""
         self._files: dict[str, Content] | None = {} if holds_files else None
         self._advise = advise
         self._consults_left = CONSULTS_MAX
         self._failures: dict[tuple[str, bytes], int] = {}
         self._asking: dict[str, Answer] = {}
-        """Agents that wait for an answer to what they asked."""
+        """Agents whose question waits for the model's answer."""
 
     @property
     def specs(self) -> list[ToolSpec]:
-        """The tools that the model is told of."""
+        """The tools that the model may use."""
         return [spec for spec in TOOL_SPECS.values() if spec.command in self.commands]
 
     @property
     def agents(self) -> str:
-        """The agents that the model is told of."""
+        """The directory of agents for the model's instructions."""
         local, remote = "/agent" in self.commands or "/parallel" in self.commands, "/a2a" in self.commands
         return self._services.directory.text(self._tenant, without=self._definition.id, local=local, remote=remote)
 
     def asks_user(self, name: str, given: Mapping[str, Any]) -> bool:
-        """Whether it is a question to the user that can be asked: nothing here answers it."""
+        """Whether this is a valid question to the user, which no tool answers."""
         spec = TOOL_SPECS.get(name)
         if spec is None or spec.command != ASK or ASK not in self.commands:
             return False
@@ -205,86 +205,122 @@ class Toolbox:
         return any(each.strip() in named for each in needs)
 
     async def use(self, name: str, given: Mapping[str, Any], round_: int) -> str:
-        """What the tool says, framed. `round_` counts the model's answers in this turn, from 1."""
+        """Runs a tool; returns its framed result. `round_` counts the model's answers in this turn, from 1."""
         if round_ != self._round:
             self._round, self._room, self._pages_left = round_, SHARED_BYTES_MAX, PAGES_MAX
         spec = TOOL_SPECS.get(name)
         key, began_s = (name, msgspec.json.encode(given)), monotonic()
-        try:
-            if spec is not None and spec.command == "/a2a" and not self._services.directory.known(self._tenant):
-                raise ToolFailed("A2A unavailable in this context")
-            if spec is None or spec.command not in self.commands:
-                raise ToolFailed(f"{name} is not among the tools of this agent")
-            if round_ > ROUNDS_MAX:
-                raise ToolFailed(
-                    f"tools were used in {ROUNDS_MAX} rounds, which is as often as they may be; answer now"
-                )
-            if self._failures.get(key, 0) >= FAILURES_MAX:
-                raise ToolFailed("this failed before, with the same arguments; do something else")
-            args = _read(spec, given)
-            body, ok = await spec.run(self, **msgspec.structs.asdict(args)), True
-        except (ToolFailed, CovenantError) as error:
-            body, ok = f"{ERR}{error}", False
-            self._failures[key] = self._failures.get(key, 0) + 1
+        with self._job.model_calls.watch_tool(self._job, _span_name(spec, given)) as use:
+            try:
+                body, ok = await self._run(spec, name, given, key)
+            except ChildrenAsk:
+                use.deferred = True
+                raise
+            use.failed = None if ok else "tool_failed"
         self._output.tool(label(name, given), ok=ok, took_ms=round((monotonic() - began_s) * 1_000))
         command = spec.command.removeprefix("/") if spec is not None else name
         told, took = framed(command, name, given, body, self._room)
         self._room -= took
         return told
 
+    async def _run(
+        self, spec: ToolSpec | None, name: str, given: Mapping[str, Any], key: tuple[str, bytes]
+    ) -> tuple[str, bool]:
+        """The tool's text, and whether the tool succeeded."""
+        try:
+            if spec is not None and spec.command == "/a2a" and not self._services.directory.known(self._tenant):
+                raise ToolFailed("A2A unavailable in this context")
+            if spec is None or spec.command not in self.commands:
+                raise ToolFailed(f"{name} is not among the tools of this agent")
+            if self._round > ROUNDS_MAX:
+                raise ToolFailed(f"tools may be used in {ROUNDS_MAX} rounds, and all are used up; answer now")
+            if self._failures.get(key, 0) >= FAILURES_MAX:
+                raise ToolFailed("this call failed before with the same arguments; try something else")
+            args = _read(spec, given)
+            return await spec.run(self, **msgspec.structs.asdict(args)), True
+        except (ToolFailed, CovenantError) as error:
+            self._failures[key] = self._failures.get(key, 0) + 1
+            return f"{ERR}{error}", False
+
     @tool("/agent", "Hand a task to another agent, and get its answer.")
     async def agent(self, agent: Short, message: Words) -> str:
         known = {listed.name for listed in self._services.directory.local(self._tenant)} - {INDEX, self._definition.id}
         if agent not in known:
-            raise ToolFailed(f"there is no agent {agent!r} to call; there are: {', '.join(sorted(known)) or 'none'}")
-        return await self._asked(agent, message)
+            raise ToolFailed(f"there is no agent {agent!r}; the agents are: {', '.join(sorted(known)) or 'none'}")
+        return await self._call(agent, message)
 
-    async def _asked(self, name: str, message: str) -> str:
+    async def _call(self, name: str, message: str) -> str:
         asking = self._asking.pop(name, None)
         if asking is None:
             answer = await ask(self._job, name, message)
         else:
             answer = await self._job.calls.answer(asking, message)
         self._output.sub(name, self._job.task.depth + 1, answer.text)
+        return self._result_text(name, answer)
+
+    def _result_text(self, name: str, answer: Answer) -> str:
         if answer.asks_approval:
-            # A model decides nothing in the place of a person.
-            raise ToolFailed(f"{name} waits for a person to approve this (task {answer.task_id}): {answer.text}")
+            # A model must not approve in place of a person.
+            raise ChildrenAsk((question_of(name, answer),))
         if answer.waits:
             self._asking[name] = answer
-            return f"{name} asks: {answer.text}\n(call it again, and it will take your message for the answer)"
+            return f"{name} asks: {answer.text}\n(call {name} again; your message will be the answer)"
         if not answer.ok:
-            raise ToolFailed(_why_not(answer) or f"{name} failed")
+            raise ToolFailed(_failure_text(answer) or f"{name} failed")
         names = [artifact.name for artifact in made_by(answer) if artifact.name]
         return f"{answer.text}\n(it also made: {', '.join(map(plain, names))})" if names else answer.text
 
+    def answered(self, name: str, answer: Answer) -> ChildResult:
+        """The result of a called agent after a person has answered its question."""
+        try:
+            return ChildResult(name, self._result_text(name, answer), ok=True)
+        except ToolFailed as error:
+            return ChildResult(name, f"{ERR}{error}", ok=False)
+
+    def resume(
+        self, name: str, given: Mapping[str, Any], told: Sequence[str | None], results: Sequence[ChildResult]
+    ) -> str:
+        """The framed result of a deferred use (`ChildrenAsk`), once all called agents have answered."""
+        for result in results:
+            self._output.sub(result.agent, self._job.task.depth + 1, result.text)
+        left = iter(results)
+        texts = [text if text is not None else next(left).text for text in told]
+        agents = [str(call.get("agent", "")) for call in given.get("calls", ()) if isinstance(call, Mapping)]
+        body = joined(agents, texts) if name == "parallel" else texts[0]
+        self._output.tool(label(name, given), ok=all(result.ok for result in results))
+        said, _ = framed(TOOL_SPECS[name].command.removeprefix("/"), name, given, body, SHARED_BYTES_MAX)
+        return said
+
     @tool("/parallel", f"Hand tasks to up to {PARALLEL_MAX} agents at once, and get all their answers.")
     async def parallel(self, calls: AgentMessages) -> str:
-        async def one(call: AgentMessage) -> str:
+        async def one(call: AgentMessage) -> str | ChildQuestion:
             try:
                 return await self.agent(call.agent, call.message)
+            except ChildrenAsk as asks:
+                return asks.questions[0]
             except (ToolFailed, CovenantError) as error:
                 return f"{ERR}{error}"
 
         answers = await asyncio.gather(*(one(call) for call in calls))
-        share = RESULT_BYTES_MAX // len(answers) - 100
-        pairs = zip(calls, answers, strict=True)
-        return "\n".join(f"[{call.agent}]\n{cut(answer, share)}" for call, answer in pairs)
+        if asked := [answer for answer in answers if isinstance(answer, ChildQuestion)]:
+            raise ChildrenAsk(asked, [answer if isinstance(answer, str) else None for answer in answers])
+        return joined([call.agent for call in calls], map(str, answers))
 
     @tool("/a2a", "List the remote agents.")
     async def a2a_list(self) -> str:
-        return _list_remotes(self._services.directory.known(self._tenant))
+        return list_remotes(self._services.directory.known(self._tenant))
 
     @tool("/a2a", "Show a remote agent's card.")
     async def a2a_card(self, name: Short) -> str:
         kept = self._remote(name)
         if kept.card is None:
             raise ToolFailed(f"card fetch failed: {kept.trouble}")
-        return _describe_card(kept.card)
+        return describe_card(kept.card)
 
     @tool("/a2a", "Send a message to a remote agent, and get its answer. It sees this text and nothing else.")
     async def a2a_call(self, name: Short, message: Words) -> str:
         self._remote(name)
-        return await self._asked(name, message)
+        return await self._call(name, message)
 
     def _remote(self, name: str) -> RemoteCardEntry:
         kept = self._services.directory.known(self._tenant).get(name)
@@ -316,7 +352,7 @@ class Toolbox:
     async def fetch(self, url: Url) -> str:
         assert self._services.pages is not None
         if self._pages_left <= 0:
-            raise ToolFailed(f"{PAGES_MAX} pages were read in this round, which is as many as may be")
+            raise ToolFailed(f"at most {PAGES_MAX} pages may be read in one round")
         self._pages_left -= 1
         return await self._services.pages.read(url)
 
@@ -324,7 +360,7 @@ class Toolbox:
     async def search(self, query: Short) -> str:
         assert self._services.search is not None
         if self._pages_left <= 0:
-            raise ToolFailed(f"{PAGES_MAX} pages were read in this round, which is as many as may be")
+            raise ToolFailed(f"at most {PAGES_MAX} pages may be read in one round")
         self._pages_left -= 1
         return await self._services.search.find(self._tenant, query)
 
@@ -360,16 +396,16 @@ class Toolbox:
     async def advise(self, question: Words) -> str:
         assert self._advise is not None
         if self._consults_left <= 0:
-            raise ToolFailed(f"your advisor was asked {CONSULTS_MAX} times in this turn, which is as often as may be")
+            raise ToolFailed(f"the advisor may be asked {CONSULTS_MAX} times in one turn; go on without it")
         self._consults_left -= 1
         return await self._advise(question)
 
     @tool(ASK, "Ask the user something that you need to know. Ask only what nobody else can tell you.")
     async def ask_user(self, question: Words) -> str:
-        raise ToolFailed(f"nobody can be asked {question!r}")
+        raise ToolFailed(f"the user cannot be asked here: {question!r}")
 
     def give_files(self) -> None:
-        """Those that were held until now."""
+        """Gives out the files that were held back."""
         files, self._files = self._files or {}, None
         for file in files.values():
             self._output.give(file)
@@ -378,9 +414,9 @@ class Toolbox:
     async def write(self, path: FilePath, content: str, *, persist: bool = False) -> str:
         data = content.encode()
         if len(data) > self._files_room:
-            raise ToolFailed(f"the files of one turn may have {FILE_BYTES_MAX} bytes together")
+            raise ToolFailed(f"the files of one turn may have at most {FILE_BYTES_MAX} bytes together")
         self._files_room -= len(data)
-        file = turn_output.file(path, data, media_type="text/plain")
+        file = turn_files.file(path, data, media_type="text/plain")
         if persist and self._native:
             assert isinstance(file, Resource)
             file = msgspec.structs.replace(file, metadata={KEPT: True})
@@ -412,6 +448,16 @@ class Toolbox:
 TOOL_SPECS: Final = specs_of(Toolbox)
 
 
+def _span_name(spec: ToolSpec | None, given: Mapping[str, Any]) -> str:
+    """The tool's name in its span; `server.tool` for a tool of an MCP server."""
+    if spec is None:
+        return "unknown"
+    server, tool = given.get("server"), given.get("tool")
+    if spec.name == "mcp_call" and is_name(server) and is_name(tool):
+        return f"{server}.{tool}"
+    return spec.name
+
+
 def _read(spec: ToolSpec, given: Mapping[str, Any]) -> msgspec.Struct:
     try:
         return msgspec.convert(dict(given), spec.takes)
@@ -419,39 +465,13 @@ def _read(spec: ToolSpec, given: Mapping[str, Any]) -> msgspec.Struct:
         raise ToolFailed(f"usage: {wrong}") from None
 
 
-def _why_not(answer: Answer) -> str:
+def _failure_text(answer: Answer) -> str:
     failure = answer.remote_failure
     if failure is None:
         return answer.text
     if failure.rpc_code is not None:
         return f"JSON-RPC error {failure.rpc_code}: {failure.message}"
     return f"HTTP {failure.status}: {failure.message}" if failure.status else f"transport: {failure.message}"
-
-
-def _list_remotes(known: Mapping[str, RemoteCardEntry]) -> str:
-    if not known:
-        return "no remote agents configured"
-    lines = [f"configured remote agents ({len(known)}):"]
-    for name, kept in known.items():
-        if kept.card is None:
-            lines.append(f"  {name} (card unavailable: {plain(kept.trouble)})")
-            continue
-        lines.append(f"  {name} — {plain(kept.card.description)}")
-        if kept.card.skills:
-            lines.append(f"    skills: {', '.join(plain(skill.id) for skill in kept.card.skills)}")
-    return "\n".join(lines)
-
-
-def _describe_card(card: RemoteCard) -> str:
-    ways = [f"{way.binding} {way.version}" for way in card.ways]
-    lines = [
-        f"name: {plain(card.name)}",
-        f"url: {card.ways[0].url if card.ways else card.url}",
-        f"protocol: {', '.join(ways) or 'unknown'}; version: {plain(card.version)}",
-        f"description: {plain(card.description)}",
-        *(f"- {plain(skill.id)}: {plain(skill.description or skill.name)}" for skill in card.skills),
-    ]
-    return "\n".join(lines)
 
 
 def _headline(note: MemoryNote) -> str:

@@ -1,4 +1,4 @@
-"""Reading and searching the web for an agent: through the address guard, within limits, as text."""
+"""Reads and searches the web for an agent: through the address guard, within limits, as text."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from covenant.outbound.http_fetcher import Fetcher
 
 PLAIN: Final = ("text/", "application/json", "application/xml", "application/yaml", "application/javascript")
 HEAVY_CHARS: Final = 64 * 1024
-"""From here on a page is read in a thread: the loop has others to serve."""
+"""A larger page is converted in a thread, so that the event loop stays free."""
 _ACCEPT: Final = {"accept": "text/html, text/plain, application/json;q=0.9, */*;q=0.1"}
 
 
 class PageUnreadable(CovenantError):
-    """Says to the agent why."""
+    """A page cannot be read. The message tells the agent why."""
 
 
 class WebPages:
@@ -39,7 +39,7 @@ class WebPages:
         kind = kind.strip().lower()
         found = re.search(r"charset=\"?([\w-]+)", parameters)
         if not kind.startswith(PLAIN) and not kind.endswith(("+json", "+xml")):
-            raise PageUnreadable(f"it is {kind[:80]}, and no text")
+            raise PageUnreadable(f"the page is {kind[:80]}, not text")
         try:
             text = fetched.body.decode(found[1] if found else "utf-8", errors="replace")
         except LookupError:
@@ -54,7 +54,7 @@ BY_MCP: Final = "mcp:"
 
 
 class WebSearch:
-    """By a search page whose address has `{query}` in it, or by a tool of an MCP server, `mcp:server.tool`."""
+    """Searches by a page whose address contains `{query}`, or by a tool of an MCP server, `mcp:server.tool`."""
 
     def __init__(self, place: str, pages: WebPages, tools: McpTools | None) -> None:
         self._place = place
@@ -63,7 +63,7 @@ class WebSearch:
         self._server, _, self._tool = place.removeprefix(BY_MCP).partition(".")
 
     def serves(self, tenant: str) -> bool:
-        """A tool is there for the tenants of its server, and a page for everybody."""
+        """Whether the tenant may search. A search page is open to every tenant, a tool to its server's tenants."""
         if not self._place.startswith(BY_MCP):
             return True
         return self._tools is not None and self._tools.serves(tenant, self._server)
@@ -80,7 +80,7 @@ class WebSearch:
 
 _UNSEEN: Final = frozenset({"script", "style", "head", "template", "noscript", "svg"})
 _RAW: Final = frozenset({"script", "style"})
-"""What is in these is no HTML: it ends at their closing tag and nowhere else."""
+"""Their content is not HTML, and ends only at their closing tag."""
 _BLOCKS: Final = frozenset(
     "address article aside blockquote br dd div dl dt footer h1 h2 h3 h4 h5 h6 header hr li main nav ol p pre section "
     "table td th tr ul".split()
@@ -88,7 +88,7 @@ _BLOCKS: Final = frozenset(
 _TAG: Final = re.compile(r"</?([A-Za-z][A-Za-z0-9-]{0,63}+)")
 _ATTRIBUTES: Final = re.compile(r"(?:[^\"'>]++|\"[^\"]*+\"|'[^']*+')*+>")
 _HUGE_NUMBER: Final = re.compile(r"&#[0-9]{8,}+;?|&#[xX][0-9A-Fa-f]{8,}+;?")
-"""No character has such a number, and reading one takes long."""
+"""No character has so large a number, and parsing one takes long."""
 _RAW_END: Final = {name: re.compile(rf"</{name}(?![A-Za-z0-9-])", re.IGNORECASE) for name in _RAW}
 
 
@@ -98,13 +98,13 @@ def html_to_text(html: str) -> str:
     The standard library's parser takes minutes for a hundred kilobytes of tags that are never closed. A tag, comment or
     script without an end hides the rest of the page, as it does in a browser.
     """
-    said = unescape(_HUGE_NUMBER.sub("\ufffd", "".join(_said(html))))
-    lines = (" ".join(line.split()) for line in said.splitlines())
+    text = unescape(_HUGE_NUMBER.sub("\ufffd", "".join(_texts(html))))
+    lines = (" ".join(line.split()) for line in text.splitlines())
     return "\n".join(line for line in lines if line)
 
 
-def _said(html: str) -> Iterator[str]:
-    """The texts between tags, and a line's end for each block."""
+def _texts(html: str) -> Iterator[str]:
+    """The texts between tags, and a line break for each block."""
     at = hidden = 0
     while (start := html.find("<", at)) >= 0:
         if not hidden:
@@ -134,7 +134,7 @@ def _said(html: str) -> Iterator[str]:
 
 
 def _declared(html: str, start: int) -> int | None:
-    """Where a comment or declaration ends; None if none begins here."""
+    """The end of the comment or declaration that begins here; None if none begins here."""
     if html.startswith("<!--", start):
         end = html.find("-->", start + 4)
         return end + 3 if end >= 0 else len(html)

@@ -1,1 +1,1 @@
-"""The worker pool, the jobs it runs, and what a job may use and call."""
+"""The worker pool, its jobs, and the limits, calls, steps and output of a job."""

@@ -1,9 +1,9 @@
-"""Calls: what an agent at work asks of other agents, and what they answer.
+"""Calls: an agent's requests to other agents during its turn, and their answers.
 
-Each call is a task of its own in the ledger, a child of the task at hand (see `exchange.delegation`). Its id follows
-from the turn, the agent, the words and how often they were said before, or from the author's `key`: an attempt that
-begins anew finds the children of the one before it. A call that is canceled, or whose time is over, cancels its child.
-A daemon that stops leaves children at work.
+Each call is a task of its own in the ledger, a child of the task at hand (see `exchange.delegation`). Its id is derived
+from the turn, the durable step that makes it, the agent, the words and how often they were sent there before, or from
+the author's `key`: a further attempt finds the children of the one before it. A call that is canceled, or whose time is
+over, cancels its child. A daemon that stops leaves children at work.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from covenant.exchange.delegation import Callee, DelegatedTask, Delegations, call_id, digest_of, target_of
+from covenant.agents.runtime.durable_step import finish
+from covenant.exchange.delegation import Callee, DelegatedTask, Delegations, digest_of
 from covenant.model.content import Content
 from covenant.model.errors import Conflict, Invalid, OverLimit, Refusal
-from covenant.model.ids import TaskId
+from covenant.model.ids import TaskId, derived_task_id
 from covenant.model.peers.delegation import budget_of, with_budget
-from covenant.model.question import asks_approval
-from covenant.model.task import DELEGATION, Result, Task
-from covenant.model.task_view import Artifact, TaskState, TaskView
+from covenant.model.question import PersonDecision, asked_id, asks_approval
+from covenant.model.task import DELEGATION, Result, Task, target_of
+from covenant.model.task_event import StatusUpdate
+from covenant.model.task_view import Artifact, TaskState, TaskView, answer_text
 from covenant.model.usage import tokens_of, usage_in
-from covenant.outbound.remote.remote_task import Sendable, answer_text, parts_of
+from covenant.outbound.remote.remote_task import Sendable, parts_of
 from covenant.wire.validation import checked
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ INVOCATION_LIMIT: Final = "INVOCATION_LIMIT"
 UNIQUE_AGENT_LIMIT: Final = "UNIQUE_AGENT_LIMIT"
 COOLDOWN: Final = "COOLDOWN"
 REMOTE_FAILURE: Final = "remote_failure"
-"""In a result's metadata: a `RemoteFailure`."""
+"""Key in a result's metadata: a `RemoteFailure`."""
 
 
 class CallLimit(OverLimit):
@@ -47,30 +49,32 @@ class CallLimit(OverLimit):
 
 
 class RemoteFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why an agent elsewhere was not asked, or did not take the message."""
+    """Why a remote agent could not be called, or refused the message."""
 
     code: str
     message: str
-    """What the remote said, where it said something."""
+    """The remote agent's own words, if it sent any."""
     rpc_code: int | None = None
     status: int | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a call. `state` says how: `completed`, or `failed`, `canceled`, `rejected`, or `input-required`."""
+    """The outcome of a call. `state` is `completed`, or `failed`, `canceled`, `rejected`, or `input-required`."""
 
     text: str
-    """What was said: the message at the end, or what was made where that is the answer; or what went wrong."""
+    """The final message, or the artifacts' text if that is the answer; or the error."""
     parts: tuple[Content, ...]
     artifacts: tuple[Artifact, ...]
     state: TaskState
     task_id: TaskId
     usage: dict[str, float]
-    """What it took, with all that it delegated in turn."""
+    """The call's usage, with all that it delegated in turn."""
     remote_failure: RemoteFailure | None = None
-    """Set if the callee is elsewhere and could not be asked."""
+    """Set if the callee is remote and could not be called."""
     asks_approval: bool = False
-    """It waits for a person to approve or deny something."""
+    """Whether the callee waits for a person to approve or deny something."""
+    question_id: str | None = None
+    """The id of the callee's question, if it has one."""
 
     @property
     def ok(self) -> bool:
@@ -78,7 +82,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waits(self) -> bool:
-        """It asks something: `turn.answer` it, or pass the question on with `turn.need_input`."""
+        """The callee asks something: `turn.answer` it, or pass the question on with `turn.need_input`."""
         return self.state.waits
 
     @property
@@ -101,54 +105,54 @@ _CALL_TYPES: Final = {"what": Sendable, "timeout_ms": int | None, "key": str | N
 
 
 class NotEnough(Conflict):
-    """Fewer have completed than were asked for. `answers` are those that came, of whatever kind."""
+    """Fewer calls have completed than were needed. `answers` are all answers that came."""
 
     def __init__(self, wanted: int, answers: Sequence[Answer]) -> None:
         done = sum(answer.ok for answer in answers)
         why = "; ".join(f"{answer.state}: {answer.text[:200]}" for answer in answers if not answer.ok)
-        super().__init__("not_enough_answers", f"{wanted} were to complete, and {done} did ({why})")
+        super().__init__("not_enough_answers", f"{wanted} calls had to complete, and {done} did ({why})")
         self.answers = tuple(answers)
 
 
 class TurnCalls(Protocol):
-    """`AgentCalls`, or the calls of an isolated program."""
+    """`AgentCalls`, or the calls of an isolated program. `step`: the name of the durable step that makes the call."""
 
-    async def one(self, call: Call) -> Answer: ...
-    async def all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]: ...
-    async def quorum(self, wanted: int, calls: Sequence[Calling]) -> tuple[Answer, ...]: ...
-    async def answer(self, child: Answer | str, what: Sendable) -> Answer: ...
+    async def one(self, call: Call, *, step: str = "") -> Answer: ...
+    async def all(self, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]: ...
+    async def quorum(self, wanted: int, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]: ...
+    async def answer(self, child: Answer | str, what: Sendable, *, step: str = "") -> Answer: ...
 
 
 class AgentCalls:
     def __init__(self, job: Job, delegations: Delegations) -> None:
         self._job = job
         self._delegations = delegations
-        self._said: Counter[TaskId] = Counter()
+        self._sent: Counter[TaskId] = Counter()
         self._made: dict[TaskId, str | None] = {}
-        """The children of this task, and who it is elsewhere that they are for."""
+        """The children of this task, each with the name of its remote agent, if it has one."""
         self._last_ms: int | None = None
-        """When an agent elsewhere was called last."""
+        """When a remote agent was called last."""
         self._charged: set[TaskId] = set()
         self._recalled: asyncio.Task[None] | None = None
 
-    async def one(self, call: Call) -> Answer:
-        (asked,) = await self._prepare((call,))
+    async def one(self, call: Call, *, step: str = "") -> Answer:
+        (asked,) = await self._prepare((call,), step)
         async with self._job.slot.lent():
             return await self._perform(asked)
 
-    async def all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]:
+    async def all(self, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
         if not calls:
             return ()
-        asked = await self._prepare(calls)
+        asked = await self._prepare(calls, step)
         async with self._job.slot.lent():
             answers = await self._gather(asked, None)
         return tuple(answers[place] for place in range(len(calls)))
 
-    async def quorum(self, wanted: int, calls: Sequence[Calling]) -> tuple[Answer, ...]:
-        """The first `wanted` that complete, as they come; the others are canceled. Raises NotEnough."""
+    async def quorum(self, wanted: int, calls: Sequence[Calling], *, step: str = "") -> tuple[Answer, ...]:
+        """The first `wanted` answers that complete; the other calls are canceled. Raises NotEnough."""
         if not 1 <= checked("count", wanted, int) <= len(calls):
-            raise Invalid("invalid_quorum", f"a quorum of {wanted} needs as many calls, and there are {len(calls)}")
-        asked = await self._prepare(calls)
+            raise Invalid("invalid_quorum", f"a quorum of {wanted} needs as many calls; there are {len(calls)}")
+        asked = await self._prepare(calls, step)
         async with self._job.slot.lent():
             answers = tuple((await self._gather(asked, wanted)).values())
         done = tuple(answer for answer in answers if answer.ok)[:wanted]
@@ -156,18 +160,31 @@ class AgentCalls:
             raise NotEnough(wanted, answers)
         return done
 
-    async def answer(self, child: Answer | str, what: Sendable) -> Answer:
-        """The next message to a child that waits for one."""
+    async def answer(self, child: Answer | str, what: Sendable, *, step: str = "") -> Answer:
+        """Sends the next message to a child that waits for one."""
         child_id = TaskId(checked("call", child.task_id if isinstance(child, Answer) else child, str))
         parts, job = parts_of(checked("what", what, Sendable)), self._job
-        base = call_id(job.task.id, str(job.leased.turn), "answer", child_id, digest_of(parts))
-        self._said[base] += 1
-        message_id = call_id(base, str(self._said[base]))
+        message_id = self._next_id(step, "answer", child_id, digest_of(parts))
+        await job.check_going_on()
         async with job.slot.lent():
             return self._answered(await self._delegations.answer(child_id, job.task, parts, message_id))
 
-    async def _prepare(self, calls: Sequence[Calling]) -> list[DelegatedTask]:
-        """Refuses what cannot be asked before any call is made."""
+    def _next_id(self, step: str, *what: str) -> TaskId:
+        """The id of a call or message. A replay does not do a step again, so calls are counted within their step."""
+        base = derived_task_id(self._job.task.id, str(self._job.leased.turn), *what)
+        base = derived_task_id(base, "step", step) if step else base
+        self._sent[base] += 1
+        return derived_task_id(base, str(self._sent[base]))
+
+    async def pass_on(self, child_id: TaskId, decision: PersonDecision | None, place: str) -> Answer:
+        """Sends a person's decision to a child that asks for it. None: the person has told the child directly."""
+        job, message_id = self._job, derived_task_id(child_id, "decision", place)
+        await job.check_going_on()
+        async with job.slot.lent():
+            return self._answered(await self._delegations.pass_on(child_id, job.task, decision, message_id))
+
+    async def _prepare(self, calls: Sequence[Calling], step: str) -> list[DelegatedTask]:
+        """Prepares calls. Refuses all of them before any is made, if one is refused."""
         if self._recalled is None:
             self._recalled = asyncio.ensure_future(self._recall())
         await asyncio.shield(self._recalled)
@@ -177,7 +194,7 @@ class AgentCalls:
             if isinstance(call, tuple):
                 agent, what = call
                 call = Call(agent=agent, what=what)  # noqa: PLW2901
-            asked, callee = await self._asked(call)
+            asked, callee = await self._prepare_one(call, step)
             found.append(asked)
             callees[asked.task.id] = callee
         new = {task_id: callee for task_id, callee in callees.items() if task_id not in self._made}
@@ -197,7 +214,7 @@ class AgentCalls:
             for asked in found
         ]
 
-    async def _asked(self, call: Call) -> tuple[DelegatedTask, Callee]:
+    async def _prepare_one(self, call: Call, step: str) -> tuple[DelegatedTask, Callee]:
         job, delegations = self._job, self._delegations
         name = checked("agent", getattr(call.agent, "name", call.agent), str)
         for field, kind in _CALL_TYPES.items():
@@ -205,11 +222,9 @@ class AgentCalls:
         callee = delegations.callee(job.holder, name)
         parts = parts_of(call.what)
         if call.key is not None:
-            task_id = call_id(job.task.id, "key", call.key)
+            task_id = derived_task_id(job.task.id, "key", call.key)
         else:
-            base = call_id(job.task.id, str(job.leased.turn), callee.name, digest_of(parts))
-            self._said[base] += 1
-            task_id = call_id(base, str(self._said[base]))
+            task_id = self._next_id(step, callee.name, digest_of(parts))
         until_ms = await delegations.until_ms(job.task, call.timeout_ms, job.left_ms)
         asked = delegations.delegated(
             job.task, job.holder, callee, parts, task_id=task_id, until_ms=until_ms, idempotent=call.idempotent
@@ -219,32 +234,34 @@ class AgentCalls:
     def _admit(self, new: dict[TaskId, Callee]) -> None:
         limits, now_ms = self._delegations.limits, self._delegations.ledger.clock.monotonic_ms()
         if len(self._made) + len(new) > limits.children_max:
-            raise CallLimit(INVOCATION_LIMIT, f"this task may make {limits.children_max} calls, and has made them")
+            raise CallLimit(INVOCATION_LIMIT, f"this task has made all its {limits.children_max} calls")
         elsewhere = {task_id: callee.name for task_id, callee in new.items() if callee.elsewhere}
         if elsewhere:
             called = [name for name in self._made.values() if name is not None]
             if len(called) + len(elsewhere) > limits.calls_max:
-                raise CallLimit(INVOCATION_LIMIT, f"this task may call agents elsewhere {limits.calls_max} times")
+                raise CallLimit(INVOCATION_LIMIT, f"this task may call remote agents at most {limits.calls_max} times")
             if len({*called, *elsewhere.values()}) > limits.agents_max:
                 raise CallLimit(
-                    UNIQUE_AGENT_LIMIT, f"this task may call {limits.agents_max} different agents elsewhere"
+                    UNIQUE_AGENT_LIMIT, f"this task may call at most {limits.agents_max} different remote agents"
                 )
-            # Peers have limits of their own, by which they say when to come back.
+            # Peers have limits of their own, and say when to try again.
             paced = any(callee.remote is not None and not callee.remote.of_peer for callee in new.values())
             wait_ms = (self._last_ms or 0) + limits.cooldown_ms - now_ms
             if paced and self._last_ms is not None and wait_ms > 0:
                 raise CallLimit(
                     COOLDOWN,
-                    f"this task called an agent elsewhere just now; it may again in {wait_ms} ms",
+                    f"this task called a remote agent just now; it may call again in {wait_ms} ms",
                     retry_after_ms=wait_ms,
                 )
             if paced:
                 self._last_ms = now_ms
-        for task_id in new:
+        for task_id, callee in new.items():
             self._made[task_id] = elsewhere.get(task_id)
+            if why := self._delegations.absence(callee):
+                self._job.say(StatusUpdate(f"a call waits: {why}"))
 
     async def _recall(self) -> None:
-        """Count what earlier turns and attempts have called: the limits are the task's."""
+        """Counts the calls of earlier turns and attempts: the limits are the task's."""
         job = self._job
         if job.leased.turn == 1 and job.leased.lease.attempt == 1:
             return
@@ -254,7 +271,7 @@ class AgentCalls:
             if child.task is None or child.task.origin != DELEGATION:
                 continue
             if job.leased.turn > 1 and child.result_status is not None:
-                self._charged.add(child.task_id)  # by an earlier turn, whose usage counts on
+                self._charged.add(child.task_id)  # charged by an earlier turn, whose usage still counts
             name = _elsewhere(child.task)
             self._made[child.task_id] = name
             if job.spending.budget is not None and child.result_status is None:
@@ -266,11 +283,12 @@ class AgentCalls:
                 self._last_ms = made_ms if self._last_ms is None else max(self._last_ms, made_ms)
 
     async def _perform(self, asked: DelegatedTask) -> Answer:
+        await self._job.check_going_on()
         try:
             return self._answered(await self._delegations.perform(asked))
         except asyncio.CancelledError:
             if self._job.stopping is None and not self._job.over:
-                # The author does not wait for it any more. Whoever stops the whole job says what becomes of its calls.
+                # The author does not wait for it any more. A stop of the whole job decides about its calls.
                 await self._withdraw(asked.task)
             raise
         except Refusal:
@@ -278,21 +296,18 @@ class AgentCalls:
             raise
 
     async def _withdraw(self, task: Task) -> None:
-        canceling = asyncio.ensure_future(self._delegations.cancel(task, "its caller does not wait for it any more"))
         with suppress(Refusal):
-            while not canceling.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.shield(canceling)
-            self._charge(task.id, usage_of(canceling.result()))
+            ended, _ = await finish(self._delegations.cancel(task, "its caller no longer waits for it"))
+            self._charge(task.id, usage_of(ended))
         self._release(task.id)
 
     def _release(self, task_id: TaskId) -> None:
-        """What it was given and did not use."""
+        """Returns the unused part of the call's token share."""
         if self._job.spending.budget is not None:
             self._job.spending.budget.release(task_id)
 
     async def _gather(self, asked: Sequence[DelegatedTask], wanted: int | None) -> dict[int, Answer]:
-        """By their place, as they come, until `wanted` have completed, or cannot any more. The rest is withdrawn."""
+        """Answers by their place, until `wanted` have completed, or cannot. The remaining calls are withdrawn."""
 
         def is_enough() -> bool:
             done = sum(answer.ok for answer in answers.values())
@@ -316,6 +331,7 @@ class AgentCalls:
         usage = usage_of(view.result)
         if view.state.terminal:
             self._charge(view.task.id, usage)
+        asked = view.message.metadata if view.state.waits and view.message is not None else None
         return Answer(
             text=answer_text(view.state, view.message, view.artifacts, view.history),
             parts=view.message.parts if view.message is not None else (),
@@ -324,11 +340,12 @@ class AgentCalls:
             task_id=view.task.id,
             usage=usage,
             remote_failure=_remote_failure(view.result),
-            asks_approval=view.state.waits and view.message is not None and asks_approval(view.message.metadata),
+            asks_approval=asks_approval(asked),
+            question_id=asked_id(asked),
         )
 
     def _charge(self, task_id: TaskId, usage: dict[str, float]) -> None:
-        """Once for each call, however often its answer is heard."""
+        """Charges the usage of a call once, however often its answer is read."""
         if task_id not in self._charged:
             self._charged.add(task_id)
             self._release(task_id)
@@ -340,11 +357,11 @@ def usage_of(result: Result | None) -> dict[str, float]:
 
 
 def _remote_failure(result: Result | None) -> RemoteFailure | None:
-    told = (result.metadata or {}).get(REMOTE_FAILURE) if result is not None else None
-    return msgspec.convert(told, RemoteFailure) if told is not None else None
+    found = (result.metadata or {}).get(REMOTE_FAILURE) if result is not None else None
+    return msgspec.convert(found, RemoteFailure) if found is not None else None
 
 
 def _elsewhere(task: Task) -> str | None:
-    """The callee's name, as `Callee.name` has it."""
+    """The callee's name, as `Callee.name` has it; None for a local one."""
     target = target_of(task)
     return None if target is None else task.recipient.pubkey + target.label

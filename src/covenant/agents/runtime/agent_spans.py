@@ -1,4 +1,4 @@
-"""Spans of what agents do: how long a task was queued, each attempt at it, and each call to an agent elsewhere."""
+"""Spans of agents' work: a task's time in the queue, each attempt at it, and each call to a remote agent."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from covenant.exchange.tasks.builder import text_of
+from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model import tracing
-from covenant.model.errors import CovenantError
-from covenant.model.task import Hop
+from covenant.model.errors import CovenantError, Refusal
+from covenant.model.task import Cause, Hop
 from covenant.model.task_view import first_message
 from covenant.model.tracing import INVOKE_AGENT, Span, Tracer, Value
 
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     from covenant.agents.runtime.job import Job
     from covenant.outbound.remote.remote_client import Remote
 
+LOST: Final = "lost"
+"""The reason for stopping a job whose lease was taken away."""
 TOKENS: Final = {"input_tokens": tracing.INPUT_TOKENS, "output_tokens": tracing.OUTPUT_TOKENS}
 
 
 def begin_attempt(tracer: Tracer, leased: LeasedTask) -> tuple[Span, LeasedTask]:
-    """The span of an attempt, and its task as part of that: what it calls is then below it."""
+    """Begins the span of an attempt; returns it with the task as part of that span, so that its calls are below it."""
     task, lease = leased.task, leased.lease
     attributes = tracing.attributes_of(task)
     attributes |= {
@@ -35,15 +38,15 @@ def begin_attempt(tracer: Tracer, leased: LeasedTask) -> tuple[Span, LeasedTask]
         tracing.LEASE: lease.lease_id,
     }
     if tracer.content:
-        said = leased.messages or (first_message(task),)
-        attributes[tracing.INPUT] = tracing.message("user", "\n".join(text_of(each.parts) for each in said))
+        asked = leased.messages or (first_message(task),)
+        attributes[tracing.INPUT] = tracing.message("user", "\n".join(text_of(each.parts) for each in asked))
     name = f"{INVOKE_AGENT} {attributes[tracing.AGENT_NAME]}"
     span = tracer.begin(name, "internal", attributes, parent=tracing.trace_of(task), at_ms=lease.leased_at_ms)
     return span, msgspec.structs.replace(leased, task=tracing.traced(task, span.trace))
 
 
 def trace_queue(tracer: Tracer, leased: LeasedTask, since_ms: int) -> None:
-    """A span of the time in the queue, made when that is over."""
+    """Makes a span of the time in the queue, when that is over."""
     task, lease = leased.task, leased.lease
     attributes = {**tracing.attributes_of(task), tracing.TURN: leased.turn, tracing.ATTEMPT: lease.attempt}
     name = f"queue {attributes[tracing.AGENT_NAME]}"
@@ -64,9 +67,23 @@ def end_attempt(span: Span, job: Job) -> None:
     span.end(failed=ending if failed else None)
 
 
+async def end_lost(span: Span, job: Job, ledger: Ledger) -> None:
+    """Ends the span of an attempt that somebody else ended. A cancel is no error, nor is work that begins again."""
+    at_ms, ending, failed = ledger.now_ms(), LOST, None
+    try:
+        found = await ledger.show(job.task.id, None, 0)
+    except Refusal:
+        found = None
+    if found is not None and found.cause is not None:
+        ending = tracing.CANCELED if found.cause == Cause.CANCEL else found.cause
+        failed = None if ending == tracing.CANCELED else ending
+    span.note({tracing.ENDING: ending})
+    span.end(failed=failed, at_ms=at_ms)
+
+
 @contextmanager
 def trace_call(job: Job, remote: Remote, hop: Hop) -> Iterator[Hop]:
-    """A span of a call to a remote agent, which is told of this span."""
+    """A span of a call to a remote agent; the agent gets this span's context."""
     tracer, task = job.tracer, job.task
     if not tracer.on:
         yield hop
@@ -91,7 +108,10 @@ def trace_call(job: Job, remote: Remote, hop: Hop) -> Iterator[Hop]:
         yield hop
     except BaseException as error:
         code = error.code if isinstance(error, CovenantError) and hasattr(error, "code") else type(error).__name__
-        failed = "canceled" if isinstance(error, asyncio.CancelledError) else str(code)
+        if isinstance(error, asyncio.CancelledError):
+            span.note({tracing.ENDING: tracing.CANCELED})
+        else:
+            failed = str(code)
         raise
     finally:
         span.end(failed=failed)

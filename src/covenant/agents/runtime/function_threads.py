@@ -1,9 +1,9 @@
-"""Threads for plain functions: each turn of one runs in its own thread, and talks to the loop by a `ThreadChannel`.
+"""Threads for plain functions: each turn runs in its own thread, and talks to the event loop by a `ThreadChannel`.
 
 A thread cannot be stopped from outside. When its turn is canceled or times out, the channel is closed: the next `tell`
 or `ask` raises `TurnStopped`. A thread that goes on regardless is abandoned: it is counted, and keeps its place among
-the threads of its agent until it ends, so that a function that hangs uses up the threads of its own agent alone. They
-are daemon threads: none of them holds up the end of the process.
+its agent's threads until it ends, so that a function that hangs uses up only its own agent's threads. They are daemon
+threads: none of them delays the end of the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 LINES_MAX: Final = 256
-"""Texts that a thread may be ahead of the loop; then it waits."""
+"""The most texts that a thread may be ahead of the event loop; then it waits."""
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class TurnStopped(asyncio.CancelledError):
 
 
 class ThreadRequest:
-    """What the loop does for a thread that waits for it."""
+    """Work that the event loop does for a waiting thread."""
 
     __slots__ = ("_do", "answer")
 
@@ -39,7 +39,7 @@ class ThreadRequest:
         self.answer: Future[Any] = Future()
 
     async def perform(self) -> None:
-        """On the loop. What is raised is raised in the thread, which may catch it."""
+        """Runs on the event loop. An exception is raised in the thread, which may catch it."""
         try:
             done = self._do()
             if inspect.isawaitable(done):
@@ -54,7 +54,7 @@ class ThreadRequest:
 
 
 class ThreadChannel:
-    """From one thread to the loop: texts and questions, in order. `close` ends it, from the loop's side."""
+    """From one thread to the event loop: texts and requests, in order. `close` ends it, from the loop's side."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -63,12 +63,12 @@ class ThreadChannel:
         self._closed = False
         self._arrived = asyncio.Event()
 
-    def tell(self, said: str) -> None:
-        """Does not wait, unless the loop is far behind."""
-        self._put(said)
+    def tell(self, text: str) -> None:
+        """Sends a text. Does not wait, unless the loop is far behind."""
+        self._put(text)
 
     def ask(self, do: Callable[[], Any]) -> Any:
-        """Have the loop do something, or await it, and wait for what comes of it."""
+        """Has the loop do something, or await it, and waits for the result."""
         question = ThreadRequest(do)
         self._put(question)
         return question.answer.result()
@@ -92,7 +92,7 @@ class ThreadChannel:
                 raise TurnStopped from None  # the loop is closed: the process ends
 
     async def next(self) -> deque[str | ThreadRequest | None]:
-        """What has come since the last time; at least one. None is the last of all."""
+        """All items since the last call; at least one. None is the last of all."""
         while True:
             self._arrived.clear()
             with self._changed:
@@ -103,7 +103,7 @@ class ThreadChannel:
             await self._arrived.wait()
 
     def close(self) -> None:
-        """Nothing is heard any more. Whoever waits for an answer is told that the turn is over."""
+        """Drops all further items. A thread that waits for an answer gets `TurnStopped`."""
         with self._changed:
             self._closed = True
             items, self._items = self._items, deque()
@@ -112,57 +112,57 @@ class ThreadChannel:
 
 
 def stop_waiting(items: deque[str | ThreadRequest | None]) -> None:
-    """Tell the thread behind each question that nobody will answer it."""
+    """Raises `TurnStopped` in each thread that waits for one of these requests."""
     for item in items:
         if isinstance(item, ThreadRequest) and not item.answer.done():
             item.answer.set_exception(TurnStopped())
 
 
 class AgentThreads:
-    """The threads of one agent: `most` at once. Used on the loop alone."""
+    """The threads of one agent: `most` at once. Must be used on the event loop."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.running = 0
         self.abandoned = 0
-        """How many of those belong to turns that are over."""
+        """How many running threads belong to turns that are over."""
         self._freed = asyncio.Event()
 
     async def run(
-        self, work: Callable[[ThreadChannel], None], hear: Callable[[str], Awaitable[None] | None], name: str
+        self, work: Callable[[ThreadChannel], None], on_text: Callable[[str], Awaitable[None] | None], name: str
     ) -> None:
-        """Do this work in a thread, and hear what it tells, until both have ended.
+        """Does this work in a thread and passes its texts to `on_text`, until both have ended.
 
-        Raises what the work raises. Canceled, the line is closed and the thread is waited for; canceled again, or left
-        by whoever awaits this, the thread is on its own.
+        Raises the work's exception. If this is canceled, the channel is closed and the thread is waited for; if it is
+        canceled again, or its own awaiter leaves, the thread is on its own.
         """
-        await self._place(name)
+        await self._wait_for_place(name)
         loop = asyncio.get_running_loop()
-        line, ended = ThreadChannel(loop), loop.create_future()
+        channel, ended = ThreadChannel(loop), loop.create_future()
         try:
-            _start(loop, line, work, ended, name)
+            _start(loop, channel, work, ended, name)
         except RuntimeError:
             self._free()
             raise  # the system has no more threads
         ended.add_done_callback(lambda _: self._free())
         try:
-            await _hear(line, hear)
+            await _relay(channel, on_text)
         except BaseException:
-            line.close()
+            channel.close()
             self.abandoned += 1
-            ended.add_done_callback(lambda _: self._found(name))
+            ended.add_done_callback(lambda _: self._thread_ended(name))
             await asyncio.wait((ended,))
             raise
-        line.close()
+        channel.close()
         error = await ended
         if error is not None:
             raise error
 
-    def _found(self, name: str) -> None:
+    def _thread_ended(self, name: str) -> None:
         self.abandoned -= 1
         log.debug("agent.thread_ended", extra={"agent": name, "abandoned": self.abandoned})
 
-    async def _place(self, name: str) -> None:
+    async def _wait_for_place(self, name: str) -> None:
         if self.running >= self.most:
             log.warning("agent.threads_used_up", extra={"agent": name, "abandoned": self.abandoned, "most": self.most})
         while self.running >= self.most:
@@ -175,9 +175,9 @@ class AgentThreads:
         self._freed.set()
 
 
-async def _hear(line: ThreadChannel, hear: Callable[[str], Awaitable[None] | None]) -> None:
+async def _relay(channel: ThreadChannel, on_text: Callable[[str], Awaitable[None] | None]) -> None:
     while True:
-        items = await line.next()
+        items = await channel.next()
         try:
             while items:
                 item = items.popleft()
@@ -185,7 +185,7 @@ async def _hear(line: ThreadChannel, hear: Callable[[str], Awaitable[None] | Non
                     return
                 if isinstance(item, ThreadRequest):
                     await item.perform()
-                elif (waiting := hear(item)) is not None:
+                elif (waiting := on_text(item)) is not None:
                     await waiting
         finally:
             stop_waiting(items)
@@ -193,7 +193,7 @@ async def _hear(line: ThreadChannel, hear: Callable[[str], Awaitable[None] | Non
 
 def _start(
     loop: asyncio.AbstractEventLoop,
-    line: ThreadChannel,
+    channel: ThreadChannel,
     work: Callable[[ThreadChannel], None],
     ended: asyncio.Future[BaseException | None],
     name: str,
@@ -205,12 +205,12 @@ def _start(
     def run() -> None:
         error: BaseException | None = None
         try:
-            work(line)
+            work(channel)
         except TurnStopped:
             pass
         except BaseException as raised:  # noqa: BLE001  (it is raised again where the turn is awaited)
             error = raised
-        line.hang_up()
+        channel.hang_up()
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
             loop.call_soon_threadsafe(settle, error)
 

@@ -1,8 +1,8 @@
 """A job: one attempt at a turn of a task, while an agent in this process works on it.
 
-What the agent says is buffered (`job_buffer`). An agent that says everything at once and ends costs one record.
+The agent's output is buffered (`turn_output`). An agent that sends everything at once and ends costs one record.
 
-A job ends once, in the first way that was named. What is said after that, or after the job was stopped, is dropped.
+A job ends once, in the first way that was named. Output after that, or after the job was stopped, is dropped.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import msgspec
 from covenant.agents.runtime import turn_files
 from covenant.agents.runtime.agent_calls import AgentCalls
 from covenant.agents.runtime.agent_spans import begin_attempt
+from covenant.agents.runtime.durable_step import StepError
 from covenant.agents.runtime.function_threads import AgentThreads, TurnStopped
-from covenant.agents.runtime.job_buffer import FAILED, JobBuffer, JobServices
-from covenant.agents.runtime.turn_limits import Spending, TurnSlot, recall_usage
-from covenant.agents.runtime.turn_steps import StepError, TurnSteps
+from covenant.agents.runtime.model_calls import ModelCalls
+from covenant.agents.runtime.turn_limits import AskLoop, HeldTokens, Spending, TurnSlot, recall_usage
+from covenant.agents.runtime.turn_output import FAILED, JobBuffer, JobServices
+from covenant.agents.runtime.turn_steps import TurnSteps
 from covenant.exchange.file_source import FileSource
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.task_logs import TURN
@@ -29,6 +31,7 @@ from covenant.ledger.machine.commands import Advanced, Interrupt, LeasedTask, Re
 from covenant.model.content import Content, File, Text
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLimit, Refusal, Unavailable
 from covenant.model.ids import AgentId
+from covenant.model.peers.delegation import BUDGET_EXCEEDED
 from covenant.model.sanitizer import named_safely
 from covenant.model.task import Ending, Result, ResultStatus, error_result
 from covenant.model.task_event import MessageUpdate, StatusUpdate, StepUpdate, TurnUpdate, Wait
@@ -37,17 +40,17 @@ from covenant.model.tracing import Span, Tracer
 DAEMON_STOPS: Final = "the daemon stops"
 WAITS: Final = "waits"
 HELD: Final = "held"
-# Read through their classes, which have a hook for that, these would take fifty times as long.
+# Read through their classes, whose metaclass has a hook, these would take fifty times as long.
 _OK, _COMPLETED = ResultStatus.OK, Ending.COMPLETED
 log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
 class RunnableAgent(Protocol):
-    """What does an agent's work: one turn a call, any number of turns at once."""
+    """Does an agent's work: one turn a call, any number of turns at once."""
 
     async def run(self, job: Job) -> None:
-        """Say what there is to say, and end the job. To return without a word is to have completed it."""
+        """Writes the output and ends the job. Returning without any output completes it."""
 
 
 class Job(JobBuffer):
@@ -60,7 +63,9 @@ class Job(JobBuffer):
         "_spending",
         "_steps",
         "_stored_messages",
+        "begun_before",
         "deadline",
+        "ended",
         "failure",
         "parking",
         "runner",
@@ -78,17 +83,19 @@ class Job(JobBuffer):
         self.over = False
         """Nothing more is written."""
         self.finishing = False
-        self.parking = False
-        """Its last record parks the task until something comes."""
+        self.ended = False
+        """How it ends is known: by a result, a question, or a further attempt."""
+        self.parking: asyncio.Future[None] | None = None
+        """Set while the task is being parked, and a signal that lets the turn go on may still be found."""
         self.failure = ""
         """Why the agent failed, in one word that its retries can name."""
         self.stopping: str | None = None
-        """Why it is being stopped."""
+        """Why the job is being stopped."""
         self.runner: asyncio.Task[None] | None = None
         self.deadline: asyncio.TimerHandle | None = None
         self.span: Span | None = None
         self.unfinished: Callable[[], object] | None = None
-        """Closes what is being said."""
+        """Closes the open text artifact."""
         self._spending: Spending | None = None
         self._calls: AgentCalls | None = None
         self._steps: TurnSteps | None = None
@@ -109,12 +116,14 @@ class Job(JobBuffer):
         if services.tracer.on:
             self.span, leased = begin_attempt(services.tracer, leased)
         self.leased = leased
+        self.begun_before: Final = leased.continues or leased.lease.attempt > 1
+        """An earlier lease of this turn may have left something behind."""
         self.task = leased.task
         self.holder = holder
         self.threads: Final = threads
         self.slot = slot
         self.notes: dict[str, Any] = {}
-        """What goes into the result's metadata."""
+        """The metadata of the result."""
         self._services = services
         self._ledger = services.ledger
         self._loop = services.loop
@@ -125,22 +134,31 @@ class Job(JobBuffer):
         return self._services.tracer
 
     @property
+    def model_calls(self) -> ModelCalls:
+        return self._services.model_calls
+
+    @property
     def spending(self) -> Spending:
         if self._spending is None:
-            self._spending = Spending(self.task, self.notes)
+            self._spending = Spending(self.task, self.notes, self.model_calls.task_tokens_max)
         return self._spending
 
     @property
     def tokens_left(self) -> int | None:
-        """Of the budget of this task; None if it has none."""
+        """The rest of this task's token budget; None if it has none."""
         return self.spending.budget.left if self.spending.budget is not None else None
 
-    def spend(self, amounts: dict[str, float], *, delegated: bool = False) -> None:
-        """`delegated`: others used it, whom this task had asked."""
+    def spend(self, amounts: dict[str, float], *, delegated: bool = False) -> str | None:
+        """Adds to the usage. Returns why the job is over, if it is. `delegated`: other agents used it for this task."""
+        known = self.notes.get("code")
         over = self.spending.add(amounts, delegated=delegated)
-        if over is not None:
+        if over is not None and known != BUDGET_EXCEEDED:
             self.fail(over)
             self._loop.call_soon(self.cut, over)
+        return over
+
+    def reserve(self, tokens: int, ask: AskLoop | None = None) -> HeldTokens:
+        return HeldTokens(self.spending.budget, tokens, ask)
 
     @property
     def calls(self) -> AgentCalls:
@@ -173,7 +191,7 @@ class Job(JobBuffer):
         return self.messages if self._stored_messages is None else self._stored_messages
 
     async def _inline_files(self, files: StoredFiles) -> None:
-        """Bytes that came inline are given to the agent as they came."""
+        """Gives inline bytes to the agent as they came."""
         said = self.messages
         if any(type(part) is File for message in said for part in message.parts):
             given = [msgspec.structs.replace(each, parts=await files.inlined(each.parts)) for each in said]
@@ -187,19 +205,17 @@ class Job(JobBuffer):
     async def suspend(
         self, wait: Wait, steps: tuple[StepUpdate, ...] = (), told: StatusUpdate | None = None
     ) -> Advanced:
-        """The turn stops here, and is run again when what it waits for has come; unless a signal is there already."""
-        self.parking = True
-        try:
-            advanced = await self.write(*steps, wait=wait, told=told)
-        finally:
-            self.parking = False
+        """Parks the task and stops the turn until its wait ends; unless the signal is there already."""
+        advanced = await self.write(*steps, wait=wait, told=told)
         if advanced.signal is None:
             self.over = self._mute = True
-            self.stopping = WAITS
+            if self.stopping is None:
+                self.stopping = WAITS
+                self._stop_runner()
         return advanced
 
     async def hold(self, reason: str) -> None:
-        """The turn cannot go on: its task keeps what it has, and an operator decides."""
+        """Holds the task for an operator: the turn cannot go on."""
         log.warning("agent.held", extra=self.fields(reason=reason))
         self.over = self._mute = True
         self.stopping = HELD
@@ -207,14 +223,30 @@ class Job(JobBuffer):
         await self.leave(
             Interrupt(task_id=self.task.id, holder=self.holder, lease_id=lease_id, reason=reason, hold_ms=hold_ms)
         )
+        self._stop_runner()
+
+    def _stop_runner(self) -> None:
+        """Stops the runner, if another of the agent's asyncio tasks stopped the turn."""
+        if self.runner is not None and self.runner is not asyncio.current_task():
+            self.runner.cancel()
+
+    async def check_going_on(self) -> None:
+        """Called before any effect beyond the job's own records.
+
+        A function that caught the stop of its turn, as `asyncio.gather` and `TaskGroup` do, is stopped again.
+        """
+        while self.parking is not None:
+            await asyncio.wait((self.parking,))
+        if self.over:
+            raise TurnStopped
 
     @property
     def left_ms(self) -> float | None:
-        """The time that is left to it, where it was given one beside its task's own."""
+        """The time left until the pool's deadline; None if it set none."""
         return None if self.deadline is None else max(0.0, (self.deadline.when() - self._loop.time()) * 1000)
 
     def complete(self, *content: Content, partial: bool = False, reply: bool = False) -> None:
-        """`reply`: the content is a bare message, and whoever sent the task need not hear of a task at all."""
+        """Ends as completed. `reply`: the content is a bare message, and the sender need not see a task."""
         status = ResultStatus.PARTIAL if partial else _OK
         bare = reply or msgspec.UNSET
         if content and type(content[0]) is not Text:
@@ -222,7 +254,7 @@ class Job(JobBuffer):
         self._end(Result(task_id=self.task.id, status=status, content=content, reply=bare), _COMPLETED)
 
     def fail(self, message: str, *content: Content, reason: str = "") -> None:
-        """`message` is told to the sender: nothing of it may be meant for us alone. `reason`: see `failure`."""
+        """Ends as failed. The sender sees `message`, so nothing internal may be in it. `reason`: see `failure`."""
         if not self.ended:
             self.failure = reason
         self._end(self._error(message, content), Ending.FAILED)
@@ -231,40 +263,36 @@ class Job(JobBuffer):
         self._end(self._error(message, content), Ending.REJECTED)
 
     def give_up(self, message: str, *content: Content) -> None:
-        """The agent itself calls the task canceled."""
+        """Ends as canceled by the agent itself."""
         self._end(self._error(message, content), Ending.CANCELED)
 
     def park(self, update: StatusUpdate) -> None:
-        """The turn is over, and the task waits for its sender."""
+        """Ends the turn; the task waits for its sender."""
         if not self.ended:
             self._parked = named_safely(update)
-            self._mute = True
+            self.ended = self._mute = True
 
     def retry(self, after_s: float, text: str) -> None:
-        """This attempt has failed, and the next one begins after a pause; its sender is told."""
+        """Ends this attempt as failed; the next one begins after a pause, and the sender is told."""
         if not self.ended:
             attempt = self.leased.lease.attempt
             told = f"{text or f'attempt {attempt} failed'}; attempt {attempt + 1} begins in {after_s:.3g} s"
             self._retry = (round(after_s * 1000), StatusUpdate(told))
-            self._mute = True
+            self.ended = self._mute = True
 
     def retry_failed(self, pause_s: float | None, retry_on: Collection[str]) -> None:
-        """Begin again what failed for one of these reasons. `pause_s` None: this was the last attempt."""
+        """Begins again after a failure for one of these reasons. `pause_s` None: this was the last attempt."""
         if self.over:
             return
         if pause_s is None and self._retry is not None:
-            told, self._retry = self._retry[1], None
+            told, self._retry, self.ended = self._retry[1], None, False
             self.fail(told.text.rpartition("; attempt")[0])
         elif pause_s is not None and self._result is not None and self.failure in retry_on:
-            failed, self._result, self._ending = self._result, None, None
+            failed, self._result, self._ending, self.ended = self._result, None, None, False
             self.retry(pause_s, failed.error_message or "")
 
-    @property
-    def ended(self) -> bool:
-        return self._result is not None or self._parked is not None or self._retry is not None
-
     async def renew(self) -> None:
-        """A heartbeat, for work that takes long: its lease stays young, and nobody takes it for stale."""
+        """Renews the lease, for long work, so that nobody takes it for stale."""
         if not self.over:
             await self._ledger.commit(
                 Renew(task_id=self.task.id, holder=self.holder, lease_id=self.leased.lease.lease_id)
@@ -272,12 +300,12 @@ class Job(JobBuffer):
 
     @property
     def said(self) -> tuple[Content, ...]:
-        """Its result's content, once it has one."""
+        """The result's content, once there is a result."""
         return self._result.content if self._result is not None else ()
 
     @property
     def outcome(self) -> tuple[str, bool]:
-        """How it ended, in a word, and whether that is a failure."""
+        """The outcome in a word, and whether it is a failure."""
         if self._parked is not None:
             return self._parked.state, False
         if self._retry is not None:
@@ -287,7 +315,7 @@ class Job(JobBuffer):
         return self._ending.value, self._ending in (Ending.FAILED, Ending.REJECTED)
 
     async def run(self, agent: RunnableAgent) -> None:
-        """Everything from the first word to the last record. Raises nothing. Runs in a context of its own."""
+        """Runs the whole job, to its last record. Raises nothing. Runs in a context of its own."""
         TURN.set(self.leased)
         try:
             try:
@@ -298,13 +326,13 @@ class Job(JobBuffer):
                 await agent.run(self)
             except asyncio.CancelledError:
                 if self.stopping is None and not self.ended:
-                    # Nobody asked it to stop: it waited for something of its own that was canceled.
+                    # Nobody stopped the job: the agent awaited something of its own that was canceled.
                     log.warning("agent.failed", exc_info=True, extra=self.fields())
                     self.fail(FAILED)
             except StepError as wrong:
                 log.warning("agent.failed", exc_info=True, extra=self.fields())
                 self.fail(f"{FAILED}: {wrong.message}")
-            except BaseException:  # agents raise what they like: it fails the task, and no more
+            except BaseException:  # whatever an agent raises fails its task, and no more
                 if self.stopping is None:
                     log.warning("agent.failed", exc_info=True, extra=self.fields())
                 self.fail(FAILED)
@@ -321,7 +349,7 @@ class Job(JobBuffer):
             self._services.done(self)
 
     async def _finish(self) -> None:
-        """The last record: what is buffered, and how it ended."""
+        """Writes the last record: the buffered output, and the outcome."""
         if self.finishing:
             return
         self.finishing = True
@@ -332,24 +360,27 @@ class Job(JobBuffer):
             await asyncio.wait((self._flusher,))
             if self.over:
                 return
-        if self._retry is not None:
-            for_ms, told = self._retry
-            updates, self._pending = tuple(self._pending), []
-            await self._advance(updates, wait=Wait(since_ms=self.now_ms, for_ms=for_ms), told=self._noted(told))
-            return
-        if self._result is None and self._parked is None:
+        if self._result is None and self._parked is None and self._retry is None:
             self.complete()
         updates, self._pending = tuple(self._pending), []
-        if self._parked is not None:
+        wait: Wait | None = None
+        told: StatusUpdate | None = None
+        if self._retry is not None:
+            wait, told = Wait(since_ms=self.now_ms, for_ms=self._retry[0]), self._noted(self._retry[1])
+        elif self._parked is not None:
             updates = (*updates, self._noted(self._parked))
         try:
-            await self._advance(updates, self._result, self._ending)
+            try:
+                await self._advance(updates, self._result, self._ending, wait=wait, told=told)
+            except Unavailable as refusal:
+                await self._advance_again(refusal, updates, self._result, self._ending, wait=wait, told=told)
         except (Invalid, OverLimit) as refusal:
             await self._finish_refused(refusal)
 
     async def _finish_refused(self, refusal: Refusal) -> None:
-        """What the agent said cannot be kept. That it ended must be: at last with nothing that is the agent's."""
+        """The output cannot be kept. The end must be recorded: at last without anything of the agent's."""
         log.warning("agent.refused", extra=self.fields(code=refusal.code, reason=refusal.message))
+        self._parked, self._retry, self._ending = None, None, Ending.FAILED
         try:
             await self._advance((), error_result(self.task.id, f"{FAILED}: {refusal.message}"), Ending.FAILED)
         except (Invalid, OverLimit) as again:
@@ -363,23 +394,23 @@ class Job(JobBuffer):
         return msgspec.structs.replace(parked, metadata={**(parked.metadata or {}), **self.notes})
 
     def lose(self, why: str) -> None:
-        """The lease is somebody else's: nothing of it is written any more."""
+        """Called when the lease is lost: nothing more is written."""
         self.over = self._mute = True
         self._pending = []
         self._cancel(why)
 
     def cut(self, message: str) -> None:
-        """The job has failed, whatever its agent says or does."""
+        """Fails the job, whatever its agent does."""
         if self.over:
             return
         with contextlib.suppress(TurnStopped):
-            self.fail(message)  # which closes what is being said
+            self.fail(message)  # closes the open text artifact
         self._result, self._ending, self._parked, self._retry = self._error(message, ()), Ending.FAILED, None, None
-        self._mute = True
+        self.ended = self._mute = True
         self._cancel(message)
 
     def stop(self) -> bool:
-        """The process ends, and so does the body: `leave` says what becomes of its work. False: it has ended."""
+        """Stops the job because the process ends; `leave` then decides about its work. False: the job has ended."""
         if self.over or self.ended or self.finishing:
             return False
         self.over = self._mute = True
@@ -394,7 +425,7 @@ class Job(JobBuffer):
         self._make_room()
 
     async def abandon(self) -> None:
-        """The agent does not stop. Its job ends without it."""
+        """Ends the job without its agent, which does not stop."""
         if not self.over:
             self.spending.add(self.spending.end_running())
             try:
@@ -404,7 +435,7 @@ class Job(JobBuffer):
         self._close()
 
     async def leave(self, put_down: Release | Interrupt) -> bool:
-        """After `stop`: what it had said is written; then the work goes back to the queue, or waits for an operator.
+        """After `stop`: writes the output so far; then the work goes back to the queue, or waits for an operator.
 
         False: that could not be written, as when the task was canceled meanwhile.
         """
@@ -427,8 +458,10 @@ class Job(JobBuffer):
             self.cut(f"{FAILED}: {refusal.message}")
             return
         if not isinstance(refusal, Conflict | NotFound | Forbidden):
-            # The disk: what was not written is still leased, and an operator will see it.
             log.error("agent.unwritten", extra=self.fields(code=refusal.code, reason=refusal.message))
+            if not self.finishing and not self.over:
+                self.cut(f"{FAILED}: {refusal.message}")  # written if the ledger accepts records again
+                return
         self.lose(refusal.code)
 
     def _error(self, message: str, content: tuple[Content, ...]) -> Result:
@@ -437,13 +470,16 @@ class Job(JobBuffer):
     def _end(self, result: Result, ending: Ending) -> None:
         if self.unfinished is not None and not self._mute:
             self.unfinished()
-        if self._result is None and self._parked is None and self._retry is None:
-            self._result, self._ending = named_safely(result), ending
-            self._mute = True
+        if not self.ended:
+            content = result.content
+            nameless = len(content) == 1 and type(content[0]) is Text and content[0].filename is None
+            self._result, self._ending = result if nameless else named_safely(result), ending
+            self.ended = self._mute = True
 
     def _close(self) -> None:
         self.over = self._mute = True
-        self._make_room()
+        if self.full or self._room is not None:
+            self._make_room()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

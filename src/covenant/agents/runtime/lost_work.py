@@ -1,8 +1,9 @@
-"""Work whose holder is lost: what an earlier run of a daemon, or another node, had leased for its agents.
+"""Work whose holder is lost: leases that an earlier run of a daemon, or another node, had taken for its agents.
 
-Only the pool's leases name the run that took them, so only the work of hosted agents is ever found here. An agent says
-what becomes of it (`on_lost`). Held work is marked: those who watch its task are told, and an operator decides within a
-bound. The ledger keeps the mark and the bound, so a further restart repeats and prolongs nothing.
+Only the pool's leases name the run that took them, so only the work of hosted agents is found here. The agent's
+`on_lost` decides about it. Held work is marked: watchers of its task are told, and an operator decides within a bound.
+The ledger keeps the mark and the bound, so a further restart neither repeats nor prolongs them. Work that its own job
+has put down, such as that of a changed function, is left to the operator.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from covenant.model.ids import AgentId, LeaseId, PublicKey
 from covenant.model.retry_policy import ForceError, Posture, RepairCommand, Requeue
 
 ATTEMPTS_MAX: Final = 3
-"""How often lost work is begun again by itself; after that an operator decides."""
+"""How often lost work begins again by itself, unless its agent has more attempts; after that an operator decides."""
 LOOK_S: Final = 2.0
-"""How often the number of lost holders is asked for: another node may be lost at any time."""
+"""How often the number of lost holders is read: another node may be lost at any time."""
 ROUNDS: Final = 30
-"""After so many rounds the lost work itself is looked at again, although its number is the same."""
+"""After so many rounds the lost work itself is read again, although its number is the same."""
 LOST_AT_ONCE_MAX: Final = 10_000
 STOPPED: Final = "the daemon stopped while the agent worked"
 OUTLOOKS: Final[Mapping[OnLost, str]] = {
@@ -35,13 +36,13 @@ OUTLOOKS: Final[Mapping[OnLost, str]] = {
     "fail": "the task fails when the daemon starts again",
     "requeue": "the work begins again when the daemon starts again",
 }
-"""What becomes of work that was cut short by a stop; empty: an operator decides."""
+"""What becomes of work that a stop interrupted; empty: an operator decides."""
 
 log = logging.getLogger(__name__)
 
 
 class LossPolicy(Protocol):
-    """What is asked of an agent of the pool."""
+    """What an agent of the pool says about its lost work."""
 
     @property
     def identity(self) -> AgentId: ...
@@ -49,6 +50,13 @@ class LossPolicy(Protocol):
     def on_lost(self) -> OnLost: ...
     @property
     def follows(self) -> bool: ...
+    @property
+    def agent(self) -> object: ...
+
+
+def attempts_max(agent: LossPolicy) -> int:
+    """How often a turn of the agent may be begun. An agent with retries of its own has `attempts`."""
+    return max(ATTEMPTS_MAX, getattr(agent.agent, "attempts", ATTEMPTS_MAX))
 
 
 class LostWork:
@@ -63,13 +71,13 @@ class LostWork:
         self._unserved: set[LeaseId] = set()
 
     def look_again(self) -> None:
-        """An agent has come, or says something else: it may decide about work that was held without it."""
+        """Looks at held work again: a new or changed agent may decide about it."""
         self._rounds_left = 0
         self._held.clear()
         self._wanted.set()
 
     async def run(self) -> None:
-        """Until canceled."""
+        """Runs until canceled."""
         refused: str | None = None
         while True:
             self._wanted.clear()
@@ -84,30 +92,39 @@ class LostWork:
                 await asyncio.wait_for(self._wanted.wait(), LOOK_S)
 
     async def step(self) -> None:
-        """One round. It costs a count, unless there may be something new to look at."""
+        """Runs one round. It costs one count, unless there may be something new."""
         count = (await self._ledger.counts()).holders_lost
         if count == self._count and self._rounds_left > 0:
             self._rounds_left -= 1
             return
         query = QueueQuery(limit=min(count, LOST_AT_ONCE_MAX), state_filter=LEASED.wire_name)
         found = (await self._ledger.queue(query)).tasks if count else ()
-        unserved, self._unserved, contested = self._unserved, set(), False
+        unserved, self._unserved, contested, ended = self._unserved, set(), False, 0
         for entry in found:
             lease_id, agent = entry.lease_id, self._agents.get(entry.task.recipient.pubkey)
             if not entry.holder_lost or lease_id is None or lease_id in self._held:
                 continue
             if agent is None and lease_id not in unserved:
-                # Its agent may only be late: such work is held when it is seen for the second time.
+                # The agent may only be late: such work is held when it is seen for the second time.
                 self._unserved.add(lease_id)
+            elif agent is not None and agent.on_lost != "hold" and await self._is_held(entry):
+                self._held.add(lease_id)
             elif not await self._handle(agent, entry, lease_id):
                 contested = True
-        self._count, self._rounds_left = count, 0 if self._unserved or contested else ROUNDS
+            elif lease_id not in self._held:
+                ended += 1  # no longer counted; as many may be lost before the next round
+        self._count, self._rounds_left = count - ended, 0 if self._unserved or contested else ROUNDS
+
+    async def _is_held(self, lost: QueueEntry) -> bool:
+        """Whether the work's own job has put it down for an operator."""
+        entry = await self._ledger.entry(lost.task.id)
+        return entry is not None and entry.hold is not None and entry.hold.reason != STOPPED
 
     async def _handle(self, agent: LossPolicy | None, entry: QueueEntry, lease_id: LeaseId) -> bool:
-        """False if somebody was faster: another node, or an operator. The next round shows what they did."""
+        """Decides about one lost lease. False if another node or an operator was faster: the next round sees that."""
         task_id, recipient = entry.task.id, entry.task.recipient
         on_lost: OnLost = agent.on_lost if agent is not None else "hold"
-        if on_lost == "requeue" and not (agent is not None and agent.follows) and entry.attempt >= ATTEMPTS_MAX:
+        if on_lost == "requeue" and agent is not None and not agent.follows and entry.attempt >= attempts_max(agent):
             on_lost = "hold"
         try:
             if on_lost == "hold":
@@ -119,7 +136,7 @@ class LostWork:
             else:
                 command: RepairCommand = Requeue(Posture.IDEMPOTENT, lease_id)
                 if on_lost == "fail":
-                    command = ForceError("the agent was lost while it worked on this", lease_id)
+                    command = ForceError("the agent was lost while it worked on this task", lease_id)
                 reason = f"its holder was lost, and the agent says on_lost={on_lost}"
                 await self._ledger.commit(Repair(task_id=task_id, by=recipient, command=command, reason=reason))
         except (Conflict, NotFound):

@@ -1,43 +1,50 @@
-"""What limits a turn: the slots of its tenant, and the token budget of its task, with all that the task delegates.
+"""The limits of a turn: the slots of its tenant, and the token budget of its task, with all that the task delegates.
 
-`Spending` writes into the notes of its job, which become the metadata of the result: `usage`, and as `delegated` how
-much of that others have used; with a budget also `spent`.
+`Spending` writes into the notes of its job, which become the metadata of the result: `usage`, and as `delegated` the
+part of it that other agents have used; with a budget also `spent`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, overload
 
+import msgspec
+
+from covenant.exchange.access.tenants import share
 from covenant.model.errors import OverLimit
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import BUDGET_EXCEEDED, budget_of
 from covenant.model.rate_limits import TokenBucket
 from covenant.model.task import Task
-from covenant.model.usage import add_usage, read_usage, tokens_of
+from covenant.model.usage import USAGE, add_usage, read_usage, tokens_of
 
 if TYPE_CHECKING:
     from covenant.agents.runtime.job import Job
 
 
 LOOK_S: Final = 1.0
-"""How often somebody who waits looks whether the limit was raised meanwhile."""
+"""How often a waiting turn checks whether the limit was raised meanwhile."""
 UNLIMITED: Final = 1_000_000
 
 
 class TenantSlots:
-    """The slots for turns of one tenant. `limit` is asked each time; 0: no limit.
+    """The slots for turns of one tenant: `most` of them, of which each of `living` daemons has its share.
 
-    A turn that waits for what it delegated gives its slot up, and takes one again before it goes on, so that a tenant
-    with a single slot can delegate. Waiters are served in order.
+    `most` may be changed at any time; 0: no limit.
+
+    A turn that waits for delegated work gives its slot up, and takes one again before it goes on, so that a tenant with
+    a single slot can delegate. Waiters are served in order.
     """
 
-    def __init__(self, limit: Callable[[], int]) -> None:
-        self._limit = limit
+    def __init__(self, most: int, living: Callable[[], int]) -> None:
+        self.most = most
+        self._living = living
         self._used = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
@@ -47,22 +54,26 @@ class TenantSlots:
 
     @property
     def free(self) -> int:
-        """How many can be taken at once; none while somebody waits."""
-        return 0 if self._waiting else max(0, (self._limit() or UNLIMITED) - self._used)
+        """How many slots can be taken at once; none while somebody waits."""
+        return 0 if self._waiting else max(0, self._limit() - self._used)
+
+    def _limit(self) -> int:
+        living, most = self._living(), self.most or UNLIMITED
+        return most if living == 1 else share(most, living)
 
     def take(self, count: int = 1) -> bool:
-        if self.free < count:
+        if count and (self._waiting or (self.most and self._used + count > self._limit())):
             return False
         self._used += count
         return True
 
-    def give_back(self) -> None:
-        self._used -= 1
+    def give_back(self, count: int = 1) -> None:
+        self._used -= count
         if self._waiting:
             self._serve()
 
     async def wait(self) -> None:
-        """Return with a place. Canceled, it has none."""
+        """Waits for a slot. A canceled wait has none."""
         if self.take():
             return
         loop = asyncio.get_running_loop()
@@ -80,14 +91,14 @@ class TenantSlots:
             raise
 
     def _serve(self) -> None:
-        limit = self._limit() or UNLIMITED
+        limit = self._limit()
         while self._waiting and self._used < limit:
             self._used += 1
             self._waiting.popleft().set_result(None)
 
 
 class StartRate:
-    """How often turns of an agent begin: `per_min`, a second's worth of them at once. 0: as often as they come."""
+    """Limits how often turns of an agent begin: `per_min`, a second's worth of them at once. 0: no limit."""
 
     __slots__ = ("_bucket", "per_min")
 
@@ -96,7 +107,7 @@ class StartRate:
         self._bucket: TokenBucket | None = None
 
     def take(self) -> int | None:
-        """Begin a turn. None, or in how many milliseconds one may begin."""
+        """Takes the right to begin a turn: None; or in how many milliseconds one may begin."""
         if not self.per_min:
             return None
         now_ms, burst = int(monotonic() * 1_000), max(1, self.per_min // 60)
@@ -105,7 +116,7 @@ class StartRate:
         return self._bucket.take(now_ms, self.per_min, burst)
 
     async def wait(self) -> None:
-        """Until one may begin, and begin it."""
+        """Waits until a turn may begin, and takes that right."""
         while True:
             wait_ms = self.take()
             if wait_ms is None:
@@ -113,38 +124,30 @@ class StartRate:
             await asyncio.sleep(wait_ms / 1000)
 
 
-class TurnSlot:
+class TurnSlot(msgspec.Struct, eq=False):
     """The slot of one turn, which holds it from the start."""
 
-    __slots__ = ("_held", "_left", "_places", "_resuming")
-
-    def __init__(self, places: TenantSlots) -> None:
-        self._places = places
-        self._held = True
-        self._left = False
-        self._resuming: asyncio.Lock | None = None
+    _places: TenantSlots
+    _held: bool = True
+    _left: bool = False
+    _resuming: asyncio.Lock | None = None
 
     def leave(self) -> None:
         self._left = True
-        self._let_go()
+        self._give_up()
 
-    def _check_left(self) -> None:
-        """The turn may have ended while it waited."""
-        if self._left:
-            self._let_go()
-
-    def _let_go(self) -> None:
+    def _give_up(self) -> None:
         if self._held:
             self._held = False
             self._places.give_back()
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[None]:
-        """While the turn only waits for others. It goes on when it has a place again.
+        """Gives the slot up while the turn only waits for others; takes one again before the turn goes on.
 
-        A turn that is canceled meanwhile is not kept waiting for one.
+        A turn that is canceled meanwhile does not wait for one.
         """
-        self._let_go()
+        self._give_up()
         try:
             yield
         except asyncio.CancelledError:
@@ -155,41 +158,97 @@ class TurnSlot:
         await self._resume()
 
     async def _resume(self) -> None:
-        """Calls that a turn makes at once may end at once: one of them waits for the place."""
+        """Takes a slot again. Parallel calls of a turn may end together: only one of them waits for the slot."""
         if self._resuming is None:
             self._resuming = asyncio.Lock()
         async with self._resuming:
             if self._held or self._left:
                 return
             await self._places.wait()
-            self._held = True
-            self._check_left()
+            self._held = not self._left
+            if not self._held:  # the turn has ended while it waited
+                self._places.give_back()
 
 
-USAGE: Final = "usage"
 DELEGATED: Final = "delegated"
-"""In a result's metadata, beside `usage`: how much of that was used by what the task had delegated."""
+"""Key in a result's metadata, beside `usage`: the part of it that delegated work has used."""
+
+
+T = TypeVar("T")
+
+
+class AskLoop(Protocol):
+    """From a thread: has the event loop do something, and waits for it."""
+
+    @overload
+    def __call__(self, do: Callable[[], Awaitable[T]], /) -> T: ...
+    @overload
+    def __call__(self, do: Callable[[], None], /) -> None: ...
+
+
+class HeldTokens:
+    """Tokens that a turn has reserved for itself, as a context. Unspent tokens come back at its end."""
+
+    __slots__ = ("_ask", "_budget", "_wanted", "tokens")
+
+    def __init__(self, budget: TokenBudget | None, wanted: int, ask: AskLoop | None) -> None:
+        """Without a budget any number is granted. `ask`: set if a thread enters it."""
+        self._budget = budget
+        self._wanted = wanted
+        self._ask = ask
+        self.tokens = 0.0
+
+    def __enter__(self) -> None:
+        self._begin() if self._ask is None else self._ask(self._begin)
+
+    def __exit__(self, *_: object) -> None:
+        self._end() if self._ask is None else self._ask(self._end)
+
+    def _begin(self) -> None:
+        budget = self._budget
+        if budget is not None and self._wanted > budget.left:
+            left = f"{budget.left} of {budget.tokens} tokens are left, but {self._wanted} are needed"
+            raise OverLimit(BUDGET_EXCEEDED, f"{BUDGET_EXCEEDED}: {left}")
+        if budget is not None:
+            self.tokens = self._wanted
+            budget.held.append(self)
+            _own.set((*_own.get(), self))
+
+    def _end(self) -> None:
+        if self._budget is not None and self in self._budget.held:
+            self._budget.held.remove(self)
+            _own.set(tuple(each for each in _own.get() if each is not self))
+            self._budget.notice_left()
+
+
+_own: ContextVar[tuple[HeldTokens, ...]] = ContextVar("own", default=())
+"""The reservations of this part of a turn: waiting for their release would never end. The loop sets a thread's."""
 
 
 class TokenBudget:
-    """`reserved`: the shares of calls that have not ended, by their tasks. What they do not use comes back."""
+    """`reserved`: the shares of running calls, by their tasks. Unused tokens come back.
 
-    __slots__ = ("_released", "reserved", "spent", "tokens")
+    `held`: the turn's own reservations, newest last.
+    """
+
+    __slots__ = ("_released", "held", "reserved", "spent", "tokens")
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
         self.spent = 0.0
         self.reserved: dict[TaskId, int] = {}
+        self.held: list[HeldTokens] = []
         self._released = asyncio.Event()
 
     @property
     def left(self) -> int:
-        return max(0, int(self.tokens - self.spent) - sum(self.reserved.values()))
+        held = sum(each.tokens for each in self.held)
+        return max(0, int(self.tokens - self.spent - held) - sum(self.reserved.values()))
 
     async def reserve(self, calls: Sequence[TaskId]) -> int:
-        """An equal share of what is left for each of these. Waits while other calls have it all."""
+        """Reserves an equal share of the rest for each call. Waits while other parts of the turn hold all of it."""
         while (share := self.left // len(calls)) < 1:
-            if not self.reserved:
+            if not self.reserved and all(each in _own.get() for each in self.held):
                 left = f"{self.left} of {self.tokens} tokens are left for {len(calls)} more calls"
                 raise OverLimit(BUDGET_EXCEEDED, f"{BUDGET_EXCEEDED}: {left}")
             self._released.clear()
@@ -199,30 +258,40 @@ class TokenBudget:
 
     def release(self, call: TaskId) -> None:
         self.reserved.pop(call, None)
+        self.notice_left()
+
+    def notice_left(self) -> None:
         self._released.set()
 
     def take(self, amounts: Mapping[str, float], notes: dict[str, Any]) -> str | None:
-        """Why the job is over, if it is by this; said once. `notes` are the job's, for its result."""
-        notes["spent"] = self.spent = self.spent + tokens_of(amounts)
-        if self.spent <= self.tokens or notes.get("code") == BUDGET_EXCEEDED:
+        """Spends. Returns why the job is over, if it is. `notes` are the job's, for its result."""
+        used = tokens_of(amounts)
+        notes["spent"] = self.spent = self.spent + used
+        for held in reversed(self.held):
+            taken = min(held.tokens, used)
+            held.tokens, used = held.tokens - taken, used - taken
+        if self.spent <= self.tokens:
             return None
         notes["code"] = BUDGET_EXCEEDED
-        return f"{BUDGET_EXCEEDED}: {self.spent:.0f} tokens were used, and {self.tokens} were agreed"
+        return f"{BUDGET_EXCEEDED}: {self.spent:.0f} tokens were used of a budget of {self.tokens}"
 
 
 class Spending:
-    """`running`: what is being used just now, and is not in the notes yet."""
+    """`running`: the current usage that is not in the notes yet."""
 
-    __slots__ = ("_notes", "budget", "running")
+    __slots__ = ("_notes", "budget", "running", "tokens_max")
 
-    def __init__(self, task: Task, notes: dict[str, Any]) -> None:
+    def __init__(self, task: Task, notes: dict[str, Any], tokens_max: int = 0) -> None:
+        """`tokens_max`: the most tokens of models for a task, with all that it delegates; 0: no limit."""
         self._notes = notes
         tokens = budget_of(task)
         self.budget = TokenBudget(tokens) if tokens is not None else None
+        self.tokens_max = min(filter(None, (tokens_max, tokens)), default=0)
+        """This task's limit: lower than the general one if its sender asked for that."""
         self.running: Callable[[], Mapping[str, float]] | None = None
 
     def add(self, amounts: Mapping[str, Any], *, delegated: bool = False) -> str | None:
-        """Why the job is over, if it is by this. `delegated`: others used it, whom the job had asked."""
+        """Adds to the usage. Returns why the job is over, if it is. `delegated`: other agents used it for this job."""
         counted = read_usage(amounts)
         if not counted:
             return None
@@ -231,9 +300,23 @@ class Spending:
         return self.budget.take(counted, self._notes) if self.budget is not None else None
 
     def end_running(self) -> dict[str, float]:
-        """What `running` came to, for `add`; it is counted no other way from now on."""
+        """The final value of `running`, for `add`; it is not counted otherwise any more."""
         running, self.running = self.running, None
         return read_usage(running()) if running is not None else {}
+
+    @property
+    def tokens_left(self) -> int | None:
+        """Tokens left for models, less the reservations of running calls. None: there is no limit."""
+        if not self.tokens_max:
+            return None
+        reserved = sum(self.budget.reserved.values()) if self.budget is not None else 0
+        return int(self.tokens_max - tokens_of(self.usage)) - reserved
+
+    @property
+    def used_up(self) -> str | None:
+        """Why models may use nothing more; None if they may."""
+        most = self.tokens_max
+        return f"the token budget of this task, {most}, is used up" if 0 < most <= tokens_of(self.usage) else None
 
     @property
     def usage(self) -> dict[str, float]:
@@ -244,13 +327,13 @@ class Spending:
 
     @property
     def own_usage(self) -> dict[str, float]:
-        """Without what others used, whom the task had asked."""
+        """The usage without that of delegated work."""
         others = self._notes.get(DELEGATED, {})
         return {name: amount - others.get(name, 0) for name, amount in self.usage.items()}
 
     @property
     def told(self) -> dict[str, Any] | None:
-        """For the metadata of a result that somebody else writes; None if nothing was used."""
+        """The usage as metadata for a result that somebody else writes; None if nothing was used."""
         used = self.usage
         if not used:
             return None
@@ -259,7 +342,7 @@ class Spending:
 
 
 async def recall_usage(job: Job) -> None:
-    """What earlier turns used counts on: usage and limits are a task's, and not a turn's."""
+    """Counts the usage of earlier turns: usage and limits belong to the task, not to a turn."""
     used = read_usage(await job.noted(USAGE))
     if used:
         delegated = read_usage(await job.noted(DELEGATED))

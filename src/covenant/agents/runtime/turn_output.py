@@ -1,25 +1,63 @@
-"""The output of a turn: from what an agent produces to the updates of its task, the same for every kind of agent.
+"""The output of a turn: `TurnOutput` makes updates of an agent's output, `JobBuffer` has them until they are written.
 
 All text of a turn is one artifact, `<task>-text-<n>` (0 in the first turn), called "response": its first chunk begins
 it, the others add to it, and an empty last chunk closes it. Files are `<task>-file-<n>`, data `<task>-data-<n>`,
 counted from 0 in each turn; a later turn puts its own number before theirs, and so replaces nothing of an earlier one.
-So are the uses of tools, `<task>-tool-<n>`, and the answers of other agents, `<task>-sub-<n>`, told beside the answer.
+The same holds for uses of tools, `<task>-tool-<n>`, and answers of other agents, `<task>-sub-<n>`. Output of a model
+after it asked a person also has the number of its round (`<task>-file-0.1.0`, `<task>-text-0.1`): it replaces nothing
+of the output before the question.
+
+Updates are written several a record. The agent does not wait for the disk, and nobody sees an update before it is
+durable. The buffer is bounded: an agent that is faster than the disk waits for `room`. So is the output of a turn
+(`A2aSettings`). A durable step is written at once, with the output before it.
 """
 
 from __future__ import annotations
 
-import base64
-import mimetypes
-from typing import Any, Final
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from covenant.agents.runtime.job import Job
-from covenant.model.content import Content, Embedded, File, Json, Resource, ResourceLink, Text
-from covenant.model.errors import WrongType
-from covenant.model.task_event import ArtifactUpdate, StatusUpdate, text_artifact
-from covenant.wire.json_input import TOLD_NESTING_MAX
-from covenant.wire.validation import checked
+from covenant.agents.runtime.function_threads import TurnStopped
+from covenant.agents.runtime.model_calls import ModelCalls
+from covenant.exchange.delegation import Delegations
+from covenant.exchange.native import earlier_messages, kept_files
+from covenant.exchange.stored_files import StoredFiles
+from covenant.exchange.tasks.reader import PAGE, TaskReader
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.machine.commands import Advance, Advanced, LeasedTask
+from covenant.model.content import Content, File, Json, Resource, ResourceLink, Text
+from covenant.model.errors import OUTCOME_UNKNOWN, Invalid, Refusal, Unavailable
+from covenant.model.ids import AgentId
+from covenant.model.sanitizer import named_safely
+from covenant.model.settings import A2aSettings
+from covenant.model.task import NATIVE, Ending, Result, Task, account_of
+from covenant.model.task_event import (
+    TEXT_ARTIFACT,
+    ArtifactUpdate,
+    MessageUpdate,
+    StatusUpdate,
+    Step,
+    StepUpdate,
+    TurnUpdate,
+    Update,
+    Wait,
+)
+from covenant.model.task_view import TaskView, first_message
+from covenant.model.tracing import Tracer
+
+if TYPE_CHECKING:
+    from covenant.agents.runtime.job import Job
+
+FAILED: Final = "the agent failed"
+BUFFERED_MAX: Final = 256
+BUFFERED_BYTES_MAX: Final = 256 * 1024
+# A job writes at most once in this time, except for its end: faster updates share a record.
+PAUSE_S: Final = 0.001
+WRITE_AGAIN_MS_MAX: Final = 5_000
 
 RESPONSE: Final = "response"
 TOOL_CALL: Final = "tool_call"
@@ -29,20 +67,326 @@ OVERHEAD: Final = 64
 """About what an update has besides its text."""
 _NO_TEXT: Final = (Text(""),)
 
+log = logging.getLogger(__name__)
+_encode = msgspec.json.Encoder().encode
+
+
+class JobServices(NamedTuple):
+    """Services that the jobs of a worker pool share. `done` is called once for each job, when it has ended."""
+
+    ledger: Ledger
+    loop: asyncio.AbstractEventLoop
+    limits: A2aSettings
+    done: Callable[[Job], None]
+    delegations: Delegations | None
+    tracer: Tracer
+    files: StoredFiles | None = None
+    """None: bytes stay in the ledger."""
+    model_calls: ModelCalls = ModelCalls()
+
+
+class JobBuffer:
+    __slots__ = (
+        "_bytes",
+        "_flusher",
+        "_large",
+        "_ledger",
+        "_loop",
+        "_mute",
+        "_next_flush",
+        "_pending",
+        "_pending_bytes",
+        "_room",
+        "_services",
+        "_timer",
+        "_updates",
+        "finishing",
+        "full",
+        "holder",
+        "leased",
+        "notes",
+        "over",
+        "task",
+        "unfinished",
+    )
+
+    full: bool
+    over: bool
+    finishing: bool
+    holder: AgentId
+    leased: LeasedTask
+    task: Task
+    notes: dict[str, Any]
+    unfinished: Callable[[], object] | None
+    _ledger: Ledger
+    _bytes: int
+    _updates: int
+    _pending: list[TurnUpdate]
+    _pending_bytes: int
+    _mute: bool
+    _next_flush: float
+    _loop: asyncio.AbstractEventLoop
+    _services: JobServices
+    _timer: asyncio.Handle | None
+    _flusher: asyncio.Task[None] | None
+    _large: bool
+    _room: asyncio.Future[None] | None
+    # Implemented by the job.
+    fail: Callable[[str], None]
+    cut: Callable[[str], None]
+    _refused: Callable[[Refusal], None]
+
+    def allow(self, size: int) -> None:
+        """Exempts so many bytes from the limit: they are no output of the agent."""
+        self._bytes -= size
+
+    def say(self, update: Update, size: int | None = None, *, last: bool = False) -> None:
+        """Adds an update; never waits. `size`: its approximate bytes, if known. `last`: the job ends with it."""
+        if self._mute:
+            if self.over:
+                raise TurnStopped
+            return
+        if size is None:
+            if update.parts or isinstance(update, ArtifactUpdate):  # most updates of a state have nothing to name
+                update = named_safely(update)
+                if self._services.files is not None and self._services.files.concerns(update.parts):
+                    self._large = True
+            size = len(_encode(update))
+        self._updates += 1
+        self._bytes += size
+        limits = self._services.limits
+        if self._updates > limits.turn_updates_max or self._bytes > limits.turn_bytes_max:
+            self._flooded()
+        pending = self._pending
+        pending.append(update)
+        self._pending_bytes += size
+        if len(pending) >= BUFFERED_MAX or self._pending_bytes >= BUFFERED_BYTES_MAX:
+            self.full = True
+        if self._timer is None and self._flusher is None and not last:
+            self._schedule()
+
+    async def room(self) -> None:
+        """Waits until there is room for more: until the earlier output is being written."""
+        while self.full and not self.over:
+            if self._flusher is None:
+                self._flush()
+            if self._room is None:
+                self._room = self._loop.create_future()
+            await self._room
+
+    @property
+    def limits(self) -> A2aSettings:
+        return self._services.limits
+
+    @property
+    def now_ms(self) -> int:
+        return self._ledger.now_ms()
+
+    async def write(self, *steps: StepUpdate, wait: Wait | None = None, told: StatusUpdate | None = None) -> Advanced:
+        """Writes the earlier output and these steps in one record. Returns when it is durable."""
+        if self._mute:
+            raise TurnStopped
+        self._updates += len(steps)
+        self._bytes += sum(len(_encode(step)) for step in steps)
+        limits = self._services.limits
+        if self._updates > limits.turn_updates_max or self._bytes > limits.turn_bytes_max:
+            self._flooded()
+        updates, self._pending, self._pending_bytes = (*self._pending, *steps), [], 0
+        self._make_room()
+        try:
+            try:
+                return await self._advance(updates, wait=wait, told=told)
+            except Unavailable as refusal:
+                return await self._advance_again(refusal, updates, wait=wait, told=told)
+        except Refusal as refusal:
+            self._refused(refusal)
+            raise TurnStopped from None
+
+    def _advance(
+        self,
+        updates: tuple[TurnUpdate, ...],
+        result: Result | None = None,
+        ending: Ending | None = None,
+        *,
+        wait: Wait | None = None,
+        told: StatusUpdate | None = None,
+    ) -> Awaitable[Advanced]:
+        if result is not None and self.notes:
+            result = msgspec.structs.replace(result, metadata=self.notes)
+        advance = Advance(
+            task_id=self.task.id,
+            holder=self.holder,
+            lease_id=self.leased.lease.lease_id,
+            updates=updates,
+            result=result,
+            ending=ending,
+            wait=wait,
+            told=told,
+        )
+        if self._large and self._services.files is not None:
+            return self._advance_files(self._services.files, advance)
+        return self._ledger.commit(advance)
+
+    async def _advance_again(
+        self,
+        refusal: Unavailable,
+        updates: tuple[TurnUpdate, ...],
+        result: Result | None = None,
+        ending: Ending | None = None,
+        *,
+        wait: Wait | None = None,
+        told: StatusUpdate | None = None,
+    ) -> Advanced:
+        """Writes again later: the ledger accepts nothing just now, but the work is done and the lease is held.
+
+        Raises the ledger's refusal if it names no time to retry, if the lease is lost meanwhile, or if it is not known
+        whether updates were written: only a result can be written twice and is kept once.
+        """
+        while refusal.retry_after_ms is not None and not (refusal.code == OUTCOME_UNKNOWN and result is None):
+            log.warning("agent.write_delayed", extra=self.fields(code=refusal.code, reason=refusal.message))
+            await asyncio.sleep(min(refusal.retry_after_ms, WRITE_AGAIN_MS_MAX) / 1_000)
+            if self.over:
+                break
+            try:
+                return await self._advance(updates, result, ending, wait=wait, told=told)
+            except Unavailable as again:
+                refusal = again
+        raise refusal
+
+    async def _advance_files(self, files: StoredFiles, advance: Advance) -> Advanced:
+        """Stores large bytes in the blob store first. A failure to store fails the turn, and does not lose it."""
+        account, task_id, kept = account_of(self.task), self.task.id, list(advance.updates)
+        try:
+            for at, update in enumerate(kept):
+                if not isinstance(update, StepUpdate) and files.concerns(update.parts):
+                    parts = await files.store(update.parts, account, task_id)
+                    kept[at] = msgspec.structs.replace(update, parts=parts)
+            result = advance.result
+            if result is not None:
+                result = await files.store_result(result, account)
+        except Refusal as refusal:
+            raise Invalid(refusal.code, refusal.message) from refusal
+        return await self._ledger.commit(msgspec.structs.replace(advance, updates=tuple(kept), result=result))
+
+    def _schedule(self) -> None:
+        if self._loop.time() >= self._next_flush:
+            self._timer = self._loop.call_soon(self._flush)
+        else:
+            self._timer = self._loop.call_at(self._next_flush, self._flush)
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._pending and self._flusher is None and not self.finishing and not self.over:
+            self._flusher = self._loop.create_task(self._write())
+
+    async def _write(self) -> None:
+        updates, self._pending, self._pending_bytes = tuple(self._pending), [], 0
+        self._next_flush = self._loop.time() + PAUSE_S
+        self._make_room()
+        try:
+            try:
+                await self._advance(updates)
+            except Unavailable as refusal:
+                await self._advance_again(refusal, updates)
+        except Refusal as refusal:
+            self._refused(refusal)
+        except Exception:
+            log.exception("agent.unwritten", extra=self.fields())
+            self.cut(FAILED)
+        finally:
+            self._flusher = None
+            if self.full:
+                self._flush()
+            elif self._pending and not self.finishing and not self.over:
+                self._schedule()
+
+    def _make_room(self) -> None:
+        self.full = False
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
+
+    def _flooded(self) -> None:
+        limits = self._services.limits
+        many = self._updates > limits.turn_updates_max
+        much = f"{limits.turn_updates_max} updates" if many else f"{limits.turn_bytes_max} bytes"
+        message = f"the agent's output in one turn exceeds {much}"
+        log.warning("agent.flooded", extra=self.fields(limit=much))
+        self.unfinished = None
+        self.fail(message)
+        # Canceled a moment later, and only if it still runs: this very asyncio task may have to write the end.
+        self._loop.call_soon(self.cut, message)
+        raise TurnStopped
+
+    def fields(self, **more: Any) -> dict[str, Any]:
+        return {"task_id": self.task.id, "agent": self.holder.display, "attempt": self.leased.lease.attempt, **more}
+
+    # Reads of the task, and of its conversation.
+
+    @property
+    def messages(self) -> tuple[MessageUpdate, ...]:
+        return self.leased.messages or (first_message(self.task),)
+
+    async def _past(self) -> AsyncIterator[Step]:
+        after = 0
+        while steps := await self._ledger.steps(self.task.id, after, PAGE):
+            for step in steps:
+                yield step
+            after = steps[-1].generation
+
+    async def noted(self, name: str) -> Any:
+        """The last value under this name in the metadata of a status, in this turn or before it."""
+        found = None
+        async for step in self._past():
+            if isinstance(step.what, StatusUpdate) and name in (step.what.metadata or {}):
+                assert step.what.metadata is not None
+                found = step.what.metadata[name]
+        return found
+
+    async def durable_steps(self) -> list[StepUpdate]:
+        """The durable steps of this turn, as they were written."""
+        turn = self.leased.turn
+        return [
+            step.what async for step in self._past() if isinstance(step.what, StepUpdate) and step.what.turn == turn
+        ]
+
+    async def thread(self, *, context: bool = False) -> tuple[MessageUpdate, ...]:
+        """The messages of its conversation before this task, if it is in one; `context`: or of its A2A context."""
+        wanted = self.task.origin == NATIVE or (context and self.limits.context_history)
+        return await earlier_messages(self._ledger, self.task) if wanted else ()
+
+    async def kept_files(self) -> dict[str, str]:
+        return await kept_files(self._ledger, self.task)
+
+    async def view(self) -> TaskView | None:
+        """The task in its current state, with the messages of earlier turns."""
+        return (await TaskReader(self._ledger).past(self.task.id)).view()
+
 
 class TurnOutput:
-    """What an agent says in one turn. `text` is everything that it said in words."""
+    """An agent's output in one turn. `text` is all of its text."""
 
     _files = _data = _tools = _subs = 0
-    """How many of each were said."""
+    """How many of each were written."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: JobBuffer) -> None:
         earlier = job.leased.turn - 1
         self._job = job
         self._task_id = job.task.id
-        self._text_id = text_artifact(job.task.id, job.leased.turn)
+        self._text_id = TEXT_ARTIFACT % (job.task.id, earlier)
+        self._earlier = earlier
         self._prefix = f"{earlier}." if earlier else ""
         self._said: list[str] = []
+
+    def begin_round(self, no: int) -> None:
+        """Begins a round after a question: a model does not repeat its output from before it."""
+        if no > 1 and self._prefix != f"{self._earlier}.{no - 1}.":
+            self._prefix = f"{self._earlier}.{no - 1}."
+            self._text_id = f"{self._task_id}-text-{self._earlier}.{no - 1}"
+            self._said = []
+            self._files = self._data = self._tools = self._subs = 0
 
     def say(self, chunk: str) -> None:
         if not chunk:
@@ -57,7 +401,7 @@ class TurnOutput:
         self._job.say(update, size)
 
     def say_at_once(self, text: str) -> None:
-        """All there is to say: nothing was streamed, so one chunk is the first and the last."""
+        """Writes the whole text: nothing was streamed, so one chunk is the first and the last."""
         if self._said:
             self.say(text)
         elif text:
@@ -67,7 +411,7 @@ class TurnOutput:
             self._text_id = ""
 
     def give(self, content: Content) -> None:
-        """Anything that is not plain text is an artifact of its own."""
+        """Writes a content; anything but plain text is an artifact of its own."""
         if isinstance(content, Text) and content.mimeType is None and content.filename is None:
             self.say(content.text)
             return
@@ -81,14 +425,14 @@ class TurnOutput:
         self._job.say(ArtifactUpdate(artifact_id, (content,), name))
 
     def tool(self, name: str, *, ok: bool, took_ms: int = 0) -> None:
-        """A tool was used, and did or did not do what it should."""
+        """Records that a tool was used, and whether it succeeded."""
         metadata = {f"x-arbiter.{TOOL_CALL}": True, "x-arbiter.took_ms": took_ms}
         told = Json({"tool": name, "ok": ok}, metadata=metadata)
         self._job.say(ArtifactUpdate(f"{self._task_id}-tool-{self._prefix}{self._tools}", (told,), TOOL_CALL))
         self._tools += 1
 
     def sub(self, agent: str, depth: int, content: str) -> None:
-        """Another agent answered: told whole, beside what is said here."""
+        """Records the whole answer of another agent, beside the output here."""
         said = {"agent": agent, "depth": depth, "content": content[:SUB_CHARACTERS_MAX]}
         told = Json(said, metadata={f"x-arbiter.{SUB_AGENT}": True})
         self._job.say(ArtifactUpdate(f"{self._task_id}-sub-{self._prefix}{self._subs}", (told,), SUB_AGENT))
@@ -103,11 +447,11 @@ class TurnOutput:
 
     @property
     def chunks(self) -> tuple[Text, ...]:
-        """The same, as it was said."""
+        """The text in its original chunks."""
         return tuple(Text(chunk) for chunk in self._said)
 
     def close(self) -> tuple[Content, ...]:
-        """Everything was said: the text artifact is closed; what the final message says."""
+        """Closes the text artifact; returns the content of the final message."""
         if not self._said:
             return ()
         if self._text_id:
@@ -121,37 +465,3 @@ def _name(content: Content) -> str | None:
     if isinstance(content, ResourceLink):
         return content.name or None
     return content.filename if isinstance(content, Resource | Text | File) else None
-
-
-def file(name: str, data: bytes | None = None, *, url: str | None = None, media_type: str | None = None) -> Content:
-    """Yield it: an artifact, by its bytes or by where they are. The media type follows from the name."""
-    if not name:
-        raise ValueError("a file needs a name")
-    if (data is None) == (url is None):
-        raise ValueError("a file has either its bytes or a url")
-    kind = media_type or mimetypes.guess_type(name)[0]
-    if url is not None:
-        return ResourceLink(uri=url, name=name, mimeType=kind)
-    if not isinstance(data, bytes | bytearray | memoryview):
-        raise TypeError(f"a file's data must be bytes, not {type(data).__name__}")
-    blob = base64.b64encode(data).decode("ascii")
-    return Resource(Embedded(uri="", mimeType=kind or "application/octet-stream", blob=blob), filename=name)
-
-
-def data(value: Any) -> Json:
-    """Yield it: an artifact of anything that can be JSON."""
-    try:
-        plain = msgspec.to_builtins(value, str_keys=True)
-    except (TypeError, ValueError, RecursionError) as wrong:
-        raise WrongType("value", str(wrong)) from None
-    return Json(checked("value", plain, Any, TOLD_NESTING_MAX))
-
-
-def from_base64(text: str) -> bytes:
-    """`ValueError` if it is not base64."""
-    return base64.b64decode(text, validate=True)
-
-
-def written(value: Any) -> str:
-    """Data as text, for those who take nothing else."""
-    return msgspec.json.encode(value).decode()

@@ -1,30 +1,37 @@
-"""Durable steps of a turn: what a function has done is in its task's ledger, and is not done again.
+"""Durable steps of a turn: a step that a function has done is in the ledger, and is not done again.
 
 A step is an update of the task (`StepUpdate`), numbered in the order in which the function asks. The function goes on
-when the update is synced. When a turn is run again, its function asks for the same steps in the same order, and each
-one that the ledger has gives its result without being done. A function that asks for other steps has been changed
+when the update is synced. When a turn runs again, its function asks for the same steps in the same order, and each step
+that the ledger has returns its result without being done. A function that asks for other steps has been changed
 meanwhile: its task is held for an operator.
 
 A sleep, a wait for a signal and a question to a person are steps that end the lease: the task is parked, and holds no
-place. What ends the wait is the result of the step. Waits that a function begins at once (`asyncio.gather`) are parked
-together; a wait begins when no other step is being done.
+worker. The step's result is the event that ends the wait. Waits that a function begins together (`asyncio.gather`) are
+parked together, and the first one that ends wakes the task; a wait begins when no other step is running.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from covenant.agents.runtime.durable_step import RESULT_BYTES_MAX, AskedStep, StepError, as_json, cancel_again, finish
 from covenant.agents.runtime.function_threads import TurnStopped
-from covenant.model.errors import Conflict, Invalid, WrongType
+from covenant.model.errors import Invalid
 from covenant.model.question import QUESTION, QUESTION_CHARS_MAX, Question, question_id
-from covenant.model.task_event import SIGNAL_CHARS_MAX, Interruption, StatusUpdate, StepKind, StepUpdate, Wait
+from covenant.model.task_event import (
+    SIGNAL_CHARS_MAX,
+    WAITS_MAX,
+    Interruption,
+    StatusUpdate,
+    StepFailure,
+    StepKind,
+    StepUpdate,
+    Wait,
+)
 from covenant.model.usage import add_usage
-from covenant.wire.json_input import TOLD_NESTING_MAX
 from covenant.wire.validation import checked
 
 if TYPE_CHECKING:
@@ -32,60 +39,13 @@ if TYPE_CHECKING:
 
 SECONDS_MAX: Final = 10 * 366 * 86_400
 SLEEP: Final = "sleep"
-RESULT_BYTES_MAX: Final = 256 * 1024
-_encode = msgspec.json.Encoder().encode
-
-
-class StepError(Conflict):
-    """What an author asks of a step is not possible. It fails the task, unless the function handles it."""
-
-
-class AskedStep(NamedTuple):
-    """`found`: what the ledger has of it."""
-
-    no: int
-    name: str
-    found: StepUpdate | None
-
-    @property
-    def done(self) -> bool:
-        return self.found is not None and not self.found.waits
-
-
-StepVerb = Literal["begin", "end", "give_up", "sleep", "wait_for", "ask", "check_end"]
-
-
-class DurableSteps(Protocol):
-    """`TurnSteps`, or the steps of an isolated program."""
-
-    @property
-    def interrupted(self) -> bool: ...
-    async def begin(self, name: str) -> AskedStep: ...
-    async def end(self, asked: AskedStep, value: Any) -> Any: ...
-    def give_up(self, asked: AskedStep) -> None: ...
-    async def sleep(self, seconds: float) -> None: ...
-    async def wait_for(self, name: str, timeout_s: float | None) -> Any: ...
-    async def ask(self, question: Question, timeout_s: float | None) -> dict[str, Any]: ...
-    async def check_end(self) -> None: ...
-
-
-async def perform_step(steps: DurableSteps, name: str, function: Callable[[], Any]) -> Any:
-    """Do it, unless the ledger has it. `function` may be async."""
-    asked = await steps.begin(name)
-    if asked.found is not None:
-        return asked.found.result
-    try:
-        value = function()
-        if inspect.isawaitable(value):
-            value = await value
-    except BaseException:
-        steps.give_up(asked)
-        raise
-    return await steps.end(asked, value)
+STILL_TURNS: Final = 16
+"""Turns of the event loop. `asyncio.wait` takes three turns to go on when one of its futures is done; each level that
+awaits it takes three more."""
 
 
 class TurnSteps:
-    """Of one job. Used on the loop."""
+    """The steps of one job. Must be used on the event loop."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -95,17 +55,20 @@ class TurnSteps:
         self._ledger_has: dict[int, StepUpdate] = {}
         self._doing: set[int] = set()
         self._done = asyncio.Event()
-        self._waits: list[Wait] = []
+        self._moved = 0
+        """Counts the function's actions: asking for a step or a wait, and ending or giving up one."""
+        self._waits: dict[int, Wait] = {}
+        """The function's current waits, by the number of the step."""
         self._questions: dict[int, StatusUpdate] = {}
-        """Of the steps that wait for an answer: what is asked."""
+        """The questions of steps that wait for an answer."""
         self._written = 0
-        """Steps that this attempt has written."""
+        """The number of steps that this attempt has written."""
         self._usage: dict[str, float] = {}
-        """How much of what the task used is told by its steps."""
+        """The part of the task's usage that its steps have recorded."""
 
     @property
     def interrupted(self) -> bool:
-        """Whether an attempt was cut short, after the last step that the ledger has: nobody knows what it did then."""
+        """Whether an attempt ended after its last durable step: nobody knows what it did then."""
         return self._job.leased.cut and not self._written
 
     async def begin(self, name: str) -> AskedStep:
@@ -118,22 +81,42 @@ class TurnSteps:
             )
         self._names.add(name)
         asked = await self._ask(name, "step")
-        if asked.found is None:
+        failed = asked.found.failure if asked.found is not None else None
+        if failed is not None and self._is_retried(failed):
+            asked = asked._replace(found=None)
+        if asked.found is None or (failed is not None and failed.canceled):
             self._doing.add(asked.no)
         return asked
 
+    def _is_retried(self, failed: StepFailure) -> bool:
+        """Whether a failed step is done again: in a further attempt, unless the function went on after it."""
+        return failed.attempt < self._job.leased.lease.attempt and max(self._ledger_has) <= failed.asked
+
     async def end(self, asked: AskedStep, value: Any, *, bytes_max: int = RESULT_BYTES_MAX) -> Any:
-        """What it came to, as it will be read. Returns when that is durable."""
+        """Writes the step's result; returns it as it will be read, once it is durable."""
         try:
             plain = as_json(asked, value, bytes_max)
-            await self._job.write(self._update(asked, "step", plain))
+            await self._write(self._update(asked, "step", plain))
         finally:
             self.give_up(asked)
-        self._written += 1
         return plain
 
+    async def fail(self, asked: AskedStep, failure: StepFailure) -> None:
+        """Writes the step's failure. Returns when it is durable."""
+        attempt = self._job.leased.lease.attempt
+        failure = msgspec.structs.replace(failure, attempt=attempt, asked=self._asked)
+        try:
+            await self._write(msgspec.structs.replace(self._update(asked, "step", None), failure=failure))
+        finally:
+            self.give_up(asked)
+
+    async def _write(self, step: StepUpdate) -> None:
+        await self._job.write(step)
+        self._written += 1
+
     def give_up(self, asked: AskedStep) -> None:
-        """It is not being done any more."""
+        """Notes that the step is not running any more."""
+        self._moved += 1
         self._doing.discard(asked.no)
         if not self._doing:
             self._done.set()
@@ -141,7 +124,7 @@ class TurnSteps:
     async def sleep(self, seconds: float) -> None:
         checked("seconds", seconds, float | int)
         if not 0 <= seconds <= SECONDS_MAX:
-            raise Invalid("invalid_sleep", "a sleep takes from 0 seconds to ten years")
+            raise Invalid("invalid_sleep", "a sleep must be from 0 seconds to ten years")
         asked = await self._ask(SLEEP, "sleep")
         if not asked.done:
             wait = Wait(since_ms=self._job.now_ms, for_ms=round(seconds * 1000), step=asked.no, name=SLEEP)
@@ -159,16 +142,17 @@ class TurnSteps:
                 asked, Wait(since_ms=self._job.now_ms, for_ms=for_ms, signal=name, step=asked.no, name=name)
             )
         if found.timed_out:
-            raise TimeoutError(f"nobody has signaled {name!r} within {timeout_s} seconds")
+            raise TimeoutError(f"no signal {name!r} came within {timeout_s} seconds")
         return found.result
 
-    async def ask(self, question: Question, timeout_s: float | None) -> dict[str, Any]:
-        """Ask a person, and wait for the answer without holding a place; what the answer says. Raises `TimeoutError`.
+    async def ask(self, question: Question, timeout_s: float | None, signal: str | None = None) -> dict[str, Any]:
+        """Asks a person, and waits for the answer without holding a worker; returns the answer. Raises `TimeoutError`.
 
-        The answer holds for what was asked: a function that asks something else in its place has been changed.
+        The answer is valid for this question: a function that asks something else in its place has been changed.
+        `signal`: a signal that ends the wait as well; then the answer is empty.
         """
         if not 0 < len(question.text.strip()) <= QUESTION_CHARS_MAX:
-            raise Invalid("invalid_question", f"a question has a text of at most {QUESTION_CHARS_MAX} characters")
+            raise Invalid("invalid_question", f"a question needs a text of at most {QUESTION_CHARS_MAX} characters")
         for_ms, digest = _timeout_ms(timeout_s), question.digest
         asked = await self._ask(question.kind, "ask")
         found = asked.found
@@ -186,30 +170,39 @@ class TurnSteps:
                 for_ms=for_ms,
                 step=asked.no,
                 name=question.kind,
+                signal=signal,
                 asks=question.kind,
                 question=digest,
             )
             found = await self._wait(asked, wait)
         if found.timed_out:
-            raise TimeoutError(f"nobody has answered within {timeout_s} seconds")
-        answered: dict[str, Any] = found.result
+            raise TimeoutError(f"no answer came within {timeout_s} seconds")
+        answered: dict[str, Any] = found.result or {}
         return answered
 
     async def check_end(self) -> None:
-        """The function has completed: has it asked for all that the ledger has?"""
+        """Checks, when the function has completed, that it has asked for every step in the ledger."""
         await self._load()
+        await self._job.check_going_on()
         left = [step for no, step in sorted(self._ledger_has.items()) if no > self._asked]
         if left:
             await self._changed(left[0], "the function has ended")
 
     async def _ask(self, name: str, kind: StepKind) -> AskedStep:
         self._asked += 1
+        self._moved += 1
         no = self._asked
-        await self._load()
+        canceled = await self._load()
         found = self._ledger_has.get(no)
         if found is not None and (found.name, found.kind) != (name, kind):
             await self._changed(found, f"the function asks for {name!r}")
-        return AskedStep(no, name, found)
+        await self._job.check_going_on()
+        asked = AskedStep(no, name, found)
+        if canceled and not asked.done:
+            raise asyncio.CancelledError
+        if canceled:
+            cancel_again()
+        return asked
 
     async def _changed(self, found: StepUpdate, instead: str) -> None:
         reason = (
@@ -218,12 +211,14 @@ class TurnSteps:
         await self._job.hold(reason)
         raise TurnStopped
 
-    async def _load(self) -> None:
+    async def _load(self) -> bool:
+        """Reads the ledger's steps, even if the caller is canceled; returns whether it was."""
         if not self._job.begun_before:
-            return
+            return False
         if self._loading is None:
             self._loading = asyncio.ensure_future(self._read())
-        await asyncio.shield(self._loading)
+        _, canceled = await finish(self._loading)
+        return canceled
 
     async def _read(self) -> None:
         for step in await self._job.durable_steps():
@@ -240,41 +235,81 @@ class TurnSteps:
         return StepUpdate(asked.name, asked.no, self._job.leased.turn, kind, value, usage=new or None)
 
     async def _wait(self, asked: AskedStep, wait: Wait) -> StepUpdate:
-        """Returns what came of it, if that is known at once. Otherwise the turn stops here, and is run again then."""
-        if asked.found is not None and asked.found.wait is not None:
-            wait = asked.found.wait  # it began in an earlier lease
-        self._waits.append(wait)
-        await asyncio.sleep(0)  # those that begin together are parked together
-        while self._doing:
-            self._done.clear()
-            await self._done.wait()
-        while (found := self._ledger_has.get(wait.step)) is None or found.waits:
-            await self._park()
-        return found
+        """The wait's result, if it is known at once. Otherwise the turn stops here, and runs again when the wait ends.
 
-    async def _park(self) -> None:
-        job, turn = self._job, self._job.leased.turn
-        if job.over or job.parking:
+        A canceled caller does not wait any more, and the task is not parked for it.
+        """
+        if asked.found is not None and asked.found.wait is not None:
+            wait = asked.found.wait  # begun in an earlier lease
+        self._waits[wait.step] = wait
+        canceled = False
+        try:
+            while (found := self._ledger_has.get(wait.step)) is None or found.waits:
+                if canceled:
+                    raise asyncio.CancelledError
+                await self._settle()
+                canceled = await self._park()
+            if canceled:
+                cancel_again()
+            return found
+        finally:
+            self._moved += 1
+            del self._waits[wait.step]
+            self._questions.pop(wait.step, None)
+
+    async def _settle(self) -> None:
+        """Waits until no step is running, and the function does nothing more by itself.
+
+        Waits that begin together are parked together. A function that has a result goes on first, and may cancel the
+        other waits, or do steps.
+        """
+        moved, turns = self._moved, 0
+        while turns < STILL_TURNS and self._job.parking is None:
+            if self._doing:
+                self._done.clear()
+                await self._done.wait()
+            else:
+                await asyncio.sleep(0)
+            turns = turns + 1 if self._moved == moved else 0
+            moved = self._moved
+
+    async def _park(self) -> bool:
+        """Parks the task, which raises `TurnStopped`. Else returns whether the caller was canceled meanwhile."""
+        job = self._job
+        if job.parking is None:
+            if job.over:
+                raise TurnStopped
+            job.parking = asyncio.ensure_future(self._suspend())
+        _, canceled = await finish(job.parking)
+        if job.over:
             raise TurnStopped
-        now_ms = job.now_ms
-        first = min(self._waits, key=lambda wait: _end_ms(wait, now_ms))
+        return canceled
+
+    async def _suspend(self) -> None:
+        """Parks the task for all current waits at once; of several questions, for the first."""
+        job, turn = self._job, self._job.leased.turn
+        asked, *later = sorted(self._waits.values(), key=lambda wait: (wait.asks is None, wait.step))
+        together = tuple(wait for wait in later if wait.asks is None)[: WAITS_MAX - 1]
+        new = (asked, *later) if asked.asks is not None and together else later
         others = [
             StepUpdate(wait.name, wait.step, turn, wait.kind, wait=wait)
-            for wait in self._waits
-            if wait is not first and wait.step not in self._ledger_has
+            for wait in new
+            if wait.step not in self._ledger_has
         ]
-        advanced = await job.suspend(first, tuple(others), self._questions.get(first.step))
-        if advanced.signal is None:
-            raise TurnStopped
-        self._written += 1
-        self._waits.remove(first)
-        self._ledger_has |= {other.no: other for other in others}
-        value = advanced.signal.value
-        self._ledger_has[first.step] = StepUpdate(first.name, first.step, turn, first.kind, value)
+        wait = msgspec.structs.replace(asked, others=together)
+        try:
+            advanced = await job.suspend(wait, tuple(others), self._questions.get(asked.step))
+        finally:
+            job.parking = None
+        if advanced.signal is not None:
+            self._written += 1
+            self._ledger_has |= {other.no: other for other in others}
+            come = next(each for each in wait.each if each.signal == advanced.signal.name)
+            self._ledger_has[come.step] = StepUpdate(come.name, come.step, turn, come.kind, advanced.signal.value)
 
 
 def _asked_before(step: StepUpdate) -> str | None:
-    """The digest of the question that it asked. None: nobody answered."""
+    """The digest of the question that the step asked. None: there was no answer."""
     if step.wait is not None:
         return step.wait.question
     return step.result["question"] if step.result is not None else None
@@ -283,23 +318,5 @@ def _asked_before(step: StepUpdate) -> str | None:
 def _timeout_ms(timeout_s: float | None) -> int | None:
     checked("timeout_s", timeout_s, float | int | None)
     if timeout_s is not None and not 0 <= timeout_s <= SECONDS_MAX:
-        raise Invalid("invalid_sleep", "a timeout is from 0 seconds to ten years")
+        raise Invalid("invalid_sleep", "a timeout must be from 0 seconds to ten years")
     return round(timeout_s * 1000) if timeout_s is not None else None
-
-
-def _end_ms(wait: Wait, now_ms: int) -> int:
-    end_ms = wait.ends_at_ms(now_ms)
-    return end_ms if end_ms is not None else 1 << 62
-
-
-def as_json(asked: AskedStep, value: Any, bytes_max: int = RESULT_BYTES_MAX) -> Any:
-    try:
-        plain = checked("result", msgspec.to_builtins(value, str_keys=True), Any, TOLD_NESTING_MAX)
-        size = len(_encode(plain))
-    except (TypeError, ValueError, RecursionError, WrongType) as wrong:
-        raise StepError(
-            "step_result", f"the result of step {asked.name!r} cannot be written as JSON: {wrong}"
-        ) from None
-    if size > bytes_max:
-        raise StepError("step_result", f"the result of step {asked.name!r} has more than {bytes_max} bytes")
-    return plain

@@ -1,10 +1,10 @@
 """The worker pool: the agents inside this process, and their jobs.
 
-A lease is taken only when its agent can start now, and is durable before the agent does. It is taken by whoever accepts
-a task (`reserve`), or from the queue, as many as there are free slots. When a lease is lost (canceled, timed out,
-repaired) its job is stopped. A job that does not stop is abandoned, and nothing that it says later is heard.
+A lease is taken only when its agent can start now, and is durable before the agent does. It is taken when a task is
+accepted (`reserve`), or from the queue, as many as there are free slots. When a lease is lost (canceled, timed out,
+repaired) its job is stopped. A job that does not stop is abandoned, and its later output is dropped.
 
-A pool that stops takes nothing new and waits for its jobs. Jobs that only follow work elsewhere are waited for only as
+A pool that stops takes nothing new and waits for its jobs. Jobs that only follow remote work are waited for only as
 long as there are others, which may need their answers. Jobs that still run are then stopped: idempotent work goes back
 to the queue, and other work is marked interrupted, for an operator. A stop makes no task failed or canceled.
 """
@@ -15,16 +15,19 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 
-from covenant.agents.runtime.agent_spans import end_attempt, trace_queue
+from covenant.agents.runtime.agent_spans import LOST, end_attempt, end_lost, trace_queue
 from covenant.agents.runtime.function_threads import AgentThreads
 from covenant.agents.runtime.job import Job, RunnableAgent
-from covenant.agents.runtime.job_buffer import JobServices
 from covenant.agents.runtime.lost_work import OUTLOOKS, STOPPED, LostWork
+from covenant.agents.runtime.model_calls import ModelCalls
 from covenant.agents.runtime.turn_limits import StartRate, TenantSlots, TurnSlot
+from covenant.agents.runtime.turn_output import JobServices
 from covenant.exchange.delegation import Delegations, tenant_of
 from covenant.exchange.stored_files import StoredFiles
+from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Interrupt, LeasedTask, Release, Starter, Take
 from covenant.model.agent_definition import OnLost
@@ -32,7 +35,7 @@ from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.settings import A2aSettings
 from covenant.model.task import TIMED_OUT
-from covenant.model.tracing import OFF, Tracer
+from covenant.model.tracing import OFF, Span, Tracer
 
 CONCURRENCY: Final = 64
 WAIT_MS: Final = 60_000
@@ -44,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class PoolAgent:
-    """An agent of the pool: its identity, what does its work, and its free slots. It is the slot that is reserved."""
+    """An agent of the pool: its identity, the object that runs it, and its free slots; also a reserved slot."""
 
     agent: RunnableAgent
     concurrency: int
@@ -54,7 +57,6 @@ class PoolAgent:
     follows: bool
 
     def __init__(self, pool: WorkerPool, identity: AgentId, starter: Starter, slots: TenantSlots) -> None:
-        self._pool = pool
         self.identity = identity
         self.slots = slots
         self.starter = starter
@@ -62,25 +64,23 @@ class PoolAgent:
         self.freed = asyncio.Event()
         self.rate = StartRate()
         self.threads = AgentThreads(0)
+        self.start: Callable[[LeasedTask], None] = partial(pool.start, self)
 
-    def start(self, leased: LeasedTask) -> None:
-        self._pool.start(self, leased)
+    def give_back(self, count: int = 1) -> None:
+        """Frees reserved slots that were not used."""
+        self.slots.give_back(count)
+        self.leave(count)
 
-    def give_back(self) -> None:
-        """A slot that was reserved, and not used."""
-        self.slots.give_back()
-        self.leave()
-
-    def leave(self) -> None:
-        """A job has ended here, and given its tenant's slot back itself."""
-        self.free += 1
-        if self.free == 1:
+    def leave(self, count: int = 1) -> None:
+        """Frees slots after jobs, which have given their tenant's slots back themselves."""
+        self.free += count
+        if 0 < self.free <= count:
             self.freed.set()
 
 
 class RunningJobs(dict[TaskId, Job]):
     def used(self, task_id: TaskId) -> dict[str, float] | None:
-        """What a task at work here has used so far; None if nobody here is at it."""
+        """The usage so far of a task that runs here; None if it does not."""
         job = self.get(task_id)
         return job.spending.usage if job is not None else None
 
@@ -100,11 +100,12 @@ class WorkerPool:
         jobs: RunningJobs | None = None,
         tracer: Tracer = OFF,
         files: StoredFiles | None = None,
+        model_calls: ModelCalls | None = None,
     ) -> None:
-        """`tenant_concurrency`: turns at once of a tenant that has no limit of its own; 0: as many as come.
+        """`tenant_concurrency`: turns at once of a tenant that has no limit of its own; 0: no limit.
 
-        `delegations` makes that by which jobs call other agents; None: they cannot. `jobs`: where its jobs are listed,
-        for those who look at them and are made before the pool. `files`: None keeps all bytes in the ledger.
+        `delegations` makes the service by which jobs call other agents; None: they cannot. `jobs`: the register of its
+        jobs, for readers that are made before the pool. `files`: None keeps all bytes in the ledger.
         """
         self._ledger = ledger
         self._tenant_concurrency = tenant_concurrency
@@ -125,17 +126,19 @@ class WorkerPool:
         self._stopping = asyncio.Event()
         self._draining = False
         self.handed_back = 0
-        """Turns that a stop cut short. Those that only follow work elsewhere are not counted."""
+        """Turns that a stop interrupted. Those that only follow remote work are not counted."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._fewer = asyncio.Event()
-        """While it drains or stops: somebody is done."""
+        """Set while the pool drains or stops, when a job has ended."""
         self._others: set[asyncio.Task[None]] = set()
         self._abandoned: dict[asyncio.Task[None], Job] = {}
-        """Jobs that have ended although their agents go on, by the task of the agent."""
+        """Jobs that have ended although their agents go on, by the agent's asyncio task."""
         self.delegations: Final = delegations(self) if delegations is not None else None
-        self._services = JobServices(ledger, self._loop, limits, self._done, self.delegations, tracer, files)
-        ledger.on_lost(self._lost, self._told)
+        calls = model_calls or ModelCalls(tracer)
+        self._services = JobServices(ledger, self._loop, limits, self._done, self.delegations, tracer, files, calls)
+        ledger.on_lost(self._lost, self._usage_metadata)
+        ledger.on_registers(self._tenant_changed)
 
     def register(
         self,
@@ -149,17 +152,17 @@ class WorkerPool:
         follows: bool = False,
         rate_per_min: int = 0,
     ) -> None:
-        """From now on this agent does the work that is sent to this identity, `concurrency` (0: as usual) at once.
+        """From now on this agent does the work that is sent to this identity, `concurrency` (0: the default) at once.
 
-        `timeout_ms` is for tasks that have none of their own; the ledger sees to those that do. `follows`: it only
-        follows work elsewhere, which goes on without it. So it is begun again as often as it is lost, and a stop does
-        not wait for it. `rate_per_min`: turns that begin in a minute; the others wait in the queue.
+        `timeout_ms` is for tasks that have none of their own; the ledger times the others. `follows`: the agent only
+        follows remote work, which goes on without it. So it begins again as often as it is lost, and a stop does not
+        wait for it. `rate_per_min`: turns that begin in a minute; the others wait in the queue.
         """
         if on_lost == "requeue" and not idempotent:
             raise ValueError('on_lost="requeue" needs idempotent=True: the lost work may have been done')
         known = self._registered.get(identity.pubkey)
         if known is not None:
-            # The same places, whoever is in them now.
+            # The slots stay the same, including those in use.
             known.free += (concurrency or self._concurrency) - known.concurrency
             known.freed.set()
         else:
@@ -179,17 +182,20 @@ class WorkerPool:
         self._lost_work.look_again()
 
     def _slots_of(self, tenant: str) -> TenantSlots:
-        def limit() -> int:
-            known = self._ledger.tenant(tenant)
-            return (known.limits.concurrency if known is not None else 0) or self._tenant_concurrency
-
-        slots = self._slots.get(tenant)
-        if slots is None:
-            slots = self._slots[tenant] = TenantSlots(limit)
+        slots = self._slots.setdefault(tenant, TenantSlots(0, self._ledger.living))
+        known = self._ledger.tenant(tenant)
+        slots.most = (known.limits.concurrency if known is not None else 0) or self._tenant_concurrency
         return slots
 
+    def _tenant_changed(self, change: RegisterChange) -> None:
+        if change.register is Register.TENANTS and change.name in self._slots:
+            self._slots_of(change.name)
+
+    def turns(self, tenant: str) -> int:
+        return slots.used if (slots := self._slots.get(tenant)) is not None else 0
+
     def unregister(self, identity: AgentId) -> None:
-        """Takes no more work; what it is at goes on."""
+        """Takes no more work for this agent; its running jobs go on."""
         worker = self._registered.pop(identity.pubkey, None)
         if worker in self._waiting:
             self._takers[worker].cancel()
@@ -205,22 +211,22 @@ class WorkerPool:
         return worker
 
     def start(self, worker: PoolAgent, leased: LeasedTask) -> None:
-        """In a slot that was reserved for it. If the pool was stopped meanwhile, the task goes back to the queue."""
+        """Starts a job in a reserved slot. If the pool was stopped meanwhile, the task goes back to the queue."""
         if not self._running:
             worker.give_back()
-            self._beside(self._release(worker, leased))
+            self._spawn(self._release(worker, leased))
             return
         job = Job(leased, worker.identity, self._services, worker.threads, TurnSlot(worker.slots))
-        before = self._by_task.get(job.task.id)
-        if before is not None:
+        if (before := self._by_task.get(job.task.id)) is not None:
             before.lose("stale_lease")
         self._by_task[job.task.id] = job
+        if not self._jobs:
+            self._idle.clear()
         self._jobs[job] = worker
-        self._idle.clear()
         if job.span is None:
             job.runner = asyncio.Task(job.run(worker.agent), loop=self._loop, name="job")
         else:
-            # Whatever spans the agent begins by itself are below the attempt's.
+            # Spans that the agent makes by itself are below the attempt's.
             with job.span.current():
                 job.runner = self._loop.create_task(job.run(worker.agent))
         if worker.timeout_ms is not None and job.task.timeout_ms is None:
@@ -244,7 +250,7 @@ class WorkerPool:
     def used(self, task_id: TaskId) -> dict[str, float] | None:
         return self._by_task.used(task_id)
 
-    def _told(self, task_id: TaskId) -> dict[str, Any] | None:
+    def _usage_metadata(self, task_id: TaskId) -> dict[str, Any] | None:
         job = self._by_task.get(task_id)
         return job.spending.told if job is not None else None
 
@@ -256,7 +262,7 @@ class WorkerPool:
         if worker is None:
             return
         if job.span is not None:
-            end_attempt(job.span, job)
+            self._end_span(job.span, job)
         if job.deadline is not None:
             job.deadline.cancel()
         if self._by_task.get(job.task.id) is job:
@@ -268,11 +274,17 @@ class WorkerPool:
         if self._draining or not self._running:
             self._fewer.set()
 
+    def _end_span(self, span: Span, job: Job) -> None:
+        if job.stopping == LOST:
+            self._spawn(end_lost(span, job, self._ledger))
+        else:
+            end_attempt(span, job)
+
     def _lost(self, task_id: TaskId) -> None:
         job = self._by_task.get(task_id)
         if job is not None and not job.finishing:
             log.info("agent.stopped", extra=job.fields())
-            job.lose("lost")
+            job.lose(LOST)
             self._abandon_later(job)
 
     def _time_out(self, job: Job) -> None:
@@ -288,7 +300,7 @@ class WorkerPool:
         if job not in self._jobs or job.finishing:
             return
         self._note_abandoned(job)
-        self._beside(self._end_without(job))
+        self._spawn(self._end_without(job))
 
     def _note_abandoned(self, job: Job) -> None:
         log.warning("agent.abandoned", extra=job.fields(why=job.stopping))
@@ -296,7 +308,7 @@ class WorkerPool:
             self._abandoned[job.runner] = job
             job.runner.add_done_callback(lambda runner: self._abandoned.pop(runner, None))
 
-    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         doing = asyncio.create_task(work)
         self._others.add(doing)
         doing.add_done_callback(self._others.discard)
@@ -306,7 +318,7 @@ class WorkerPool:
         self._done(job)
 
     async def run(self) -> None:
-        """Until `stop`, and until all work here has ended. Canceled, or once it has: what is left is put down."""
+        """Runs until `stop` and the end of all work here. When canceled, the remaining work is put down."""
         self._running = True
         for worker in self._registered.values():
             self._begin_taking(worker)
@@ -323,23 +335,23 @@ class WorkerPool:
             await _finish_despite_cancel(self._stop_jobs())
 
     async def drain(self) -> None:
-        """Take nothing from the queue any more, and wait for what runs. What running turns call begins at once."""
+        """Takes nothing from the queue any more, and waits for running jobs. Their calls still begin at once."""
         self._draining = True
         await self._stop_taking()
         await self._finished()
 
     async def hand_back(self) -> None:
-        """Stop what still runs, and write down what becomes of it. Nothing begins any more."""
+        """Stops running jobs, and records what becomes of them. Nothing begins any more."""
         self._running = False
         await _finish_despite_cancel(self._stop_jobs())
 
     def stop(self) -> None:
-        """Take nothing new. `run` returns when what is under way here has ended."""
+        """Takes nothing new. `run` returns when the running jobs have ended."""
         self._running = False
         self._stopping.set()
 
     async def _finished(self) -> None:
-        """Until nobody is at work, but for those who follow what goes on without them."""
+        """Waits until no job runs, except those that only follow remote work."""
         while not all(worker.follows for worker in self._jobs.values()):
             self._fewer.clear()
             await self._fewer.wait()
@@ -350,7 +362,7 @@ class WorkerPool:
         taker.add_done_callback(lambda _: self._takers.pop(worker, None))
 
     async def _stop_taking(self) -> None:
-        """A taker that is not just waiting finishes its round: a lease that it was given must not be forgotten."""
+        """Stops the takers. A taker that is not idle finishes its round: its leases must not be forgotten."""
         takers = dict(self._takers)
         for worker, taker in takers.items():
             if worker in self._waiting:
@@ -378,7 +390,7 @@ class WorkerPool:
             self._waiting.discard(worker)
 
     async def _take(self, worker: PoolAgent) -> None:
-        """Wait for a place and for work; take what can start now."""
+        """Waits for a slot and for work; takes tasks that can start now."""
         with self._ledger.task_waiter(worker.identity.pubkey) as waiter:
             self._waiting.add(worker)
             try:
@@ -401,9 +413,9 @@ class WorkerPool:
                 await self._trace_queue(leased)
 
     async def _lease(self, worker: PoolAgent) -> tuple[LeasedTask, ...]:
-        """As many tasks as there are places; each holds one, and the caller has the first of its tenant's."""
+        """Leases as many tasks as there are slots; the caller has the tenant's first slot already."""
         ledger, identity = self._ledger, worker.identity
-        # One place is its own by now, and its agent's may have been taken meanwhile.
+        # The caller has one of the tenant's slots, but the agent's may have been taken meanwhile.
         most = 1 if worker.rate.per_min else ledger.limits.batch_max
         more = max(0, min(worker.free - 1, worker.slots.free, most - 1))
         if worker.free <= 0 or not worker.slots.take(more):
@@ -416,12 +428,12 @@ class WorkerPool:
             take = Take(holder=identity, recipient=identity.pubkey, count=count, node=ledger.node, boot=ledger.boot)
             taken = (await ledger.commit(take)).tasks
         finally:
-            for _ in range(count - len(taken)):
-                worker.give_back()
+            if unused := count - len(taken):
+                worker.give_back(unused)
         return taken
 
     async def _trace_queue(self, leased: LeasedTask) -> None:
-        """How long a first attempt waited. When a later one was queued again, nobody has noted."""
+        """Makes the span of a first attempt's wait. The time when a later attempt was queued is not recorded."""
         entry = await self._ledger.entry(leased.task.id)
         if entry is not None and leased.turn == 1 and leased.lease.attempt == 1:
             trace_queue(self._tracer, leased, entry.accepted_at_ms)
@@ -431,7 +443,7 @@ class WorkerPool:
             task_id=leased.task.id,
             holder=worker.identity,
             lease_id=leased.lease.lease_id,
-            reason="the daemon stops before it was begun",
+            reason="the daemon stopped before the work began",
         )
         try:
             await self._ledger.commit(release)
@@ -439,7 +451,7 @@ class WorkerPool:
             log.warning("agent.release_refused", extra={"task_id": leased.task.id, "code": refusal.code})
 
     def _put_down(self, job: Job, worker: PoolAgent, *, release: bool) -> Release | Interrupt:
-        """What is written of work that a stop cuts short."""
+        """The command for work that a stop interrupts."""
         task_id, holder, lease_id = job.task.id, worker.identity, job.leased.lease.lease_id
         if release:
             return Release(task_id=task_id, holder=holder, lease_id=lease_id, reason="the daemon was stopped")
@@ -453,7 +465,7 @@ class WorkerPool:
         )
 
     async def _stop_jobs(self) -> None:
-        """Stop what is still running, see what becomes of it, and write that down."""
+        """Stops running jobs, waits for their end, and records what becomes of their work."""
         if self._others:
             await asyncio.wait(self._others, timeout=self._stop_s)
         stopped = [(job, at) for job, at in self._jobs.items() if job.stop()]
@@ -469,7 +481,7 @@ class WorkerPool:
             ended = job.runner is not None and job.runner.done()
             if not ended:
                 self._note_abandoned(job)
-            # Work that goes on regardless must not be begun a second time beside it.
+            # Work that goes on regardless must not begin a second time beside it.
             release = worker.idempotent and ended
             leaving.append(job.leave(self._put_down(job, worker, release=release)))
             log.info("agent.put_down", extra=job.fields(released=release))
@@ -480,7 +492,7 @@ class WorkerPool:
 
 
 async def _finish_despite_cancel(work: Coroutine[Any, Any, None]) -> None:
-    """To its end, however often somebody cancels: all of it is bounded, and a lease hangs on it."""
+    """Finishes the work, however often this is canceled: all of it is bounded, and leases depend on it."""
     doing = asyncio.create_task(work)
     while not doing.done():
         with contextlib.suppress(asyncio.CancelledError):

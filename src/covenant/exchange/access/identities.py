@@ -1,4 +1,4 @@
-"""Identities, grants and audit: what only the operator changes, and what each caller may see of it."""
+"""Identities, grants and audit: the operator's changes, and each caller's view of them."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from covenant.seal.keys import (
 
 GRANTS_PER_ENROLMENT_MAX: Final = 100
 SIGNATURE_LENGTH_MIN: Final = 80
-"""Of the base58 of 64 bytes that are not mostly zeros: what is shorter is how one begins."""
+"""The least length of a whole signature in base58; a shorter text is a prefix."""
 SCOPE_BYTES_MAX: Final = 8_192
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class EnrolledIdentity(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """`token` is told once, here, and kept nowhere."""
+    """`token` is returned once, here, and stored nowhere."""
 
     identity: Identity
     token: str
@@ -53,16 +53,16 @@ class EnrolledIdentity(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ReservedIdentity(msgspec.Struct, frozen=True, gc=False):
-    """The key and the grants that an identity under the name of a catalogue agent must have."""
+    """The key and the grants that an identity under a catalogue agent's name must have."""
 
     pubkey: PublicKey
     actions: tuple[str, ...] = ()
 
 
 class IdentityAdmin:
-    """`save_operator_token` puts a rotated operator token where the operator's tools find it.
+    """`save_operator_token` stores a rotated operator token where the operator's tools find it.
 
-    `seat` says what is kept for a name, and refuses names that nobody may enrol under.
+    `reserved` returns the identity reserved for a name, and refuses names that nobody may enroll under.
     """
 
     def __init__(
@@ -73,14 +73,15 @@ class IdentityAdmin:
         operator_key: bytes,
         save_operator_token: Callable[[str], None],
         *,
-        seat: Callable[[str], ReservedIdentity | None] = lambda _: None,
+        reserved: Callable[[str], ReservedIdentity | None] = lambda _: None,
     ) -> None:
         self._ledger = ledger
         self._identity_auth = identity_auth
         self._operator = operator
         self._operator_key = operator_key
         self._save_operator_token = save_operator_token
-        self._seat = seat
+        self._reserved = reserved
+        self.refusals_untold: Final = identity_auth.refusals_untold
 
     async def enroll(
         self,
@@ -91,7 +92,7 @@ class IdentityAdmin:
         actions: Sequence[str] = (),
         certificate: str | None = None,
     ) -> EnrolledIdentity:
-        """`certificate`: the name of one that stands for the identity, instead of a token."""
+        """Enrolls an identity. `certificate`: the name of a certificate that stands for it, instead of a token."""
         await require_operator(self._ledger, principal, "enrolling an identity")
         check_display(display)
         if len(actions) > GRANTS_PER_ENROLMENT_MAX:
@@ -120,19 +121,19 @@ class IdentityAdmin:
     def _placed(self, display: str, pubkey: str | None, actions: Sequence[str]) -> tuple[PublicKey, Sequence[str]]:
         """The key of a new identity, and the actions that are granted to it."""
         given = check_pubkey(pubkey) if pubkey is not None else None
-        seat = self._seat(display)
-        if seat is None:
+        reserved = self._reserved(display)
+        if reserved is None:
             return given if given is not None else public_key(new_private_key()), actions
-        if given not in (None, seat.pubkey):
-            raise Invalid("pubkey_given", f"{display} is an agent here, whose key is {seat.pubkey}; leave the key out")
-        return seat.pubkey, tuple(dict.fromkeys((*actions, *seat.actions)))
+        if given not in (None, reserved.pubkey):
+            raise Invalid("pubkey_given", f"{display} is an agent with the key {reserved.pubkey}; leave the key out")
+        return reserved.pubkey, tuple(dict.fromkeys((*actions, *reserved.actions)))
 
     async def identities(self, principal: Principal) -> Sequence[Identity]:
         await require_operator(self._ledger, principal, "listing identities")
         return await self._ledger.identities()
 
     async def revoke(self, principal: Principal, which: str, *, force: bool = False) -> Identity:
-        """Revoke by display or token prefix; ends the live connections of that token."""
+        """Revokes a token, by display or token prefix, and ends its live connections."""
         await require_operator(self._ledger, principal, "revoking an identity")
         identity = await self._one(which)
         if identity.operator and not force:
@@ -159,7 +160,7 @@ class IdentityAdmin:
         token = new_token()
         if old_hash == principal.token_sha256:
             # First the file, then the record: a daemon that finds an unknown token in the file at its start takes it
-            # for the operator's, so dying in between locks nobody out.
+            # for the operator's, so a crash in between locks nobody out.
             self._save_operator_token(token)
         identity = await self._ledger.commit(
             RotateToken(
@@ -176,17 +177,17 @@ class IdentityAdmin:
         return await self._ledger.commit(PurgeIdentities(by=principal.agent, before_ms=before_ms))
 
     async def _one(self, which: str) -> Identity:
-        """The live identity with this display or key, or the one whose display, key or token begins so."""
+        """The live identity with this display or key, or the only one whose display, key or token begins so."""
         if not which:
             raise Invalid("invalid_identity", "name an identity by name@host, or by the prefix of its token")
         live = [each for each in await self._ledger.identities() if each.revoked_at_ms is None]
         named = [each for each in live if which in (each.agent.display, each.agent.pubkey)]
-        begun = [
+        candidates = [
             each
             for each in live
             if any(name.startswith(which) for name in (each.agent.display, each.agent.pubkey, each.token_prefix))
         ]
-        return choose(which, named or begun, "identity", _named, code="ambiguous_identity")
+        return choose(which, named or candidates, "identity", _named, code="ambiguous_identity")
 
     async def grant(
         self,
@@ -197,7 +198,7 @@ class IdentityAdmin:
         scope: dict[str, Any] | None = None,
         expires_at: int | None = None,
     ) -> Grant:
-        """Only the operator grants; to itself unless told otherwise."""
+        """Grants a capability; only the operator may. `to` is by default the operator itself."""
         await require_operator(self._ledger, principal, "granting a capability", action=action)
         subject = principal.agent if to is None else (await self._one(to)).agent
         if expires_at is not None and expires_at <= self._ledger.now_ms():
@@ -226,19 +227,19 @@ class IdentityAdmin:
         return msgspec.structs.replace(unsigned, signature_b58=sign_grant(self._operator_key, unsigned))
 
     async def revoke_grant(self, principal: Principal, signature_b58: str) -> tuple[str, bool]:
-        """The operator revokes any grant; an identity may give up its own. How the signature begins is enough."""
+        """Revokes a grant, named by a prefix of its signature. An identity may give up its own."""
         known = await self._ledger.grants()
         if len(signature_b58) < SIGNATURE_LENGTH_MIN:
             viewer = principal.viewer
-            begun = [
+            candidates = [
                 each
                 for each in known
                 if each.revoked_at_ms is None
                 and viewer in (None, each.subject.pubkey)
                 and each.signature_b58.startswith(signature_b58)
             ]
-            if begun or principal.operator:
-                signature_b58 = choose(signature_b58, begun, "grant", _granted).signature_b58
+            if candidates or principal.operator:
+                signature_b58 = choose(signature_b58, candidates, "grant", _granted).signature_b58
         grant = next((g for g in known if g.signature_b58 == signature_b58), None)
         if not principal.operator and (grant is None or grant.subject.pubkey != principal.agent.pubkey):
             await require_operator(self._ledger, principal, "revoking another's capability")
@@ -246,7 +247,7 @@ class IdentityAdmin:
         return signature_b58, removed
 
     async def grants(self, principal: Principal, limit: int) -> Sequence[Grant]:
-        """The newest grants that concern the caller, newest first; all of them, to the operator."""
+        """The newest grants that concern the caller, newest first; for the operator, all."""
         if not 1 <= limit <= 1_000:
             raise Invalid("invalid_limit", "limit must be between 1 and 1000")
         viewer = principal.viewer
@@ -255,7 +256,7 @@ class IdentityAdmin:
             for grant in await self._ledger.grants()
             if viewer is None or viewer in (grant.subject.pubkey, grant.granted_by.pubkey)
         ]
-        # Turned round and not sorted in reverse: so those made within one millisecond are told newest first too.
+        # Reversed after a stable sort, so that grants of the same millisecond are newest first, too.
         return sorted(mine, key=lambda grant: grant.granted_at_ms)[::-1][:limit]
 
     async def purge_grants(self, principal: Principal, before_ms: int) -> int:
@@ -267,7 +268,7 @@ class IdentityAdmin:
         return await self._ledger.audit_verify()
 
     async def audit_purge(self, principal: Principal, before_ms: int) -> int:
-        """Leaves a marker row that says how many rows are gone and where the chain is anchored now."""
+        """Deletes old rows. A marker row says how many rows are gone and where the chain is anchored now."""
         await require_operator(self._ledger, principal, "purging the audit")
         purged = 0
         for mark in await self._ledger.audit_before(before_ms):

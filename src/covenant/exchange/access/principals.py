@@ -1,10 +1,10 @@
-"""Who is calling: from a bearer token to a principal. Sessions of a principal end when its token is revoked.
+"""Authentication: from a bearer token to a principal. A principal's sessions end when its token is revoked.
 
-A refused token is audited before the caller is told. An address that keeps failing costs one audit row a window, with a
-count, and all addresses together cost a bounded number of rows: an attacker cannot fill the disk.
+A refused token is audited before the caller is answered. An address that keeps failing costs one audit row a window,
+with a count, and all addresses together cost a bounded number of rows: an attacker cannot fill the disk.
 
-A login code is traded for a session of the dashboard, so that no token stands in a URL, or in a browser's history or
-storage. It is good once, for a minute, and kept as a hash in memory alone.
+A login code is traded for a session of the dashboard, so that no token is in a URL, or in a browser's history or
+storage. A code works once, within a minute, and is kept as a hash in memory only.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from covenant.seal.keys import new_token, token_hash
 
 WINDOW_MS: Final = 60_000
 STRANGERS_MAX: Final = 100
-"""Audit rows a window for all callers without a known token together."""
+"""The most audit rows a window for all callers without a known token together."""
 SOURCES_MAX: Final = 10_000
 
 
 class AuditBudget:
-    """Bounds the audit rows that refused callers cost: one a window for each source, and so many for all strangers."""
+    """Bounds the audit rows that refused callers cost: one a window for each source, a few for all strangers."""
 
     def __init__(self) -> None:
         self._sources: dict[Hashable, tuple[int, int]] = {}
-        """Of each source: when its window began, and how many rows were left out in it."""
+        """For each source: when its window began, and how many rows were left out in it."""
         self._strangers = (0, 0, 0)
-        """Of all strangers: when their window began, how many rows they had, and how many were left out."""
+        """For all strangers: when their window began, how many rows they had, and how many were left out."""
 
     def spend(self, source: Hashable, now_ms: int, *, stranger: bool) -> int | None:
-        """How many rows were left out before this one. None: this row is left out, too, and counted."""
+        """Takes a row. Returns how many rows were left out before it; None: this row is left out, too, and counted."""
         since_ms, left_out = self._sources.get(source, (None, 0))
         if since_ms is not None and 0 <= now_ms - since_ms < WINDOW_MS:
             self._sources[source] = (since_ms, left_out + 1)
@@ -53,6 +53,11 @@ class AuditBudget:
             self._sources.clear()
         self._sources[source] = (now_ms, 0)
         return left_out
+
+    def untold(self, now_ms: int, within_ms: int) -> int:
+        """The number of rows left out in windows of the last `within_ms` that no later row reports yet."""
+        windows = [*self._sources.values(), (self._strangers[0], self._strangers[2])]
+        return sum(left_out for since_ms, left_out in windows if 0 <= now_ms - since_ms < within_ms)
 
     def _crowd(self, now_ms: int) -> int | None:
         since_ms, rows, left_out = self._strangers
@@ -70,11 +75,11 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
     operator: bool
     token_sha256: str
     tenant: str | None = None
-    """Of a tenant's token, where an operation is for those too."""
+    """The tenant, for an operation that tenants may use, too."""
 
     @property
     def viewer(self) -> PublicKey | None:
-        """Whose tasks are visible: one's own; all, to the operator."""
+        """The key whose tasks are visible; None for the operator, who sees all."""
         return None if self.operator else self.agent.pubkey
 
 
@@ -90,13 +95,13 @@ class IdentityAuth:
         ledger.on_registers(self._changed)
 
     def recognise(self, token: str) -> Principal | None:
-        """The hot path: one hash, one look-up."""
+        """The principal of a token. A hot path: one hash, one look-up."""
         if len(token) > TOKEN_LENGTH_MAX:
             return None
         return self._principal(token_hash(token))
 
     def recognise_certificate(self, names: Sequence[str]) -> Principal | None:
-        """Whom a certificate with these names stands for; the first name that an operator has mapped counts."""
+        """The principal of a certificate; the first of these names that an operator has mapped counts."""
         return next((found for name in names if (found := self._principal(KEY_PREFIX + name)) is not None), None)
 
     def _principal(self, token_sha256: str) -> Principal | None:
@@ -106,7 +111,7 @@ class IdentityAuth:
         return Principal(identity.agent, identity.operator, identity.token_sha256)
 
     def still(self, principal: Principal) -> bool:
-        """Whether the token that this principal was recognised by is good as it was."""
+        """Whether the principal's token is still valid with the same role."""
         identity = self._ledger.identity(principal.token_sha256)
         return identity is not None and identity.revoked_at_ms is None and identity.operator == principal.operator
 
@@ -129,9 +134,13 @@ class IdentityAuth:
             await self._ledger.commit(WriteAuditRow(by=self._operator, row=row))
         return Unauthenticated("unknown_token", reason)
 
+    def refusals_untold(self, within_ms: int) -> int:
+        """The number of callers refused lately that no audit row reports yet."""
+        return self._budget.untold(self._ledger.clock.monotonic_ms(), within_ms)
+
     @contextmanager
     def session(self, principal: Principal, end: Callable[[], None]) -> Iterator[None]:
-        """While a connection or wait of this caller is open: `end` is called if its token is revoked."""
+        """Calls `end` if the principal's token is revoked while this context is open."""
         ends = self._sessions.setdefault(principal.token_sha256, set())
         ends.add(end)
         try:
@@ -142,7 +151,7 @@ class IdentityAuth:
                 self._sessions.pop(principal.token_sha256, None)
 
     def _changed(self, change: RegisterChange) -> None:
-        """Whoever revoked a token, here or elsewhere: what it has open is ended."""
+        """Ends the sessions of a revoked token, whichever daemon revoked it."""
         identity = self._ledger.identity(change.name) if change.register is Register.IDENTITIES else None
         if identity is not None and identity.revoked_at_ms is not None:
             for end in tuple(self._sessions.get(change.name, ())):
@@ -171,7 +180,7 @@ async def require_operator(
 
 CODE_MS: Final = 60_000
 CODES_MAX: Final = 64
-"""Codes that are still good, of all callers."""
+"""The most unexpired codes of all callers."""
 
 
 class LoginCode(NamedTuple):
@@ -183,23 +192,23 @@ class LoginCode(NamedTuple):
 
 
 class LoginCodes:
-    """Lives on one loop. `base_url`: where a browser on this machine finds the daemon."""
+    """Must be used on one event loop. `base_url`: the daemon's address for a browser on this machine."""
 
     def __init__(self, ledger: IdentityLedger, identity_auth: IdentityAuth, base_url: str) -> None:
         self._ledger = ledger
         self._identity_auth = identity_auth
         self._base_url = base_url
         self._codes: dict[str, tuple[int, Principal]] = {}
-        """By hash: until when each is good, and for whom."""
+        """For each code's hash: its expiry, and its principal."""
 
     async def make(self, principal: Principal) -> LoginCode:
-        await require_view(self._ledger, principal)
+        require_view(self._ledger, principal)
         now_ms = self._ledger.clock.monotonic_ms()
         self._codes = {code: made for code, made in self._codes.items() if made[0] > now_ms}
         if len(self._codes) >= CODES_MAX:
             raise OverLimit(
                 "too_many_codes",
-                "too many login codes are unused; use one of them, or wait until they expire",
+                "too many login codes are unused; use one, or wait a minute until they expire",
                 retry_after_ms=CODE_MS,
             )
         code = new_token()
@@ -207,25 +216,22 @@ class LoginCodes:
         return LoginCode(code, f"{self._base_url}/ui/code#{code}", CODE_MS)
 
     def trade(self, code: str) -> Principal | None:
-        """Whoever asked for the code. It is used up by this, whatever comes of it."""
+        """The principal that asked for the code; None if the code is invalid. A code is used up by any trade."""
         until_ms, principal = self._codes.pop(token_hash(code), (0, None))
         if principal is None or self._ledger.clock.monotonic_ms() >= until_ms:
             return None
         return principal if self._identity_auth.still(principal) else None
 
 
-async def may_view(ledger: IdentityLedger, principal: Principal) -> bool:
+def may_view(ledger: IdentityLedger, principal: Principal) -> bool:
     if principal.operator:
         return True
     now_ms = ledger.now_ms()
-    return any(
-        grant.action == VIEW_ACTION and grant.subject.pubkey == principal.agent.pubkey and grant.live(now_ms)
-        for grant in await ledger.grants()
-    )
+    return any(grant.live(now_ms) for grant in ledger.grants_of(principal.agent.pubkey, VIEW_ACTION))
 
 
-async def require_view(ledger: IdentityLedger, principal: Principal) -> None:
-    if not await may_view(ledger, principal):
+def require_view(ledger: IdentityLedger, principal: Principal) -> None:
+    if not may_view(ledger, principal):
         name = principal.agent.display
         raise Forbidden(
             "ui_not_granted",

@@ -1,12 +1,13 @@
-"""Tenants: from a bearer token to the tenant that is calling, and out again when it is disabled or its token replaced.
+"""Tenants: from a bearer token to the calling tenant; its sessions end when it is disabled or its token is replaced.
 
-Everything a tenant asks is scoped to it before anything is looked up. Disabling a tenant, or rotating its token, ends
-what it has running towards the caller (streams, waits): the work itself goes on.
+Every request of a tenant is scoped to it before anything is looked up. Disabling a tenant, or rotating its token, ends
+its streams and waits: its tasks go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final
 
@@ -21,7 +22,7 @@ from covenant.model.errors import Conflict, Invalid, OverLimit, Unauthenticated
 from covenant.model.ids import AgentId
 from covenant.model.rate_limits import TokenBuckets
 from covenant.model.settings import TenantSettings
-from covenant.model.tenants import DEFAULT, Tenant, TenantLimits, check_tenant_name
+from covenant.model.tenants import DEFAULT, LimitUse, Tenant, TenantLimits, check_tenant_name
 from covenant.seal.certificates import KEY_PREFIX, certificate_key
 from covenant.seal.keys import TENANT_TOKEN_PREFIX_LENGTH, new_tenant_token, token_hash
 
@@ -30,18 +31,18 @@ NOT_FOR_TENANTS: Final = (
     "this is a tenant's token, and the call is for identities; enroll one (covenant identities enroll NAME@HOST)"
 )
 RECOGNISED_MAX: Final = 1_024
-"""How many tokens' meanings are remembered: of those who were let in, so that nobody else can fill it."""
+"""The most tokens whose callers are cached: only accepted ones, so that strangers cannot fill the cache."""
 WHERE_TOKENS_ARE: Final = (
-    "the operator's is in operator.token in the daemon's home, a tenant's was told when it was made"
+    "the operator's is in operator.token in the daemon's home, a tenant's was shown when it was made"
 )
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
-    """A tenant that is calling. `name` says who exactly: keys that callers choose are theirs alone."""
+    """A calling tenant. `name` says who exactly calls: idempotency keys belong to that caller alone."""
 
     tenant: Tenant
     token_sha256: str
-    """Empty for somebody without a token, at an agent that is published for everybody."""
+    """Empty for a caller without a token, at an agent that is published for everybody."""
     operator: bool
     name: str
 
@@ -51,27 +52,10 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
 
 
 class MintedToken(msgspec.Struct, frozen=True, gc=False):
-    """`token` is told once, here, and kept nowhere."""
+    """`token` is returned once, here, and stored nowhere."""
 
     tenant: Tenant
     token: str
-
-
-class TenantSession:
-    """A stream or wait of a caller, as a context. (Each blocking call has one: a generator would cost more.)"""
-
-    __slots__ = ("_access", "_caller", "_end")
-
-    def __init__(self, access: TenantAccess, caller: Caller, end: Callable[[], None]) -> None:
-        self._access = access
-        self._caller = caller
-        self._end = end
-
-    def __enter__(self) -> None:
-        self._access.open_session(self._caller, self._end)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._access.close_session(self._caller, self._end)
 
 
 class TenantAccess:
@@ -79,14 +63,16 @@ class TenantAccess:
         self._ledger = ledger
         self._operator = operator
         self._identity_auth = identity_auth
-        self._sessions: dict[str, dict[Callable[[], None], Caller]] = {}
-        """By tenant: how each is ended, and whose it is."""
+        self._sessions: dict[Callable[[], None], Caller] = {}
+        """The callback that ends each session, and its caller."""
         self._recognised: dict[str, Caller] = {}
-        """By the hash of a token: what it means, until a register changes."""
+        """Callers by the hash of their token, until a register changes."""
+        self.by_credential: dict[bytes, Caller] = {}
+        """The same by the value of an `Authorization` header, for a door that has read it."""
         ledger.on_registers(self._changed)
 
     async def open(self) -> None:
-        """See to it that the first tenant is there. It has no token of its own until one is made by rotating.
+        """Adds the tenant `default` if it does not exist. It has no token of its own until one is made by rotating.
 
         Another daemon that opens the same ledger at this moment may add it first.
         """
@@ -98,17 +84,17 @@ class TenantAccess:
                     raise
 
     def recognise(self, token: str) -> Caller | None:
-        """The hot path: one hash, one look-up."""
+        """The caller of a token. A hot path: one hash, one look-up."""
         if len(token) > TOKEN_LENGTH_MAX:
             return None
         return self._recognise(token_hash(token))
 
     def refusal_reason(self, token: str | None) -> str:
-        """What a caller is told whose token is not that of an identity, where only identities may be."""
+        """The refusal's text for a token that is no identity's, where only identities may call."""
         return NOT_FOR_TENANTS if token and self.recognise(token) is not None else "unknown or revoked token"
 
     def recognise_certificate(self, names: Sequence[str]) -> Caller | None:
-        """Whom a certificate with these names stands for; the first name that an operator has mapped counts."""
+        """The caller of a certificate; the first of these names that an operator has mapped counts."""
         return next((caller for name in names if (caller := self._recognise(KEY_PREFIX + name)) is not None), None)
 
     def _recognise(self, token_sha256: str) -> Caller | None:
@@ -119,12 +105,8 @@ class TenantAccess:
             self._recognised[token_sha256] = caller
         return caller
 
-    def still(self, caller: Caller) -> bool:
-        """Whether no register has changed since this caller was recognised."""
-        return self._recognised.get(caller.token_sha256) is caller
-
     def now(self, caller: Caller) -> Caller | None:
-        """What the caller's token means now; None if it is over."""
+        """The caller as its token is valid now; None if it is not valid any more."""
         return self._caller(caller.token_sha256)
 
     def _caller(self, token_sha256: str) -> Caller | None:
@@ -142,7 +124,7 @@ class TenantAccess:
         return Caller(tenant, token_sha256, operator=True, name=identity.agent.display)
 
     async def authenticate(self, token: str | None, *, transport: str, address: str) -> Caller:
-        """One answer for all that can be wrong with a token; the audit knows which it was."""
+        """The caller of a token. Every invalid token gets the same answer; the audit has the reason."""
         caller = self.recognise(token) if token else None
         if caller is None:
             reason = "no tenant has this token, or not any more" if token else "missing bearer token"
@@ -150,45 +132,48 @@ class TenantAccess:
             raise unauthenticated()
         return caller
 
-    def session(self, caller: Caller, end: Callable[[], None]) -> TenantSession:
-        """While a stream or wait of this caller is open: `end` is called when it may not go on.
+    @contextmanager
+    def session(self, caller: Caller, end: Callable[[], None]) -> Iterator[None]:
+        """A context of a stream or wait: `end` is called when the caller may not go on.
 
-        At once, if that happened between its authentication and here.
+        It is called at once if that happened since the caller was authenticated.
         """
-        return TenantSession(self, caller, end)
+        self.open_session(caller, end)
+        try:
+            yield
+        finally:
+            self.close_session(end)
 
     def open_session(self, caller: Caller, end: Callable[[], None]) -> None:
-        self._sessions.setdefault(caller.tenant.name, {})[end] = caller
+        self._sessions[end] = caller
         known = self._recognised.get(caller.token_sha256) is caller or caller.anonymous
         if not known and self._caller(caller.token_sha256) is None:
             end()
 
-    def close_session(self, caller: Caller, end: Callable[[], None]) -> None:
-        sessions = self._sessions.get(caller.tenant.name)
-        if sessions is not None:
-            sessions.pop(end, None)
-            if not sessions:
-                del self._sessions[caller.tenant.name]
+    def close_session(self, end: Callable[[], None]) -> None:
+        self._sessions.pop(end, None)
 
     def _changed(self, change: RegisterChange) -> None:
-        """Whoever revoked a token, rotated it or disabled a tenant, here or elsewhere: what may not go on is ended."""
+        """Ends the sessions of revoked or rotated tokens and disabled tenants, whichever daemon changed them."""
         if change.register is Register.AGENTS:
             return
         self._recognised.clear()
+        self.by_credential.clear()
         of_tenant = change.register is Register.TENANTS
-        found = [self._sessions.get(change.name, {})] if of_tenant else list(self._sessions.values())
-        for end, caller in [each for sessions in found for each in sessions.items()]:
+        for end, caller in tuple(self._sessions.items()):
+            if of_tenant and caller.tenant.name != change.name:
+                continue
             tenant = self._ledger.tenant(caller.tenant.name)
             token_over = not caller.anonymous and self._caller(caller.token_sha256) is None
             if token_over or tenant is None or tenant.disabled_at_ms is not None:
-                self.close_session(caller, end)  # it is ended once, however much changes
+                self.close_session(end)  # so that `end` is called once
                 end()
 
     def tenant(self, name: str) -> Tenant | None:
         return self._ledger.tenant(name)
 
     async def acting(self, principal: Principal, name: str) -> Caller:
-        """The operator in a tenant's place."""
+        """A caller that stands for the operator in a tenant's place."""
         await require_operator(self._ledger, principal, "acting for a tenant")
         tenant = self._ledger.tenant(name)
         if tenant is None:
@@ -204,7 +189,7 @@ class TenantAccess:
         *,
         certificate: str | None = None,
     ) -> MintedToken:
-        """`certificate`: the name of one that stands for the tenant, instead of a token."""
+        """Adds a tenant. `certificate`: the name of a certificate that stands for it, instead of a token."""
         await require_operator(self._ledger, principal, "adding a tenant")
         check_tenant_name(name)
         token, token_sha256, token_prefix = self._credential(certificate)
@@ -217,12 +202,12 @@ class TenantAccess:
         return MintedToken(await self._ledger.commit(AddTenant(by=principal.agent, tenant=tenant)), token)
 
     async def list(self, principal: Principal) -> Sequence[Tenant]:
-        """The oldest first."""
+        """All tenants, oldest first."""
         await require_operator(self._ledger, principal, "listing tenants")
         return await self._ledger.tenants()
 
     async def disable(self, principal: Principal, name: str) -> Tenant:
-        """From now on nobody speaks for it; what it has open is ended, what it has running goes on."""
+        """Refuses the tenant's token from now on; its streams end, its running tasks go on."""
         return await self.change(principal, name, disabled=True)
 
     async def enable(self, principal: Principal, name: str) -> Tenant:
@@ -231,21 +216,21 @@ class TenantAccess:
     async def change(
         self, principal: Principal, name: str, *, disabled: bool | None = None, limits: TenantLimits | None = None
     ) -> Tenant:
-        """What is None stays as it is."""
+        """Changes a tenant. Arguments that are None leave their field as it is."""
         await require_operator(self._ledger, principal, "changing a tenant")
         checked = check_limits(limits) if limits is not None else None
         command = ChangeTenant(by=principal.agent, name=name, disabled=disabled, limits=checked)
         return await self._ledger.commit(command)
 
     async def rotate(self, principal: Principal, name: str, *, certificate: str | None = None) -> MintedToken:
-        """A new token, or a certificate that stands for the tenant; the old one ends at once."""
+        """A new token, or a certificate that stands for the tenant; the old credential ends at once."""
         await require_operator(self._ledger, principal, "rotating a tenant's token")
         token, token_sha256, token_prefix = self._credential(certificate)
         command = RotateTenant(by=principal.agent, name=name, token_sha256=token_sha256, token_prefix=token_prefix)
         return MintedToken(await self._ledger.commit(command), token)
 
     def _credential(self, certificate: str | None) -> tuple[str, str, str]:
-        """A token, its hash and its prefix; for a certificate no token, and its name in their place."""
+        """A token, its hash and its prefix; for a certificate an empty token, and its name in place of the hash."""
         if certificate is None:
             token = new_tenant_token()
             return token, token_hash(token), token[:TENANT_TOKEN_PREFIX_LENGTH]
@@ -255,7 +240,7 @@ class TenantAccess:
 
 
 def check_certificate_free(ledger: IdentityLedger, key: str) -> None:
-    """One certificate stands for one caller. Raises Conflict."""
+    """Refuses a certificate that already stands for a caller. Raises Conflict."""
     tenant, identity = ledger.tenant_of(key), ledger.identity(key)
     if tenant is not None:
         raise Conflict("certificate_taken", f"this certificate stands for the tenant {tenant.name} already")
@@ -276,19 +261,19 @@ def check_limits(limits: TenantLimits) -> TenantLimits:
 
 
 RUNNING_RETRY_MS: Final = 1_000
-"""When somebody will be done is not known: soon enough not to be idle, late enough not to be a storm."""
+"""The end of a running request is not known. This is short enough to be tried soon, long enough not to flood."""
 
 CONCURRENT: Final = "concurrent_request_limit"
 STREAMS: Final = "stream_limit"
 RATE: Final = "rate_limit"
 REASONS: Final = frozenset({CONCURRENT, STREAMS, RATE, LIVE_TASKS, QUEUED_BYTES})
-"""The codes of a tenant's limits: a refusal says them as its `reason` too."""
+"""The codes of a tenant's limits; a refusal has them as its `reason`, too."""
 MESSAGE: Final = "rate limit exceeded"
 STREAMS_MESSAGE: Final = "too many streams are open; close one, or read the task instead of following it"
 
 
 class LimitSlot(msgspec.Struct, gc=False, eq=False):
-    """One of a tenant's places, as a context. (A generator for one costs four times as much, and each call has one.)"""
+    """One of a tenant's places, as a context. (A generator would cost four times as much, and each call has one.)"""
 
     _taken: dict[str, int]
     _name: str
@@ -310,39 +295,76 @@ class LimitSlot(msgspec.Struct, gc=False, eq=False):
             del self._taken[self._name]
 
 
-class TenantLimiter:
-    """`defaults` are for tenants whose own limits say 0; 0 there means no limit. Lives on one loop."""
+def share(most: int, living: int) -> int:
+    """One daemon's share of a limit, for so many daemons; 0: no limit."""
+    return -(-most // living)
 
-    def __init__(self, now_ms: Callable[[], int], defaults: TenantSettings | None = None) -> None:
+
+class TenantLimiter:
+    """`defaults` apply to tenants whose own limits are 0; 0 there means no limit. Must be used on one event loop.
+
+    `living`: how many daemons serve the tenant. Each keeps to its share, rounded up, so together they exceed a limit by
+    less than one for each of them.
+    """
+
+    def __init__(
+        self,
+        now_ms: Callable[[], int],
+        defaults: TenantSettings | None = None,
+        living: Callable[[], int] = lambda: 1,
+    ) -> None:
         self._now_ms = now_ms
+        self._living = living
         self._defaults = defaults or TenantSettings()
         self._buckets = TokenBuckets()
         self._connections: dict[str, int] = {}
         self._streams: dict[str, int] = {}
 
     def admit(self, caller: Caller) -> None:
-        """Spend a request of the tenant's rate, or refuse with when to come back."""
+        """Spends a request of the tenant's rate, or refuses with the time to wait."""
         own, defaults = caller.tenant.limits, self._defaults
         rate = own.rate_per_min or defaults.rate_per_min
         if rate == 0:
             return
-        # A burst belongs to the rate it was given with.
-        burst = (own.burst if own.rate_per_min else own.burst or defaults.burst) or rate
-        wait_ms = self._buckets.take(caller.tenant.name, self._now_ms(), rate, burst)
+        living, burst = self._living(), _burst(own, defaults)
+        wait_ms = self._buckets.take(caller.tenant.name, self._now_ms(), share(rate, living), share(burst, living))
         if wait_ms is not None:
             raise OverLimit(RATE, MESSAGE, retry_after_ms=wait_ms)
 
     def connected(self, caller: Caller) -> LimitSlot:
-        """While a request of the tenant is answered; refused if as many are already as may be."""
-        most = caller.tenant.limits.connections or self._defaults.connections
-        return LimitSlot(self._connections, _counted(caller), most, CONCURRENT)
+        """A place for the time of one request; refused if the tenant's are all taken."""
+        most, living = caller.tenant.limits.connections or self._defaults.connections, self._living()
+        # Strangers at a published agent must not take the places of the tenant that owns it.
+        name = caller.tenant.name if caller.token_sha256 else caller.name
+        return LimitSlot(self._connections, name, most if living == 1 else share(most, living), CONCURRENT)
 
     def streaming(self, caller: Caller) -> LimitSlot:
-        """While a stream of the tenant is open, or somebody waits as if at one."""
+        """A place for the time of one stream or long wait."""
         most = caller.tenant.limits.streams or self._defaults.streams
-        return LimitSlot(self._streams, _counted(caller), most, STREAMS)
+        name = caller.tenant.name if caller.token_sha256 else caller.name
+        return LimitSlot(self._streams, name, share(most, self._living()), STREAMS)
+
+    def requests(self, tenant: Tenant) -> LimitUse:
+        """How much of its burst the tenant has spent."""
+        own, defaults = tenant.limits, self._defaults
+        rate = own.rate_per_min or defaults.rate_per_min
+        if rate == 0:
+            return LimitUse(0, 0)
+        living = self._living()
+        most = share(_burst(own, defaults), living)
+        return LimitUse(self._buckets.spent(tenant.name, self._now_ms(), share(rate, living), most), most)
+
+    def connections(self, tenant: Tenant) -> LimitUse:
+        most = tenant.limits.connections or self._defaults.connections
+        return LimitUse(self._connections.get(tenant.name, 0), share(most, self._living()))
+
+    def streams(self, tenant: Tenant) -> LimitUse:
+        most = tenant.limits.streams or self._defaults.streams
+        return LimitUse(self._streams.get(tenant.name, 0), share(most, self._living()))
 
 
-def _counted(caller: Caller) -> str:
-    """Strangers at a published agent must not take the places of the tenant whose agent it is."""
-    return caller.tenant.name if caller.token_sha256 else caller.name
+def _burst(own: TenantLimits, defaults: TenantSettings) -> int:
+    """The burst that belongs to the rate in force."""
+    if own.rate_per_min:
+        return own.burst or own.rate_per_min
+    return own.burst or defaults.burst or defaults.rate_per_min

@@ -1,7 +1,7 @@
-"""The one builder of tasks, for every door: what is checked of a request, and what is kept of it.
+"""The one builder of tasks, for every door: the checks of a request, and the fields that are kept of it.
 
-The id of a task that is sent under an idempotency key is derived from the key (`KeyedIds`): the same key names the same
-task for ever, and the ledger's own rule (one id, one content) says whether it is the same request.
+The id of a task that is sent under an idempotency key is derived from the key (`KeyedIds`): the same key always names
+the same task, and the ledger's own rule (one id, one content) decides whether it is the same request.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ KEY_LENGTH_MAX: Final = 256
 ID_LENGTH_MAX: Final = 256
 PARTS_MAX: Final = 1_000
 IDEMPOTENCY: Final = "covenant.idempotency"
-"""In the request's metadata: the key, and perhaps that running the work twice does no harm."""
+"""Key in the request's metadata: the idempotency key, and perhaps that running the work twice does no harm."""
 
 NOT_BEFORE: Final = "covenant.not_before_ms"
-"""In the request's metadata: the moment before which nobody begins the task, in epoch milliseconds."""
+"""Key in the request's metadata: the moment before which the task may not begin, in epoch milliseconds."""
 
 PRIORITY: Final = "covenant.priority"
-"""In the request's metadata: from 0 to 9, how soon the task is begun among those of the same agent."""
+"""Key in the request's metadata: the task's priority among those of the same agent, from 0 to 9."""
+EXACT_MAX: Final = 2**53
+"""Up to here a double holds every whole number exactly."""
 
+_SAFETY: Final = {True: DuplicateSafety.IDEMPOTENT, False: DuplicateSafety.UNSAFE}
 _NO_NAMES: Final[tuple[str, ...]] = ()
 _PLAIN: Final = "text/plain"
 _JSON: Final = "application/json"
@@ -49,7 +52,7 @@ _BYTES: Final = "application/octet-stream"
 
 
 class IdempotencyKey(msgspec.Struct, frozen=True, gc=False):
-    """`idempotent`: the work may run twice. A key alone says only that the request is the same."""
+    """`idempotent`: the work may run twice. A key alone says only that a repeat is the same request."""
 
     key: str
     idempotent: bool = False
@@ -62,11 +65,11 @@ class _InMetadata(msgspec.Struct, frozen=True, gc=False):
 
 def read_idempotency(ask: SendMessage, header: str | None) -> IdempotencyKey | None:
     """The idempotency key of a request: its header's, or its metadata's. Both must agree."""
-    said = (ask.metadata or {}).get(IDEMPOTENCY) or (ask.message.metadata or {}).get(IDEMPOTENCY)
-    if said is None:
+    found = (ask.metadata or {}).get(IDEMPOTENCY) or (ask.message.metadata or {}).get(IDEMPOTENCY)
+    if found is None:
         return None if header is None else IdempotencyKey(_key(header))
     try:
-        given = msgspec.convert(said, _InMetadata)
+        given = msgspec.convert(found, _InMetadata)
     except msgspec.ValidationError as error:
         raise Invalid("invalid_idempotency", f"metadata {IDEMPOTENCY}: {error}") from None
     if header is not None and header != given.key:
@@ -78,22 +81,30 @@ def read_idempotency(ask: SendMessage, header: str | None) -> IdempotencyKey | N
 
 
 def read_not_before(metadata: dict[str, Any]) -> int | None:
-    said = metadata.get(NOT_BEFORE)
-    if said is None or (type(said) is int and said >= 0):
-        return said
+    given = metadata.get(NOT_BEFORE)
+    moment_ms = _whole_number(given)
+    if given is None or (moment_ms is not None and moment_ms >= 0):
+        return moment_ms
     raise Invalid("invalid_task", f"metadata {NOT_BEFORE} must be a moment, in epoch milliseconds")
 
 
 def read_priority(metadata: dict[str, Any]) -> int:
-    said = metadata.get(PRIORITY, 0)
-    if type(said) is int and 0 <= said <= PRIORITY_MAX:
-        return said
-    raise Invalid("invalid_task", f"metadata {PRIORITY} must be a number from 0 to {PRIORITY_MAX}")
+    priority = _whole_number(metadata.get(PRIORITY, 0))
+    if priority is not None and 0 <= priority <= PRIORITY_MAX:
+        return priority
+    raise Invalid("invalid_task", f"metadata {PRIORITY} must be a whole number from 0 to {PRIORITY_MAX}")
+
+
+def _whole_number(given: object) -> int | None:
+    """The number as an integer; None if it is not whole. Clients that use protobuf write each number as a double."""
+    if isinstance(given, float) and given.is_integer() and abs(given) <= EXACT_MAX:
+        return int(given)
+    return given if type(given) is int else None
 
 
 def _key(key: str) -> str:
     if not key.strip() or len(key) > KEY_LENGTH_MAX:
-        raise Invalid("invalid_idempotency", f"an idempotency key has 1 to {KEY_LENGTH_MAX} characters")
+        raise Invalid("invalid_idempotency", f"an idempotency key must have 1 to {KEY_LENGTH_MAX} characters")
     return key
 
 
@@ -123,8 +134,8 @@ def build_task(
 ) -> Task:
     """The task of a request, whichever door it came by.
 
-    A single plain text is the task's text, and no part. A context that nobody named is named after its first task. A
-    turn takes no longer than the agent's definition or kind allows, nor than `timeout_ms`. `hop` says depth and end."""
+    A single plain text is the task's text, and no part. An unnamed context is named after its first task. A turn takes
+    no longer than the agent's definition or kind allows, nor than `timeout_ms`. `hop` has depth and deadline."""
     first = parts[0] if len(parts) == 1 else None
     plain = type(first) is Text and first.metadata is None and first.mimeType is None and first.filename is None
     if intent_text is None:
@@ -150,7 +161,7 @@ def build_task(
         context_id=context_id or task_id,
         timeout_ms=timeout_ms,
         deadline_ms=deadline_ms,
-        idempotency=Idempotency(DuplicateSafety.IDEMPOTENT, key.key) if key is not None and key.idempotent else None,
+        idempotency=None if key is None else Idempotency(_SAFETY[key.idempotent], key.key),
         tenant=tenant,
         origin=origin,
         depth=depth,
@@ -169,18 +180,18 @@ def build_task(
     )
 
 
-def without_way(task: Task) -> Task:
-    """The task as it was asked for, whichever way it came: its trace is another one each time that it is sent."""
-    metadata = task.metadata
+def without_transport(task: Task) -> Task:
+    """The task without its trace, which differs each time, and its key, which is in its id: for the digest."""
+    metadata, idempotency = task.metadata, task.idempotency
     if metadata is not None and not MEMBERS.isdisjoint(metadata):
         metadata = {name: value for name, value in metadata.items() if name not in MEMBERS} or None
-    return msgspec.structs.replace(task, metadata=metadata, traceparent=None, tracestate=None)
+    if idempotency is not None and idempotency.duplicate_safety is DuplicateSafety.UNSAFE:
+        idempotency = None
+    return msgspec.structs.replace(task, metadata=metadata, idempotency=idempotency, traceparent=None, tracestate=None)
 
 
 def without_reserved_keys(task: Task) -> Task:
     """The task without metadata under reserved keys: its door has read those already."""
-    if task.metadata is None and task.request_metadata is None and not task.parts:
-        return task
     parts, metadata, about = task.parts, task.metadata, task.request_metadata
     return msgspec.structs.replace(
         task,
@@ -191,9 +202,9 @@ def without_reserved_keys(task: Task) -> Task:
 
 
 def within_deadline(task: Task, left_ms: int | None) -> Task:
-    """With a timeout that is no longer than what is left until the deadline.
+    """The task with a timeout that is no longer than the time left until the deadline.
 
-    A deadline ends a task that waits; only a timeout ends one that is worked on. The digest does not cover this.
+    A deadline ends a waiting task; only a timeout ends a running one. The digest does not cover this.
     """
     if left_ms is None:
         return task
@@ -218,13 +229,16 @@ def text_of(parts: Iterable[Content]) -> str:
 
 
 def check_message(message: Message, agent: CatalogueAgent, extensions: Iterable[str]) -> None:
-    """Refuse a message that is not well formed, or that this agent does not take."""
+    """Refuses a message that is malformed, or that this agent does not take."""
     if message.role != "user":
-        raise InvalidParams("message.role", "a client's message has the role of the user")
+        raise InvalidParams("message.role", "a client's message must have the role of the user")
     if not message.parts or len(message.parts) > PARTS_MAX:
         raise InvalidParams("message.parts", f"1 to {PARTS_MAX} parts")
-    _check_id("contextId", message.context_id)
-    _check_id("messageId", message.message_id)
+    context_id = message.context_id
+    if context_id is not None and not 0 < len(context_id) <= ID_LENGTH_MAX:
+        raise InvalidParams("message.contextId", f"1 to {ID_LENGTH_MAX} characters")
+    if not 0 < len(message.message_id) <= ID_LENGTH_MAX:
+        raise InvalidParams("message.messageId", f"1 to {ID_LENGTH_MAX} characters")
     definition = agent.definition
     if definition.extensions and (missing := set(definition.extensions).difference(extensions, message.extensions)):
         names = ", ".join(sorted(missing))
@@ -235,11 +249,6 @@ def check_message(message: Message, agent: CatalogueAgent, extensions: Iterable[
             if not any(_covers(mode, media_type) for mode in definition.input_modes):
                 takes = ", ".join(definition.input_modes)
                 raise Invalid("content_type_not_supported", f"this agent takes {takes}, not {media_type}")
-
-
-def _check_id(name: str, given: str | None) -> None:
-    if given is not None and not 0 < len(given) <= ID_LENGTH_MAX:
-        raise InvalidParams(f"message.{name}", f"1 to {ID_LENGTH_MAX} characters")
 
 
 def media_type_of(part: Content) -> str:
@@ -268,15 +277,15 @@ def check_size(size: int, limit: int) -> None:
 
 
 UNGUESSABLE_LENGTH_MIN: Final = 32
-"""Characters that a name must have which a caller without a token chooses: others could choose a shorter one, too."""
+"""The least length of a name that a caller without a token chooses: others could guess a shorter one."""
 
 
 class KeyedIds:
     """Ids of tasks that are sent under an idempotency key: the same key of the same caller names the same task.
 
-    An id is derived from the key with a secret of the daemon, so nobody can tell which id the key of another caller
-    has, find out whether it was used, or use it up. The secret is derived from the daemon's identity key: it is the
-    same after every restart. Ids were once a plain hash; a task under such an id is still found by its key.
+    An id is derived from the key with a secret of the daemon, so nobody can compute the id of another caller's key,
+    find out whether it was used, or use it up. The secret is derived from the daemon's identity key, so it is the same
+    after every restart. Earlier ids were plain hashes; a task under one is still found by its key.
     """
 
     def __init__(self, ledger: TaskLedger, catalogue: Catalogue) -> None:
@@ -295,12 +304,12 @@ class KeyedIds:
 
 
 def unkeyed_id(caller: Caller, place: str, key: str) -> TaskId:
-    """As ids were made once, from a plain hash. Used within one task, and to find old tasks."""
+    """The id as earlier versions derived it, by a plain hash. Used within one task, and to find old tasks."""
     return TaskId(uuid_of(hashlib.sha256(_scope(caller, place, key).encode()).digest()))
 
 
 def check_key(caller: Caller, key: str) -> None:
-    """Callers without a token cannot be told apart, so two of them must not come upon the same key."""
+    """Refuses a short key without a token: such callers cannot be told apart, so their keys must not collide."""
     if caller.anonymous and len(key) < UNGUESSABLE_LENGTH_MIN:
         raise Invalid(
             "guessable_key",
@@ -315,7 +324,7 @@ def _scope(caller: Caller, place: str, key: str) -> str:
 
 
 def check_blocks(blocks: Sequence[Content], where: str) -> None:
-    """Bytes are base64 and data is not too deep, or no client could read the task; files have names and no paths."""
+    """Checks that bytes are base64, that data is not nested too deep for clients, and that file names have no paths."""
     check_depth(blocks, where)
     for place, block in enumerate(blocks):
         check_name(name_of(block), f"{where}[{place}]")
@@ -344,7 +353,7 @@ def check_depth(value: Any, where: str) -> None:
 
 
 def check_update(update: Update) -> None:
-    """Refuse an update that no door could show: an artifact without an id, or an empty artifact or message."""
+    """Refuses an update that no door could show: an artifact without an id, or an empty artifact or message."""
     check_blocks(update.parts, "update.parts")
     if update.metadata is not None:
         check_depth(update.metadata, "update.metadata")
@@ -355,4 +364,4 @@ def check_update(update: Update) -> None:
     if isinstance(update, ArtifactUpdate | MessageUpdate) and not update.parts:
         raise Invalid("invalid_update", "update.parts must have a block; an empty text is one")
     if isinstance(update, MessageUpdate) and update.role != "agent":
-        raise Invalid("invalid_update", 'update.role must be "agent": who works on a task speaks for nobody else')
+        raise Invalid("invalid_update", 'update.role must be "agent"')

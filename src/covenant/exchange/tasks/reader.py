@@ -1,11 +1,12 @@
-"""The one reader of tasks, for every door: a task as it stands, as it goes on, and when it has come to rest.
+"""The one reader of tasks, for every door: a task in its current state, as a stream, or when it has come to rest.
 
-A task is looked for within a scope (`TaskScope`): one outside of it is unknown, and nothing of it is read. Finished
-tasks do not change, so the views of the last few are kept.
+A task is looked up within a scope (`TaskScope`): a task outside of it is unknown, and nothing of it is read. Finished
+tasks do not change, so the views of the last few are cached.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,23 +15,25 @@ from typing import Final, Self
 
 import msgspec
 
-from covenant.exchange.delegation_evidence import read_sub_delegations
+from covenant.exchange.delegation_outcome import by_task, elsewhere_node, read_sub_delegations, task_outcome
 from covenant.ledger.contract.ledger import DelegationLedger
 from covenant.ledger.contract.tasks import ANY, TaskLedger, TaskScope, TreeNode, Watch
+from covenant.ledger.machine.decisions.context import unknown_task
 from covenant.model.content import Text
-from covenant.model.errors import Conflict, Invalid, NotFound, Refusal
+from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.ids import PublicKey, TaskId, parse_task_id
 from covenant.model.peers.delegation import Delegation, DelegationRole
 from covenant.model.peers.delegation_messages import usage_amounts
-from covenant.model.task_event import Ended, MessageUpdate, StatusUpdate, Step
-from covenant.model.task_view import RESTING, Artifact, TaskView, TaskViewBuilder
+from covenant.model.task_event import WAITS_FOR_SENDER, Ended, MessageUpdate, StatusUpdate, Step
+from covenant.model.task_view import RESTING, Artifact, TaskState, TaskView, TaskViewBuilder
+from covenant.model.usage import USAGE, add_usage, read_usage
 from covenant.wire.sse import KEEP_ALIVE_S
 
 KEPT_MAX: Final = 256
 KEPT_CHARACTERS_MAX: Final = 8_192
-"""Only views with at most this much text are kept. Larger ones are read again."""
+"""Only views with at most this much text are cached. Larger ones are read again."""
 WATCH_S: Final = 60.0
-"""How long one wait for news of a task takes, where the caller names no limit."""
+"""How long one wait for a task's steps takes, where the caller names no limit."""
 
 
 class TaskReader:
@@ -40,7 +43,7 @@ class TaskReader:
         ledger.on_erased(self._kept.clear)
 
     async def get(self, task_id: TaskId, scope: TaskScope) -> TaskView:
-        """The task as it stands. One outside the scope is refused as one that does not exist."""
+        """The task in its current state. A task outside the scope is refused as one that does not exist."""
         view = self._kept.get(task_id)
         if view is not None:
             if not _covers(scope, view):
@@ -58,7 +61,7 @@ class TaskReader:
         return msgspec.structs.replace(view, holder_lost=True) if lost else view
 
     async def past(self, task_id: TaskId, through: int | None = None, *, scope: TaskScope = ANY) -> TaskViewBuilder:
-        """Everything that is durable, folded; or only as far as a generation. Nothing, if it is outside the scope."""
+        """All durable steps, folded, or only those up to a generation. None of a task outside the scope."""
         builder = TaskViewBuilder()
         while through is None or builder.generation < through:
             limit = PAGE if through is None else min(PAGE, through - builder.generation)
@@ -79,10 +82,10 @@ class TaskReader:
         live_only: bool = False,
         invalid: str = "invalid_params",
     ) -> TaskStream:
-        """All that happens after a generation; from 0 on, the first view is the first step itself. None: from now on.
+        """Streams the steps after a generation; after 0, the first view is the first step itself. None: from now on.
 
         `ends_when_parked`: also ends when the task waits for its sender. `live_only` refuses a task that has ended.
-        `invalid` is the code for a generation that the task has not come to.
+        `invalid` is the code for a generation that the task has not reached.
         """
         with handed_over(self._ledger.watch(task_id)) as watch:
             first = await self.get(task_id, scope)
@@ -90,27 +93,31 @@ class TaskReader:
                 raise Conflict("unsupported_operation", f"task {task_id} has ended; read it with GetTask")
             if after is not None:
                 if not 0 <= after <= first.generation:
-                    raise Invalid(invalid, f"task {task_id} has come to generation {first.generation}, not {after}")
+                    raise Invalid(invalid, f"task {task_id} is at generation {first.generation}, before {after}")
                 if max(1, after) < first.generation:
                     first = (await self.past(task_id, max(1, after))).known()
             return TaskStream(self._ledger, watch, first, ends_when_parked=ends_when_parked)
 
     async def at_rest(
-        self, task_id: TaskId, watch: Watch, builder: TaskViewBuilder, until_ms: int | None = None
+        self, task_id: TaskId, watch: Watch, builder: TaskViewBuilder | None, wait_ms: int | None = None
     ) -> TaskView:
         """The task when it has ended or waits for its sender.
 
-        As it stands then, if `until_ms` (monotonic) passes, or if the watch is cut: too much was said to keep, or the
-        disk failed. `builder` has what was before the watch began.
+        After `wait_ms`, or when the watch is cut (too many steps to buffer, or the disk failed), the task in its
+        current state. `builder` has the steps before the watch began; None: there were none.
         """
-        monotonic_ms = self._ledger.clock.monotonic_ms
+        builder = builder or TaskViewBuilder()
+        loop_s = asyncio.get_running_loop().time  # by which a watch waits, too
+        left_s = WATCH_S if wait_ms is None else wait_ms / 1000
+        until_s = loop_s() + left_s
         while builder.state not in RESTING:
-            left_s = WATCH_S if until_ms is None else (until_ms - monotonic_ms()) / 1000
             if left_s <= 0 or watch.cut:
                 builder = await self.past(task_id)
                 break
-            # Whatever is said on the way is told when it rests: nobody reads it before.
+            # Steps on the way are delivered when the task rests: nobody reads them before.
             builder.catch_up(await watch.next(left_s, until_rest=True))
+            if wait_ms is not None and builder.state not in RESTING:
+                left_s = until_s - loop_s()
         return builder.known()
 
     def keep(self, view: TaskView) -> None:
@@ -131,21 +138,17 @@ def _covers(scope: TaskScope, view: TaskView) -> bool:
 
 
 def _characters(view: TaskView) -> int:
-    """About how large a view is. A part that is not text counts as too large to keep."""
+    """About how large a view is. A part that is not text counts as too large to cache."""
     found = 0
-    said: tuple[MessageUpdate | Artifact, ...] = (*view.history, *view.artifacts)
-    for each in said:
+    shown: tuple[MessageUpdate | Artifact, ...] = (*view.history, *view.artifacts)
+    for each in shown:
         for part in each.parts:
             found += len(part.text) if type(part) is Text else KEPT_CHARACTERS_MAX
     return found
 
 
-def unknown_task(task_id: str) -> NotFound:
-    return NotFound("unknown_task", f"task {task_id[:80]} is not known here")
-
-
 def parse_known_id(given: str) -> TaskId:
-    """Ids are opaque to a client: one that cannot be ours is unknown, and not malformed."""
+    """Ids are opaque to a client: an id that cannot be ours is unknown, not malformed."""
     try:
         return parse_task_id(given)
     except Refusal:
@@ -153,27 +156,56 @@ def parse_known_id(given: str) -> TaskId:
 
 
 async def read_tree(ledger: DelegationLedger, root: TaskId, viewer: PublicKey | None) -> TreeNode:
-    """A tree of tasks, with how those stand that peers do, and what peers delegated on, as far as it is known here."""
+    """A tree of tasks, with the state of delegations to peers and their known sub-delegations."""
     tree = await ledger.tree(root, viewer)
     return await _with_peers(ledger, tree, [PEERS_IN_TREE_MAX])
 
 
+def fold_ended(tree: TreeNode) -> TreeNode:
+    """The tree without the children of branches that have ended; its top stays open."""
+    return msgspec.structs.replace(tree, children=tuple(map(_folded, tree.children)))
+
+
+def _folded(node: TreeNode) -> TreeNode:
+    # Sub-delegations of peers have no tree here that could be asked for.
+    if node.children and node.task is not None and _has_ended(node):
+        return msgspec.structs.replace(node, children=(), folded=_count_below(node))
+    return fold_ended(node) if node.children else node
+
+
+def _has_ended(node: TreeNode) -> bool:
+    return (node.task is None or node.a2a_state in _ENDED) and all(map(_has_ended, node.children))
+
+
+def _count_below(node: TreeNode) -> int:
+    return len(node.children) + sum(map(_count_below, node.children))
+
+
 async def _with_peers(ledger: DelegationLedger, node: TreeNode, left: list[int]) -> TreeNode:
-    """`left`: of how many delegations it is still read what their providers delegated on."""
+    """`left`: for how many more delegations their sub-delegations are read."""
     delegation = await ledger.delegation_of(node.task_id)
     children = tuple([await _with_peers(ledger, child, left) for child in node.children])
     if delegation is not None and delegation.role is DelegationRole.REQUESTER:
-        if delegation.ended and left[0] > 0:
+        if not delegation.ended:
+            children = (*children, *map(elsewhere_node, delegation.below))
+        elif left[0] > 0:
             left[0] -= 1
             children = (*children, *await read_sub_delegations(ledger, node.task_id))
-        return _elsewhere(node, children, delegation)
+        return _elsewhere(node, children, await _by_task(ledger, node, delegation))
     if all(new is old for new, old in zip(children, node.children, strict=True)):
         return node
     return msgspec.structs.replace(node, children=children)
 
 
+async def _by_task(ledger: DelegationLedger, node: TreeNode, delegation: Delegation) -> Delegation:
+    if delegation.settled:
+        return delegation
+    task = await ledger.show(node.task_id, None, 0) if node.a2a_state in _ENDED else None
+    return by_task(delegation, task_outcome(task.a2a_state, task.cause, task.result) if task is not None else None)
+
+
 def _elsewhere(node: TreeNode, children: tuple[TreeNode, ...], delegation: Delegation) -> TreeNode:
-    # What it used is in its result, once it has one; until then, as the provider last said.
+    # The usage is in the result, once there is one; until then, as the provider last reported it.
     used = (usage_amounts(delegation.usage) or msgspec.UNSET) if node.usage is msgspec.UNSET else node.usage
     return msgspec.structs.replace(
         node,
@@ -188,14 +220,29 @@ def _elsewhere(node: TreeNode, children: tuple[TreeNode, ...], delegation: Deleg
     )
 
 
+async def add_earlier_usage(ledger: TaskLedger, task_id: TaskId, now: dict[str, float]) -> dict[str, float]:
+    """A turn's usage, plus that of earlier turns that ended with a question, as the last question reports it."""
+    used: dict[str, float] = {}
+    after = 0
+    while steps := await ledger.steps(task_id, after, PAGE):
+        for step in steps:
+            what = step.what
+            if isinstance(what, StatusUpdate) and what.state in WAITS_FOR_SENDER and USAGE in (what.metadata or {}):
+                used = read_usage((what.metadata or {})[USAGE])
+        after = steps[-1].generation
+    add_usage(used, now)
+    return used
+
+
+_ENDED: Final = tuple(state.value for state in TaskState if state.terminal)
 PEERS_IN_TREE_MAX: Final = 100
-"""Delegations in a tree of which it is told what was delegated on: each is read from the archive."""
+"""The most delegations in a tree whose sub-delegations are shown: each is read from the archive."""
 PAGE: Final = 1_000
 """Steps that are read at once."""
 
 
 class TaskStream:
-    """A context, iterated once. Yields batches of steps; an empty one says that nothing happened for a while.
+    """A context, iterated once. Yields batches of steps; an empty batch means that nothing happened for a while.
 
     Leaving it never ends the task.
     """
@@ -210,10 +257,10 @@ class TaskStream:
         reply: TaskView | None = None,
         ends_when_parked: bool,
     ) -> None:
-        """`backlog`: the steps after the first view that the watch has told already; None if the past is to be read."""
+        """`backlog`: steps after the first view that the watch delivered; None if the past must be read."""
         self.first = first
         self.reply = reply
-        """The finished task whose agent answered with a bare message: then that is all there is to send."""
+        """The finished task whose agent answered with a bare message, which is then the whole answer."""
         self.cut = False
         """The reader was too slow: the stream ended before its task did, and can be resumed."""
         self._ledger = ledger
@@ -269,7 +316,7 @@ class TaskStream:
 
 @contextmanager
 def handed_over(watch: Watch) -> Iterator[Watch]:
-    """Begin to watch for a stream, which leaves the watch in its own time. Left here if the stream is not made."""
+    """Begins a watch for a stream, which ends the watch itself. Ends it here if the stream is not made."""
     watch.__enter__()
     try:
         yield watch

@@ -1,4 +1,4 @@
-"""The one writer of tasks, for every service: accepting and canceling them, and the spans of both."""
+"""The one writer of tasks, for every service: accepts and cancels them, and makes the spans of both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from covenant.exchange.tasks.builder import (
     check_size,
     within_deadline,
     without_reserved_keys,
-    without_way,
+    without_transport,
 )
 from covenant.ledger.contract.tasks import TaskLedger
 from covenant.ledger.machine.commands import Accept, Accepted, Cancel, Canceled, LeasedTask, Starter
@@ -23,7 +23,7 @@ from covenant.ledger.machine.decisions.context import key_reused
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import State
 from covenant.model.a2a_requests import PushConfig
-from covenant.model.errors import Conflict, Refusal, Unavailable
+from covenant.model.errors import OUTCOME_UNKNOWN, Conflict, Refusal, Unavailable
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.settings import MESSAGE_BYTES_MAX
 from covenant.model.task import A2A, SIMPLE, Result, ResultStatus, Task, fingerprint, weigh
@@ -46,12 +46,14 @@ from covenant.model.tracing import (
 )
 
 DRAINING: Final = "draining"
+AGAIN_S: Final = 1.0
+"""Between two questions to a ledger whose database is away."""
 RETRY_MS: Final = 5_000
-"""When to send again: about when another daemon, or the next start of this one, is there."""
+"""When to send again: about when another daemon, or this one after a restart, is ready."""
 
 
 class DrainStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """`running`: turns of this daemon's own agents. What is leased to others, queued, parked or undrained stays."""
+    """`running`: turns of this daemon's own agents. Tasks leased to others, queued, parked or undrained stay."""
 
     draining: bool
     running: int
@@ -63,23 +65,23 @@ class DrainStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Intake:
-    """`running` counts the turns under way. Belongs to the loop."""
+    """Admits new work until a drain begins. `running` counts running turns. Must be used on one event loop."""
 
     def __init__(self, running: Callable[[], int] = lambda: 0, monotonic_ms: Callable[[], int] = lambda: 0) -> None:
         self.closed: Unavailable | None = None
-        """What new work is refused with."""
+        """The refusal for new work; None while work is admitted."""
         self.asked = asyncio.Event()
         self.stops = asyncio.Event()
         """The drain is over, or the daemon stops for another reason: nobody waits for the drain any more."""
         self.heard = asyncio.Event()
-        """Somebody was told how the drain ended."""
+        """Set once a caller was told how the drain ended."""
         self.running = running
         self._handed_back: int | None = None
         self._monotonic_ms = monotonic_ms
         self._until_ms = 0
 
     def close(self, timeout_ms: int) -> None:
-        """Take nothing new. A second call changes how long running turns have."""
+        """Refuses new work. A second call changes how long running turns have."""
         self._until_ms = self._monotonic_ms() + timeout_ms
         self.closed = Unavailable(
             DRAINING,
@@ -93,7 +95,7 @@ class Intake:
         return max(0, self._until_ms - self._monotonic_ms()) if self.asked.is_set() else 0
 
     def end(self, handed_back: int) -> None:
-        """The drain is over: so many turns ran too long, and were handed back."""
+        """Ends the drain. `handed_back` turns ran too long, and were handed back."""
         self._handed_back = handed_back
         self.stops.set()
 
@@ -116,20 +118,20 @@ class WorkerSlot(Protocol):
     @property
     def starter(self) -> Starter: ...
     def start(self, leased: LeasedTask) -> None:
-        """Begin to work: the lease is durable. Does not wait."""
+        """Starts the work: the lease is durable. Does not wait."""
 
     def give_back(self) -> None:
-        """The task was not leased: it is queued, known already, or refused."""
+        """Frees the place: the task was not leased, since it is queued, known already, or refused."""
 
 
 class LocalWorkers(Protocol):
     def reserve(self, recipient: PublicKey) -> WorkerSlot | None:
-        """None if nobody here works for this recipient, or nobody is free."""
+        """A reserved place; None if no agent here works for this recipient, or none is free."""
 
 
 class TaskWriter:
-    """Accepts tasks, and cancels them, for every service. An accepted task is leased in the same record to whoever can
-    start on it in this process."""
+    """Accepts and cancels tasks, for every service. An accepted task is leased in the same record to an agent of this
+    process that can start on it."""
 
     def __init__(
         self,
@@ -151,56 +153,65 @@ class TaskWriter:
         self,
         task: Task,
         *,
-        bytes_max: int = MESSAGE_BYTES_MAX,
+        bytes_max: int | None = MESSAGE_BYTES_MAX,
         push: PushConfig | None = None,
         minted: bool = False,
+        sent: Task | None = None,
     ) -> Awaitable[Accepted]:
-        """Accept what a client asked for. The digest covers what it asked, and not how the request came here.
+        """Accepts a client's task. The digest covers the request, not its transport.
 
-        A task with a minted id has no digest: nobody knows the id yet, so nobody can send the task again.
+        A task with a minted id has no digest: nobody knows the id yet, so nobody can send the task again. `sent`: the
+        task as its client sent it, where its files are stored already; the digest covers that one.
         """
-        if task.parts and self.files is not None and self.files.concerns(task.parts):
+        if sent is None and task.parts and self.files is not None and self.files.concerns(task.parts):
             return self._submit_files(self.files, task, bytes_max=bytes_max, push=push, minted=minted)
-        return self._submit(task, task, bytes_max=bytes_max, push=push, minted=minted)
+        former: tuple[str, ...] = ()
+        body_bytes: int | None = None
+        if minted:
+            digest, size = "", (body_bytes := weigh(task))
+        else:
+            digest, size, former = self._digests(sent or task, push)
+            size = size if sent is None else weigh(task)
+        if bytes_max is not None and size > bytes_max:
+            check_size(size, bytes_max)
+        if task.origin == A2A and (task.parts or task.metadata is not None or task.request_metadata is not None):
+            # After the digest: the same request must have the same digest, even if more keys are reserved by now.
+            task, body_bytes = without_reserved_keys(task), None
+        if task.deadline_ms is not None and task.origin != SIMPLE:
+            task = within_deadline(task, self._ledger.clock.left_ms(task.deadline_ms))
+        accept = self._accept_traced if self._tracer.on else self._accept
+        return accept(task, digest, push, minted=minted, submitted=True, former=former, body_bytes=body_bytes)
 
     async def _submit_files(
-        self, files: StoredFiles, task: Task, *, bytes_max: int, push: PushConfig | None, minted: bool
+        self, files: StoredFiles, task: Task, *, bytes_max: int | None, push: PushConfig | None, minted: bool
     ) -> Accepted:
         if self.intake.closed is not None:
             raise self.intake.closed
+        if not minted and await self._ledger.parties(task.id) is not None:
+            # The task is known, with this content or another: nothing is stored for it, and its URLs may have expired.
+            return await self.submit(task, bytes_max=None, push=push, minted=minted, sent=task)
         kept = await files.store_task(task)
-        return await self._submit(kept, task, bytes_max=bytes_max, push=push, minted=minted)
+        return await self.submit(kept, bytes_max=bytes_max, push=push, minted=minted, sent=task)
 
     async def with_files(self, task: Task) -> Task:
-        """The task with its large bytes in the blob store. For those who have its digest already."""
+        """The task with its large bytes in the blob store, for callers that have its digest already."""
         return task if not task.parts or self.files is None else await self.files.store_task(task)
 
-    def _submit(
-        self, task: Task, said: Task, *, bytes_max: int, push: PushConfig | None, minted: bool
-    ) -> Awaitable[Accepted]:
-        """`said`: the task as its client sent it, which is what the digest covers."""
-        former = None
-        if minted:
-            digest, size = "", weigh(task)
-        else:
-            asked = said if said.traceparent is None and said.metadata is None else without_way(said)
-            digest, size = _digest(asked, push)
-            if said is not task:
-                size = weigh(task)
-            if asked.message_id is not None:
-                # Clients make a new id when they try again: the key says that it is the same message.
-                former, (digest, _) = digest, _digest(msgspec.structs.replace(asked, message_id=None), push)
-        check_size(size, bytes_max)
-        if task.origin == A2A:
-            # After the digest: the same request has the same digest, whichever keys are reserved by now.
-            task = without_reserved_keys(task)
-        if task.deadline_ms is not None and task.origin != SIMPLE:
-            task = within_deadline(task, self._ledger.clock.left_ms(task.deadline_ms))
-        if former is not None:
-            return self._accept_keyed(task, digest, former, push)
-        if self._tracer.on:
-            return self._accept_traced(task, digest, push, minted=minted, submitted=True)
-        return self._accept(task, digest, push, minted=minted, submitted=True)
+    def _digests(self, sent: Task, push: PushConfig | None) -> tuple[str, int, tuple[str, ...]]:
+        """The digest of a request, its size, and the digests that it had by earlier rules."""
+        former: tuple[str, ...] = ()
+        asked = without_transport(sent)
+        digest, size = _digest(asked, push)
+        if asked.message_id is not None:
+            # Clients make a new message id for each try: the key says that it is the same message.
+            asked = msgspec.structs.replace(asked, message_id=None)
+            former, (digest, _) = (digest,), _digest(asked, push)
+        if asked.parts and self.files is not None:
+            parts = self.files.named_by_hash(asked.parts)
+            if parts is not asked.parts:
+                named = msgspec.structs.replace(asked, parts=parts)
+                former, (digest, _) = (digest, *former), _digest(named, push)
+        return digest, size, former
 
     def accept(
         self,
@@ -211,29 +222,39 @@ class TaskWriter:
         minted: bool = False,
         submitted: bool = False,
     ) -> Awaitable[Accepted]:
-        """`minted`: the task's id is new, and from here. `submitted`: if not, it was made of an idempotency key."""
+        """`minted`: the task's id is new. `submitted`: otherwise the id was made from an idempotency key."""
         accept = self._accept_traced if self._tracer.on else self._accept
         return accept(task, digest, push, minted=minted, submitted=submitted)
 
-    async def _accept_keyed(self, task: Task, digest: str, former: str, push: PushConfig | None) -> Accepted:
-        """`former`: the digest with the message's id, which tasks have that were accepted before it was left out."""
-        try:
-            return await self.accept(task, digest, push, submitted=True)
-        except Conflict as refusal:
-            if refusal.code != key_reused().code:
-                raise
-        return await self.accept(task, former, push, submitted=True)
-
     async def _accept_traced(
-        self, task: Task, digest: str, push: PushConfig | None, *, minted: bool, submitted: bool
+        self,
+        task: Task,
+        digest: str,
+        push: PushConfig | None,
+        *,
+        minted: bool,
+        submitted: bool,
+        former: tuple[str, ...] = (),
+        body_bytes: int | None = None,
     ) -> Accepted:
         with accept_span(self._tracer, task, trace_of(task)) as span:
-            accepted = await self._accept(traced(task, span.trace), digest, push, minted=minted, submitted=submitted)
+            task = traced(task, span.trace)
+            accepted = await self._accept(
+                task, digest, push, minted=minted, submitted=submitted, former=former, body_bytes=body_bytes
+            )
             span.note({DUPLICATE: accepted.duplicate})
         return accepted
 
     async def _accept(
-        self, task: Task, digest: str, push: PushConfig | None, *, minted: bool, submitted: bool
+        self,
+        task: Task,
+        digest: str,
+        push: PushConfig | None,
+        *,
+        minted: bool,
+        submitted: bool,
+        former: tuple[str, ...] = (),
+        body_bytes: int | None = None,
     ) -> Accepted:
         if self.intake.closed is not None:
             raise self.intake.closed
@@ -241,7 +262,15 @@ class TaskWriter:
         starter, started = slot.starter if slot is not None else None, False
         try:
             accepted = await self._ledger.commit(
-                Accept(task=task, digest=digest, starter=starter, push=push, minted=minted)
+                Accept(
+                    task=task,
+                    digest=digest,
+                    former=former,
+                    starter=starter,
+                    push=push,
+                    minted=minted,
+                    body_bytes=body_bytes,
+                )
             )
             if slot is not None and accepted.leased is not None:
                 slot.start(accepted.leased)
@@ -250,9 +279,11 @@ class TaskWriter:
             if submitted and refusal.code == "duplicate_task_id":
                 raise key_reused() from None
             raise
-        except asyncio.CancelledError:
-            # The caller has left, and what was decided stands: whoever was to start must hear of it all the same.
-            if slot is not None:
+        except (asyncio.CancelledError, Unavailable) as error:
+            # The caller has left, or nobody knows whether it was decided. If it was, the decision stands: a reserved
+            # worker must still start the task.
+            is_open = not isinstance(error, Unavailable) or error.code == OUTCOME_UNKNOWN
+            if slot is not None and is_open:
                 started = True
                 self._starting.add(starting := asyncio.ensure_future(self._start_later(task, slot)))
                 starting.add_done_callback(self._starting.discard)
@@ -271,24 +302,37 @@ class TaskWriter:
         recipient: PublicKey | None = None,
         viewer: PublicKey | None = None,
     ) -> Awaitable[Canceled]:
-        """A task that has ended stays as it is: `Canceled.before` says so, with the result that it has.
+        """Cancels a task. A task that has ended stays as it is: `Canceled.before` says so, with its result.
 
-        `recipient` and `viewer`: whose the task must be, and who must have part in it.
+        `recipient`: the task's required recipient. `viewer`: a key that must be one of its parties.
         """
         return self._ledger.commit(Cancel(task_id=task_id, viewer=viewer, recipient=recipient, by=by, reason=reason))
 
     async def _start_later(self, task: Task, slot: WorkerSlot) -> None:
-        entry = await self._ledger.entry(task.id)
+        """Start what was leased to this run and that nobody has begun. Otherwise the slot is free again."""
+        entry = await self._find_out(task.id)
         lease = entry.lease if entry is not None and entry.state is State.LEASED else None
         starter = slot.starter
-        if lease is not None and (lease.leased_to, lease.boot, lease.attempt) == (starter.holder, starter.boot, 1):
+        if (
+            lease is not None
+            and (lease.leased_to, lease.boot, lease.attempt) == (starter.holder, starter.boot, 1)
+            and self._ledger.alive(lease.node, starter.boot)
+        ):
             slot.start(LeasedTask(task, lease))
         else:
             slot.give_back()
 
+    async def _find_out(self, task_id: TaskId) -> Entry | None:
+        """Asks the ledger until it answers, however long its database is away."""
+        while True:
+            try:
+                return await self._ledger.entry(task_id)
+            except Unavailable:
+                await asyncio.sleep(AGAIN_S)
+
 
 def _digest(asked: Task, push: PushConfig | None) -> tuple[str, int]:
-    """Of what a client asks for, and the size of the task."""
+    """The digest of a client's request, and the size of the task."""
     digest, size = fingerprint(asked)
     if push is not None:
         # The same key with another webhook is another request, as with another message.
@@ -297,7 +341,7 @@ def _digest(asked: Task, push: PushConfig | None) -> tuple[str, int]:
 
 
 def refuse_ended(task_id: TaskId, canceled: Canceled) -> None:
-    """For callers who must be told that there was nothing left to cancel."""
+    """Refuses a cancel that came too late, for callers that must be told."""
     if canceled.before:
         raise Conflict("not_cancelable", f"task {task_id} has ended already: it is {canceled.ending}")
 
@@ -319,7 +363,7 @@ def accept_span(tracer: Tracer, task: Task, parent: Trace | None) -> Iterator[Sp
 
 
 def record_attempt(tracer: Tracer, before: Entry, result: Result) -> None:
-    """The spans of an attempt by an external worker, recorded when it is over: it may have outlived this daemon."""
+    """Records the spans of an external worker's attempt when it is over: it may have outlived this daemon."""
     task, lease = before.task, before.lease
     if lease is None:
         return

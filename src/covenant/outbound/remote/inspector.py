@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
@@ -21,20 +21,20 @@ from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_card import GRPC, JSONRPC, RemoteCard, RemoteInterface
 from covenant.model.content import Content
 from covenant.model.errors import OverLimit
-from covenant.model.task_view import RemoteEvent, RemoteStatus, plain_text
+from covenant.model.task_view import RemoteEvent, RemoteStatus, answer_text, plain_text
 from covenant.outbound.call_errors import CallFailed, NoCard, RemoteError
 from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.outbound_settings import OutboundSettings
-from covenant.outbound.remote.a2a_transport import A2ATransport, HttpTransport
+from covenant.outbound.remote.a2a_transport import EVENT_BYTES_MAX, A2ATransport, HttpTransport
 from covenant.outbound.remote.card_lookup import CardSignature, check_signature, find_card
-from covenant.outbound.remote.frame_recorder import FRAMES_MAX, FrameChecks, FrameRecorder, RecordedFrame
 from covenant.outbound.remote.remote_client import KEY_HEADER
 from covenant.outbound.remote.remote_registry import Credentials, place_of
-from covenant.outbound.remote.remote_task import RemoteTaskView, answer_text
+from covenant.outbound.remote.remote_task import RemoteTaskView
 from covenant.wire.a2a.card_codec import BadCard
-from covenant.wire.a2a.conformance import FORMS
+from covenant.wire.a2a.conformance import FORMS, GRPC_TYPE, FrameChecks, Phase, RecordedFrame, media_type
 from covenant.wire.a2a.dialects import dialect_of
 from covenant.wire.frame_redaction import TEXT_CHARS_MAX, redact_answered, redact_body, redact_sent, secrets_in
+from covenant.wire.sse import EventReader
 
 if TYPE_CHECKING:
     import httpx2
@@ -46,6 +46,75 @@ INSPECTIONS_MAX: Final = 8
 RETRY_MS: Final = 2_000
 BODY_BYTES_MAX: Final = 1024 * 1024
 TURN_CHARS_MAX: Final = 64 * 1024
+FRAMES_MAX: Final = 200
+FRAME_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Of all frames together. What is beyond is dropped."""
+
+
+class FrameRecorder:
+    """Observes every request and answer, and keeps them within its bounds."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.frames: list[RecordedFrame] = []
+        self.phase: Phase = "card"
+        self.streams = False
+        """Whether the call asks for a stream."""
+        self._now_ms = now_ms
+        self._bytes = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.frames) >= FRAMES_MAX or self._bytes >= FRAME_BYTES_MAX
+
+    def sent(self, method: str, url: str, headers: Mapping[str, str], content: bytes) -> _Answer:
+        place = urlsplit(url)
+        frame = self.add("out", f"{method} {place.path}")
+        frame.headers = {"host": place.netloc, **headers}
+        self.keep(frame, content)
+        return _Answer(self)
+
+    def add(self, direction: Literal["in", "out"], what: str, *, event: bool = False) -> RecordedFrame:
+        frame = RecordedFrame(self._now_ms(), direction, what, of=self.phase, event=event)
+        if len(self.frames) < FRAMES_MAX:
+            self.frames.append(frame)
+        return frame
+
+    def keep(self, frame: RecordedFrame, piece: bytes) -> None:
+        room = max(0, FRAME_BYTES_MAX - self._bytes)
+        frame.body += piece[:room]
+        frame.cut = frame.cut or len(piece) > room
+        self._bytes += min(len(piece), room)
+
+
+class _Answer:
+    def __init__(self, recorder: FrameRecorder) -> None:
+        self._recorder = recorder
+        self._frame: RecordedFrame | None = None
+        self._reader: EventReader | None = None
+        self._messages = False
+
+    def answered(self, status: int, headers: Mapping[str, str]) -> None:
+        self._frame = frame = self._recorder.add("in", "answer")
+        frame.status, frame.headers = status, headers
+        if status == 200 and media_type(headers) == "text/event-stream":
+            frame.what = "stream"
+            self._reader = EventReader(EVENT_BYTES_MAX)
+        elif media_type(headers) == GRPC_TYPE:
+            self._messages = True
+            refused = headers.get("grpc-status")
+            frame.what = f"refused: {refused}" if refused else "stream" if self._recorder.streams else "answer"
+
+    def heard(self, piece: bytes) -> None:
+        if self._reader is not None:
+            for event in self._reader.feed(piece):
+                self._recorder.keep(self._recorder.add("in", "event", event=True), event.data)
+        elif self._messages:
+            self._recorder.keep(self._recorder.add("in", "message", event=True), piece)
+        elif self._frame is not None:
+            self._recorder.keep(self._frame, piece)
+
+    def ended(self) -> None:
+        """The frames as they were received."""
 
 
 class InspectedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +132,7 @@ class InspectedCall(msgspec.Struct, frozen=True, kw_only=True):
     context_id: str | None = None
     stream: bool = False
     agent: str = ""
-    """The agent at the interface, where several have one (over gRPC)."""
+    """Which agent at the interface is meant, if several share it (over gRPC)."""
 
 
 class InspectedFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -86,7 +155,7 @@ class InspectedTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class ConformanceFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """`frame` is the place of the frame in the list; null for what no single frame shows."""
+    """`frame` is the index of the frame in the list; null for a finding that no single frame shows."""
 
     rule: str
     text: str
@@ -94,7 +163,7 @@ class ConformanceFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """`interface` is where the request went. `error` says why there is no answer that could be read."""
+    """`interface` is where the request went. `error` says why there is no readable answer."""
 
     ok: bool
     interface: str | None
@@ -109,7 +178,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Inspected:
-    """One inspection under way: what is known by now."""
+    """One inspection under way, and what is known so far."""
 
     def __init__(self, call: InspectedCall, recorder: FrameRecorder, fetcher: Fetcher, channel: object) -> None:
         self.call, self.recorder, self.fetcher, self.channel = call, recorder, fetcher, channel
@@ -225,9 +294,9 @@ class Inspector:
     async def inspect(
         self, call: InspectedCall, transport: httpx2.AsyncBaseTransport | None = None, channel: object = None
     ) -> Inspection:
-        """`transport` and, over gRPC, `channel`: what carries the requests, if it is not the network.
+        """`transport` and, over gRPC, `channel` carry the requests in place of the network.
 
-        Raises AddressRefused for what may not be called, and Invalid for a request that cannot be written.
+        Raises AddressRefused for an address that may not be called, and Invalid for a request that cannot be encoded.
         """
         if self._running >= INSPECTIONS_MAX:
             raise OverLimit(
@@ -237,7 +306,7 @@ class Inspector:
             )
         self._running += 1
         recorder, started_s = FrameRecorder(self._now_ms), time.monotonic()
-        # Without the network there is no address to judge, on whatever port the daemon listens.
+        # Without the network there is no address to judge.
         source = self._fetcher if transport is None else self._fetcher.meaning(place_of(call.url))
         fetcher = source.observed(recorder, self._limits, transport)
         under_way = _Inspected(call, recorder, fetcher, channel)
@@ -247,12 +316,12 @@ class Inspector:
             self._running -= 1
             await fetcher.close()
         took_ms = int((time.monotonic() - started_s) * 1000)
-        # Checking and redacting a few megabytes takes a while, and others have the loop.
+        # Checking and redacting a few megabytes is slow, and must not hold the loop.
         return await asyncio.to_thread(_told, under_way, error, took_ms)
 
 
 async def _run(under_way: _Inspected) -> str | None:
-    """Why there is no answer that could be read; None if there is one."""
+    """Why there is no readable answer; None if there is one."""
     try:
         async with asyncio.timeout(INSPECTION_S):
             await under_way.run()

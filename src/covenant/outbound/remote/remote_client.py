@@ -1,4 +1,4 @@
-"""A remote agent: somebody else's, spoken to over A2A.
+"""A client for remote agents over A2A.
 
     reply = await remote.send("Summarise this")
     if reply.waits:
@@ -8,8 +8,8 @@
         if isinstance(news, RemoteArtifact):
             print(news.text, end="")
 
-A remote is sent the message and nothing else of ours: its own credential, and how deep the call is where somebody says
-so. What it answers is bounded in size and time. Whoever cancels the call, or runs out of time, cancels the remote task.
+A remote gets the message, its own credential and, if the caller gives it, the depth of the call; nothing else of ours.
+Its answer is bounded in size and time. Canceling the call, or running out of time, cancels the remote task.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KEY_HEADER: Final = "idempotency-key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteOptions:
-    """How a remote is spoken to, unless a call says otherwise."""
+    """The defaults for calls of a remote."""
 
     timeout_s: float = TIMEOUT_S
     poll_s: float = 3.0
@@ -50,7 +50,7 @@ class RemoteOptions:
     """None: if its card does not say that it has no streams."""
     chance: Callable[[], float] = lambda: 0.5
     left_ms: Callable[[int], int | None] | None = None
-    """How long it is until a deadline; None if that is not judged now."""
+    """The time until a deadline; None if the clock cannot tell now."""
 
 
 class Remote:
@@ -83,20 +83,20 @@ class Remote:
         await self.close()
 
     async def close(self) -> None:
-        """Streams that were left are closed; what they were about goes on."""
+        """Closes streams that were left. Their remote tasks go on."""
         for stream in tuple(self._open):
-            with suppress(RuntimeError):  # somebody is reading it, and will hear that the connection is gone
+            with suppress(RuntimeError):  # a reader that still uses the stream gets an error
                 await stream.aclose()
         if self._close is not None:
             await self._close()
 
     @property
     def way(self) -> RemoteInterface:
-        """How it is called: the card's best way, or the one that was found to work."""
+        """The transport in use: the card's best interface, or the one that was found to work."""
         return self._ways[0]
 
     async def send(self, what: Sendable, **options: Any) -> Reply:
-        """Say something, and wait for the answer. Takes what `stream` takes."""
+        """Sends a message, and waits for the answer. Takes the arguments of `stream`."""
         stream = self.stream(what, **options)
         async for _ in stream:
             pass
@@ -118,7 +118,7 @@ class Remote:
         stays: Callable[[], bool] | None = None,
         troubled: Callable[[str], None] = lambda _: None,
     ) -> RemoteStream:
-        """Say something, and hear what the agent does about it as it does it.
+        """Sends a message, and yields the agent's events as they come.
 
         `idempotency_key` makes it safe to post the message again if no answer comes, with agents that know the header
         `Idempotency-Key`. `stream=False` polls. `stays` is asked when the caller is canceled: whether the agent is to
@@ -162,7 +162,7 @@ class Remote:
         return await next(self._transports()).cancel(task_id)
 
     def learned(self, way: RemoteInterface) -> None:
-        """This way works: it is the first from now on."""
+        """Notes that this transport works: it is tried first from now on."""
         if self._ways[0] != way:
             self._ways.remove(way)
             self._ways.insert(0, way)
@@ -191,11 +191,11 @@ class Remote:
 
 
 FIRST_S: Final = 5.0
-"""How long a caller that leaves waits for the first news, to know which task is to stop."""
+"""How long a caller that leaves waits for the first event, to learn which task to stop."""
 
 
 class RemoteStream:
-    """News of one message, as it comes; then `reply`. To be read once."""
+    """The events of one message as they come; then `reply`. To be read once."""
 
     def __init__(
         self, remote: Remote, follower: TaskFollower, within_s: float, stays: Callable[[], bool] | None = None
@@ -207,7 +207,7 @@ class RemoteStream:
         self._until_s: float | None = None
         self._news: AsyncGenerator[RemoteEvent] = follower.news()
         self._first: asyncio.Future[RemoteEvent] | None = None
-        """The first news, while it is waited for."""
+        """The pending read of the first event."""
         self._begun = False
 
     def __aiter__(self) -> Self:
@@ -238,7 +238,7 @@ class RemoteStream:
         return heard
 
     async def _read_first(self) -> RemoteEvent:
-        """Reading goes on if the caller leaves meanwhile: only the first news says what there is to stop."""
+        """Reading goes on if the caller leaves meanwhile: only the first event names the task to stop."""
         first = self._first = asyncio.ensure_future(anext(self._news))
         try:
             return await asyncio.shield(first)
@@ -247,7 +247,7 @@ class RemoteStream:
                 self._first, self._begun = None, True
 
     async def _leave_first(self, within_s: float) -> None:
-        """Wait a little for the first news, if nothing was heard yet; then read no more."""
+        """Waits a little for the first event, if there was none yet, and then stops reading."""
         first, self._first = self._first, None
         if first is not None:
             try:
@@ -256,7 +256,7 @@ class RemoteStream:
                 first.cancel()
             await asyncio.wait((first,))
             if not first.cancelled():
-                first.exception()  # nobody is left to be told
+                first.exception()  # no caller is left to be told
 
     @property
     def task_id(self) -> str | None:
@@ -265,12 +265,12 @@ class RemoteStream:
 
     @property
     def usage(self) -> dict[str, float]:
-        """What the remote says that it has used by now; normalised."""
+        """The usage that the remote has reported so far, normalised."""
         return self._follower.known.usage
 
     @property
     def called_off(self) -> str:
-        """What became of telling the remote to stop, as the end of a sentence; empty if there was nothing to tell."""
+        """Whether the remote was told to stop, as the end of a sentence; empty if there was no task to stop."""
         told = self._follower.called_off
         if told is None:
             return ""
@@ -278,19 +278,19 @@ class RemoteStream:
 
     @property
     def reply(self) -> Reply:
-        """What was answered, when the stream is over; until then, what is known."""
+        """The answer, once the stream is over; before that, what is known so far."""
         if not self._follower.known.known:
             raise Invalid("not_answered", "there is no answer yet: read the stream first")
         return reply_of(self._follower.known, self._remote)
 
     async def call_off(self) -> None:
-        """Leave, and have the remote stop."""
+        """Leaves the stream, and tells the remote to stop."""
         await self._leave_first(FIRST_S)
         await self._news.aclose()
         await self._follower.call_off()
 
     async def aclose(self) -> None:
-        """Leave; the remote goes on."""
+        """Leaves the stream. The remote goes on."""
         await self._leave_first(0)
         await self._news.aclose()
 

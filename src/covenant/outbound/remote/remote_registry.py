@@ -6,7 +6,7 @@
                             "tenants": ["default", "acme"]}}}
 
 Only `url` is required: the agent's address, or its card's. An entry belongs to the first tenant, `default`, unless it
-lists its `tenants`: whoever else asks for it hears that there is no such agent. A token stands in the file (`token`,
+lists its `tenants`: for any other tenant there is no such agent. A token stands in the file (`token`,
 which wins) or in a variable of the environment (`token_env`). An entry that cannot be used is refused by its name, and
 does not take the others with it. The file is read again when it has changed; without a file there are no remote agents.
 """
@@ -16,29 +16,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from covenant.model.agent_card import RemoteCard
 from covenant.model.agent_definition import explain_invalid
 from covenant.model.errors import Invalid, NotFound
+from covenant.model.remote_auth import RemoteAuth
 from covenant.model.tenants import DEFAULT
 from covenant.outbound.urls import InvalidUrl, Location, host_text, read_url
 from covenant.wire.json_input import decode
 
 FILE: Final = "a2a_agents.json"
 FILE_BYTES_MAX: Final = 1024 * 1024
-
-
-class RemoteAuth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    type: Literal["bearer"] = "bearer"
-    token: str | None = None
-    token_env: Annotated[str, msgspec.Meta(min_length=1)] | None = None
-
-    def __repr__(self) -> str:
-        """Without the secret, wherever it ends up."""
-        return f"RemoteAuth(token_env={self.token_env!r})"
 
 
 class RemoteEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,25 +39,21 @@ class RemoteEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     headers: dict[str, str] = {}
     enabled: bool = True
     tenants: tuple[str, ...] = (DEFAULT,)
-    """Whose agents and callers may call it."""
+    """The tenants whose agents and callers may call it."""
 
     def __repr__(self) -> str:
         return f"RemoteEntry(url={self.url!r})"
 
     def token(self, environment: Mapping[str, str]) -> str | None:
-        if self.auth is None:
-            return None
-        if self.auth.token:
-            return self.auth.token
-        return (environment.get(self.auth.token_env) or None) if self.auth.token_env else None
+        return self.auth.secret(environment) if self.auth is not None else None
 
     def missing(self, environment: Mapping[str, str]) -> str | None:
-        """The variable that should have the token, and does not."""
+        """The environment variable that should hold the token and is not set."""
         return self.auth.token_env if self.auth is not None and self.token(environment) is None else None
 
     @property
     def place(self) -> str:
-        """Host and port, as an entry of `outbound.allow` has them: whoever wrote the entry means it to be called."""
+        """Host and port, in the form of `outbound.allow`. The operator wrote the entry, so this place may be called."""
         return place_of(self.url)
 
 
@@ -87,7 +74,7 @@ class RemoteRegistry:
     """The entries, as the file has them now."""
 
     def __init__(self, home: Path, *, told: Callable[[RemoteRegistry], None] = lambda _: None) -> None:
-        """`told` hears of it when the file has been read again."""
+        """`told` is called when the file has been read again."""
         self.path = home / FILE
         self._told = told
         self._stamp: tuple[int, int, int] | None = None
@@ -101,17 +88,17 @@ class RemoteRegistry:
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """By the entry's name (or the file's), why it cannot be used."""
+        """The problems, by the name of the entry or of the file."""
         self._refresh()
         return {self.path.name: self._unreadable} if self._unreadable is not None else dict(self._wrong)
 
     def has(self, name: str) -> bool:
-        """Whether the file can be read and says nothing of this name: then, and only then, False."""
+        """False only if the file can be read and has no entry of this name."""
         self._refresh()
         return self._unreadable is not None or name in self._wrong or name in self._entries
 
     def entry(self, name: str) -> RemoteEntry:
-        """Raises NotFound for a name that nobody has, Invalid for one that cannot be used."""
+        """Raises NotFound for an unknown name, and Invalid for an entry that cannot be used."""
         self._refresh()
         if self._unreadable is not None:
             raise Invalid("bad_registry", self._unreadable)
@@ -128,7 +115,10 @@ class RemoteRegistry:
         return entry
 
     def entry_of(self, tenant: str, name: str) -> RemoteEntry:
-        """As `entry`, for a tenant. The refusal names no other entry and no file: whoever asks may be a stranger."""
+        """As `entry`, for a tenant.
+
+        The refusal names no other entry and no file, since the caller may be a stranger.
+        """
         try:
             entry = self.entry(name)
         except NotFound:
@@ -153,7 +143,7 @@ class RemoteRegistry:
         return frozenset(name for entry in self._entries.values() if entry.enabled for name in entry.tenants)
 
     def _may_know(self, tenant: str, name: str) -> bool:
-        """Of an entry that cannot be used: whether the tenant hears that there is one."""
+        """Whether a tenant may learn that an entry exists which cannot be used."""
         entry = self._entries.get(name)
         return tenant == DEFAULT if entry is None else tenant in entry.tenants
 
@@ -210,7 +200,7 @@ TAKEN: Final = frozenset(
 class Credentials:
     """A caller's secret for a remote agent, sent to the origin (scheme, host, port) of the URL that the caller named.
 
-    It also goes to origins that the caller trusts besides. Neither a card nor a redirect can change that.
+    It also goes to the other origins that the caller trusts. Neither a card nor a redirect can add one.
     """
 
     def __init__(
@@ -240,7 +230,7 @@ class Credentials:
             return False
 
     def headers(self, url: str, card: RemoteCard | None = None) -> dict[str, str]:
-        """What goes along to this URL; nothing to another origin."""
+        """The headers for this URL; none for an origin that is not trusted."""
         if not self.covers(url):
             return {}
         if self._token is None:

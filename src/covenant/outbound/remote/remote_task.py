@@ -1,4 +1,4 @@
-"""A remote task as it becomes known: frames and snapshots in, the task out, and what each of them said that was new.
+"""The view of a remote task, built from frames and snapshots, and what was new in each of them.
 
 Pure. A snapshot (the first frame of a stream that was resumed, or the answer of a poll) says again what is known
 already: only what is beyond that is news, so that nobody who follows reads a text twice.
@@ -23,7 +23,7 @@ from covenant.model.task_view import (
     RemoteStatus,
     RemoteTask,
     TaskState,
-    plain_text,
+    answer_text,
 )
 from covenant.model.usage import add_usage, larger_usage, usage_in
 
@@ -43,18 +43,18 @@ class RemoteTaskView:
         self.history: tuple[MessageUpdate, ...] = ()
         self.metadata: dict[str, Any] = {}
         self.answered = False
-        """A bare message came: there is no task to follow."""
+        """Whether the answer was a bare message: then there is no task to follow."""
         self._drafts: dict[str, ArtifactBuilder] = {}
         self._reported: dict[str, float] = {}
 
     @property
     def known(self) -> bool:
-        """Whether anything was heard at all: then the message was taken."""
+        """Whether the remote has answered anything: then it has taken the message."""
         return self.answered or self.task_id is not None
 
     @property
     def stopped(self) -> bool:
-        """Nothing more comes before the caller says something, if then."""
+        """Whether nothing more comes unless the caller sends another message."""
         return self.answered or self.state.terminal or self.state.waits
 
     @property
@@ -69,7 +69,7 @@ class RemoteTaskView:
         return larger_usage(self._reported, made)
 
     def take(self, heard: RemoteEvent) -> Iterator[RemoteEvent]:
-        """What is new in it."""
+        """The new events in a frame or snapshot."""
         match heard:
             case RemoteMessage():
                 self.answered, self.message = True, heard.message
@@ -105,7 +105,7 @@ class RemoteTaskView:
             if update is not None:
                 self._write(update)
                 yield RemoteArtifact(task_id=task.task_id, context_id=task.context_id, update=update)
-        # What ends a task is said after what it made.
+        # The end of a task comes after its artifacts.
         if not self.state.terminal:
             self.state, self.message = task.state, task.message
             if changed and not first:
@@ -140,7 +140,7 @@ class RemoteTaskView:
 
 
 def news_of(before: Artifact | None, now: Artifact) -> ArtifactUpdate | None:
-    """What turns the artifact as it was known into the artifact as it is; None if nothing does."""
+    """The update from the known artifact to the new one; None if they are equal."""
     parts = _joined(now.parts)
     if before is None:
         return _update(now, parts, append=False)
@@ -197,7 +197,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     (`input-required`, `auth-required`), who can `continue_`."""
 
     text: str
-    """What the agent said: its message, or what it made where that is the answer."""
+    """The agent's answer: its message, or the text of its artifacts."""
     state: TaskState
     task_id: str | None
     """None where the answer is a bare message, without a task."""
@@ -218,7 +218,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
         return self.state.waits
 
     async def continue_(self, what: Sendable, **options: Any) -> Reply:
-        """Say more about the same task, or in the same context. Takes what `Remote.send` takes."""
+        """Sends another message to the same task, or in the same context. Takes the arguments of `Remote.send`."""
         if self.remote is None:
             raise Invalid("not_connected", "this reply names no agent to go on with; use the one that `connect` gave")
         task_id = self.task_id if self.waits else None
@@ -253,26 +253,6 @@ def reply_of(heard: RemoteTaskView, remote: Remote | None) -> Reply:
         metadata=heard.metadata,
         remote=remote,
     )
-
-
-def answer_text(
-    state: TaskState,
-    message: MessageUpdate | None,
-    artifacts: Sequence[Artifact],
-    history: Sequence[MessageUpdate],
-) -> str:
-    """A result is in the artifacts; the message with it may be the same text, a word about it, or all there is.
-
-    Where a task did not complete, its message says why, and counts before whatever it had made by then.
-    """
-    said = plain_text(message.parts) if message is not None else ""
-    made = "\n".join(text for artifact in artifacts if (text := plain_text(artifact.parts)))
-    if state is TaskState.COMPLETED and made and made.strip() not in said:
-        return made
-    if said or made:
-        return said or made
-    spoken = (plain_text(each.parts) for each in reversed(history) if each.role == "agent")
-    return next((text for text in spoken if text), "") if state.terminal else ""
 
 
 def _usage(metadata: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -39,7 +39,7 @@ POLL_MS: Final = 10_000
 POLL_INTERVAL_MS: Final = 3_000
 TIMEOUT_MS: Final = 300_000
 REMOTE_TIMEOUT_MS: Final = (1_000, 600_000)
-"""What the other side takes for a timeout."""
+"""The timeout that the other side uses."""
 TASK_FAILED: Final = "Task failed"
 
 
@@ -102,7 +102,7 @@ async def fetch_agent_card(
     AddressRefused. `allow_private`: what may be called although it is not public, as in the setting `outbound.allow`.
     """
     base = base_url.rstrip("/")
-    # What one caller may see is not for another; and what one may call, another perhaps may not.
+    # Callers may see and call different things, so the cache key has the token and what is allowed.
     whose = hashlib.sha256("\0".join((token or "", *allow_private)).encode()).hexdigest()
 
     async def fetch() -> RemoteCard:
@@ -113,7 +113,7 @@ async def fetch_agent_card(
 
 
 async def discover_agent(base_url: str, **options: Any) -> RemoteCard | None:
-    """The card, or None if it cannot be had for whatever reason. Takes what `fetch_agent_card` takes."""
+    """The card, or None if it cannot be fetched for any reason. Takes the arguments of `fetch_agent_card`."""
     try:
         return await fetch_agent_card(base_url, **options)
     except CovenantError:
@@ -138,7 +138,7 @@ async def invoke_remote_agent(
     allow_private: Sequence[str] = (),
     fetcher: Fetcher | None = None,
 ) -> RemoteInvocationResult:
-    """Have the agent at this address do something, and wait for it.
+    """Sends a text to the agent at this address, and waits for the result.
 
     `depth` is the caller's own, 0 for whoever was asked by nobody; the other side is told one more. `chain` has the
     keys of those who called one another up to now, the caller's last: an agent that is in it is not called again. An
@@ -213,7 +213,7 @@ async def _follow(
         except CallFailed:
             continue
         if answer.status in (401, 403, 404, 410):
-            # It will be the same the next time, and every time until the time is over.
+            # The answer will be the same at every later poll.
             return RemoteInvocationResult(success=False, task_id=task.id, error=f"Poll failed: {_said(answer)}")
         if not 200 <= answer.status < 300:
             await asyncio.sleep(max(0.0, (retry_after(answer.headers) or 0.0) - poll_s))
@@ -229,7 +229,7 @@ async def _follow(
 
 
 def last_agent_text(messages: Sequence[_Message]) -> str | None:
-    """What the agent said last; None if it said nothing."""
+    """The agent's last text; None if there is none."""
     for message in reversed(messages):
         if message.role == "agent":
             return "".join(part.text for part in message.parts if isinstance(part.text, str)) or None

@@ -30,15 +30,15 @@ from covenant.outbound.remote.remote_task import RemoteTaskView
 log = logging.getLogger(__name__)
 
 FAILURES_MAX: Final = 8
-"""In a row, without a word from the remote in between."""
+"""How many failures in a row, without an answer in between, end the call."""
 FRUITLESS_MAX: Final = 3
-"""Streams resumed in a row that brought nothing: then it is polled."""
+"""After so many resumed streams in a row without an event, the task is polled."""
 RESENDS_MAX: Final = 5
 FIRST_PAUSE_S: Final = 0.25
 JITTER: Final = 0.1
 AFTER_FAILURES: Final = Backoff(FIRST_PAUSE_S, 30.0, jitter=JITTER)
 CANCEL_S: Final = 5.0
-"""How long a remote may take to be told that nobody waits any more."""
+"""The time limit of a cancel request to the remote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,26 +47,26 @@ class OutgoingMessage:
     headers: Mapping[str, str]
     streaming: bool
     repeatable: bool
-    """It goes under an idempotency key."""
+    """Whether the message has an idempotency key."""
     troubled: Callable[[str], None] = lambda _: None
-    """Hears why the remote did not answer, each time that it is asked again."""
+    """Called with the reason each time that the remote did not answer and is asked again."""
     poll_s: float = 3.0
-    """Between two polls; sooner at first."""
+    """The pause between two polls; the first ones are shorter."""
     within_ms: int = 300_000
-    """For one call that the remote answers only when it is done."""
+    """The time limit of a call that the remote answers only when it is done."""
     chance: Callable[[], float] = lambda: 0.5
     """From 0 to 1, for the jitter of pauses."""
 
 
 class TaskFollower:
-    """`news` may be read once. Whoever leaves it early says `call_off` if the remote is to stop."""
+    """`news` may be read once. A caller that leaves it early uses `call_off` if the remote is to stop."""
 
     def __init__(self, transports: Callable[[], Iterator[A2ATransport]], outgoing: OutgoingMessage) -> None:
-        """`lines` are the ways to the remote, the best first, as it is known now."""
+        """`lines`: the transports to the remote, the best first."""
         self.known = RemoteTaskView()
         self.transport: A2ATransport | None = None
         self.called_off: bool | None = None
-        """Whether the remote heard that it is to stop; None if there was nothing to tell."""
+        """Whether the remote was told to stop; None if there was no task to stop."""
         self._transports = transports
         self._outgoing = outgoing
         self._streaming = outgoing.streaming
@@ -77,9 +77,9 @@ class TaskFollower:
         self._retry_after_s: float | None = None
         self._sending: asyncio.Task[RemoteEvent] | None = None
         self._unanswered = False
-        """A stream was asked for, and nothing of it has arrived yet."""
+        """Whether a stream was asked for and nothing of it has arrived yet."""
         self._unsure = False
-        """Something may have been heard twice."""
+        """Whether events may have been received twice."""
 
     async def news(self) -> AsyncGenerator[RemoteEvent]:
         async with aclosing(self._open()) as opening:
@@ -97,11 +97,14 @@ class TaskFollower:
                     yield heard
 
     async def call_off(self) -> None:
-        """Tell the remote to stop, if it is known to have begun; `called_off` says whether it heard. Never raises."""
+        """Tells the remote to stop if it is known to have begun; `called_off` says whether that worked.
+
+        Never raises.
+        """
         with suppress(CovenantError, TimeoutError):
             async with asyncio.timeout(CANCEL_S):
                 if self._sending is not None and not self.known.known:
-                    # It was on its way when its caller left: its answer says what there is to stop.
+                    # The message was on its way when the caller left: its answer names the task to stop.
                     for _ in self.known.take(await self._sending):
                         pass
                 elif self._unanswered and self._outgoing.repeatable and self.transport is not None:
@@ -116,14 +119,14 @@ class TaskFollower:
                     self.called_off = False
                     canceled = await self.transport.cancel(task_id)
                     self.called_off = True
-                    # It may say only now what it has used.
+                    # The remote may report its usage only now.
                     for _ in self.known.take(canceled):
                         pass
         if self._sending is not None:
             self._sending.cancel()
 
     async def _open(self) -> AsyncGenerator[RemoteEvent]:
-        """Posts the message, in the first way that the remote understands."""
+        """Posts the message over the first transport that the remote understands."""
         refused: RemoteRefused | None = None
         for transport in self._transports():
             self.transport, self._streaming = transport, self._outgoing.streaming
@@ -164,7 +167,7 @@ class TaskFollower:
                 if self.known.task_id is not None:
                     return
                 if self._streaming and refusal.code in ("unsupported", "other_dialect") and not self.known.known:
-                    # It may know this dialect, and only have no streams.
+                    # The remote may know this dialect, and only lack streams.
                     self._streaming = False
                     continue
                 safe = refusal.code == "over_limit" or self._outgoing.repeatable
@@ -195,13 +198,13 @@ class TaskFollower:
         for news in self.known.take(heard):
             yield news
         if ask.message.task_id is not None and self.known.state.waits:
-            # It may tell the state from before it read the message: what it says next counts.
+            # The first answer may have the state from before the remote read the message: the next one counts.
             await self._pause()
             for news in self.known.take(await transport.get(ask.message.task_id)):
                 yield news
 
     async def _heard(self, frames: AsyncIterator[Numbered], *, resumed: bool) -> AsyncGenerator[RemoteEvent]:
-        """What the frames of one stream say that is new, until it is over."""
+        """The new events of one stream, until it ends."""
         for_more = self._outgoing.ask.message.task_id is not None and not resumed
         async for number, heard in frames:
             if resumed and self._seen(number, heard):
@@ -234,7 +237,7 @@ class TaskFollower:
                 if first is None:
                     return
                 if self._stood_at is None and not isinstance(first[1], RemoteTask):
-                    # Without numbers and without a snapshot nobody can say what was missed.
+                    # Without event numbers and without a snapshot, missed events cannot be known.
                     self._streaming = False
                     return
                 self._unsure = self._unsure or self._stood_at is None
@@ -242,7 +245,7 @@ class TaskFollower:
                     yield heard
         except RemoteRefused as refusal:
             self._not_answered(refusal)
-            # Finished meanwhile, or no such thing as a second look: a poll will tell.
+            # The task has finished meanwhile, or the remote cannot resume streams: a poll finds out.
             self._streaming = self._streaming and refusal.transient
         except CallFailed as failure:
             self._not_answered(failure)
@@ -250,7 +253,7 @@ class TaskFollower:
             self._streaming = self._streaming and self._fruitless < FRUITLESS_MAX
 
     async def _look_again(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
-        """What is known is the answer, if the remote does not say more."""
+        """Reads the task once more; if that fails, what is known is the answer."""
         assert self.known.task_id is not None
         with suppress(RemoteRefused, CallFailed):
             for heard in self.known.take(await transport.get(self.known.task_id)):
@@ -270,7 +273,7 @@ class TaskFollower:
             yield heard
 
     def _not_answered(self, trouble: RemoteRefused | CallFailed) -> None:
-        """Counts it, or raises it if waiting longer is of no use."""
+        """Counts a failure, or raises it if waiting longer is of no use."""
         self._failures += 1
         if isinstance(trouble, CallFailed):
             if not trouble.transient or self._failures >= FAILURES_MAX:
@@ -301,7 +304,7 @@ class TaskFollower:
     async def _pause(self) -> None:
         pause_s = AFTER_FAILURES.pause(self._failures + self._fruitless + 1, self._outgoing.chance())
         asked_s, self._retry_after_s = self._retry_after_s, None
-        # Whoever asks for a pause gets at least that.
+        # A remote that asks for a pause gets at least that long.
         await asyncio.sleep(max(pause_s, asked_s or 0.0))
 
 

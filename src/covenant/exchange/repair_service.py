@@ -1,8 +1,9 @@
-"""Repair in bulk: the verbs for one task, done to every task that a filter leaves, as the same caller.
+"""Repair, the retry gate, and repair of many tasks: they end leases whose holder does not come back.
 
-A pass is a dry run unless it says otherwise. It does nothing that the caller could not do task by task: each task is
-judged when it is its turn, under the lease that it was found with, and is told of in the audit by itself. The pass has
-a row of its own in the end.
+A bulk repair applies the verbs for one task to every task that matches a filter, as the same caller. A pass is a dry
+run unless the request says otherwise. A pass can do nothing that the caller could not do task by task: each task is
+checked when its turn comes, under the lease that it was found with, and has its own audit row. The pass has a row of
+its own at the end.
 """
 
 from __future__ import annotations
@@ -12,28 +13,39 @@ from typing import Final
 
 import msgspec
 
-from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.principals import Principal, require_operator
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.request_checks import check_reason, check_repair
 from covenant.exchange.task_search import query_of, scoped
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.task_query import PAGE_MAX, FoundTask, TaskQuery
+from covenant.ledger.machine.commands import Access, Repair, RetryStale
+from covenant.ledger.machine.decisions.repairs import scan_row
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.states import FINISHED, LEASED, QUERY_STATES, State
 from covenant.model.errors import Conflict, Invalid, Refusal
+from covenant.model.grant import FORCE_ERROR_ACTION, REQUEUE_ACTION
 from covenant.model.ids import TaskId
-from covenant.model.retry_policy import ForceError, Posture, Requeue
+from covenant.model.retry_policy import (
+    ForceError,
+    Posture,
+    RepairCommand,
+    RepairOutcome,
+    Requeue,
+    RetryPolicy,
+    RetryReport,
+)
 from covenant.wire.mailbox import RepairTasks
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1_000
 AT_ONCE: Final = 50
-"""So many are under way together, and share the syncs of the journal."""
+"""Tasks that are repaired at once; they share the journal's syncs."""
 CANCEL: Final = "cancel"
 
 
 class BulkOutcome(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What came of one task: `outcome` is would_apply, applied or refused. `state` is that before."""
+    """The outcome for one task: would_apply, applied or refused. `state` is the state before."""
 
     task_id: TaskId
     state: str
@@ -43,7 +55,7 @@ class BulkOutcome(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 
 
 class BulkReport(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """`more`: the filter leaves more tasks than the limit."""
+    """`more`: more tasks match the filter than the limit allows."""
 
     dry_run: bool
     matched: int
@@ -52,12 +64,73 @@ class BulkReport(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     more: bool = False
 
 
+async def repair_task(
+    ledger: Ledger, principal: Principal, task_id: TaskId, command: RepairCommand, reason: str
+) -> RepairOutcome:
+    check_repair(command, reason)
+    entry = await ledger.entry(task_id)
+    peer = None
+    if entry is not None:
+        ours = entry.task.sender.pubkey == principal.agent.pubkey
+        peer = (entry.task.recipient if ours or principal.operator else entry.task.sender).pubkey
+    access = Access(
+        caller=principal.agent,
+        actions=(REQUEUE_ACTION if isinstance(command, Requeue) else FORCE_ERROR_ACTION,),
+        scope_id=f"a2a-repair:{task_id}",
+        what=f"a2a repair of task {task_id}",
+        peer=peer,
+        task_id=task_id,
+        lease_id=command.lease_id,
+        duplicate_risk=command.duplicate_risk.value if isinstance(command, Requeue) else None,
+    )
+    return await ledger.commit(
+        Repair(
+            access=access,
+            task_id=task_id,
+            viewer=principal.viewer,
+            by=principal.agent,
+            command=command,
+            reason=reason,
+        )
+    )
+
+
+async def retry_stale(
+    ledger: Ledger, principal: Principal, policy: RetryPolicy, *, scheduled: bool = False
+) -> RetryReport:
+    """Runs the retry gate once. A scheduled pass writes its summary to the audit, also when it is refused."""
+    await require_operator(ledger, principal, "a2a auto retry")
+    _check_policy(policy)
+    access = Access(
+        caller=principal.agent,
+        actions=(REQUEUE_ACTION,),
+        scope_id="a2a-auto-retry",
+        what="a2a auto retry",
+        duplicate_risk="idempotent",
+    )
+    try:
+        return await ledger.commit(RetryStale(access=access, by=principal.agent, policy=policy, scheduled=scheduled))
+    except Refusal as refusal:
+        if scheduled:
+            empty = RetryReport(policy=policy, considered=0)
+            await ledger.commit(WriteAuditRow(by=principal.agent, row=scan_row(empty, refusal.message)))
+        raise
+
+
+def _check_policy(policy: RetryPolicy) -> None:
+    for name in ("min_lease_age_ms", "max_attempts", "max_requeues", "scan_limit"):
+        if getattr(policy, name) < 0:
+            raise Invalid("invalid_policy", f"{name} must not be negative")
+    if policy.scan_limit > 10_000:
+        raise Invalid("invalid_policy", "scan_limit must be at most 10000")
+
+
 async def repair_tasks(
     ledger: Ledger, exchange: MailboxExchange, principal: Principal, request: RepairTasks
 ) -> BulkReport:
     dry_run = request.dry_run is not False
     found, more = await _found(ledger, principal, _query(request), _limit(request))
-    repair = _Repair(exchange, principal, request)
+    repair = _Repair(ledger, exchange, principal, request)
     if dry_run:
         judged = tuple([repair.judge(task) for task in found])
         return BulkReport(dry_run=True, matched=len(found), applied=0, outcomes=judged, more=more)
@@ -73,13 +146,13 @@ async def repair_tasks(
 
 
 class _Repair:
-    def __init__(self, exchange: MailboxExchange, principal: Principal, request: RepairTasks) -> None:
-        self._exchange, self._principal, self._reason = exchange, principal, request.reason
+    def __init__(self, ledger: Ledger, exchange: MailboxExchange, principal: Principal, request: RepairTasks) -> None:
+        self._ledger, self._exchange, self._principal, self._reason = ledger, exchange, principal, request.reason
         self._action = request.command.replace("-", "_")
         self._command = _command(request, self._action)
 
     def judge(self, task: FoundTask) -> BulkOutcome:
-        """What would come of it, as far as the task alone tells."""
+        """The outcome to expect, as far as the task alone shows."""
         refusal = self._refusal(task)
         return _outcome(task, "would_apply") if refusal is None else _refused(task, refusal)
 
@@ -97,7 +170,7 @@ class _Repair:
                 await self._cancel(task)
             else:
                 command = msgspec.structs.replace(self._command, lease_id=task.lease_id)
-                await self._exchange.repair(self._principal, task.task_id, command, self._reason)
+                await repair_task(self._ledger, self._principal, task.task_id, command, self._reason)
         except Refusal as refusal:
             return _refused(task, refusal)
         return _outcome(task, "applied")
@@ -117,7 +190,7 @@ def _refused(task: FoundTask, refusal: Refusal) -> BulkOutcome:
 
 
 def _command(request: RepairTasks, action: str) -> Requeue | ForceError | None:
-    """None: a cancel."""
+    """The command for one task; None for a cancel."""
     check_reason(request.reason, "repair")
     if action == CANCEL:
         return None
@@ -138,10 +211,10 @@ def _limit(request: RepairTasks) -> int:
 
 
 def _query(request: RepairTasks) -> TaskQuery:
-    """The oldest tasks first. Unless the filter names states or ways to end, those that the command can be for."""
+    """The query, oldest tasks first; by default only states that the command applies to."""
     query = query_of(request.filter)
     if query == TaskQuery():
-        raise Invalid("invalid_filter", "a repair in bulk needs a filter that says which tasks it is for")
+        raise Invalid("invalid_filter", "a bulk repair needs a filter; name at least one field")
     open_states = tuple(state for state in State if state not in FINISHED)
     repairable = open_states if request.command == CANCEL else (LEASED,)
     states = query.states or (() if query.outcomes else repairable)
