@@ -29,11 +29,20 @@ from covenant.model.peers.delegation_messages import (
     TokenUsage,
     TranscriptEntry,
 )
-from covenant.model.peers.instance import HYBRID_SUITE, HYBRID_VERSIONS, SUPPORTED_VERSIONS, Prekey, Trust
+from covenant.model.peers.instance import (
+    CERTIFIED,
+    HYBRID_SUITE,
+    HYBRID_VERSIONS,
+    SUPPORTED_VERSIONS,
+    KeyPurpose,
+    Prekey,
+    Trust,
+)
 from covenant.seal.envelope import receipt, seal
 from covenant.seal.identity import InstanceIdentity, PrivatePrekey, new_prekey, sign_bundle
 from covenant.seal.keys import derived_secret
 from covenant.seal.proofs import assert_offer, line_salt, sign_capabilities, sign_proof
+from covenant.seal.purpose_keys import PurposeKey, certify
 from covenant.seal.tokens import Narrowing, issue, narrow
 from covenant.wire import peers as wire
 
@@ -43,6 +52,10 @@ SEEDS: Final = {
     "requester": "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60",
     "provider": "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb",
 }
+CERTIFIED_SEEDS: Final = {
+    "requester": "833fe62409237b9d62ec77587520911e9a759cec1d19755b7da901b96dca3d42",
+    "provider": "0305334e381af78f141cb666f6199f57bc3495335a256a95bd2a55bf546663f6",
+}
 HYBRID_SEEDS: Final = {
     "requester": "c5aa8df43f9f837bedb7442f31dcb7b166d38535076f094b85ce3a2e0b4458f7",
     "provider": "f5e5767cf153319517630f226876b86c8160cc583bc013744c6bf255f5cc0ee5",
@@ -50,13 +63,18 @@ HYBRID_SEEDS: Final = {
 
 
 class Side:
-    def __init__(self, name: str, seed: str, *, hybrid: bool = False) -> None:
+    def __init__(self, name: str, seed: str, *, hybrid: bool = False, certified: bool = False) -> None:
         self.name = name
         self.seed = bytes.fromhex(seed)
         self.identity = InstanceIdentity(self.seed)
+        own = PurposeKey(self.seed)
+        keys = {each: certify(self.seed, each, NOW - 60_000) if certified else own for each in KeyPurpose}
+        self.envelopes = InstanceIdentity(*keys[KeyPurpose.ENVELOPES])
+        self.proofs, self.tokens = keys[KeyPurpose.PROOFS], keys[KeyPurpose.TOKENS]
         self.prekey: PrivatePrekey = new_prekey(self.seed, NOW - 60_000)
         self.hybrid: PrivatePrekey | None = new_prekey(self.seed, NOW - 60_000, HYBRID_SUITE) if hybrid else None
-        self.versions = HYBRID_VERSIONS if hybrid else SUPPORTED_VERSIONS
+        spoken = HYBRID_VERSIONS if hybrid else SUPPORTED_VERSIONS
+        self.versions = tuple(each for each in spoken if certified or each != CERTIFIED)
         self.keys = sign_bundle(self.seed, [self.prekey.prekey], NOW - 60_000, versions=self.versions)
 
     @property
@@ -93,7 +111,7 @@ class Flow:
         envelope = seal(
             body,
             typ=wire.type_of(message),
-            sender=a.identity,
+            sender=a.envelopes,
             to=b.identity.id,
             prekey=b.hybrid_prekey or b.prekey.prekey,
             jti=f"{self.name}-{len(self.steps) + 1}",
@@ -108,7 +126,8 @@ class Flow:
                 "envelope": json.loads(envelope),
                 "bytes": envelope.decode(),
                 "body": body.decode(),
-                "receipt": receipt(b.identity, envelope),
+                "receipt": receipt(b.envelopes, envelope),
+                **({"certificate": msgspec.to_builtins(given)} if (given := b.envelopes.certificate) else {}),
             }
         )
 
@@ -116,6 +135,7 @@ class Flow:
 def main() -> None:
     sides = {name: Side(name, seed) for name, seed in SEEDS.items()}
     hybrids = {name: Side(f"hybrid-{name}", seed, hybrid=True) for name, seed in HYBRID_SEEDS.items()}
+    certified = {name: Side(f"certified-{name}", seed, certified=True) for name, seed in CERTIFIED_SEEDS.items()}
     token = _verify(
         sides, verified := Flow(sides, "verify", "The requester challenges the provider, and gets a token.")
     )
@@ -126,10 +146,11 @@ def main() -> None:
         _cancel(sides, token),
         _ask(sides, token),
         _hybrid(hybrids),
+        _certified(certified),
     ]
     document = {
         "uri": wire.SEALED_DELEGATION,
-        "instances": {side.name: side.shown() for side in (*sides.values(), *hybrids.values())},
+        "instances": {side.name: side.shown() for side in (*sides.values(), *hybrids.values(), *certified.values())},
         "flows": [{"name": each.name, "about": each.about, "steps": each.steps} for each in flows],
     }
     FILE.write_text(json.dumps(document, indent=1) + "\n")
@@ -142,7 +163,7 @@ def _verify(sides: dict[str, Side], flow: Flow) -> str:
         nonce="A" * 43, versions=asking.versions, keys=asking.keys, hybrid_prekey=asking.hybrid_prekey
     )
     terms = Narrowing(profiles=frozenset({"coder"}), budget=50_000, depth=2, expires_at_ms=NOW + 86_400_000)
-    token = issue(asked.seed, asking.identity.id, terms)
+    token = issue(asked.tokens, asking.identity.id, terms)
     response = CapabilityResponse(
         provider=asked.identity.id,
         audience=asking.identity.id,
@@ -158,7 +179,7 @@ def _verify(sides: dict[str, Side], flow: Flow) -> str:
         token=token,
     )
     flow.say("requester", query, numbered=False)
-    flow.say("provider", sign_capabilities(asked.seed, response), numbered=False)
+    flow.say("provider", sign_capabilities(asked.proofs, response), numbered=False)
     return token
 
 
@@ -168,6 +189,11 @@ def _hybrid(sides: dict[str, Side]) -> Flow:
     flow.say("requester", offer)
     flow.say("provider", DelegationReject(offer_id=offer.offer_id, code="no_profile", reason="no profile painter"))
     return flow
+
+
+def _certified(sides: dict[str, Side]) -> Flow:
+    flow = Flow(sides, "certified", "As verify and complete, each signature by the certified key of its purpose.")
+    return _completed(sides, _verify(sides, flow), flow)
 
 
 def _offer(sides: dict[str, Side], token: str, number: int, profile: str = "coder") -> DelegationOffer:
@@ -186,7 +212,7 @@ def _offer(sides: dict[str, Side], token: str, number: int, profile: str = "code
         via=(asking.identity.id,),
         token=narrow(token, asked.identity.key, further, sealed=True),
     )
-    return assert_offer(asking.seed, offer, provider=asked.identity.id)
+    return assert_offer(asking.proofs, offer, provider=asked.identity.id)
 
 
 def _delegation_id(number: int) -> str:
@@ -204,7 +230,10 @@ def _accept(offer: DelegationOffer, number: int) -> DelegationAccept:
 
 
 def _complete(sides: dict[str, Side], token: str) -> Flow:
-    flow = Flow(sides, "complete", "An offer is accepted, reported on, completed and proven.")
+    return _completed(sides, token, Flow(sides, "complete", "An offer is accepted, reported on, completed and proven."))
+
+
+def _completed(sides: dict[str, Side], token: str, flow: Flow) -> Flow:
     offer, asked = _offer(sides, token, 1), sides["provider"]
     usage = TokenUsage(prompt=10, completion=5, total=15)
     flow.say("requester", offer)
@@ -236,7 +265,7 @@ def _complete(sides: dict[str, Side], token: str) -> Flow:
         duration_ms=1_200,
     )
     proof = sign_proof(
-        asked.seed,
+        asked.proofs,
         requester=sides["requester"].identity.id,
         offer=offer,
         result=result,
@@ -283,7 +312,12 @@ def _ask(sides: dict[str, Side], token: str) -> Flow:
         duration_ms=900,
     )
     proof = sign_proof(
-        asked.seed, requester=sides["requester"].identity.id, offer=offer, result=result, transcript=(), now_ms=NOW
+        asked.proofs,
+        requester=sides["requester"].identity.id,
+        offer=offer,
+        result=result,
+        transcript=(),
+        now_ms=NOW,
     )
     flow.say("provider", msgspec.structs.replace(result, proof=proof))
     return flow
@@ -306,7 +340,12 @@ def _cancel(sides: dict[str, Side], token: str) -> Flow:
         duration_ms=500,
     )
     proof = sign_proof(
-        asked.seed, requester=sides["requester"].identity.id, offer=offer, result=result, transcript=(), now_ms=NOW
+        asked.proofs,
+        requester=sides["requester"].identity.id,
+        offer=offer,
+        result=result,
+        transcript=(),
+        now_ms=NOW,
     )
     flow.say("provider", msgspec.structs.replace(result, proof=proof))
     return flow

@@ -37,7 +37,7 @@ from covenant.outbound.address_guard import AddressGuard
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_services import PeerServices
 from covenant.peers.peer_settings import PeerContext, PeerSettings
-from covenant.peers.transport.peer_http import PeerConnections
+from covenant.peers.transport.peer_client import PeerConnections
 from covenant.seal.identity import prekey_to_use
 from tests.ledger_contract.samples import ALICE, OPERATOR
 from tests.peers.transport_under_test import (
@@ -272,13 +272,13 @@ async def peer_under_test(
             await stack.enter_async_context(listening(cast("Any", made)))
         if delivers:
             await stack.enter_async_context(delivering(cast("Any", made)))
-        running = [asyncio.create_task(each) for each in (workers.run(), made.provider.run(), made.requester.run())]
+        running = [asyncio.create_task(each) for each in (workers.run(), made.provider.run(), made.sweep.run())]
         await asyncio.sleep(0)
         try:
             yield made
         finally:
             await made.provider.stop()
-            await made.requester.stop()
+            await made.sweep.stop()
             workers.stop()
             running[0].cancel()
             await asyncio.gather(*running, return_exceptions=True)

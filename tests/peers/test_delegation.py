@@ -10,7 +10,7 @@ import pytest
 from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.agents import AgentSync
 from covenant.exchange.access.principals import Principal
-from covenant.exchange.delegation import REMOTE, OrphanCanceller
+from covenant.exchange.delegation import OrphanCanceller
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.tasks.reader import read_tree
 from covenant.ledger.machine.commands import Cancel, Sweep
@@ -21,10 +21,11 @@ from covenant.model.content import Json, Text
 from covenant.model.grant import respond_actions
 from covenant.model.peers.delegation import CANCELLED, COMPLETED, FAILED, REJECTED, RUNNING, TIMEOUT
 from covenant.model.peers.instance import Trust
-from covenant.model.task import Result, ResultStatus
+from covenant.model.task import REMOTE, Result, ResultStatus
 from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT, TenantLimits
+from covenant.peers.requester import requester_service
 from covenant.seal.proofs import verify_evidence
 from tests.ledger_contract.samples import OPERATOR, make_grant
 from tests.peers.peers_under_test import PeerUnderTest, changed, peer_under_test, said, two_peers, worker
@@ -260,7 +261,10 @@ async def test_an_offer_that_is_not_taken_fails_the_task_and_says_why(
         assert {work.state for work in await paul.works()} == {REJECTED}
 
 
-async def test_a_peer_that_is_not_verified_there_is_not_worked_for(tmp_path: Path) -> None:
+async def test_a_peer_that_is_not_verified_there_is_not_worked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requester_service, "INTRODUCTION_MS", 1_000)
     async with peer_under_test(tmp_path / "rita") as rita, peer_under_test(tmp_path / "paul", worker(shout)) as paul:
         await rita.knows(paul)
         await paul.knows(rita, trust=Trust.PEER)
@@ -287,7 +291,7 @@ async def test_a_profile_that_a_peer_does_not_have_is_known_before_anything_is_s
 async def test_only_named_profiles_are_offered_where_the_settings_name_some(tmp_path: Path) -> None:
     agents = worker(shout), worker(shout, "other")
     async with two_peers(tmp_path, *agents, theirs=changed(profiles=("other",))) as (rita, _):
-        peer = rita.requester.peer("paul")
+        peer = rita.directory.find("paul")
         offered = await rita.directory.capabilities(peer)
         assert [profile.name for profile in offered.profiles] == ["other"]
 
@@ -350,7 +354,7 @@ async def test_an_agent_is_called_by_its_profile_alone_wherever_it_is(tmp_path: 
     ):
         await anna.knows(bert)
         await bert.knows(anna)
-        await anna.directory.capabilities(anna.requester.peer("bert"))
+        await anna.directory.capabilities(anna.directory.find("bert"))
         assert said(await anna.ended(await anna.ask("start", "x"))) == "X>"
 
 
@@ -516,7 +520,7 @@ async def test_an_agent_of_the_catalogue_can_be_one_that_a_peer_plays(tmp_path: 
     ):
         await anna.knows(bert)
         await bert.knows(anna)
-        await anna.directory.capabilities(anna.requester.peer("bert"))
+        await anna.directory.capabilities(anna.directory.find("bert"))
         anna.catalogue.add_resident(DEFAULT, AgentDefinition(id=agent_id, kind="peer", peer=named), "file")
         await AgentSync(anna.ledger, anna.catalogue, anna.workers, Log(), peers=anna.requester).step()
         assert said(await anna.ended(await anna.ask(agent_id, "x"))) == "X"

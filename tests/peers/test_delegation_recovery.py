@@ -39,6 +39,7 @@ from covenant.model.task_view import TaskState
 from covenant.peers.message_redaction import outgoing as saying
 from covenant.peers.transport.inbox import IncomingMessage
 from covenant.seal.proofs import sign_proof
+from covenant.seal.purpose_keys import PurposeKey
 from tests.ledger_contract.samples import OPERATOR
 from tests.peers.peers_under_test import PeerUnderTest, changed, peer_under_test, said, two_peers, worker
 from tests.peers.transport_under_test import Clock, Keys
@@ -95,7 +96,7 @@ class TwoPeers:
         async with self.rita() as rita, self.paul() as paul:
             await rita.knows(paul)
             await paul.knows(rita)
-            await rita.directory.capabilities(rita.requester.peer("paul"))
+            await rita.directory.capabilities(rita.directory.find("paul"))
 
 
 # Restarts
@@ -284,9 +285,9 @@ async def test_no_provider_is_given_up_because_the_clock_was_set(tmp_path: Path,
         task_id = await rita.delegate(paul, "hello")
         await rita.stands(task_id, RUNNING)
         two.clock.stepped_ms += step_ms
-        assert await rita.requester.sweep() == 0
+        assert await rita.sweep.sweep() == 0
         two.clock.ahead_ms += PAUSE_MS
-        assert await rita.requester.sweep() == 0
+        assert await rita.sweep.sweep() == 0
         assert (await rita.delegation(task_id)).state is RUNNING
 
 
@@ -463,7 +464,7 @@ def forged(paul: PeerUnderTest, **more: Any) -> Callable[[Delegation], tuple[tup
         )
         assert work.offer is not None
         proof = sign_proof(
-            paul.keyring.private_key,
+            PurposeKey(paul.keyring.private_key),
             requester=work.peer,
             offer=work.offer,
             result=result,

@@ -99,7 +99,7 @@ class Town:
             await self.start(name, listens=True)
         await self.rita.knows(self.paul)
         await self.paul.knows(self.rita)
-        await self.rita.directory.capabilities(self.rita.requester.peer("paul"))
+        await self.rita.directory.capabilities(self.rita.directory.find("paul"))
         await self.again("rita")
         await self.again("paul")
 
@@ -130,7 +130,7 @@ class Town:
     async def be_silent(self) -> None:
         """For long enough to be lost; then perhaps it is offered again, or given up."""
         self.clock.ahead_ms += 6_000
-        await self.rita.requester.sweep()
+        await self.rita.sweep.sweep()
         for each in [
             each for each in await self.rita.ledger.delegations_live(DelegationRole.REQUESTER) if each.state is LOST
         ]:

@@ -50,7 +50,7 @@ from covenant.peers.peer_settings import PeerContext, PeerSettings
 from covenant.peers.provider.offer_admission import OfferedProfiles
 from covenant.peers.transport.inbox import Inbox, IncomingMessage
 from covenant.peers.transport.outbox_sender import OutboxSender
-from covenant.peers.transport.peer_http import PeerConnections
+from covenant.peers.transport.peer_client import PeerConnections
 from covenant.seal.identity import PrivatePrekey, prekey_to_use
 from covenant.seal.keys import new_private_key
 from covenant.wire import peers

@@ -41,7 +41,7 @@ MESSAGE_CHARS_MAX: Final = 4_000
 ERROR_CHARS_MAX: Final = 10_000
 REASON_CHARS_MAX: Final = 500
 HEAVY_CHARS: Final = 64 * 1024
-"""From here on words are searched in a thread: the loop has others to serve."""
+"""Texts of this length or more are searched in a thread."""
 TEXTS: Final[dict[type[msgspec.Struct], dict[str, int]]] = {
     DelegationOffer: {"task": TASK_CHARS_MAX, "context": CONTEXT_CHARS_MAX},
     DelegationReject: {"reason": REASON_CHARS_MAX},
@@ -51,7 +51,7 @@ TEXTS: Final[dict[type[msgspec.Struct], dict[str, int]]] = {
     DelegationResult: {"result": RESULT_CHARS_MAX, "error": ERROR_CHARS_MAX},
     TranscriptEntry: dict.fromkeys(("content", "tool_calls", "tool_result"), RESULT_CHARS_MAX),
 }
-"""The texts of each message, and how long they may be. Where a message has `parts`, these are searched, too."""
+"""The texts of each message, and their limits. If a message has `parts`, these are searched, too."""
 
 M = TypeVar("M")
 D = TypeVar("D", bound=DelegationMessage)
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 class Redacted(NamedTuple, Generic[M]):
-    """`message` may leave. `findings`: what was in it before, or (mode `warn`) still is."""
+    """`message` may be sent. `findings`: the secrets that were in it, or (mode `warn`) still are."""
 
     message: M
     findings: tuple[SecretFinding, ...] = ()
@@ -83,7 +83,7 @@ def log_findings(key: DelegationKey, findings: tuple[SecretFinding, ...]) -> Non
 
 
 async def redact_aside(message: D, mode: Redaction, key: DelegationKey | None = None) -> Redacted[D]:
-    """`redact`, in a thread where there is much to search. What is found for `key` is logged."""
+    """`redact`, in a thread if there is much to search. With `key`, findings are logged."""
     texts = (getattr(message, name) or "" for name in TEXTS[type(message)])
     if mode == "off" or (not getattr(message, "parts", ()) and sum(map(len, texts)) < HEAVY_CHARS):
         cleared = redact(message, mode)
@@ -95,7 +95,7 @@ async def redact_aside(message: D, mode: Redaction, key: DelegationKey | None = 
 
 
 def redact(message: D, mode: Redaction) -> Redacted[D]:
-    """Of a result without its transcript, which is cleared by itself. Raises if an offer is not to be sent."""
+    """A result comes without its transcript, which `redact_transcript` clears. Raises if an offer must not be sent."""
     limits = TEXTS[type(message)]
     words = {name: getattr(message, name) for name in limits}
     if isinstance(message, DelegationOffer | DelegationResult | StatusReport | DelegationInput):
@@ -138,7 +138,7 @@ def _held_back(message: D, found: redaction.Redaction) -> D:
 def redact_transcript(
     transcript: tuple[TranscriptEntry, ...], mode: Redaction
 ) -> Redacted[tuple[TranscriptEntry, ...]]:
-    """In the mode `block` lines are cleared too: their root leaves in any case."""
+    """In the mode `block` lines are cleared, too, since their root is sent in any case."""
     if mode == "off":
         return Redacted(transcript)
     limits = TEXTS[TranscriptEntry]

@@ -1,25 +1,38 @@
-"""What an operator can ask of peers and delegations, over any door."""
+"""What an operator can ask of peers and delegations, over any door.
+
+The `status` of a delegation is that of its task here. Its `state` is how the delegation stands with the peer, which can
+be behind: a task that was canceled has ended, even while its peer is away and was not told.
+
+The ledger has a record of a delegation once it is offered. A task for a peer that still waits for a place, or that
+ended before there was one, is shown from the task alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from covenant.exchange.delegation import target_of
-from covenant.exchange.delegation_evidence import read_task_evidence
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.delegation import peer_target
+from covenant.exchange.delegation_outcome import read_task_evidence, task_outcome
 from covenant.exchange.id_prefixes import choose, find_task_id
 from covenant.exchange.tasks.builder import build_task
 from covenant.exchange.tasks.reader import TaskReader, read_tree
 from covenant.exchange.tasks.writer import TaskWriter
+from covenant.ledger.contract.task_query import PAGE_MAX, FoundTask, TaskQuery
 from covenant.ledger.contract.tasks import TreeNode
 from covenant.ledger.machine.commands import Cancel
 from covenant.ledger.machine.decisions.peers import unknown_delegation
+from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.peer_commands import ChangePeer, RevokeToken
+from covenant.ledger.machine.states import FINISHED, State
 from covenant.model.content import Text
-from covenant.model.errors import Conflict, Invalid, NotFound
+from covenant.model.errors import Conflict, Invalid, NotFound, Unavailable
 from covenant.model.ids import AgentId, TaskId, parse_task_id
 from covenant.model.peers.delegation import (
     OFFERED,
@@ -34,19 +47,25 @@ from covenant.model.peers.delegation import (
     PendingMessages,
 )
 from covenant.model.peers.delegation_messages import Proof
-from covenant.model.peers.instance import InstanceId, Trust
-from covenant.model.task import NATIVE, PEERS, Target, fingerprint
-from covenant.model.task_view import TaskState
+from covenant.model.peers.instance import InstanceId, KeyCertificate, Trust
+from covenant.model.task import NATIVE, PEERS, Ending, Target, Task, fingerprint, target_of
+from covenant.model.task_view import TaskState, TaskView, answer_text
 from covenant.model.tenants import DEFAULT
-from covenant.outbound.remote.remote_task import answer_text
-from covenant.peers.directory.peer_directory import IDENTITY_CHANGED
+from covenant.peers.directory.peer_directory import IDENTITY_CHANGED, read_peer_entry
 from covenant.peers.discovery.candidates import Candidate
 from covenant.peers.discovery.discovery_service import Discovery, DiscoveryMethod
 from covenant.peers.peer_services import PeerServices
-from covenant.peers.peer_settings import PeerService
+from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.provider.offer_admission import daily_quota
-from covenant.peers.requester.offers import task_outcome
+from covenant.peers.requester.placement import INTRODUCTION_MS
+from covenant.peers.requester.requester_service import Requester
 from covenant.wire.peers import DelegateRequest
+
+MET_MS: Final = 200
+SEARCHED_MAX: Final = 2_000
+"""How many tasks for peers a list looks through, the last moved first: live ones, and those that did not complete."""
+_LIVE: Final = tuple(state for state in State if state not in FINISHED)
+_UNDONE: Final = tuple(ending for ending in Ending if ending is not Ending.COMPLETED)
 
 
 class PeerAdmin(PeerService):
@@ -73,6 +92,9 @@ class PeerAdmin(PeerService):
         self._catalogue = services.catalogue
         self._writer = writer
         self._tasks = TaskReader(self._ledger)
+        self._lookup = DelegationLookup(services.context, services.catalogue, services.requester)
+        self.delegations = self._lookup.all
+        self.standing = self._lookup.standing
         self._discovery = discovery
         self._new_id = new_id
 
@@ -101,16 +123,30 @@ class PeerAdmin(PeerService):
         except Conflict as conflict:
             if conflict.code != IDENTITY_CHANGED or self._ledger.peer(peer.id) is not None:
                 raise
-        # Its old key has just named another one: that is who is asked now.
+        # The peer's old key has just named its successor, which is asked now.
         return await self.verify(peer.name)
 
     async def revoke_tokens(self, by: AgentId, named: str) -> int:
-        """It is given none from here on, until the operator says again how far it is trusted."""
+        """Revokes all tokens of a peer. It gets no new one until the operator sets its trust again."""
         peer = self.find(named)
         await self._ledger.commit(ChangePeer(id=peer.id, by=by, tokenless=True))
         for token in peer.issued:
             await self._ledger.commit(RevokeToken(by=by, token_id=token.id, until_ms=token.until_ms))
         return len(peer.issued)
+
+    async def rotate_keys(self, by: AgentId, *, compromised: bool) -> tuple[KeyCertificate, ...]:
+        """Makes new purpose keys, and tells peers of them. Work under way goes on."""
+        if (shared := self._context.shared) is not None:
+            await shared.replace_keys(compromised=compromised)
+        else:
+            now_ms = self._ledger.now_ms()
+            await asyncio.to_thread(self._keyring.replace_purpose_keys, now_ms, compromised=compromised)
+        made = self._keyring.certificates()
+        keys = {str(each.purpose): each.key for each in made}
+        row: dict[str, object] = {"type": "purpose_keys_rotated", "compromised": compromised, "keys": keys}
+        await self._ledger.commit(WriteAuditRow(by=by, row=row))
+        self._services.maintenance.tell_keys()
+        return made
 
     async def discover(self, timeout_s: float) -> tuple[Sequence[Candidate], Sequence[DiscoveryMethod]]:
         return await self._discovery.scan(timeout_s), self._discovery.ways()
@@ -137,12 +173,12 @@ class PeerAdmin(PeerService):
     # Delegations
 
     async def delegate(self, by: AgentId, asked: DelegateRequest) -> DelegationBegun:
-        """To an agent of this instance, if it has the profile and no peer was named; otherwise to a peer."""
+        """Delegates to an agent of this instance if it has the profile and no peer was named; otherwise to a peer."""
         peer, profile, context = asked.peer_id, asked.profile, asked.context
         here = peer is None and profile is not None and self._catalogue.agent(DEFAULT, profile) is not None
         to, name = (None, profile or "") if here else await self._provider_of(peer, profile)
         tenant = to.tenant if to is not None else DEFAULT
-        likely = to or self._services.requester.provider(name)
+        likely = to or self._services.requester.placement.provider(name)
         made_id = parse_task_id(asked.id) if asked.id is not None else TaskId(self._new_id())
         task = build_task(
             made_id,
@@ -164,13 +200,16 @@ class PeerAdmin(PeerService):
         return DelegationBegun(made_id, asks, name, accepted.duplicate, not here)
 
     async def _provider_of(self, named: str | None, profile: str | None) -> tuple[Peer | None, str]:
-        """The peer that was named, if one was: otherwise the task goes to whichever can do it when it is offered."""
+        """The peer, if one was named, and the profile.
+
+        Without a peer, the task goes to whichever can do it when it is offered.
+        """
         if named is None:
-            requester = self._services.requester
-            if requester.provider(profile or "") is None and requester.is_introduced():
+            placement = self._services.requester.placement
+            if placement.provider(profile or "") is None and placement.is_introduced():
                 raise NotFound("no_profile", f"no agent here and no peer offers {profile!r}; see `covenant peers list`")
             return None, profile or ""
-        peer = self.find(named)
+        peer = await self._met(named)
         if profile is not None:
             return peer, profile
         _, offered = await self.capabilities(peer.id, fresh=False)
@@ -179,47 +218,26 @@ class PeerAdmin(PeerService):
             raise Invalid("profile_needed", f"name one of what {peer.name} offers: {', '.join(names) or 'nothing'}")
         return peer, names[0]
 
-    async def delegations(self) -> Sequence[Delegation]:
-        await self._ledger.durable()
-        return [await self._services.requester.shown(each) for each in await self._ledger.delegations()]
-
-    async def find_delegation(self, named: str) -> Delegation:
-        """By the id of its task, its offer or itself, or by how one of them begins."""
-        found = await self._ledger.delegation_of(TaskId(named))
-        if found is None:
-            known = await self._ledger.delegations() if named else ()
-            begun = [each for each in known if any(name and name.startswith(named) for name in _names(each))]
-            whole = [each for each in begun if named in _names(each)]
-            found = choose(named, whole[:1] or begun, "delegation", _shown)
-        return await self._services.requester.shown(found)
-
-    async def standing(self, named: str) -> Delegation:
-        """As `find_delegation`; and of a task that was not offered yet, or whose delegation is not kept any more."""
-        try:
-            return await self.find_delegation(named)
-        except NotFound as unknown:
-            view = (await self._tasks.past(await self._of_task(named, unknown))).view()
-            if view is None:
-                raise unknown from None
-            target = target_of(view.task) or Target(peer=self.id, profile=view.task.recipient.display.partition("@")[0])
-            if not target.of_peer or (target.peer == self.id and view.task.origin != NATIVE):
-                raise unknown from None
-        code = (view.result.metadata or {}).get("code") if view.result is not None else None
-        return Delegation(
-            role=DelegationRole.REQUESTER,
-            peer=InstanceId(target.peer or ""),
-            offer_id=view.task.id,
-            task_id=view.task.id,
-            profile=target.profile or "",
-            state=OUTCOMES[task_outcome(view)] if view.state.terminal else OFFERED,
-            budget=target.budget or self._settings.budget_default,
-            timeout_ms=view.task.timeout_ms or self._settings.timeout_ms,
-            made_at_ms=view.created_at_ms,
-            moved_at_ms=view.updated_at_ms,
-            code=code if isinstance(code, str) else None,
-        )
+    async def _met(self, named: str) -> Peer:
+        """The peer. One that the settings name may not have said yet who it is: its introduction is waited for."""
+        end_ms = self._monotonic_ms() + INTRODUCTION_MS
+        while True:
+            try:
+                return self.find(named)
+            except NotFound:
+                is_new = named in {read_peer_entry(each).name for each in self._settings.static}
+                if not is_new or not any(pending() for pending in self._context.introducing):
+                    raise
+            if self._monotonic_ms() >= end_ms:
+                raise Unavailable(
+                    "not_met", f"{named} has not said yet who it is; start it, and try again", retry_after_ms=MET_MS
+                )
+            await asyncio.sleep(MET_MS / 1000)
 
     async def outcome(self, delegation: Delegation) -> tuple[str | None, str | None]:
+        """The result's text, or the reason why there is none; neither before the task here has ended."""
+        if delegation.role is DelegationRole.REQUESTER and delegation.status not in OUTCOMES:
+            return None, None
         view = (await self._tasks.past(delegation.task_id)).view()
         if view is None or not view.state.terminal:
             return None, None
@@ -228,8 +246,8 @@ class PeerAdmin(PeerService):
 
     async def cancel(self, by: AgentId, named: str, reason: str) -> Delegation:
         delegation = await self.standing(named)
-        if delegation.ended:
-            raise Conflict("already_ended", f"this delegation has ended: {delegation.state.value}")
+        if delegation.status in OUTCOMES:
+            raise Conflict("already_ended", f"this delegation has ended: {delegation.status}")
         if await self._ledger.delegation(delegation.key) is not None and delegation.role is DelegationRole.REQUESTER:
             await self._services.requester.cancel(delegation.task_id, reason or "canceled by the operator")
         await self._ledger.commit(
@@ -244,13 +262,15 @@ class PeerAdmin(PeerService):
         return await self._services.requester.force_error(by, (await self._asked_for(named)).task_id, reason)
 
     async def _asked_for(self, named: str) -> Delegation:
-        delegation = await self.find_delegation(named)
+        delegation = await self.standing(named)
         if delegation.role is not DelegationRole.REQUESTER:
             raise Conflict("not_ours", "a peer asked for this one; cancel it instead")
+        if await self._ledger.delegation(delegation.key) is None:
+            raise Conflict("not_lost", "this delegation was not offered to a peer; cancel it instead")
         return delegation
 
     async def evidence(self, named: str) -> DelegationEvidence:
-        proof = await read_task_evidence(self._ledger, await self._task_id(named))
+        proof = await read_task_evidence(self._ledger, await self._lookup.task_id(named))
         if proof is not None:
             signed = msgspec.convert(proof["proof"], Proof) if proof.get("proof") else None
             return DelegationEvidence(proof.get("offer"), proof.get("result"), proof.get("transcript"), signed)
@@ -259,28 +279,153 @@ class PeerAdmin(PeerService):
         )
 
     async def tree(self, named: str) -> TreeNode:
-        tree = await read_tree(self._ledger, await self._task_id(named), None)
+        tree = await read_tree(self._ledger, await self._lookup.task_id(named), None)
         if tree.task is None and not tree.children:
             raise unknown_delegation(named)
         return tree
 
-    async def _task_id(self, named: str) -> TaskId:
-        """Of a delegation that is known, or of one so old that only its task is."""
+    async def messages(self) -> Sequence[LoggedMessage]:
+        await self._ledger.durable()
+        return await self._ledger.message_log()
+
+
+def _next_step(peer: Peer, us: InstanceId) -> str:
+    told = f"it must know us too; on its side: covenant peers add OUR-URL --id {us}"
+    if peer.url is None:
+        return f"{peer.name} will be verified when it fetches. For that {told}"
+    return f"{peer.name} will be verified as soon as it answers. For that {told}"
+
+
+class DelegationLookup(PeerService):
+    def __init__(self, context: PeerContext, catalogue: Catalogue, requester: Requester) -> None:
+        super().__init__(context)
+        self._catalogue = catalogue
+        self._requester = requester
+        self._tasks = TaskReader(context.ledger)
+
+    async def all(self) -> Sequence[Delegation]:
+        """All delegations, the last moved first."""
+        await self._ledger.durable()
+        searched = [each async for each in self._searched(TaskQuery(states=_LIVE))]
+        live = {each.task_id for each in searched}
+        kept = await self._ledger.delegations()
+        ended = [each.moved_at_ms for each in kept if each.ended]
+        # A task that ended before the oldest kept record may have been offered: its record was dropped.
+        full = len(ended) >= self._ledger.limits.delegations_kept_max
+        undone = TaskQuery(outcomes=_UNDONE, moved_since_ms=min(ended) if full else None)
+        with suppress(Unavailable):
+            searched += [each async for each in self._searched(undone)]
+        known = {each.task_id for each in kept}
+        found = [
+            each if each.task_id in live and not each.ended else await self._requester.shown(each) for each in kept
+        ]
+        for task_id in {each.task_id: None for each in searched if each.task_id not in known}:
+            view = (await self._tasks.past(task_id)).view()
+            unsent = self._unsent(view) if view is not None else None
+            if unsent is not None:
+                found.append(unsent)
+        return sorted(found, key=lambda each: each.moved_at_ms, reverse=True)
+
+    async def _searched(self, query: TaskQuery) -> AsyncIterator[FoundTask]:
+        left = SEARCHED_MAX
+        for display in self._recipients():
+            of_agent = msgspec.structs.replace(query, agent=display, order="moved", limit=PAGE_MAX)
+            after: str | None = ""
+            while after is not None and left > 0:
+                page = await self._ledger.find(msgspec.structs.replace(of_agent, after=after))
+                for each in page.tasks[:left]:
+                    yield each
+                left, after = left - len(page.tasks), page.next
+
+    def _recipients(self) -> Sequence[str]:
+        """The agents that stand for peers: one for each tenant with peers, and those of the catalogue."""
+        tenants = dict.fromkeys((DEFAULT, *(peer.tenant for peer in self._ledger.peers())))
+        return [
+            f"{agent_id}@{tenant}"
+            for tenant in tenants
+            for agent_id in (
+                PEERS,
+                *(each.id for each in self._catalogue.agents(tenant) if peer_target(each.definition)),
+            )
+        ]
+
+    async def find(self, named: str) -> Delegation:
+        """Finds a delegation that has a record, by the id of its task, its offer or itself, or the beginning of one."""
+        found = await self._ledger.delegation_of(TaskId(named))
+        if found is None:
+            known = await self._ledger.delegations() if named else ()
+            begun = [each for each in known if any(name and name.startswith(named) for name in _names(each))]
+            whole = [each for each in begun if named in _names(each)]
+            found = choose(named, whole[:1] or begun, "delegation", _shown)
+        return await self._requester.shown(found)
+
+    async def standing(self, named: str) -> Delegation:
+        """As `find`, but also for a task that was not offered yet, or whose record is not kept any more."""
         try:
-            return (await self.find_delegation(named)).task_id
+            return await self.find(named)
+        except NotFound as unknown:
+            view = (await self._tasks.past(await self._of_task(named, unknown))).view()
+            found = self._unsent(view) or self._done_here(view) if view is not None else None
+            if found is None:
+                raise unknown from None
+            return found
+
+    async def task_id(self, named: str) -> TaskId:
+        """The task of a delegation, also of one so old that only its task is known."""
+        try:
+            return (await self.find(named)).task_id
         except NotFound as unknown:
             return await self._of_task(named, unknown)
 
     async def _of_task(self, named: str, unknown: NotFound) -> TaskId:
-        """Of the task that begins so; where there is none, what was looked for is not known."""
+        """The task whose id begins so. Raises `unknown` if there is none."""
         try:
             return await find_task_id(self._ledger, named)
         except NotFound:
             raise unknown from None
 
-    async def messages(self) -> Sequence[LoggedMessage]:
-        await self._ledger.durable()
-        return await self._ledger.message_log()
+    # Tasks without a record
+
+    def _unsent(self, view: TaskView) -> Delegation | None:
+        """A task that has no record; None if it is not for a peer."""
+        target = target_of(view.task) or self._target(view.task)
+        if target is None or not target.of_peer:
+            return None
+        asked = InstanceId(target.peer or "")
+        peer = self._ledger.peer(asked) or self._ledger.peer_named(asked)
+        # A peer of another tenant is not shown as the one that is asked.
+        of_tenant = peer is not None and peer.tenant == (view.task.tenant or DEFAULT)
+        return self._standing_of(view, target, peer.id if peer is not None and of_tenant else asked)
+
+    def _target(self, task: Task) -> Target | None:
+        """The peer and profile that the task's recipient stands for."""
+        name, _, tenant = task.recipient.display.partition("@")
+        agent = self._catalogue.agent(tenant, name)
+        return peer_target(agent.definition) if agent is not None else None
+
+    def _done_here(self, view: TaskView) -> Delegation | None:
+        """A task that an operator delegated to an agent of this instance; None for any other task."""
+        if view.task.origin != NATIVE or target_of(view.task) is not None:
+            return None
+        target = Target(profile=view.task.recipient.display.partition("@")[0])
+        return self._standing_of(view, target, self._keyring.id)
+
+    def _standing_of(self, view: TaskView, target: Target, peer: InstanceId) -> Delegation:
+        ended = task_outcome(view.state, view.cause, view.result) if view.state.terminal else None
+        code = (view.result.metadata or {}).get("code") if view.result is not None else None
+        return Delegation(
+            role=DelegationRole.REQUESTER,
+            peer=peer,
+            offer_id=view.task.id,
+            task_id=view.task.id,
+            profile=target.profile or "",
+            state=OUTCOMES[ended] if ended is not None else OFFERED,
+            budget=target.budget or self._settings.budget_default,
+            timeout_ms=view.task.timeout_ms or self._settings.timeout_ms,
+            made_at_ms=view.created_at_ms,
+            moved_at_ms=view.updated_at_ms,
+            code=code if isinstance(code, str) else None,
+        )
 
 
 def _names(delegation: Delegation) -> tuple[str, str, str | None]:
@@ -289,10 +434,3 @@ def _names(delegation: Delegation) -> tuple[str, str, str | None]:
 
 def _shown(delegation: Delegation) -> str:
     return f"{delegation.task_id}  {delegation.state.value}  {delegation.profile}"
-
-
-def _next_step(peer: Peer, us: InstanceId) -> str:
-    told = f"it must know us too; on its side: covenant peers add OUR-URL --id {us}"
-    if peer.url is None:
-        return f"{peer.name} will be verified when it fetches. For that {told}"
-    return f"{peer.name} will be verified as soon as it answers. For that {told}"

@@ -1,4 +1,4 @@
-"""The services of peers, put together, run and stopped; and the upkeep of what is known of each peer."""
+"""The services of peers: built, run and stopped together; and the maintenance of each peer's record."""
 
 from __future__ import annotations
 
@@ -20,17 +20,22 @@ from covenant.model.rate_limits import Backoff
 from covenant.peers.directory.peer_directory import PeerDirectory, read_peer_entry
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.provider.provider_service import Provider
+from covenant.peers.requester.delegation_sweep import DelegationSweep
 from covenant.peers.requester.requester_service import Requester
 from covenant.peers.transport.inbox import Inbox
 from covenant.peers.transport.outbox_sender import OutboxSender
 
 AT_ONCE_MAX: Final = 64
-"""Peers that are tried at once. One that is silent takes its time, and holds up nobody."""
+"""How many peers are tried at once. A silent peer holds up no other."""
 FIRST_MS: Final = 1_000
 RETRIES: Final = Backoff(FIRST_MS, longest=300_000)
 STATIC_RETRIES: Final = Backoff(FIRST_MS, longest=10_000)
-"""Tasks may wait for one of the settings whom nobody has met yet."""
+"""For peers of the settings that were never met: tasks may wait for them."""
 ROUND_S: Final = 1.0
+SHARES_S: Final = 0.25
+"""The pause between two looks at which peers this daemon serves, if it shares its ledger."""
+LOOK_AGAIN_S: Final = 30.0
+"""The pause between two looks for work that another daemon may have left."""
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +45,7 @@ class _Tried(NamedTuple):
     at_ms: int
     next_ms: int
     heard_at_ms: int
-    """When it had been heard from, the last time that it was tried."""
+    """When the peer was last heard from before this try."""
 
 
 _NEVER: Final = _Tried(0, 0, 0, 0)
@@ -55,10 +60,14 @@ class PeerMaintenance(PeerService):
         self._trying: dict[str, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(AT_ONCE_MAX)
         self._met: set[InstanceId] = set()
+        self._untold_keys: set[InstanceId] = set()
+        """In memory only: after a start each of these peers is asked anyway."""
         self._stirred = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         context.ledger.on_peer(self._stir)
         context.introducing.append(lambda: bool(self._unsettled))
+        if context.shared is not None:
+            context.shared.on_void.append(self.tell_keys)
 
     def _stir(self, peer_id: InstanceId) -> None:
         peer = self._ledger.peer(peer_id)
@@ -85,9 +94,14 @@ class PeerMaintenance(PeerService):
         await self._directory.stop()
 
     def add_static(self, entries: Iterable[str]) -> None:
-        """The peers that the settings give (`read_peer_entry`): they are added as soon as that can be done."""
+        """Adds the peers of the settings (`read_peer_entry`) as soon as each can be added."""
         self._unsettled = dict.fromkeys(entries)
         self._tried = {key: tried for key, tried in self._tried.items() if key not in self._unsettled}
+        self._stirred.set()
+
+    def tell_keys(self) -> None:
+        """Asks every peer that knows certificates something, so that it learns of our new keys."""
+        self._untold_keys = {peer.id for peer in self._ledger.peers() if self._certified_for(peer)}
         self._stirred.set()
 
     async def settle_static(self, entries: Iterable[str]) -> None:
@@ -95,12 +109,12 @@ class PeerMaintenance(PeerService):
         await self.sweep()
 
     async def sweep(self) -> None:
-        """Try all that are due, and wait until each was."""
+        """Tries all peers that are due, and waits until each was tried."""
         await self._begin()
         await asyncio.gather(*self._trying.values())
 
     async def _begin(self) -> None:
-        """Each by itself, and no two tries of one at once."""
+        """Begins a try for each peer that is due. One peer is never tried twice at once."""
         await self._rotate()
         self._forget()
         entries = [entry for entry in self._unsettled if self._monotonic_ms() >= self._tried.get(entry, _NEVER).next_ms]
@@ -108,7 +122,7 @@ class PeerMaintenance(PeerService):
         due += [
             (peer.id, peer.heard_at_ms, partial(self._look, peer))
             for peer in self._ledger.peers()
-            if self._wanting(peer)
+            if self._context.serves(peer.id) and self._wanting(peer)
         ]
         for key, heard_at_ms, work in due:
             if key not in self._trying:
@@ -117,23 +131,27 @@ class PeerMaintenance(PeerService):
     async def _rotate(self) -> None:
         clock = self._ledger.clock
         if clock.is_paused() and clock.ages.steps[-1].step_ms > 0:
-            # By a clock that was set forward just now, no key is thrown away.
+            # A clock that was just set forward must not expire keys.
             return
-        if not self._keyring.due(self._now_ms()):
-            return
+        is_due, shared = self._keyring.due(self._now_ms()), self._context.shared
         try:
-            await asyncio.to_thread(self._keyring.rotate, self._now_ms())
-        except (OSError, CovenantError) as error:  # those that there are go on for another day
+            if is_due and shared is not None:
+                await shared.renew_keys(self._now_ms())
+            elif is_due:
+                await asyncio.to_thread(self._keyring.rotate, self._now_ms())
+        except (OSError, CovenantError) as error:  # the present keys are good for another day
             log.warning("peers.prekeys_not_renewed", extra={"reason": str(error)})
 
     def _wanting(self, peer: Peer) -> bool:
         untold = self._is_untold(peer)
-        if peer.url is None and untold and peer.challenge is None and not peer.denied:
-            return True  # it hears of it when it fetches
-        if peer.url is None or peer.denied or not (_unverified(peer) or peer.conflict is not None or untold):
+        address = self._address(peer)
+        if address is None and untold and peer.challenge is None and not peer.denied:
+            return True  # it is told when it polls
+        if address is None or peer.denied or not (_unverified(peer) or peer.conflict is not None or untold):
             return False
         tried, now_ms = self._tried.get(peer.id, _NEVER), self._monotonic_ms()
-        # One that is heard from knows us, and answers; one that talks without end is not called without end.
+        # A peer that was heard from knows us, and will answer. The pause keeps a talkative peer from being
+        # called all the time.
         heard = peer.heard_at_ms > tried.heard_at_ms and now_ms >= tried.at_ms + FIRST_MS
         return heard or now_ms >= tried.next_ms
 
@@ -161,7 +179,7 @@ class PeerMaintenance(PeerService):
         except Conflict as conflict:
             if conflict.code != "peer_exists":
                 raise
-            # An operator has changed its name or address since: that is newer than the setting.
+            # An operator has changed the peer's name or address since, which counts more than the setting.
         self._unsettled.pop(entry, None)
 
     async def _look(self, peer: Peer) -> None:
@@ -171,18 +189,34 @@ class PeerMaintenance(PeerService):
                 raise Conflict(peer.conflict, f"something else is at the address of {peer.name}")
         if self._is_untold_identity(peer):
             await self._directory.announce(peer)
+        before = self._keyring.certificates()
         if _unverified(peer) or self._is_untold(peer):
             await self._directory.verify(peer)
         self._met.add(peer.id)
+        # The keys may be replaced while a question is under way: then another question shows the new keys. A peer
+        # that polls is handed the question later, under the keys of that moment.
+        polls = self._address(peer) is None
+        shown = self._keyring.certificates() == before if polls else self._directory.has_shown_keys(peer.id)
+        if shown:
+            self._untold_keys.discard(peer.id)
 
     def _is_untold(self, peer: Peer) -> bool:
-        """Whether it may not know of our ledger's present life, or of our present identity."""
-        return self._epoch_for(peer) != peer.told_epoch or self._is_untold_identity(peer) or self._is_unmet(peer)
+        """Whether the peer may not know our ledger's present life, our present identity or our present keys."""
+        return (
+            self._epoch_for(peer) != peer.told_epoch
+            or peer.id in self._untold_keys
+            or self._is_untold_identity(peer)
+            or self._is_unmet(peer)
+        )
 
     def _is_unmet(self, peer: Peer) -> bool:
-        """Each is asked once after a start: it may remember more of our ledger than there is."""
-        ends = peer.keys is not None and peer.keys.has_ends and self._context.ledger_end() is not None
-        return ends and peer.verified_at_ms is not None and peer.id not in self._met
+        """Whether a peer was not asked since the start.
+
+        Each is asked once: it may know of more records than our ledger has.
+        """
+        if peer.id in self._met or peer.verified_at_ms is None:
+            return False
+        return peer.keys is not None and peer.keys.has_ends and self._context.ledger_end() is not None
 
     def _is_untold_identity(self, peer: Peer) -> bool:
         return bool(self._keyring.former) and peer.told_id != self._keyring.id
@@ -193,13 +227,13 @@ class PeerMaintenance(PeerService):
 
 
 def _unverified(peer: Peer) -> bool:
-    """Never verified. One that was, and is a mere peer, was lowered by an operator."""
+    """Whether the peer was never verified. A peer that was, and has trust `peer`, was lowered by an operator."""
     return peer.trust is Trust.PEER and peer.verified_at_ms is None
 
 
 class PeerServices:
-    """For one loop. `used`: what a task at work has used so far, where that is known here. `draining`: whether nothing
-    new is taken any more."""
+    """For one loop. `used`: what a running task has used so far, if this daemon knows. `draining`: whether no new work
+    is taken any more."""
 
     def __init__(
         self,
@@ -213,21 +247,42 @@ class PeerServices:
         self.provider = Provider(context, catalogue, used, draining)
         self.directory = PeerDirectory(context, self.provider.offering)
         self.requester = Requester(context, self.directory)
+        self.sweep = DelegationSweep(context, self.requester)
         self.inbox = Inbox(context, self.directory, self.provider, self.requester)
         self.outbox = OutboxSender(context, self.directory, self.inbox)
         self.maintenance = PeerMaintenance(context, self.directory)
 
     async def run(self, static: Sequence[str]) -> None:
+        relay = self.context.settings.relay
         async with asyncio.TaskGroup() as group:
-            for run in (self.provider.run, self.requester.run, self.outbox.run):
+            for run in (self.provider.run, self.sweep.run, self.outbox.run, self.inbox.relay.run):
                 group.create_task(run())
-            self.maintenance.add_static(static)
+            if self.context.shared is not None:
+                group.create_task(self._follow_shares())
+            self.maintenance.add_static((*static, *((relay,) if relay else ())))
             await self.maintenance.run()
+
+    async def _follow_shares(self) -> None:
+        """The peers served here change when another daemon of this instance comes or goes: goes on with new ones."""
+        shared, served, looked_s = self.context.shared, frozenset[InstanceId](), -LOOK_AGAIN_S
+        assert shared is not None
+        loop = asyncio.get_running_loop()
+        while True:
+            now = frozenset(peer.id for peer in self.context.ledger.peers() if shared.serves(peer.id))
+            if now != served or loop.time() - looked_s >= LOOK_AGAIN_S:
+                try:
+                    await shared.refresh_keys()
+                    for resume in (self.outbox.resume, self.provider.resume, self.sweep.resume):
+                        await resume()
+                    served, looked_s = now, loop.time()
+                except Refusal as refusal:
+                    log.warning("peers.not_resumed", extra={"code": refusal.code, "reason": refusal.message})
+            await asyncio.sleep(SHARES_S)
 
     async def stop(self) -> None:
         """Before the ledger closes. Work that is under way is found again by the next run."""
         self.inbox.close()
         await self.provider.stop()
-        await self.requester.stop()
+        await self.sweep.stop()
         await self.outbox.stop()
         await self.maintenance.stop()

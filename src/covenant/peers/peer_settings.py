@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -13,13 +13,15 @@ from covenant.outbound.outbound_settings import name_servers
 from covenant.outbound.urls import InvalidUrl, read_host, read_url
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from covenant.exchange.stored_files import StoredFiles
     from covenant.ledger.contract.ledger import DelegationLedger
     from covenant.model.ids import AgentId
     from covenant.model.peers.delegation import DelegationKey, Peer
     from covenant.model.peers.instance import InstanceId
     from covenant.peers.directory.instance_keys import InstanceKeys
-    from covenant.peers.transport.peer_http import PeerConnections
+    from covenant.peers.transport.peer_client import PeerConnections
 
 HOUR_MS: Final = 3_600_000
 
@@ -27,7 +29,7 @@ _INTERFACE: Final = re.compile(r"[0-9A-Za-z_.:@-]{1,64}").fullmatch
 
 
 def _is_domain(text: str) -> bool:
-    """Names under `local` are for mDNS, and an address is no domain."""
+    """Whether a text is a domain for DNS: no name under `local`, which is for mDNS, and no address."""
     return isinstance(read_host(text), str) and not f".{text}".rstrip(".").endswith(".local")
 
 
@@ -69,8 +71,24 @@ amounts: Final = Kind(
 
 
 def amounts_of(entries: tuple[str, ...]) -> dict[str, int]:
-    """By the name of a profile; the last one counts."""
+    """The amounts by profile. If a profile is named twice, the last amount counts."""
     return {name: int(amount) for name, _, amount in (each.partition("=") for each in entries)}
+
+
+def _read_relay(raw: object) -> str:
+    found: tuple[str, ...] = peer_places.read(raw)
+    if len(found) > 1:
+        raise ValueError
+    return found[0] if found else ""
+
+
+relay_place: Final = Kind(_read_relay, "a URL such as https://host, after frd1_…@ or name= or not; empty for none")
+
+
+def relay_root(settings: PeerSettings) -> str | None:
+    """The address of our relay, in a peer's canonical form; None if we have none."""
+    found = re.search(r"https?://.*", settings.relay)
+    return found.group().rstrip("/") if found is not None else None
 
 
 Redaction = Literal["redact", "block", "warn", "off"]
@@ -90,7 +108,7 @@ class PeerSettings:
     listen: str = setting(
         "",
         listener_place,
-        "Where another listener serves the three routes for peers, and nothing else; empty: HTTP alone serves them.",
+        "Where another listener serves the routes for peers, and nothing else; empty: HTTP alone serves them.",
     )
     mdns: bool = setting(
         False,
@@ -175,6 +193,27 @@ class PeerSettings:
         (), words, "Ids or names of peers to fetch messages from, because they cannot call here; `*`: all."
     )
     poll_wait_ms: int = setting(25_000, whole(0, 30_000), "How long a fetch waits for a message.")
+    relay: str = setting(
+        "",
+        relay_place,
+        "An instance that keeps messages for this one, which fetches them there, and for peers without an address.",
+    )
+    relay_for: tuple[str, ...] = setting(
+        (),
+        words,
+        "Ids or names of verified peers whose sealed messages to each other this instance keeps until they are "
+        "fetched; `*`: all; none: it is no relay.",
+    )
+    relay_keep_ms: int = setting(24 * HOUR_MS, whole(1_000, 24 * HOUR_MS), "Longest time that a relay keeps a message.")
+    relay_envelopes_per_peer: int = setting(
+        1_000, whole(1, 1_000_000), "Most messages that a relay keeps of one sender, and for one recipient."
+    )
+    relay_bytes_per_peer: int = setting(
+        32 * 1024 * 1024,
+        whole(1_024, 2**40),
+        "Most bytes that a relay keeps of one sender, and for one recipient.",
+    )
+    relay_bytes_max: int = setting(256 * 1024 * 1024, whole(1_024, 2**40), "Most bytes that a relay keeps in all.")
     deliveries_per_peer: int = setting(4, whole(1, 64), "Delegations whose messages go to one peer at once.")
     retry_first_ms: int = setting(
         500, whole(10, HOUR_MS), "Pause after a failed delivery to a peer; twice as long after each further one."
@@ -197,6 +236,24 @@ class PeerSettings:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedInstance:
+    """What is different if several daemons share a ledger and are one instance."""
+
+    life: Callable[[], str | None]
+    """As `PeerContext.epoch`. Another daemon may begin a new one."""
+    serves: Callable[[InstanceId], bool]
+    """Whether this daemon is the one that delivers to a peer, reports to it and maintains its record."""
+    renew_keys: Callable[[int], Awaitable[None]]
+    """Replaces keys that are due at this moment."""
+    refresh_keys: Callable[[], Awaitable[None]]
+    """Takes the keys that another daemon made."""
+    replace_keys: Callable[..., Awaitable[None]]
+    """Makes new purpose keys at all daemons; `compromised`: the old ones are void."""
+    on_void: list[Callable[[], None]]
+    """Each is called when a daemon has declared the old keys void; the maintenance adds itself."""
+
+
 @dataclass(slots=True, kw_only=True)
 class PeerContext:
     ledger: DelegationLedger
@@ -204,24 +261,38 @@ class PeerContext:
     connections: PeerConnections
     settings: PeerSettings
     us: AgentId
-    """Who is in the audit for what this instance does by itself."""
+    """The identity in the audit of what this instance does by itself."""
     depth_max: int
-    """Of calls in this instance."""
+    """The longest chain of calls in this instance."""
     chance: Callable[[], float]
+    relay_folder: Path | None = None
+    """The folder of a relay; None: this instance is no relay, whatever the settings say."""
     files: StoredFiles | None = None
     """None: bytes stay in the ledger."""
     epoch: str | None = None
     """Which life of our ledger this is; None: the first one. A restore from a backup begins another."""
     ledger_end: Callable[[], int | None] = lambda: None
-    """How many records of our ledger are durable; None if nobody can tell."""
+    """How many records of our ledger are durable; None if that is unknown."""
     begin_life: Callable[[], str] | None = None
-    """Begin another life of our ledger, durably: it turned out to be an older copy. Blocks."""
+    """Begins another life of our ledger, durably, since it is an older copy of itself. Blocks."""
+    shared: SharedInstance | None = None
+    """None: no other daemon has this ledger."""
     in_flight: list[Callable[[DelegationKey], int]] = field(default_factory=list)
-    """Each says up to which number a peer may have the messages of a delegation; the transport adds them."""
+    """Each gives the highest number of a delegation's messages that its peer may have; the transport adds them."""
+    withdrawn: set[DelegationKey] = field(default_factory=set)
+    """Offers that were fetched from a relay together with their cancels: none of them is begun."""
     introducing: list[Callable[[], bool]] = field(default_factory=list)
     """Each says whether a peer of the settings could not be asked yet who it is; the maintenance adds itself."""
     unreachable: list[Callable[[InstanceId], bool]] = field(default_factory=list)
     """Each says whether a peer is known not to take anything just now; the transport and the directory add them."""
+
+    @property
+    def life(self) -> str | None:
+        """Which life of our ledger this is now; None: the first one."""
+        return self.epoch if self.shared is None else self.shared.life()
+
+    def serves(self, peer: InstanceId) -> bool:
+        return self.shared is None or self.shared.serves(peer)
 
 
 class PeerService:
@@ -232,20 +303,53 @@ class PeerService:
         self._connections = context.connections
         self._settings = context.settings
         self._us = context.us
+        self._relay_root = relay_root(context.settings)
         self._now_ms = context.ledger.now_ms
         self._monotonic_ms = context.ledger.clock.monotonic_ms
 
     def _epoch_for(self, peer: Peer | None) -> str | None:
-        """What an envelope to this peer says of our ledger's life. Only a peer that knows epochs is told."""
-        return self._context.epoch if peer is not None and peer.keys is not None and peer.keys.has_epochs else None
+        """The life of our ledger for an envelope to this peer; None for a peer that does not know epochs."""
+        return self._context.life if peer is not None and peer.keys is not None and peer.keys.has_epochs else None
+
+    def _certified_for(self, peer: Peer | None) -> bool:
+        """Whether this peer knows certificates, so that a purpose key signs its envelopes."""
+        return peer is not None and peer.keys is not None and peer.keys.has_certificates
+
+    def _address(self, peer: Peer) -> str | None:
+        """Where envelopes for this peer are sent: to its own address, or to our relay. None: the peer polls us."""
+        if peer.url is not None:
+            return peer.url
+        return relay_address(self._relay_root, peer.id) if self._relay_root is not None else None
+
+    def _is_relayed(self, peer: Peer) -> bool:
+        """Whether envelopes for this peer wait at a relay, so that its answers come later."""
+        address = self._address(peer)
+        return address is not None and address.endswith(relay_address("", peer.id))
+
+    async def _renew_void_keys(self) -> bool:
+        """A peer says that our keys are void. Returns whether another try is worth it."""
+        shared, before = self._context.shared, self._keyring.purpose_keys()
+        if shared is None:
+            import asyncio  # noqa: PLC0415  (whoever shows settings needs no loop)
+
+            return await asyncio.to_thread(self._keyring.renew_void, self._now_ms())
+        await shared.refresh_keys()
+        if self._keyring.purpose_keys() == before and self._keyring.are_old(self._now_ms()):
+            await shared.replace_keys(compromised=True)
+        return True  # another daemon may have replaced the keys while this one used the old ones
 
     def _in_flight(self, key: DelegationKey) -> int:
-        """Up to which number the peer may have the messages of this delegation."""
+        """The highest number of this delegation's messages that the peer may have."""
         return max((through(key) for through in self._context.in_flight), default=0)
 
 
+def relay_address(root: str, peer: InstanceId) -> str:
+    """The address at a relay for envelopes to this instance."""
+    return f"{root}/relay/{peer}"
+
+
 def root_of(url: str) -> str:
-    """The one spelling of where an instance is, without a final slash. Raises InvalidUrl."""
+    """The canonical address of an instance, without a final slash. Raises InvalidUrl."""
     location = read_url(url)
     if "?" in location.target:
         raise InvalidUrl("it has a query")

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
-from covenant.ledger.embedded.open import open_ledger
 from covenant.model.peers.delegation import Delegation, DelegationRole
 from covenant.model.peers.instance import InstanceId
 from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.gate import Gate
 from tests.e2e.peers.peer_daemons import Node, PeerDaemons, introduce, open_peer_daemons, until
+from tests.engine_under_test import open_ledger
 from tests.places import short_folder
 
 STEADY: Final = '''
@@ -95,13 +95,18 @@ class Two(NamedTuple):
 
 @contextmanager
 def two(
-    alice: dict[str, Any] | None = None, bob: dict[str, Any] | None = None, *, met: bool = True, agents: str = ""
+    alice: dict[str, Any] | None = None,
+    bob: dict[str, Any] | None = None,
+    *,
+    met: bool = True,
+    agents: str = "",
+    env: dict[str, str] | None = None,
 ) -> Iterator[Two]:
-    """`alice`, `bob`: settings of `[peers]`. `met`: they know each other, through the gates."""
+    """`alice`, `bob`: settings of `[peers]`. `met`: they know each other, through the gates. `env`: of both."""
     with short_folder() as folder, open_peer_daemons(folder) as made:
         source = AGENTS + STEADY + agents
-        asking = made.node("alice", source, **(PLENTY | (alice or {})))
-        working = made.node("bob", source, **(PLENTY | (bob or {})))
+        asking = made.node("alice", source, env=env, **(PLENTY | (alice or {})))
+        working = made.node("bob", source, env=env, **(PLENTY | (bob or {})))
         with Gate(working.port) as to_bob, Gate(asking.port) as to_alice:
             if met:
                 introduce(asking, working, a_calls=to_bob.url, b_calls=to_alice.url)

@@ -87,22 +87,54 @@ def id_of(key: str) -> str:
 
 
 class Key:
-    """An identity key, or one that a block of a token names."""
+    """An identity key, one that a block of a token names, or one that an identity key has certified."""
 
     def __init__(self, private: Ed25519PrivateKey | None = None) -> None:
         self.private = private or Ed25519PrivateKey.generate()
         self.public = b58(self.private.public_key().public_bytes_raw())
+        self.certificate: Document | None = None
+
+    def certify(self, purpose: str) -> "Key":
+        """A new key for one purpose."""
+        made = Key()
+        said: Document = {"issuer": self.public, "key": made.public, "purpose": purpose}
+        said |= {"notBeforeMs": now_ms(), "notAfterMs": now_ms() + DAY_MS}
+        made.certificate = {**said, "signature": self.sign("key-certificate", said)}
+        return made
 
     def sign(self, kind: str, document: Document) -> str:
         """A detached JWS."""
-        header = b64(canonical({"alg": "Ed25519", "kid": self.public, "typ": f"covenant-{kind}"}))
+        certified = {"cert": self.certificate} if self.certificate is not None else {}
+        header = b64(canonical({"alg": "Ed25519", **certified, "kid": self.public, "typ": f"covenant-{kind}"}))
         value = self.private.sign(f"{header}.{b64(canonical(document))}".encode())
         return f"{header}..{b64(value)}"
 
 
+PURPOSES: Final = {"offer": "proofs", "capabilities": "proofs", "proof": "proofs", "token-block": "tokens"}
+
+
+def speaks_for(identity: str, certificate: Document, purpose: str, key: str, at_ms: int) -> bool:
+    said = without(certificate, "signature")
+    return (
+        (said["issuer"], said["purpose"], said["key"]) == (identity, purpose, key)
+        and said["notBeforeMs"] - 60_000 <= at_ms <= said["notAfterMs"] + 60_000
+        and holds(identity, "key-certificate", said, certificate["signature"])
+    )
+
+
 def holds(key: str, kind: str, document: Document, signature: str) -> bool:
+    """By this key, or by one that it has certified for the purpose."""
     header, _, value = signature.partition("..")
-    if header != b64(canonical({"alg": "Ed25519", "kid": key, "typ": f"covenant-{kind}"})):
+    named = json.loads(from_b64(header))
+    if canonical(named) != from_b64(header) or (named["alg"], named["typ"]) != ("Ed25519", f"covenant-{kind}"):
+        return False
+    if "cert" in named:
+        # An offer and a block of a token do not say when they were signed.
+        at_ms = document.get("issuedAtMs", named["cert"]["notBeforeMs"])
+        if not speaks_for(key, named["cert"], PURPOSES.get(kind, ""), named["kid"], at_ms):
+            return False
+        key = named["kid"]
+    if named["kid"] != key:
         return False
     try:
         Ed25519PublicKey.from_public_bytes(from_b58(key)).verify(
@@ -131,8 +163,12 @@ def merkle(lines: list[Document]) -> str:
 
 
 class IndependentPeer:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, certified: bool = False) -> None:
+        """`certified`: it has a key for each purpose; otherwise it speaks as instances did before there were any."""
         self.name = name
+        self.versions = [2, 7] if certified else [2]
+        self.signers: set[str] = set()
+        """Which keys signed the envelopes that came here."""
         self.changes: list[Document] = []
         self.revocations: list[Document] = []
         self.answers: dict[str, Document] = {}
@@ -161,6 +197,10 @@ class IndependentPeer:
     def _become(self, key: Key) -> None:
         self.key = key
         self.id = id_of(key.public)
+        certified = 7 in self.versions
+        self.envelope_key, self.proof_key = (
+            (key.certify("envelopes"), key.certify("proofs")) if certified else (key, key)
+        )
         self._prekey = X25519PrivateKey.generate()
         public = self._prekey.public_key().public_bytes_raw()
         prekey: Document = {
@@ -177,7 +217,7 @@ class IndependentPeer:
             "id": self.id,
             "identityKey": self.key.public,
             "prekeys": [self.prekey],
-            "versions": [2],
+            "versions": self.versions,
             "issuedAtMs": now_ms(),
             "expiresAtMs": self.prekey["notAfterMs"],
             "change": self.changes[-1] if self.changes else None,
@@ -242,12 +282,13 @@ class IndependentPeer:
             "from": self.id,
             "to": keys["id"],
             "kid": prekey["kid"],
-            "skid": self.key.public,
+            "skid": self.envelope_key.public,
             "jti": uuid.uuid4().hex,
             "iat": now_ms(),
             "exp": now_ms() + 60_000,
             "suite": SUITE,
             **({"seq": seq} if seq is not None else {}),
+            **({"cert": self.envelope_key.certificate} if self.envelope_key.certificate else {}),
         }
         protected = canonical(header)
         recipient = X25519PublicKey.from_public_bytes(from_b58(prekey["publicKey"]))
@@ -256,7 +297,7 @@ class IndependentPeer:
             {
                 "protected": b64(protected),
                 "ciphertext": b64(sealed),
-                "signature": b64(self.key.private.sign(_signed(protected, sealed))),
+                "signature": b64(self.envelope_key.private.sign(_signed(protected, sealed))),
             }
         )
 
@@ -264,7 +305,14 @@ class IndependentPeer:
         parts = json.loads(envelope)
         protected, sealed = from_b64(parts["protected"]), from_b64(parts["ciphertext"])
         header = json.loads(protected)
-        assert (header["to"], id_of(header["skid"])) == (self.id, header["from"])
+        assert header["to"] == self.id
+        self.signers.add(header["skid"])
+        if "cert" in header:
+            issuer = header["cert"]["issuer"]
+            assert id_of(issuer) == header["from"]
+            assert speaks_for(issuer, header["cert"], "envelopes", header["skid"], header["iat"])
+        else:
+            assert id_of(header["skid"]) == header["from"]
         signer = Ed25519PublicKey.from_public_bytes(from_b58(header["skid"]))
         signer.verify(from_b64(parts["signature"]), _signed(protected, sealed))
         body = HPKE.decrypt(sealed, self._prekey, info=b"covenant.envelope.seal.v2\n" + protected)
@@ -296,18 +344,27 @@ class IndependentPeer:
         envelope = self.seal(self.identity(port)["keys"], typ, body, seq)
         status, answer = self.ask(port, "POST", "receive", envelope)
         if status == 200:
-            signer = Ed25519PublicKey.from_public_bytes(from_b58(self.identity(port)["keys"]["identityKey"]))
+            key = self.identity(port)["keys"]["identityKey"]
+            if "certificate" in answer:
+                certificate = answer["certificate"]
+                assert speaks_for(key, certificate, "envelopes", certificate["key"], now_ms())
+                key = certificate["key"]
+            signer = Ed25519PublicKey.from_public_bytes(from_b58(key))
             signed = b"covenant.envelope.receipt.v2\n" + hashlib.sha256(envelope).digest()
             signer.verify(from_b64(answer["receipt"]), signed)
         return status, answer
 
     def capabilities(self, port: int) -> Document:
         nonce = uuid.uuid4().hex
-        status, answer = self.say(port, "capability_query", {"nonce": nonce, "versions": [2], "keys": self.bundle()})
+        status, answer = self.say(
+            port, "capability_query", {"nonce": nonce, "versions": self.versions, "keys": self.bundle()}
+        )
         assert status == 200, answer
         header, said = self.open(json.dumps(answer["envelope"]))
         assert (said["nonce"], said["audience"], said["provider"]) == (nonce, self.id, header["from"])
-        assert holds(header["skid"], "capabilities", without(said, "signature"), said["signature"])
+        key = said["keys"]["identityKey"]
+        assert id_of(key) == header["from"]
+        assert holds(key, "capabilities", without(said, "signature"), said["signature"])
         return said
 
     def offer(self, port: int, profile: str, task: str) -> Document:
@@ -326,7 +383,7 @@ class IndependentPeer:
             "token": narrowed(self.capabilities(port)["token"], offer_id),
         }
         asserted = {**without(offer, "assertion"), "provider": keys["id"]}
-        offer["assertion"] = self.key.sign("offer", asserted)
+        offer["assertion"] = self.proof_key.sign("offer", asserted)
         status, answer = self.say(port, "delegation_offer", offer)
         assert status == 200, answer
         return offer
@@ -350,7 +407,8 @@ class IndependentPeer:
         digest = hashlib.sha256(envelope).digest()
         answer: Document = {
             "status": "accepted",
-            "receipt": b64(self.key.private.sign(b"covenant.envelope.receipt.v2\n" + digest)),
+            "receipt": b64(self.envelope_key.private.sign(b"covenant.envelope.receipt.v2\n" + digest)),
+            **({"certificate": self.envelope_key.certificate} if self.envelope_key.certificate else {}),
         }
         if header["typ"] == "capability_query":
             said = self._described(header["from"], body["nonce"])
@@ -362,7 +420,7 @@ class IndependentPeer:
             "provider": self.id,
             "audience": asker,
             "nonce": nonce,
-            "versions": [2],
+            "versions": self.versions,
             "profiles": [{"name": "scribe", "description": "Writes", "maxTokenBudget": 1_000}],
             "activeDelegations": 0,
             "freeSlots": 5,
@@ -372,7 +430,7 @@ class IndependentPeer:
             "expiresAtMs": now_ms() + 60_000,
             "token": None,
         }
-        return {**said, "signature": self.key.sign("capabilities", said)}
+        return {**said, "signature": self.proof_key.sign("capabilities", said)}
 
     def result(self, offer: Document, requester: str, text: str) -> Document:
         """The answer to an offer, proven."""
@@ -404,7 +462,7 @@ class IndependentPeer:
             "providerKey": self.key.public,
             "issuedAtMs": now_ms(),
         }
-        return {**result, "transcript": [line], "proof": {**proof, "signature": self.key.sign("proof", proof)}}
+        return {**result, "transcript": [line], "proof": {**proof, "signature": self.proof_key.sign("proof", proof)}}
 
 
 def proof_holds(offer: Document, result: Document) -> bool:

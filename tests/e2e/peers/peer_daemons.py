@@ -15,8 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from covenant.daemon.keystore import Keystore, decode_purpose_keys
+from covenant.daemon.wiring.postgres_storage import PURPOSES
+from covenant.seal.keys import COST_MIN, Locker, derived_secret
+from covenant.seal.purpose_keys import KeptPurposeKeys
 from tests.cli.daemons import Daemon, Ran, covenant
 from tests.e2e.peers.proxy import Proxy
+from tests.engine_under_test import ON_POSTGRES, database_of, dump, ledger_settings, restore_dump, shared_secret
 from tests.places import free_port
 from tests.waits import BOUND_S
 
@@ -101,6 +106,7 @@ class Node:
         env: dict[str, str],
         *flags: str,
         port: int | None = None,
+        constants: Mapping[str, float] | None = None,
     ) -> None:
         self.name = name
         self.folder = folder
@@ -109,6 +115,7 @@ class Node:
         self.settings = {**QUICK, "name": name, **settings}
         self.env = env
         self.flags = flags
+        self._constants = constants
         self._agents = folder / f"{name}_agents.py"
         self._agents.write_text(agents)
         self.daemon = self.start()
@@ -117,7 +124,8 @@ class Node:
 
     def start(self) -> Daemon:
         settings = {f"COVENANT_PEERS_{name.upper()}": value for name, value in self.settings.items()}
-        env = {"NODE": self.name, "FOLDER": str(self.folder), **settings, **self.env}
+        ledger = {f"COVENANT_LEDGER_{name.upper()}": str(value) for name, value in ledger_settings(self.home).items()}
+        env = {"NODE": self.name, "FOLDER": str(self.folder), **ledger, **settings, **self.env}
         self.daemon = Daemon(
             self.home,
             str(self._agents),
@@ -127,6 +135,7 @@ class Node:
             "--http-port",
             str(self.port),
             env=env,
+            constants=self._constants,
         )
         return self.daemon
 
@@ -150,20 +159,39 @@ class Node:
         self.start()
 
     def back_up(self) -> Path:
-        """The home as it is now, in one file."""
+        """The home, or its database, as it is now, in one file."""
         file = self.folder / f"{self.name}-{len(list(self.folder.glob('*.backup')))}.backup"
+        if ON_POSTGRES:
+            dump(self.home, file)
+            return file
         ran = covenant("--home", str(self.home), "backup", str(file))
         assert ran.code == 0, ran
         return file
 
     def restore(self, file: Path) -> None:
-        """Everything since is lost with the disk: the home is made from the backup, and the daemon started on it."""
+        """Everything since is lost with the disk: the ledger is made from the backup, and the daemon started on it."""
         if self.runs:
             self.kill()
+        if ON_POSTGRES:
+            restore_dump(self.home, file)
+            ran = covenant("ledger", "restored", "--home", str(self.home), "--ledger", database_of(self.home))
+            assert ran.code == 0, ran
+            self.start()
+            return
         self.home.rename(self.folder / f"{self.name}-{len(list(self.folder.iterdir()))}.lost")
         ran = covenant("--home", str(self.home), "restore", str(file))
         assert ran.code == 0, ran
         self.start()
+
+    def purpose_keys(self) -> KeptPurposeKeys:
+        """As its home has them; or, where several daemons could share its ledger, as that has them."""
+        store = Keystore(self.home, None)
+        if not ON_POSTGRES:
+            return store.read_purpose_keys()
+        home_key = store.read_key()
+        assert home_key is not None
+        locker = Locker(derived_secret(home_key, "shared keys").hex(), cost=COST_MIN)
+        return decode_purpose_keys(locker.unlock(shared_secret(self.home, PURPOSES).encode()))
 
     @property
     def log(self) -> str:
@@ -295,11 +323,14 @@ class PeerDaemons:
         *flags: str,
         env: dict[str, str] | None = None,
         port: int | None = None,
+        constants: Mapping[str, float] | None = None,
         **settings: str | int,
     ) -> Node:
-        """`settings` of `[peers]`, by their names."""
+        """`settings` of `[peers]`, by their names. `constants`: as a `Daemon` has them."""
         told = {key: str(value) for key, value in settings.items()}
-        self.nodes[name] = made = Node(self.folder, name, agents, told, env or {}, *flags, port=port)
+        self.nodes[name] = made = Node(
+            self.folder, name, agents, told, env or {}, *flags, port=port, constants=constants
+        )
         return made
 
     def touch(self, name: str) -> None:

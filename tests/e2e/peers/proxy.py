@@ -81,6 +81,11 @@ class Proxy:
             self._refused = True
         self.cut()
 
+    def lead_to(self, port: int) -> None:
+        """Lead to another port from now on, as a balancer does when a daemon is gone."""
+        self._target = ("127.0.0.1", port)
+        self.cut()
+
     def cut(self) -> None:
         """Close every connection that is open, whatever is under way on it."""
         with self._changed:

@@ -37,6 +37,7 @@ from covenant.seal.envelope import Header
 from covenant.seal.identity import InstanceIdentity
 from covenant.seal.keys import base64url, canonical, from_base64url, new_private_key
 from covenant.seal.proofs import assert_offer, new_challenge, sign_capabilities, sign_proof
+from covenant.seal.purpose_keys import PurposeKey
 from covenant.seal.tokens import Narrowing, narrow
 from covenant.wire import peers as wire
 from covenant.wire.peers import Introduction, decode_introduction, decode_received
@@ -230,7 +231,7 @@ class ScriptedPeer:
             expires_at_ms=now_ms() + 60_000,
             token=self.token(asker),
         )
-        return sign_capabilities(self.private_key, response)
+        return sign_capabilities(PurposeKey(self.private_key), response)
 
     def _answer(self, asker: InstanceId, query: CapabilityQuery) -> bytes:
         assert query.keys is not None
@@ -296,7 +297,9 @@ class ScriptedPeer:
             assert given is not None
             changes["token"] = narrow(given, PublicKey(keys.identity_key), Narrowing(offer_id=offer_id))
         fields: dict[str, Any] = {"profile": profile, "task": "do it", "max_token_budget": 100, "timeout": 20_000}
-        return assert_offer(self.private_key, DelegationOffer(**{**fields, **changes}), provider=InstanceId(keys.id))
+        return assert_offer(
+            PurposeKey(self.private_key), DelegationOffer(**{**fields, **changes}), provider=InstanceId(keys.id)
+        )
 
     # Playing the provider
 
@@ -322,7 +325,7 @@ class ScriptedPeer:
         lines = (TranscriptEntry(seq=1, role="user", content=offer.task, at_ms=now_ms()),)
         result = DelegationResult(**{**fields, **changes})
         proof = sign_proof(
-            self.private_key,
+            PurposeKey(self.private_key),
             requester=InstanceId(requester),
             offer=offer,
             result=result,

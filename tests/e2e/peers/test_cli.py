@@ -1,17 +1,26 @@
 """Every `covenant peers` command against real daemons: for people, and with --json."""
 
+import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from covenant.cli.peers import peers as group
-from covenant.model.peers.delegation_messages import DelegationOffer, DelegationReject, Profile
-from tests.cli.daemons import Daemon
+from covenant.model.peers.delegation_messages import (
+    DelegationInput,
+    DelegationOffer,
+    DelegationReject,
+    Profile,
+    StatusReport,
+)
+from tests.cli.daemons import COVENANT, Daemon, environment
 from tests.e2e.peers.conftest import Pair
 from tests.e2e.peers.peer_daemons import Node, until
 from tests.e2e.peers.scripted_peer import ScriptedPeer
+from tests.waits import BOUND_S
 
 KINDS = {
     "accept-identity": "peer",
@@ -34,6 +43,7 @@ KINDS = {
     "revocation": "revocation",
     "revoke-tokens": "peer_tokens_revoked",
     "rotate-identity": "identity_rotated",
+    "rotate-keys": "purpose_keys_rotated",
     "show": "peer",
     "trust": "peer",
     "usage": "peer_usage",
@@ -179,6 +189,43 @@ def test_a_delegation_is_begun_without_waiting_and_cancelled(pair: Pair, pat: Sc
     assert (answer["kind"], answer["remote"]) == ("delegated", True)
     until(lambda: pair.alice.run("peers", "cancel", answer["delegationId"], "--json").code, lambda code: code == 0)
     assert pair.alice.delegation(answer["delegationId"])["delegation"]["state"] in ("cancelling", "cancelled")
+
+
+def test_a_delegation_that_asks_says_so_and_how_it_is_answered(pair: Pair, pat: ScriptedPeer) -> None:
+    words = ("peers", "delegate", "researcher", "tides", "--peer", pat.name)
+    with (
+        subprocess.Popen(
+            [str(COVENANT), "--home", str(pair.alice.home), *words],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as waits,
+        ExitStack() as stack,
+    ):
+        stack.callback(waits.kill)
+        offer = pat.until(DelegationOffer, lambda offer: offer.task == "tides")
+        made = offer.offer_id
+        pat.accept(pair.alice, offer)
+        asks = StatusReport(
+            offer_id=made, delegation_id=made, seq=1, status="input_required", message="which?", question=1
+        )
+        pat.say(pair.alice, asks)
+        until(lambda: pair.alice.task(made)["a2a_state"], lambda state: state == "input-required")
+        listed, shown = pair.alice.run("peers", "delegations"), pair.alice.run("peers", "delegations", made)
+        assert (shown.out.startswith("running (asks)"), "which?" in shown.out) == (True, True), shown
+        assert "running (asks)" in listed.out
+        assert all(f"a2a answer {name} TEXT" in told.err for name, told in (("ID", listed), (made, shown)))
+        assert pair.alice.delegation(made)["delegation"]["question"] == "which?"
+        assert waits.stderr is not None
+        while (line := waits.stderr.readline()) and f"a2a answer {made} TEXT" not in line:
+            pass
+        assert line, "whoever waits is told too"
+        pair.alice.cli("a2a", "answer", made, "the high ones")
+        assert pat.until(DelegationInput, lambda said: said.offer_id == made).text == "the high ones"
+        assert "question" not in pair.alice.delegation(made)["delegation"]
+        pat.say(pair.alice, pat.result(offer, pair.alice.id))
+        assert waits.communicate(timeout=BOUND_S)[0] == "done\n"
 
 
 def test_what_a_peer_made_up_cannot_paint_on_the_operators_screen(pair: Pair, pat: ScriptedPeer) -> None:

@@ -18,6 +18,7 @@ from covenant.model.peers.delegation_messages import (
 from covenant.model.peers.instance import InstanceId
 from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import sign_proof
+from covenant.seal.purpose_keys import PurposeKey
 from tests.e2e.peers.conftest import Pair
 from tests.e2e.peers.peer_daemons import Node, until
 from tests.e2e.peers.scripted_peer import ScriptedPeer, now_ms
@@ -106,7 +107,7 @@ def test_a_provider_that_takes_more_than_was_offered_is_told_to_stop(
 def proven_by(private_key: bytes, offer: DelegationOffer, result: DelegationResult, requester: str) -> DelegationResult:
     assert result.transcript is not None
     proof = sign_proof(
-        private_key,
+        PurposeKey(private_key),
         requester=InstanceId(requester),
         offer=offer,
         result=result,

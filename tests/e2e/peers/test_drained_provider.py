@@ -1,13 +1,17 @@
 """A daemon that drains takes no offer of a peer; the peer offers again, and the next start takes it."""
 
+from typing import Final
+
 from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.peer_daemons import introduce, open_peer_daemons, until
 from tests.places import short_folder
 
+SOON: Final = {"covenant.peers.provider.offer_admission.BUSY_RETRY_MS": 300}
+
 
 def test_an_offer_to_a_draining_daemon_is_refused_as_busy_and_taken_after_its_next_start() -> None:
     with short_folder() as folder, open_peer_daemons(folder) as daemons:
-        alice, bob = daemons.node("alice", AGENTS), daemons.node("bob", AGENTS)
+        alice, bob = daemons.node("alice", AGENTS), daemons.node("bob", AGENTS, constants=SOON)
         introduce(alice, bob)
         held = alice.delegate("go-drain", "held", "bob")
         alice.stands(held, "running")

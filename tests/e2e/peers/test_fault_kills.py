@@ -108,7 +108,7 @@ def test_work_that_must_not_be_repeated_waits_for_the_providers_operator_and_the
     pair.bob.kill()
     pair.bob.start()
     told = until(
-        lambda: pair.alice.delegation(offered)["delegation"]["message"], lambda it: "an operator decides" in it
+        lambda: pair.alice.delegation(offered)["delegation"]["message"], lambda it: "an operator decides" in (it or "")
     )
     assert told.startswith("the agent was lost")
     pair.bob.cli("capabilities", "grant", "a2a.repair.force_error")

@@ -121,6 +121,7 @@ def test_an_instance_is_the_same_after_a_crash_and_so_are_its_peers(pair: Pair) 
     assert pair.alice.ended(pair.alice.delegate("still you?", "echo", "bob"))["result"] == "echo still you?"
 
 
+@pytest.mark.embedded
 def test_yesterdays_key_still_opens_what_was_sealed_to_it_and_the_day_befores_is_erased(short_path: Path) -> None:
     with open_peer_daemons(short_path) as made, ScriptedPeer("late") as late:
         node = made.node("node", AGENTS)
@@ -143,6 +144,7 @@ def test_yesterdays_key_still_opens_what_was_sealed_to_it_and_the_day_befores_is
         assert ages[2].private_key.hex() not in kept
 
 
+@pytest.mark.embedded
 def test_a_locked_home_opens_with_its_passphrase_alone(short_path: Path) -> None:
     words = "correct horse battery staple"
     with open_peer_daemons(short_path) as made, ScriptedPeer("friend") as friend:

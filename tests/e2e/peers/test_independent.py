@@ -18,9 +18,9 @@ def node(short_path: Path) -> Iterator[Node]:
         yield made.node("node", AGENTS)
 
 
-@pytest.fixture
-def indie(node: Node) -> Iterator[IndependentPeer]:
-    with IndependentPeer("indie") as peer:
+@pytest.fixture(params=[False, True], ids=["one key", "a key for each purpose"])
+def indie(request: pytest.FixtureRequest, node: Node) -> Iterator[IndependentPeer]:
+    with IndependentPeer("indie", certified=request.param) as peer:
         added = node.add(peer.url, "indie")
         assert (added["id"], added["trustLevel"]) == (peer.id, "verified")
         yield peer
@@ -51,6 +51,9 @@ def test_it_delegates_and_is_delegated_to(node: Node, indie: IndependentPeer) ->
     assert asked(indie, node, "by the book")["result"] == "echo by the book"
     ended = done(indie, node, "write it down", "written")
     assert (ended["result"], ended["delegation"]["proven"], ended["delegation"]["broken"]) == ("written", True, [])
+    # One that knows certificates never sees a signature of the identity key; one that does not sees no other.
+    identity = indie.identity(node.port)["keys"]["identityKey"]
+    assert (identity in indie.signers, len(indie.signers)) == (7 not in indie.versions, 1)
 
 
 @pytest.mark.parametrize("dead", [False, True])

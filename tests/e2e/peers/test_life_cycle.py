@@ -84,6 +84,20 @@ def test_what_a_peer_delegates_on_is_in_the_result_and_in_its_own_tree(pair: Pai
     assert "echo ⇄ at the peer" in alice.run("a2a", "tree", offered).out
 
 
+def test_what_a_peer_delegates_on_is_in_the_tree_while_it_is_done(pair: Pair) -> None:
+    alice, bob = pair.alice, pair.bob
+    offered = alice.delegate("held go-below", "relay", "bob")
+    (below,) = until(lambda: alice.tree(offered).get("children", []), bool)
+    (child,) = bob.tree(provided(bob, offered)["id"])["children"]
+    assert (below["task_id"], below["profile"], below["remote"]) == (child["task_id"], "held", True)
+    until(lambda: alice.tree(offered)["children"][0]["status"], lambda status: status == "running")
+    assert "held ⇄ at the peer" in alice.run("a2a", "tree", offered).out
+    pair.daemons.touch("go-below")
+    assert alice.ended(offered)["result"] == "bob>completed: ended"
+    (below,) = alice.tree(offered)["children"]
+    assert (below["task_id"], below["status"], below["usage_total"]) == (child["task_id"], "completed", {"tokens": 3})
+
+
 def test_an_agent_that_fails_over_there_fails_here_and_what_it_raised_stays_there(pair: Pair) -> None:
     ended = pair.alice.ended(pair.alice.delegate("not a number", "spender", "bob"))
     assert ended["delegation"]["state"] == "failed"

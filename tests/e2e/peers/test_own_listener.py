@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from tests.certificates import Authority
 from tests.cli.daemons import covenant
 from tests.e2e.peers.agents import AGENTS
-from tests.e2e.peers.peer_daemons import API, PeerDaemons, call, introduce, open_peer_daemons
+from tests.e2e.peers.peer_daemons import API, PeerDaemons, call, introduce, open_peer_daemons, until
 from tests.places import free_port, short_folder
 
 ELSEWHERE = (
@@ -71,3 +72,27 @@ def test_a_place_that_is_taken_is_named_with_the_setting_to_change(daemons: Peer
     refused = covenant("--home", str(daemons.folder / "other"), "serve", "--http-port", "0", env=env)
     assert refused.code != 0
     assert "peers.listen" in refused.err
+
+
+def test_the_own_listener_has_the_certificate_of_http_and_is_announced(daemons: PeerDaemons) -> None:
+    port, authority = free_port(), Authority(daemons.folder / "certificates")
+    certified = authority.issue("127.0.0.1")
+    found: dict[str, Any] = {"mdns": "true", "mdns_interfaces": "127.0.0.1"}
+    env = {"COVENANT_HTTP_TLS_CERT": str(certified.cert), "COVENANT_HTTP_TLS_KEY": str(certified.key)}
+    alice = daemons.node("alice", AGENTS, env={"SSL_CERT_FILE": str(authority.file)}, **found)
+    bob = daemons.node("bob", AGENTS, env=env, listen=f"127.0.0.1:{port}", **found)
+    bob_id = bob.cli("peers", "list")["id"]
+
+    def seen() -> list[dict[str, Any]]:
+        discovered = alice.cli("peers", "discover", "--wait-ms", "1000")["discovered"]
+        return [each for each in discovered if each["instanceId"] == bob_id]
+
+    (announced,) = until(seen, bool)
+    assert announced["url"] == f"https://127.0.0.1:{port}"
+    with pytest.raises(ConnectionError):
+        call(port, "GET", f"{API}/identity")
+    alice.cli("peers", "add", announced["url"], "--id", bob_id, "--name", "bob")
+    bob.cli("peers", "add", alice.url, "--id", alice.id, "--name", "alice")
+    until(lambda: alice.peer("bob")["trustLevel"], lambda trust: trust == "verified")
+    assert alice.ended(alice.delegate("under a certificate", "echo", "bob"))["result"] == "echo under a certificate"
+    bob.stop()

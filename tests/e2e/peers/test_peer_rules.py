@@ -48,7 +48,21 @@ def test_calls_to_peers_are_not_paced_by_the_cooldown_for_agents_elsewhere() -> 
 
 SPREAD = '''
 import asyncio
-spread, thrifty, gathering = Agent("spread"), Agent("thrifty"), Agent("gathering")
+spread, thrifty, gathering, careful = Agent("spread"), Agent("thrifty"), Agent("gathering"), Agent("careful")
+
+
+@careful
+async def set_aside(turn):
+    """As many steps of 30 tokens as it is told, none of which it begins without having them."""
+    done = 0
+    for _ in range(int(turn.text)):
+        try:
+            with turn.reserve(30):
+                turn.spend(30)
+                done += 1
+        except Exception as refused:
+            return f"{done} steps: {refused.code}"
+    return f"{done} steps"
 
 
 @thrifty
@@ -93,6 +107,8 @@ def test_what_is_delegated_of_a_peers_work_stays_within_its_budget() -> None:
         assert "completed" not in said
         # What one does not use another can: each of these takes 30 of what is left.
         assert spent("3 30", "gathering") == (90, "completed completed completed")
+        # One that sets aside what it uses stops before it, and tells what it has.
+        assert spent("5", "careful") == (90, "3 steps: budget_exceeded")
         # The fourth has 10, and finds out with the eleventh.
         assert spent("4 30", "gathering")[0] <= 101
 

@@ -8,6 +8,7 @@ import pytest
 from covenant.model.peers.delegation_messages import DelegationInput, DelegationOffer, StatusReport
 from tests.e2e.peers.peer_daemons import Node, PeerDaemons, introduce, open_peer_daemons, until
 from tests.e2e.peers.scripted_peer import ScriptedPeer
+from tests.matrices import first_of
 from tests.places import short_folder
 
 ASKER = '''
@@ -79,7 +80,7 @@ def test_questions_and_answers_cross_a_delegation_and_nothing_is_heard_twice(dae
     assert bob.cli("peers", "delegations", made)["delegation"]["state"] == "completed"
 
 
-@pytest.mark.parametrize("killed", ["requester", "provider", "both"])
+@pytest.mark.parametrize("killed", first_of(["both", "requester", "provider"]))
 def test_a_kill_between_question_and_answer_loses_and_repeats_nothing(daemons: PeerDaemons, killed: str) -> None:
     alice, bob = pair(daemons)
     struck = {"requester": (alice,), "provider": (bob,), "both": (alice, bob)}[killed]
@@ -90,12 +91,19 @@ def test_a_kill_between_question_and_answer_loses_and_repeats_nothing(daemons: P
         for node in struck:
             node.start()
 
+    def wait_for_question(text: str) -> None:
+        """A provider killed before its agent has asked holds the task for an operator: the question must be durable."""
+        found = until(bob.delegations, bool)
+        asked(bob, found[0]["id"], text)
+
     made = alice.delegate("begin", "asker", "bob")
-    daemons.wrote("heard", "1 begin")
+    wait_for_question("question 1?")
     strike()
     asked(alice, made, "question 1?")
     strike()
     answer(alice, made, "first answer")
+    if bob in struck:
+        wait_for_question("question 2?")
     strike()
     asked(alice, made, "question 2?")
     answer(alice, made, "second answer")
@@ -147,3 +155,45 @@ def test_a_question_that_is_repeated_after_its_answer_is_not_asked_again(daemons
         until(lambda: alice.task(made), lambda task: task["a2a_state"] == "working")
         ask(3, 6)
         asked(alice, made, "which?")
+
+
+@pytest.mark.parametrize("restored", first_of(["requester", "provider"]))
+@pytest.mark.parametrize("answered", first_of([False, True]), ids=["before the answer", "after the answer"])
+def test_a_restore_between_question_and_answer_loses_neither(
+    daemons: PeerDaemons, restored: str, *, answered: bool
+) -> None:
+    alice, bob = pair(daemons)
+    node = alice if restored == "requester" else bob
+    made = alice.delegate("begin", "asker", "bob", timeout=600_000)
+    asked(alice, made, "question 1?")
+    backup = node.back_up()
+    if answered:
+        answer(alice, made, "first answer")
+        asked(alice, made, "question 2?")
+    node.restore(backup)
+    until(lambda: alice.delegation(made)["delegation"]["message"], lambda said: said == latest(restored, answered))
+    if answered:
+        # What the task waits with is not what is asked any more: the answer to it is no answer to anything else.
+        answer(alice, made, "to what is over")
+        times = 2 if restored == "requester" else 3
+        until(lambda: last_question(alice, made), lambda said: said == (latest(restored, answered), times))
+    if latest(restored, answered) == "question 1?":
+        answer(alice, made, "first answer")
+    until(lambda: last_question(alice, made)[0], lambda said: said == "question 2?")
+    answer(alice, made, "second answer")
+    ended = alice.ended(made)
+    assert (ended["result"], ended["delegation"]["proven"]) == ("asked enough", True)
+    heard = daemons.lines("heard")
+    assert [line for line in heard if line != "2 first answer"] == ["1 begin", "3 second answer"]
+    assert heard.count("2 first answer") == (2 if answered and restored == "provider" else 1)
+
+
+def latest(restored: str, answered: bool) -> str:
+    """What the provider asks, once both are back."""
+    return "question 2?" if answered and restored == "requester" else "question 1?"
+
+
+def last_question(node: Node, task_id: str) -> tuple[str, int]:
+    """What the task waits with, and how often it has waited."""
+    parked = [each for each in node.task(task_id)["updates"] if each["kind"] == "parked"]
+    return parked[-1]["body"]["text"], len(parked)

@@ -24,6 +24,7 @@ BODIES: Final[dict[str, Any]] = {
     "trust_peer": {"trustLevel": "peer"},
     "succeed_peer": {"newId": NOBODY},
     "discover_peers": {"timeoutMs": 0},
+    "rotate_purpose_keys": {},
     "delegate": {"task": "x", "profile": "echo"},
     "force_delegation": {"reason": "x"},
 }

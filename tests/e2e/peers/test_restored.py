@@ -6,13 +6,20 @@ from typing import Final
 
 import pytest
 
-from covenant.model.peers.delegation_messages import DelegationOffer
+from covenant.model.peers.delegation_messages import (
+    DelegationAccept,
+    DelegationOffer,
+    DelegationReject,
+    DelegationResult,
+)
+from covenant.seal.proofs import offer_hash
 from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.faults import Two, two
 from tests.e2e.peers.peer_daemons import open_peer_daemons, until
 from tests.e2e.peers.scripted_peer import ScriptedPeer
+from tests.matrices import first_of
 
-STEPS: Final = ("before", "offered", "running", "done", "ended")
+STEPS: Final = ("running", "before", "offered", "done", "ended")
 
 
 def walk(pair: Two, side: str, step: str) -> tuple[str, str, Path]:
@@ -46,7 +53,7 @@ def walk(pair: Two, side: str, step: str) -> tuple[str, str, Path]:
     return offered, name, backup
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", first_of(STEPS))
 def test_a_requester_that_is_restored_has_the_result_of_what_was_done_for_it(step: str) -> None:
     with two() as pair:
         offered, name, backup = walk(pair, "requester", step)
@@ -63,7 +70,63 @@ def test_a_requester_that_is_restored_has_the_result_of_what_was_done_for_it(ste
         assert pair.alice.ended(after)["result"] == "echo after"
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", first_of(["running", "done"]))
+def test_work_that_a_restored_requester_has_forgotten_is_proven_for_the_offer_that_it_makes_anew(step: str) -> None:
+    """The new offer has another token and another deadline, and perhaps less time."""
+    with two() as pair:
+        backup = pair.alice.back_up()
+        offered, name = pair.begin()
+        pair.alice.stands(offered, "running")
+        away = pair.to_alice.lose("request") if step == "done" else None
+        if away is not None:
+            pair.daemons.touch(name)
+            pair.bob.stands(pair.work(offered)["id"], "completed")
+            away.until()
+        pair.alice.restore(backup)
+        lost = pair.to_bob.lose("request")
+        assert pair.alice.delegate(name, "steady", "bob", id=offered, timeout=100_000) == offered
+        # The work that is forgotten goes on, and its provider may have told of it already.
+        pair.alice.stands(offered, "offered", "accepted", "running")
+        if away is not None:
+            # The result of the offer that is forgotten comes first.
+            away.over()
+            until(lambda: pair.bob.peer("alice")["waiting"], lambda waiting: waiting == {})
+        lost.over()
+        pair.alice.stands(offered, "accepted", "running", "completed")
+        pair.daemons.touch(name)
+        ended = pair.alice.ended(offered)
+        assert ended.get("result") == f"done {name}", ended
+        assert ended["delegation"]["proven"] is True
+        assert pair.begun(name) == 1
+        pair.quiet()
+
+
+@pytest.mark.parametrize("step", first_of(["ended", "running"]))
+def test_no_other_work_is_proven_under_the_id_of_an_offer_that_was_taken(short_path: Path, step: str) -> None:
+    with open_peer_daemons(short_path) as made, ScriptedPeer("old") as old:
+        node = made.node("node", AGENTS)
+        old.known_to(node)
+        first = old.offer(node, "held", task="go")
+        assert old.say(node, first).status == 200
+        made.wrote("runs", "node held go")
+        if step == "ended":
+            made.touch("go")
+            old.until(DelegationResult)
+        old.until(DelegationAccept)
+        heard = len(old.heard)
+        other = old.offer(node, "held", task="something else", offer_id=first.offer_id)
+        assert old.say(node, other, epoch="restored").status == 200
+        reject = old.until(DelegationReject)
+        assert (reject.code, reject.offer_id) == ("invalid", first.offer_id)
+        made.touch("go")
+        results = until(
+            lambda: [each.message for each in old.heard if isinstance(each.message, DelegationResult)], bool
+        )
+        assert [each.proof.offer_hash for each in results if each.proof is not None] == [offer_hash(first)]
+        assert not [each for each in old.heard[heard:] if isinstance(each.message, DelegationAccept)]
+
+
+@pytest.mark.parametrize("step", first_of(STEPS))
 def test_a_provider_that_is_restored_works_on_and_its_requester_keeps_what_it_has(step: str) -> None:
     with two() as pair:
         offered, name, backup = walk(pair, "provider", step)
@@ -78,7 +141,7 @@ def test_a_provider_that_is_restored_works_on_and_its_requester_keeps_what_it_ha
         )
 
 
-@pytest.mark.parametrize("step", ["before", "offered", "running"])
+@pytest.mark.parametrize("step", first_of(["running", "before", "offered"]))
 def test_what_a_restored_provider_has_forgotten_is_done_again_for_a_requester_that_waits(step: str) -> None:
     with two() as pair:
         backup = pair.bob.back_up()
@@ -116,8 +179,65 @@ def test_a_cancel_that_a_restored_provider_has_forgotten_is_told_again() -> None
         assert pair.begun(name, "held") >= 1
 
 
+def test_an_offer_that_was_made_again_and_then_cancelled_is_not_begun_by_a_restored_provider() -> None:
+    with two(alice={"silence_ms": 500}) as pair:
+        backup = pair.bob.back_up()
+        offered, name = pair.begin()
+        pair.alice.stands(offered, "running")
+        pair.bob.kill()
+        pair.alice.stands(offered, "lost")
+        pair.alice.post(f"/delegations/{offered}/offer-again")
+        pair.alice.post(f"/delegations/{offered}/cancel")
+        pair.bob.restore(backup)
+        pair.quiet()
+        assert pair.work(offered)["state"] == "rejected"
+        assert pair.begun(name) == 1
+        assert pair.alice.ended(offered)["delegation"]["state"] == "cancelled"
+
+
+@pytest.mark.embedded
+def test_a_provider_that_is_put_back_as_a_plain_copy_is_noticed_by_a_number_that_it_says_again() -> None:
+    """Since the copy nobody has asked how far its ledger had come."""
+    with two(env={"COVENANT_DAEMON_GRACE_MS": "0"}) as pair:  # the agent works when its daemon stops
+        offered, name = pair.begin()
+        pair.alice.stands(offered, "running")
+        copied = pair.daemons.folder / "copied"
+        pair.bob.stop()
+        shutil.copytree(pair.bob.home, copied, ignore=shutil.ignore_patterns("*.sock"))
+        pair.bob.start()
+        heard = len(pair.to_alice.said("delegation_status"))
+        until(lambda: pair.to_alice.said("delegation_status"), lambda said: len(said) > heard + 5)
+        pair.bob.kill()
+        pair.bob.home.rename(pair.daemons.folder / "lost")
+        copied.rename(pair.bob.home)
+        pair.bob.start()
+        (row,) = until(lambda: pair.bob.audit("ledger_forgotten"), bool)
+        assert row["said"] > 0
+        pair.daemons.touch(name)
+        assert pair.alice.ended(offered)["result"] == f"done {name}"
+        pair.quiet()
+
+
+@pytest.mark.embedded
+def test_a_number_that_was_left_out_tells_that_the_ones_before_it_are_forgotten(short_path: Path) -> None:
+    with open_peer_daemons(short_path) as made, ScriptedPeer("old") as old:
+        node = made.node("node", AGENTS)
+        old.known_to(node)
+        offered = node.delegate("find it", "researcher", "old")
+        offer = old.until(DelegationOffer, lambda each: each.offer_id == offered)
+        assert old.accept(node, offer).status == 200
+        result = old.result(offer, node.id)
+        refused = old.say(node, result, seq=5)
+        assert (refused.status, refused.code) == (409, "out_of_order")
+        (row,) = node.audit("ledger_forgotten")
+        assert (row["peer"], row["heard"]) == (old.id, 5)
+        assert old.say(node, result, seq=5).status == 200
+        assert node.ended(offered)["result"] == "done"
+
+
+@pytest.mark.embedded
 @pytest.mark.parametrize("side", ["requester", "provider"])
-@pytest.mark.parametrize("step", ["before", "running", "ended"])
+@pytest.mark.parametrize("step", first_of(["before", "running", "ended"]))
 def test_a_home_that_is_put_back_as_a_plain_copy_is_noticed(side: str, step: str) -> None:
     """Nobody says so: no restore, only the files of yesterday. What a peer remembers of the ledger tells."""
     with two() as pair:

@@ -22,6 +22,7 @@ from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.faults import two
 from tests.e2e.peers.peer_daemons import API, Answer, Node, call, introduce, open_peer_daemons, until
 from tests.e2e.peers.scripted_peer import ScriptedPeer, now_ms
+from tests.matrices import first_of
 
 
 def rotate(node: Node, *options: str, env: dict[str, str] | None = None) -> tuple[str, str]:
@@ -43,8 +44,8 @@ def show(node: Node, introduction: Introduction) -> Answer:
     return call(node.port, "POST", f"{API}/identity", msgspec.json.encode(introduction))
 
 
-@pytest.mark.parametrize("side", ["requester", "provider"])
-@pytest.mark.parametrize("options", [(), ("--compromised",)])
+@pytest.mark.parametrize("side", first_of(["requester", "provider"]))
+@pytest.mark.parametrize("options", first_of([(), ("--compromised",)]))
 def test_a_delegation_in_flight_goes_on_under_the_new_key_of_either_side(side: str, options: tuple[str, ...]) -> None:
     with two() as pair:
         pair.bob.ask("PUT", "/peers/alice/trust", {"trustLevel": "trusted"})
@@ -67,7 +68,7 @@ def test_a_delegation_in_flight_goes_on_under_the_new_key_of_either_side(side: s
         pair.quiet()
 
 
-@pytest.mark.parametrize("side", ["requester", "provider"])
+@pytest.mark.parametrize("side", first_of(["requester", "provider"]))
 def test_an_offer_that_waited_for_its_provider_is_taken_though_one_of_the_two_has_another_key_by_then(
     side: str,
 ) -> None:
@@ -98,7 +99,7 @@ def test_three_that_know_each_other_follow_a_chain_that_one_of_them_slept_throug
             assert anna.ended(anna.delegate("and you?", "echo", node.name))["result"] == "echo and you?"
 
 
-@pytest.mark.parametrize("who", ["far", "near"])
+@pytest.mark.parametrize("who", first_of(["far", "near"]))
 def test_a_peer_that_only_fetches_is_told_and_tells(short_path: Path, who: str) -> None:
     with open_peer_daemons(short_path) as made:
         near = made.node("near", AGENTS)
@@ -126,6 +127,7 @@ def test_a_peer_that_knows_one_change_at_a_time_follows_it(short_path: Path) -> 
         node.stop()
 
 
+@pytest.mark.embedded
 def test_a_home_with_one_key_for_everything_keeps_it_until_its_identity_is_changed(short_path: Path) -> None:
     """As homes were before identities had a key of their own."""
     with open_peer_daemons(short_path) as made:
@@ -196,7 +198,7 @@ def test_a_key_that_says_it_is_dead_is_believed_and_nobody_elses_word_for_it(sho
         dead = sign_revocation(ivy.private_key, now_ms())
         assert show(node, Introduction(keys=keys, revocations=(dead,))).status == 200
         found = node.peer("ivy")
-        assert (found["denied"], found["conflict"]) == (True, "key_dead")
+        assert (found["denied"], found["conflict"]) == (True, "key_dead"), found
         assert node.receive(ivy.envelope(node)).code == "refused"
 
 

@@ -15,6 +15,7 @@ from covenant.model.peers.instance import HYBRID_SUITE, HYBRID_VERSIONS, SUITE, 
 from tests.e2e.peers.agents import AGENTS
 from tests.e2e.peers.peer_daemons import Node, call, introduce, open_peer_daemons, until
 from tests.e2e.peers.proxy import Proxy
+from tests.matrices import first_rows_of
 from tests.places import short_folder
 
 IDENTITY = "/api/v1/a2a/identity"
@@ -30,7 +31,7 @@ def suites(*lines: Proxy) -> set[str]:
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "suite"),
-    [("hybrid", "hybrid", HYBRID_SUITE), ("hybrid", "classic", SUITE), ("classic", "hybrid", SUITE)],
+    first_rows_of([("hybrid", "classic", SUITE), ("hybrid", "hybrid", HYBRID_SUITE), ("classic", "hybrid", SUITE)]),
 )
 def test_work_goes_there_and_back_in_the_suite_that_both_have(ours: str, theirs: str, suite: str) -> None:
     with short_folder() as folder, open_peer_daemons(folder) as made:
@@ -137,3 +138,40 @@ def test_a_line_that_takes_the_hybrid_key_away_hears_nothing() -> None:
             assert ann.post("/peers/ben/verify")["peer"]["trustLevel"] == "verified"
             assert line.posted > 0
             assert ann.ended(ann.delegate("hello", "echo", "ben"))["result"] == "echo hello"
+
+
+WITHOUT_MLKEM = """
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import mlkem
+
+
+class MLKEM768PrivateKey:
+    '''As of a library whose OpenSSL does not know it.'''
+
+    @classmethod
+    def generate(cls):
+        raise UnsupportedAlgorithm("ML-KEM-768 is not supported by this backend.")
+
+
+mlkem.MLKEM768PrivateKey = MLKEM768PrivateKey
+"""
+
+
+def test_where_the_crypto_library_has_no_ml_kem_the_classic_suite_is_spoken() -> None:
+    with short_folder() as folder, open_peer_daemons(folder) as made:
+        (folder / "sitecustomize.py").write_text(WITHOUT_MLKEM)
+        ann = made.node("ann", AGENTS)
+        ben = made.node("ben", AGENTS, env={"PYTHONPATH": str(folder)})
+        to_ann, to_ben = made.proxy(ann), made.proxy(ben)
+        shown = call(ben.port, "GET", IDENTITY).body
+        assert (tuple(shown["keys"]["versions"]), "hybridPrekey" in shown) == (SUPPORTED_VERSIONS, False)
+        introduce(ann, ben, a_calls=to_ben.url, b_calls=to_ann.url)
+        assert ann.ended(ann.delegate("hello", "echo", "ben"))["result"] == "echo hello"
+        assert ben.ended(ben.delegate("back", "echo", "ann"))["result"] == "echo back"
+        assert suites(to_ann, to_ben) == {SUITE}
+        # A library that has it again is used again, with the keys that are there.
+        ben.env = {}
+        ben.stop()
+        ben.start()
+        assert ben.ended(ben.delegate("now with it", "echo", "ann"))["result"] == "echo now with it"
+        assert suites(to_ann, to_ben) == {SUITE, HYBRID_SUITE}

@@ -75,8 +75,11 @@ def test_a_tenants_agents_delegate_to_its_peers_and_nobody_else_sees_them(daemon
     assert [each["profile"] for each in bob.delegations(role="provider")] == ["echo"]
     refused_removal = alice.run("tenants", "remove", "acme", "--yes", "--reason", "over", "--json")
     assert "tenant_has_peers" in refused_removal.out + refused_removal.err
+    assert {each["profile"]: each["peerId"] for each in alice.delegations(status="completed")} == {"echo": bob.id}
     alice.cli("peers", "remove", "bob")
-    assert alice.delegations() == []
+    # What is left is what the operator's own tenant asked of a peer that it has not: it was offered to nobody.
+    (refused_here,) = alice.delegations()
+    assert (refused_here["status"], refused_here["peerId"], refused_here["delegationId"]) == ("failed", "bob", None)
     assert alice.get("/usage")["usage"] == []
 
 

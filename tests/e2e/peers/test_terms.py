@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -102,6 +103,16 @@ def test_static_peers_that_meet_at_their_first_task_do_it(daemons: PeerDaemons, 
     else:
         daemons.node("bob", AGENTS + FINDER, port=ports["bob"], static=f"alice={back}")
     assert alice.ended(offered)["result"] == "found: find it"
+
+
+def test_a_static_peer_is_waited_for_by_its_name_at_the_first_contact(daemons: PeerDaemons) -> None:
+    port, back = free_port(), free_port()
+    alice = daemons.node("alice", AGENTS, port=back, static=f"bob=http://127.0.0.1:{port}")
+    with ThreadPoolExecutor(1) as pool:
+        begun = pool.submit(alice.delegate, "find it", "finder", "bob")
+        assert alice.call("POST", "/delegate", {"task": "x", "profile": "y", "peerId": "rob"}).code == "unknown_peer"
+        daemons.node("bob", AGENTS + FINDER, port=port, static=f"alice=http://127.0.0.1:{back}")
+        assert alice.ended(begun.result())["result"] == "found: find it"
 
 
 def test_a_cancel_that_a_dead_provider_never_hears_ends(daemons: PeerDaemons) -> None:

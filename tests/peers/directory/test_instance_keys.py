@@ -1,8 +1,9 @@
 """Our own keys: one new to seal to each day, two days of each, and nothing left of what is over."""
 
+import msgspec
 import pytest
 
-from covenant.model.peers.instance import InstanceId
+from covenant.model.peers.instance import InstanceId, KeyPurpose
 from covenant.peers.directory.instance_keys import BUNDLE_MS, PREKEYS_KEPT_MAX, InstanceKeys
 from covenant.seal.envelope import Code, EnvelopeRefused
 from covenant.seal.identity import (
@@ -16,6 +17,7 @@ from covenant.seal.identity import (
     sign_change,
 )
 from covenant.seal.keys import new_private_key
+from covenant.seal.purpose_keys import KEY_PERIOD_MS, KeptPurposeKeys
 from tests.seal.instances import Opened, open_
 
 NOW = 1_800_000_000_000
@@ -97,7 +99,8 @@ def test_a_ring_that_is_loaded_again_opens_what_was_sealed_before() -> None:
     keyring, saved = ring()
     sender, _ = ring()
     envelope = sealed(sender, keyring, NOW)
-    again = InstanceKeys(keyring.private_key, saved.prekeys, saved)
+    kept = KeptPurposeKeys(keyring.purpose_keys())
+    again = InstanceKeys(keyring.private_key, saved.prekeys, saved, purpose_keys=kept)
     assert again.id == keyring.id
     assert opened(again, sender, envelope, NOW).body == b"{}"
     assert not again.rotate(NOW + HOUR)
@@ -180,3 +183,41 @@ def test_neither_ring_nor_key_shows_a_secret_when_printed() -> None:
         assert keyring.private_key.hex() not in shown
         assert saved.prekeys[0].private_key.hex() not in shown
         assert repr(saved.prekeys[0].private_key) not in shown
+
+
+def test_each_purpose_has_a_key_that_is_saved_before_it_signs_and_replaced_each_month() -> None:
+    saved: list[KeptPurposeKeys] = []
+    keyring = InstanceKeys(new_private_key(), (), Saved(), save_purpose_keys=saved.append)
+    reader = InstanceKeys(new_private_key(), (), Saved()).bundle(NOW)
+    keyring.rotate(NOW)
+    first = keyring.signing(KeyPurpose.TOKENS, reader, NOW)
+    assert [each.certificate.purpose for each in saved[-1].keys if each.certificate] == list(KeyPurpose)
+    assert (first in saved[-1].keys, first.identity_key) == (True, keyring.key)
+    assert keyring.signing(KeyPurpose.TOKENS, reader, NOW + KEY_PERIOD_MS - 1) == first
+    assert keyring.signing(KeyPurpose.TOKENS, reader, NOW + KEY_PERIOD_MS) != first
+    assert keyring.signing(KeyPurpose.TOKENS, msgspec.structs.replace(reader, versions=(2,)), NOW).certificate is None
+
+
+def test_replaced_keys_that_cannot_be_saved_do_not_sign() -> None:
+    def full(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    keyring = InstanceKeys(new_private_key(), (), Saved())
+    reader = keyring.bundle(NOW)
+    stuck = InstanceKeys(
+        keyring.private_key, (), Saved(), purpose_keys=KeptPurposeKeys(keyring.purpose_keys()), save_purpose_keys=full
+    )
+    with pytest.raises(OSError, match="No space"):
+        stuck.replace_purpose_keys(NOW + HOUR, compromised=True)
+    assert stuck.signing(KeyPurpose.PROOFS, reader, NOW) == keyring.signing(KeyPurpose.PROOFS, reader, NOW)
+    assert stuck.void_before_ms == 0
+
+
+def test_a_clock_that_is_set_back_after_keys_were_called_void_leaves_the_identity_to_sign() -> None:
+    keyring = InstanceKeys(new_private_key(), (), Saved())
+    reader = keyring.bundle(NOW)
+    keyring.replace_purpose_keys(NOW + HOUR, compromised=True)
+    assert keyring.sender(certified=True, now_ms=NOW + HOUR).certificate is not None
+    assert keyring.sender(certified=True, now_ms=NOW).certificate is None
+    assert keyring.signing(KeyPurpose.PROOFS, reader, NOW).certificate is None
+    assert keyring.signing(KeyPurpose.PROOFS, reader, NOW + HOUR).certificate is not None

@@ -16,12 +16,12 @@ from covenant.model.peers.delegation import Peer, PeerLimits, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse, DelegationOffer, Profile
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, Trust
 from covenant.peers.directory.handshake import answer
-from covenant.peers.directory.peer_directory import as_agent
 from covenant.peers.provider.offer_admission import OfferedProfiles, OfferFacts, OfferRate, judge_offer
-from covenant.peers.transport.peer_http import PeerCallFailed
+from covenant.peers.transport.peer_client import PeerCallFailed
 from covenant.seal.identity import PREKEY_PERIOD_MS, InstanceIdentity, sign_bundle, sign_change
 from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import assert_offer, new_challenge, sign_capabilities
+from covenant.seal.purpose_keys import PurposeKey
 from covenant.seal.tokens import Narrowing, narrow, token_ids
 from covenant.wire import peers as wire
 from tests.ledger_contract.samples import OPERATOR
@@ -476,7 +476,7 @@ class TestCapabilities:
         )
         facts = OfferFacts(0, 0, {"coder": CODER}, b.keyring, b.clock())
         terms = judge_offer(
-            assert_offer(a.keyring.private_key, made, provider=b.id),
+            assert_offer(PurposeKey(a.keyring.private_key), made, provider=b.id),
             of_a,
             facts,
             QUICK,
@@ -585,7 +585,7 @@ class TestAnswers:
         of_a = Peer(id=a.id, name="a", trust=Trust.VERIFIED)
         made = answer(query, of_a, OFFERING, b.keyring, token=None, life_ms=60_000, now_ms=b.clock())
         changed = msgspec.structs.replace(made, **changes)
-        return sign_capabilities(b.keyring.private_key, changed) if changes else made
+        return sign_capabilities(PurposeKey(b.keyring.private_key), changed) if changes else made
 
     def envelope(self, b: TransportUnderTest, jti: str = "j") -> ReceivedEnvelope:
         return ReceivedEnvelope(sender=b.id, jti=jti, typ="capability_response", until_ms=b.clock() + 60_000)
@@ -677,5 +677,5 @@ async def test_all_that_was_learned_is_there_after_a_restart(tmp_path: Path) -> 
             before = at(a, b.id)
         async with instance(tmp_path / "a", keys) as a:
             assert at(a, b.id) == before
-            assert as_agent(before).display == "house@peer"
+            assert before.agent.display == "house@peer"
             assert (await a.directory.verify(before)).challenge is None

@@ -6,13 +6,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from covenant.ledger.clock import PAUSE_MS
+from covenant.model.peers.delegation import Peer
 from covenant.model.peers.instance import Trust
 from covenant.peers.peer_services import PeerMaintenance
+from covenant.peers.provider.offer_admission import OfferedProfiles
 from covenant.seal.identity import PREKEY_PERIOD_MS
 from tests.ledger_contract.samples import OPERATOR
 from tests.peers.transport_under_test import Clock, Keys, TransportUnderTest, listening, transport_under_test
-from tests.waits import BOUND_S
+from tests.waits import BOUND_S, eventually
 
 
 def upkeep(of: TransportUnderTest) -> PeerMaintenance:
@@ -132,6 +136,43 @@ async def test_where_a_stranger_was_it_is_looked_again_until_the_peer_is_back(tm
             clock.ahead_ms += 2_000
             await keeping.sweep()
             assert a.directory.find(b.id).conflict is None
+
+
+@pytest.mark.parametrize("asker", ["the maintenance", "somebody else"])
+async def test_keys_that_are_void_while_a_question_is_under_way_are_told_with_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asker: str
+) -> None:
+    asked, go = asyncio.Event(), asyncio.Event()
+    async with instance(tmp_path / "a") as a, instance(tmp_path / "b") as b:
+        await a.directory.add(OPERATOR, url=b.url, peer_id=None, name=None)
+        await b.directory.add(OPERATOR, url=a.url, peer_id=None, name=None)
+        offering = b.directory._offering
+
+        async def answer_late(peer: Peer) -> OfferedProfiles:
+            asked.set()
+            await go.wait()
+            return await offering(peer)
+
+        async def is_trying() -> bool:
+            return bool(keeping._trying)
+
+        monkeypatch.setattr(b.directory, "_offering", answer_late)
+        keeping = upkeep(a)
+        asking = keeping.sweep() if asker == "the maintenance" else a.directory.verify(a.directory.find(b.id))
+        under_way = asyncio.ensure_future(asking)
+        await asyncio.wait_for(asked.wait(), BOUND_S)
+        a.keyring.replace_purpose_keys(a.clock(), compromised=True)
+        keeping.tell_keys()
+        joins = asyncio.ensure_future(keeping.sweep())
+        await eventually(is_trying)
+        go.set()
+        await asyncio.wait_for(asyncio.gather(under_way, joins), BOUND_S)
+        assert b.directory.find(a.id).void_before_ms == 0, "the question was asked before"
+        await keeping.sweep()
+        assert b.directory.find(a.id).void_before_ms == a.keyring.void_before_ms > 0
+        heard = len(await b.ledger.message_log())
+        await keeping.sweep()
+        assert len(await b.ledger.message_log()) == heard, "it is told once"
 
 
 async def test_our_keys_are_renewed_each_day_and_a_disk_that_is_full_stops_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from covenant.model.peers.delegation import Peer
 from covenant.peers.directory.peer_directory import (
     PeerEntry,
     apart,
-    as_agent,
     check_name,
     name_from,
     read_peer_entry,
@@ -101,7 +100,7 @@ def test_a_peer_is_called_what_it_says_as_far_as_that_can_be_a_name(said: str, n
 
 def test_a_peer_is_an_agent_with_a_name_and_its_own_key_once_that_is_known() -> None:
     bundle = sign_bundle(KEY, [new_prekey(KEY, NOW).prekey], NOW)
-    unknown, known = as_agent(Peer(id=ID, name="north")), as_agent(Peer(id=ID, name="north", keys=bundle))
+    unknown, known = Peer(id=ID, name="north").agent, Peer(id=ID, name="north", keys=bundle).agent
     assert known.pubkey == bundle.identity_key
     for agent in (unknown, known):
         assert check_display(agent.display) == "north@peer"

@@ -50,7 +50,7 @@ async def test_an_instance_in_the_settings_is_asked_who_it_is() -> None:
         assert there.requests[0].target == IDENTITY_PATH
     assert (found.instance_id, found.fingerprint, found.name) == (ALPHA.id, ALPHA.fingerprint, "Research")
     assert (found.url, found.source, found.host) == (f"http://127.0.0.1:{there.port}", "static", HERE)
-    assert (found.versions, found.conflict, found.note) == ((2, 3, 4, 5), None, None)
+    assert (found.versions, found.conflict, found.note) == ((2, 3, 4, 5, 7), None, None)
 
 
 async def test_it_is_asked_when_discovery_starts_without_being_waited_for() -> None:
@@ -97,7 +97,7 @@ def document(who: Neighbour, **changes: object) -> bytes:
         {"identityKey": BETA.identity.key},
         {"id": BETA.id, "identityKey": BETA.identity.key},
         {"expiresAtMs": 1},
-        {"versions": [2, 3, 4, 5, 6]},
+        {"versions": [2, 3, 4, 5, 6, 7]},
         {"signature": "x..y"},
     ],
     ids=["another id", "another key", "both of another", "over", "versions added", "no signature"],
@@ -120,7 +120,7 @@ async def test_keys_that_do_not_hold_are_a_conflict(changes: dict[str, object]) 
         (b"\xff", CandidateNote.NO_ANSWER),
         (b"[" * 50_000, CandidateNote.NO_ANSWER),
         (document(ALPHA, unknown=1), CandidateNote.NO_ANSWER),
-        (document(ALPHA, versions=[7]), CandidateNote.VERSION_NOT_SUPPORTED),
+        (document(ALPHA, versions=[9]), CandidateNote.VERSION_NOT_SUPPORTED),
     ],
     ids=["empty", "a list", "of other types", "no text", "deep", "unknown field", "another version"],
 )

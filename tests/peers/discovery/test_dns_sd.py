@@ -51,7 +51,7 @@ async def test_an_instance_that_the_domain_lists_is_found_with_all_that_is_said_
                 url="https://alpha.corp.example:8443",
                 name="Research",
                 source="dns",
-                versions=(2, 3, 4, 5),
+                versions=(2, 3, 4, 5, 7),
                 fingerprint=ALPHA.fingerprint,
                 host="alpha.corp.example",
                 port=8443,

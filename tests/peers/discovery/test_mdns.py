@@ -8,6 +8,7 @@ from ipaddress import ip_address
 import pytest
 import uvloop
 
+from covenant.model.peers.instance import SUPPORTED_VERSIONS
 from covenant.peers.discovery.candidates import CandidateConflict, CandidateNote
 from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.discovery.mdns import LABEL_BYTES_MAX, _label, _place, addresses_of
@@ -46,7 +47,11 @@ async def meet(alpha: Neighbour, beta: Neighbour) -> None:
         discovery(replace(LOOPBACK, name="Operations"), beta, announcement=beta.announces(8422)) as second,
     ):
         (seen,) = await heard(first, beta.id)
-        assert (seen.url, seen.fingerprint, seen.versions) == ("http://127.0.0.1:8422", beta.fingerprint, (2, 3, 4, 5))
+        assert (seen.url, seen.fingerprint, seen.versions) == (
+            "http://127.0.0.1:8422",
+            beta.fingerprint,
+            SUPPORTED_VERSIONS,
+        )
         assert (seen.name, seen.source, seen.tls) == (f"Operations {beta.id[-12:]}", "mdns", False)
         assert (seen.conflict, seen.note) == (None, None)
         (seen,) = await heard(second, alpha.id)

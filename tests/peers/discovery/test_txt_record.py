@@ -21,7 +21,7 @@ from tests.peers.discovery.neighbours import Neighbour
 US = Neighbour()
 STRINGS = [
     b"txtvers=1",
-    b"pv=2,3,4,5",
+    b"pv=2,3,4,5,7",
     b"id=" + US.id.encode(),
     b"fp=" + US.fingerprint.encode(),
     b"path=/.well-known/agent-card.json",

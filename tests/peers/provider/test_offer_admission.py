@@ -24,6 +24,7 @@ from covenant.peers.provider.offer_admission import (
 )
 from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import assert_offer
+from covenant.seal.purpose_keys import PurposeKey
 from covenant.seal.tokens import Narrowing, issue, narrow, token_ids
 
 NOW = 1_800_000_000_000
@@ -45,7 +46,9 @@ def token(
 ) -> str:
     terms = token_terms(holder or peer(), offering, settings)
     assert terms is not None
-    return issue(US.private_key, THEM.id, msgspec.structs.replace(terms, expires_at_ms=NOW + settings.token_life_ms))
+    return issue(
+        PurposeKey(US.private_key), THEM.id, msgspec.structs.replace(terms, expires_at_ms=NOW + settings.token_life_ms)
+    )
 
 
 def offer(signer: InstanceKeys = THEM, provider: InstanceId = US.id, **changes: Any) -> DelegationOffer:
@@ -59,7 +62,7 @@ def offer(signer: InstanceKeys = THEM, provider: InstanceId = US.id, **changes: 
         "via": (THEM.id,),
         "token": token(),
     }
-    return assert_offer(signer.private_key, DelegationOffer(**{**given, **changes}), provider=provider)
+    return assert_offer(PurposeKey(signer.private_key), DelegationOffer(**{**given, **changes}), provider=provider)
 
 
 def facts(**changes: Any) -> OfferFacts:
@@ -215,8 +218,8 @@ class TestTokens:
 
     def test_one_for_another_holder_or_of_another_provider_is_denied(self) -> None:
         terms = Narrowing(expires_at_ms=NOW + 1_000)
-        assert code(offer(token=issue(US.private_key, THIRD.id, terms))) == "denied"
-        assert code(offer(token=issue(THIRD.private_key, THEM.id, terms))) == "denied"
+        assert code(offer(token=issue(PurposeKey(US.private_key), THIRD.id, terms))) == "denied"
+        assert code(offer(token=issue(PurposeKey(THIRD.private_key), THEM.id, terms))) == "denied"
 
     def test_one_that_was_revoked_is_denied_with_all_that_was_narrowed_from_it(self) -> None:
         whole = token()

@@ -22,6 +22,7 @@ from covenant.wire.peers import (
     Introduction,
     Polled,
     Received,
+    Relayed,
     decode_introduction,
 )
 from tests.peers.transport_under_test import (
@@ -149,6 +150,12 @@ class Hanging:
         raise AssertionError
 
     async def introduced(self, body: bytes, address: str | None) -> Received:
+        raise AssertionError
+
+    async def deposit(self, body: bytes, address: str | None, recipient: str) -> Relayed:
+        raise AssertionError
+
+    async def deposited(self, recipient: str) -> bytes:
         raise AssertionError
 
     async def too_large(self, address: str | None) -> Refusal:

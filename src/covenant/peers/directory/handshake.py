@@ -23,22 +23,39 @@ from covenant.ledger.machine.decisions.peers import ISSUED_MAX, unknown_peer
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.peer_commands import LearnPeer, ReceiveFromPeer, RevokeToken
 from covenant.model.errors import Conflict, CovenantError, Invalid, Refusal, Unavailable
-from covenant.model.peers.delegation import Challenge, IssuedToken, Peer, PeerCapabilities, ReceivedEnvelope
+from covenant.model.peers.delegation import Challenge, IssuedToken, Peer, PeerCapabilities
 from covenant.model.peers.delegation_messages import (
     CapabilityQuery,
     CapabilityResponse,
     DelegationMessage,
     Profile,
 )
-from covenant.model.peers.instance import PRICES, InstanceId, KeyBundle, Prekey, Trust, negotiate
-from covenant.outbound.concurrency import SingleFlight
+from covenant.model.peers.instance import (
+    PRICES,
+    InstanceId,
+    KeyBundle,
+    KeyCertificate,
+    KeyPurpose,
+    Prekey,
+    Trust,
+    negotiate,
+)
+from covenant.outbound.concurrency import SingleFlight, wait_at_most
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.provider.offer_admission import OfferedProfiles, token_terms
-from covenant.peers.transport.peer_client import OTHER_KEYS, address
-from covenant.peers.transport.peer_http import PeerCallFailed, PeerConflict, PeerResponse, PeerUnavailable, call_failed
-from covenant.seal.envelope import EnvelopeRefused, Header, check, open_checked, remember_until_ms, replayed
+from covenant.peers.transport.peer_client import (
+    OTHER_KEYS,
+    PeerCallFailed,
+    PeerConflict,
+    PeerResponse,
+    PeerUnavailable,
+    call_failed,
+    required,
+)
+from covenant.seal.envelope import Code, EnvelopeRefused, Header, check, envelope_record, open_checked, replayed
 from covenant.seal.proofs import capabilities_hold, new_challenge, sign_capabilities
+from covenant.seal.purpose_keys import PurposeKey
 from covenant.seal.tokens import Narrowing, issue, token_ids
 from covenant.wire.peers import RECEIVE_PATH, decode, decode_received, decode_refused, encode, type_of
 
@@ -47,7 +64,7 @@ log = logging.getLogger(__name__)
 BELIEVED_MS_MAX: Final = 3_600_000
 KEYS_EVERY_MS: Final = 60_000
 PROFILES_BYTES_MAX: Final = 64 * 1024
-"""How much of what a peer says of its profiles is kept. It is written down with each thing that is learned of it."""
+"""How many bytes of a peer's profiles are kept. They are written again with each change of the peer's record."""
 
 
 def answer(
@@ -76,16 +93,16 @@ def answer(
         token=token,
         known_end=known_end if known_end is not None else msgspec.UNSET,
     )
-    return sign_capabilities(keyring.private_key, response)
+    return sign_capabilities(keyring.signing(KeyPurpose.PROOFS, query.keys or peer.keys, now_ms), response)
 
 
 def _without_price(profile: Profile) -> Profile:
-    """For one that does not know the field, and could not check the signature over it."""
+    """For a peer that does not know prices, and could not check a signature over one."""
     return msgspec.structs.replace(profile, price=msgspec.UNSET)
 
 
 def keys_worth_keeping(known: KeyBundle | None, shown: KeyBundle) -> bool:
-    """Whether keys that a peer shows as it speaks are to be kept. Not at each word: what is kept is written down."""
+    """Whether to keep the keys that a peer shows with a message. Not each time, since keeping them writes a record."""
     return known is None or shown.issued_at_ms >= known.issued_at_ms + KEYS_EVERY_MS
 
 
@@ -100,12 +117,15 @@ def learned(response: CapabilityResponse, now_ms: int) -> PeerCapabilities:
 
 TIMEOUT_S: Final = 15.0
 FAILURE_MS: Final = 5_000
-"""How long a peer that does not answer is not asked again for somebody who only wants to know."""
+"""How long a peer that did not answer is not asked again, unless fresh capabilities are needed."""
 STRANGER_MS: Final = 2_000
-"""How long it is believed that we are a mere peer to it: that is what changes while two are being introduced."""
+"""How long we believe that a peer has not verified us: this changes soon when two instances have just met."""
 HANDED_MS: Final = 10_000
-"""How long one that fetches has to answer before it is handed the same question again."""
+"""How long a peer that polls has to answer before it is handed the same question again."""
 FETCHED_S: Final = 30.0
+LOOK_AGAIN_S: Final = 0.5
+ASKED_MAX: Final = 5
+"""How often a peer is asked if another daemon of this instance asks at the same time: only the last question counts."""
 CLOCKS: Final = frozenset({"from_future", "stale"})
 
 
@@ -117,8 +137,10 @@ class Handshake(PeerService):
         self._failures: dict[InstanceId, tuple[int, CovenantError]] = {}
         self._handed: dict[InstanceId, tuple[str, int]] = {}
         self._answered: dict[InstanceId, asyncio.Event] = {}
+        self._shown: dict[InstanceId, tuple[KeyCertificate, ...]] = {}
+        """The certificates that each peer's last answered question was asked under, or older ones."""
         self._forgetful: set[InstanceId] = set()
-        """Peers who remember more of our ledger than it has."""
+        """Peers that know of more records than our ledger has."""
         self._lived_on = False
         context.unreachable.append(lambda peer: self._monotonic_ms() < self._failures.get(peer, (0, None))[0])
 
@@ -126,7 +148,10 @@ class Handshake(PeerService):
         await self._flights.stop()
 
     async def capabilities(self, peer: Peer, *, fresh: bool = False) -> PeerCapabilities:
-        """As it last said, until that is over; then it is asked. Refused if it does not say."""
+        """What the peer said last, until that expires; then the peer is asked.
+
+        Raises a `Refusal` if it does not answer.
+        """
         known = self._known(peer.id)
         if not fresh:
             if (kept := self._kept(known)) is not None:
@@ -153,12 +178,34 @@ class Handshake(PeerService):
         return kept
 
     async def ask(self, peer: Peer) -> Peer:
-        """The peer as it is once it has answered, and is verified. One without an address may take its time."""
-        asking = self._ask if peer.url is not None else self._ask_when_it_fetches
-        return await self._flights.join(peer.id, lambda: asking(peer))
+        """Asks the peer, and returns its record once it has answered and is verified.
+
+        A peer that polls may take long.
+        """
+        return await self._flights.join(peer.id, lambda: self._ask_once(peer))
+
+    async def _ask_once(self, peer: Peer) -> Peer:
+        certificates = self._keyring.certificates()
+        asking = self._ask_last if self._address(peer) is not None else self._ask_when_it_fetches
+        asked = await asking(peer)
+        self._shown[peer.id] = certificates
+        return asked
+
+    def has_shown_keys(self, peer: InstanceId) -> bool:
+        """Whether the last question that this peer answered was asked under our present keys."""
+        return self._shown.get(peer) == self._keyring.certificates()
+
+    async def _ask_last(self, peer: Peer) -> Peer:
+        for _ in range(ASKED_MAX - 1 if self._context.shared is not None else 0):
+            try:
+                return await self._ask(peer)
+            except Conflict as conflict:
+                if conflict.code != "challenge_over":
+                    raise
+        return await self._ask(peer)
 
     async def challenge(self, peer: Peer) -> Peer:
-        """For one that fetches: it stays asked until it answers."""
+        """Challenges a peer that polls. The challenge stands until the peer answers."""
         known = self._known(peer.id)
         if known.challenge is not None:
             return known
@@ -173,25 +220,55 @@ class Handshake(PeerService):
         response = await self._post(asked, await self._prekey_for(asked))
         if _code(response) in OTHER_KEYS:
             response = await self._post(asked, await self._prekey_for(asked, fresh=True))
+        if _code(response) == Code.KEY_VOID and await self._renew_void_keys():
+            response = await self._post(asked, await self._prekey_for(asked))
         if response.status != 200:
             raise _declined(asked, response, self._keyring.id)
+        if self._is_relayed(asked):
+            return await self._answer_by_relay(asked)
         try:
             header, said = await self._open(asked, decode_received(response.body).envelope)
         except (Invalid, EnvelopeRefused) as wrong:
             raise PeerConflict("bad_answer", f"{asked.name} did not answer the question: {wrong}") from wrong
         if not isinstance(said, CapabilityResponse):
             raise PeerConflict("bad_answer", f"{asked.name} answered with {header.typ}")
-        await self._ledger.commit(ReceiveFromPeer(envelope=envelope_record(header, self._context.epoch)))
+        await self._ledger.commit(ReceiveFromPeer(envelope=envelope_record(header, self._context.life)))
         return await self.learn(asked.id, said, header.epoch)
+
+    async def _answer_by_relay(self, peer: Peer) -> Peer:
+        """Waits for the answer of a peer that finds our question at the relay. It comes like any message."""
+        answered = self._answered[peer.id] = asyncio.Event()
+        try:
+            async with asyncio.timeout(FETCHED_S):
+                # The answer may be here already, or may have come to another daemon of this instance.
+                while self._known(peer.id).challenge is not None:
+                    answered.clear()
+                    await wait_at_most(answered, LOOK_AGAIN_S)
+        except TimeoutError:
+            why = f"{peer.name} has not fetched our question from the relay, or has not answered it yet"
+            raise PeerUnavailable("not_fetched", f"{why}; try again") from None
+        finally:
+            del self._answered[peer.id]
+        return self._known(peer.id)
 
     async def _open(self, peer: Peer, sealed: msgspec.Raw | msgspec.UnsetType) -> tuple[Header, DelegationMessage]:
         if isinstance(sealed, msgspec.UnsetType):
             raise Invalid("no_answer", "there is no envelope in its answer")
         now_ms = self._now_ms()
-        checked = check(bytes(sealed), us=self._keyring.id, now_ms=now_ms, known=lambda sender: sender == peer.id)
+        checked = check(
+            bytes(sealed),
+            us=self._keyring.id,
+            now_ms=now_ms,
+            known=lambda sender: sender == peer.id,
+            void_before_ms=lambda _: peer.void_before_ms,
+        )
         if await self._ledger.envelope_taken(peer.id, checked.header.jti):
             raise replayed(checked.header)
-        body = open_checked(checked, self._keyring.prekey(checked.header.kid), now_ms=now_ms)
+        prekey = self._keyring.prekey(checked.header.kid)
+        if prekey is None and self._context.shared is not None:
+            await self._context.shared.refresh_keys()
+            prekey = self._keyring.prekey(checked.header.kid)
+        body = open_checked(checked, prekey, now_ms=now_ms)
         return checked.header, decode(checked.header.typ, body)
 
     async def _post(self, peer: Peer, prekey: Prekey) -> PeerResponse:
@@ -203,8 +280,11 @@ class Handshake(PeerService):
             prekey=prekey,
             now_ms=self._now_ms(),
             epoch=self._epoch_for(peer),
+            certified=self._certified_for(peer),
+            relayed=self._is_relayed(peer),
         )
-        return await self._connections.to(address(peer)).post(RECEIVE_PATH, sealed, timeout_s=TIMEOUT_S)
+        place = required(self._address(peer), peer)
+        return await self._connections.to(place).post(RECEIVE_PATH, sealed, timeout_s=TIMEOUT_S)
 
     def _query(self, peer: Peer) -> CapabilityQuery:
         assert peer.challenge is not None
@@ -217,7 +297,11 @@ class Handshake(PeerService):
         )
 
     async def learn(self, peer_id: InstanceId, response: CapabilityResponse, epoch: str | None) -> Peer:
-        """What a peer said, in which life of its ledger. `challenge_over` if we have not asked that, or anew since."""
+        """Records a peer's response.
+
+        `epoch`: the life of the peer's ledger. Raises `challenge_over` if the response does not answer our last
+        challenge.
+        """
         peer, now_ms = self._known(peer_id), self._now_ms()
         if peer.challenge is None or peer.challenge.nonce != response.nonce:
             raise Conflict("challenge_over", "this is not the answer to the last challenge")
@@ -256,17 +340,40 @@ class Handshake(PeerService):
         return changed
 
     async def _compare_ends(self, peer: Peer, known_end: int) -> None:
-        """A peer remembers more records of our ledger than there are: the ledger is an older copy of itself.
-
-        If the peer knows this very life, nobody has told it of a restore: another life begins. Once in a run, so that a
-        peer that lies does no more than that.
-        """
         end = self._context.ledger_end()
-        if end is None or known_end <= end or not peer.trust.covers(Trust.VERIFIED) or peer.id in self._forgetful:
+        if end is not None and known_end > end and self._context.shared is not None:
+            await self._ledger.durable()  # another daemon may have written since
+            end = self._context.ledger_end()
+        if end is not None and known_end > end:
+            await self.note_forgotten(peer, known=known_end, end=end)
+
+    async def note_forgotten(
+        self,
+        peer: Peer,
+        *,
+        known: int | None = None,
+        end: int | None = None,
+        heard: int | None = None,
+        said: int | None = None,
+    ) -> None:
+        """A peer knows of more messages or records than our ledger has: the ledger is an older copy of itself.
+
+        If the peer knows this life of the ledger, the restore was not marked: another life begins, once a run, so that
+        a peer that lies causes no more than that.
+        """
+        if not peer.trust.covers(Trust.VERIFIED) or peer.id in self._forgetful:
             return
         self._forgetful.add(peer.id)
-        log.error("peers.ledger_forgotten", extra={"peer": peer.id, "known": known_end, "end": end})
-        row: dict[str, object] = {"type": "ledger_forgotten", "peer": peer.id, "known": known_end, "end": end}
+        facts: dict[str, object] = {
+            "type": "ledger_forgotten",
+            "peer": peer.id,
+            "known": known,
+            "end": end,
+            "heard": heard,
+            "said": said,
+        }
+        row = {name: value for name, value in facts.items() if value is not None}
+        log.error("peers.ledger_forgotten", extra=row)
         await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
         begin = self._context.begin_life
         if begin is not None and not self._lived_on and self._epoch_for(peer) == peer.told_epoch:
@@ -274,7 +381,7 @@ class Handshake(PeerService):
             self._context.epoch = await asyncio.to_thread(begin)
 
     def pending_query(self, peer: Peer) -> CapabilityQuery | None:
-        """What to ask a peer that comes to fetch. Not again for a while, so that it can answer."""
+        """The question for a peer that polls; None if it was handed out a while ago and may still be answered."""
         known = self._known(peer.id)
         if known.challenge is None or known.denied:
             return None
@@ -290,7 +397,10 @@ class Handshake(PeerService):
         try:
             await self.challenge(peer)
             async with asyncio.timeout(FETCHED_S):
-                await answered.wait()
+                # The answer may come to another daemon of this instance.
+                while self._known(peer.id).challenge is not None:
+                    answered.clear()
+                    await wait_at_most(answered, LOOK_AGAIN_S)
         except TimeoutError:
             raise Unavailable(
                 "not_fetched", f"{peer.name} has no address, and has not fetched our question yet; try again"
@@ -304,19 +414,6 @@ class Handshake(PeerService):
         if peer is None:
             raise unknown_peer(peer_id)
         return peer
-
-
-def envelope_record(header: Header, our_epoch: str | None) -> ReceivedEnvelope:
-    return ReceivedEnvelope(
-        sender=InstanceId(header.sender),
-        jti=header.jti,
-        typ=header.typ,
-        until_ms=remember_until_ms(header),
-        seq=header.seq,
-        sent_at_ms=header.iat,
-        epoch=header.epoch,
-        our_epoch=our_epoch,
-    )
 
 
 def _code(response: PeerResponse) -> str:
@@ -342,6 +439,7 @@ def _declined(peer: Peer, response: PeerResponse, us: InstanceId) -> PeerCallFai
 
 class _Given(NamedTuple):
     token: str
+    by: PurposeKey
     id: str
     terms: Narrowing
     until_ms: int
@@ -353,20 +451,21 @@ class TokenIssuer(PeerService):
         self._given: dict[InstanceId, _Given] = {}
 
     async def token_for(self, peer: Peer, offering: OfferedProfiles) -> str | None:
-        """None for one that may not delegate. Told to nobody before it is durable that it was given."""
+        """The token for a peer; None if the peer may not delegate. Returned only after the record of it is durable."""
         terms = token_terms(peer, offering, self._settings)
         if terms is None:
             self._given.pop(peer.id, None)
             return None
         given = self._given.get(peer.id)
-        if given is not None and given.terms == terms and self._good(given):
+        key = self._keyring.signing(KeyPurpose.TOKENS, peer.keys, self._now_ms())
+        if given is not None and (given.terms, given.by) == (terms, key) and self._good(given):
             return given.token
         until_ms = self._now_ms() + self._settings.token_life_ms
-        token = issue(self._keyring.private_key, peer.id, msgspec.structs.replace(terms, expires_at_ms=until_ms))
+        token = issue(key, peer.id, msgspec.structs.replace(terms, expires_at_ms=until_ms))
         token_id = token_ids(token, self._keyring.key)[0]
         await self._make_room(peer)
         await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, issued=IssuedToken(token_id, until_ms)))
-        self._given[peer.id] = _Given(token, token_id, terms, until_ms)
+        self._given[peer.id] = _Given(token, key, token_id, terms, until_ms)
         return token
 
     def _good(self, given: _Given) -> bool:

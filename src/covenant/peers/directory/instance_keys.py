@@ -1,7 +1,10 @@
-"""The keys of this instance: its identity key, and the prekeys that others seal to, a new one each day.
+"""The keys of this instance: its identity key, a key for each purpose, and the prekeys that others seal to.
 
 A prekey is saved before it is shown to anybody. Its private half is erased, in memory and on disk, once nothing that
 was sealed to it can arrive any more.
+
+For peers that know certificates, a purpose key signs; for all others the identity key does. A purpose key is replaced
+each month, or when an operator says so. Its certificate goes with each signature, so nobody has to remember old keys.
 
 `rotate` may be called from a thread, since it writes to disk; everything else is for the loop.
 """
@@ -22,11 +25,14 @@ from covenant.model.peers.instance import (
     IdentityChange,
     InstanceId,
     KeyBundle,
+    KeyCertificate,
+    KeyPurpose,
     KeyRevocation,
     Prekey,
 )
-from covenant.seal.envelope import seal
+from covenant.seal.envelope import RELAYED_LIFE_MS_MAX, seal
 from covenant.seal.identity import (
+    ENVELOPE_LIFE_MS_MAX,
     SKEW_MS,
     InstanceIdentity,
     PrivatePrekey,
@@ -39,12 +45,15 @@ from covenant.seal.identity import (
 )
 from covenant.seal.identity_chain import chain_to, former_keys
 from covenant.seal.keys import nonce
+from covenant.seal.purpose_keys import KEY_PERIOD_MS, NO_PURPOSE_KEYS, KeptPurposeKeys, PurposeKey, certify, key_due
 from covenant.seal.suites import suites_spoken
 
+RENEWED_MS: Final = 60_000
+"""Younger keys are not replaced when a peer says that they are void."""
 BUNDLE_MS: Final = 3_600_000
 """How long a bundle is shown before it is signed again."""
 PREKEYS_KEPT_MAX: Final = 6
-"""Of each suite. Two or three are usual. A clock that jumps to and fro makes more."""
+"""For each suite. Two or three are usual; a clock that jumps back and forth makes more."""
 
 
 class InstanceKeys:
@@ -58,11 +67,13 @@ class InstanceKeys:
         revocations: Sequence[KeyRevocation] = (),
         salt_key: bytes | None = None,
         hybrid: bool = False,
+        purpose_keys: KeptPurposeKeys = NO_PURPOSE_KEYS,
+        save_purpose_keys: Callable[[KeptPurposeKeys], None] = lambda _: None,
     ) -> None:
-        """`save` puts these prekeys in the place of those saved before, durably.
+        """`save` durably replaces the saved prekeys; `save_purpose_keys` does so with the purpose keys.
 
-        `changes`: from whom we came to be, the newest last. `salt_key`: what salts follow from; it outlives identities.
-        `hybrid`: whether the hybrid suite is wanted. Prekeys of it that we have open what comes in any case.
+        `changes`: how the identity changed, the newest last. `salt_key`: the key of salts, which outlives identities.
+        `hybrid`: whether to offer the hybrid suite. Hybrid prekeys that we have open envelopes in any case.
         """
         self.identity = InstanceIdentity(private_key)
         self.private_key = private_key
@@ -71,8 +82,11 @@ class InstanceKeys:
         self.revocations = tuple(revocations)
         self.former = former_keys(self.changes, self.revocations)
         self.salt_key = salt_key or private_key
-        # Those of another identity, from a backup that does not go together, could seal nothing that anybody believes.
+        # Prekeys of another identity, as from a mismatched backup, are dropped: no peer would believe them.
         self._prekeys = {each.prekey.kid: each for each in prekeys if prekey_holds(self.key, each.prekey)}
+        self._save_purpose_keys = save_purpose_keys
+        self.adopt_purpose_keys(purpose_keys)
+        self._envelopes: InstanceIdentity | None = None
         self._suites = suites_spoken(hybrid=hybrid)
         self.hybrid = HYBRID_SUITE in self._suites
         self.versions = HYBRID_VERSIONS if self.hybrid else SUPPORTED_VERSIONS
@@ -89,11 +103,11 @@ class InstanceKeys:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The identities that we have and had."""
+        """Our present and former ids."""
         return self.id, *(each.id for each in self.former)
 
     def signed_as(self, claimed: str) -> FormerKey:
-        """The key of ours that this identity was, if it is not dead; otherwise the one that we have now."""
+        """Our key under this id, present or former, if it is not dead; otherwise our present key."""
         alive = (each for each in self.former if each.id == claimed and not each.dead)
         return next(alive, FormerKey(id=self.id, key=self.key))
 
@@ -101,13 +115,13 @@ class InstanceKeys:
         return f"InstanceKeys({self.id})"
 
     def bundle(self, now_ms: int) -> KeyBundle:
-        """What we show of our keys. The same for an hour, unless they change."""
+        """Our public keys, signed. The same bundle for an hour, unless the keys change."""
         kept = self._bundle
         if kept is not None and 0 <= now_ms - kept.issued_at_ms < BUNDLE_MS and prekey_to_use(kept.prekeys, now_ms):
             return kept
         prekeys = self._shown(now_ms, SUITE)
         if prekey_to_use(prekeys, now_ms) is None:
-            # Nobody has rotated for a day, as after a long sleep of the machine: late is better than never.
+            # No prekey can be used, as after a long sleep of the machine: rotate now.
             self.rotate(now_ms)
             prekeys = self._shown(now_ms, SUITE)
         change = self.changes[-1] if self.changes else None
@@ -115,7 +129,10 @@ class InstanceKeys:
         return self._bundle
 
     def hybrid_prekey(self, now_ms: int) -> Prekey | None:
-        """What we show beside the bundle: whoever finds our hybrid version in there seals to this. None: we do not."""
+        """The hybrid prekey that we show beside the bundle; None if we do not offer the hybrid suite.
+
+        A peer that finds our hybrid version in the bundle seals to it.
+        """
         if not self.hybrid:
             return None
         prekey = prekey_to_use(self._shown(now_ms, HYBRID_SUITE), now_ms)
@@ -124,31 +141,127 @@ class InstanceKeys:
             prekey = prekey_to_use(self._shown(now_ms, HYBRID_SUITE), now_ms)
         return prekey
 
+    def signing(self, purpose: KeyPurpose, reader: KeyBundle | None, now_ms: int) -> PurposeKey:
+        """The key that signs for a reader with these keys: the purpose key, if the reader knows certificates."""
+        if reader is None or not reader.has_certificates or now_ms < self.void_before_ms:
+            # The clock was set back to before the moment up to which keys are void: a new certificate
+            # would be void, too.
+            return PurposeKey(self.private_key)
+        key = self._purpose_keys.get(purpose)
+        if key is None or key_due(key, self.key, now_ms):
+            self.rotate(now_ms)
+            key = self._purpose_keys[purpose]
+        return key
+
+    def sender(self, *, certified: bool, now_ms: int) -> InstanceIdentity:
+        """The identity that signs envelopes and receipts. `certified`: whether the recipient knows certificates."""
+        if not certified or now_ms < self.void_before_ms:
+            return self.identity
+        found, held = self._envelopes, self._purpose_keys.get(KeyPurpose.ENVELOPES)
+        if found is None or found.certificate is not (held.certificate if held is not None else None):
+            held = self.signing(KeyPurpose.ENVELOPES, self.bundle(now_ms), now_ms)
+            found = self._envelopes = InstanceIdentity(*held)
+        return found
+
+    def purpose_keys(self) -> tuple[PurposeKey, ...]:
+        return tuple(self._purpose_keys.values())
+
+    def certificates(self) -> tuple[KeyCertificate, ...]:
+        return tuple(each.certificate for each in self.purpose_keys() if each.certificate is not None)
+
+    def replace_purpose_keys(self, now_ms: int, *, compromised: bool) -> None:
+        """Makes and saves new keys for all purposes.
+
+        `compromised`: what the keys before them signed is void from now on.
+        """
+        with self._rotating:
+            self._renew(self.replaced_purpose_keys(now_ms, compromised=compromised))
+
+    def replaced_purpose_keys(self, now_ms: int, *, compromised: bool) -> KeptPurposeKeys:
+        """The new keys of `replace_purpose_keys`. The caller saves them before they are used."""
+        return self._certified(tuple(KeyPurpose), now_ms, now_ms if compromised else self.void_before_ms)
+
+    def renew_void(self, now_ms: int) -> bool:
+        """A peer says that our keys are void, as after a restore. Returns whether there are new keys; young keys stay.
+
+        We declared them void and the restore forgot that, so everything that was signed before is void.
+        """
+        with self._rotating:
+            if self.are_old(now_ms):
+                self._renew(self.replaced_purpose_keys(now_ms, compromised=True))
+                return True
+            return False
+
+    def are_old(self, now_ms: int) -> bool:
+        """Whether the keys are old enough to be replaced when a peer says that they are void."""
+        held = self.purpose_keys()
+        return any(key_due(each, self.key, now_ms + KEY_PERIOD_MS - RENEWED_MS) for each in held)
+
+    def _renew(self, kept: KeptPurposeKeys) -> None:
+        self._save_purpose_keys(kept)
+        self.adopt_purpose_keys(kept)
+
+    def _certified(self, purposes: Sequence[KeyPurpose], now_ms: int, void_before_ms: int) -> KeptPurposeKeys:
+        made = {each: certify(self.private_key, each, now_ms, void_before_ms) for each in purposes}
+        return KeptPurposeKeys(tuple(made.get(each) or self._purpose_keys[each] for each in KeyPurpose), void_before_ms)
+
+    def renewed_purpose_keys(self, now_ms: int) -> KeptPurposeKeys | None:
+        """The purpose keys for now, to be saved before they are used; None if the present keys are."""
+        due = self._purposes_due(now_ms)
+        return self._certified(due, now_ms, self.void_before_ms) if due else None
+
+    def adopt_purpose_keys(self, kept: KeptPurposeKeys) -> None:
+        """Use these, which are saved, and no others."""
+        self.void_before_ms = kept.void_before_ms
+        self._purpose_keys = {each.certificate.purpose: each for each in kept.keys if each.certificate is not None}
+
+    def _purposes_due(self, now_ms: int) -> list[KeyPurpose]:
+        return [each for each in KeyPurpose if key_due(self._purpose_keys.get(each), self.key, now_ms)]
+
     def prekey(self, kid: str) -> PrivatePrekey | None:
         return self._prekeys.get(kid)
 
     def due(self, now_ms: int) -> bool:
         held = [each.prekey for each in self._prekeys.values()]
-        return bool(self._suites_due(held, now_ms)) or any(prekey_over(each, now_ms) for each in held)
+        return (
+            bool(self._suites_due(held, now_ms))
+            or any(prekey_over(each, now_ms) for each in held)
+            or bool(self._purposes_due(now_ms))
+        )
 
     def _suites_due(self, held: Sequence[Prekey], now_ms: int) -> list[str]:
         return [suite for suite in self._suites if prekey_due((each for each in held if each.suite == suite), now_ms)]
 
     def rotate(self, now_ms: int) -> bool:
-        """A new prekey if it is time for one, and none that is over. Whether anything changed; then it is saved."""
+        """Replaces keys that are due and drops expired prekeys, and saves the rest.
+
+        Returns whether anything changed.
+        """
         with self._rotating:
-            held = self._prekeys
-            kept = [each for each in held.values() if not prekey_over(each.prekey, now_ms)]
-            due = self._suites_due([each.prekey for each in kept], now_ms)
-            kept += [new_prekey(self.private_key, now_ms, suite) for suite in due]
-            kept = [*_latest(kept, SUITE), *_latest(kept, HYBRID_SUITE)]
-            after = {each.prekey.kid: each for each in kept}
-            if after.keys() == held.keys():
-                return False
+            renewed = self._purposes_due(now_ms)
+            if renewed:
+                self._renew(self._certified(renewed, now_ms, self.void_before_ms))
+            kept = self.renewed(now_ms)
+            if kept is None:
+                return bool(renewed)
             self._save(kept)
-            self._prekeys = after
-            self._bundle = None
+            self.adopt(kept)
             return True
+
+    def renewed(self, now_ms: int) -> Sequence[PrivatePrekey] | None:
+        """The prekeys for now, to be saved before they are used; None if the present ones are."""
+        held = self._prekeys
+        kept = [each for each in held.values() if not prekey_over(each.prekey, now_ms)]
+        due = self._suites_due([each.prekey for each in kept], now_ms)
+        kept += [new_prekey(self.private_key, now_ms, suite) for suite in due]
+        kept = [*_latest(kept, SUITE), *_latest(kept, HYBRID_SUITE)]
+        return kept if {each.prekey.kid for each in kept} != held.keys() else None
+
+    def adopt(self, prekeys: Iterable[PrivatePrekey]) -> None:
+        """Use these, which are saved, and no others."""
+        after = {each.prekey.kid: each for each in prekeys if prekey_holds(self.key, each.prekey)}
+        if after.keys() != self._prekeys.keys():
+            self._prekeys, self._bundle = after, None
 
     def seal(
         self,
@@ -160,24 +273,32 @@ class InstanceKeys:
         now_ms: int,
         seq: int | None = None,
         epoch: str | None = None,
+        certified: bool = False,
+        relayed: bool = False,
     ) -> bytes:
-        """An envelope for `to`, which has shown this prekey. Each has a `jti` of its own."""
+        """An envelope for `to`, sealed to this prekey, with a new `jti`.
+
+        `certified`: whether the recipient knows certificates. `relayed`: the envelope waits at a relay; then it is
+        valid for as long as the prekey, within the limit for relayed envelopes.
+        """
+        life_ms = min(RELAYED_LIFE_MS_MAX, prekey.not_after_ms - now_ms) if relayed else ENVELOPE_LIFE_MS_MAX
         jti = nonce()
         return seal(
             body,
             typ=typ,
-            sender=self.identity,
+            sender=self.sender(certified=certified, now_ms=now_ms),
             to=to,
             prekey=prekey,
             jti=jti,
             now_ms=now_ms,
+            life_ms=life_ms,
             seq=seq,
             epoch=epoch,
         )
 
     def _shown(self, now_ms: int, suite: str) -> list[Prekey]:
         held = (each.prekey for each in self._prekeys.values() if each.prekey.suite == suite)
-        # One from a time when the clock was ahead is not valid yet, and would stand in the place of one that is.
+        # A prekey from a time when the clock was ahead is not valid yet, and must not hide one that is.
         return [each for each in held if each.not_before_ms <= now_ms + SKEW_MS]
 
 

@@ -8,7 +8,6 @@ everything else. A peer without an address is challenged when it polls (`pending
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from collections.abc import Awaitable, Callable
@@ -26,8 +25,8 @@ from covenant.ledger.machine.peer_commands import (
     SucceedPeer,
 )
 from covenant.model.errors import Conflict, Forbidden, Invalid, Refusal, Unavailable
-from covenant.model.ids import AgentId, PublicKey, base58
-from covenant.model.peers.delegation import NAME_CHARS_MAX, Peer, PeerLimits, PeerSource, ReceivedEnvelope
+from covenant.model.ids import AgentId, PublicKey
+from covenant.model.peers.delegation import ID_TAIL, NAME_CHARS_MAX, Peer, PeerLimits, PeerSource, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse
 from covenant.model.peers.instance import (
     HYBRID_SUITE,
@@ -44,14 +43,12 @@ from covenant.outbound.concurrency import SingleFlight
 from covenant.outbound.urls import InvalidUrl, read_url
 from covenant.peers.directory.handshake import Handshake, TokenIssuer, answer, keys_worth_keeping
 from covenant.peers.directory.succession import Succession
-from covenant.peers.peer_settings import PeerContext, PeerService
+from covenant.peers.peer_settings import PeerContext, PeerService, relay_address
 from covenant.peers.provider.offer_admission import OfferedProfiles
-from covenant.peers.transport.peer_client import address
-from covenant.peers.transport.peer_http import PeerCallFailed, PeerConflict, PeerUnavailable, call_failed
+from covenant.peers.transport.peer_client import PeerCallFailed, PeerConflict, PeerUnavailable, call_failed, required
 from covenant.seal.identity import bundle_holds, is_key_of, prekey_holds, prekey_to_use
 from covenant.wire.peers import IDENTITY_PATH, Introduction, decode_introduction, decode_refused, encode, type_of
 
-ID_TAIL: Final = 8
 PATH_CHARS_MAX: Final = 200
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]+").fullmatch
@@ -66,7 +63,7 @@ class PeerEntry(NamedTuple):
 
 
 def check_name(name: str) -> str:
-    """What stands before `/profile` where somebody names a target, and in front of `@peer` in the audit."""
+    """Checks a peer's name, as it is used in `name/profile` and as `name@peer` in the audit."""
     if len(name) > NAME_CHARS_MAX or _NAME(name) is None or name.startswith("frd1_"):
         raise Invalid(
             "invalid_name",
@@ -76,7 +73,7 @@ def check_name(name: str) -> str:
 
 
 def name_from(said: str, peer_id: InstanceId) -> str:
-    """What a peer calls itself, as far as that can be a name here; otherwise the end of its id."""
+    """A peer's own name as far as it can be a name here; otherwise the end of its id."""
     name = _NOT_IN_NAMES.sub("-", said).strip("-")[:NAME_CHARS_MAX]
     return name if name and not name.startswith("frd1_") else peer_id[-ID_TAIL:]
 
@@ -87,7 +84,7 @@ def apart(name: str, peer_id: InstanceId) -> str:
 
 
 def read_peer_url(text: str) -> str:
-    """The address in its one spelling, without a final slash. Its path is where all paths of the peer begin."""
+    """The address in its canonical spelling, without a final slash. All paths of the peer are below it."""
     try:
         location = read_url(text.strip())
     except InvalidUrl as wrong:
@@ -102,7 +99,7 @@ def read_peer_url(text: str) -> str:
 
 
 def read_peer_entry(text: str) -> PeerEntry:
-    """`https://host`, `<id>@https://host`, `name=https://host`, `name=<id>@https://host` or `name=<id>`."""
+    """Reads `https://host`, `<id>@https://host`, `name=https://host`, `name=<id>@https://host` or `name=<id>`."""
     head, equals, rest = text.strip().partition("=")
     name, given = (check_name(head), rest) if equals and "/" not in head else (None, text.strip())
     before, at, after = given.partition("@")
@@ -113,20 +110,9 @@ def read_peer_entry(text: str) -> PeerEntry:
     return PeerEntry(read_peer_url(given), None, name)
 
 
-def as_agent(peer: Peer) -> AgentId:
-    """The peer where an agent is asked for: in the audit, and as the sender of a task."""
-    return AgentId(f"{peer.name or peer.id[-ID_TAIL:]}@peer", _key_of(peer))
-
-
-def _key_of(peer: Peer) -> PublicKey:
-    if peer.keys is not None:
-        return PublicKey(peer.keys.identity_key)
-    # It has not shown its key, and nothing was taken from it yet: this stands for it, and is nobody's key.
-    return PublicKey(base58(hashlib.sha256(f"covenant.peer.v1\n{peer.id}".encode()).digest()))
-
-
 IDENTITY_CHANGED: Final = "identity_changed"
 UNVERIFIED_KEYS: Final = "unverified_keys"
+NOT_RELAYED: Final = "not_relayed"
 CODE_CHARS_MAX: Final = 64
 HYBRID_KEPT_MAX: Final = 4_096
 
@@ -134,7 +120,7 @@ log = logging.getLogger(__name__)
 
 
 class PeerDirectory(PeerService):
-    """Lives on one loop. Whatever is told to a peer or an operator here is durable first."""
+    """For one loop. Every answer to a peer or an operator is durable first."""
 
     def __init__(self, context: PeerContext, offering: Callable[[Peer], Awaitable[OfferedProfiles]]) -> None:
         super().__init__(context)
@@ -142,6 +128,8 @@ class PeerDirectory(PeerService):
         self._handshake = Handshake(context, self.prekey_for)
         self.capabilities = self._handshake.capabilities
         self.pending_query = self._handshake.pending_query
+        self.note_forgotten = self._handshake.note_forgotten
+        self.has_shown_keys = self._handshake.has_shown_keys
         self._tokens = TokenIssuer(context)
         self._succession = Succession(context)
         self.introduction = self._succession.introduction
@@ -149,14 +137,17 @@ class PeerDirectory(PeerService):
         self.hear_introduction = self._succession.hear
         self._refreshing: SingleFlight[Peer] = SingleFlight()
         self._hybrid: dict[str, Prekey] = {}
-        """What peers have shown beside their bundles. Not kept: where it is missing, the peer is asked again."""
+        """Hybrid prekeys that peers have shown beside their bundles.
+
+        In memory only: a missing one is asked for again.
+        """
 
     async def stop(self) -> None:
         await self._handshake.stop()
         await self._refreshing.stop()
 
     def find(self, named: str) -> Peer:
-        """By its id, its name, or how its id or its name begins."""
+        """Finds a peer by its id, its name, or the beginning of either."""
         if peer := (self._ledger.peer(InstanceId(named)) or self._ledger.peer_named(named)):
             return peer
         if peer := self._succession.formerly(named):
@@ -177,7 +168,7 @@ class PeerDirectory(PeerService):
         source: PeerSource = "operator",
         tenant: str = DEFAULT,
     ) -> Peer:
-        """Tries to verify it too; where that cannot be, it is added all the same and stays a mere peer."""
+        """Adds a peer, and tries to verify it. If it cannot be verified now, it is added all the same, unverified."""
         wanted = parse_instance_id(peer_id) if peer_id is not None else None
         self._check_other(wanted)
         if wanted is not None and (known := self._succession.formerly(wanted)) is not None:
@@ -191,6 +182,8 @@ class PeerDirectory(PeerService):
             peer = await self._introduced(read_peer_url(url), wanted, called, source)
         peer = msgspec.structs.replace(peer, tenant=tenant)
         added = await self._ledger.commit(AddPeer(by=by, peer=peer))
+        if self._is_relayed(added):
+            return added  # its answer may take long, so the maintenance asks it later
         try:
             return await self.verify(added)
         except Refusal as failed:
@@ -251,7 +244,7 @@ class PeerDirectory(PeerService):
         denied: bool | None = None,
         limits: PeerLimits | None = None,
     ) -> Peer:
-        """By an operator. `verified` is not given but earned: a peer that has not been challenged yet is, now."""
+        """A change by an operator. `verified` cannot be given: a peer that was never challenged is challenged now."""
         peer = self.find(named)
         place = read_peer_url(url) if url else url
         if trust is Trust.VERIFIED and peer.verified_at_ms is None:
@@ -288,25 +281,32 @@ class PeerDirectory(PeerService):
     # Their keys
 
     async def refresh(self, peer: Peer) -> Peer:
-        """Ask at its address who is there. `PeerCallFailed` if nobody says."""
+        """Asks at the peer's address who is there. Raises `PeerCallFailed` if nobody answers."""
         return await self._refreshing.join(peer.id, lambda: self._refresh(peer))
 
     async def _refresh(self, peer: Peer) -> Peer:
-        shown = await self._introduction(address(peer))
+        shown = await self._introduction(required(self._address(peer), peer))
         keys = shown.keys
         if keys.id == peer.id:
             holds = bundle_holds(keys, InstanceId(keys.id), self._now_ms())
             return await (self._shown(peer, keys) if holds else self._conflict(peer, UNVERIFIED_KEYS))
         try:
             followed = await self._succession.follow(shown)
-        except Conflict:  # its successor is a peer of its own already: which of the two stays, an operator says
+        except Conflict:  # the successor is known as another peer already: an operator decides which of the two stays
             followed = None
         if followed is None or peer.id not in followed.ids:
             return await self._conflict(peer, IDENTITY_CHANGED)
         return followed
 
+    async def follow_at_relay(self, sender: InstanceId) -> bool:
+        """Whether the introduction that our relay has of this sender is that of a peer under a new identity."""
+        if self._relay_root is None:
+            return False
+        shown = await self._introduction(relay_address(self._relay_root, sender))
+        return shown.keys.id == sender and await self._succession.follow(shown) is not None
+
     async def _shown(self, peer: Peer, keys: KeyBundle) -> Peer:
-        """Its keys hold. Older ones than we have are somebody's memory of it, and are not taken back."""
+        """Records keys that hold. Older keys than we have are ignored: somebody repeats what the peer once showed."""
         known = self._ledger.peer(peer.id)
         if known is not None and known.keys is not None and keys.issued_at_ms < known.keys.issued_at_ms:
             return known
@@ -317,7 +317,7 @@ class PeerDirectory(PeerService):
         return await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, conflict=conflict))
 
     async def succeed(self, by: AgentId, named: str, new_id: str) -> Peer:
-        """The operator says that a peer goes by this id now. It is a mere peer until it has answered a challenge."""
+        """The operator gives a peer another id. The peer is unverified until it has answered a challenge."""
         peer, wanted = self.find(named), parse_instance_id(new_id)
         self._check_other(wanted)
         if peer.url is None:
@@ -325,7 +325,7 @@ class PeerDirectory(PeerService):
         keys = (await self._introduction(peer.url)).keys
         self._check_shown(peer.url, keys, wanted)
         vouched = keys.change is not None and keys.change.old_id == peer.id
-        former = FormerKey(id=peer.id, key=_key_of(peer), dead=not vouched)
+        former = FormerKey(id=peer.id, key=peer.agent.pubkey, dead=not vouched)
         changed = await self._ledger.commit(
             SucceedPeer(by=by, old=peer.id, keys_shown=keys, vouched=vouched, former=(former,))
         )
@@ -336,12 +336,12 @@ class PeerDirectory(PeerService):
             return self._ledger.peer(changed.id) or changed
 
     async def prekey_for(self, peer: Peer, *, fresh: bool = False) -> Prekey:
-        """What to seal to. Asks for its keys if they are over, or `fresh` ones are wanted."""
+        """The prekey to seal to. Asks the peer for its keys if they have expired, or if `fresh` ones are wanted."""
         known = self._ledger.peer(peer.id) or peer
         prekey = self._usable(known)
         if prekey is not None and not fresh:
             return prekey
-        if known.url is None:
+        if self._address(known) is None:
             if prekey is not None:
                 return prekey
             raise Unavailable(
@@ -364,9 +364,10 @@ class PeerDirectory(PeerService):
         return self.prekey_of(peer.keys) if peer.keys is not None else None
 
     def prekey_of(self, keys: KeyBundle, hybrid: Prekey | None = None) -> Prekey | None:
-        """What to seal to for the owner of these keys, which hold. `hybrid`: what it shows beside them.
+        """The prekey to seal to for the owner of these keys, which hold. `hybrid`: the one that it shows beside them.
 
-        Never one of the bundle if that lists the hybrid version: whoever takes the hybrid prekey away gains nothing.
+        No classic prekey is used if the bundle lists the hybrid version, so that nobody on the way can downgrade by
+        removing the hybrid prekey.
         """
         if not self._seals_hybrid(keys):
             return prekey_to_use(keys.prekeys, self._now_ms())
@@ -391,9 +392,13 @@ class PeerDirectory(PeerService):
     async def _introduction(self, place: str) -> Introduction:
         response = await self._connections.to(place).get(IDENTITY_PATH)
         if response.status != 200:
+            code = _code(response.body)
+            if code == NOT_RELAYED:
+                hint = "it must fetch there (peers.relay), and the relay must know it (peers.relay_for)"
+                raise PeerUnavailable(NOT_RELAYED, f"nothing is kept at {place}: {hint}")
             raise call_failed(
                 "not_a_peer",
-                f"{place}{IDENTITY_PATH} answers {response.status}{_why(response.body)}; is that an instance?",
+                f"{place}{IDENTITY_PATH} answers {response.status}{f' ({code})' if code else ''}; is that an instance?",
                 passing=response.status >= 500 or response.status == 429,
             )
         try:
@@ -407,8 +412,8 @@ class PeerDirectory(PeerService):
     # What they can do
 
     async def verify(self, peer: Peer) -> Peer:
-        """Challenge it. One without an address is challenged when it fetches, and is what it was until then."""
-        if peer.url is None:
+        """Challenges a peer. A peer without an address is challenged at its next poll; until then its record stays."""
+        if self._address(peer) is None:
             return await self._handshake.challenge(peer)
         return await self._handshake.ask(peer)
 
@@ -449,10 +454,14 @@ class PeerDirectory(PeerService):
             prekey=prekey,
             now_ms=self._now_ms(),
             epoch=self._epoch_for(asker),
+            certified=self._certified_for(asker),
         )
 
     async def _heard_end(self, asker: Peer, query: CapabilityQuery) -> int | None:
-        """How many records its ledger had when it last said so. None: it does not say. Never less in one life."""
+        """How many records the peer's ledger had when it last said so; None if it does not say.
+
+        Never falls in one life.
+        """
         if query.ledger_end is None:
             return None
         life, known = asker.end
@@ -462,10 +471,13 @@ class PeerDirectory(PeerService):
         return known
 
 
-def _why(body: bytes) -> str:
-    """The code in a refusal, where there is one: an instance that is called by a name it does not know says so."""
+def _code(body: bytes) -> str:
+    """The code in a refusal, if it has one.
+
+    An instance that is called by an unknown host name sends one, for example.
+    """
     try:
         code = decode_refused(body).code
     except Invalid:
         return ""
-    return f" ({code})" if code.isidentifier() and len(code) <= CODE_CHARS_MAX else ""
+    return code if code.isidentifier() and len(code) <= CODE_CHARS_MAX else ""

@@ -1,11 +1,12 @@
-"""Who a peer was, and who it is now: its chain of identities is followed, and ours is shown.
+"""Succession of identities: following a peer's chain of identities to its present one, and showing ours.
 
-A peer goes by another identity as soon as it shows changes that lead there from the one that we know, each signed by
-both keys. What an old key signed is believed in an envelope under the present key; no envelope under an old key is.
-Whoever shows a chain that begins with a key that was given up gains nothing: the audit tells of it.
+A peer has another identity as soon as it shows changes that lead there from the one that we know, each signed by
+both keys. An old key's signature is believed inside an envelope under the present key; an envelope under an old key
+is not.
+A chain that begins with a key that was given up is refused, and the audit notes it.
 
-Anybody may show us a chain, since it proves itself. One that begins with nobody whom we know is refused, as strangers
-are, before any signature is looked at.
+Anybody may show us a chain, since its signatures prove it. A chain that begins with no known peer is refused before
+any signature is checked.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from covenant.model.peers.delegation import Peer
 from covenant.model.peers.instance import IdentityChange, InstanceId, KeyRevocation
 from covenant.model.rate_limits import TokenBuckets
 from covenant.peers.peer_settings import PeerContext, PeerService
-from covenant.peers.transport.peer_client import address
-from covenant.seal.envelope import Code, EnvelopeRefused, told
+from covenant.peers.transport.peer_client import required
+from covenant.seal.envelope import Code, EnvelopeRefused, peer_refusal
 from covenant.seal.identity import bundle_holds
 from covenant.seal.identity_chain import chain_holds, former_keys, revocation_holds
 from covenant.wire.peers import IDENTITY_PATH, Introduction, Received, decode_introduction
@@ -52,32 +53,35 @@ class Succession(PeerService):
         )
 
     async def announce(self, peer: Peer) -> None:
-        """Show a peer who we are now. One of an earlier release has no ear for it, and finds out when it calls us."""
+        """Shows a peer our present identity.
+
+        A peer of an earlier release does not take this, and learns it when it calls us.
+        """
         body = msgspec.json.encode(self.introduction(""))
-        await self._connections.to(address(peer)).post(IDENTITY_PATH, body, timeout_s=ANNOUNCE_S)
+        await self._connections.to(required(self._address(peer), peer)).post(IDENTITY_PATH, body, timeout_s=ANNOUNCE_S)
 
     def formerly(self, peer_id: str) -> Peer | None:
-        """The peer that had this identity, and has another one now."""
+        """The peer that had this id, and has another one now."""
         return next((peer for peer in self._ledger.peers() if peer_id in peer.ids[1:]), None)
 
     async def hear(self, body: bytes) -> Received:
-        """What somebody shows us of its own accord. Raises a `Refusal` that anybody may hear."""
+        """Takes an introduction that an instance sends by itself. Raises a `Refusal` that anybody may hear."""
         try:
             shown = decode_introduction(body)
         except Invalid:
-            raise told(EnvelopeRefused(Code.MALFORMED, "not an introduction")) from None
+            raise peer_refusal(EnvelopeRefused(Code.MALFORMED, "not an introduction")) from None
         before = self._ledger.peer(InstanceId(shown.keys.id))
         followed = before or await self.follow(shown)
         dead = await self._bury(shown.revocations)
         if followed is None and not dead:
-            raise told(EnvelopeRefused(Code.UNKNOWN_SENDER, "nobody of this chain is a peer"))
+            raise peer_refusal(EnvelopeRefused(Code.UNKNOWN_SENDER, "nobody of this chain is a peer"))
         await self._ledger.durable()
         return Received(status="accepted", duplicate=before is not None)
 
     async def follow(self, shown: Introduction) -> Peer | None:
-        """The peer by its new identity; None if the chain leads there from nobody whom we know.
+        """The peer under its new identity; None if the chain does not begin with a peer that we know.
 
-        Raises Conflict if its new identity is a peer of its own, or was given up before.
+        Raises Conflict if the new identity is known as another peer, or was given up before.
         """
         keys = shown.keys
         changes = shown.changes or ((keys.change,) if keys.change is not None else ())
@@ -91,13 +95,16 @@ class Succession(PeerService):
             return None
         old = InstanceId(changes[known].old_id)
         former = former_keys(changes[known:], shown.revocations)
-        log.warning("peer.succeeded", extra={"peer": old, "now": keys.id, "changes": len(former)})
+        log.warning("peer.identity_followed", extra={"peer": old, "now": keys.id, "changes": len(former)})
         return await self._ledger.commit(
             SucceedPeer(by=self._us, old=old, keys_shown=keys, vouched=True, former=former)
         )
 
     async def _note_fork(self, changes: tuple[IdentityChange, ...]) -> None:
-        """A key that was given up names another successor than the one that we followed: the key may be stolen."""
+        """A key that was given up names another successor than we followed: it may be stolen.
+
+        Audits that, and raises.
+        """
         for change in changes:
             peer = self.formerly(change.old_id)
             if peer is None or change.new_id in peer.ids:
@@ -113,7 +120,10 @@ class Succession(PeerService):
             raise Conflict("identity_superseded", f"the identity {change.old_id} was given up before")
 
     async def _bury(self, revocations: tuple[KeyRevocation, ...]) -> bool:
-        """Whether one of these keys is a peer's. A peer whose present key is dead is denied until the operator acts."""
+        """Records revoked keys of peers; returns whether there was one.
+
+        A peer whose present key is revoked is denied.
+        """
         found = False
         for dead in revocations:
             peer = self._ledger.peer(InstanceId(dead.id)) or self.formerly(dead.id)
@@ -122,8 +132,9 @@ class Succession(PeerService):
             found = True
             if peer.id == dead.id:
                 log.warning("peer.key_dead", extra={"peer": peer.id})
-                await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, conflict=KEY_DEAD))
+                # A denied peer is not asked again who it is, so the conflict stays until the operator acts.
                 await self._ledger.commit(ChangePeer(id=peer.id, by=self._us, denied=True))
+                await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, conflict=KEY_DEAD))
                 continue
             former = tuple(
                 msgspec.structs.replace(each, dead=True) if each.id == dead.id else each for each in peer.former

@@ -1,9 +1,10 @@
-"""Instances that somebody says are there, and whether what is said can be true.
+"""Candidates: instances that were announced or configured, and whether the announcements can be true.
 
-A candidate is not a peer: nothing is sent to it, and no announcement changes a peer. What cannot be true, or
-contradicts something else, is shown with a `conflict`; which of two announcements is the true one is not guessed, since
-only an instance's key proves its id. Conflicts are decided when the candidates are listed, without a clock or any call.
-At most `CANDIDATES_MAX` are kept. When there are more, the one on the local network that was silent for longest goes.
+A candidate is not a peer: nothing is sent to it, and no announcement changes a peer. An announcement that cannot be
+true, or that contradicts another one, is shown with a `conflict`. Which of two announcements is true is not guessed,
+since only an instance's key proves its id. Conflicts are decided when the candidates are listed, without a clock or any
+call. At most `CANDIDATES_MAX` are kept. When there are more, the one on the local network that was silent for longest
+goes.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from covenant.seal.identity import fingerprint_of
 
 CANDIDATES_MAX: Final = 500
 MOVED_MS: Final = 120_000
-"""For how long an announcement is still shown beside the one that took its place under the same name: as long as the
-addresses of a host live in mDNS. Whoever moved is in conflict with himself meanwhile, as an impostor would be."""
+"""How long an announcement is still shown beside the one that replaced it under the same name: as long as the
+addresses of a host live in mDNS. An instance that moved conflicts with itself meanwhile, as an impostor would."""
 NAME_CHARS_MAX: Final = 64
 
 Source = Literal["static", "mdns", "dns"]
@@ -34,12 +35,12 @@ replace = msgspec.structs.replace
 
 
 class CandidateConflict(enum.StrEnum):
-    """Why an announcement is not to be believed as it is. The first that fits is named."""
+    """Why an announcement is not believed. The first reason that applies is named."""
 
     MALFORMED = "malformed"
     FINGERPRINT_MISMATCH = "fingerprint_mismatch"
     UNVERIFIED_KEYS = "unverified_keys"
-    """It was asked for its keys, and what it showed does not hold."""
+    """The instance was asked for its keys, and those that it showed do not hold."""
     CLAIMS_OUR_ID = "claims_our_id"
     PEER_ELSEWHERE = "peer_elsewhere"
     IDENTITY_CHANGED = "identity_changed"
@@ -56,14 +57,14 @@ WORDS: Final[Mapping[CandidateConflict, str]] = {
 
 
 class CandidateNote(enum.StrEnum):
-    """What else to know of a candidate. No reproach."""
+    """A remark on a candidate that is no conflict."""
 
     OURSELVES = "ourselves"
     LINK_LOCAL_SKIPPED = "link_local_skipped"
-    """It has link-local addresses too, which are never called."""
+    """The candidate has link-local addresses, too, which are never called."""
     NO_USABLE_ADDRESS = "no_usable_address"
     NOT_ASKED = "not_asked"
-    """By settings, and not asked for its keys yet."""
+    """The candidate is from the settings, and was not asked for its keys yet."""
     NO_ANSWER = "no_answer"
     NOT_ALLOWED = "not_allowed"
     VERSION_NOT_SUPPORTED = "version_not_supported"
@@ -71,30 +72,30 @@ class CandidateNote(enum.StrEnum):
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     instance_id: str
-    """As claimed; empty if nothing was claimed that can be an id."""
+    """The id that was announced; empty if it cannot be an id."""
     url: str
-    """Where it would be called; empty if nowhere."""
+    """Where the candidate would be called; empty if nowhere."""
     name: str
-    """For people, by whoever announced it: no two need differ."""
+    """The name in the announcement, for people. Two candidates may have the same."""
     source: Source
     versions: tuple[int, ...] = ()
     fingerprint: str = ""
     host: str = ""
     port: int = 0
     path: str = ""
-    """Of its card, below `url`."""
+    """The path of its agent card, below `url`."""
     tls: bool = False
     seen_at_ms: int
     conflict: CandidateConflict | None = None
     note: CandidateNote | None = None
     detail: str = ""
-    """To the note or the conflict, in words for the operator."""
+    """Explains the note or the conflict to the operator."""
     announced_as: str = ""
-    """The name of the service, the domain's entry, or the setting's line that led here."""
+    """Where the candidate came from: the service's name, the domain's entry, or the line of the setting."""
     authenticated: bool = False
-    """By DNS: the name server says that it has checked the zone's signatures."""
+    """For DNS: whether the name server says that it has checked the zone's signatures."""
     others: tuple[str, ...] = ()
-    """By DNS: where else it can be called, best first."""
+    """For DNS: other places to call the candidate, the best first."""
 
 
 @dataclass(slots=True)
@@ -105,7 +106,7 @@ class _Entry:
 
 
 class Candidates:
-    """One for each id, source and url. A *group* is what is renewed or withdrawn together."""
+    """One candidate for each id, source and URL. A *group* is renewed or withdrawn together."""
 
     def __init__(self, own_id: InstanceId, *, candidates_max: int = CANDIDATES_MAX) -> None:
         self._own_id = own_id
@@ -118,7 +119,10 @@ class Candidates:
         return len(self._entries)
 
     def saw(self, candidate: Candidate, *, group: str, until_ms: int | None = None) -> None:
-        """Heard of now. Another address or id under the same name does not simply take the place of what was there."""
+        """Adds an announcement.
+
+        One with another address or id under a known name does not replace the known one at once.
+        """
         key = _key(candidate)
         moved_until_ms = candidate.seen_at_ms + MOVED_MS
         for other, entry in self._entries.items():
@@ -134,7 +138,7 @@ class Candidates:
         self._keep(lambda entry: entry.candidate.source != source)
 
     def found(self, candidates: Iterable[Candidate], *, group: str, whole: bool) -> None:
-        """By a look-up. If it was `whole`, this is all that there is in its group."""
+        """Adds the candidates of a look-up. If the look-up was `whole`, they are all of their group."""
         if whole:
             self._entries = {key: entry for key, entry in self._entries.items() if entry.group != group}
         for candidate in candidates:
@@ -145,9 +149,9 @@ class Candidates:
         return frozenset(url for _, each, url in self._entries if each == source)
 
     def listed(self, monotonic_ms: int, known: Mapping[InstanceId, str | None]) -> tuple[Candidate, ...]:
-        """All of them, the last seen first, each judged. `known` are the peers, and where they are.
+        """All candidates, judged, the last seen first. `known`: the peers and their addresses.
 
-        `monotonic_ms`: the time by the clock in which `until_ms` was given.
+        `monotonic_ms`: the time by the clock that `until_ms` was given in.
         """
         self._keep(lambda entry: entry.until_ms is None or monotonic_ms < entry.until_ms)
         judged = _judged((entry.candidate for entry in self._entries.values()), self._own_id, known)
@@ -171,12 +175,12 @@ class Candidates:
 
 
 def shown_name(text: str) -> str:
-    """Somebody else's words, fit for a terminal and a page: one line, bounded, nothing that moves a cursor."""
+    """An announced text made safe for a terminal and a page: one line, bounded, without control characters."""
     return "".join(each if each.isprintable() else "\ufffd" for each in text[:NAME_CHARS_MAX]).strip()
 
 
 def _key(candidate: Candidate) -> tuple[str, Source, str]:
-    # What has no id that could be told apart is told apart by the name it goes by.
+    # Candidates without a usable id are told apart by their names.
     return candidate.instance_id or candidate.announced_as, candidate.source, candidate.url
 
 
@@ -186,11 +190,11 @@ def _judged(
     places = {peer: _root(url) for peer, url in known.items() if url is not None}
     residents = {place: peer for peer, place in places.items()}
     judged = [_with(each, _untrue(each, own_id) or _against_peers(each, places, residents)) for each in candidates]
-    # What is refuted already refutes nobody.
+    # An announcement that is in conflict itself does not put another one in conflict.
     claims = Counter((each.instance_id, each.source) for each in judged if _claims_a_place(each))
     return [
         _with(each, CandidateConflict.ID_CLAIMED_TWICE)
-        # A peer at the address that we know it at is what we know, whoever else claims to be it.
+        # A known peer at its known address is believed, whoever else claims its id.
         if _claims_a_place(each)
         and claims[each.instance_id, each.source] > 1
         and residents.get(each.url) != each.instance_id
@@ -210,8 +214,8 @@ def _untrue(candidate: Candidate, own_id: InstanceId) -> CandidateConflict | Non
         return None
     if candidate.fingerprint and candidate.fingerprint != fingerprint_of(parse_instance_id(candidate.instance_id)):
         return CandidateConflict.FINGERPRINT_MISMATCH
-    # In DNS, and by settings, it may well be ourselves who are meant: that is not to be told from here. What we
-    # announce on the local network we know, and it never gets this far.
+    # An entry in DNS or in the settings may mean this instance itself, which cannot be told from here. What we
+    # announce on the local network ourselves is left out before.
     return CandidateConflict.CLAIMS_OUR_ID if candidate.instance_id == own_id and candidate.source == "mdns" else None
 
 

@@ -46,7 +46,7 @@ TOTAL_MS: Final = 5_000
 
 
 class IdentityNotShown(CovenantError):
-    """There is an answer, and it is not an identity that we could take. `note` or `conflict` says why."""
+    """The address answered, but not with a valid identity. `note` or `conflict` says why."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class IdentityNotShown(CovenantError):
 
 
 async def ask_identity(fetcher: Fetcher, root: str, now_ms: int) -> Introduction:
-    """Raises IdentityNotShown, and what fetching raises: AddressRefused, CallFailed."""
+    """Raises IdentityNotShown, AddressRefused and CallFailed."""
     asked = root + IDENTITY_PATH
     answer = await fetcher.fetch("GET", asked, headers={"accept": "application/json"}, total_ms=TOTAL_MS)
     if answer.url != asked:
@@ -91,17 +91,17 @@ Known = Callable[[], Mapping[InstanceId, str | None]]
 
 
 class DiscoveryMethod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One way of finding, for the operator. `failures` are what does not work now, in words."""
+    """One method of discovery, as the operator sees it. `failures`: what does not work now."""
 
     source: Source
     on: bool
     failures: tuple[str, ...] = ()
     announced_as: str | None = None
-    """By mDNS: the name under which we are announced."""
+    """For mDNS: the name under which this instance is announced."""
 
 
 class Discovery:
-    """Calls by `fetcher`. A private address is called only where a setting or the local network names an instance."""
+    """Calls go through `fetcher`. A private address is called only if a setting or the local network names it."""
 
     def __init__(
         self,
@@ -155,11 +155,11 @@ class Discovery:
         return self._candidates.listed(self._monotonic_ms(), self._known())
 
     async def changed(self) -> None:
-        """Waits until something has been heard, found, lost, or begun to fail."""
+        """Waits until a candidate was found or lost, or a method began to fail."""
         await self._changed.wait()
 
     async def scan(self, timeout_s: float = SCAN_S) -> tuple[Candidate, ...]:
-        """Asks the static addresses and the domains again, and tells all that is known after that. With no time at all
+        """Asks the static addresses and the domains again, then returns all candidates. With a timeout of 0
         nobody is asked."""
         if timeout_s <= 0:
             return self.candidates()
@@ -167,14 +167,17 @@ class Discovery:
         if scanning is None or scanning.done():
             scanning = asyncio.create_task(self._scan(min(timeout_s, SCAN_S_MAX)), name="peers.discovery.scan")
             self._scanning = scanning
-        # Whoever does not wait any longer does not end the scan of those who do; and it may have ended with us.
+        # A caller that stops waiting does not end the scan, which others may share.
         await asyncio.wait([scanning])
         if not scanning.cancelled():
             scanning.result()
         return self.candidates()
 
     async def who_is(self, url: str) -> Introduction:
-        """Asks an address for its keys. Raises IdentityNotShown, AddressRefused, CallFailed; ValueError for no URL."""
+        """Asks an address for its keys.
+
+        Raises IdentityNotShown, AddressRefused, CallFailed, and ValueError if it is no URL.
+        """
         root = root_of(url)
         if not self.vouches(root):
             return await ask_identity(self._fetcher, root, self._now_ms())
@@ -195,11 +198,11 @@ class Discovery:
         )
 
     def vouches(self, url: str) -> bool:
-        """Whether an instance is there by settings, or by what the local network says: so it may be called inside."""
+        """Whether the settings or the local network name an instance there: then a private address may be called."""
         root = root_of(url)
         if root in self._static:
             return True
-        # Anybody on the network may have announced it, so only at a port that speaks HTTP, and only as an address.
+        # Anybody on the network may have announced it, so only an address, and only a port that speaks HTTP, is called.
         location = read_url(root)
         announced = root in self._candidates.urls("mdns")
         return announced and port_is_open(location.port) and not isinstance(location.host, str)
@@ -215,7 +218,7 @@ class Discovery:
         try:
             await work()
         except Exception:
-            # Finding others is a convenience: the daemon goes on without it, and says so.
+            # The daemon works without discovery, and logs the failure.
             log.exception("peers.discovery.failed")
 
     async def _scan(self, timeout_s: float) -> None:

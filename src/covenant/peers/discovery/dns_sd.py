@@ -1,6 +1,6 @@
 """DNS service discovery (RFC 6763): the TXT record of `_friday-a2a._tcp`, and instances that a domain lists.
 
-    txtvers=1  pv=2,3,4,5,6  id=frd1_…  fp=0123456789abcdef  path=/.well-known/agent-card.json  tls=0
+    txtvers=1  pv=2,3,4,5,6,7  id=frd1_…  fp=0123456789abcdef  path=/.well-known/agent-card.json  tls=0
 
 Reading a record never fails, since anybody may have written it; `malformed` says what cannot be true. Keys are compared
 without regard to case, the first of a kind counts, and unknown keys are skipped.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CARD_PATH: Final = "/.well-known/agent-card.json"
 TXT_BYTES_MAX: Final = 1_300
-"""What RFC 6763 says fits one packet. Ours has some 150."""
+"""The size that RFC 6763 recommends for one packet. Our record has about 150 bytes."""
 STRINGS_MAX: Final = 32
 KEY_CHARS_MAX: Final = 9
 PATH_CHARS_MAX: Final = 200
@@ -45,7 +45,7 @@ _VERSION: Final = re.compile(r"[1-9][0-9]{0,6}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TxtRecord:
-    """`instance_id` is empty where none could be read; `malformed` says what is wrong, in words for the operator."""
+    """`instance_id` is empty if none could be read; `malformed` tells the operator what is wrong."""
 
     instance_id: str = ""
     versions: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class TxtRecord:
     malformed: str | None = None
 
     def candidate(self, *, wrong: str | None, **more: Any) -> Candidate:
-        """The instance that announces this. `wrong`: what is malformed in the record, or beside it."""
+        """The candidate that this record announces. `wrong`: what is malformed in the record, or beside it."""
         return Candidate(
             instance_id=self.instance_id,
             versions=self.versions,
@@ -69,7 +69,7 @@ class TxtRecord:
 
 
 def encode_txt(announced: TxtRecord) -> bytes:
-    """As in a packet: each string behind its length."""
+    """The bytes of a packet: each string after its length."""
     strings = (
         "txtvers=1",
         f"pv={','.join(map(str, announced.versions))}",
@@ -82,7 +82,7 @@ def encode_txt(announced: TxtRecord) -> bytes:
 
 
 def decode_txt(data: bytes) -> TxtRecord:
-    """From the bytes of one record. Never raises."""
+    """Reads the bytes of one record. Never raises."""
     if len(data) > TXT_BYTES_MAX:
         return TxtRecord(malformed=f"more than {TXT_BYTES_MAX} bytes")
     strings, whole = _split(data)
@@ -90,7 +90,7 @@ def decode_txt(data: bytes) -> TxtRecord:
 
 
 def decode_strings(strings: Sequence[bytes]) -> TxtRecord:
-    """From the strings of one record. Never raises."""
+    """Reads the strings of one record. Never raises."""
     if len(strings) > STRINGS_MAX or sum(map(len, strings)) > TXT_BYTES_MAX:
         return TxtRecord(malformed="too long")
     said = dict(_pairs(reversed(strings)))
@@ -116,11 +116,11 @@ def _split(data: bytes) -> tuple[list[bytes], bool]:
 
 
 def _pairs(strings: Iterable[bytes]) -> Iterator[tuple[str, str]]:
-    """Given in reverse, so that in a dictionary of them the first of a kind stays."""
+    """In reverse order, so that a dictionary of them keeps the first of each key."""
     for string in strings:
         key, _, value = string.partition(b"=")
         if key and len(key) <= KEY_CHARS_MAX and key.isascii():
-            # What is not text becomes text that is no valid value of anything.
+            # Bytes that are not text become a text that is no valid value of any key.
             yield key.decode("ascii").lower(), value.decode("utf-8", "replace")
 
 
@@ -137,7 +137,7 @@ def _are_versions(text: str) -> bool:
     return plain and max(map(int, parts)) <= VERSION_MAX
 
 
-# Key, value if it is left out or wrong, what is valid, and how it is told that it is not. A fingerprint may be left
+# Key, default, check, and the message for a wrong value. A fingerprint may be left
 # out: it is for people, and the id says more.
 _KEYS: Final[tuple[tuple[str, str, Callable[[str], bool], str], ...]] = (
     ("txtvers", "", lambda text: text == "1", "txtvers is not 1"),
@@ -155,12 +155,12 @@ PLACES_MAX: Final = 8
 AT_ONCE_MAX: Final = 8
 PATIENCE_S: Final = 3.0
 UDP_BYTES: Final = 1_232
-"""What goes through everywhere in one piece; more comes by TCP."""
+"""The size of a UDP answer that passes every network; a larger answer comes by TCP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainListing:
-    """What a domain lists. `failure` says what could not be found out, and is None if that is all there is."""
+    """The candidates that a domain lists. `failure` says what could not be looked up; None if the list is whole."""
 
     candidates: tuple[Candidate, ...] = ()
     left_out: int = 0
@@ -174,7 +174,7 @@ class DomainBrowser:
         self._resolver: Resolver | None = None
 
     async def look_up(self, domain: str, now_ms: int) -> DomainListing:
-        """Never raises but for a domain that is no name: whatever goes wrong is in the answer."""
+        """Raises only if the domain is no valid name; any other failure is in the answer."""
         from dns.exception import DNSException  # noqa: PLC0415  (see the module's contract)
         from dns.name import from_text  # noqa: PLC0415
 
@@ -202,7 +202,7 @@ class DomainBrowser:
     async def _all(
         self, resolver: Resolver, names: Sequence[Name], until: float, *, authenticated: bool, now_ms: int
     ) -> list[Candidate | None]:
-        """For each that was answered for in time: the candidate, or None if its service is not offered."""
+        """For each instance that was answered for in time: the candidate, or None if its service is not offered."""
         found: list[Candidate | None] = []
         free = asyncio.Semaphore(AT_ONCE_MAX)
 
@@ -213,14 +213,14 @@ class DomainBrowser:
                 async with free:
                     found.append(await self._one(resolver, name, authenticated=authenticated, now_ms=now_ms))
             except (DNSException, OSError, EOFError, ValueError):
-                """It is missed in the end, as one is that took too long."""
+                """The instance is missing from the answer, as one is that took too long."""
 
         try:
             async with asyncio.timeout_at(until), asyncio.TaskGroup() as group:
                 for name in names:
                     group.create_task(look(name))
         except TimeoutError:
-            """What there is will do."""
+            """Ends the look-up with what was found so far."""
         return found
 
     async def _one(self, resolver: Resolver, name: Name, *, authenticated: bool, now_ms: int) -> Candidate | None:
@@ -245,7 +245,7 @@ class DomainBrowser:
 
     async def _opened(self) -> Resolver:
         if self._resolver is None:
-            # Importing takes a while, and without servers of its own it reads the system's files.
+            # The import is slow, and a resolver without configured servers reads the system's files.
             self._resolver = await asyncio.to_thread(self._make)
         return self._resolver
 
@@ -257,14 +257,14 @@ class DomainBrowser:
         resolver = Resolver(configure=not self._servers)
         if self._servers:
             resolver.nameservers = [Do53Nameserver(str(address), port) for address, port in self._servers]
-        # RFC 6840, 5.7: whoever sets AD in a question is told whether the answer's signatures were checked.
+        # RFC 6840, 5.7: a question with AD set is answered with whether the signatures were checked.
         resolver.set_flags(RD | AD)
         resolver.use_edns(0, 0, UDP_BYTES)
         return resolver
 
 
 def _candidate(name: Name, places: list[Any], said: TxtRecord, *, authenticated: bool, now_ms: int) -> Candidate | None:
-    """None if the domain says that the service is decidedly not available: a target of `.` (RFC 2782)."""
+    """None if the domain says that the service is not available, by a target of `.` (RFC 2782)."""
     places.sort(key=lambda place: (place.priority, -place.weight, place.target, place.port))
     offered = [place for place in places[:PLACES_MAX] if place.target.to_text() != "." and place.port]
     if places and not offered:

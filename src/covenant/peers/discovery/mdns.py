@@ -1,8 +1,8 @@
 """Instances on the local network (RFC 6762): announcing this one, and hearing of others.
 
 Starting waits for nothing and never fails: a network that is not there, or changes, is tried again, and `failure` says
-what is wrong meanwhile. When `run` is canceled we say goodbye. What is heard becomes a candidate, and nothing else. One
-that says goodbye is dropped, and so is one that does not answer for longer than its announcement holds.
+what is wrong meanwhile. When `run` is canceled, a goodbye is sent. An announcement becomes a candidate, and nothing
+else. A candidate that says goodbye is dropped, and so is one that is silent for longer than its announcement is valid.
 
 Anybody can announce anything, so the work for it is bounded. Link-local addresses are passed over, and loopback counts
 only if we listen on it. A host that is not under `local` is left to DNS. zeroconf is imported when `run` begins.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def addresses_of(interfaces: Sequence[str]) -> list[Address]:
-    """Of those named, by name or by one of their addresses; of all but the loopback if none is. Asks the system."""
+    """The addresses of the named interfaces, or of all but the loopback if none is named. Asks the system."""
     import ifaddr  # noqa: PLC0415  (needed where mDNS is on)
 
     found: set[Address] = set()
@@ -49,16 +49,16 @@ log = logging.getLogger(__name__)
 
 SERVICE_TYPE: Final = "_friday-a2a._tcp.local."
 HEARD_MAX: Final = 1_000
-"""Names of services that are followed at once."""
+"""How many service names are followed at once."""
 ASKERS: Final = 8
 READ_MS: Final = 3_000
 ADDRESSES_MAX: Final = 16
 CLOSE_S: Final = 3.0
 LOOK_AGAIN_S: Final = 60.0
-"""How often those who were heard are asked again, and whether this machine still has the same addresses."""
+"""How often known services are asked again, and how often this machine's addresses are compared."""
 RETRIES: Final = Backoff(2.0, longest=60.0)
 SETTLE_S: Final = 1.5
-"""RFC 6762, 10.2: what an announcement replaces still counts for a second beside it."""
+"""RFC 6762, 10.2: a replaced record is still valid for a second."""
 LABEL_BYTES_MAX: Final = 63
 WILDCARDS: Final = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104  (read from settings, never listened on here)
 
@@ -68,9 +68,9 @@ class Announcement:
     said: TxtRecord
     port: int
     listens: tuple[str, ...] = ("0.0.0.0",)  # noqa: S104  (see WILDCARDS)
-    """The addresses that our own door listens on: only there are we announced. A wildcard is all of the interfaces'."""
+    """The addresses that this daemon listens on: only there it is announced. A wildcard means all interfaces."""
     host: str = ""
-    """The name that our certificate has, if there is one; otherwise a name of our own under `local`."""
+    """The host name of our certificate, if there is one; otherwise a name under `local`."""
 
 
 class Mdns:
@@ -97,7 +97,7 @@ class Mdns:
         self._loopback = False
         self.failure: str | None = "not started"
         self.announced_as: str | None = None
-        """Our own service's name, once the network has heard it."""
+        """The name of our own service, once it is announced."""
         self.on_change: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
@@ -120,7 +120,7 @@ class Mdns:
             await asyncio.sleep(RETRIES.pause(failures))
 
     async def _live(self, addresses: Sequence[Address]) -> None:
-        """One set of sockets, for as long as the machine has these addresses."""
+        """Runs with one set of sockets, for as long as the machine has these addresses."""
         from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf  # noqa: PLC0415  (loaded by now)
 
         joined = _joined(addresses, self._interfaces)
@@ -145,7 +145,7 @@ class Mdns:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
                     await browser.async_cancel()
-                    # Says goodbye for whatever was announced.
+                    # Sends a goodbye for everything that was announced.
                     await network.async_close()
 
     async def _look_again(self, network: Zeroconf, addresses: Sequence[Address]) -> None:
@@ -153,7 +153,7 @@ class Mdns:
             await asyncio.sleep(self._look_again_s)
             for name in tuple(self._hearing.told):
                 info = _service_named(name)
-                # What still holds needs no question; what has run out does.
+                # Only services whose records have run out are asked.
                 if info is not None and not info.load_from_cache(network):
                     self._hearing.to_be_asked(name)
             if await asyncio.to_thread(addresses_of, self._interfaces) != addresses:
@@ -176,7 +176,7 @@ class Mdns:
         self.on_change()
 
     def _changed(self, *, zeroconf: Zeroconf, name: str, state_change: ServiceStateChange, **_: object) -> None:
-        """Called by the browser, on our loop."""
+        """Called by zeroconf's browser, on our loop."""
         if state_change.name == "Removed":
             self._hearing.gone(name)
             self._candidates.gone(_group(name))
@@ -191,7 +191,7 @@ class Mdns:
             self._read_now(network, name)
 
     def _read_now(self, network: Zeroconf, name: str) -> None:
-        """Who announces all of it at once, as is usual, has not to wait for those who must be asked for the rest."""
+        """A service that announces everything at once, as is usual, does not wait for services that must be asked."""
         if (info := _service_named(name)) is None:
             return
         if info.load_from_cache(network):
@@ -203,7 +203,7 @@ class Mdns:
         while True:
             name = await self._hearing.next()
             info = await self._asked(network, name)
-            # Whoever has said goodbye while we asked is gone.
+            # A service that said goodbye while it was asked is gone.
             if self._hearing.was_asked(name) and info is not None:
                 self._take(network, info)
 
@@ -222,14 +222,14 @@ class Mdns:
             candidate = _candidate(info, loopback=self._loopback, now_ms=self._now_ms())
             until_ms = self._monotonic_ms() + self._holds_ms(network, info.name)
         except Exception:
-            # Whatever somebody managed to announce, the others are heard.
+            # One service's malformed announcement must not keep others from being heard.
             log.exception("peers.mdns.unread", extra={"service": shown_name(info.name)})
             return
         self._hearing.has_told(info.name)
         self._candidates.saw(candidate, group=_group(info.name), until_ms=until_ms)
 
     def _holds_ms(self, network: Zeroconf, name: str) -> int:
-        """For how long it can be missing without being gone: as the record of its host says, and one look again."""
+        """How long a service may be silent before it is gone: the lifetime of its host's record, and one look more."""
         from zeroconf import current_time_millis  # noqa: PLC0415  (loaded by now)
         from zeroconf.const import _CLASS_IN, _TYPE_SRV  # noqa: PLC0415  (the library has no public names for these)
 
@@ -255,8 +255,8 @@ class _Moved(Exception):
 
 
 class _Hearing:
-    """Who has told where it is, and who has still to be asked. All of it bounded: a flood of names that lead nowhere
-    keeps nobody out who tells."""
+    """Services whose place is known, and services that must still be asked. Bounded, so that a flood of names that lead
+    nowhere keeps no real service out."""
 
     def __init__(self) -> None:
         self.told: dict[str, None] = {}
@@ -265,7 +265,7 @@ class _Hearing:
         self._queue: asyncio.Queue[str] = asyncio.Queue(HEARD_MAX)
 
     def has_told(self, name: str) -> None:
-        """The one that has not told for longest makes room, as it does among the candidates."""
+        """If there is no room, the service that was silent for longest goes, as among the candidates."""
         self.told.pop(name, None)
         self.told[name] = None
         if len(self.told) > HEARD_MAX:
@@ -289,7 +289,7 @@ class _Hearing:
                 return name
 
     def was_asked(self, name: str) -> bool:
-        """Whether it has not gone meanwhile."""
+        """Whether the service is still followed."""
         try:
             self._asking.remove(name)
         except KeyError:
@@ -302,14 +302,14 @@ class _Hearing:
 
 
 def _load() -> type[Exception]:
-    """Off the loop: it takes a tenth of a second. What the library raises of its own."""
+    """The exceptions of zeroconf. Imported in a thread, since that takes a tenth of a second."""
     import zeroconf.asyncio  # noqa: PLC0415  (see the module's contract)
 
     return zeroconf.Error
 
 
 def _service_named(name: str) -> AsyncServiceInfo | None:
-    """None for a name that is no service's name, announced as one."""
+    """None if the announced name is no valid service name."""
     from zeroconf import Error  # noqa: PLC0415  (loaded by now)
     from zeroconf.asyncio import AsyncServiceInfo  # noqa: PLC0415
 
@@ -324,7 +324,7 @@ def _group(name: str) -> str:
 
 
 def _joined(addresses: Sequence[Address], wanted: Sequence[str]) -> list[str]:
-    """Where to send and hear: on IPv4, and on IPv6 where the operator named an address of it."""
+    """The addresses to send from and listen on: IPv4, and IPv6 if the operator named such an address."""
     return [str(each) for each in addresses if isinstance(each, IPv4Address) or str(each) in wanted]
 
 
@@ -343,7 +343,7 @@ def _service(name: str, ours: Announcement, addresses: Sequence[Address]) -> Asy
 
 
 def _label(name: str, tail: str) -> str:
-    """For people, and unlike any other: the name, as far as there is room, and the end of the id."""
+    """A unique name for people: the instance's name, cut to fit, and the end of its id."""
     room = LABEL_BYTES_MAX - len(tail) - 1 - len("-999")
     plain = " ".join("".join(each if each.isprintable() and each != "." else " " for each in name).split())
     return f"{plain.encode()[:room].decode('utf-8', 'ignore').strip() or 'covenant'} {tail}"
@@ -373,7 +373,7 @@ def _candidate(info: AsyncServiceInfo, *, loopback: bool, now_ms: int) -> Candid
 
 
 def _place(server: str, texts: Sequence[str], *, loopback: bool) -> tuple[str | None, CandidateNote | None]:
-    """The host to call. A name under `local` is known to this network alone, so its address is taken instead."""
+    """The host to call. A name under `local` is known on this network only, so an address is used instead."""
     if not server.lower().endswith(".local"):
         with suppress(InvalidUrl):
             return host_text(read_host(server)), None

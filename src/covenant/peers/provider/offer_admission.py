@@ -1,7 +1,7 @@
-"""What a peer may have of us: the profiles it is offered, the terms of its token, and whether an offer is accepted.
+"""Admission of a peer's offers: the profiles it is offered, the terms of its token, and whether an offer is accepted.
 
-Decides on the given facts; changes nothing but a rate limit. The agreed terms are at most what was offered, what the
-profile has, what the settings and the peer's own limits say, and what the token allows.
+Decides from the given facts, and changes nothing but a rate limit. The agreed terms never exceed the offer, the
+profile, the settings, the peer's own limits and the token.
 """
 
 from __future__ import annotations
@@ -13,27 +13,34 @@ from typing import Final, NamedTuple
 from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.errors import CovenantError, Refusal
 from covenant.model.ids import PublicKey
-from covenant.model.peers.delegation import Peer
-from covenant.model.peers.delegation_messages import BUDGET_MAX, DelegationOffer, Profile, RejectCode
-from covenant.model.peers.instance import InstanceId, Trust
+from covenant.model.peers.delegation import Delegation, Peer
+from covenant.model.peers.delegation_messages import (
+    BUDGET_MAX,
+    DelegationAccept,
+    DelegationOffer,
+    DelegationReject,
+    Profile,
+    RejectCode,
+)
+from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, Trust
 from covenant.model.peers.usage_by_day import DAY_MS
 from covenant.model.rate_limits import MINUTE_MS, TokenBuckets
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerSettings
-from covenant.seal.keys import signer_of
 from covenant.seal.proofs import offer_holds
+from covenant.seal.purpose_keys import signer_of
 from covenant.seal.tokens import PROFILES_MAX, Narrowing, Use, authorize, named_in
 
 TRUSTED_RATE: Final = 10
 BUSY_RETRY_MS: Final = 5_000
-"""When something will be done is not known: soon enough not to be idle, late enough not to be a storm."""
+"""When a peer that was told `busy` may offer again: soon enough to keep slots in use, too late to flood us."""
 
 
 _NAMEABLE: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}").fullmatch
 
 
 class OfferedProfiles(NamedTuple):
-    """What a peer may ask of us now, how much of that is under way, and how much more there could be."""
+    """The profiles that a peer is offered, how many delegations are active, and how many slots are free."""
 
     profiles: tuple[Profile, ...]
     active: int
@@ -41,7 +48,7 @@ class OfferedProfiles(NamedTuple):
 
 
 def listed(peer: Peer, entries: tuple[str, ...]) -> bool:
-    """By its name, or by an id that it has or had."""
+    """Whether the peer is named, by its name or by an id that it has or had."""
     return peer.name in entries or any(each in entries for each in peer.ids)
 
 
@@ -55,17 +62,18 @@ def budget_max(peer: Peer, settings: PeerSettings) -> int:
 
 
 def token_terms(peer: Peer, offering: OfferedProfiles, settings: PeerSettings) -> Narrowing | None:
-    """What a token for this peer allows, but for its time. None: it may not delegate, whatever it shows."""
+    """What a token for this peer allows, apart from its lifetime. None: the peer may not delegate, with any token."""
     if not peer.trust.covers(Trust.VERIFIED) or peer.tokenless or is_barred(peer, settings) or not offering.profiles:
         return None
     names = frozenset(each.name for each in offering.profiles)
-    # More than a token can name are not named in it: each offer is held against what there is in any case.
+    # A token names a bounded number of profiles. Beyond that it names none: each offer is checked against the
+    # catalogue anyway.
     nameable = len(names) <= PROFILES_MAX and all(map(_NAMEABLE, names))
     return Narrowing(profiles=names if nameable else None, budget=budget_max(peer, settings), depth=settings.depth_max)
 
 
 class OfferRejected(CovenantError):
-    """The offer is not taken. What it says is told to the peer in a reject, and nothing else."""
+    """The offer is rejected. The code and the reason are sent to the peer; nothing else is."""
 
     def __init__(self, code: RejectCode, reason: str, retry_after_ms: int | None = None) -> None:
         super().__init__(reason)
@@ -74,21 +82,41 @@ class OfferRejected(CovenantError):
         self.retry_after_ms = retry_after_ms
 
 
+def accept_message(delegation: Delegation) -> DelegationAccept:
+    return DelegationAccept(
+        offer_id=delegation.offer_id,
+        delegation_id=delegation.delegation_id or delegation.task_id,
+        max_token_budget=delegation.budget,
+        timeout=delegation.timeout_ms,
+        status_interval=max(100, delegation.status_interval_ms),
+    )
+
+
+def reject_message(offer: DelegationOffer, rejected: OfferRejected) -> DelegationReject:
+    return DelegationReject(
+        offer_id=offer.offer_id,
+        code=rejected.code,
+        reason=rejected.reason,
+        retry_after=rejected.retry_after_ms if rejected.code != "busy" else rejected.retry_after_ms or BUSY_RETRY_MS,
+        versions=SUPPORTED_VERSIONS if rejected.code == "version" else None,
+    )
+
+
 class OfferFacts(NamedTuple):
     active: int
-    """Delegations of all peers that are at work."""
+    """Live delegations of all peers."""
     active_of_peer: int
     profiles: Mapping[str, Profile]
-    """Those that this peer may have."""
+    """The profiles that this peer is offered."""
     us: InstanceKeys
     now_ms: int
     ages: Ages = STEADY
     skew_ms: int = 0
-    """How far our clock is ahead of the requester's, which its deadline is by."""
+    """How far our clock is ahead of the requester's, whose clock the offer's deadline is by."""
     draining: bool = False
-    """Nothing new is taken here before the next start."""
+    """Whether this daemon is draining: it takes no new work before the next start."""
     accepted_today: int = 0
-    """Offers of this peer; and the tokens that its delegations have used today, or may still use."""
+    """Offers of this peer accepted today; below, the tokens that its delegations have used today or may still use."""
     tokens_today: int = 0
 
 
@@ -113,7 +141,7 @@ def judge_offer(
 ) -> AgreedTerms:
     """Raises `OfferRejected`.
 
-    `rate` says for how many milliseconds this peer may not offer, and counts this offer if it may.
+    `rate` gives the milliseconds until this peer may offer again, or None: then it has counted this offer.
     """
     _check_standing(offer, peer, facts, settings)
     deadline_ms = offer.deadline_ms + facts.skew_ms if offer.deadline_ms is not None else None
@@ -130,7 +158,7 @@ def judge_offer(
     _check_room(peer, facts, settings, rate)
     left_ms = deadline_ms - facts.now_ms if deadline_ms is not None else offer.timeout
     if left_ms <= 0:
-        # The clock was set just now, so whether the deadline has passed is not judged: the timeout alone counts.
+        # The clock was set just now, so it cannot tell whether the deadline has passed: only the timeout counts.
         left_ms = offer.timeout
     return AgreedTerms(
         profile=profile.name,
@@ -147,13 +175,14 @@ def _check_standing(offer: DelegationOffer, peer: Peer, facts: OfferFacts, setti
         raise OfferRejected("denied", "you may not delegate to this instance")
     if not peer.trust.covers(Trust.VERIFIED) or peer.keys is None:
         raise OfferRejected("untrusted", "you are not verified here yet: answer our challenge, and offer again")
-    if not _is_asserted(offer, peer, facts.us):
+    if not is_asserted(offer, peer, facts.us):
         raise OfferRejected("invalid", "the offer has no valid signature of yours for this instance")
 
 
-def _is_asserted(offer: DelegationOffer, peer: Peer, us: InstanceKeys) -> bool:
-    """By the peer's key, for us. What it signed before either of us changed its identity holds too."""
-    assert peer.keys is not None
+def is_asserted(offer: DelegationOffer, peer: Peer, us: InstanceKeys) -> bool:
+    """Whether the peer signed the offer, for us. Former identities of both sides count, too."""
+    if peer.keys is None:
+        return False
     key = PublicKey(peer.keys.identity_key)
     signer = signer_of(offer.assertion or "")
     before = next((each for each in peer.former if each.key == signer), None)
@@ -169,7 +198,7 @@ def _check_place_and_time(
         raise OfferRejected(
             "depth_exceeded", "the offer is made on behalf of this instance itself: it went in a circle"
         )
-    most = max(1, settings.depth_max)  # 0: what comes from a peer itself is done, and delegated no further
+    most = max(1, settings.depth_max)  # 0: offers are worked on here, and not delegated on
     if len(offer.via) > most:
         raise OfferRejected("depth_exceeded", f"work comes here through at most {most} instances")
     if deadline_ms is not None and deadline_ms <= facts.now_ms and not facts.ages.paused:
@@ -187,8 +216,13 @@ def _check_budget(budget: int, settings: PeerSettings) -> None:
 def _allowed(
     offer: DelegationOffer, peer: Peer, facts: OfferFacts, settings: PeerSettings, revoked: Callable[[str], bool]
 ) -> Narrowing:
-    """What the token leaves. It bounds what is agreed, so it need only allow the least that can be."""
+    """The limits of the token.
+
+    They bound the agreed terms, so the token is checked only for the smallest possible offer.
+    """
     if offer.token is None:
+        if settings.require_token and peer.tokenless:
+            raise OfferRejected("denied", "your tokens were revoked here; our operator has to trust you again")
         if settings.require_token:
             raise OfferRejected(
                 "denied", "the offer has no token; ask for our capabilities again: the answer brings one"
@@ -205,7 +239,12 @@ def _allowed(
     expiry_ms = facts.ages.expiry_ms(facts.now_ms)
     try:
         return authorize(
-            offer.token, PublicKey(facts.us.signed_as(audience).key), use, now_ms=expiry_ms, revoked=revoked
+            offer.token,
+            PublicKey(facts.us.signed_as(audience).key),
+            use,
+            now_ms=expiry_ms,
+            revoked=revoked,
+            void_before_ms=facts.us.void_before_ms,
         )
     except Refusal as refused:
         raise OfferRejected(
@@ -215,7 +254,7 @@ def _allowed(
 
 
 def daily_quota(peer: Peer, settings: PeerSettings) -> tuple[int | None, int | None]:
-    """Most offers and tokens of this peer in a day; None: no bound."""
+    """The most offers and tokens of this peer in a day; None: no limit."""
     offers, tokens = peer.limits.offers_per_day, peer.limits.tokens_per_day
     return (
         offers if offers is not None else settings.offers_per_day or None,
@@ -224,7 +263,7 @@ def daily_quota(peer: Peer, settings: PeerSettings) -> tuple[int | None, int | N
 
 
 def _check_quota(peer: Peer, facts: OfferFacts, settings: PeerSettings) -> int:
-    """How many tokens the day leaves for this offer."""
+    """How many tokens are left today for this offer."""
     offers, tokens = daily_quota(peer, settings)
     retry_ms = DAY_MS - facts.now_ms % DAY_MS
     if offers is not None and facts.accepted_today >= offers:
@@ -247,7 +286,7 @@ def _check_room(peer: Peer, facts: OfferFacts, settings: PeerSettings, rate: Cal
         raise OfferRejected("busy", "your delegations have reached their limit here; offer again later", BUSY_RETRY_MS)
     if facts.active >= settings.slots:
         raise OfferRejected("busy", "all places for delegations are taken; offer again later", BUSY_RETRY_MS)
-    # Whoever is told to come back later has not used up its rate.
+    # The rate is checked last, so that an offer that is rejected as busy does not count.
     wait_ms = rate(peer)
     if wait_ms is not None:
         raise OfferRejected("rate_limited", "too many offers; slow down", wait_ms)
@@ -258,7 +297,7 @@ def _least(value: int, bound: int | None) -> int:
 
 
 class OfferRate:
-    """How often each peer may offer: a bucket that holds a minute's worth, and fills in a minute. In memory."""
+    """How often each peer may offer: a token bucket that holds a minute's worth and refills in a minute. In memory."""
 
     def __init__(self, settings: PeerSettings, now_ms: Callable[[], int]) -> None:
         self._settings = settings

@@ -19,15 +19,16 @@ from typing import Any, Final
 import msgspec
 
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.delegation import call_id
 from covenant.exchange.tasks.builder import build_task, check_message, check_size
+from covenant.exchange.tasks.reader import TaskReader
 from covenant.ledger.machine.commands import Accept as Begin
 from covenant.ledger.machine.commands import Cancel as EndTask
 from covenant.ledger.machine.peer_commands import DelegationChanges, ReceivedFromPeer, ReceiveFromPeer, SendToPeer
 from covenant.model.a2a_requests import Message
+from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.content import Content, Embedded, Resource, Text
 from covenant.model.errors import Invalid, NotFound, Refusal
-from covenant.model.ids import TaskId
+from covenant.model.ids import TaskId, derived_task_id
 from covenant.model.peers.delegation import (
     CANCELLING,
     OFFERED,
@@ -41,7 +42,6 @@ from covenant.model.peers.delegation import (
 )
 from covenant.model.peers.delegation_messages import (
     PROFILES_MAX,
-    DelegationAccept,
     DelegationCancel,
     DelegationInput,
     DelegationOffer,
@@ -49,26 +49,27 @@ from covenant.model.peers.delegation_messages import (
     Profile,
     RejectCode,
 )
-from covenant.model.peers.instance import SUPPORTED_VERSIONS
+from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.usage_by_day import day_of
 from covenant.model.sanitizer import blocks_named_safely, unreserved_parts
 from covenant.model.task import Hop, Task, fingerprint
 from covenant.model.task_view import first_message
 from covenant.model.tenants import DEFAULT
-from covenant.peers.directory.peer_directory import as_agent
 from covenant.peers.message_redaction import Redacted, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService, amounts_of
 from covenant.peers.provider.offer_admission import (
-    BUSY_RETRY_MS,
     AgreedTerms,
     OfferedProfiles,
     OfferFacts,
     OfferRate,
     OfferRejected,
+    accept_message,
     budget_max,
     daily_quota,
+    is_asserted,
     is_barred,
     judge_offer,
+    reject_message,
 )
 from covenant.peers.provider.task_reporter import TaskReporter
 from covenant.peers.transport.inbox import IncomingMessage
@@ -77,11 +78,14 @@ from covenant.wire import peers as wire
 
 CONTEXT: Final = "context"
 TASK_BYTES_MAX: Final = 1024 * 1024
-"""What any other door takes; a worker is handed it in one frame."""
+"""As at every other door: a worker is handed a task in one frame."""
 DESCRIPTION_CHARS_MAX: Final = 500
+FORGOTTEN: Final = "this offer was accepted before, and its result is no longer kept"
 WITHDRAWN: Final = "the offer was cancelled before it came here"
+GATHER_S: Final = 0.05
+"""The pause before a daemon looks for offers that other daemons on its ledger have accepted."""
 RESTART_S: Final = 5.0
-"""After the disk, or we ourselves, failed."""
+"""The pause before a task is reported on again, after the ledger or the reporter failed."""
 _REFUSED: Final[dict[str, RejectCode]] = {
     "queue_full": "busy",
     "live_task_limit": "busy",
@@ -90,13 +94,13 @@ _REFUSED: Final[dict[str, RejectCode]] = {
     "deadline_past": "expired",
     "duplicate_task_id": "invalid",
 }
-"""What the ledger says of work that it does not begin, and how that is told."""
+"""The code of a reject, by the code with which the ledger refuses a task."""
 
 log = logging.getLogger(__name__)
 
 
 class Provider(PeerService):
-    """Lives on one loop. `run` it to attend to what an earlier run has left; `stop` it before the ledger closes."""
+    """For one loop. `run` reports on the tasks that an earlier run left; `stop` it before the ledger closes."""
 
     def __init__(
         self,
@@ -110,9 +114,14 @@ class Provider(PeerService):
         self._catalogue = catalogue
         self._used = used
         self._rate = OfferRate(context.settings, self._monotonic_ms)
+        self._budgets, self._prices = amounts_of(self._settings.profile_budgets), amounts_of(self._settings.prices)
         self._attending: dict[DelegationKey, asyncio.Task[None]] = {}
         self._telling: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
+        self._heard_of: set[InstanceId] = set()
+        self._woken = asyncio.Event()
+        if context.shared is not None:
+            context.ledger.on_peer(self._note_peer)
 
     # What we offer
 
@@ -123,7 +132,6 @@ class Provider(PeerService):
 
     def _profiles(self, peer: Peer) -> dict[str, Profile]:
         most = max(1, budget_max(peer, self._settings))
-        budgets, prices = amounts_of(self._settings.profile_budgets), amounts_of(self._settings.prices)
         found: dict[str, Profile] = {}
         tenant = self._ledger.tenant(peer.tenant)
         if peer.tenant != DEFAULT and (tenant is None or tenant.disabled_at_ms is not None):
@@ -134,8 +142,8 @@ class Provider(PeerService):
                 found[agent.id] = Profile(
                     name=agent.id,
                     description=about[:DESCRIPTION_CHARS_MAX],
-                    max_token_budget=max(1, min(most, budgets.get(agent.id, most))),
-                    price=prices.get(agent.id, msgspec.UNSET),
+                    max_token_budget=max(1, min(most, self._budgets.get(agent.id, most))),
+                    price=self._prices.get(agent.id, msgspec.UNSET),
                 )
         return found
 
@@ -158,18 +166,20 @@ class Provider(PeerService):
         if known is not None:
             return await self._answer_again(incoming, offer, known)
         try:
+            if key in self._context.withdrawn:
+                raise OfferRejected("expired", WITHDRAWN)
             terms = await self._judge(offer, incoming)
             heard = await self._accept(incoming, offer, terms)
         except OfferRejected as rejected:
             return await self._reject(incoming, offer, rejected)
         except Refusal as refusal:
-            code = _REFUSED.get(refusal.code)
-            if code is None:
+            if (code := _REFUSED.get(refusal.code)) is None:
                 raise
             return await self._reject(incoming, offer, OfferRejected(code, refusal.message, refusal.retry_after_ms))
         if heard.known:
-            over = OfferRejected("expired", "this offer was accepted before, and its result is no longer kept")
-            reject = await redact_aside(_rejecting(offer, over), self._settings.redaction, key)
+            reject = await redact_aside(
+                reject_message(offer, OfferRejected("expired", FORGOTTEN)), self._settings.redaction, key
+            )
             await self._ledger.commit(
                 SendToPeer(
                     key=key,
@@ -185,7 +195,7 @@ class Provider(PeerService):
 
     async def _judge(self, offer: DelegationOffer, incoming: IncomingMessage) -> AgreedTerms:
         ledger, peer, now_ms = self._ledger, incoming.peer, self._now_ms()
-        # What was on its way for long counts as skew too: no more than clocks may be apart.
+        # The time that a message was on its way looks like skew, so skew counts no further than clocks may be apart.
         skew_ms = max(-SKEW_MS, min(SKEW_MS, now_ms - (incoming.envelope.sent_at_ms or now_ms)))
         live = await ledger.delegations_live(DelegationRole.PROVIDER, peer.id)
         accepted, used = await self._used_today(peer, now_ms)
@@ -204,7 +214,7 @@ class Provider(PeerService):
         return judge_offer(offer, peer, facts, self._settings, rate=self._rate, revoked=ledger.token_revoked)
 
     async def _used_today(self, peer: Peer, now_ms: int) -> tuple[int, int]:
-        """Offers accepted and tokens used; not looked up where nothing depends on them."""
+        """Offers accepted and tokens used today. Zeros if the peer has no quota: then nothing depends on them."""
         if daily_quota(peer, self._settings) == (None, None):
             return 0, 0
         found = await self._ledger.peer_usage(day_of(now_ms), peer.id)
@@ -219,16 +229,17 @@ class Provider(PeerService):
             depth_remaining=terms.depth_remaining,
             status_interval_ms=terms.status_interval_ms,
         )
-        task = self._task(incoming.peer, offer, terms)
-        self._check(task, terms.profile)
+        agent = self._catalogue.agent(incoming.peer.tenant, terms.profile)
+        task = self._task(incoming.peer, offer, terms, agent)
+        self._check(task, agent)
         return await self._ledger.commit(
             ReceiveFromPeer(
                 envelope=incoming.envelope,
                 key=begin.key,
-                by=as_agent(incoming.peer),
+                by=incoming.peer.agent,
                 begin=begin,
                 happenings=("offer", "accept"),
-                said=(outgoing(_accepting(begin)),),
+                said=(outgoing(accept_message(begin)),),
                 accept=Begin(task=task, digest=_digest(incoming.peer, offer)),
             )
         )
@@ -237,12 +248,12 @@ class Provider(PeerService):
         self, incoming: IncomingMessage, offer: DelegationOffer, rejected: OfferRejected
     ) -> ReceivedFromPeer:
         begin = _begin(incoming.peer, offer)
-        reject = await redact_aside(_rejecting(offer, rejected), self._settings.redaction, begin.key)
+        reject = await redact_aside(reject_message(offer, rejected), self._settings.redaction, begin.key)
         return await self._ledger.commit(
             ReceiveFromPeer(
                 envelope=incoming.envelope,
                 key=begin.key,
-                by=as_agent(incoming.peer),
+                by=incoming.peer.agent,
                 begin=begin,
                 happenings=("offer", "reject"),
                 changes=_why(reject),
@@ -253,34 +264,52 @@ class Provider(PeerService):
     async def _answer_again(
         self, incoming: IncomingMessage, offer: DelegationOffer, known: Delegation
     ) -> ReceivedFromPeer:
-        """As before. What has ended is told already, or is on its way, unless a ledger was restored since."""
-        if not known.ended:
-            heard = await self._ledger.commit(
-                ReceiveFromPeer(
-                    envelope=incoming.envelope,
-                    key=known.key,
-                    happenings=("offer",),
-                    said=(outgoing(_accepting(known)),),
-                )
-            )
-            self._attend(known.key)
-            return heard
-        heard = await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=known.key))
+        """Answer an offer that is known as before.
+
+        The outcome of a delegation that has ended was sent already, or waits in the outbox. It is sent again only if
+        one of the two ledgers was restored since. A requester that was restored may have made the offer anew: then the
+        proof is to be about the offer that the requester has now.
+        """
         envelope = incoming.envelope
         restored = (envelope.epoch, envelope.our_epoch) != (known.peer_epoch, known.epoch)
-        anew = restored or envelope.seq is None or envelope.seq > known.heard
-        if restored and known.state is not REJECTED:
-            self._tell_again(known, offer)
-        if anew and known.state is REJECTED:
-            reject = DelegationReject(
-                offer_id=known.offer_id,
-                code=msgspec.convert(known.code, RejectCode),
-                reason=known.reason or "",
-                retry_after=known.retry_after_ms,
+        rejected = await self._rejection(incoming.peer, offer, known)
+        budget, timeout_ms = min(known.budget, offer.max_token_budget), min(known.timeout_ms, offer.timeout)
+        known = msgspec.structs.replace(known, budget=budget, timeout_ms=timeout_ms)
+        if rejected is None and not known.ended:
+            heard = await self._ledger.commit(
+                ReceiveFromPeer(
+                    envelope=envelope,
+                    key=known.key,
+                    happenings=("offer",),
+                    changes=DelegationChanges(offer=offer, budget=budget, timeout_ms=timeout_ms),
+                    said=(outgoing(accept_message(known)),),
+                )
             )
-            cleared = await redact_aside(reject, self._settings.redaction, known.key)
-            await self._ledger.commit(SendToPeer(key=known.key, said=(outgoing(cleared.message),)))
+            if restored and heard.moved is not None and heard.moved.delegation.ended:
+                self._tell_again(known, offer)  # its result was sent meanwhile, with a proof for the offer before
+            else:
+                self._attend(known.key)
+            return heard
+        heard = await self._ledger.commit(ReceiveFromPeer(envelope=envelope, key=known.key))
+        if rejected is not None and (restored or envelope.seq is None or envelope.seq > known.heard):
+            reject = await redact_aside(reject_message(offer, rejected), self._settings.redaction, known.key)
+            await self._ledger.commit(SendToPeer(key=known.key, said=(outgoing(reject.message),)))
+        elif rejected is None and restored:
+            self._tell_again(known, offer)
         return heard
+
+    async def _rejection(self, peer: Peer, offer: DelegationOffer, known: Delegation) -> OfferRejected | None:
+        """Why an offer whose id is known is not answered as before: it was rejected, or is about other work."""
+        if known.state is REJECTED:
+            return OfferRejected(msgspec.convert(known.code, RejectCode), known.reason or "", known.retry_after_ms)
+        view = (await TaskReader(self._ledger).past(known.task_id, 1)).view()
+        if view is None:
+            return OfferRejected("expired", FORGOTTEN)
+        task = view.task
+        asked = (known.profile, task.parts or (Text(task.intent_text),))
+        if asked != (offer.profile, _parts(offer)) or not is_asserted(offer, peer, self._keyring):
+            return OfferRejected("invalid", "an offer of this id was for other work, or this one is not signed by you")
+        return None
 
     async def _hear_cancel(self, incoming: IncomingMessage, cancel: DelegationCancel) -> ReceivedFromPeer:
         key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, cancel.offer_id)
@@ -290,16 +319,14 @@ class Provider(PeerService):
         delegation = heard.moved.delegation if heard.moved is not None else None
         if delegation is not None and delegation.state is CANCELLING:
             reason = cancel.reason or "cancelled by the peer"
-            # The attendant sees it end, and says so. If this does not come to it, the attendant of the next run does.
+            # The reporter sees the task end and sends the result. After a crash, the next reporter cancels the task.
             with suppress(NotFound):
-                await self._ledger.commit(
-                    EndTask(task_id=delegation.task_id, by=as_agent(incoming.peer), reason=reason)
-                )
+                await self._ledger.commit(EndTask(task_id=delegation.task_id, by=incoming.peer.agent, reason=reason))
             self._attend(key)
         return heard
 
     async def _hear_answer(self, incoming: IncomingMessage, answer: DelegationInput) -> ReceivedFromPeer:
-        """Kept with the delegation first: if this does not come to its task, the attendant of the next run does."""
+        """The answer is stored with the delegation first. After a crash, the next run hands it to the task."""
         key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, answer.offer_id)
         known = await self._ledger.delegation(key)
         changes = DelegationChanges(answer=answer) if known is not None and not known.ended else DelegationChanges()
@@ -311,7 +338,7 @@ class Provider(PeerService):
         return heard
 
     async def _refuse_withdrawn(self, incoming: IncomingMessage, key: DelegationKey) -> ReceivedFromPeer:
-        """The cancel came without its offer. The requester is told that nothing was begun, and nothing ever will be."""
+        """A cancel came before its offer. Tells the requester that the work was not begun and never will be."""
         work = work_id(incoming.peer, key.offer_id)
         begin = Delegation(
             role=key.role,
@@ -338,24 +365,19 @@ class Provider(PeerService):
 
     # The work
 
-    def _task(self, peer: Peer, offer: DelegationOffer, terms: AgreedTerms) -> Task:
-        agent = self._catalogue.agent(peer.tenant, terms.profile)
-        parts: list[Content] = [Text(offer.task)]
-        if offer.context:
-            parts.append(Resource(Embedded(uri="", mimeType="text/plain", text=offer.context), filename=CONTEXT))
-        parts += blocks_named_safely(unreserved_parts(offer.parts))
+    def _task(self, peer: Peer, offer: DelegationOffer, terms: AgreedTerms, agent: CatalogueAgent | None) -> Task:
         return build_task(
             work_id(peer, offer.offer_id),
-            sender=as_agent(peer),
+            sender=peer.agent,
             recipient=self._catalogue.identity(peer.tenant, terms.profile),
             intent_text=offer.task,
             deadline_ms=terms.deadline_ms,
-            parts=tuple(parts),
+            parts=_parts(offer),
             definition=agent.definition if agent is not None else None,
             timeout_ms=terms.timeout_ms,
             tenant=peer.tenant,
             origin=PEER,
-            # What it delegates is one deeper, and may be so as often as is left.
+            # Calls of this task are one deeper. The depth leaves as many of them as the offer allows.
             hop=Hop(depth=max(0, self._context.depth_max - terms.depth_remaining), traceparent=offer.traceparent),
             metadata={CONTEXT: offer.context} if offer.context else None,
             request_metadata={
@@ -370,41 +392,63 @@ class Provider(PeerService):
             },
         )
 
-    def _check(self, task: Task, profile: str) -> None:
-        """As at every other door. `OfferRejected` says what the agent cannot take."""
-        agent = self._catalogue.agent(task.tenant or DEFAULT, profile)
-        message = first_message(task)
+    def _check(self, task: Task, agent: CatalogueAgent | None) -> None:
+        """The checks of every other door. Raises `OfferRejected` with what the agent cannot take."""
         try:
             check_size(fingerprint(task)[1], TASK_BYTES_MAX)
             if agent is not None:
-                asked = Message(message_id=task.id, parts=message.parts)
+                asked = Message(message_id=task.id, parts=first_message(task).parts)
                 check_message(asked, agent, agent.definition.extensions)
         except Refusal as refusal:
             raise OfferRejected("invalid", refusal.message) from None
 
-    # Attending
+    # Reports on tasks
 
     async def run(self) -> None:
+        if self._context.shared is None:
+            await self.resume()
+        while not self._stopped.is_set():
+            await self._woken.wait()
+            self._woken.clear()
+            await asyncio.sleep(GATHER_S)
+            heard_of, self._heard_of = self._heard_of, set()
+            try:
+                for peer in filter(self._context.serves, heard_of):
+                    for delegation in await self._ledger.delegations_live(DelegationRole.PROVIDER, peer):
+                        self._attend(delegation.key)
+            except Refusal as refusal:  # `resume`, which looks at all peers that are served, finds them later
+                log.warning("peer.report_failed", extra={"code": refusal.code})
+
+    async def resume(self) -> None:
+        """Report on the tasks of the peers that this daemon serves, and stop reporting on those of other peers."""
+        for key, attending in tuple(self._attending.items()):
+            if not self._context.serves(key.peer):
+                attending.cancel()
         for delegation in await self._ledger.delegations_live(DelegationRole.PROVIDER):
             self._attend(delegation.key)
-        await self._stopped.wait()
+
+    def _note_peer(self, peer: InstanceId) -> None:
+        """Another daemon of this instance may have accepted an offer."""
+        self._heard_of.add(peer)
+        self._woken.set()
 
     async def stop(self) -> None:
-        """What is under way is attended to by the next run."""
+        """Reports stop here; the next run goes on with them."""
         self._stopped.set()
+        self._woken.set()
         attending = (*self._attending.values(), *self._telling)
         for each in attending:
             each.cancel()
         await asyncio.gather(*attending, return_exceptions=True)
 
     def _attend(self, key: DelegationKey) -> None:
-        if key not in self._attending and not self._stopped.is_set():
+        if key not in self._attending and not self._stopped.is_set() and self._context.serves(key.peer):
             self._attending[key] = attending = asyncio.ensure_future(self._see_through(key))
             attending.add_done_callback(lambda _: self._attending.pop(key, None))
 
     def _tell_again(self, known: Delegation, offer: DelegationOffer) -> None:
-        """The result of what has ended, made again from its task: whoever asks has forgotten it, or never had it."""
-        accept = outgoing(_accepting(known))
+        """Send the result of a delegation that has ended, built again from its task: the requester has forgotten it."""
+        accept = outgoing(accept_message(known))
         reporter = TaskReporter(self._context, known.key, self._used)
         telling = asyncio.ensure_future(reporter.tell_again(msgspec.structs.replace(known, offer=offer), accept))
         self._telling.add(telling)
@@ -413,23 +457,24 @@ class Provider(PeerService):
     def _told_again(self, telling: asyncio.Task[None]) -> None:
         self._telling.discard(telling)
         if not telling.cancelled() and (failure := telling.exception()) is not None:
-            log.warning("peer.not_told_again", extra={"reason": str(failure)})
+            log.warning("peer.result_not_repeated", extra={"reason": str(failure)})
 
-    async def _see_through(self, key: DelegationKey) -> None:
+    async def _see_through(self, key: DelegationKey, task_id: TaskId | None = None) -> None:
         while True:
+            reporter = TaskReporter(self._context, key, self._used, task_id)
             try:
-                await TaskReporter(self._context, key, self._used).run()
-                return
+                return await reporter.run()
             except Refusal as refusal:
-                log.warning("peer.unattended", extra={"offer_id": key.offer_id, "code": refusal.code})
+                log.warning("peer.report_failed", extra={"offer_id": key.offer_id, "code": refusal.code})
             except Exception:
-                log.exception("peer.unattended", extra={"offer_id": key.offer_id})
+                log.exception("peer.report_failed", extra={"offer_id": key.offer_id})
+            task_id = reporter.task_id  # the peer may have another identity, and the delegation another key
             await asyncio.sleep(RESTART_S)
 
 
 def work_id(peer: Peer, offer_id: str) -> TaskId:
-    """The task that this offer of this peer is done as: what the provider calls the delegation."""
-    return call_id(TaskId(peer.id), "offer", offer_id)
+    """The id of the task that does the work of this offer. It is the delegation's id, too."""
+    return derived_task_id(TaskId(peer.id), "offer", offer_id)
 
 
 def _begin(peer: Peer, offer: DelegationOffer) -> Delegation:
@@ -437,32 +482,19 @@ def _begin(peer: Peer, offer: DelegationOffer) -> Delegation:
     return Delegation.offered(DelegationRole.PROVIDER, peer.id, work, offer, delegation_id=work)
 
 
+def _parts(offer: DelegationOffer) -> tuple[Content, ...]:
+    """What is asked, as its task has it."""
+    context = Resource(Embedded(uri="", mimeType="text/plain", text=offer.context or ""), filename=CONTEXT)
+    more = blocks_named_safely(unreserved_parts(offer.parts))
+    return Text(offer.task), *((context,) if offer.context else ()), *more
+
+
 def _digest(peer: Peer, offer: DelegationOffer) -> str:
-    """Equal for the same offer, whatever is agreed each time."""
+    """The digest covers the offer alone, so it is equal for the same offer whatever terms are agreed."""
     return hashlib.sha256(peer.id.encode() + b"\n" + wire.encode(offer)).hexdigest()
 
 
-def _accepting(delegation: Delegation) -> DelegationAccept:
-    return DelegationAccept(
-        offer_id=delegation.offer_id,
-        delegation_id=delegation.delegation_id or delegation.task_id,
-        max_token_budget=delegation.budget,
-        timeout=delegation.timeout_ms,
-        status_interval=max(100, delegation.status_interval_ms),
-    )
-
-
-def _rejecting(offer: DelegationOffer, rejected: OfferRejected) -> DelegationReject:
-    return DelegationReject(
-        offer_id=offer.offer_id,
-        code=rejected.code,
-        reason=rejected.reason,
-        retry_after=rejected.retry_after_ms if rejected.code != "busy" else rejected.retry_after_ms or BUSY_RETRY_MS,
-        versions=SUPPORTED_VERSIONS if rejected.code == "version" else None,
-    )
-
-
 def _why(reject: Redacted[DelegationReject]) -> DelegationChanges:
-    """In the words that the peer is told: whoever asks again is told the same."""
+    """Keeps the words of the reject, so that a repeated offer gets the same answer."""
     told = reject.message
     return DelegationChanges(code=told.code, reason=told.reason, retry_after_ms=told.retry_after, redacted=reject.found)

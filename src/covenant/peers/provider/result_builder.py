@@ -18,7 +18,6 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 import msgspec
 
-from covenant.exchange.delegation import target_of
 from covenant.exchange.tasks.builder import media_type_of
 from covenant.ledger.contract.tasks import TreeNode
 from covenant.model.content import Content, File, Json, Resource, ResourceLink, SentContent, Text
@@ -37,16 +36,16 @@ from covenant.model.peers.delegation_messages import (
     TranscriptEntry,
 )
 from covenant.model.peers.instance import WHOLE_MAX
-from covenant.model.task import Cause
+from covenant.model.task import Cause, target_of
 from covenant.model.task_event import ArtifactUpdate, Began, Continued, Ended, MessageUpdate, StatusUpdate, Step
-from covenant.model.task_view import Artifact, TaskState, TaskView, final_message, first_message
+from covenant.model.task_view import Artifact, TaskState, TaskView, answer_text, final_message, first_message
 from covenant.model.usage import read_usage, tokens_of, usage_in
-from covenant.outbound.remote.remote_task import answer_text
 from covenant.peers.message_redaction import HELD_BACK, redact, redact_transcript
 from covenant.peers.peer_settings import PeerSettings
 from covenant.seal.envelope import BODY_BYTES_MAX
 from covenant.seal.keys import Uncanonical
 from covenant.seal.proofs import sign_proof
+from covenant.seal.purpose_keys import PurposeKey
 from covenant.wire import peers as wire
 from covenant.wire.redaction import SecretFinding
 
@@ -54,7 +53,7 @@ CHARS_MAX: Final = 4_000_000
 """Of all lines together."""
 LINES_MAX: Final = TRANSCRIPT_MAX - 1
 TOOLS: Final = frozenset({"tool_call", "sub_agent_response"})
-"""By these names agents tell which tools they used, and what other agents answered."""
+"""Artifacts with these names tell which tools the agent used, and what other agents answered."""
 
 Role = Literal["user", "assistant", "tool"]
 
@@ -74,7 +73,7 @@ class _Line:
 
 
 class TranscriptBuilder:
-    """Takes steps one by one, in order; what it keeps is bounded."""
+    """Takes the steps of a task one by one, in order. Keeps a bounded number of lines and characters."""
 
     def __init__(self) -> None:
         self._lines: list[_Line] = []
@@ -134,7 +133,7 @@ class TranscriptBuilder:
         if not text:
             return
         if not line.kept or self._characters + len(text) > CHARS_MAX:
-            # With all of its line: the first half of a secret would not be known as one.
+            # The whole line goes, since half of a secret would not be recognised as one.
             self._characters -= sum(map(len, line.pieces))
             line.pieces.clear()
             line.kept = False
@@ -168,9 +167,9 @@ def _part(part: Content) -> str:
 INPUT_REQUIRED: Final = "input_required"
 LEFT_OUT: Final = "result_too_large"
 TEXT_CHARS_MAX: Final = 2_000_000
-"""Of a result that is too large: in any script, this fits."""
+"""The text of a result that is too large is cut to this length, which fits in any script."""
 SPARE_BYTES: Final = 16 * 1024
-"""For the proof, and for saying what was left out."""
+"""Room for the proof, and for the words that say what was left out."""
 
 _STATUS: Final[dict[str, DelegationStatus]] = {
     "submitted": "pending",
@@ -185,7 +184,7 @@ replace = msgspec.structs.replace
 
 
 class FinishedWork(NamedTuple):
-    """A task that has ended. `question`: what it asked for, if it was canceled because it asked."""
+    """A task that has ended. `question`: what it asked, if it was canceled because the requester could not answer."""
 
     delegation: Delegation
     view: TaskView
@@ -200,8 +199,8 @@ class BuiltResult(NamedTuple):
     findings: tuple[SecretFinding, ...]
 
 
-def build_result(work: FinishedWork, private_key: bytes, settings: PeerSettings, now_ms: int) -> BuiltResult:
-    """Pure, and slow where much was said: hashes and signs all of it."""
+def build_result(work: FinishedWork, key: PurposeKey, settings: PeerSettings, now_ms: int) -> BuiltResult:
+    """Pure. Slow for a long transcript, since all of it is hashed."""
     delegation = work.delegation
     assert delegation.offer is not None, "a delegation keeps its offer until it has ended"
     cleared = redact(_result(work), settings.redaction)
@@ -212,7 +211,7 @@ def build_result(work: FinishedWork, private_key: bytes, settings: PeerSettings,
     def signed(result: DelegationResult) -> DelegationResult:
         assert delegation.offer is not None
         proof = sign_proof(
-            private_key,
+            key,
             requester=delegation.peer,
             offer=delegation.offer,
             result=result,
@@ -224,7 +223,7 @@ def build_result(work: FinishedWork, private_key: bytes, settings: PeerSettings,
     try:
         proven = signed(result)
     except Uncanonical:
-        # A number that the canonical form cannot hold: it would not be taken on the other side either.
+        # The parts hold a number that the canonical form cannot have. The requester would refuse it, too.
         why = result.error or "its parts were left out: its parts hold numbers that cannot be signed"
         proven = signed(replace(result, parts=(), error=why, error_code=LEFT_OUT))
     body = wire.encode(proven)
@@ -237,7 +236,7 @@ def build_result(work: FinishedWork, private_key: bytes, settings: PeerSettings,
 
 
 def usage_of(used: Any, spent: Any = None) -> TokenUsage:
-    """As agents say it. `spent`: all tokens, where somebody has counted them as they went."""
+    """Usage as agents report it. `spent`: all tokens, if the daemon counted them during the work."""
     amounts = read_usage(used)
     total = spent if isinstance(spent, int | float) and math.isfinite(spent) else tokens_of(amounts)
     whole = max(0, min(math.ceil(total), WHOLE_MAX))
@@ -245,9 +244,9 @@ def usage_of(used: Any, spent: Any = None) -> TokenUsage:
     return TokenUsage(prompt=prompt, completion=whole - prompt, total=whole)
 
 
-def below(tree: TreeNode) -> tuple[SubDelegation, ...]:
-    """What was delegated for a task, bounded as the protocol wants it."""
-    left = [TREE_NODES_MAX]
+def below(tree: TreeNode, most: int = TREE_NODES_MAX) -> tuple[SubDelegation, ...]:
+    """The tasks that a task has delegated, within the protocol's limits."""
+    left = [most]
 
     def told(nodes: Sequence[TreeNode], depth: int) -> tuple[SubDelegation, ...]:
         if depth >= TREE_DEPTH_MAX:
@@ -265,7 +264,7 @@ def below(tree: TreeNode) -> tuple[SubDelegation, ...]:
 
 def _sub(node: TreeNode, subs: tuple[SubDelegation, ...]) -> SubDelegation:
     if node.task is None:
-        # What a peer of ours delegated on, by its own word.
+        # A task that a peer of ours has delegated, as that peer reported it.
         return SubDelegation(
             delegation_id=node.task_id,
             profile=node.profile if isinstance(node.profile, str) else "-",
@@ -291,11 +290,11 @@ def _sub(node: TreeNode, subs: tuple[SubDelegation, ...]) -> SubDelegation:
 
 
 def _result(work: FinishedWork) -> DelegationResult:
-    """With all its words: they are searched for secrets before they are cut."""
+    """The result before it is cut, since the whole text is searched for secrets."""
     delegation, view = work.delegation, work.view
     metadata = view.result.metadata if view.result is not None else None
     notes = metadata if isinstance(metadata, dict) else {}
-    # Work that was stopped, or whose agent died, says nothing more: what was told of it before stands.
+    # Work that was stopped, or whose agent died, reports no usage at its end: the last status counts.
     usage = max(usage_of(usage_in(notes), notes.get("spent")), delegation.usage, key=lambda each: each.total)
     status, error, code = _outcome(work, usage)
     done = status == "completed"
@@ -318,13 +317,13 @@ def _result(work: FinishedWork) -> DelegationResult:
 
 
 def _outcome(work: FinishedWork, usage: TokenUsage) -> tuple[DelegationOutcome, str | None, str | None]:
-    """How it ended, why, and why for machines."""
+    """The outcome, the error's text, and its code."""
     view, result = work.view, work.view.result
     said = result.error_message if result is not None and isinstance(result.error_message, str) else ""
     metadata = result.metadata if result is not None and isinstance(result.metadata, dict) else {}
     code = metadata.get("code")
     if usage.total > work.delegation.budget:
-        # Of an agent that is not stopped from here, like a worker.
+        # Some agents, such as workers, are not stopped by the daemon when they exceed the budget.
         spent = f"{usage.total} tokens were used, and {work.delegation.budget} were agreed"
         return "failed", said if code == BUDGET_EXCEEDED else spent, BUDGET_EXCEEDED
     if view.state is TaskState.COMPLETED:
@@ -341,12 +340,12 @@ def _outcome(work: FinishedWork, usage: TokenUsage) -> tuple[DelegationOutcome, 
 
 
 def _parts(view: TaskView, text: str | None) -> tuple[SentContent, ...]:
-    """What the answer's text does not say: the message in full if it is more than text, then what was made."""
+    """Parts beyond the answer's text: the message, if it is more than text, then the artifacts."""
     message = view.message.parts if view.message is not None and view.state is TaskState.COMPLETED else ()
     plain = all(type(part) is Text and part == Text(part.text) for part in message)
     made = (part for each in view.artifacts if each.parts != (Text(text or ""),) for part in _marked(each))
     told = (*(() if plain else message), *made)[:PARTS_MAX]
-    # Whoever gave us the view has put bytes in the place of files.
+    # The view has the bytes of files already; a file that is left could not be read.
     return tuple(part for part in told if not isinstance(part, File))
 
 
@@ -359,7 +358,7 @@ def _marked(artifact: Artifact) -> list[Content]:
 
 
 def _fitting(result: DelegationResult) -> DelegationResult:
-    """Without what does not go into one envelope."""
+    """The result without the parts that do not fit into one envelope."""
     most = BODY_BYTES_MAX - SPARE_BYTES
     if len(wire.encode(result)) <= most:
         return result

@@ -1,8 +1,8 @@
 """Reports on one task to the peer that delegated it: status while it runs, then the result with its proof.
 
-What the agent says is sent as status; a newer status replaces one that is not on its way yet. A silent agent is
-reported as running. A task that asks for input says what it asks with each status until it is answered; it is canceled
-if the requester knows no questions. All reports are made from the ledger: the reporter of the next run says the same.
+The agent's words are sent as status; a newer status replaces one that is not on its way yet. A silent agent is
+reported as running. While a task waits for input, each status repeats its question. If the requester cannot answer
+questions, the task is canceled. All reports are made from the ledger, so the reporter of the next run says the same.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -24,7 +25,8 @@ from covenant.model.content import Content, File, Text
 from covenant.model.errors import Conflict, NotFound
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import ACCEPTED, CANCELLING, Delegation, DelegationKey
-from covenant.model.peers.delegation_messages import StatusReport
+from covenant.model.peers.delegation_messages import STATUS_TREE_MAX, StatusReport, SubDelegation
+from covenant.model.peers.instance import KeyPurpose
 from covenant.model.sanitizer import blocks_named_safely, unreserved_parts
 from covenant.model.task_event import PROGRESS, MessageUpdate, Started, StatusUpdate, Step
 from covenant.model.task_view import TaskState, TaskViewBuilder
@@ -43,9 +45,11 @@ from covenant.seal.proofs import line_salt
 from covenant.wire import peers as wire
 
 PAUSE_S: Final = 0.25
-"""Between two status messages that say something new."""
+"""The shortest time between two status messages that say something new."""
 FIRST_S: Final = 0.05
 SHORTEST_S: Final = 0.001
+TREE_S: Final = 1.0
+"""The shortest time between two looks at the tasks that this one has delegated."""
 ASKS_BACK: Final = "it asks something back, and the peer cannot answer questions"
 HELD: Final = "the agent was lost while it worked on this; an operator decides how it goes on"
 
@@ -54,33 +58,40 @@ log = logging.getLogger(__name__)
 
 class TaskReporter(PeerService):
     def __init__(
-        self, context: PeerContext, key: DelegationKey, used: Callable[[TaskId], Mapping[str, Any] | None]
+        self,
+        context: PeerContext,
+        key: DelegationKey,
+        used: Callable[[TaskId], Mapping[str, Any] | None],
+        task_id: TaskId | None = None,
     ) -> None:
         super().__init__(context)
         self._used_by = used
         self._key = key
-        self._task_id: TaskId | None = None
+        self.task_id = task_id
+        """None until it is known."""
         self._folder = TaskViewBuilder()
         self._transcriber = TranscriptBuilder()
         self._started = False
         self._message: str | None = None
-        """All of it: it is searched for secrets before it is cut."""
+        """Uncut, since it is searched for secrets before it is cut."""
         self._progress: float | None = None
         self._news = False
-        """Something was said that the peer was not told."""
+        """Whether the agent has said something that the peer was not told."""
         self._question: str | None = None
         self._asked: tuple[int, tuple[Content, ...]] = (0, ())
-        """Which question it is, and all of it: the generation of the update that asks, and its parts."""
-        # Work that ends at once is told by its result alone.
+        """The generation of the update that asks, which numbers the question, and the update's parts."""
+        self._tree: tuple[SubDelegation, ...] = ()
+        self._tree_s = -TREE_S
+        # The first status waits a little: a task that ends at once is told by its result alone.
         self._told_s = asyncio.get_running_loop().time() - PAUSE_S + FIRST_S
 
     async def run(self) -> None:
-        delegation = await self._ledger.delegation(self._key)
+        delegation = await self._now()
         if delegation is None or delegation.ended:
             return
-        self._task_id = delegation.task_id
+        self.task_id = delegation.task_id
         if delegation.state is CANCELLING:
-            # Asked before the daemon stopped, and perhaps not done.
+            # An earlier run was asked to cancel, and perhaps did not get to it.
             await self._cancel(delegation.task_id, "cancelled by the peer")
         if delegation.answer is not None:
             await self.take_answer(delegation)
@@ -91,11 +102,11 @@ class TaskReporter(PeerService):
         await self._conclude()
 
     async def _follow(self, delegation: Delegation, watch: Watch) -> None:
-        """Until it has ended, or more was said than could be kept for us."""
+        """Reports until the task has ended, or until the watch was cut because it fell too far behind."""
         interval_s = max(PAUSE_S, delegation.status_interval_ms / 1000)
         while not watch.cut and not self._folder.state.terminal:
-            if self._folder.state.waits and not self._can_ask():
-                await self._refuse_question(delegation)
+            if self._folder.state.waits and not await self._can_ask():
+                await self._refuse_question(delegation.task_id)
             elif self._due_s(interval_s) <= 0:
                 await self._report()
             for step in await watch.next(max(SHORTEST_S, self._due_s(interval_s))):
@@ -106,8 +117,10 @@ class TaskReporter(PeerService):
         return pause_s - (asyncio.get_running_loop().time() - self._told_s)
 
     async def _now(self) -> Delegation | None:
-        """By its task: a peer can go by another identity while its work is done."""
-        return await self._ledger.delegation_of(self._task_id) if self._task_id is not None else None
+        """The delegation, found by its task: the peer may have another identity by now."""
+        if self.task_id is None:
+            return await self._ledger.delegation(self._key)
+        return await self._ledger.delegation_of(self.task_id)
 
     async def _read(self, task_id: TaskId) -> None:
         while True:
@@ -138,34 +151,36 @@ class TaskReporter(PeerService):
         elif isinstance(what, MessageUpdate) and what.role != "user" and (text := text_of(what.parts)):
             self._message, self._news = text, True
 
-    def _can_ask(self) -> bool:
-        peer = self._ledger.peer(self._key.peer)
+    async def _can_ask(self) -> bool:
+        delegation = await self._now()
+        peer = self._ledger.peer(delegation.peer) if delegation is not None else None
         asks = self._folder.state is TaskState.INPUT_REQUIRED
         return asks and peer is not None and peer.keys is not None and peer.keys.has_questions
 
     async def take_answer(self, delegation: Delegation) -> None:
-        """Hand the peer's answer to its task, once however often this is done, and then forget it."""
+        """Hand the peer's answer to the task, and then forget it. Repeated, the task still gets it once."""
         answer = delegation.answer
         assert answer is not None
         message_id = f"{delegation.task_id}.{answer.question}"
         parts = (*((Text(answer.text),) if answer.text else ()), *blocks_named_safely(unreserved_parts(answer.parts)))
         message = MessageUpdate(role="user", parts=parts, message_id=message_id)
-        with suppress(NotFound, Conflict):  # it has ended meanwhile
+        with suppress(NotFound, Conflict):  # the task has ended meanwhile
             await self._ledger.commit(
                 Continue(task_id=delegation.task_id, message=message, message_id=message_id, by=self._us)
             )
         await self._ledger.commit(SendToPeer(key=delegation.key, changes=DelegationChanges(answer=None)))
 
-    async def _refuse_question(self, delegation: Delegation) -> None:
-        """A delegation cannot be answered: the task is canceled, and the delegation keeps why."""
-        await self._ledger.commit(SendToPeer(key=delegation.key, changes=DelegationChanges(code=INPUT_REQUIRED)))
-        await self._cancel(delegation.task_id, ASKS_BACK)
+    async def _refuse_question(self, task_id: TaskId) -> None:
+        """The requester cannot answer: the task is canceled, and the delegation notes why."""
+        if (delegation := await self._now()) is not None:
+            await self._ledger.commit(SendToPeer(key=delegation.key, changes=DelegationChanges(code=INPUT_REQUIRED)))
+        await self._cancel(task_id, ASKS_BACK)
 
     async def _cancel(self, task_id: TaskId, reason: str) -> None:
         with suppress(NotFound):
             await self._ledger.commit(Cancel(task_id=task_id, by=self._us, reason=reason))
 
-    # What is said
+    # What the peer is told
 
     async def _report(self) -> None:
         delegation = await self._now()
@@ -183,6 +198,7 @@ class TaskReporter(PeerService):
             progress=self._progress,
             message=HELD if held else self._message,
             token_usage=usage_of(used) if used else delegation.usage,
+            sub_delegations=await self._below(delegation.task_id) or msgspec.UNSET,
         )
         if self._folder.state.waits:
             number, asked = self._asked
@@ -203,17 +219,34 @@ class TaskReporter(PeerService):
                 message=report.message,
                 redacted=delegation.redacted + cleared.found,
             ),
-            # What took the place of words that are on their way would be taken for delivered with them.
+            # A message on its way must not be replaced: its acknowledgement would count for the newer message, too.
             said=(outgoing(report, latest=self._in_flight(delegation.key) < delegation.said),),
         )
-        # A cancel may have come in between: then the next one says so.
-        with suppress(Conflict):
+        # A cancel, or another identity of the peer, may have come in between; then the next report says so.
+        with suppress(Conflict, NotFound):
             await self._ledger.commit(told)
 
+    async def _below(self, task_id: TaskId) -> tuple[SubDelegation, ...]:
+        """The tasks that this one has delegated, read at most once in `TREE_S`."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._tree_s + TREE_S:
+            tree = await read_tree(self._ledger, task_id, None)
+            self._tree_s, self._tree = now_s, below(tree, STATUS_TREE_MAX)
+        return self._tree
+
     async def _conclude(self) -> None:
-        delegation = await self._now()
-        if delegation is None or delegation.ended:
-            return
+        """Sends the result. A requester that was restored may make its offer anew meanwhile, or may have another
+        identity by now: then the proof is built again, for the offer and the identity that the requester has now."""
+        while (delegation := await self._now()) is not None and not delegation.ended:
+            try:
+                await self._send_result(delegation)
+            except (Conflict, NotFound) as refusal:
+                now = await self._now()
+                changed = refusal.code == "offer_changed" or (now is not None and now.key != delegation.key)
+                if now is not None and not now.ended and not changed:
+                    raise
+
+    async def _send_result(self, delegation: Delegation) -> None:
         conclusion = await self._concluded(delegation)
         log_findings(self._key, conclusion.findings)
         result = conclusion.result
@@ -224,18 +257,18 @@ class TaskReporter(PeerService):
             redacted=delegation.redacted + sum(each.count for each in conclusion.findings),
             proof=result.proof,
         )
-        last = PeerMessage(typ=wire.type_of(result), body=msgspec.Raw(conclusion.body))
-        try:
-            await self._ledger.commit(
-                SendToPeer(key=delegation.key, happenings=(f"result_{result.status}",), changes=changes, said=(last,))
+        await self._ledger.commit(
+            SendToPeer(
+                key=delegation.key,
+                happenings=(f"result_{result.status}",),
+                changes=changes,
+                said=(PeerMessage(typ=wire.type_of(result), body=msgspec.Raw(conclusion.body)),),
+                about=delegation.offer,
             )
-        except Conflict:
-            now = await self._now()
-            if now is not None and not now.ended:
-                raise
+        )
 
     async def tell_again(self, delegation: Delegation, accept: PeerMessage) -> None:
-        """What came of work that has ended, with its offer, which is not kept."""
+        """Send the result of a task that has ended once more. `delegation` has the offer, which the ledger dropped."""
         await self._read(delegation.task_id)
         built = await self._concluded(delegation)
         last = PeerMessage(typ=wire.type_of(built.result), body=msgspec.Raw(built.body))
@@ -248,13 +281,15 @@ class TaskReporter(PeerService):
             view = await self._context.files.portable_view(view)
         delegation_id = delegation.delegation_id or delegation.task_id
         asked = self._question if delegation.code == INPUT_REQUIRED else None
-        lines = self._transcriber.entries(lambda seq: line_salt(self._keyring.salt_key, delegation_id, seq))
+        lines = self._transcriber.entries(partial(line_salt, self._keyring.salt_key, delegation_id))
         tree = await read_tree(self._ledger, delegation.task_id, None)
         work = FinishedWork(delegation, view, lines, below(tree), asked)
         settings, now_ms = self._settings, self._ledger.now_ms()
+        peer = self._ledger.peer(delegation.peer)
+        key = self._keyring.signing(KeyPurpose.PROOFS, peer.keys if peer is not None else None, now_ms)
         if sum(len(line.content) + len(line.tool_result or "") for line in lines) < HEAVY_CHARS and not _large(work):
-            return build_result(work, self._keyring.private_key, settings, now_ms)
-        return await asyncio.to_thread(build_result, work, self._keyring.private_key, settings, now_ms)
+            return build_result(work, key, settings, now_ms)
+        return await asyncio.to_thread(build_result, work, key, settings, now_ms)
 
 
 def _large(work: FinishedWork) -> bool:

@@ -1,7 +1,7 @@
-"""What nobody said: delegations whose provider is silent, whose task has ended, or whose ledger was restored.
+"""The sweep over delegations to peers: whose provider is silent, whose task has ended, or whose ledger was restored.
 
-A provider that is silent for too long is lost. An operator has the offer sent again, or gives it up. If the provider
-is heard from again, the delegation goes on by itself.
+A provider that is silent for too long is lost. An operator has the offer sent again, or gives the delegation up. If the
+provider is heard from again, the delegation goes on by itself.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import logging
 from contextlib import suppress
 from typing import Final
 
+import msgspec
+
+from covenant.exchange.delegation_outcome import settled_as
 from covenant.ledger.machine.peer_commands import (
     DelegationChanges,
 )
@@ -25,15 +28,12 @@ from covenant.model.peers.delegation import (
     DelegationRole,
 )
 from covenant.peers.peer_settings import PeerContext, PeerService
-from covenant.peers.requester.delegation_writer import DelegationWriter
-from covenant.peers.requester.offers import (
-    cancel_message,
-    settled_as,
-)
-from covenant.peers.requester.placement import OFFLINE, OfferPlacement
+from covenant.peers.requester.offers import cancel_message
+from covenant.peers.requester.placement import OFFLINE
+from covenant.peers.requester.requester_service import Requester
 
 GRACE_MS: Final = 10_000
-"""What a provider has beyond the agreed time for its last word."""
+"""How long after the agreed time a provider may still send its result."""
 SILENT_INTERVALS: Final = 3
 SWEEP_S: Final = 1.0
 
@@ -41,23 +41,19 @@ log = logging.getLogger(__name__)
 
 
 class DelegationSweep(PeerService):
-    """`run` it, so that silence is noticed; `stop` it before the ledger closes."""
+    """`run` it; `stop` it before the ledger closes."""
 
-    def __init__(self, context: PeerContext, placement: OfferPlacement, writer: DelegationWriter) -> None:
+    def __init__(self, context: PeerContext, requester: Requester) -> None:
         super().__init__(context)
-        self._placement = placement
-        self._writer = writer
+        self._requester = requester
+        self._placement = requester.placement
         self._stopped = asyncio.Event()
 
     async def run(self) -> None:
-        # What an earlier run had in its hands when it ended.
-        self._writer.unsettled |= {
-            each.task_id
-            for each in await self._ledger.delegations()
-            if each.role is DelegationRole.REQUESTER and each.ended and not each.settled
-        }
-        for delegation in await self._ledger.delegations_live(DelegationRole.REQUESTER):
-            self._placement.hold(delegation)
+        if self._context.shared is None:
+            await self.resume()
+            for delegation in await self._ledger.delegations_live(DelegationRole.REQUESTER):
+                self._placement.hold(delegation)
         while not self._stopped.is_set():
             try:
                 await self.sweep()
@@ -66,37 +62,47 @@ class DelegationSweep(PeerService):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), SWEEP_S)
 
+    async def resume(self) -> None:
+        """Finds the delegations that have ended and are not settled yet: another run, or another daemon, began them."""
+        self._requester.unsettled |= {
+            each.task_id
+            for each in await self._ledger.delegations()
+            if each.role is DelegationRole.REQUESTER and each.ended and not each.settled
+        }
+
     async def stop(self) -> None:
         self._stopped.set()
 
     async def sweep(self) -> int:
-        """Find what is silent, over or not wanted any more. How many moved by that."""
+        """Looks at every live delegation once. Returns how many of them moved."""
         await self._settle()
         moved, now_ms = 0, self._now_ms()
         for delegation in tuple(await self._ledger.delegations_live(DelegationRole.REQUESTER)):
+            if not self._context.serves(delegation.peer):
+                continue
             try:
                 moved += await self._look_at(delegation, now_ms)
             except Conflict as conflict:
-                # It has moved meanwhile, which is what this is about.
-                log.debug("peer.moved_meanwhile", extra={"offer_id": delegation.offer_id, "code": conflict.code})
+                # The delegation has moved meanwhile, so there is nothing to do about it.
+                log.debug("peer.sweep_conflict", extra={"offer_id": delegation.offer_id, "code": conflict.code})
         return moved
 
     async def _settle(self) -> None:
-        for task_id in tuple(self._writer.unsettled):
-            delegation = await self._writer.delegation(task_id)
-            if delegation is not None and await self._writer.waits(delegation):
+        for task_id in tuple(self._requester.unsettled):
+            delegation = await self._requester.delegation(task_id)
+            if delegation is not None and await self._requester.waits(delegation):
                 continue
-            self._writer.unsettled.discard(task_id)
+            self._requester.unsettled.discard(task_id)
             if delegation is not None and delegation.ended and not delegation.settled:
-                outcome = await self._writer.task_outcome(delegation)
+                outcome = await self._requester.task_outcome(delegation)
                 moved = outcome is not None and settled_as(delegation.state, outcome) is not delegation.state
                 changes = DelegationChanges(result=None, settled=True)
-                await self._writer.tell(delegation, *((f"task_{outcome}",) if moved else ()), changes=changes)
+                await self._requester.tell(delegation, *((f"task_{outcome}",) if moved else ()), changes=changes)
 
     async def _look_at(self, delegation: Delegation, now_ms: int) -> bool:
         settings, state = self._settings, delegation.state
-        if state is not CANCELLING and not await self._writer.waits(delegation):
-            await self._writer.cancel(delegation.task_id, "nobody waits for it any more")
+        if state is not CANCELLING and not await self._requester.waits(delegation):
+            await self._requester.cancel(delegation.task_id, "nobody waits for it any more")
             return True
         if self._is_out_of_step(delegation):
             await self._resume(delegation)
@@ -106,31 +112,31 @@ class DelegationSweep(PeerService):
             if away and self._placement.elsewhere(delegation):
                 changes = DelegationChanges(code=OFFLINE, reason="the peer cannot be reached, and another one can")
                 message = cancel_message(delegation, "offered to another peer")
-                await self._writer.tell(delegation, "reject", changes=changes, message=message)
+                await self._requester.tell(delegation, "reject", changes=changes, message=message)
                 return True
         if self._ledger.clock.is_paused():
-            # The wall clock was set just now: nobody is given up by it.
+            # The wall clock was set just now: no delegation is given up by it.
             return False
         age_ms = self._ledger.clock.age_ms
         agreed_ms = delegation.timeout_ms + GRACE_MS
         if state in (ACCEPTED, RUNNING) and age_ms(delegation.accepted_at_ms or now_ms) >= agreed_ms:
             changes = DelegationChanges(code="timeout", reason="the provider did not answer in the agreed time")
-            await self._writer.tell(
+            await self._requester.tell(
                 delegation, "timeout", changes=changes, message=cancel_message(delegation, "timed out")
             )
             return True
-        stamps = (self._writer.since_ms, delegation.heard_at_ms, delegation.moved_at_ms if state is OFFERED else 0)
+        stamps = (self._requester.since_ms, delegation.heard_at_ms, delegation.moved_at_ms if state is OFFERED else 0)
         silent_ms = min(age_ms(stamp) for stamp in stamps)
         silence_ms = max(settings.silence_ms, SILENT_INTERVALS * delegation.status_interval_ms)
         if state in (OFFERED, ACCEPTED, RUNNING) and silent_ms >= silence_ms:
             reason = f"nothing was heard for {silent_ms // 1000} s"
-            await self._writer.tell(delegation, "silence", changes=DelegationChanges(reason=reason))
+            await self._requester.tell(delegation, "silence", changes=DelegationChanges(reason=reason))
             log.warning("peer.lost", extra={"peer": delegation.peer, "offer_id": delegation.offer_id})
             return True
-        # Nobody waits for one that was told to stop: it is over, and its provider is told all the same.
+        # Nobody waits for a delegation that is being canceled: it ends, and its provider is told all the same.
         forced = state is CANCELLING or (settings.force_lost and state is LOST)
         if forced and min(silent_ms, age_ms(delegation.moved_at_ms)) >= settings.lost_after_ms:
-            await self._writer.give_up(delegation, "the provider was not heard of any more")
+            await self._requester.give_up(delegation, "the provider was not heard of any more")
             return True
         return False
 
@@ -138,17 +144,20 @@ class DelegationSweep(PeerService):
 
     def _is_out_of_step(self, delegation: Delegation) -> bool:
         peer = self._ledger.peer(delegation.peer)
-        return peer is not None and delegation.offered_in != (self._context.epoch, peer.epoch)
+        return peer is not None and delegation.offered_in != (self._context.life, peer.epoch)
 
     async def _resume(self, delegation: Delegation) -> None:
-        """Our ledger was restored, or the provider's: say again what one of the two may have forgotten.
+        """Our ledger was restored, or the provider's: repeat the offer or cancel that one of them may have forgotten.
 
-        A provider that has the work answers as it did, also if the work is done. One that has forgotten it begins it.
+        A provider that has the work answers as before, also if the work is done. One that has forgotten it begins anew.
         """
         peer = self._ledger.peer(delegation.peer)
         assert peer is not None
-        changes = DelegationChanges(offered_in=(self._context.epoch, peer.epoch))
+        changes = DelegationChanges(offered_in=(self._context.life, peer.epoch))
+        if delegation.offered_in[1] != peer.epoch:
+            # A provider that was restored may have forgotten an answer, or the answer may still be on its way.
+            changes = msgspec.structs.replace(changes, doubted=delegation.answered)
         cancel = cancel_message(delegation, "it is still cancelled")
         again = cancel if delegation.state is CANCELLING else delegation.offer
         log.warning("peer.resumed", extra={"peer": peer.id, "offer_id": delegation.offer_id})
-        await self._writer.tell(delegation, changes=changes, message=again)
+        await self._requester.tell(delegation, changes=changes, message=again)

@@ -19,22 +19,18 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from covenant.exchange.delegation import call_id
 from covenant.exchange.tasks.builder import text_of
 from covenant.ledger.machine.peer_commands import DelegationChanges, ReceiveFromPeer
 from covenant.model.content import Content, Text
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, Refusal, TooLarge
-from covenant.model.ids import PublicKey
+from covenant.model.ids import PublicKey, derived_task_id
 from covenant.model.peers.delegation import (
     BUDGET_EXCEEDED,
     CANCELLING,
-    OUTCOMES,
     PEER,
-    STATUS,
     TERMS,
     Delegation,
     DelegationQuestion,
-    DelegationState,
     Peer,
     PeerCapabilities,
 )
@@ -54,15 +50,13 @@ from covenant.model.peers.delegation_messages import (
     StatusReport,
     TokenUsage,
 )
-from covenant.model.peers.instance import InstanceId, Trust
+from covenant.model.peers.instance import InstanceId, KeyPurpose, Trust
 from covenant.model.sanitizer import unreserved_parts
-from covenant.model.task import Cause, Target, Task
-from covenant.model.task_view import TaskState, TaskView
+from covenant.model.task import Target, Task
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.message_redaction import Redacted, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
-from covenant.peers.requester.placement import has_profile
 from covenant.peers.transport.inbox import IncomingMessage
 from covenant.seal.proofs import assert_offer, verify_proof
 from covenant.seal.tokens import Narrowing, is_token, narrow
@@ -71,10 +65,10 @@ from covenant.wire.redaction import SecretFinding
 Told = Callable[[tuple[SecretFinding, ...]], None]
 
 TOKEN_MS: Final = 7 * 24 * 3_600_000
-"""How long an offer's token may be used: it waits for a peer that is not there. What it was made from ends sooner."""
+"""How long an offer's token may be used: long enough for an offer that waits for an absent peer."""
 ANCESTORS_MAX: Final = 64
 ATTACHED: Final = "see what is attached"
-"""The task of an offer that has no words."""
+"""The text of an offer whose task has no text."""
 
 _replace = msgspec.structs.replace
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
@@ -88,7 +82,10 @@ class OfferBuilder(PeerService):
     # What to offer
 
     async def make(self, task: Task, peer: Peer, target: Target, number: int = 1) -> Redacted[DelegationOffer]:
-        """`number`: which offer of its task it is. Each has an id of its own: who rejected one may take another."""
+        """`number` counts the offers of one task.
+
+        Each has an id of its own, so that a peer that rejected one may accept the next.
+        """
         profile = target.profile or ""
         if peer.denied:
             raise Forbidden("denied", f"{peer.name} is denied here; nothing is sent to it")
@@ -98,11 +95,11 @@ class OfferBuilder(PeerService):
         origin = await self._origin(task)
         offer = self._bounded(task, profile, origin, capabilities, target.budget)
         if number > 1:
-            offer = _replace(offer, offer_id=call_id(task.id, "offer", str(number)))
+            offer = _replace(offer, offer_id=derived_task_id(task.id, "offer", str(number)))
         entry = await self._ledger.entry(task.id)
         over_ms = entry.times_out_at_ms(self._now_ms(), self._ledger.clock.ages) if entry is not None else None
         deadlines = [each for each in (offer.deadline_ms, over_ms) if each is not None]
-        # Nobody here waits for longer: a provider that is away until then does not begin.
+        # Nobody here waits after the deadline, so a provider that sees the offer later must not begin.
         offer = _replace(offer, deadline_ms=min(deadlines, default=None))
         parts = task.parts or (Text(task.intent_text),)
         offer = _worded(offer, parts, target.context)
@@ -117,24 +114,27 @@ class OfferBuilder(PeerService):
         return peer
 
     async def _capabilities(self, peer: Peer, profile: str) -> PeerCapabilities:
-        """As it says now; or as it said once, where it cannot be asked: the offer waits for it then."""
+        """The peer's capabilities as it says now.
+
+        If it cannot be asked, as it said last: the offer then waits for it.
+        """
         try:
             capabilities = await self._directory.capabilities(peer)
-            # What was said to a mere peer has no token; since then it may have verified us.
-            if not is_token(capabilities.token) or not has_profile(capabilities, profile):
+            # An answer to an unverified peer has no token; the peer may have verified us since.
+            if not is_token(capabilities.token) or not capabilities.offers(profile):
                 capabilities = await self._directory.capabilities(peer, fresh=True)
         except Refusal:
             kept = self._ledger.peer(peer.id)
-            if kept is None or kept.capabilities is None or not has_profile(kept.capabilities, profile):
+            if kept is None or kept.capabilities is None or not kept.capabilities.offers(profile):
                 raise
             return kept.capabilities
-        if not has_profile(capabilities, profile):
+        if not capabilities.offers(profile):
             names = ", ".join(each.name for each in capabilities.profiles[:20]) or "nothing"
             raise NotFound("no_profile", f"{peer.name} does not offer {profile!r} to us; it offers {names}")
         return capabilities
 
     async def _origin(self, task: Task) -> dict[str, Any]:
-        """What was agreed with the peer that this is done for, if it is done for one."""
+        """The terms agreed with the peer that this task is done for; empty if it is not done for a peer."""
         above: Task | None = task
         for _ in range(ANCESTORS_MAX):
             if above is None:
@@ -193,11 +193,12 @@ class OfferBuilder(PeerService):
                 offer_id=offer.offer_id,
             )
             token = narrow(token, PublicKey(peer.keys.identity_key), further, sealed=True)
-        return assert_offer(self._keyring.private_key, _replace(offer, token=token), provider=peer.id)
+        key = self._keyring.signing(KeyPurpose.PROOFS, peer.keys, self._now_ms())
+        return assert_offer(key, _replace(offer, token=token), provider=peer.id)
 
 
 def _worded(offer: DelegationOffer, parts: tuple[Content, ...], context: str | None) -> DelegationOffer:
-    """What is asked: the words, and what is more than words."""
+    """The offer with the task's text and context, and with the parts that are more than plain text."""
     words = text_of(parts)
     more = tuple(part for part in parts if not (type(part) is Text and part == Text(part.text)))
     if len(words) > TASK_CHARS_MAX or len(context or "") > CONTEXT_CHARS_MAX or len(more) > PARTS_MAX:
@@ -212,7 +213,7 @@ def _worded(offer: DelegationOffer, parts: tuple[Content, ...], context: str | N
 TERMS_EXCEEDED: Final = "terms_exceeded"
 PROOF_BROKEN: Final = "proof_broken"
 LIGHT_BYTES: Final = 32 * 1024
-"""Up to here a proof is checked at once; a larger one in a thread."""
+"""A proof over more bytes than this is checked in a thread."""
 
 log = logging.getLogger(__name__)
 
@@ -224,16 +225,21 @@ class Why(NamedTuple):
 
 
 def check_accept(
-    incoming: IncomingMessage, delegation: Delegation, accept: DelegationAccept, now_ms: int
+    incoming: IncomingMessage, delegation: Delegation, accept: DelegationAccept, now_ms: int, *, restored: bool
 ) -> ReceiveFromPeer:
+    """`restored`: whether our ledger was ever restored."""
     offer = delegation.offer
     over = offer is not None and (accept.max_token_budget > offer.max_token_budget or accept.timeout > offer.timeout)
+    if over and restored and not delegation.accepted_at_ms:
+        # It accepts an offer that we have forgotten. The provider accepts this one when it hears it.
+        return ReceiveFromPeer(envelope=incoming.envelope, key=delegation.key)
     changes = DelegationChanges(
         delegation_id=accept.delegation_id,
         budget=min(accept.max_token_budget, delegation.budget),
         timeout_ms=min(accept.timeout, delegation.timeout_ms),
         status_interval_ms=accept.status_interval,
         accepted_at_ms=delegation.accepted_at_ms or now_ms,
+        status_seq=delegation.status_seq,
     )
     if not over:
         return _hear(incoming, delegation, ("accept",), changes)
@@ -249,7 +255,8 @@ def check_status(incoming: IncomingMessage, delegation: Delegation, report: Stat
         status_seq=report.seq,
         usage=_used(delegation, report.token_usage),
         progress=report.progress,
-        message=report.message,
+        message=None if _repeats(delegation, report) else report.message,
+        below=report.sub_delegations or (),
         question=_asked(delegation, report),
     )
     if report.token_usage.total <= delegation.budget or delegation.overspent:
@@ -259,12 +266,20 @@ def check_status(incoming: IncomingMessage, delegation: Delegation, report: Stat
 
 
 def _asked(delegation: Delegation, report: StatusReport) -> DelegationQuestion | None:
-    """None: nothing is asked, or what was answered already, whose answer is on its way."""
-    if report.status != "input_required" or report.question is None or report.question <= delegation.answered:
+    """None if the provider asks nothing, or still repeats the question whose answer is on its way.
+
+    Question numbers grow, so an earlier number comes from a provider whose ledger was restored: it is asked again.
+    """
+    if report.status != "input_required" or report.question is None or _repeats(delegation, report):
         return None
     return DelegationQuestion(
         number=report.question, text=report.message or "", parts=tuple(unreserved_parts(report.parts))
     )
+
+
+def _repeats(delegation: Delegation, report: StatusReport) -> bool:
+    """Whether the provider repeats the question whose answer is on its way."""
+    return report.status == "input_required" and report.question == delegation.answered
 
 
 async def check_result(
@@ -274,9 +289,16 @@ async def check_result(
     *,
     us: InstanceKeys,
     task: DelegationOutcome | None,
+    restored: bool,
 ) -> ReceiveFromPeer:
-    """`task`: how its task here has ended; None while that waits for the result."""
+    """`task`: how the task here has ended; None while the task waits for the result.
+
+    `restored`: whether our ledger was ever restored.
+    """
     broken = await _broken(delegation, incoming.peer, result, us)
+    if restored and broken == ("offer",):
+        # It answers an offer that we have forgotten. The provider answers this one, too, when it hears it.
+        return ReceiveFromPeer(envelope=incoming.envelope, key=delegation.key)
     usage = _used(delegation, result.token_usage)
     overspent = delegation.overspent or usage.total > delegation.budget
     code, reason = result.error_code, result.error
@@ -288,30 +310,31 @@ async def check_result(
     elif delegation.code is not None:
         code, reason = delegation.code, delegation.reason
     if broken or overspent:
-        log.warning("peer.not_believed", extra={"offer_id": delegation.offer_id, "code": code, "broken": broken})
+        log.warning("peer.result_refused", extra={"offer_id": delegation.offer_id, "code": code, "broken": broken})
     changes = DelegationChanges(
         delegation_id=delegation.delegation_id or result.delegation_id,
         usage=usage,
         progress=None,
         message=None,
+        below=(),
         question=None,
         code=code,
         reason=reason[:500] if reason is not None else None,
         overspent=overspent,
         broken=broken,
-        # A task that has ended here takes nothing any more.
+        # A task that has ended here does not take the result.
         result=result if task is None else None,
         settled=task is not None,
         proof=result.proof,
     )
-    # What was told to stop for its own fault has failed, though it calls itself cancelled.
+    # Work that was told to stop for breaking the terms has failed, though the provider calls it cancelled.
     at_fault = broken or overspent or (delegation.code is not None and result.status == "cancelled")
     outcome = task or ("failed" if at_fault else result.status)
     return _hear(incoming, delegation, (f"result_{outcome}",), changes)
 
 
 async def _broken(delegation: Delegation, peer: Peer, result: DelegationResult, us: InstanceKeys) -> tuple[str, ...]:
-    """What of it is not as it should be. What it cost is looked at by itself."""
+    """Which parts of the proof do not hold. The tokens used are checked elsewhere."""
     if result.proof is None:
         return ("missing",)
     check = partial(
@@ -333,7 +356,7 @@ async def _broken(delegation: Delegation, peer: Peer, result: DelegationResult, 
 
 
 def _used(delegation: Delegation, said: TokenUsage) -> TokenUsage:
-    """What it said to have used once, it has used."""
+    """Usage never falls: tokens that a provider once reported stay counted."""
     return max(said, delegation.usage, key=lambda each: each.total)
 
 
@@ -359,7 +382,7 @@ def check_reject(
     why = DelegationChanges(code=reject.code, reason=reject.reason, retry_after_ms=reject.retry_after)
     deadline_ms = delegation.offer.deadline_ms if delegation.offer is not None else None
     over = reject.code == "expired" and deadline_ms is not None and deadline_ms <= now_ms
-    # An offer that came too late has timed out, whoever saw it first.
+    # An expired offer counts as timed out, whichever side noticed first.
     happening = "timeout" if over and delegation.state is not CANCELLING else "reject"
     return _hear(incoming, delegation, (happening,), why if delegation.code is None else DelegationChanges())
 
@@ -367,7 +390,7 @@ def check_reject(
 def _stop(
     incoming: IncomingMessage, delegation: Delegation, heard: str, changes: DelegationChanges, why: Why
 ) -> ReceiveFromPeer:
-    """What was heard is the reason to cancel it."""
+    """The provider broke the terms: records why, and cancels the delegation."""
     changes = msgspec.structs.replace(changes, code=why.code, reason=why.reason, overspent=why.overspent)
     if delegation.state is CANCELLING:
         return _hear(incoming, delegation, (heard,), changes)
@@ -377,20 +400,5 @@ def _stop(
 
 
 def cancel_message(delegation: Delegation, reason: str) -> DelegationCancel:
-    """As it was meant: what others have written in it is cleared before it leaves (`redact_aside`)."""
+    """The cancel, with its reason as given; `redact_aside` removes secrets before it is sent."""
     return DelegationCancel(offer_id=delegation.offer_id, delegation_id=delegation.delegation_id, reason=reason)
-
-
-def task_outcome(view: TaskView) -> DelegationOutcome:
-    """How a task has ended, in the words of delegations. A time-out is one by its cause, whoever ended the task."""
-    code = view.result.metadata.get("code") if view.result is not None and view.result.metadata else None
-    if view.state is TaskState.COMPLETED:
-        return "completed"
-    if view.state is TaskState.CANCELED:
-        return "cancelled"
-    return "timeout" if view.cause in (Cause.TIMEOUT, Cause.DEADLINE) or code == "timeout" else "failed"
-
-
-def settled_as(state: DelegationState, outcome: DelegationOutcome) -> DelegationState:
-    """A rejected one stays so where its task has failed by that."""
-    return state if STATUS[state] == outcome else OUTCOMES[outcome]

@@ -24,19 +24,22 @@ from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.peer_settings import PeerContext, PeerService
 
 LOOK_AGAIN_S: Final = 1.0
-"""A peer can become reachable, or be introduced, without a word to us."""
+"""A task that waits for a place looks again so often, since a peer can become reachable without a message to us."""
 PAUSE_MS: Final = 2_000
-"""How long a peer that could not be asked, or said no time, is offered nothing."""
+"""How long a peer is offered nothing after it could not be asked, or was busy and gave no time."""
 PAUSE_MS_MAX: Final = 60_000
 INTRODUCTION_MS: Final = 15_000
 """How long two instances that know each other have to verify each other, before an offer counts as refused."""
 PASSING: Final = frozenset({"busy", "rate_limited", "offline"})
 """Codes of rejects after which the task is offered again, there or elsewhere."""
 OFFLINE: Final = "offline"
+REFUSING: Final = frozenset({"no_profile", "denied", "version", "budget_too_low", "depth_exceeded"})
+"""Codes of rejects that are about the peer: another one may do the task."""
+REFUSED_MAX: Final = 1_000
 
 
 class _Lane:
-    """What one peer does for us, and how much that may be."""
+    """The delegations that one peer has of us, and how many it may have."""
 
     def __init__(self) -> None:
         self.held: set[TaskId] = set()
@@ -45,22 +48,23 @@ class _Lane:
         """When the peer said how much room it has."""
         self.closed_until_ms = 0
         self.grows_at_ms = 0
+        self.refused: set[TaskId] = set()
+        """Tasks that the peer will not do, and that another one may."""
 
 
 class OfferPlacement(PeerService):
-    """Lives on one loop."""
+    """For one loop. `wake` it when a peer has changed."""
 
     def __init__(self, context: PeerContext, directory: PeerDirectory) -> None:
         super().__init__(context)
         self._directory = directory
         self._lanes: dict[InstanceId, _Lane] = {}
         self._waiting: set[asyncio.Event] = set()
-        context.ledger.on_peer(lambda _: self._wake())
 
     # Who could do it
 
     def named(self, who: str, tenant: str) -> Peer:
-        """To a tenant, a peer of another one does not exist."""
+        """Finds a peer of this tenant. To a tenant, the peers of other tenants do not exist."""
         try:
             peer = self._directory.find(who)
         except NotFound:
@@ -74,15 +78,20 @@ class OfferPlacement(PeerService):
         return peer
 
     def provider(self, profile: str, tenant: str = DEFAULT) -> Peer | None:
-        """Of the tenant's peers that said they offer this, the one to ask first."""
+        """The tenant's peer to ask first, of those that offer this profile; None if no peer offers it."""
         return next(iter(self._candidates(profile, tenant)), None)
 
-    def _candidates(self, profile: str, tenant: str) -> Sequence[Peer]:
+    def has_candidates(self, task: Task, profile: str) -> bool:
+        """Whether some peer offers this and has not refused the task."""
+        return bool(self._candidates(profile, task.tenant or DEFAULT, task.id))
+
+    def _candidates(self, profile: str, tenant: str, task_id: TaskId | None = None) -> Sequence[Peer]:
         found = [peer for peer in self._ledger.peers() if peer.tenant == tenant and _offers(peer, profile)]
+        found = [peer for peer in found if task_id not in self._lane(peer).refused]
         return sorted(found, key=lambda peer: self._preference(peer, profile), reverse=True)
 
     def _preference(self, peer: Peer, profile: str) -> tuple[bool, bool, bool, float, int]:
-        """One that says no price is taken after those that do."""
+        """Higher is better. A peer without a price comes after those that have one."""
         room = self._room(peer)
         trusted = peer.trust.covers(Trust.TRUSTED)
         return not self.is_unreachable(peer.id), trusted, room > 0, -_price(peer, profile), room
@@ -91,9 +100,10 @@ class OfferPlacement(PeerService):
         return any(told(peer) for told in self._context.unreachable)
 
     def is_introduced(self) -> bool:
-        """Every peer of the settings has said what it offers, or had time to. Until then a profile may still come.
+        """Whether every peer of the settings has said what it offers, or has had time to.
 
-        One whose id nobody knows yet is waited for: a task that no peer can do now has its own time to wait.
+        Until then a peer may still turn out to offer a profile. A peer of the settings that has never answered is
+        waited for without a limit here, since a task that waits for it has its own timeout.
         """
         if any(pending() for pending in self._context.introducing):
             return False
@@ -101,22 +111,22 @@ class OfferPlacement(PeerService):
         return not any(_is_new(peer) and peer.added_at_ms > since_ms for peer in self._ledger.peers())
 
     def elsewhere(self, delegation: Delegation) -> bool:
-        """Whether a peer that can be reached, other than the one that was asked, has room for this."""
+        """Whether another peer than the one that was asked can be reached and has room for this delegation."""
         asked = self._ledger.peer(delegation.peer)
         tenant = asked.tenant if asked is not None else DEFAULT
         others = (peer for peer in self._candidates(delegation.profile, tenant) if peer.id != delegation.peer)
         return any(self._is_ready(peer) and not self.is_unreachable(peer.id) for peer in others)
 
-    # Who does it
+    # Taking a place
 
     async def place(self, task: Task, target: Target) -> Peer:
-        """Wait for a peer that has room, and take a place there. `leave` it when the delegation has ended."""
+        """Waits for a peer with room, and takes a place there. `leave` it when the delegation has ended."""
         woken = asyncio.Event()
         self._waiting.add(woken)
         try:
             while True:
                 woken.clear()
-                if (peer := self._ready(target, task.tenant or DEFAULT)) is not None:
+                if (peer := self._ready(target, task)) is not None:
                     self._lane(peer).held.add(task.id)
                     return peer
                 with suppress(TimeoutError):
@@ -125,11 +135,12 @@ class OfferPlacement(PeerService):
         finally:
             self._waiting.discard(woken)
 
-    def _ready(self, target: Target, tenant: str) -> Peer | None:
+    def _ready(self, target: Target, task: Task) -> Peer | None:
+        tenant = task.tenant or DEFAULT
         if target.peer:
             peer = self.named(target.peer, tenant)
             return peer if self._is_ready(peer) else None
-        candidates = self._candidates(target.profile or "", tenant)
+        candidates = self._candidates(target.profile or "", tenant, task.id)
         if not candidates and self.is_introduced():
             raise NotFound("no_profile", f"no peer offers {target.profile!r}; see `covenant peers list`")
         return next(filter(self._is_ready, candidates), None)
@@ -146,31 +157,39 @@ class OfferPlacement(PeerService):
         said: PeerCapabilities | None = peer.capabilities
         if said is not None and said.issued_at_ms > lane.said_at_ms:
             lane.said_at_ms = said.issued_at_ms
-            # What it does for us already is not in what it has left.
+            # The free slots that a peer reports do not include those that our delegations hold.
             lane.most = max(1, said.free_slots + len(lane.held))
         return lane
 
-    # What came of it
+    # What the peer answered
 
     def hold(self, delegation: Delegation) -> None:
-        """It was offered by an earlier run."""
+        """Takes the place of a delegation that an earlier run offered."""
         self._lanes.setdefault(delegation.peer, _Lane()).held.add(delegation.task_id)
 
     def leave(self, peer: InstanceId, task_id: TaskId) -> None:
         lane = self._lanes.get(peer)
         if lane is not None:
             lane.held.discard(task_id)
-            self._wake()
+            self.wake()
+
+    def refuse(self, peer: InstanceId, task_id: TaskId) -> None:
+        """It will not do this one."""
+        lane = self._lanes.setdefault(peer, _Lane())
+        if len(lane.refused) >= REFUSED_MAX:
+            lane.refused.clear()
+        lane.refused.add(task_id)
+        self.leave(peer, task_id)
 
     def accepted(self, delegation: Delegation) -> None:
-        """It had room for this one, and perhaps has for another."""
+        """The peer had room for this delegation, so it may have room for one more."""
         lane, now_ms = self._lanes.get(delegation.peer), self._monotonic_ms()
         if lane is not None and len(lane.held) >= lane.most and now_ms >= lane.grows_at_ms:
             lane.most = len(lane.held) + 1
-            self._wake()
+            self.wake()
 
     def pause(self, peer: InstanceId, task_id: TaskId, retry_after_ms: int | None, *, full: bool) -> None:
-        """It did not take this one now. `full`: because of what it does for us and others."""
+        """The peer did not take this task now. `full`: because all its slots are taken."""
         lane = self._lanes.setdefault(peer, _Lane())
         lane.held.discard(task_id)
         pause_ms = min(retry_after_ms if retry_after_ms is not None else PAUSE_MS, PAUSE_MS_MAX)
@@ -180,11 +199,18 @@ class OfferPlacement(PeerService):
         else:
             lane.most = max(1, lane.most)
             lane.closed_until_ms = lane.grows_at_ms
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Something about a peer has changed: tasks that wait for a place look again."""
         for each in self._waiting:
             each.set()
+
+
+def may_pass_on(delegation: Delegation) -> bool:
+    """Whether it was rejected for a reason that is the peer's own, and any other peer may do it."""
+    is_asked_anew = delegation.code == "denied" and not delegation.renewed  # for another token
+    return delegation.anyone and delegation.code in REFUSING and not is_asked_anew
 
 
 def _is_new(peer: Peer) -> bool:
@@ -194,14 +220,10 @@ def _is_new(peer: Peer) -> bool:
 
 def _offers(peer: Peer, profile: str) -> bool:
     known = peer.capabilities
-    return known is not None and not peer.denied and peer.trust.covers(Trust.VERIFIED) and has_profile(known, profile)
+    return known is not None and not peer.denied and peer.trust.covers(Trust.VERIFIED) and known.offers(profile)
 
 
 def _price(peer: Peer, profile: str) -> float:
     offered = peer.capabilities.profiles if peer.capabilities is not None else ()
     said = (each.price for each in offered if each.name == profile and isinstance(each.price, int))
     return next(said, math.inf)
-
-
-def has_profile(capabilities: PeerCapabilities, profile: str) -> bool:
-    return any(each.name == profile for each in capabilities.profiles)

@@ -1,10 +1,9 @@
-"""Delegations to peers: offered, followed, canceled, and given up when the provider is silent.
+"""Delegations to peers: offered, followed, answered, canceled and given up. Each step is one commit.
 
-There is one delegation for a task: a later attempt, also after a restart, finds it. An offer waits for a peer that
-cannot be reached. Where any peer may do it, or the peer is busy, the task is offered again: the next offer has another
-id and takes the place of the one before (`placement`). Replies are checked against the offer (`offers`).
-
-What is said to a provider is committed by `delegation_writer`; silence is noticed by `delegation_sweep`.
+A task has one delegation: a later attempt finds it, also after a restart. An offer waits for a peer that cannot be
+reached. If any peer may do the task, or the peer is busy, the task is offered again (`placement`): the next offer has
+another id and takes the place of the one before. A provider's replies are checked against the offer (`offers`). A
+provider that is silent is noticed by `delegation_sweep`.
 """
 
 from __future__ import annotations
@@ -14,16 +13,25 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Final
 
+import msgspec
+
+from covenant.exchange.delegation_outcome import by_task, task_outcome
+from covenant.exchange.tasks.builder import text_of
+from covenant.exchange.tasks.reader import TaskReader
+from covenant.ledger.machine.decisions.peers import unknown_delegation
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.peer_commands import (
     DelegationChanges,
+    DelegationMoved,
     ReceivedFromPeer,
     ReceiveFromPeer,
     SendToPeer,
 )
-from covenant.model.errors import Conflict, Invalid, Unavailable
+from covenant.model.content import Content, File, Text
+from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.peers.delegation import (
+    ACCEPTED,
     CANCELLING,
     LOST,
     REJECTED,
@@ -34,18 +42,20 @@ from covenant.model.peers.delegation import (
 )
 from covenant.model.peers.delegation_messages import (
     DelegationAccept,
+    DelegationCancel,
+    DelegationInput,
     DelegationOffer,
+    DelegationOutcome,
     DelegationReject,
     DelegationResult,
     StatusReport,
 )
 from covenant.model.peers.instance import InstanceId
 from covenant.model.task import Target, Task
+from covenant.outbound.concurrency import wait_at_most
 from covenant.peers.directory.peer_directory import PeerDirectory
-from covenant.peers.message_redaction import Redacted, outgoing
+from covenant.peers.message_redaction import Redacted, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
-from covenant.peers.requester.delegation_sweep import DelegationSweep
-from covenant.peers.requester.delegation_writer import DelegationWriter
 from covenant.peers.requester.offers import (
     OfferBuilder,
     Told,
@@ -55,11 +65,13 @@ from covenant.peers.requester.offers import (
     check_result,
     check_status,
 )
-from covenant.peers.requester.placement import INTRODUCTION_MS, PASSING, OfferPlacement
+from covenant.peers.requester.placement import INTRODUCTION_MS, PASSING, OfferPlacement, may_pass_on
 from covenant.peers.transport.inbox import IncomingMessage
 from covenant.wire import peers as wire
 
+PROVIDER_LOST: Final = "provider_lost"
 FORGOTTEN_MAX: Final = 1_000
+AGAIN_S: Final = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -74,25 +86,18 @@ class _Follower:
 
 
 class Requester(PeerService):
-    """Lives on one loop. `run` it, so that silence is noticed; `stop` it before the ledger closes."""
+    """For one loop."""
 
     def __init__(self, context: PeerContext, directory: PeerDirectory) -> None:
         super().__init__(context)
         self._directory = directory
         self._offers = OfferBuilder(context, directory)
-        self._placement = OfferPlacement(context, directory)
-        self._writer = DelegationWriter(context, self._placement)
-        self._sweep = DelegationSweep(context, self._placement, self._writer)
-        self.peer = directory.find
-        self.provider = self._placement.provider
-        self.is_introduced = self._placement.is_introduced
-        self.delegation = self._writer.delegation
-        self.cancel = self._writer.cancel
-        self.answer = self._writer.answer
-        self.shown = self._writer.shown
-        self.run = self._sweep.run
-        self.stop = self._sweep.stop
-        self.sweep = self._sweep.sweep
+        self._tasks = TaskReader(context.ledger)
+        self.placement = OfferPlacement(context, directory)
+        self.since_ms = self._now_ms()
+        """No provider counts as silent before this daemon began to listen."""
+        self.unsettled: set[TaskId] = set()
+        """The tasks of delegations that have ended, while it is not known that the task has."""
         self._followers: set[_Follower] = set()
         self._forgotten: set[str] = set()
         """Offers that peers speak of and our ledger has no record of, since it was restored."""
@@ -104,22 +109,22 @@ class Requester(PeerService):
         if slash and not (who and profile):
             return None
         if slash:
-            peer = self._placement.named(who, tenant)
+            peer = self.placement.named(who, tenant)
             return Target(name=f"{peer.id}/{profile}", peer=peer.id, profile=profile)
-        return Target(name=f"*/{named}", profile=named) if self.provider(named, tenant) is not None else None
+        return Target(name=f"*/{named}", profile=named) if self.placement.provider(named, tenant) is not None else None
 
     # Offering
 
     async def offer(self, task: Task, target: Target, told: Told = lambda _: None) -> Delegation:
-        """Once for a task. `Unavailable` if its provider must be asked first, and cannot be now.
+        """Offer a task to a peer, once. Raises `Unavailable` if the peer must be asked first and does not answer.
 
-        `told` hears what was found in it that looks like a secret.
+        `told` is called with the secrets that were found in the offer.
         """
-        known = await self._writer.delegation(task.id)
+        known = await self.delegation(task.id)
         if known is not None and not self.is_passing(known, task):
             await self._ledger.durable()
             return known
-        peer = await self._placement.place(task, target)
+        peer = await self.placement.place(task, target)
         try:
             if known is not None and known.code == "denied":
                 await self._directory.capabilities(peer, fresh=True)
@@ -128,10 +133,15 @@ class Requester(PeerService):
                 told(made.findings)
             return await self._begin(task, peer, target, made, known)
         except Unavailable as away:
-            self._placement.pause(peer.id, task.id, away.retry_after_ms, full=False)
+            self.placement.pause(peer.id, task.id, away.retry_after_ms, full=False)
             raise
+        except (Forbidden, NotFound):
+            self.placement.refuse(peer.id, task.id)
+            if target.peer or not self.placement.has_candidates(task, target.profile or ""):
+                raise
+            return await self.offer(task, target, told)
         except BaseException:
-            self._placement.leave(peer.id, task.id)
+            self.placement.leave(peer.id, task.id)
             raise
 
     async def _begin(
@@ -146,7 +156,8 @@ class Requester(PeerService):
             number=before.number + 1 if before is not None else 1,
             since_ms=before.since_ms if before is not None else self._now_ms(),
             anyone=not target.peer,
-            offered_in=(self._context.epoch, peer.epoch),
+            renewed=before is not None and before.code == "denied",
+            offered_in=(self._context.life, peer.epoch),
         )
         moved = await self._ledger.commit(
             SendToPeer(
@@ -160,54 +171,201 @@ class Requester(PeerService):
         return moved.delegation
 
     def is_passing(self, delegation: Delegation, task: Task) -> bool:
-        """Whether it was rejected for a reason that passes, and its task has time to be offered again."""
+        """Whether the offer was rejected for a reason that passes, and the task has time to be offered again."""
         if delegation.state is not REJECTED:
             return False
         waited_ms = self._now_ms() - delegation.since_ms
-        if delegation.code == "denied" and delegation.number == 1:
-            return True  # its token may have been revoked: it is asked for another one, once
+        if delegation.code == "denied" and not delegation.renewed:
+            return True  # our token may have been revoked: the peer is asked for another one, once
+        if may_pass_on(delegation):
+            return self.placement.has_candidates(task, delegation.profile)
         if delegation.code in PASSING:
             return waited_ms < (task.timeout_ms or self._settings.timeout_ms)
-        # Two that are being introduced have not verified each other at the same moment.
+        # Two instances that have just met do not verify each other at the same moment.
         return delegation.code == "untrusted" and waited_ms < INTRODUCTION_MS
 
     async def offer_again(self, by: AgentId, task_id: TaskId) -> Delegation:
-        """A lost one, word for word: a provider that has it answers as it did before."""
-        delegation = await self._writer.known(task_id)
+        """Send the offer of a lost delegation again, unchanged: a provider that has the offer answers as before."""
+        delegation = await self.known(task_id)
         if delegation.state is not LOST or delegation.offer is None:
             raise Conflict("not_lost", f"this delegation is {delegation.state.value}; only a lost one is offered again")
         return (
-            await self._writer.tell(
+            await self.tell(
                 delegation, "offer", changes=DelegationChanges(code=None, reason=None), message=delegation.offer, by=by
             )
         ).delegation
 
     async def force_error(self, by: AgentId, task_id: TaskId, reason: str) -> Delegation:
-        """Give a lost one up, or one that does not answer a cancel. Its provider is told to stop, once it can be."""
-        delegation = await self._writer.known(task_id)
+        """Give up a delegation that is lost, or whose provider does not answer a cancel.
+
+        The provider is told to stop as soon as it can be reached.
+        """
+        delegation = await self.known(task_id)
         if delegation.state not in (LOST, CANCELLING):
             raise Conflict("not_lost", f"this delegation is {delegation.state.value}; cancel it instead")
-        return await self._writer.give_up(delegation, reason, by)
+        return await self.give_up(delegation, reason, by)
 
     async def withdraw(self, task_id: TaskId, reason: str) -> None:
-        """Whoever waited for it waits no more. If its task has not ended, the next attempt goes on with it."""
-        delegation = await self._writer.delegation(task_id)
-        if delegation is not None and not delegation.ended and not await self._writer.waits(delegation):
-            await self._writer.cancel(task_id, reason)
+        """The attempt that waited for this delegation has stopped. Cancels the delegation if its task has ended.
+
+        If the task has not ended, its next attempt goes on with the delegation.
+        """
+        delegation = await self.delegation(task_id)
+        if delegation is not None and not delegation.ended and not await self.waits(delegation):
+            await self.cancel(task_id, reason)
+
+    # What the provider is told
+
+    async def delegation(self, task_id: TaskId) -> Delegation | None:
+        found = await self._ledger.delegation_of(task_id)
+        return found if found is not None and found.role is DelegationRole.REQUESTER else None
+
+    async def known(self, task_id: TaskId) -> Delegation:
+        delegation = await self.delegation(task_id)
+        if delegation is None:
+            raise unknown_delegation(task_id)
+        return delegation
+
+    async def tell(
+        self,
+        delegation: Delegation,
+        *happenings: str,
+        changes: DelegationChanges | None = None,
+        message: DelegationOffer | DelegationCancel | DelegationInput | None = None,
+        by: AgentId | None = None,
+    ) -> DelegationMoved:
+        changes = changes or DelegationChanges()
+        if isinstance(message, DelegationCancel | DelegationInput):
+            cleared = await redact_aside(message, self._settings.redaction, delegation.key)
+            message = cleared.message
+            changes = msgspec.structs.replace(changes, redacted=delegation.redacted + cleared.found)
+        moved = await self._ledger.commit(
+            SendToPeer(
+                key=delegation.key,
+                happenings=happenings,
+                changes=changes,
+                said=(outgoing(message),) if message is not None else (),
+                by=by,
+                withdraws=isinstance(message, DelegationCancel),
+                unsent_since_ms=self._unsent_since_ms(delegation),
+            )
+        )
+        self.note(moved.delegation)
+        return moved
+
+    def _unsent_since_ms(self, delegation: Delegation) -> int | None:
+        """Since when this daemon knows which offers it began to send; None: this one was begun.
+
+        On a shared ledger the message in the outbox says whether it was begun.
+        """
+        if self._in_flight(delegation.key):
+            return None
+        return self.since_ms if self._context.shared is None else 0
+
+    async def cancel(self, task_id: TaskId, reason: str) -> Delegation:
+        """Cancel a delegation, durably: the provider hears of it as soon as it can be reached.
+
+        A delegation that has ended stays as it is. An offer that still waits is not sent any more; if nobody began to
+        send it, the delegation ends at once.
+        """
+        delegation = await self.known(task_id)
+        if delegation.ended or delegation.state is CANCELLING:
+            return delegation
+        return (await self.tell(delegation, "cancel", message=cancel_message(delegation, reason))).delegation
+
+    async def note_asked(self, delegation: Delegation) -> None:
+        """Note which question the task is about to ask its sender."""
+        assert delegation.question is not None
+        if delegation.asked != delegation.question.number:
+            await self.tell(delegation, changes=DelegationChanges(asked=delegation.question.number))
+
+    async def answer(self, task_id: TaskId, turn: int, parts: tuple[Content, ...]) -> bool:
+        """Send the provider the answer to its question, once for a turn of the task.
+
+        False if the provider asks nothing, or if this turn has answered already. False too if the provider asks another
+        question by now than the task's sender was asked, which happens after one of the ledgers was restored.
+        """
+        delegation = await self.known(task_id)
+        question = delegation.question
+        if question is None or delegation.delegation_id is None or delegation.answered_turn >= turn:
+            return False
+        if question.number != delegation.asked:
+            return False
+        plain = all(type(part) is Text and part == Text(part.text) for part in parts)
+        message = DelegationInput(
+            offer_id=delegation.offer_id,
+            delegation_id=delegation.delegation_id,
+            question=question.number,
+            text=text_of(parts) if plain else "",
+            parts=() if plain else tuple(part for part in parts if not isinstance(part, File)),
+        )
+        changes = DelegationChanges(
+            question=None, message=None, answered=question.number, answered_turn=turn, doubted=0
+        )
+        await self.tell(delegation, changes=changes, message=message)
+        return True
+
+    async def give_up(self, delegation: Delegation, reason: str, by: AgentId | None = None) -> Delegation:
+        code = delegation.code if delegation.state is CANCELLING and delegation.code else PROVIDER_LOST
+        changes = DelegationChanges(code=code, reason=reason[:500])
+        cancel = cancel_message(delegation, reason) if delegation.state is LOST else None
+        return (await self.tell(delegation, "force_error", changes=changes, message=cancel, by=by)).delegation
+
+    async def shown(self, delegation: Delegation) -> Delegation:
+        """The delegation with the status of its task here."""
+        if delegation.role is DelegationRole.PROVIDER or delegation.settled:
+            return delegation
+        return by_task(delegation, await self.task_outcome(delegation))
+
+    def note(self, delegation: Delegation) -> None:
+        """After a move: remember to settle a delegation that has ended, and free its place at the provider."""
+        if not delegation.ended:
+            if delegation.state is ACCEPTED:
+                self.placement.accepted(delegation)
+            return
+        if not delegation.settled:
+            self.unsettled.add(delegation.task_id)
+        if delegation.state is REJECTED and delegation.code in (*PASSING, "untrusted"):
+            full = delegation.code == "busy"
+            self.placement.pause(delegation.peer, delegation.task_id, delegation.retry_after_ms, full=full)
+        elif delegation.state is REJECTED and may_pass_on(delegation):
+            self.placement.refuse(delegation.peer, delegation.task_id)
+        else:
+            self.placement.leave(delegation.peer, delegation.task_id)
+
+    async def waits(self, delegation: Delegation) -> bool:
+        entry = await self._ledger.entry(delegation.task_id)
+        return entry is not None and not entry.finished
+
+    async def task_outcome(self, delegation: Delegation) -> DelegationOutcome | None:
+        """How the task here has ended; None if it has not."""
+        if await self.waits(delegation):
+            return None
+        view = (await self._tasks.past(delegation.task_id)).view()
+        return task_outcome(view.state, view.cause, view.result) if view is not None else "cancelled"
 
     # Following
 
     async def follow(self, task_id: TaskId) -> AsyncIterator[Delegation]:
-        """As it is now, and whenever it has moved, until it has ended. What is told is durable."""
+        """The delegation as it is now, and again whenever it moves, until it has ended. Each state is durable first."""
         follower = _Follower(task_id)
         self._followers.add(follower)
         try:
             while True:
                 follower.moved.clear()
-                delegation = await self._writer.known(task_id)
+                try:
+                    delegation = await self.known(task_id)
+                    if delegation != follower.seen:
+                        await self._ledger.durable()
+                except Unavailable:
+                    if self._context.shared is None:
+                        raise
+                    await wait_at_most(follower.moved, AGAIN_S)  # the database may be back by then
+                    continue
                 if delegation != follower.seen:
                     follower.seen = delegation
-                    await self._ledger.durable()
+                    if self._context.shared is not None:
+                        self.note(delegation)  # the message may have come to another daemon
                     yield delegation
                     if delegation.ended:
                         return
@@ -216,7 +374,8 @@ class Requester(PeerService):
             self._followers.discard(follower)
 
     def _wake(self, peer_id: InstanceId) -> None:
-        """Only those whose provider this is, or whose provider goes by another identity now."""
+        """Wakes the followers of delegations to this peer, and those whose peer has another identity now."""
+        self.placement.wake()
         for follower in self._followers:
             seen = follower.seen
             if seen is None or seen.peer == peer_id or self._ledger.peer(seen.peer) is None:
@@ -244,28 +403,28 @@ class Requester(PeerService):
         try:
             heard = await self._ledger.commit(hear)
             if heard.moved is not None:
-                self._writer.note(heard.moved.delegation)
+                self.note(heard.moved.delegation)
             return heard
         except Conflict as conflict:
             if conflict.code != "illegal_move":
                 raise
-            # Out of turn, like a reject of what was accepted. It is taken in, and changes nothing.
+            # A message out of turn, such as a reject after an accept, is recorded as received and changes nothing.
             log.warning(
                 "peer.out_of_turn", extra={"peer": key.peer, "offer_id": key.offer_id, "typ": hear.envelope.typ}
             )
             return await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key))
 
     async def _remind(self, incoming: IncomingMessage, key: DelegationKey, delegation: Delegation | None) -> None:
-        """After a restore: what has ended for us is not to be done again, and what we have forgotten is noted."""
+        """After a restore: tell the provider to stop work that has ended here, and audit offers that we forgot."""
         goes_on = isinstance(incoming.message, DelegationAccept | StatusReport)
         if delegation is None:
             noted = key.offer_id in self._forgotten or len(self._forgotten) >= FORGOTTEN_MAX
-            if self._context.epoch is not None and not noted:
+            if self._context.life is not None and not noted:
                 self._forgotten.add(key.offer_id)
                 row: dict[str, object] = {"type": "delegation_forgotten", "peer": key.peer, "offer_id": key.offer_id}
                 await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
         elif delegation.ended and goes_on and incoming.envelope.epoch != delegation.peer_epoch:
-            await self._writer.tell(delegation, message=cancel_message(delegation, "it has ended already"))
+            await self.tell(delegation, message=cancel_message(delegation, "it has ended already"))
 
     async def _heard(
         self,
@@ -273,13 +432,17 @@ class Requester(PeerService):
         delegation: Delegation,
         message: DelegationAccept | DelegationReject | StatusReport | DelegationResult,
     ) -> ReceiveFromPeer:
+        restored = self._context.life is not None
+        if incoming.envelope.epoch != delegation.peer_epoch:
+            # A restored provider has forgotten its last reports, and counts on from an earlier one.
+            delegation = msgspec.structs.replace(delegation, status_seq=0)
         match message:
             case DelegationAccept():
-                return check_accept(incoming, delegation, message, self._now_ms())
+                return check_accept(incoming, delegation, message, self._now_ms(), restored=restored)
             case DelegationReject():
                 return check_reject(incoming, delegation, message, self._now_ms())
             case StatusReport():
                 return check_status(incoming, delegation, message)
             case DelegationResult():
-                task = await self._writer.task_outcome(delegation)
-                return await check_result(incoming, delegation, message, us=self._keyring, task=task)
+                task = await self.task_outcome(delegation)
+                return await check_result(incoming, delegation, message, us=self._keyring, task=task, restored=restored)

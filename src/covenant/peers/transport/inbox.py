@@ -2,7 +2,7 @@
 
 The checks run in this order: size, signature, sender, recipient and time; then replay and the sender's message rate.
 Only then is the envelope opened (a large one in a thread) and acted on. Each handler commits one `ReceiveFromPeer`, so
-an envelope and its effects are one record. Each refusal is audited; `told` decides what the sender hears of it.
+an envelope and its effects are one record. Each refusal is audited; `peer_refusal` is the answer for the sender.
 
 An unverified peer may query capabilities, answer a challenge, poll, and end delegations that it began while it was
 trusted. Its offers are rejected with a message of the protocol.
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -20,26 +21,34 @@ import msgspec
 
 from covenant.exchange.access.principals import AuditBudget
 from covenant.ledger.machine.identity_commands import WriteAuditRow
-from covenant.ledger.machine.peer_commands import LearnPeer, ReceivedFromPeer
-from covenant.model.errors import Forbidden, Invalid, OverLimit, Refusal, Unavailable
+from covenant.ledger.machine.peer_commands import LearnPeer, MoveParcels, ReceivedFromPeer, ReceiveFromPeer
+from covenant.model.errors import Conflict, Forbidden, Invalid, OverLimit, Refusal, Unavailable
 from covenant.model.peers.delegation import DelegationKey, DelegationRole, Peer, ReceivedEnvelope
-from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse, DelegationMessage
+from covenant.model.peers.delegation_messages import (
+    CapabilityQuery,
+    CapabilityResponse,
+    DelegationCancel,
+    DelegationMessage,
+)
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.rate_limits import TokenBuckets
-from covenant.peers.directory.handshake import envelope_record
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.peer_settings import PeerContext, PeerService
-from covenant.peers.transport.long_poll import PollServer, TakenEnvelope
+from covenant.peers.transport.long_poll import PollServer, TakenEnvelope, acknowledged
+from covenant.peers.transport.relay import Relay
 from covenant.seal.envelope import (
+    RELAYED_LIFE_MS_MAX,
     Checked,
     Code,
     EnvelopeRefused,
     check,
+    envelope_record,
     open_checked,
+    peer_refusal,
     receipt,
     replayed,
-    told,
 )
+from covenant.seal.identity import ENVELOPE_LIFE_MS_MAX
 from covenant.wire import peers as wire
 
 log = logging.getLogger(__name__)
@@ -48,9 +57,9 @@ REASON_CHARS_MAX: Final = 300
 
 
 class RefusalAudit(PeerService):
-    """Refused envelopes in the audit: the operator sees what the sender may not hear.
+    """Writes refused envelopes to the audit: the operator sees the reason, which the sender may not hear.
 
-    An unknown address costs one row a window, whatever was wrong; a peer costs one a window for each fault. All unknown
+    An unknown address causes one row a window, whatever was wrong; a peer causes one for each fault. All unknown
     senders together are limited, too. Each row says how many were left out before it.
     """
 
@@ -59,7 +68,7 @@ class RefusalAudit(PeerService):
         self._budget = AuditBudget()
 
     async def note(self, code: str, reason: str, address: str | None, sender: InstanceId | None) -> None:
-        """Nothing is raised: whoever is refused is told so even if it cannot be written down."""
+        """Raises nothing: the sender gets its refusal even if the audit cannot be written."""
         source = (sender, code) if sender is not None else address
         left_out = self._budget.spend(source, self._monotonic_ms(), stranger=sender is None)
         if left_out is None:
@@ -75,11 +84,14 @@ class RefusalAudit(PeerService):
         try:
             await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
         except Refusal as refusal:
-            log.warning("peers.refusal_unnoted", extra={"code": code, "why": refusal.code})
+            log.warning("peers.refusal_not_audited", extra={"code": code, "why": refusal.code})
 
 
 class IncomingMessage(NamedTuple):
-    """Whoever takes it commits it with one `ReceiveFromPeer`, together with everything that follows from it."""
+    """A message and its envelope.
+
+    The handler commits both, and all that follows from them, with one `ReceiveFromPeer`.
+    """
 
     peer: Peer
     envelope: ReceivedEnvelope
@@ -87,11 +99,16 @@ class IncomingMessage(NamedTuple):
 
 
 LARGE_BYTES: Final = 64 * 1024
-"""From here on the loop would feel it."""
+"""A larger envelope is checked and opened in a thread."""
 LARGE_AT_ONCE: Final = 4
 TRUSTED_FACTOR: Final = 10
+STRANGERS_PER_MIN: Final = 12
+"""How many unknown senders we look up at our relay in a minute."""
 
 OFFER: Final = "delegation_offer"
+CANCEL: Final = "delegation_cancel"
+
+Message = DelegationMessage | wire.DeliveryAcks
 
 T = TypeVar("T")
 M = TypeVar("M")
@@ -115,37 +132,96 @@ class Inbox(PeerService):
         self._requester = requester
         self._rate = TokenBuckets()
         self._refusals = RefusalAudit(context)
-        self._poll_server = PollServer(context, directory)
+        self.relay = Relay(context)
+        self._poll_server = PollServer(context, directory, self.relay)
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._strangers = TokenBuckets()
 
     async def receive(self, body: bytes, address: str | None) -> wire.Received:
-        """Answers once it is durable. Raises a `Refusal` that the sender may hear."""
-        received = await self._hear(body, address, wire.decode, self._received)
-        return msgspec.structs.replace(received, receipt=receipt(self._keyring.identity, body))
+        """Takes in an envelope; answers once that is durable. Raises a `Refusal` that the sender may hear."""
+        received, certified = await self._hear(body, address, _decode_message, self._received)
+        sender = self._keyring.sender(certified=certified, now_ms=self._now_ms())
+        certificate = sender.certificate or msgspec.UNSET
+        return msgspec.structs.replace(received, receipt=receipt(sender, body), certificate=certificate)
 
     async def poll(self, body: bytes, address: str | None) -> wire.Polled:
-        """What waits for the one who asks; the answer may take as long as it is ready to wait."""
-        return await self._hear(body, address, _decode_poll, self._poll_server.answer)
+        """Answers a poll with the messages that wait for the sender. Waits for one as long as the poll asks for."""
+        return (await self._hear(body, address, _decode_poll, self._poll_server.answer))[0]
 
-    async def take(self, body: bytes) -> TakenEnvelope:
-        """An envelope that we fetched ourselves. At our own pace, so no rate is asked for."""
-        return await self._hear(body, None, wire.decode, self._took, metered=False)
+    async def take(self, body: bytes, *, relayed: bool = False) -> TakenEnvelope:
+        """Takes in an envelope that we fetched ourselves. We chose the pace, so no rate limit applies."""
+        life_ms_max = RELAYED_LIFE_MS_MAX if relayed else ENVELOPE_LIFE_MS_MAX
+        heard = await self._hear(body, None, _decode_message, self._took, metered=False, life_ms_max=life_ms_max)
+        return heard[0]
+
+    async def note_withdrawn(self, bodies: Sequence[bytes]) -> None:
+        """Notes which of these offers from the relay are canceled by a later envelope: such an offer is not begun."""
+        withdrawn = self._context.withdrawn
+        withdrawn.clear()
+        for body in bodies if len(bodies) > 1 else ():
+            with suppress(EnvelopeRefused, Refusal):  # `take` refuses the envelope later
+                checked = await self._check(body, RELAYED_LIFE_MS_MAX)
+                if checked.header.typ == CANCEL:
+                    message = await self._open(checked, _decode_message)
+                    assert isinstance(message, DelegationCancel)
+                    sender = InstanceId(checked.header.sender)
+                    withdrawn.add(DelegationKey(DelegationRole.PROVIDER, sender, message.offer_id))
+
+    async def follows(self, body: bytes) -> bool:
+        """Whether the unknown sender of this envelope at the relay is a peer under a new identity."""
+        senders: list[InstanceId] = []
+
+        def known(sender: InstanceId) -> bool:
+            """`check` asks only about a sender whose signature holds."""
+            senders.append(sender)
+            return False
+
+        with suppress(EnvelopeRefused):
+            check(body, us=self._keyring.id, now_ms=self._now_ms(), known=known)
+        if not senders or self._ledger.peer(senders[0]) is not None:
+            return False
+        if self._strangers.take("", self._monotonic_ms(), STRANGERS_PER_MIN) is not None:
+            return False
+        try:
+            return await self._directory.follow_at_relay(senders[0])
+        except Refusal:
+            return False
+
+    async def deposit(self, body: bytes, address: str | None, recipient: str) -> wire.Relayed:
+        """Keeps an envelope for another instance, which fetches it here. Answers once it is on disk."""
+        sender: InstanceId | None = None
+        try:
+            header = await self._aside(len(body), partial(self.relay.check, body, recipient))
+            sender = InstanceId(header.sender)
+            self._spend(sender)
+            until_ms, duplicate = await self.relay.keep(body, header)
+        except EnvelopeRefused as refused:
+            await self._refusals.note(refused.code.value, refused.message, address, refused.sender)
+            raise peer_refusal(refused) from None
+        except Refusal as refusal:
+            await self._refusals.note(refusal.code, refusal.message, address, sender)
+            raise
+        return wire.Relayed(status="relayed", until_ms=until_ms, duplicate=duplicate)
 
     async def introduced(self, body: bytes, address: str | None) -> wire.Received:
-        """An instance shows who it is now, and who it was. It proves itself, so no envelope is needed."""
+        """An instance shows its present and former identities. The proofs are in it, so it needs no envelope."""
         try:
             return await self._directory.hear_introduction(body)
         except Refusal as refusal:
             await self._refusals.note(refusal.code, refusal.message, address, None)
             raise
 
+    async def deposited(self, recipient: str) -> bytes:
+        """The introduction of an instance that fetches its envelopes here, as it came."""
+        return await self.relay.introduction(recipient)
+
     async def too_large(self, address: str | None) -> Refusal:
         refused = EnvelopeRefused(Code.TOO_LARGE, "more than an envelope can have")
         await self._refusals.note(refused.code.value, refused.message, address, None)
-        return told(refused)
+        return peer_refusal(refused)
 
     def close(self) -> None:
-        """Answer those who wait, now and from now on: nothing is lost by it."""
+        """Ends all polls that wait, and every later one at once. Their messages stay in the outbox."""
         self._poll_server.close()
 
     async def _hear(
@@ -156,33 +232,54 @@ class Inbox(PeerService):
         act: Callable[[Peer, ReceivedEnvelope, M], Awaitable[T]],
         *,
         metered: bool = True,
-    ) -> T:
+        life_ms_max: int = ENVELOPE_LIFE_MS_MAX,
+    ) -> tuple[T, bool]:
+        """The result of `act`, and whether the sender knows certificates."""
         sender: InstanceId | None = None
         try:
-            checked = await self._check(body)
+            checked = await self._check(body, life_ms_max)
             sender = InstanceId(checked.header.sender)
             if metered:
                 self._spend(sender)
             message = await self._open(checked, decode)
-            # Whom we know may have changed while it was opened.
+            # The peer may have been removed or denied while the envelope was opened.
             peer, header = self._peer(sender), checked.header
             if header.epoch != peer.epoch:
-                # Its ledger was restored. The requester goes on with what it may have forgotten.
+                # The peer's ledger was restored. The sweep repeats what the peer may have forgotten.
                 log.warning("peer.restored", extra={"peer": peer.id, "epoch": header.epoch})
                 peer = await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, epoch=header.epoch))
-            return await act(peer, envelope_record(header, self._context.epoch), message)
+            if header.cert is not None and header.cert.void_before_ms > peer.void_before_ms:
+                log.warning("peer.keys_void", extra={"peer": peer.id, "before_ms": header.cert.void_before_ms})
+                void_before_ms = header.cert.void_before_ms
+                peer = await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, void_before_ms=void_before_ms))
+            try:
+                acted = await act(peer, envelope_record(header, self._context.life), message)
+            except Conflict as conflict:
+                if conflict.code == "out_of_order" and metered:
+                    # It goes on after numbers that we signed for. What we fetch ourselves may have got lost at a relay.
+                    await self._directory.note_forgotten(peer, heard=header.seq)
+                raise
+            return acted, header.cert is not None
         except EnvelopeRefused as refused:
             await self._refusals.note(refused.code.value, refused.message, address, refused.sender)
-            raise told(refused) from None
+            raise peer_refusal(refused) from None
         except Unavailable:
             raise
         except Refusal as refusal:
             await self._refusals.note(refusal.code, refusal.message, address, sender)
             raise
 
-    async def _check(self, body: bytes) -> Checked:
+    async def _check(self, body: bytes, life_ms_max: int) -> Checked:
         now_ms = self._now_ms()
-        checking = partial(check, body, us=self._keyring.id, now_ms=now_ms, known=self._knows)
+        checking = partial(
+            check,
+            body,
+            us=self._keyring.id,
+            now_ms=now_ms,
+            known=self._knows,
+            void_before_ms=lambda sender: self._peer(sender).void_before_ms,
+            life_ms_max=life_ms_max,
+        )
         checked = await self._aside(len(body), checking)
         header = checked.header
         if await self._ledger.envelope_taken(InstanceId(header.sender), header.jti):
@@ -210,6 +307,10 @@ class Inbox(PeerService):
 
     async def _open(self, checked: Checked, decode: Callable[[str, bytes], M]) -> M:
         prekey, now_ms = self._keyring.prekey(checked.header.kid), self._now_ms()
+        if prekey is None and self._context.shared is not None:
+            # Another daemon of this instance may have made the prekey just now.
+            await self._context.shared.refresh_keys()
+            prekey = self._keyring.prekey(checked.header.kid)
 
         def opening() -> M:
             return decode(checked.header.typ, open_checked(checked, prekey, now_ms=now_ms))
@@ -224,20 +325,31 @@ class Inbox(PeerService):
 
     # Acting on it
 
-    async def _received(self, peer: Peer, envelope: ReceivedEnvelope, message: DelegationMessage) -> wire.Received:
+    async def _received(self, peer: Peer, envelope: ReceivedEnvelope, message: Message) -> wire.Received:
+        if isinstance(message, wire.DeliveryAcks):
+            await self._hear_acks(peer, envelope, message)
+            return wire.Received(status="accepted")
         reply, heard = await self._dispatch(IncomingMessage(peer, envelope, message))
         if reply is not None:
             return wire.Received(status="accepted", envelope=msgspec.Raw(reply))
-        known = heard.known or (heard.moved is not None and not heard.moved.changed)
-        return wire.Received(status="accepted", duplicate=known)
+        return wire.Received(status="accepted", duplicate=heard.known or heard.repeated)
 
-    async def _took(self, peer: Peer, envelope: ReceivedEnvelope, message: DelegationMessage) -> TakenEnvelope:
+    async def _took(self, peer: Peer, envelope: ReceivedEnvelope, message: Message) -> TakenEnvelope:
+        if isinstance(message, wire.DeliveryAcks):
+            await self._hear_acks(peer, envelope, message)
+            return TakenEnvelope(peer.id)
         reply, _ = await self._dispatch(IncomingMessage(peer, envelope, message))
         if isinstance(message, CapabilityQuery | CapabilityResponse):
-            return TakenEnvelope(reply=reply)
+            return TakenEnvelope(peer.id, reply=reply)
         assert envelope.seq is not None
         said_by = DelegationRole.REQUESTER if envelope.typ in wire.REQUESTER_SENDS else DelegationRole.PROVIDER
-        return TakenEnvelope(ack=wire.Ack(role=said_by, offer_id=message.offer_id, seq=envelope.seq))
+        return TakenEnvelope(peer.id, ack=wire.Ack(role=said_by, offer_id=message.offer_id, seq=envelope.seq))
+
+    async def _hear_acks(self, peer: Peer, envelope: ReceivedEnvelope, message: wire.DeliveryAcks) -> None:
+        if envelope.seq is not None:
+            raise Invalid("invalid_seq", "a message that belongs to no delegation has no number")
+        await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
+        await self._ledger.commit(MoveParcels(moves=acknowledged(peer.id, message.acks)))
 
     async def _dispatch(self, incoming: IncomingMessage) -> tuple[bytes | None, ReceivedFromPeer]:
         peer, envelope, message = incoming
@@ -263,13 +375,17 @@ class Inbox(PeerService):
             raise wire.OutOfOrder(record.heard + 1 if record is not None else 1) from None
 
     async def _check_trust(self, incoming: IncomingMessage, key: DelegationKey) -> None:
-        """An offer is answered by a message, whoever makes it. Everything else is about one that is known."""
+        """An unverified peer may send offers, which a message rejects, and messages about known delegations."""
         if incoming.peer.trust is not Trust.PEER or incoming.envelope.typ == OFFER:
             return
         if await self._ledger.delegation(key) is None:
             raise Forbidden(
                 "untrusted", "a peer that is not verified may only ask for capabilities; see `covenant peers verify`"
             )
+
+
+def _decode_message(typ: str, body: bytes) -> Message:
+    return wire.decode_acks(body) if typ == wire.ACKS else wire.decode(typ, body)
 
 
 def _decode_poll(typ: str, body: bytes) -> wire.Poll:

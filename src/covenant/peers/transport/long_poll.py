@@ -12,33 +12,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from covenant.ledger.machine.peer_commands import LearnPeer, MoveParcels, ReceiveFromPeer
-from covenant.model.errors import Invalid, Refusal
-from covenant.model.peers.delegation import DelegationKey, DelegationRole, OutboxMove, Peer, ReceivedEnvelope
+from covenant.model.errors import Invalid, Refusal, Unavailable
+from covenant.model.peers.delegation import (
+    DelegationKey,
+    DelegationRole,
+    OutboxMessage,
+    OutboxMove,
+    Peer,
+    ReceivedEnvelope,
+)
 from covenant.model.peers.instance import InstanceId, Prekey
 from covenant.outbound.concurrency import wait_at_most
 from covenant.peers.directory.handshake import keys_worth_keeping
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.peer_client import DELIVERY_S, DeliveryFailure, DeliveryTrouble, EnvelopeSender
+from covenant.peers.transport.relay import Relay
 from covenant.seal.identity import bundle_holds
 from covenant.wire import peers as wire
 from covenant.wire.peers import POLL_PATH, RECEIVE_PATH, Poll, Polled
 
 if TYPE_CHECKING:
+    from covenant.ledger.contract.ledger import DelegationLedger
     from covenant.peers.directory.peer_directory import PeerDirectory
     from covenant.peers.transport.inbox import Inbox
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of all envelopes in an answer, unless the first alone has more."""
+"""The most bytes of all envelopes in an answer, unless the first alone has more."""
 ENVELOPE_EXTRA: Final = 4_096
-"""About what an envelope has besides its body."""
+"""About the size of an envelope without its body."""
 ASIDE_MIN: Final = 8
-"""So many are sealed in a thread."""
+"""From so many on, envelopes are sealed in a thread."""
 ASIDE_BYTES: Final = 64 * 1024
 
 
@@ -49,12 +59,14 @@ class _Letter(NamedTuple):
 
 
 class PollServer(PeerService):
-    def __init__(self, context: PeerContext, directory: PeerDirectory) -> None:
+    def __init__(self, context: PeerContext, directory: PeerDirectory, relay: Relay) -> None:
         super().__init__(context)
         self._directory = directory
+        self._relay = relay
+        relay.woken = self._news
         self._waiting: dict[InstanceId, asyncio.Event] = {}
         self._handed: dict[InstanceId, dict[DelegationKey, int]] = {}
-        """Of which delegations each peer had something in its last answer, and up to which number."""
+        """For each peer, the delegations with messages in its last answer, and the highest number of each."""
         self._closed = False
         context.in_flight.append(self.handed)
         context.ledger.on_peer(self._news)
@@ -66,11 +78,16 @@ class PollServer(PeerService):
         if keys_worth_keeping(peer.keys, poll.keys):
             await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, keys_shown=poll.keys))
         if poll.acks:
-            await self._ledger.commit(MoveParcels(moves=_moves(peer.id, poll)))
-        return Polled(envelopes=await self._wait(peer.id, poll.max, prekey, until))
+            await self._ledger.commit(MoveParcels(moves=acknowledged(peer.id, poll.acks)))
+        if poll.relay is not None:
+            shown = poll.relay.introduction.keys
+            if shown != poll.keys and not bundle_holds(shown, peer.id, self._now_ms()):
+                raise Invalid("bad_keys", "the keys in this introduction are not those of its sender, or not valid now")
+            await self._relay.fetched(peer, wire.encode(poll.relay.introduction), poll.relay.taken)
+        return await self._wait(peer.id, poll, prekey, until)
 
     def handed(self, key: DelegationKey) -> int:
-        """Up to which number the peer may have what was said of this, and has not said so yet."""
+        """The highest number of this delegation's messages that the peer may have and has not acknowledged."""
         return self._handed.get(key.peer, {}).get(key, 0)
 
     def close(self) -> None:
@@ -85,7 +102,7 @@ class PollServer(PeerService):
 
     def _prekey(self, peer: Peer, poll: Poll) -> Prekey:
         keys, now_ms = poll.keys, self._now_ms()
-        # Those that we know were looked at when we learned them, all but the time.
+        # Keys that we know were checked when we learned them. `prekey_of` checks the time.
         if keys != peer.keys and not bundle_holds(keys, peer.id, now_ms):
             raise Invalid("bad_keys", "the keys in this poll are not those of its sender, or not valid now")
         prekey = self._directory.prekey_of(keys, poll.hybrid_prekey)
@@ -93,7 +110,7 @@ class PollServer(PeerService):
             raise Invalid("bad_keys", "none of the keys in this poll can be used for as long as an envelope lives")
         return prekey
 
-    async def _wait(self, peer: InstanceId, most: int, prekey: Prekey, until: float) -> tuple[msgspec.Raw, ...]:
+    async def _wait(self, peer: InstanceId, poll: Poll, prekey: Prekey, until: float) -> Polled:
         loop = asyncio.get_running_loop()
         before = self._waiting.get(peer)
         woken = self._waiting[peer] = asyncio.Event()
@@ -102,14 +119,16 @@ class PollServer(PeerService):
         try:
             while True:
                 woken.clear()
-                letters = await self._letters(peer, most)
-                if letters:
-                    # What was said may not be on disk yet, and must not be heard of before.
+                letters = await self._letters(peer, poll.max)
+                relayed = await self._relay.waiting(peer, poll.max) if poll.relay is not None else ()
+                if letters or relayed:
+                    # The messages may not be on disk yet, and must not leave before they are.
                     await self._ledger.durable()
-                    return await self._sealed(peer, letters, prekey)
+                    sealed = await self._sealed(peer, letters, prekey)
+                    return Polled(envelopes=sealed, relayed=tuple(relayed))
                 left_s = until - loop.time()
                 if self._closed or left_s <= 0 or self._waiting.get(peer) is not woken:
-                    return ()
+                    return Polled(envelopes=())
                 await wait_at_most(woken, left_s)
         finally:
             if self._waiting.get(peer) is woken:
@@ -119,47 +138,71 @@ class PollServer(PeerService):
         peer = self._ledger.peer(peer_id)
         if peer is None or peer.denied:
             return ()
-        query, size = self._directory.pending_query(peer), 0
+        query = self._directory.pending_query(peer)
         letters = [] if query is None else [_Letter(wire.type_of(query), wire.encode(query), None)]
         before = self._handed.pop(peer_id, {})
-        handed: dict[DelegationKey, int] = {}
-        left_out: set[DelegationKey] = set()
-        # What was handed out last time and still waits may be what the peer can not take: it holds up nothing else.
+        parcels = await self._fitting(peer_id, most - len(letters), before)
+        if self._context.shared is not None:
+            parcels = await mark_begun(self._ledger, parcels)
+        if parcels:
+            self._handed[peer_id] = {parcel.delegation: parcel.seq for parcel in parcels}
+        return letters + [_Letter(parcel.typ, bytes(parcel.body), parcel.seq) for parcel in parcels]
+
+    async def _fitting(
+        self, peer_id: InstanceId, most: int, before: Mapping[DelegationKey, int]
+    ) -> Sequence[OutboxMessage]:
+        """The messages for this peer that fit into one answer. `before`: those in the last answer."""
+        fitting: list[OutboxMessage] = []
+        size, left_out = 0, set[DelegationKey]()
+        # A message that was in the last answer and still waits may be one that the peer refuses. It goes
+        # last, so that it holds up no other delegation.
         for parcel in sorted(await self._ledger.parcels(peer_id), key=lambda each: each.delegation in before):
-            if len(letters) >= most:
+            if len(fitting) >= most:
                 break
-            body = bytes(parcel.body)
-            takes = len(body) * 4 // 3 + ENVELOPE_EXTRA
-            if parcel.delegation in left_out or (letters and size + takes > ANSWER_BYTES_MAX):
+            takes = len(bytes(parcel.body)) * 4 // 3 + ENVELOPE_EXTRA
+            if parcel.delegation in left_out or (fitting and size + takes > ANSWER_BYTES_MAX):
                 left_out.add(parcel.delegation)
                 continue
             size += takes
-            letters.append(_Letter(parcel.typ, body, parcel.seq))
-            handed[parcel.delegation] = parcel.seq
-        if handed:
-            self._handed[peer_id] = handed
-        return letters
+            fitting.append(parcel)
+        return fitting
 
     async def _sealed(self, to: InstanceId, letters: Sequence[_Letter], prekey: Prekey) -> tuple[msgspec.Raw, ...]:
-        now_ms, seal, epoch = self._now_ms(), self._keyring.seal, self._epoch_for(self._ledger.peer(to))
+        peer = self._ledger.peer(to)
+        seal = partial(
+            self._keyring.seal,
+            to=to,
+            prekey=prekey,
+            now_ms=self._now_ms(),
+            epoch=self._epoch_for(peer),
+            certified=self._certified_for(peer),
+        )
 
         def sealing() -> tuple[msgspec.Raw, ...]:
-            return tuple(
-                msgspec.Raw(
-                    seal(each.body, typ=each.typ, to=to, prekey=prekey, now_ms=now_ms, seq=each.seq, epoch=epoch)
-                )
-                for each in letters
-            )
+            return tuple(msgspec.Raw(seal(each.body, typ=each.typ, seq=each.seq)) for each in letters)
 
         if len(letters) < ASIDE_MIN and sum(len(each.body) for each in letters) <= ASIDE_BYTES:
             return sealing()
         return await asyncio.to_thread(sealing)
 
 
-def _moves(peer: InstanceId, poll: Poll) -> tuple[OutboxMove, ...]:
-    """One for each delegation: whoever has this number has all before it."""
+async def mark_begun(ledger: DelegationLedger, parcels: Sequence[OutboxMessage]) -> tuple[OutboxMessage, ...]:
+    """Marks messages as begun. Returns those that are still in the outbox, as they are now: these may be sent.
+
+    No daemon of this instance withdraws or replaces a message that is begun. A message that was replaced before is sent
+    in its new form.
+    """
+    moves = [
+        OutboxMove(delegation=each.delegation, seq=each.seq, attempts=max(1, each.attempts), failure=each.failure)
+        for each in parcels
+    ]
+    return await ledger.commit(MoveParcels(moves=tuple(moves))) if moves else ()
+
+
+def acknowledged(peer: InstanceId, acks: Sequence[wire.Ack]) -> tuple[OutboxMove, ...]:
+    """One move for each delegation: a peer that has this number has all numbers before it."""
     through: dict[DelegationKey, int] = {}
-    for ack in poll.acks:
+    for ack in acks:
         key = DelegationKey(ack.role, peer, ack.offer_id)
         through[key] = max(ack.seq, through.get(key, 0))
     return tuple(OutboxMove(delegation=key, seq=seq, delivered=True) for key, seq in through.items())
@@ -173,8 +216,9 @@ Acks = dict[tuple[DelegationRole, str], int]
 
 
 class TakenEnvelope(NamedTuple):
-    """Of an envelope that we fetched: what is acknowledged with the next poll, and what is to be said at once."""
+    """An envelope that we fetched. `ack` goes with the next poll; `reply` is sent at once."""
 
+    sender: InstanceId
     ack: wire.Ack | None = None
     reply: bytes | None = None
 
@@ -187,6 +231,8 @@ class PollClient(PeerService):
         self._named = frozenset(context.settings.poll)
         self._fetching: dict[InstanceId, asyncio.Task[None]] = {}
         self._troubles: dict[InstanceId, DeliveryTrouble] = {}
+        self._owed: dict[InstanceId, Acks] = {}
+        """Acknowledgements for messages from the relay, by sender, that were not sent yet."""
         self._woken = asyncio.Event()
 
     def news(self) -> None:
@@ -199,7 +245,7 @@ class PollClient(PeerService):
         try:
             while True:
                 self._woken.clear()
-                if self._named:
+                if self._named or self._relay_root is not None:
                     self._settle()
                 await self._woken.wait()
         finally:
@@ -223,15 +269,22 @@ class PollClient(PeerService):
         return (
             peer.url is not None
             and not peer.denied
-            and (EVERYBODY in named or peer.name in named or any(each in named for each in peer.ids))
+            and self._context.serves(peer.id)
+            and (
+                peer.url == self._relay_root
+                or EVERYBODY in named
+                or peer.name in named
+                or any(each in named for each in peer.ids)
+            )
         )
 
     async def _fetch_always(self, peer_id: InstanceId) -> None:
         acks: Acks = {}
+        taken: list[str] = []
         attempts = 0
         while (peer := self._ledger.peer(peer_id)) is not None and self._fetches_from(peer):
             try:
-                failed = await self._fetch(peer, acks)
+                failed = await self._fetch(peer, acks, taken)
             except Exception:
                 log.exception("long_poll.fault", extra={"peer": peer_id})
                 failed = DeliveryFailure("internal", "internal error; the daemon's log has the trace", whole=True)
@@ -245,15 +298,16 @@ class PollClient(PeerService):
             log.info("long_poll.failed", extra={"peer": peer_id, "reason": str(failed), "again_in_ms": pause_ms})
             await asyncio.sleep(pause_ms / 1000)
 
-    async def _fetch(self, peer: Peer, acks: Acks) -> DeliveryFailure | None:
-        """One poll. `acks` are what the peer is told that we have; those that it was told are taken out."""
-        told = dict(list(acks.items())[: wire.ACKS_MAX])
+    async def _fetch(self, peer: Peer, acks: Acks, taken: list[str]) -> DeliveryFailure | None:
+        """One poll. It sends `acks` and, to a relay, `taken`; those that arrived are removed from both."""
+        told, told_taken = dict(list(acks.items())[: wire.ACKS_MAX]), tuple(taken[: wire.ACKS_MAX])
         wait_ms = min(self._settings.poll_wait_ms, wire.WAIT_MS_MAX)
         asked = wire.Poll(
             keys=self._keyring.bundle(self._now_ms()),
             hybrid_prekey=self._keyring.hybrid_prekey(self._now_ms()),
             acks=tuple(wire.Ack(role=role, offer_id=offer_id, seq=seq) for (role, offer_id), seq in told.items()),
             wait_ms=wait_ms,
+            relay=self._relay_fetch(told_taken) if peer.url == self._relay_root else None,
         )
         answer = await self._sender.hand(
             peer, POLL_PATH, wire.encode(asked), typ=wire.POLL, timeout_s=wait_ms / 1000 + DELIVERY_S
@@ -261,16 +315,71 @@ class PollClient(PeerService):
         if isinstance(answer, DeliveryFailure):
             return answer
         try:
-            envelopes = wire.decode_polled(answer.body).envelopes
+            polled = wire.decode_polled(answer.body)
         except Invalid:
             return DeliveryFailure("bad_response", "the answer is not one to a poll", whole=True)
         for key, seq in told.items():
             if acks.get(key) == seq:
                 del acks[key]
-        return await self._take(peer, envelopes, acks)
+        del taken[: len(told_taken)]
+        failed = await self._take(peer, polled.envelopes, acks)
+        await self._take_relayed(polled.relayed, taken)
+        return failed
+
+    def _relay_fetch(self, taken: tuple[str, ...]) -> wire.RelayFetch:
+        keys, now_ms = self._keyring, self._now_ms()
+        shown = wire.Introduction(
+            keys=keys.bundle(now_ms),
+            changes=keys.changes,
+            revocations=keys.revocations,
+            hybrid_prekey=keys.hybrid_prekey(now_ms),
+        )
+        return wire.RelayFetch(introduction=shown, taken=taken)
+
+    async def _take_relayed(self, relayed: Sequence[wire.RelayedEnvelope], taken: list[str]) -> None:
+        """Takes in the envelopes of others from the relay.
+
+        A refused one is dropped: its sender still has the message.
+        """
+        replies: list[tuple[InstanceId, bytes]] = []
+        await self._inbox.note_withdrawn([bytes(each.envelope) for each in relayed])
+        for each in relayed:
+            envelope = bytes(each.envelope)
+            try:
+                got = await self._inbox.take(envelope, relayed=True)
+            except Unavailable:
+                continue  # the relay hands it out again
+            except Refusal as refusal:
+                if await self._inbox.follows(envelope):
+                    continue  # the relay hands it out again, and then its sender is known
+                log.info("relay.refused", extra={"code": refusal.code, "reason": refusal.message})
+            else:
+                if got.ack is not None:
+                    owed, key = self._owed.setdefault(got.sender, {}), (got.ack.role, got.ack.offer_id)
+                    owed[key] = max(got.ack.seq, owed.get(key, 0))
+                if got.reply is not None:
+                    replies.append((got.sender, got.reply))
+            taken.append(each.id)
+        known = ((self._ledger.peer(sender), reply) for sender, reply in replies)
+        posts = [self._sender.post(peer, RECEIVE_PATH, reply) for peer, reply in known if peer is not None]
+        await asyncio.gather(*posts, *(self._acknowledge(sender) for sender in tuple(self._owed)))
+
+    async def _acknowledge(self, sender: InstanceId) -> None:
+        """Acknowledgements that do not get through are sent after the next fetch."""
+        peer, acks = self._ledger.peer(sender), dict(list(self._owed[sender].items())[: wire.ACKS_MAX])
+        if peer is not None and acks:
+            said = tuple(wire.Ack(role=role, offer_id=offer_id, seq=seq) for (role, offer_id), seq in acks.items())
+            body = wire.encode(wire.DeliveryAcks(acks=said))
+            if isinstance(await self._sender.hand(peer, RECEIVE_PATH, body, typ=wire.ACKS), DeliveryFailure):
+                return
+        for key, seq in acks.items():
+            if self._owed[sender].get(key) == seq:
+                del self._owed[sender][key]
+        if peer is None or not self._owed[sender]:
+            self._owed.pop(sender, None)
 
     async def _take(self, peer: Peer, envelopes: Sequence[bytes | memoryview], acks: Acks) -> DeliveryFailure | None:
-        """Each by itself: one that is refused holds up its own delegation, and nothing else."""
+        """Takes in each envelope by itself: a refused one holds up its own delegation and no other."""
         failed: DeliveryFailure | None = None
         for envelope in envelopes:
             try:

@@ -15,11 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby, islice
-from typing import Final
+from typing import Final, NamedTuple
+
+import msgspec
 
 from covenant.ledger.machine.peer_commands import MoveParcels
-from covenant.model.errors import Invalid, Refusal
+from covenant.model.errors import Invalid, Refusal, Unavailable
 from covenant.model.ids import PublicKey
 from covenant.model.peers.delegation import DelegationKey, OutboxMessage, OutboxMove, Peer
 from covenant.model.peers.instance import InstanceId
@@ -27,25 +30,37 @@ from covenant.outbound.concurrency import MoveSaver, wait_at_most
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.inbox import Inbox
-from covenant.peers.transport.long_poll import PollClient
-from covenant.peers.transport.peer_client import DeliveryFailure, DeliveryTrouble, EnvelopeSender
-from covenant.seal.envelope import receipt_holds
-from covenant.wire.peers import RECEIVE_PATH, decode_received
+from covenant.peers.transport.long_poll import PollClient, mark_begun
+from covenant.peers.transport.peer_client import DeliveryAnswer, DeliveryFailure, DeliveryTrouble, EnvelopeSender
+from covenant.seal.envelope import RELAYED_LIFE_MS_MAX, receipt_holds
+from covenant.wire.peers import RECEIVE_PATH, decode_received, decode_relayed
 
 log = logging.getLogger(__name__)
 
 TURNS: Final = 5
-"""Of so many tries at a peer that takes nothing, one is with what was not tried for longest."""
+"""Of so many tries at a peer that takes nothing, one is with the delegation that was tried longest ago."""
 AWAY: Final = "connect_failed"
 STATUS: Final = "delegation_status"
 READ_MAX: Final = 64
-"""Delegations whose parcels are read together, before anybody looks again."""
+"""How many delegations are begun before the outbox is read again."""
 LOOK_AGAIN_S: Final = 60.0
+DEPOSIT_AGAIN_MS: Final = 60_000
+AGAIN_S: Final = 1.0
+"""The pause after the ledger could not be read."""
 FAULT: Final = DeliveryFailure("internal", "internal error; the daemon's log has the trace", whole=False)
 
 
+class Deposit(NamedTuple):
+    """A relay keeps the messages of a delegation through this number. The peer may not have fetched them yet."""
+
+    seq: int
+    at_ms: int
+    due_ms: int
+    """By the monotonic clock: from then on the messages are left there again."""
+
+
 class _Round:
-    """The way to one peer, while something waits for it."""
+    """Delivery to one peer, while messages wait for it."""
 
     def __init__(self, peer: Peer) -> None:
         self.id = peer.id
@@ -53,16 +68,20 @@ class _Round:
         self.busy: dict[DelegationKey, asyncio.Task[None]] = {}
         self.held: dict[DelegationKey, DeliveryTrouble] = {}
         self.trouble: DeliveryTrouble | None = None
-        """Nothing gets through, and one try at a time finds out when that changes."""
+        """Why nothing gets through to the peer; then it is tried with one message at a time.
+
+        None: it takes messages.
+        """
         self.sooner_ms = 0
-        """Not before then (by the clock that nobody sets), whatever is heard: the least pause between two tries, and
-        what the peer itself asked for."""
+        """The earliest next try by the monotonic clock, whatever is heard: after the shortest pause between tries, and
+        after the pause that the peer asked for."""
         self.failed_at = 0.0
         self.passed_at = 0.0
         self.in_vain: dict[DelegationKey, float] = {}
-        """When each that has not come through was tried last."""
+        """When each delegation whose messages do not get through was tried last."""
         self.begun: dict[DelegationKey, int] = {}
-        """Up to which number the peer may have each, by what we know."""
+        """The highest number of each delegation's messages that the peer may have."""
+        self.deposits: dict[DelegationKey, Deposit] = {}
         self.heard_at_ms = peer.heard_at_ms
         self.url = peer.url
         self.count = 0
@@ -72,15 +91,17 @@ class _Round:
 class OutboxSender(PeerService):
     def __init__(self, context: PeerContext, directory: PeerDirectory, inbox: Inbox) -> None:
         super().__init__(context)
+        self._directory = directory
+        self._since_ms = self._now_ms()
         self._sender = EnvelopeSender(context, directory)
         self._poll_client = PollClient(context, self._sender, inbox)
         self._rounds: dict[InstanceId, _Round] = {}
         self._ahead: dict[DelegationKey, int] = {}
-        """What peers have taken of each, while the ledger does not know that yet."""
+        """The highest number of each delegation that its peer has taken, until the ledger has it."""
         self._saver: MoveSaver[tuple[DelegationKey, bool], OutboxMove] = MoveSaver(
             lambda moves: self._ledger.commit(MoveParcels(moves=moves)), self._forget
         )
-        """By delegation, and whether it was delivered."""
+        """The keys are the delegation, and whether the message was delivered."""
         self._running = False
         self._stop, self._ended = asyncio.Event(), asyncio.Event()
         context.in_flight.append(self.begun)
@@ -88,18 +109,18 @@ class OutboxSender(PeerService):
         context.ledger.on_peer(self._news)
 
     async def run(self) -> None:
-        """Until stopped or canceled. Begins with what an earlier run left. A stop may come before the first step."""
+        """Runs until stopped or canceled. Begins with the messages that an earlier run left."""
         self._ended.clear()
         self._running = True
-        saving = asyncio.create_task(self._saver.run())
+        saving = asyncio.create_task(self._saver.run(self._note_unsaved if self._context.shared is not None else None))
         polling = asyncio.create_task(self._poll_client.run())
         stopped = asyncio.create_task(self._stop.wait())
-        for peer in await self._ledger.addressees():
-            self._news(peer)
         try:
+            with suppress(Unavailable):  # a shared ledger's database is away: the next look finds the messages
+                await self.resume()
             await asyncio.wait((saving, polling, stopped), return_when=asyncio.FIRST_COMPLETED)
             if not stopped.done():
-                # What is delivered could not be written down any more: it would all be repeated without end.
+                # Deliveries could not be recorded any more, and would be repeated without end.
                 reasons = [str(task.exception()) for task in (saving, polling) if task.done()]
                 log.error("outbox.stopped", extra={"reason": "; ".join(reasons)})
         finally:
@@ -109,11 +130,22 @@ class OutboxSender(PeerService):
             self._stop.clear()
             self._ended.set()
 
+    def _note_unsaved(self, refusal: Refusal) -> None:
+        log.warning("outbox.unsaved", extra={"code": refusal.code, "count": len(self._saver.waiting)})
+
     async def stop(self) -> None:
-        """What is under way is broken off: whether it was taken or not, it is sent again by the next run."""
+        """Breaks off deliveries under way. The next run sends them again, whether they were taken or not."""
         self._stop.set()
         if self._running:
             await self._ended.wait()
+
+    async def resume(self) -> None:
+        """Begins to deliver to the peers that this daemon serves; other daemons serve the other peers."""
+        for known in self._rounds.values():
+            known.news.set()
+        for peer in await self._ledger.addressees():
+            self._news(peer)
+        self._poll_client.news()
 
     def troubles(self) -> Sequence[DeliveryTrouble]:
         found: list[DeliveryTrouble] = []
@@ -123,7 +155,7 @@ class OutboxSender(PeerService):
         return found + list(self._poll_client.troubles())
 
     def begun(self, key: DelegationKey) -> int:
-        """Up to which number what was said of this has been read to be sent: nothing can take its place any more."""
+        """The highest number of this delegation's messages that was read to be sent: it cannot be replaced any more."""
         round_ = self._rounds.get(key.peer)
         return max(round_.begun.get(key, 0) if round_ is not None else 0, self._ahead.get(key, 0))
 
@@ -141,12 +173,12 @@ class OutboxSender(PeerService):
         try:
             await self._saver.save()
         except Refusal as refusal:
-            log.warning("outbox.unsaved", extra={"code": refusal.code, "count": len(self._saver.waiting)})
+            self._note_unsaved(refusal)
 
     # What there is to do
 
     def _news(self, peer_id: InstanceId) -> None:
-        """Something about this peer is durable."""
+        """A record about this peer has become durable."""
         if not self._running:
             return
         self._poll_client.news()
@@ -161,7 +193,8 @@ class OutboxSender(PeerService):
 
     def _reachable(self, peer_id: InstanceId) -> Peer | None:
         peer = self._ledger.peer(peer_id)
-        return peer if peer is not None and peer.url is not None and not peer.denied else None
+        is_open = peer is not None and self._address(peer) is not None and not peer.denied
+        return peer if is_open and self._context.serves(peer_id) else None
 
     async def _serve(self, round_: _Round) -> None:
         try:
@@ -171,16 +204,16 @@ class OutboxSender(PeerService):
                 waiting = await self._waiting(round_) if peer is not None else []
                 if peer is None or not (waiting or round_.busy):
                     if round_.news.is_set():
-                        continue  # it came while the ledger was asked
+                        continue  # a message came while the ledger was read
                     return
                 self._look_up(round_, peer, sum(map(len, waiting)))
-                # Whoever is not under way now is begun by nobody else: what was read of it stays true.
+                # Nobody else begins a delegation that is not under way now, so what was read of it stays true.
                 due = self._due(round_, waiting)
                 round_.begun.update((parcels[0].delegation, parcels[0].seq) for parcels in due)
-                # But it may not be on disk yet, and must not be heard of before.
+                # But the messages may not be on disk yet, and must not leave before they are.
                 await self._ledger.durable()
                 for parcels in due:
-                    # A peer that takes nothing is tried with one at a time.
+                    # A peer that takes nothing is tried with one delegation at a time.
                     while len(round_.busy) >= (1 if round_.trouble else self._settings.deliveries_per_peer):
                         await asyncio.wait(round_.busy.values(), return_when=asyncio.FIRST_COMPLETED)
                     if not self._is_due(round_, parcels[0].delegation):
@@ -190,6 +223,7 @@ class OutboxSender(PeerService):
                 await self._pause(round_)
         except Exception:
             log.exception("outbox.fault", extra={"peer": round_.id})
+            asyncio.get_running_loop().call_later(AGAIN_S, self._news, round_.id)
         finally:
             if self._rounds.get(round_.id) is round_:
                 del self._rounds[round_.id]
@@ -203,25 +237,39 @@ class OutboxSender(PeerService):
         return [list(parcels) for _, parcels in groupby(left, key=lambda each: each.delegation)]
 
     def _look_up(self, round_: _Round, peer: Peer, count: int) -> None:
-        """Whether it is worth another try sooner than was meant."""
+        """Brings the next try forward if the peer was heard from, has moved, or has more messages waiting."""
         moved = peer.url != round_.url
-        sooner = moved or peer.heard_at_ms != round_.heard_at_ms or count > round_.count
+        heard = peer.heard_at_ms != round_.heard_at_ms
+        sooner = moved or heard or count > round_.count
         round_.url, round_.heard_at_ms, round_.count = peer.url, peer.heard_at_ms, count
+        if heard:
+            # The peer is there, and has not acknowledged the messages: the relay may have lost them.
+            for key, deposit in round_.deposits.items():
+                if self._monotonic_ms() >= deposit.at_ms + DEPOSIT_AGAIN_MS:
+                    round_.deposits[key] = deposit._replace(due_ms=0)
         trouble = round_.trouble
         if trouble is not None and sooner:
-            # Heard from, but perhaps not to be reached: a peer that talks much must not make us call as often.
+            # A peer that was heard from may still be unreachable, so the messages that it sends do not
+            # each cause a call.
             due_ms = min(trouble.due_ms, self._monotonic_ms() if moved else round_.sooner_ms)
             next_ms = trouble.next_ms - (trouble.due_ms - due_ms)
             round_.trouble = trouble._replace(next_ms=next_ms, due_ms=due_ms)
 
     def _due(self, round_: _Round, waiting: Sequence[list[OutboxMessage]]) -> Sequence[list[OutboxMessage]]:
         keys = {parcels[0].delegation for parcels in waiting}
-        for kept in (round_.held, round_.in_vain, round_.begun):
+        for kept in (round_.held, round_.in_vain, round_.begun, round_.deposits):
             for gone in [key for key in kept if key not in keys]:
                 del kept[gone]
+        waiting = [left for each in waiting if (left := self._undeposited(round_, each))]
         if round_.trouble is not None and _blames_one(round_.trouble):
             waiting = sorted(waiting, key=lambda parcels: round_.in_vain.get(parcels[0].delegation, 0.0))
         return list(islice((each for each in waiting if self._is_due(round_, each[0].delegation)), READ_MAX))
+
+    def _undeposited(self, round_: _Round, parcels: list[OutboxMessage]) -> list[OutboxMessage]:
+        deposit = round_.deposits.get(parcels[0].delegation)
+        if deposit is None or self._monotonic_ms() >= deposit.due_ms:
+            return parcels
+        return [each for each in parcels if each.seq > deposit.seq]
 
     def _is_due(self, round_: _Round, key: DelegationKey) -> bool:
         held = round_.held.get(key)
@@ -236,6 +284,7 @@ class OutboxSender(PeerService):
 
     async def _pause(self, round_: _Round) -> None:
         wakes = [each.due_ms for key, each in round_.held.items() if key not in round_.busy]
+        wakes += [each.due_ms for key, each in round_.deposits.items() if key not in round_.busy]
         if round_.trouble is not None:
             wakes = [round_.trouble.due_ms]
         wait_s = LOOK_AGAIN_S
@@ -250,17 +299,29 @@ class OutboxSender(PeerService):
             for parcel in parcels:
                 peer = self._reachable(round_.id)
                 if peer is None or (parcel.typ == STATUS and parcel is not parcels[0]):
-                    # Newer words may have taken its place while those before it were sent: it is read again.
+                    # A newer status may have replaced this one while the messages before it were
+                    # sent: it is read again.
                     return
+                if self._context.shared is not None:
+                    marked = await mark_begun(self._ledger, (parcel,))
+                    if not marked:
+                        return  # another daemon has withdrawn the message
+                    parcel = msgspec.structs.replace(marked[0], attempts=parcel.attempts)  # noqa: PLW2901
                 began = asyncio.get_running_loop().time()
-                failed = await self._hand(peer, parcel)
-                if failed is not None:
+                is_new = parcel.made_at_ms >= self._since_ms and self._context.shared is None
+                is_first = is_new and parcel.attempts == 0 and key not in round_.in_vain
+                failed = await self._hand(peer, parcel, is_first=is_first)
+                if isinstance(failed, DeliveryFailure):
                     self._fail(round_, parcel, failed, began)
                     return
                 round_.trouble = None
                 round_.passed_at = asyncio.get_running_loop().time()
                 round_.held.pop(key, None)
                 round_.in_vain.pop(key, None)
+                if isinstance(failed, Deposit):
+                    round_.deposits[key] = failed
+                    continue
+                round_.deposits.pop(key, None)
                 self._keep(OutboxMove(delegation=key, seq=parcel.seq, delivered=True))
         except Exception:
             log.exception("outbox.fault", extra={"peer": round_.id, "offer_id": key.offer_id})
@@ -269,32 +330,50 @@ class OutboxSender(PeerService):
             del round_.busy[key]
             round_.news.set()
 
-    async def _hand(self, peer: Peer, parcel: OutboxMessage) -> DeliveryFailure | None:
+    async def _hand(self, peer: Peer, parcel: OutboxMessage, *, is_first: bool) -> DeliveryFailure | Deposit | None:
+        """`is_first`: it was made in this run, and nobody has tried to send it."""
         answer = await self._sender.hand(peer, RECEIVE_PATH, bytes(parcel.body), typ=parcel.typ, seq=parcel.seq)
         if isinstance(answer, DeliveryFailure):
             return answer
+        if answer.relayed:
+            return self._deposited(answer, parcel)
         try:
             received = decode_received(answer.body)
         except Invalid:
-            # Somebody answers there, and it is no instance that has taken anything.
+            # Whoever answers there is no instance that has taken the message.
             return DeliveryFailure("bad_response", "the answer is not one to an envelope", whole=True)
-        # It was sealed to them, so they are known.
+        # The keys are known, since the envelope was sealed to them.
         keys = (self._ledger.peer(peer.id) or peer).keys
-        if keys is None or not receipt_holds(PublicKey(keys.identity_key), answer.envelope, received.receipt):
+        certificate = None if received.certificate is msgspec.UNSET else received.certificate
+        if keys is None or not receipt_holds(
+            PublicKey(keys.identity_key), answer.envelope, received.receipt, certificate, now_ms=self._now_ms()
+        ):
             return DeliveryFailure(
                 "bad_receipt", "the receipt is not signed by the peer; the message is sent again", whole=True
             )
+        if received.duplicate and is_first:
+            # It has heard this number from us before.
+            await self._directory.note_forgotten(peer, said=parcel.seq)
         return None
+
+    def _deposited(self, answer: DeliveryAnswer, parcel: OutboxMessage) -> DeliveryFailure | Deposit:
+        try:
+            kept = decode_relayed(answer.body)
+        except Invalid:
+            return DeliveryFailure("bad_response", "the answer is not one of a relay", whole=True)
+        at_ms = self._monotonic_ms()
+        left_ms = min(max(DEPOSIT_AGAIN_MS, kept.until_ms - self._now_ms()), RELAYED_LIFE_MS_MAX)
+        return Deposit(parcel.seq, at_ms, at_ms + left_ms)
 
     def _fail(self, round_: _Round, parcel: OutboxMessage, failed: DeliveryFailure, began: float) -> None:
         settings, key = self._settings, parcel.delegation
         time = asyncio.get_running_loop().time()
-        # What others have come through since it failed last time does not keep them.
+        # Other messages got through since this one failed last time, so the fault is not the peer's as a whole.
         alone = round_.in_vain.get(key, time) < round_.passed_at
         round_.in_vain[key] = time
         whole = failed.whole and not alone
         before = round_.trouble if whole else round_.held.get(key)
-        # Those that were under way together have failed together.
+        # Deliveries that were under way together count as one failure.
         again = before is not None and (not whole or began > round_.failed_at)
         attempts = (before.attempts if before is not None else 0) + (1 if again or before is None else 0)
         trouble = self._sender.trouble(round_.id, failed, attempts, None if whole else parcel.offer_id)
@@ -330,7 +409,7 @@ class OutboxSender(PeerService):
         key = move.delegation
         if move.delivered:
             self._ahead[key] = move.seq
-            # What failed before it was delivered is gone with it.
+            # A failure before the delivery need not be recorded any more.
             self._saver.waiting.pop((key, False), None)
         self._saver.keep((key, move.delivered), move)
 
@@ -341,5 +420,8 @@ class OutboxSender(PeerService):
 
 
 def _blames_one(trouble: DeliveryTrouble) -> bool:
-    """Whether it is time to look if it is the first in order that does not pass. Nobody there is nobody's fault."""
+    """Whether it is time to try another delegation first, since one message may cause the failure.
+
+    If the peer is away, no message does.
+    """
     return trouble.attempts % TURNS == TURNS - 1 and trouble.code != AWAY

@@ -1,4 +1,10 @@
-"""Sending one envelope to one peer over HTTP, and how that can fail.
+"""HTTP to peers: connections that are kept open, sending one envelope, and how that can fail.
+
+Peers are called at the addresses that an operator or a setting has given. The address guard judges each address right
+before the connection. A peer's own address may be private or loopback; link-local addresses and a cloud's metadata are
+never called. Redirects are not followed, and an answer has limits of size and time. Messages to one peer share
+connections, unlike other calls: whoever sits on the way can claim that an envelope was taken, but cannot read or forge
+one.
 
 `EnvelopeSender` seals the body anew for each try, since an envelope lives for minutes and keys change. If the peer does
 not know the key that was used, it is asked once for its present keys and the same message is sent again at once. The
@@ -8,43 +14,256 @@ same happens when a kept connection turns out to be closed.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from covenant.model.errors import Invalid, Refusal
+from covenant.model.errors import Conflict, Invalid, Refusal, Unavailable
 from covenant.model.peers.delegation import Peer
 from covenant.model.peers.instance import InstanceId
 from covenant.model.rate_limits import Backoff
-from covenant.peers.peer_settings import PeerContext, PeerService
-from covenant.peers.transport.peer_http import PeerCallFailed, PeerConflict, PeerResponse
-from covenant.seal.envelope import Code
-from covenant.wire.peers import EnvelopeRefusal, decode_refused
+from covenant.outbound.address_guard import AddressGuard
+from covenant.outbound.call_errors import AddressRefused, CallFailed
+from covenant.outbound.http_fetcher import TlsTrust
+from covenant.outbound.urls import InvalidUrl, host_text, read_url
+from covenant.peers.peer_settings import PeerContext, PeerService, relay_address
+from covenant.seal.envelope import ENVELOPE_BYTES_MAX, Code
+from covenant.wire.peers import RECEIVE_PATH, EnvelopeRefusal, decode_refused
 
 if TYPE_CHECKING:
+    import httpcore2
+
     from covenant.peers.directory.peer_directory import PeerDirectory
 
-
-def address(peer: Peer) -> str:
-    if peer.url is None:
-        raise PeerConflict("no_address", f"{peer.name} has no address: it fetches its messages")
-    return peer.url
-
-
+ANSWER_BYTES_MAX: Final = ENVELOPE_BYTES_MAX + 64 * 1024
+INTRODUCTION_BYTES_MAX: Final = 256 * 1024
+GET_S: Final = 15.0
+CONNECT_S: Final = 5.0
+CONNECTIONS_MAX: Final = 16
+"""To one address: for deliveries, a poll and questions."""
+KEPT_S: Final = 30.0
+"""How long an idle connection is kept. Our own server keeps its side for longer."""
+PLACES_MAX: Final = 256
 TRIES: Final = 2
+AWAY: Final = frozenset({"connect_failed", "timed_out"})
 JITTER: Final = 0.2
 ASIDE_BYTES: Final = 64 * 1024
 DELIVERY_S: Final = 30.0
 RETRY_AFTER_S_MAX: Final = 3_600
 FAILURE_CHARS_MAX: Final = 300
 
-OTHER_KEYS: Final = frozenset({"unknown_prekey", "prekey_expired", "wrong_recipient", "refused"})
-"""Said where the peer's keys are not those that we know, or where somebody else is at its address: ask who is there."""
-# What may be said of one message or delegation; everything else concerns all that the peer could be sent.
+OTHER_KEYS: Final = frozenset({"unknown_prekey", "prekey_expired", "wrong_recipient", "refused", "not_relayed"})
+"""Codes for a peer with other keys than we know, or for another instance at its address: we ask who is there."""
+# With these statuses a failure may concern one message or delegation. Any other failure concerns the whole peer.
 OF_ONE: Final = frozenset({400, 403, 404, 409, 413})
 OF_ALL: Final = frozenset({"refused", "unknown_route", "host_not_allowed", *Code} - {Code.REPLAYED, Code.TOO_LARGE})
 
+log = logging.getLogger(__name__)
+
+
+class PeerResponse(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    """The names are in lower case."""
+    body: bytes
+
+
+class _Place(NamedTuple):
+    """A peer's address, read once. `root`: the URL that all paths of the peer are appended to."""
+
+    root: str
+    authority: str
+    host_and_port: str
+
+
+class PeerCallFailed(Refusal):
+    """A call to a peer got no answer, or was not allowed."""
+
+
+class PeerUnavailable(PeerCallFailed, Unavailable):
+    """The call failed, and may succeed later."""
+
+
+class PeerConflict(PeerCallFailed, Conflict):
+    """The call failed, and will fail again until somebody changes something."""
+
+
+def call_failed(code: str, message: str, *, passing: bool) -> PeerCallFailed:
+    return PeerUnavailable(code, message) if passing else PeerConflict(code, message)
+
+
+class PeerConnections:
+    """The connections to peers, by URL. `guard` is the daemon's own."""
+
+    def __init__(self, guard: AddressGuard, *, user_agent: str = "covenant", trust: TlsTrust | None = None) -> None:
+        self._guard = guard
+        self._trust = trust or TlsTrust()
+        self._user_agent = user_agent
+        self._lines: OrderedDict[str, PeerConnection] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def to(self, url: str) -> PeerConnection:
+        """Opens nothing yet, and refuses nothing."""
+        line = self._lines.get(url)
+        if line is None:
+            line = self._lines[url] = PeerConnection(url, self._guard, self._trust, self._user_agent)
+            if len(self._lines) > PLACES_MAX:
+                self._drop_oldest()
+        self._lines.move_to_end(url)
+        return line
+
+    async def close(self) -> None:
+        lines, self._lines = list(self._lines.values()), OrderedDict()
+        await asyncio.gather(*(line.close() for line in lines), *self._closing, return_exceptions=True)
+
+    def _drop_oldest(self) -> None:
+        _, oldest = self._lines.popitem(last=False)
+        closing = asyncio.ensure_future(oldest.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+
+class PeerConnection:
+    """The connections to one peer. Its calls raise `PeerCallFailed`, and nothing else."""
+
+    def __init__(self, url: str, guard: AddressGuard, trust: TlsTrust, user_agent: str) -> None:
+        self._url = url
+        self._guard = guard
+        self._trust = trust
+        self._user_agent = user_agent
+        self._pool: httpcore2.AsyncConnectionPool | None = None
+        self._place: _Place | None = None
+        self._used = 0
+        self._closed = False
+
+    async def get(self, path: str) -> PeerResponse:
+        return await self._call("GET", path, b"", timeout_s=GET_S, bytes_max=INTRODUCTION_BYTES_MAX)
+
+    async def post(self, path: str, body: bytes, *, timeout_s: float) -> PeerResponse:
+        return await self._call("POST", path, body, timeout_s=timeout_s, bytes_max=ANSWER_BYTES_MAX)
+
+    async def close(self) -> None:
+        """Closes at once, unless a call is under way: then that call closes at its end."""
+        self._closed = True
+        if self._pool is not None and not self._used:
+            pool, self._pool = self._pool, None
+            await pool.aclose()
+
+    async def _call(self, method: str, path: str, body: bytes, *, timeout_s: float, bytes_max: int) -> PeerResponse:
+        self._used += 1
+        try:
+            with _failures_named():
+                async with asyncio.timeout(timeout_s):
+                    return await self._exchange(method, path, body, timeout_s=timeout_s, bytes_max=bytes_max)
+        finally:
+            self._used -= 1
+            if self._closed:
+                await self.close()
+
+    async def _exchange(self, method: str, path: str, body: bytes, *, timeout_s: float, bytes_max: int) -> PeerResponse:
+        place, pool = self._read_place(), await self._opened()
+        import httpcore2  # noqa: PLC0415  (loaded by now; see `TlsTrust`)
+
+        from covenant.outbound.guarded_transport import failures_named  # noqa: PLC0415
+
+        headers: dict[bytes | str, bytes | str] = {
+            "host": place.authority,
+            "user-agent": self._user_agent,
+            "accept": "application/json",
+            "accept-encoding": "identity",
+        }
+        if method == "POST":
+            headers |= {"content-type": "application/json", "content-length": str(len(body))}
+        with failures_named():
+            response = await pool.handle_async_request(
+                httpcore2.Request(
+                    method,
+                    place.root + path,
+                    headers=headers,
+                    content=body or None,
+                    extensions={
+                        "timeout": {"connect": CONNECT_S, "pool": timeout_s, "read": timeout_s, "write": timeout_s}
+                    },
+                )
+            )
+            async with aclosing(response):
+                return PeerResponse(response.status, _plain(response), await _read(response, bytes_max))
+
+    def _read_place(self) -> _Place:
+        """Where the peer is, as an operator or a setting has given it."""
+        if self._place is None:
+            try:
+                location = read_url(self._url)
+            except InvalidUrl as error:
+                raise AddressRefused(f"this URL cannot be called: {error}") from error
+            host_and_port = f"{host_text(location.host)}:{location.port}"
+            self._place = _Place(location.url.rstrip("/"), location.authority, host_and_port)
+        return self._place
+
+    async def _opened(self) -> httpcore2.AsyncConnectionPool:
+        if self._pool is None:
+            place, context = self._read_place(), await self._trust.context()
+            import httpcore2  # noqa: PLC0415  (loaded by now)
+
+            from covenant.outbound.guarded_transport import GuardedBackend  # noqa: PLC0415  (loaded by now)
+
+            if self._pool is None:
+                self._pool = httpcore2.AsyncConnectionPool(
+                    ssl_context=context,
+                    max_connections=CONNECTIONS_MAX,
+                    max_keepalive_connections=CONNECTIONS_MAX,
+                    keepalive_expiry=KEPT_S,
+                    network_backend=GuardedBackend(self._guard.meaning((place.host_and_port,))),
+                )
+        return self._pool
+
+
+def _plain(response: httpcore2.Response) -> Mapping[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+
+
+async def _read(response: httpcore2.Response, bytes_max: int) -> bytes:
+    if _plain(response).get("content-encoding", "identity") != "identity":
+        raise PeerConflict("bad_response", "the answer is compressed, and compression was not asked for")
+    pieces: list[bytes] = []
+    size = 0
+    async with aclosing(response.aiter_stream()) as stream:
+        async for piece in stream:
+            size += len(piece)
+            if size > bytes_max:
+                raise PeerConflict("too_large", f"the answer has more than {bytes_max} bytes")
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+@contextmanager
+def _failures_named() -> Iterator[None]:
+    """Raises every failure of a call as `PeerCallFailed`, each with its code."""
+    try:
+        yield
+    except PeerCallFailed:
+        raise
+    except AddressRefused as refused:
+        raise call_failed(refused.code, refused.detail, passing=refused.transient) from refused
+    except CallFailed as failed:
+        # A kept connection that the peer has closed meanwhile looks like a malformed answer.
+        code = "connection_lost" if failed.code == "bad_response" else failed.code
+        raise PeerUnavailable(code, failed.message) from failed
+    except TimeoutError as error:
+        raise PeerUnavailable("timed_out", "no answer in time") from error
+
+
+def required(address: str | None, peer: Peer) -> str:
+    if address is None:
+        raise PeerConflict("no_address", f"{peer.name} has no address: it fetches its messages")
+    return address
+
 
 class DeliveryFailure(NamedTuple):
-    """`whole`: it is the peer that cannot be reached or takes nothing, and not this message alone."""
+    """`whole`: the peer cannot be reached or takes nothing; otherwise this message alone failed."""
 
     code: str
     reason: str
@@ -56,9 +275,9 @@ class DeliveryFailure(NamedTuple):
 
 
 class DeliveryTrouble(NamedTuple):
-    """What does not get through. `offer_id` is None if nothing does.
+    """A failure that is being retried. `offer_id` is None if nothing gets through to the peer.
 
-    `next_ms`: when it is tried again, for people. `due_ms`: the same by the clock that nobody sets, by which we wait.
+    `next_ms`: the next try by the wall clock, to be shown. `due_ms`: the same by the monotonic clock, to wait by.
     """
 
     peer: InstanceId
@@ -71,8 +290,11 @@ class DeliveryTrouble(NamedTuple):
 
 
 class DeliveryAnswer(NamedTuple):
+    """The answer to an envelope. `relayed`: a relay gave it, and keeps the envelope."""
+
     envelope: bytes
     body: bytes
+    relayed: bool = False
 
 
 class EnvelopeSender(PeerService):
@@ -90,15 +312,29 @@ class EnvelopeSender(PeerService):
         seq: int | None = None,
         timeout_s: float = DELIVERY_S,
     ) -> DeliveryAnswer | DeliveryFailure:
+        failed = await self._hand(peer, self._address(peer), path, body, typ=typ, seq=seq, timeout_s=timeout_s)
+        if isinstance(failed, DeliveryAnswer) or failed.code not in AWAY or path != RECEIVE_PATH:
+            return failed
+        if self._relay_root is None or self._is_relayed(peer) or peer.url == self._relay_root:
+            return failed
+        # Nobody answers at the peer's own address, but the peer may fetch from the relay.
+        there = relay_address(self._relay_root, peer.id)
+        left = await self._hand(peer, there, path, body, typ=typ, seq=seq, timeout_s=timeout_s)
+        return left if isinstance(left, DeliveryAnswer) else failed
+
+    async def _hand(
+        self, peer: Peer, place: str | None, path: str, body: bytes, *, typ: str, seq: int | None, timeout_s: float
+    ) -> DeliveryAnswer | DeliveryFailure:
         fresh = False
         failed = DeliveryFailure("", "", whole=True)
+        relayed = place is not None and place.endswith(relay_address("", peer.id))
         for _ in range(TRIES):
             try:
-                envelope = await self._seal(peer, body, typ=typ, seq=seq, fresh=fresh)
-                response = await self._connections.to(address(peer)).post(path, envelope, timeout_s=timeout_s)
+                envelope = await self._seal(peer, body, typ=typ, seq=seq, fresh=fresh, relayed=relayed)
+                response = await self._connections.to(required(place, peer)).post(path, envelope, timeout_s=timeout_s)
             except PeerCallFailed as line:
                 if fresh:
-                    return failed  # what the peer said of it is more than that nobody says who is there
+                    return failed  # the peer's own refusal says more than this failure to ask for its keys
                 failed = DeliveryFailure(line.code, line.message, whole=True)
                 if line.code == "connection_lost":
                     continue
@@ -106,8 +342,11 @@ class EnvelopeSender(PeerService):
             except Refusal as refusal:
                 return DeliveryFailure(refusal.code, refusal.message, whole=True)
             if response.status == 200:
-                return DeliveryAnswer(envelope, response.body)
+                return DeliveryAnswer(envelope, response.body, relayed)
             failed = _failed(response)
+            if failed.code == Code.KEY_VOID and await self._renew_void_keys():
+                log.warning("peers.keys_renewed", extra={"peer": peer.id})
+                continue
             if failed.code not in OTHER_KEYS:
                 return failed
             fresh = True
@@ -115,7 +354,8 @@ class EnvelopeSender(PeerService):
 
     async def post(self, peer: Peer, path: str, envelope: bytes) -> bytes | DeliveryFailure:
         try:
-            response = await self._connections.to(address(peer)).post(path, envelope, timeout_s=DELIVERY_S)
+            place = required(self._address(peer), peer)
+            response = await self._connections.to(place).post(path, envelope, timeout_s=DELIVERY_S)
         except PeerCallFailed as line:
             return DeliveryFailure(line.code, line.message, whole=True)
         return response.body if response.status == 200 else _failed(response)
@@ -123,18 +363,27 @@ class EnvelopeSender(PeerService):
     def trouble(
         self, peer: InstanceId, failed: DeliveryFailure, attempts: int, offer_id: str | None = None
     ) -> DeliveryTrouble:
-        """When it is tried again after so many failures in a row."""
+        """The next try, after so many failures in a row."""
         backoff = Backoff(self._settings.retry_first_ms, self._settings.retry_max_ms, jitter=JITTER)
         pause_ms = max(1, int(backoff.pause(attempts, self._context.chance())), failed.retry_after_ms)
         next_ms, due_ms = self._now_ms() + pause_ms, self._monotonic_ms() + pause_ms
         return DeliveryTrouble(peer, offer_id, str(failed), failed.code, attempts, next_ms, due_ms)
 
-    async def _seal(self, peer: Peer, body: bytes, *, typ: str, seq: int | None, fresh: bool) -> bytes:
+    async def _seal(self, peer: Peer, body: bytes, *, typ: str, seq: int | None, fresh: bool, relayed: bool) -> bytes:
         prekey = await self._directory.prekey_for(peer, fresh=fresh)
-        now_ms, seal, epoch = self._now_ms(), self._keyring.seal, self._epoch_for(self._ledger.peer(peer.id) or peer)
-
-        def sealing() -> bytes:
-            return seal(body, typ=typ, to=peer.id, prekey=prekey, now_ms=now_ms, seq=seq, epoch=epoch)
+        known = self._ledger.peer(peer.id) or peer
+        sealing = partial(
+            self._keyring.seal,
+            body,
+            typ=typ,
+            to=peer.id,
+            prekey=prekey,
+            now_ms=self._now_ms(),
+            seq=seq,
+            epoch=self._epoch_for(known),
+            certified=self._certified_for(known),
+            relayed=relayed,
+        )
 
         try:
             return sealing() if len(body) <= ASIDE_BYTES else await asyncio.to_thread(sealing)

@@ -17,8 +17,8 @@ from cryptography.x509.oid import NameOID
 from covenant.outbound.address_guard import AddressGuard, Unresolved
 from covenant.outbound.http_fetcher import TlsTrust
 from covenant.outbound.urls import Address
-from covenant.peers.transport import peer_http
-from covenant.peers.transport.peer_http import PeerCallFailed, PeerConnections, PeerUnavailable
+from covenant.peers.transport import peer_client
+from covenant.peers.transport.peer_client import PeerCallFailed, PeerConnections, PeerUnavailable
 from tests.outbound.http_servers import LOADED, always, by_path, endless, http_server, redirect, reply, silence
 from tests.waits import BOUND_S
 
@@ -163,7 +163,7 @@ async def test_closing_waits_for_nobody_and_breaks_off_nothing() -> None:
 
 
 async def test_lines_that_nobody_uses_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_http, "PLACES_MAX", 2)
+    monkeypatch.setattr(peer_client, "PLACES_MAX", 2)
     async with http_server(always(reply(200))) as served, lines() as opened:
         for path in ("/a", "/b", "/c", "/a"):
             assert (await opened.to(served.url(path)).get("/")).status == 200

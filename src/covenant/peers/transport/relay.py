@@ -1,0 +1,300 @@
+"""The relay: envelopes between two instances that can only call out, kept here until the recipient fetches them.
+
+A relay cannot open an envelope, and changes nothing in it. It takes one from a verified peer, for a verified peer, both
+of whom the setting `peers.relay_for` names, and answers once the envelope is on disk. The recipient fetches with its
+polls, which it signs, and says with the next poll what it has. An envelope that nobody fetches expires; the
+sender was told when, and still has the message. So a relay that loses everything delays messages, and loses none.
+
+    relay/<recipient>/<number>.<until, in ms>.<sender>.<name>.envelope     the envelope, unchanged
+    relay/<recipient>/introduction.json                                    the recipient's introduction, unchanged
+
+Everything is bounded: in bytes and envelopes for each sender and each recipient, in bytes for all, and in time. For one
+loop; files are written and read in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+import shutil
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from covenant.ledger.embedded.disk import make_owned_folder, replace_private, sync_dir
+from covenant.model.errors import NotFound, OverLimit
+from covenant.model.peers.delegation import Peer
+from covenant.model.peers.instance import InstanceId, Trust
+from covenant.peers.peer_settings import PeerContext, PeerService
+from covenant.seal.envelope import RELAYED_LIFE_MS_MAX, Header, check
+from covenant.seal.identity import SKEW_MS
+from covenant.wire.peers import RelayedEnvelope
+
+EVERYBODY: Final = "*"
+ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
+RETRY_MS: Final = 30_000
+SWEEP_S: Final = 60.0
+FOLDER_NAME: Final = "relay"
+INTRODUCTION: Final = "introduction.json"
+
+_NAME: Final = re.compile(r"(\d{16})\.(\d{1,16})\.(frd1_[a-z2-7]{40})\.([0-9a-f]{32})\.envelope").fullmatch
+_RECIPIENT: Final = re.compile(r"frd1_[a-z2-7]{40}").fullmatch
+
+log = logging.getLogger(__name__)
+
+
+class KeptEnvelope(NamedTuple):
+    number: int
+    until_ms: int
+    sender: InstanceId
+    name: str
+    bytes: int
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.number:016d}.{self.until_ms}.{self.sender}.{self.name}.envelope"
+
+
+class RelayLimits(NamedTuple):
+    bytes_max: int
+    bytes_per_peer: int
+    count_per_peer: int
+
+
+class _Use(NamedTuple):
+    envelopes: int
+    bytes: int
+
+
+class RelayStore:
+    """The files, and an index of them in memory."""
+
+    def __init__(self, folder: Path, limits: RelayLimits, now_ms: Callable[[], int]) -> None:
+        self._folder = folder
+        self._limits = limits
+        self._now_ms = now_ms
+        self._kept: dict[InstanceId, OrderedDict[str, KeptEnvelope]] = {}
+        self._number = 0
+        self._uses: defaultdict[tuple[str, str], _Use] = defaultdict(lambda: _Use(0, 0))
+        """The envelopes and bytes that are kept for each recipient, from each sender, and in all."""
+        self._reserved: dict[tuple[InstanceId, str], KeptEnvelope] = {}
+        """Envelopes that are being written, by recipient and name."""
+
+    def open(self) -> None:
+        """Read what an earlier run kept. Blocks."""
+        if not self._folder.is_dir():
+            make_owned_folder(self._folder, exist_ok=True)
+        for place in sorted(self._folder.iterdir()):
+            if not place.is_dir() or _RECIPIENT(place.name) is None:
+                continue
+            found = OrderedDict[str, KeptEnvelope]()
+            for file in sorted(place.iterdir()):
+                if (read := _NAME(file.name)) is not None:
+                    number, until_ms, sender, name = read.groups()
+                    kept = KeptEnvelope(int(number), int(until_ms), InstanceId(sender), name, file.stat().st_size)
+                    found[name] = kept
+                    self._count(InstanceId(place.name), kept, 1)
+                    self._number = max(self._number, kept.number)
+                elif file.suffix == ".tmp":
+                    file.unlink()  # its sender was not told that it was kept
+            self._kept[InstanceId(place.name)] = found
+
+    def reserve(self, recipient: InstanceId, sender: InstanceId, name: str, size: int, until_ms: int) -> KeptEnvelope:
+        """Reserves room for an envelope. Raises OverLimit."""
+        for use, what in ((self._uses["to", recipient], "for this recipient"), (self._uses["by", sender], "of you")):
+            if use.envelopes >= self._limits.count_per_peer or use.bytes + size > self._limits.bytes_per_peer:
+                raise OverLimit("relay_full", f"too much waits here {what}; try again later", retry_after_ms=RETRY_MS)
+        if self._uses["all", ""].bytes + size > self._limits.bytes_max:
+            raise OverLimit("relay_full", "this relay is full; try again later", retry_after_ms=RETRY_MS)
+        self._number += 1
+        made = self._reserved[recipient, name] = KeptEnvelope(self._number, until_ms, sender, name, size)
+        self._count(recipient, made, 1)
+        return made
+
+    def _count(self, recipient: InstanceId, kept: KeptEnvelope, sign: int) -> None:
+        for key in (("to", recipient), ("by", kept.sender), ("all", "")):
+            count, size = self._uses[key]
+            self._uses[key] = _Use(count + sign, size + sign * kept.bytes)
+            if not self._uses[key].envelopes:
+                del self._uses[key]
+
+    def _held(self, recipient: InstanceId) -> OrderedDict[str, KeptEnvelope]:
+        return self._kept.get(recipient) or OrderedDict()
+
+    def find(self, recipient: InstanceId, name: str) -> KeptEnvelope | None:
+        return self._held(recipient).get(name) or self._reserved.get((recipient, name))
+
+    async def write(self, recipient: InstanceId, kept: KeptEnvelope, data: bytes) -> None:
+        """It is on disk when this returns."""
+        place = self._folder / recipient
+        try:
+            await asyncio.to_thread(self._write, place, kept.file_name, data)
+        except BaseException:
+            self._count(recipient, kept, -1)
+            raise
+        else:
+            self._kept.setdefault(recipient, OrderedDict())[kept.name] = kept
+        finally:
+            del self._reserved[recipient, kept.name]
+
+    def _write(self, place: Path, name: str, data: bytes) -> None:
+        if not place.is_dir():
+            make_owned_folder(place, exist_ok=True)
+            sync_dir(self._folder)
+        replace_private(place / name, data)
+
+    async def read(self, recipient: InstanceId, most: int) -> Sequence[RelayedEnvelope]:
+        """The first envelopes that wait, in the order in which they came."""
+        await self.drop_stale(recipient)
+        chosen: list[KeptEnvelope] = []
+        for kept in self._held(recipient).values():
+            if len(chosen) >= most or (chosen and _size(chosen) + kept.bytes > ANSWER_BYTES_MAX):
+                break
+            chosen.append(kept)
+        if not chosen:
+            return ()
+        return await asyncio.to_thread(self._read, self._folder / recipient, chosen)
+
+    def _read(self, place: Path, chosen: Iterable[KeptEnvelope]) -> Sequence[RelayedEnvelope]:
+        found = []
+        for kept in chosen:
+            try:
+                found.append(RelayedEnvelope(id=kept.name, envelope=msgspec.Raw((place / kept.file_name).read_bytes())))
+            except OSError as error:
+                log.warning("relay.unreadable", extra={"file": kept.file_name, "reason": str(error)})
+        return found
+
+    async def drop(self, recipient: InstanceId, names: Iterable[str]) -> None:
+        """Deletes envelopes that the recipient has."""
+        held = self._held(recipient)
+        gone = [kept for name in names if (kept := held.pop(name, None)) is not None]
+        for kept in gone:
+            self._count(recipient, kept, -1)
+        if gone:
+            await asyncio.to_thread(_unlink, self._folder / recipient, gone)
+
+    async def drop_stale(self, recipient: InstanceId) -> None:
+        now_ms = self._now_ms()
+        held = self._held(recipient)
+        stale = [name for name, kept in held.items() if now_ms > kept.until_ms + SKEW_MS]
+        if stale:
+            log.info("relay.expired", extra={"peer": recipient, "count": len(stale)})
+            await self.drop(recipient, stale)
+
+    async def sweep(self, wanted: Callable[[InstanceId], bool]) -> None:
+        """Deletes expired envelopes, and all envelopes of recipients that are not relayed to any more."""
+        for recipient in tuple(self._kept):
+            if wanted(recipient):
+                await self.drop_stale(recipient)
+                continue
+            for kept in self._kept.pop(recipient).values():
+                self._count(recipient, kept, -1)
+            await asyncio.to_thread(shutil.rmtree, self._folder / recipient, ignore_errors=True)
+
+    async def introduce(self, recipient: InstanceId, introduction: bytes) -> None:
+        path = self._folder / recipient / INTRODUCTION
+        await asyncio.to_thread(self._write, path.parent, path.name, introduction)
+        self._kept.setdefault(recipient, OrderedDict())
+
+    async def introduction(self, recipient: InstanceId) -> bytes | None:
+        try:
+            return await asyncio.to_thread((self._folder / recipient / INTRODUCTION).read_bytes)
+        except OSError:
+            return None
+
+
+class Relay(PeerService):
+    def __init__(self, context: PeerContext) -> None:
+        super().__init__(context)
+        settings, folder = self._settings, context.relay_folder
+        self._named = frozenset(settings.relay_for)
+        limits = RelayLimits(settings.relay_bytes_max, settings.relay_bytes_per_peer, settings.relay_envelopes_per_peer)
+        self._store = RelayStore(folder, limits, self._now_ms) if folder is not None and self._named else None
+        self._shown: dict[InstanceId, str] = {}
+        """The hash of each recipient's last introduction."""
+        self.woken: Callable[[InstanceId], None] = lambda _: None
+        """Called with each recipient that has a new envelope."""
+
+    async def open(self) -> None:
+        if self._store is not None:
+            await asyncio.to_thread(self._store.open)
+
+    async def run(self) -> None:
+        while self._store is not None:
+            await self._store.sweep(lambda peer: self._relayed(peer) is not None)
+            await asyncio.sleep(SWEEP_S)
+
+    def _relayed(self, peer_id: InstanceId) -> Peer | None:
+        """The peer, if envelopes are taken from it and kept for it."""
+        peer = self._ledger.peer(peer_id)
+        if peer is None or peer.denied or not peer.trust.covers(Trust.VERIFIED) or self._store is None:
+            return None
+        named = EVERYBODY in self._named or peer.name in self._named or any(each in self._named for each in peer.ids)
+        return peer if named else None
+
+    def check(self, body: bytes, recipient: str) -> Header:
+        """Checks all of an envelope that can be checked without its recipient's key. Raises EnvelopeRefused."""
+        checked = check(
+            body,
+            us=InstanceId(recipient),
+            now_ms=self._now_ms(),
+            known=lambda sender: self._relayed(sender) is not None,
+            void_before_ms=lambda sender: getattr(self._ledger.peer(sender), "void_before_ms", 0),
+            life_ms_max=RELAYED_LIFE_MS_MAX,
+        )
+        return checked.header
+
+    async def keep(self, body: bytes, header: Header) -> tuple[int, bool]:
+        """Until when the envelope is kept, and whether it was here already. It is on disk when this returns."""
+        recipient, sender = InstanceId(header.to), InstanceId(header.sender)
+        if self._store is None or self._relayed(recipient) is None:
+            raise NotFound("not_relayed", "this relay keeps nothing for that instance")
+        name = hashlib.sha256(f"{sender}\n{header.jti}".encode()).hexdigest()[:32]
+        known = self._store.find(recipient, name)
+        if known is not None:
+            return known.until_ms, True
+        await self._store.drop_stale(recipient)
+        until_ms = min(header.exp, self._now_ms() + self._settings.relay_keep_ms)
+        kept = self._store.reserve(recipient, sender, name, len(body), until_ms)
+        await self._store.write(recipient, kept, body)
+        self.woken(recipient)
+        return until_ms, False
+
+    async def fetched(self, peer: Peer, introduction: bytes, taken: Sequence[str]) -> None:
+        """Takes what a recipient says with its poll: its introduction, and what it has. Ignored from others."""
+        if self._store is None or self._relayed(peer.id) is None:
+            return
+        await self._store.drop(peer.id, taken)
+        digest = hashlib.sha256(introduction).hexdigest()
+        if self._shown.get(peer.id) != digest:
+            await self._store.introduce(peer.id, introduction)
+            self._shown[peer.id] = digest
+
+    async def waiting(self, peer: InstanceId, most: int) -> Sequence[RelayedEnvelope]:
+        if self._store is None or self._relayed(peer) is None:
+            return ()
+        return await self._store.read(peer, most)
+
+    async def introduction(self, recipient: str) -> bytes:
+        """The introduction of a recipient, found by its present or a former id. The proofs are in it."""
+        peer = next((each for each in self._ledger.peers() if recipient in each.ids), None)
+        found = None
+        if self._store is not None and peer is not None and self._relayed(peer.id) is not None:
+            found = await self._store.introduction(peer.id)
+        if found is None:
+            raise NotFound("not_relayed", "no such instance fetches its messages here")
+        return found
+
+
+def _size(kept: Iterable[KeptEnvelope]) -> int:
+    return sum(each.bytes for each in kept)
+
+
+def _unlink(place: Path, gone: Iterable[KeptEnvelope]) -> None:
+    for kept in gone:
+        (place / kept.file_name).unlink(missing_ok=True)

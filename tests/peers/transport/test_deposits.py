@@ -1,0 +1,187 @@
+"""What is left at a relay is not delivered: it waits in the ledger until the recipient says that it has it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.ledger.machine.peer_commands import LearnPeer
+from covenant.model.peers.delegation import DelegationRole
+from covenant.seal.envelope import RELAYED_LIFE_MS_MAX
+from covenant.seal.identity import ENVELOPE_LIFE_MS_MAX
+from covenant.seal.keys import from_base64url
+from covenant.wire.peers import ACKS, Ack, DeliveryAcks, encode
+from tests.ledger_contract.samples import OPERATOR
+from tests.outbound.http_servers import Answer, Request, Served, always, http_server, reply
+from tests.peers.transport_under_test import (
+    QUICK,
+    TransportUnderTest,
+    cancel,
+    delivering,
+    offer_id,
+    transport_under_test,
+)
+from tests.waits import BOUND_S
+
+KEPT_MS = 3_600_000
+
+
+@pytest.fixture
+async def bob(tmp_path: Path) -> AsyncIterator[TransportUnderTest]:
+    async with transport_under_test(tmp_path / "bob") as opened:
+        yield opened
+
+
+class Deposits:
+    """A relay that keeps what comes."""
+
+    def __init__(self) -> None:
+        self.headers: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.came = asyncio.Event()
+
+    async def __call__(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        header = json.loads(from_base64url(json.loads(request.body)["protected"]))
+        self.headers.append(header)
+        self.paths.append(request.target)
+        self.came.set()
+        writer.write(reply(200, json.dumps({"status": "relayed", "untilMs": header["iat"] + KEPT_MS}).encode()))
+
+    async def count(self, number: int) -> None:
+        async with asyncio.timeout(BOUND_S):
+            while len(self.headers) < number:
+                self.came.clear()
+                await self.came.wait()
+
+
+@asynccontextmanager
+async def alice_with(folder: Path, relay: Served) -> AsyncIterator[TransportUnderTest]:
+    settings = replace(QUICK, relay=f"relay={relay.url()}")
+    async with transport_under_test(folder / "alice", settings=settings) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def depositing(folder: Path, answer: Answer) -> AsyncIterator[TransportUnderTest]:
+    async with http_server(answer) as relay, alice_with(folder, relay) as alice:
+        yield alice
+
+
+async def noted(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
+    """The relay's answer has been heard."""
+    async with asyncio.timeout(BOUND_S):
+        while not alice.outbox._rounds[bob.id].deposits:  # noqa: ASYNC110  (nothing tells of it)
+            await asyncio.sleep(0)
+
+
+def acks(bob: TransportUnderTest, alice: TransportUnderTest, number: int, seq: int) -> bytes:
+    said = DeliveryAcks(acks=(Ack(role=DelegationRole.REQUESTER, offer_id=offer_id(number), seq=seq),))
+    prekey = alice.prekey()
+    return bob.keyring.seal(encode(said), typ=ACKS, to=alice.id, prekey=prekey, now_ms=bob.clock(), relayed=True)
+
+
+async def test_a_message_waits_until_its_recipient_says_that_it_has_it(tmp_path: Path, bob: TransportUnderTest) -> None:
+    relay = Deposits()
+    async with depositing(tmp_path, relay) as alice:
+        await alice.knows(bob, url=None)
+        async with delivering(alice):
+            await alice.offers(bob.id, 1, cancel(1))
+            await relay.count(2)
+            assert [header["seq"] for header in relay.headers] == [1, 2]
+            assert relay.paths == [f"/relay/{bob.id}/api/v1/a2a/receive"] * 2
+            lives = {header["exp"] - header["iat"] for header in relay.headers}
+            assert lives == {RELAYED_LIFE_MS_MAX}
+            assert len(await alice.ledger.parcels(bob.id)) == 2
+            await alice.inbox.take(acks(bob, alice, 1, 1), relayed=True)
+            assert [each.seq for each in await alice.ledger.parcels(bob.id)] == [2]
+            await alice.inbox.take(acks(bob, alice, 1, 2), relayed=True)
+            await alice.delivered()
+        assert len(relay.headers) == 2
+
+
+async def test_what_the_relay_keeps_no_longer_is_left_there_again(tmp_path: Path, bob: TransportUnderTest) -> None:
+    relay = Deposits()
+    async with depositing(tmp_path, relay) as alice:
+        await alice.knows(bob, url=None)
+        async with delivering(alice):
+            await alice.offers(bob.id, 1)
+            await relay.count(1)
+            alice.clock.ahead_ms += KEPT_MS - 60_000
+            await alice.offers(bob.id, 2)
+            await relay.count(2)
+            alice.clock.ahead_ms += 60_001
+            await alice.offers(bob.id, 3)
+            await relay.count(4)
+        first, _, *later = relay.headers
+        assert first["jti"] not in {header["jti"] for header in later}
+        assert len(await alice.ledger.parcels(bob.id)) == 3
+
+
+async def test_one_that_is_heard_from_and_does_not_have_it_is_sent_it_again(
+    tmp_path: Path, bob: TransportUnderTest
+) -> None:
+    relay = Deposits()
+    async with depositing(tmp_path, relay) as alice:
+        await alice.knows(bob, url=None)
+        await bob.knows(alice, url=None)
+        async with delivering(alice):
+            await alice.offers(bob.id, 1)
+            await relay.count(1)
+            await noted(alice, bob)
+            alice.clock.ahead_ms += 60_001
+            bob.clock.ahead_ms += 60_001
+            await alice.inbox.take(acks(bob, alice, 9, 1), relayed=True)
+            await relay.count(2)
+        assert [header["seq"] for header in relay.headers] == [1, 1]
+
+
+async def test_an_own_address_cannot_say_that_it_is_a_relay(tmp_path: Path, bob: TransportUnderTest) -> None:
+    said = reply(200, json.dumps({"status": "relayed", "untilMs": 2**53}).encode())
+    async with http_server(always(said)) as there, depositing(tmp_path, Deposits()) as alice:
+        await alice.knows(bob, url=there.url())
+        async with delivering(alice):
+            await alice.offers(bob.id, 1)
+            await alice.until_parcels(bob.id, lambda parcels: "bad_response" in (parcels[0].failure or ""))
+
+
+async def test_a_peer_at_whose_address_nobody_answers_finds_its_messages_at_the_relay(
+    tmp_path: Path, bob: TransportUnderTest
+) -> None:
+    relay = Deposits()
+    async with depositing(tmp_path, relay) as alice:
+        await alice.knows(bob, url="http://127.0.0.1:1")
+        async with delivering(alice):
+            await alice.offers(bob.id, 1)
+            await relay.count(1)
+        assert len(await alice.ledger.parcels(bob.id)) == 1
+
+
+async def test_only_what_was_fetched_from_a_relay_may_live_for_a_day(tmp_path: Path, bob: TransportUnderTest) -> None:
+    async with depositing(tmp_path, Deposits()) as alice:
+        await alice.knows(bob, url=None)
+        envelope = acks(bob, alice, 1, 1)
+        with pytest.raises(Exception, match=f"lives {ENVELOPE_LIFE_MS_MAX} ms at most"):
+            await alice.inbox.receive(envelope, None)
+        await alice.inbox.take(envelope, relayed=True)
+        with pytest.raises(Exception, match="was received before"):
+            await alice.inbox.take(envelope, relayed=True)
+
+
+async def test_an_envelope_of_a_void_key_is_refused_also_if_it_was_relayed(
+    tmp_path: Path, bob: TransportUnderTest
+) -> None:
+    async with depositing(tmp_path, Deposits()) as alice:
+        peer = await alice.knows(bob, url=None)
+        await alice.ledger.commit(LearnPeer(id=peer.id, by=OPERATOR, void_before_ms=bob.clock() + 60_000))
+        prekey = alice.prekey()
+        body = encode(DeliveryAcks(acks=(Ack(role=DelegationRole.REQUESTER, offer_id=offer_id(1), seq=1),)))
+        sealed = bob.keyring.seal(
+            body, typ=ACKS, to=alice.id, prekey=prekey, now_ms=bob.clock(), relayed=True, certified=True
+        )
+        with pytest.raises(Exception, match="has declared this key void"):
+            await alice.inbox.take(sealed, relayed=True)

@@ -1,0 +1,113 @@
+"""What a relay keeps: in order, within its limits, for its time, and again after a crash."""
+
+from pathlib import Path
+
+import pytest
+
+from covenant.model.errors import OverLimit
+from covenant.model.peers.instance import InstanceId
+from covenant.peers.transport.relay import RelayLimits, RelayStore
+from covenant.seal.identity import SKEW_MS
+
+NOW = 1_800_000_000_000
+ANN, BEN, CAT = (InstanceId("frd1_" + letter * 40) for letter in "abc")
+LIMITS = RelayLimits(bytes_max=100, bytes_per_peer=60, count_per_peer=3)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = NOW
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def opened(folder: Path, clock: Clock) -> RelayStore:
+    store = RelayStore(folder / "relay", LIMITS, clock)
+    store.open()
+    return store
+
+
+async def put(store: RelayStore, to: InstanceId, by: InstanceId, name: int, data: bytes = b'{"n":1}') -> None:
+    kept = store.reserve(to, by, f"{name:032x}", len(data), NOW + 1_000)
+    await store.write(to, kept, data)
+
+
+async def names(store: RelayStore, to: InstanceId, most: int = 50) -> list[int]:
+    return [int(each.id, 16) for each in await store.read(to, most)]
+
+
+async def test_envelopes_are_handed_out_as_they_came_and_in_order_until_they_are_taken(
+    tmp_path: Path, clock: Clock
+) -> None:
+    store = opened(tmp_path, clock)
+    for name in (9, 1, 5):
+        await put(store, BEN, ANN, name, b'{"n": %d}' % name)
+    for held in (store, opened(tmp_path, clock)):
+        assert await names(held, BEN) == [9, 1, 5]
+        assert await names(held, BEN, most=2) == [9, 1]
+        assert bytes((await held.read(BEN, 1))[0].envelope) == b'{"n": 9}'
+        assert await names(held, CAT) == []
+    await store.drop(BEN, [f"{9:032x}", f"{77:032x}"])
+    assert await names(store, BEN) == await names(opened(tmp_path, clock), BEN) == [1, 5]
+
+
+async def test_each_limit_holds_also_after_a_restart_and_ends_with_what_was_taken(tmp_path: Path, clock: Clock) -> None:
+    store = opened(tmp_path, clock)
+    for name in range(3):
+        await put(store, BEN, ANN, name)
+    for held in (store, opened(tmp_path, clock)):
+        with pytest.raises(OverLimit, match="for this recipient"):
+            held.reserve(BEN, CAT, "0" * 32, 1, NOW)
+        with pytest.raises(OverLimit, match="of you"):
+            held.reserve(CAT, ANN, "0" * 32, 1, NOW)
+    with pytest.raises(OverLimit, match="for this recipient"):
+        store.reserve(ANN, BEN, "0" * 32, 61, NOW)
+    await put(store, ANN, BEN, 7, b"x" * 60)
+    with pytest.raises(OverLimit, match="is full"):
+        store.reserve(CAT, CAT, "0" * 32, 30, NOW)
+    await store.drop(ANN, [f"{7:032x}"])
+    await put(store, CAT, CAT, 8, b"x" * 30)
+
+
+async def test_a_place_that_could_not_be_written_is_given_back(tmp_path: Path, clock: Clock) -> None:
+    store = opened(tmp_path, clock)
+    (tmp_path / "relay" / BEN).write_text("in the way")
+    for _ in range(LIMITS.count_per_peer + 1):
+        with pytest.raises(OSError, match="exist"):
+            await put(store, BEN, ANN, 1)
+    assert store.find(BEN, f"{1:032x}") is None
+
+
+async def test_what_is_over_goes_and_what_was_cut_off_is_nothing(tmp_path: Path, clock: Clock) -> None:
+    store = opened(tmp_path, clock)
+    await put(store, BEN, ANN, 1)
+    place = tmp_path / "relay" / BEN
+    (place / "0000000000000002.1.frd1_x.tmp").write_bytes(b"half of")
+    (place / "somebody-elses").write_bytes(b"")
+    again = opened(tmp_path, clock)
+    assert await names(again, BEN) == [1]
+    assert not list(place.glob("*.tmp"))
+    clock.now_ms += 1_000 + SKEW_MS
+    assert await names(again, BEN) == [1]
+    clock.now_ms += 1
+    assert await names(again, BEN) == []
+    assert not list(place.glob("*.envelope"))
+
+
+async def test_nothing_stays_of_one_that_is_not_relayed_to_any_more(tmp_path: Path, clock: Clock) -> None:
+    store = opened(tmp_path, clock)
+    await put(store, BEN, ANN, 1)
+    await put(store, CAT, ANN, 2)
+    await store.introduce(BEN, b"{}")
+    assert await store.introduction(BEN) == b"{}"
+    await store.sweep(lambda peer: peer == CAT)
+    assert (await names(store, BEN), await names(store, CAT), await store.introduction(BEN)) == ([], [2], None)
+    assert not (tmp_path / "relay" / BEN).exists()
+    for name in (3, 4):
+        await put(store, BEN, ANN, name)
