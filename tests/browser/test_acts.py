@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,7 @@ from tests.browser.visitor import open_visitor, wait_for_state
 from tests.e2e.linked_daemons import LinkedDaemons
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Route
 
 pytestmark = pytest.mark.browser
 
@@ -34,7 +35,7 @@ def test_a_stuck_task_is_seen_requeued_with_a_reason_and_finishes_live(
         page.check("#repair [value=operator_accepted]")
         page.click("#repair button.primary")
         page.click("text=Grant a2a.repair.requeue")
-        page.wait_for_selector("#repair-told.done")
+        page.wait_for_selector("#repair .told.done")
         page.click("#repair button.primary")
         page.wait_for_selector("#repair", state="hidden")
         daemons.begun("a held it", 2)
@@ -60,6 +61,62 @@ def test_a_task_that_waits_is_answered_where_it_asks(chromium: Browser, daemons:
         wait_for_state(page, "Completed")
         page.wait_for_selector("#said >> text=so it is the second")
         assert not page.is_visible("#answer")
+
+
+def test_an_approval_is_given_or_denied_by_a_button_and_a_refusal_is_in_sight(
+    chromium: Browser, daemons: LinkedDaemons
+) -> None:
+    one = daemons.start("a")
+    paid, kept = (one.send("judge", each)["id"] for each in ("ten", "a hundred"))
+    with open_visitor(chromium, one.daemon.url, viewport={"width": 400, "height": 500}) as visitor:
+        page = visitor.log_in(one.token, f"/ui/task/{paid}")
+        page.wait_for_selector("#answer >> text=The task waits for an approval")
+        assert page.eval_on_selector_all(
+            "#answer button", "all => all.filter((each) => each.offsetParent).map((each) => each.innerText)"
+        ) == ["Approve", "Deny"]
+        page.click("#answer button:has-text('Approve')")
+        wait_for_state(page, "Completed")
+        page.wait_for_selector("#said >> text=approved=True")
+        page.goto(f"{one.daemon.url}/ui/task/{kept}")
+        page.fill("#answer textarea", "too much")
+        page.click("#answer button:has-text('Deny')")
+        wait_for_state(page, "Completed")
+        page.wait_for_selector("#said >> text=approved=False too much")
+        asked = one.send("asker", "one of them")["id"]
+        page.goto(f"{one.daemon.url}/ui/task/{asked}")
+        page.fill("#answer textarea", "the second")
+        page.route("**/answer", lambda route: route.continue_(post_data='{"text": 2}'))
+        page.click("#answer button:has-text('Answer')")
+        page.wait_for_selector("#refused")
+        assert page.evaluate("scrollY") > 0
+        box = page.locator("#refused").bounding_box()
+        assert box is not None
+        assert 0 <= box["y"] < 500 - box["height"]
+
+
+def test_a_task_that_sleeps_or_waits_for_a_signal_says_so_and_asks_for_no_answer(
+    chromium: Browser, daemons: LinkedDaemons
+) -> None:
+    one = daemons.start("a")
+    sleeps, waits = (one.send(agent, "x", wait=False)["id"] for agent in ("sleeper", "payee"))
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.log_in(one.token, f"/ui/task/{sleeps}")
+        wait_for_state(page, "Suspended")
+        page.wait_for_selector("main dd[data-slot=state] >> text=Sleeps, until")
+        page.wait_for_selector("#fall .fall-row:has-text('Sleeps')")
+        assert not page.is_visible("#answer")
+        page.goto(f"{one.daemon.url}/ui/task/{waits}")
+        wait_for_state(page, "Suspended")
+        page.wait_for_selector("main dd[data-slot=state] >> text=Waits for the signal paid")
+        assert not page.is_visible("#answer")
+        one.daemon.json("a2a", "signal", waits, "paid", '"card"')
+        wait_for_state(page, "Completed")
+        page.wait_for_selector("#fall .fall-row:has-text('Waits for the signal paid')")
+        page.goto(f"{one.daemon.url}/ui/tasks?state=parked")
+        page.wait_for_selector(f"#rows [data-key='{sleeps}'] .state:has-text('Suspended')")
+        assert (
+            page.get_attribute("#lanes a:has-text('Waiting')", "title") == "waits for its sender, a signal or a moment"
+        )
 
 
 def test_a_task_is_canceled_by_keyboard_alone(chromium: Browser, daemons: LinkedDaemons) -> None:
@@ -95,9 +152,9 @@ def test_many_are_repaired_after_a_dry_run_that_says_what_becomes_of_each(
         page.fill("#bulk-dialog [name=message]", "the work was stopped")
         assert page.is_disabled("#bulk-apply")
         page.click("#bulk-dry")
-        page.wait_for_selector("#bulk-told >> text=2 would be changed")
+        page.wait_for_selector("#bulk-dialog .told >> text=2 would be changed")
         page.click("#bulk-apply")
-        page.wait_for_selector("#bulk-told.done")
+        page.wait_for_selector("#bulk-dialog .told.done")
         assert page.locator("#bulk-outcomes .state:has-text('applied')").count() == 2
         page.click("#bulk-dialog [value=close]")
         page.wait_for_selector("#none:visible")
@@ -107,6 +164,60 @@ def test_many_are_repaired_after_a_dry_run_that_says_what_becomes_of_each(
         page.reload()
         page.wait_for_selector("#rows tr >> nth=1")
         assert "the work was stopped" in page.inner_text("#rows")
+
+
+def test_what_was_applied_before_one_is_refused_is_shown(chromium: Browser, daemons: LinkedDaemons) -> None:
+    one = daemons.start("a")
+    for word in ("p", "q"):
+        one.send("slow", word, wait=False)
+    daemons.ran(2)
+    one.daemon.json("capabilities", "grant", "a2a.repair.force_error")
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.log_in(one.token, "/ui/tasks?state=in_flight")
+        page.wait_for_selector("#rows tr >> nth=1")
+        page.check("#pick-all")
+        page.click("#bulk button[value=force_error]")
+        page.fill("#bulk-dialog [name=reason]", "stop them")
+        page.fill("#bulk-dialog [name=message]", "the work was stopped")
+        page.click("#bulk-dry")
+        page.wait_for_selector("#bulk-dialog .told >> text=2 would be changed")
+        # The second of the two is refused by the daemon: its filter is changed on the way.
+        asked: list[str] = []
+
+        def spoil(route: Route) -> None:
+            asked.append(route.request.post_data or "")
+            route.continue_(post_data="{}" if len(asked) == 2 else asked[-1])
+
+        page.route("**/a2a/repair/bulk", spoil)
+        page.click("#bulk-apply")
+        page.wait_for_selector("#bulk-dialog .told.refused")
+        assert page.locator("#bulk-outcomes .state:has-text('applied')").count() == 1
+
+
+def test_the_dialog_shows_the_lease_that_there_is_after_a_refusal(chromium: Browser, daemons: LinkedDaemons) -> None:
+    one = daemons.start("a")
+    task = one.send("held", "it", wait=False)
+    daemons.begun("a held it")
+    one.kill()
+    one.again()
+    one.daemon.json("capabilities", "grant", "a2a.repair.requeue")
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.log_in(one.token, f"/ui/task/{task['id']}")
+        page.click("#do-repair")
+        page.check("#repair [value=idempotent]")
+        page.fill("#repair [name=reason]", "its holder is gone")
+        # The guard that goes along is that of a lease which is not there any more.
+        page.route("**/a2a/repair", lambda route: route.continue_(post_data=outdated(route.request.post_data or "")))
+        page.click("#repair [value=do]")
+        page.wait_for_selector("#repair .told.refused >> text=lease mismatch")
+        page.unroute("**/a2a/repair")
+        page.click("#repair [value=do]")
+        page.wait_for_selector("#repair", state="hidden")
+
+
+def outdated(body: str) -> str:
+    asked = json.loads(body)
+    return json.dumps({**asked, "command": {**asked["command"], "lease_id": "00000000-0000-4000-8000-000000000000"}})
 
 
 def test_the_first_page_lists_a_lost_holder_and_leads_to_its_repair(chromium: Browser, daemons: LinkedDaemons) -> None:
@@ -123,3 +234,22 @@ def test_the_first_page_lists_a_lost_holder_and_leads_to_its_repair(chromium: Br
         page.click("#rows li .button")
         page.wait_for_url("**/ui/act/repair**")
         assert task["id"] in page.inner_text("main")
+
+
+def test_the_refusal_of_an_act_outlives_what_the_page_reads_by_itself(
+    chromium: Browser, daemons: LinkedDaemons
+) -> None:
+    one = daemons.start("a")
+    asked = one.send("asker", "one of them")["id"]
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.log_in(one.token, f"/ui/task/{asked}")
+        page.fill("#answer textarea", "the second")
+
+        def cancel_first(route: Route) -> None:
+            one.cancel("asker", asked)
+            route.continue_()
+
+        page.route("**/answer", cancel_first)
+        page.click("#answer button:has-text('Answer')")
+        wait_for_state(page, "Canceled")
+        assert "does not wait for its sender" in page.inner_text("#refused")

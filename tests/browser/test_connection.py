@@ -11,7 +11,7 @@ from tests.e2e.linked_daemons import LinkedDaemons
 from tests.waits import until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Route
 
 pytestmark = pytest.mark.browser
 
@@ -32,6 +32,7 @@ def test_a_page_that_is_open_says_that_the_daemon_was_killed_and_goes_on_after_i
         one.again()
         # The session ended with the process that had it.
         page.wait_for_url("**/ui/login**")
+        page.wait_for_selector("text=Your session has ended. Log in again to go on where you were.")
         page.fill("input[name=token]", one.token)
         page.click("main button[type=submit]")
         page.wait_for_url(f"**/ui/task/{task['id']}")
@@ -39,6 +40,28 @@ def test_a_page_that_is_open_says_that_the_daemon_was_killed_and_goes_on_after_i
         daemons.open()
         wait_for_state(page, "Completed")
         assert page.locator(".banner").count() == 0
+
+
+def test_a_page_whose_first_question_is_lost_asks_again_and_says_so(chromium: Browser, daemons: LinkedDaemons) -> None:
+    one = daemons.start("a")
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.log_in(one.token, "/ui/tasks")
+        page.wait_for_selector(".live[data-state=live]")
+        lost: list[str] = []
+
+        def lose(route: Route) -> None:
+            if len(lost) < 2:
+                lost.append(route.request.url)
+                route.abort()
+            else:
+                route.continue_()
+
+        page.route("**/ui/api/session", lose)
+        page.goto(f"{one.daemon.url}/ui/tasks")
+        page.wait_for_selector(".banner >> text=Connection lost, trying again")
+        page.wait_for_selector(".live[data-state=live]")
+        page.wait_for_selector("nav a >> text=Tasks")
+        assert (len(lost), page.locator(".banner").count()) == (2, 0)
 
 
 def test_all_tabs_share_one_connection_and_the_next_takes_over(chromium: Browser, daemons: LinkedDaemons) -> None:
@@ -90,6 +113,25 @@ def test_the_tab_that_takes_over_has_every_tab_read_anew_and_keeps_the_counts(
         until(lambda: other.evaluate("told.includes('resync')"))
         page.wait_for_selector("#lanes a:has-text('Done') >> text=1")
         page.wait_for_selector("#lanes a:has-text('All') >> text=2")
+
+
+def test_a_tab_that_waits_takes_over_with_a_resync_though_it_never_heard_of_the_one_before(
+    chromium: Browser, daemons: LinkedDaemons
+) -> None:
+    one = daemons.start("a")
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.log_in(one.token, "/ui/act")
+        # A tab that leads, and says nothing to those who ask: as one that dies before it answers.
+        held = "navigator.locks.request('covenant.feed', () => new Promise((free) => (window.free = free)))"
+        page.evaluate(f"() => {{ {held}; }}")
+        waiting = visitor.go("/ui/tasks")
+        waiting.wait_for_selector("#lanes a")
+        waiting.evaluate("""() => { window.told = []; const channel = new BroadcastChannel("covenant.feed");
+          channel.onmessage = ({ data }) => window.told.push(data.kind); }""")
+        until(lambda: waiting.evaluate("navigator.locks.query().then(({ pending }) => pending.length)") == 1)
+        page.evaluate("window.free()")
+        waiting.wait_for_selector(".live[data-state=live]")
+        until(lambda: waiting.evaluate("told.includes('resync')"))
 
 
 def test_what_the_feed_counts_leaves_the_tasks_that_have_ended(chromium: Browser, daemons: LinkedDaemons) -> None:

@@ -18,7 +18,7 @@ from tests.outbound.sdk_servers import sdk_server
 from tests.waits import BOUND_S
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Route
 
 pytestmark = pytest.mark.browser
 
@@ -95,6 +95,27 @@ def test_the_inspector_shows_each_frame_of_the_official_sdks_server(chromium: Br
             assert page.locator("#findings li").count() == 0, page.inner_text("#findings")
 
 
+def test_what_is_typed_while_the_page_reads_the_agents_stays(chromium: Browser, daemons: LinkedDaemons) -> None:
+    one = daemons.start("a")
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.log_in(one.token)
+        page.goto(f"{one.daemon.url}/ui/inspector?url=http://asked.example")
+        assert page.input_value("[name=url]") == "http://asked.example"
+        held: list[Route] = []
+
+        def hold(route: Route) -> None:
+            held.append(route)
+
+        page.route("**/tenants/*/agents*", hold)
+        with page.expect_request("**/tenants/*/agents*"):
+            page.goto(f"{one.daemon.url}/ui/inspector")
+        page.fill("[name=url]", "http://typed.example")
+        for route in held:
+            route.continue_()
+        page.wait_for_selector("[name=target] option:nth-child(2)", state="attached")
+        assert page.input_value("[name=url]") == "http://typed.example"
+
+
 def test_the_inspector_goes_nowhere_the_address_guard_refuses(chromium: Browser, daemons: LinkedDaemons) -> None:
     with sdk_server_port() as port:
         one = daemons.start("a")
@@ -125,6 +146,10 @@ def test_our_own_agent_is_asked_and_answered_and_its_task_is_read(chromium: Brow
         page.fill("[name=parts]", "no JSON")
         page.click("button[value=send]")
         page.wait_for_selector(".refused >> text=no JSON")
+        page.fill("[name=parts]", "")
+        page.fill("[name=headers]", "X-One: 1\n\nno colon here")
+        page.click("button[value=send]")
+        page.wait_for_selector(".refused >> text=this line has no colon: no colon here")
 
 
 def test_what_breaks_the_specification_is_marked_at_its_frame(chromium: Browser, daemons: LinkedDaemons) -> None:

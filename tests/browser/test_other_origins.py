@@ -84,7 +84,7 @@ def test_a_page_elsewhere_neither_reads_nor_acts_with_the_browsers_session(
                 assert page.evaluate(read, [f"{one.daemon.url}{path}", mode]) == 0
         page.evaluate("document.forms.f.submit()")
         page.wait_for_url(f"{one.daemon.url}/**")
-        assert "not the dashboard's own" in page.inner_text("body")
+        assert "another site's page" in page.inner_text("body")
         assert one.daemon.json("a2a", "show", task["id"])["state"] == "in_flight"
 
 

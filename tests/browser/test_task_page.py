@@ -43,6 +43,18 @@ def test_the_request_that_is_copied_sends_the_task_again(chromium: Browser, daem
     assert again["history"][0]["parts"] == task["history"][0]["parts"]
 
 
+def test_the_page_of_a_short_id_follows_its_task(chromium: Browser, daemons: LinkedDaemons) -> None:
+    one = daemons.start("a")
+    task = one.send("gated", "it", wait=False)
+    daemons.begun("a gated it")
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.log_in(one.token, f"/ui/task/{task['id'][:8]}")
+        wait_for_state(page, "Leased")
+        page.wait_for_selector(".live[data-state=live]")
+        daemons.open()
+        wait_for_state(page, "Completed")
+
+
 def test_the_frames_of_a_task_are_shown_where_they_are_kept(chromium: Browser, daemons: LinkedDaemons) -> None:
     one = daemons.start("a", "--log-frame-bytes-max", "1000000")
     task = one.send("echo", "<b>bold</b>")
@@ -75,3 +87,25 @@ def test_an_agents_card_is_shown_rendered_and_raw_with_its_signature(chromium: B
         page.click("#one [data-slot=inspect]")
         page.wait_for_url("**/ui/inspector?**")
         page.wait_for_selector("[name=target] option[value='default/echo']:checked", state="attached")
+
+
+def test_the_log_says_why_an_agent_failed(chromium: Browser, daemons: LinkedDaemons) -> None:
+    one = daemons.start("a")
+    task = one.send("fan", "not a number")
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.log_in(one.token, f"/ui/task/{task['id']}")
+        page.wait_for_selector("#tab-log")
+        page.click("#tab-log")
+        page.wait_for_selector("#log >> text=ValueError: invalid literal for int()")
+
+
+def test_a_page_that_leaves_steps_out_says_so(chromium: Browser, daemons: LinkedDaemons) -> None:
+    one = daemons.start("a")
+    agent = "an-agent-that-was-named-after-its-team-and-after-its-purpose"
+    short, long = (one.send(agent, count)["id"] for count in ("20", "1500"))
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.log_in(one.token, f"/ui/task/{long}")
+        page.wait_for_selector("#fall >> text=A part of this task is not shown")
+        page.goto(f"{one.daemon.url}/ui/task/{short}")
+        page.wait_for_selector("#fall .fall-row")
+        assert not page.is_visible("text=A part of this task is not shown")

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -80,10 +80,17 @@ def covenant(*words: str, stdin: str = "", env: dict[str, str] | None = None, cw
 
 
 def _start(
-    words: Sequence[str], env: dict[str, str], cwd: Path | None, log: int, inside: tuple[str, ...]
+    words: Sequence[str],
+    env: dict[str, str],
+    cwd: Path | None,
+    *,
+    log: int,
+    inside: tuple[str, ...],
+    constants: Mapping[str, float],
 ) -> "subprocess.Popen[str] | ForkedProcess":
     """With a pipe for what it says."""
     if inside or _python_reads(env):
+        assert not constants
         return subprocess.Popen(
             [*inside, str(COVENANT), *words],
             stdout=subprocess.PIPE,
@@ -92,10 +99,13 @@ def _start(
             env=environment(**env),
             cwd=cwd,
         )
+    server = fork_server(models="COVENANT_MODEL_NAME" in env)
     ours, theirs = os.pipe()
     try:
-        files = (fork_server().nothing, theirs, log)
-        return fork_server().start(words, env=environment(**env), cwd=cwd, files=files, stdout=os.fdopen(ours))
+        files = (server.nothing, theirs, log)
+        return server.start(
+            words, env=environment(**env), cwd=cwd, files=files, stdout=os.fdopen(ours), constants=constants
+        )
     finally:
         os.close(theirs)
 
@@ -129,8 +139,15 @@ def said_until(process: subprocess.Popen[bytes], end: bytes) -> str:
     return said.decode()
 
 
+class DaemonDidNotStart(AssertionError):
+    """With what it said and logged instead."""
+
+
 class Daemon:
-    """Started when made; `out` are the lines it said until it listened. `inside`: a command that runs it elsewhere."""
+    """Started when made. `inside`: a command that runs it elsewhere.
+
+    `constants`: values of the code that no setting changes, by module and name: shorter times than those of a service.
+    """
 
     def __init__(
         self,
@@ -139,11 +156,12 @@ class Daemon:
         env: dict[str, str] | None = None,
         cwd: Path | None = None,
         inside: tuple[str, ...] = (),
+        constants: Mapping[str, float] | None = None,
     ) -> None:
         self.home = home
         self._log = (home.parent / f"{home.name}.log").open("a+")
         words = ("serve", "--home", str(home), "--http-port", "0", *flags)
-        self.process = _start(words, env or {}, cwd, self._log.fileno(), inside)
+        self.process = _start(words, env or {}, cwd, log=self._log.fileno(), inside=inside, constants=constants or {})
         self.first_line = self._first_line()
         self.url = self.first_line.split()[3]
 
@@ -153,7 +171,8 @@ class Daemon:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             assert selector.select(BOUND_S), f"the daemon did not start: {self.log}"
         line = self.process.stdout.readline()
-        assert line.startswith("covenant listens on "), f"{line!r}: {self.log}"
+        if not line.startswith("covenant listens on "):
+            raise DaemonDidNotStart(f"{line!r}: {self.log}")
         return line.strip()
 
     @property

@@ -4,6 +4,7 @@ What is started is a process like any other, with its own id, environment, folde
 program, this module is the server: whoever started it sends one message for each process, with the files that it gets.
 """
 
+import atexit
 import gc
 import json
 import os
@@ -19,10 +20,12 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NoReturn
 
 IMPORTED: Final = (
+    "anyio._backends._asyncio",
     "asyncio.unix_events",
+    "covenant.cli.call_agent",
     "covenant.cli.main",
     "covenant.cli.offline",
     "covenant.cli.serve",
@@ -30,9 +33,23 @@ IMPORTED: Final = (
     "covenant.daemon.doctor.ledger_check",
     "covenant.daemon.doctor.ledger_repair",
     "covenant.daemon.lifecycle",
+    "covenant.daemon.wiring.peers",
+    "covenant.ledger.postgres.open_postgres",
+    "covenant.outbound.guarded_transport",
+    "encodings.ascii",
     "encodings.idna",
+    "encodings.utf_16_be",
 )
+MODELS: Final = (
+    "covenant.agents.model.mcp_http",
+    "covenant.agents.model.mcp_stdio",
+    "covenant.agents.model.model_agent",
+    "pydantic_ai.models.openai",
+)
+"""For daemons with a language model: these take twice as long as all others together."""
 MESSAGE_BYTES_MAX: Final = 200_000
+PID_CHARS: Final = 10
+"""The width of the process id in the pipe: the status of a process that ends at once stands right behind it."""
 STANDARD_FILES: Final = 3
 
 
@@ -78,12 +95,12 @@ class ForkedProcess:
 class ForkServer:
     """Ends with this process, and everything that it started ends with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, imported: Sequence[str]) -> None:
         self.nothing = os.open(os.devnull, os.O_RDONLY)
         """A standard input for who reads nothing."""
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+            command = [sys.executable, "-m", __name__, str(theirs.fileno()), *imported]
             self._process = subprocess.Popen(
                 command,
                 pass_fds=(theirs.fileno(),),
@@ -100,9 +117,16 @@ class ForkServer:
         cwd: Path | None = None,
         files: tuple[int, int, int],
         stdout: IO[str] | None = None,
+        constants: Mapping[str, float] | None = None,
     ) -> ForkedProcess:
-        """`files`: what it has for its standard input, output and errors."""
-        told = {"words": list(words), "env": dict(env), "cwd": str(cwd or Path.cwd()), "umask": _umask()}
+        """`files`: its standard input, output and errors. `constants`: other values, by module and name."""
+        told = {
+            "words": list(words),
+            "env": dict(env),
+            "cwd": str(cwd or Path.cwd()),
+            "umask": _umask(),
+            "constants": dict(constants or {}),
+        }
         status, theirs = os.pipe()
         try:
             data = json.dumps(told).encode()
@@ -110,13 +134,13 @@ class ForkServer:
             socket.send_fds(self._ours, [data], [*files, theirs])
         finally:
             os.close(theirs)
-        return ForkedProcess(int(os.read(status, 100)), status, stdout)
+        return ForkedProcess(int(os.read(status, PID_CHARS)), status, stdout)
 
 
 @cache
-def fork_server() -> ForkServer:
-    """The one of this process."""
-    return ForkServer()
+def fork_server(*, models: bool = False) -> ForkServer:
+    """The one of this process; `models`: that of daemons with a language model."""
+    return ForkServer((*IMPORTED, *MODELS) if models else IMPORTED)
 
 
 def _umask() -> int:
@@ -159,7 +183,7 @@ def serve(requests: socket.socket) -> dict[str, Any] | None:
                 return told
             for file in standard:
                 os.close(file)
-            os.write(status, str(pid).encode())
+            os.write(status, f"{pid:{PID_CHARS}d}".encode())
             handle = os.pidfd_open(pid)
             status_of[handle] = (pid, status)
             selector.register(handle, selectors.EVENT_READ)
@@ -176,12 +200,33 @@ def run_forked(told: dict[str, Any]) -> None:
     sys.argv = [str(Path(sys.executable).with_name("covenant")), *told["words"]]
     sys.path.pop(0)  # where this module was found, and the program's would not be
     main: Any = import_module("covenant.cli.main")
-    main.main()
+    for name, value in told["constants"].items():
+        module, _, constant = name.rpartition(".")
+        owner = import_module(module)
+        assert hasattr(owner, constant), name
+        setattr(owner, constant, value)
+    try:
+        main.main()
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            raise
+        _exit(ended.code or 0)
+    _exit(0)
+
+
+def _exit(code: int) -> NoReturn:
+    """As the interpreter ends, but that it takes no object apart: what was imported before the fork would be copied."""
+    shutdown: Any = vars(threading)["_shutdown"]
+    shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for name in IMPORTED:
+    for name in sys.argv[2:]:
         import_module(name)
     gc.collect()
     gc.freeze()

@@ -52,8 +52,9 @@ async def work(turn: Turn) -> str:
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """A stop waits for nothing: what has time here has it of the drain."""
     (tmp_path / "agents.py").write_text(AGENTS)
-    running = Daemon(tmp_path / "home", str(tmp_path / "agents.py"))
+    running = Daemon(tmp_path / "home", str(tmp_path / "agents.py"), "--daemon-grace-ms", "0")
     yield running
     running.stop()
 

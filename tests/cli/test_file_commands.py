@@ -114,12 +114,15 @@ def test_a_file_above_the_limit_is_refused_with_the_setting_that_allows_it(folde
         daemon.stop()
 
 
-def test_bytes_that_are_not_those_that_were_stored_are_never_a_file(daemon: Daemon, folder: Path) -> None:
-    sha256 = str(stored(daemon, folder, os.urandom(500))["sha256"])
+@pytest.mark.parametrize(("size", "code"), [(500, "file_damaged"), (700_000, "wrong_hash")])
+def test_bytes_that_are_not_those_that_were_stored_are_never_a_file(
+    daemon: Daemon, folder: Path, size: int, code: str
+) -> None:
+    sha256 = str(stored(daemon, folder, os.urandom(size))["sha256"])
     (kept,) = (daemon.home / "blobs").glob(f"*/{sha256[:2]}/{sha256}/bytes")
-    kept.write_bytes(os.urandom(500))
+    kept.write_bytes(os.urandom(size))
     ran = daemon.run("files", "get", sha256, str(folder / "x"), "--json")
-    assert (ran.code, ran.json["code"]) == (1, "wrong_hash")
+    assert (ran.code, ran.json["code"]) == (1, code)
     assert not any(each.name.startswith((".x", "x")) for each in folder.iterdir())
     kept.unlink()
     assert daemon.run("files", "get", sha256, str(folder / "x"), "--json").code == 1

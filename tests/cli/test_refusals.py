@@ -15,13 +15,17 @@ from tests.waits import BOUND_S
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["a2a", "show", str(uuid4())], "unknown_task", "is not known here"),
+        (["a2a", "show", str(uuid4())], "unknown_task", "was not found"),
         (["a2a", "show", "zz"], "unknown_task", "no task begins with 'zz'"),
         (["a2a", "show", "z" * 40], "invalid_id", "must be a UUID"),
         (["a2a", "send", "--to", "nobody@host", "x"], "unknown_recipient", "enroll"),
         (["a2a", "send", "--to", "bob@host", " "], "invalid_task", "must not be empty"),
         (["a2a", "send", "--to", "bob@host", "--deadline-ms", "1", "x"], "deadline_past", "deadline"),
-        (["a2a", "requeue", str(uuid4()), "--reason", "r", "--duplicate-risk", "idempotent"], "unknown_task", "known"),
+        (
+            ["a2a", "requeue", str(uuid4()), "--reason", "r", "--duplicate-risk", "idempotent"],
+            "unknown_task",
+            "not found",
+        ),
         (["a2a", "results", "--limit", "100000"], "invalid_limit", "between 1 and"),
         (["identities", "enroll", "no name"], "invalid_agent_id", "name@host"),
         (["identities", "enroll", "bob@host"], "display_taken", "enrolled already"),

@@ -104,6 +104,27 @@ def test_a_tenant_over_its_rate_is_told_so_until_its_limits_change(daemon: Daemo
     assert ask(daemon, token, "GET", "/v1/agents")[0] == 200
 
 
+def test_the_list_says_what_each_tenant_uses_of_its_limits_in_80_columns(daemon: Daemon) -> None:
+    name, token = add_tenant(daemon, "--rate-per-min", "600", "--live-tasks", "3", "--kept-hours", "24")
+    assert ask(daemon, token, "POST", "/v1/agents", {"id": "idle", "kind": "worker"})[0] == 201
+    message = {"messageId": uuid4().hex, "role": "ROLE_USER", "parts": [{"text": "x" * 100}]}
+    sent = {"message": message, "configuration": {"returnImmediately": True}}
+    assert ask(daemon, token, "POST", "/v1/a2a/agents/idle/message:send", sent)[0] == 200
+    (use,) = [each["use"] for each in daemon.json("tenants", "list")["tenants"] if each["name"] == name]
+    assert (use["live_tasks"], use["concurrency"], use["streams"]["used"]) == (
+        {"used": 1, "most": 3},
+        {"used": 0, "most": 256},
+        0,
+    )
+    assert use["requests"]["most"] == 600
+    assert use["queued_bytes"]["used"] >= 100
+    lines = daemon.run("tenants", "list", env={"COLUMNS": "80"}).out.splitlines()
+    assert max(map(len, lines)) <= 80
+    (wide,) = [line for line in daemon.run("tenants", "list").out.splitlines() if line.startswith(name)]
+    assert "1/3 live tasks" in wide
+    assert "24 hours kept" in wide
+
+
 def test_an_agent_is_added_from_a_file_and_shown_to_people(daemon: Daemon, tmp_path: Path) -> None:
     name, token = add_tenant(daemon)
     file = tmp_path / "writer.toml"

@@ -15,6 +15,7 @@ from jwt.api_jwk import PyJWK
 from covenant.doors.a2a.cards import DESCRIBED as CARDS
 from covenant.doors.a2a.http_bindings import REST_V03, REST_V1
 from tests.cli.daemons import Daemon, covenant
+from tests.places import short_folder
 from tests.waits import BOUND_S
 
 WELL_KNOWN = "/.well-known/agent-card.json"
@@ -38,25 +39,20 @@ def own(daemon: Daemon, path: str, **headers: str) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def behind_tls(home: Path) -> Iterator[Daemon]:
-    (home / "mcp_servers.json").write_text(
-        json.dumps({"servers": {"hub": {"command": "unused", "tools": ["corvid_github_list_prs"]}}})
-    )
-    daemon = Daemon(
-        home,
-        "--public-base-url",
-        "https://agents.example/",
-        env={
-            "A2A_PROVIDER_ORG": "Example",
-            "A2A_DOCS_URL": "https://docs.example",
-            "COVENANT_MODEL_NAME": "test",
-        },
-    )
-    try:
-        yield daemon
-    finally:
-        assert daemon.stop() == 0
+@pytest.fixture(scope="module")
+def behind_tls() -> Iterator[Daemon]:
+    """One for all tests that ask it for its cards: it loads a model's library."""
+    env = {"A2A_PROVIDER_ORG": "Example", "A2A_DOCS_URL": "https://docs.example", "COVENANT_MODEL_NAME": "test"}
+    servers = {"servers": {"hub": {"command": "unused", "tools": ["corvid_github_list_prs"]}}}
+    with short_folder() as folder:
+        home = folder / "home"
+        home.mkdir(mode=0o700)
+        (home / "mcp_servers.json").write_text(json.dumps(servers))
+        daemon = Daemon(home, "--public-base-url", "https://agents.example/", env=env)
+        try:
+            yield daemon
+        finally:
+            assert daemon.stop() == 0
 
 
 def test_a_card_is_also_where_older_clients_look_for_it(behind_tls: Daemon) -> None:

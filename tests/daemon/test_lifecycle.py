@@ -403,7 +403,12 @@ async def be_slow(turn):
 
 @pytest.mark.parametrize(
     ("agent", "named"),
-    [("stubborn", "stubborn@default"), ("slow", "slow@default"), ("beside", "unknown"), ("blocking", "unknown")],
+    [
+        ("stubborn", "stubborn@default"),
+        pytest.param("slow", "slow@default", marks=pytest.mark.matrix),
+        pytest.param("beside", "unknown", marks=pytest.mark.matrix),
+        pytest.param("blocking", "unknown", marks=pytest.mark.matrix),
+    ],
 )
 def test_a_daemon_ends_although_its_agent_does_not(short_path: Path, agent: str, named: str) -> None:
     file = short_path / "agents.py"

@@ -12,7 +12,7 @@ import pytest
 from covenant.agents.model.model_agent import FALLBACK, ModelAgent
 from covenant.agents.router import UnavailableAgent
 from covenant.daemon.settings import ModelSettings
-from covenant.daemon.wiring.agents import ModelAgents, Models
+from covenant.daemon.wiring.language_models import ModelAgents, Models
 from covenant.model.agent_definition import read_agent_definition
 from covenant.model.task import ResultStatus
 from covenant.model.task_event import StatusUpdate
@@ -177,6 +177,65 @@ async def test_another_model_is_asked_when_one_is_overloaded_and_the_sender_is_t
         assert change.metadata == {FALLBACK: {"model": "small", "why": "overloaded", "asked": "big"}}
 
 
+async def test_an_agent_that_names_no_fallbacks_has_those_of_the_settings(tmp_path: Path) -> None:
+    async with (
+        openai_server([503, 503, 503, "hello"]) as server,
+        open_agents(tmp_path) as under_test,
+        opening() as opened,
+    ):
+        settings = ModelSettings(name="openai:small", base_url=server.url, fallbacks=("openai:spare",))
+        models = await opened(settings)
+        definition = agent()
+        under_test.catalogue.add_resident("default", definition, "code")
+        body = ModelAgents(settings, models, under_test.services).body(definition)
+        under_test.workers.register(under_test.catalogue.identity("default", "bot"), body)
+        view = await under_test.ask("bot", "go")
+        assert (view.state, said(view)) == (TaskState.COMPLETED, "hello")
+        assert [asked["model"] for asked in server.asked] == ["small"] * 3 + ["spare"]
+        # Whoever names fallbacks has these alone: also none at all, by naming the model itself.
+        assert models.fallbacks(agent(fallback_models=["openai:small"])) == ()
+        assert [model.model_name for model in models.fallbacks(agent(model="openai:spare"))] == []
+
+
+async def test_an_advisor_that_cannot_answer_has_its_own_fallbacks(tmp_path: Path) -> None:
+    lines: list[Line] = ["fine", 503, 503, 503, "CONTINUE"]
+    async with openai_server(lines) as server, open_agents(tmp_path) as under_test, opening() as opened:
+        settings = ModelSettings(
+            name="openai:small",
+            base_url=server.url,
+            others=("openai:wise", "openai:wiser"),
+            fallbacks=("openai:spare",),
+        )
+        advisor = {"model": "openai:wise", "mode": "gate", "fallback_models": ["openai:unlisted", "openai:wiser"]}
+        definition = agent(advisor=advisor)
+        under_test.catalogue.add_resident("default", definition, "code")
+        body = ModelAgents(settings, await opened(settings), under_test.services).body(definition)
+        under_test.workers.register(under_test.catalogue.identity("default", "bot"), body)
+        view = await under_test.ask("bot", "go")
+        assert (view.state, said(view)) == (TaskState.COMPLETED, "fine")
+        assert [asked["model"] for asked in server.asked] == ["small"] + ["wise"] * 3 + ["wiser"]
+        told = [step.what for step in await under_test.steps(view) if isinstance(step.what, StatusUpdate)]
+        assert [each.metadata[FALLBACK]["asked"] for each in told if each.metadata and FALLBACK in each.metadata] == [
+            "wiser"
+        ]
+
+
+async def test_a_gate_whose_advisor_cannot_answer_stays_shut_whatever_the_settings_name(tmp_path: Path) -> None:
+    lines: list[Line] = ["a secret", 503, 503, 503]
+    async with openai_server(lines) as server, open_agents(tmp_path) as under_test, opening() as opened:
+        settings = ModelSettings(
+            name="openai:small", base_url=server.url, others=("openai:wise",), fallbacks=("openai:spare",)
+        )
+        definition = agent(advisor={"model": "openai:wise", "mode": "gate"})
+        under_test.catalogue.add_resident("default", definition, "code")
+        body = ModelAgents(settings, await opened(settings), under_test.services).body(definition)
+        under_test.workers.register(under_test.catalogue.identity("default", "bot"), body)
+        view = await under_test.ask("bot", "go")
+        assert view.state is TaskState.FAILED
+        assert "secret" not in str(await under_test.steps(view))
+        assert [asked["model"] for asked in server.asked] == ["small"] + ["wise"] * 3
+
+
 async def test_an_answer_that_is_cut_says_so(tmp_path: Path) -> None:
     async with (
         openai_server([Cut("half an"), Cut("")]) as server,
@@ -232,7 +291,7 @@ async def test_agents_are_played_by_a_model_if_there_is_one(tmp_path: Path) -> N
 
 
 def test_without_the_extra_there_is_no_model_and_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covenant.daemon.wiring.agents.LIBRARY", "no_such_library")
+    monkeypatch.setattr("covenant.daemon.wiring.language_models.LIBRARY", "no_such_library")
     models = Models(ModelSettings(name="openai:small"))
     assert (models.default, models.of(agent())) == (None, None)
     assert "pip install 'covenant-a2a[model]'" in models.trouble

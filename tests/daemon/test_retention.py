@@ -13,13 +13,11 @@ from covenant.agents.api import Agent, Turn
 from covenant.daemon import schedulers
 from covenant.daemon.schedulers import Retention, Singleton
 from covenant.ledger.contract.retention import ERASED_AT_ONCE_MAX
-from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME
+from covenant.ledger.embedded.archive.archive_file import ARCHIVE_NAME
 from covenant.model.settings import HOUR_MS
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.ledger_contract.fake_clock import FakeClock
-from tests.ledger_contract.postgres_server import Databases, databases
-
-__all__ = ["databases"]
+from tests.ledger_contract.postgres_server import Databases
 
 TASK_NOT_FOUND = -32001
 

@@ -14,7 +14,7 @@ import pytest
 from covenant.daemon.doctor.ledger_check import check_ledger
 from covenant.daemon.doctor.ledger_repair import carry_out, rebuild_archive
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.archive.archive import PAGE_BYTES
+from covenant.ledger.embedded.archive.archive_file import PAGE_BYTES
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import segment_path
 from covenant.ledger.machine.events import AnyEvent
@@ -29,6 +29,7 @@ from tests.daemon.home_history import (
     kinds_of,
     records,
 )
+from tests.matrices import first_of
 
 KINDS = sorted(str(kind.__struct_config__.tag) for kind in get_args(AnyEvent))
 NOW_MS = 1_700_000_000_000
@@ -141,7 +142,9 @@ def leave_segment_of_no_journal(_: HomeHistory, home: Path) -> None:
     segment_path(home / "journal", 10**20 - 1).touch()
 
 
-@pytest.mark.parametrize("spoil", [flip_last_before_rotation, leave_stray_segment, leave_segment_of_no_journal])
+@pytest.mark.parametrize(
+    "spoil", first_of([flip_last_before_rotation, leave_stray_segment, leave_segment_of_no_journal])
+)
 async def test_an_empty_segment_behind_a_loss_does_not_stay_in_the_way(
     history: HomeHistory, tmp_path: Path, spoil: Callable[[HomeHistory, Path], None]
 ) -> None:
@@ -178,7 +181,7 @@ def overwrite_page(_: HomeHistory, home: Path) -> None:
     (home / "archive.db").write_bytes(data)
 
 
-@pytest.mark.parametrize("spoil", [lose_journal, restore_old_journal, overwrite_page])
+@pytest.mark.parametrize("spoil", first_of([lose_journal, restore_old_journal, overwrite_page]))
 async def test_a_ledger_of_which_one_part_is_lost_or_of_yesterday_works_again(
     history: HomeHistory, tmp_path: Path, spoil: Callable[[HomeHistory, Path], None]
 ) -> None:
@@ -223,7 +226,9 @@ async def test_history_that_is_only_in_the_archive_outlives_the_journal(history:
         await driver.ledger.close()
 
 
-@pytest.mark.parametrize("point", ["snapshot.write", "snapshot.rename", "snapshot.sync_dir", "journal.create_segment"])
+@pytest.mark.parametrize(
+    "point", first_of(["snapshot.rename", "snapshot.write", "snapshot.sync_dir", "journal.create_segment"])
+)
 async def test_a_mending_that_was_cut_off_is_done_again(history: HomeHistory, tmp_path: Path, point: str) -> None:
     home = tmp_path / "home"
     shutil.copytree(history.home, home, ignore=shutil.ignore_patterns("lock"))
@@ -249,7 +254,7 @@ ODDS = {
 }
 
 
-@pytest.mark.parametrize("odds", ODDS)
+@pytest.mark.parametrize("odds", first_of(ODDS))
 async def test_an_archive_at_odds_with_its_journal_is_rebuilt_without_a_loss(
     history: HomeHistory, tmp_path: Path, odds: str
 ) -> None:

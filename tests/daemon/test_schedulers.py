@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from covenant.daemon.environment import now_ms
 from covenant.daemon.keystore import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.schedulers import ArchiveReport, Maintenance, RetryScheduler, Sweeper
 from covenant.daemon.telemetry import Log
@@ -17,15 +18,17 @@ from covenant.exchange.mailbox import MailboxExchange
 from covenant.ledger.clock import PAUSE_MS
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import memory_ledger, open_ledger
+from covenant.ledger.machine.commands import Accept, Swept
 from covenant.model.clock_steps import STEP_MS
 from covenant.model.errors import CovenantError, Unavailable
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.retry_policy import RetryPolicy
-from covenant.model.task import DuplicateSafety, Idempotency, Task
+from covenant.model.task import DuplicateSafety, Idempotency, Task, fingerprint
 from covenant.seal.keys import new_private_key, new_token, public_key
 from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import make_task, task_id
+from tests.waits import BOUND_S
 
 BOB = AgentId("bob@host", public_key(new_private_key()))
 
@@ -154,7 +157,7 @@ async def test_a_drift_below_a_minute_is_no_step(town: Town) -> None:
 
 
 def retries(town: Town, **policy: int) -> RetryScheduler:
-    return RetryScheduler(town.exchange, town.operator, RetryPolicy(enabled=True, **policy), interval_ms=1, log=Log())
+    return RetryScheduler(town.ledger, town.operator, RetryPolicy(enabled=True, **policy), interval_ms=1, log=Log())
 
 
 async def test_a_scheduled_retry_needs_the_capability_and_leaves_its_row_without_it(town: Town) -> None:
@@ -179,7 +182,7 @@ async def test_a_scheduled_retry_requeues_stale_idempotent_work_only(town: Town)
 
 
 async def test_the_retry_scheduler_sleeps_before_its_first_pass(town: Town) -> None:
-    scheduler = RetryScheduler(town.exchange, town.operator, RetryPolicy(), interval_ms=3_600_000, log=Log())
+    scheduler = RetryScheduler(town.ledger, town.operator, RetryPolicy(), interval_ms=3_600_000, log=Log())
     running = asyncio.ensure_future(scheduler.run())
     await asyncio.sleep(0)
     running.cancel()
@@ -233,3 +236,42 @@ async def test_what_the_archive_sets_aside_is_in_the_log_once(tmp_path: Path, ca
         assert sum("archive.records_set_aside" in record.getMessage() for record in caplog.records) == 1
     finally:
         await ledger.close()
+
+
+async def test_a_wait_ends_at_its_time_and_not_at_the_next_round() -> None:
+    """The rounds of this sweeper are an hour apart, so that nothing but the timer of the first wait can end these."""
+    ledger = await memory_ledger(clock=now_ms)
+    running = asyncio.create_task(Sweeper(ledger, BOB, log=Log(), interval_ms=3_600_000).run())
+    try:
+        for number, later_ms in enumerate((3_000_000, 60, 30), 1):
+            # Each is earlier than those before, which the sweeper waits for already.
+            task = make_task(number, recipient=BOB, not_before_ms=now_ms() + later_ms)
+            await ledger.commit(Accept(task=task, digest=fingerprint(task)[0]))
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(BOUND_S):
+            while (await ledger.counts()).queued < 2:  # noqa: ASYNC110  (time must pass)
+                await asyncio.sleep(0.01)
+        assert (await ledger.counts()).parked == 1
+    finally:
+        running.cancel()
+        await asyncio.wait((running,))
+        await ledger.close()
+
+
+async def test_what_cannot_be_acted_on_is_tried_again_at_the_next_round_and_not_at_once(town: Town) -> None:
+    await town.send(deadline_in_ms=1_000)
+    town.clocks.set_wall(STEP_MS + 1)
+    steps = 0
+
+    class CountedSweeper(Sweeper):
+        async def step(self) -> Swept | None:
+            nonlocal steps
+            steps += 1
+            return await super().step()
+
+    running = asyncio.create_task(
+        CountedSweeper(town.ledger, town.operator.agent, log=Log(), interval_ms=3_600_000).run()
+    )
+    await asyncio.sleep(0.2)
+    running.cancel()
+    assert steps <= 1

@@ -14,7 +14,7 @@ import httpx2
 
 from covenant.agents.api import Agent
 from covenant.model.task_event import StatusUpdate
-from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
+from tests.daemon_under_test import NO_AUTHORITIES, DaemonUnderTest, open_daemon_under_test
 from tests.waits import BOUND_S
 
 OUR_PAGE = {"sec-fetch-site": "same-origin"}
@@ -58,7 +58,7 @@ class Browser:
 @asynccontextmanager
 async def open_browser(daemon: DaemonUnderTest, token: str | None = None) -> AsyncIterator[Browser]:
     """Logged in with the token, if one is given."""
-    async with httpx2.AsyncClient(base_url=daemon.url, timeout=BOUND_S, trust_env=False) as http:
+    async with httpx2.AsyncClient(base_url=daemon.url, timeout=BOUND_S, trust_env=False, verify=NO_AUTHORITIES) as http:
         browser = Browser(http)
         if token is not None:
             answer = await browser.login(token)
@@ -79,19 +79,29 @@ async def new_viewer(daemon: DaemonUnderTest, display: str = "eve@test") -> str:
 
 
 class ParsedPage(HTMLParser):
-    """Elements with their attributes, and the text between them, as a browser reads them."""
+    """Elements with their attributes, and the text between them, as a browser reads them. One without `scripts` has
+    also what is meant for those."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html: str, *, scripts: bool = True) -> None:
         super().__init__()
+        self.scripts = scripts
+        self.left_out = False
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
+        if tag == "noscript":
+            self.left_out = self.scripts
+        elif not self.left_out:
+            self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.left_out = self.left_out and tag != "noscript"
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if not self.left_out:
+            self.text += data
 
     def fields(self) -> dict[str, str]:
         """The inputs that are sent as they stand."""
@@ -102,10 +112,13 @@ class ParsedPage(HTMLParser):
         }
 
 
-async def send_task(daemon: DaemonUnderTest, text: str, *, token: str | None = None, agent: str = "teller") -> Any:
+async def send_task(
+    daemon: DaemonUnderTest, text: str, *, token: str | None = None, agent: str = "teller", wait: bool = True
+) -> Any:
     """Send a message to an agent over A2A. Returns the task, as it is when it has ended or waits for its sender."""
     message = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": text}]}
-    body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+    params = {"message": message, "configuration": {"returnImmediately": not wait}}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": params}
     headers = {"A2A-Version": "1.0"}
     answer = await daemon.ask("POST", f"/v1/a2a/agents/{agent}", token=token, json=body, headers=headers)
     return answer.json()["result"]["task"]

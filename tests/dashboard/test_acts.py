@@ -1,14 +1,17 @@
 """The forms: what each does, for whom, and that what stands in them is text."""
 
 import re
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from covenant.agents.api import Agent, Turn
 from covenant.dashboard.dashboard import ACTS, VERBS
 from covenant.dashboard.session_operations import TAKEN_BY_GET
-from covenant.doors.operator_api import OPERATIONS
+from covenant.dashboard.task_acts import AT_ONCE
+from covenant.doors.operator_api.operation_table import OPERATIONS
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.dashboard.browser import (
     Browser,
@@ -47,7 +50,43 @@ async def test_a_repair_of_another_lease_than_was_seen_changes_nothing(
     await daemon.ask("GET", "/a2a/tasks/next", token=stuck.worker)
     late = await operator.send("/ui/act/repair", **form, lease=stuck.lease_id)
     assert (late.status_code, "lease mismatch" in late.text) == (409, True)
+    (lease,) = {*(await leases(operator, stuck.task_id))} - {stuck.lease_id}
+    assert ParsedPage(late.text).fields()["lease"] == lease, "the lease that there is now is shown, and is the guard"
     assert (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["state"] == "in_flight"
+
+
+async def leases(operator: Browser, task_id: str) -> list[str]:
+    return [each["lease_id"] for each in (await operator.read(f"a2a/tasks/{task_id}/show"))["leases"]]
+
+
+async def test_what_is_left_to_choose_is_said_in_the_forms_own_words(
+    daemon: DaemonUnderTest, operator: Browser
+) -> None:
+    stuck = await leave_stuck(daemon)
+    form = {"task": stuck.task_id, "lease": stuck.lease_id, "reason": "gone"}
+    for path, given in (("/ui/act/repair", form), ("/ui/act/bulk", {"state": "in_flight", "reason": "gone"})):
+        nothing = await operator.send(path, **given)
+        assert (nothing.status_code, "choose what to do" in nothing.text) == (400, True)
+        unsure = await operator.send(path, **given, command="requeue")
+        assert (unsure.status_code, "choose: it may run twice without harm" in unsure.text) == (400, True)
+        assert "operator_accepted" not in ParsedPage(unsure.text).text
+    assert (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["state"] == "in_flight"
+
+
+async def test_the_list_of_forms_leads_to_each_without_any_script(daemon: DaemonUnderTest, operator: Browser) -> None:
+    stuck = await leave_stuck(daemon)
+    page = ParsedPage((await operator.get("/ui/act")).text)
+    targets = [str(given["action"]) for name, given in page.elements if name == "form" and given["method"] == "get"]
+    assert targets == [f"/ui/act/{verb}" for verb in ACTS]
+    assert (await operator.get(f"/ui/act/repair?task={stuck.task_id[:8]}")).status_code == 200
+    assert (await operator.send("/ui/act", x="y")).status_code == 400
+    async with open_browser(daemon, await new_viewer(daemon)) as viewer:
+        assert "/ui/act/" not in (await viewer.get("/ui/act")).text
+    async with open_browser(daemon, await daemon.add_tenant("acme")) as tenant:
+        shown = (await tenant.get("/ui/act")).text
+        assert [verb for verb in ACTS if f'action="/ui/act/{verb}"' in shown] == ["cancel", "answer"]
+    async with open_browser(daemon) as nobody:
+        assert (await nobody.get("/ui/act")).headers["location"] == "/ui/login?next=/ui/act"
 
 
 async def test_a_repair_of_a_task_that_was_seen_without_a_lease_ends_none(
@@ -70,21 +109,77 @@ async def test_a_repair_of_a_task_that_was_seen_without_a_lease_ends_none(
     assert (await operator.send("/ui/act/repair", **{**late, **again})).status_code == 303
 
 
-async def test_a_missing_grant_is_said_and_offered(daemon: DaemonUnderTest, operator: Browser) -> None:
+async def test_a_missing_grant_is_given_without_losing_what_was_typed(
+    daemon: DaemonUnderTest, operator: Browser
+) -> None:
     stuck = await leave_stuck(daemon)
-    form = {"task": stuck.task_id, "lease": stuck.lease_id, "command": "force_error", "reason": "r", "message": "m"}
+    typed = {"command": "force_error", "reason": f"{'long ' * 100}reason", "message": "it is <gone>"}
+    form = {"task": stuck.task_id, "lease": stuck.lease_id, **typed}
     refused = await operator.send("/ui/act/repair", **form)
-    assert refused.status_code == 403
-    (offer,) = [
-        str(attributes["href"])
-        for name, attributes in ParsedPage(refused.text).elements
-        if name == "a" and "act/grant" in str(attributes.get("href"))
-    ]
-    given = ParsedPage((await operator.get(offer)).text).fields()
-    assert given["action"] == "a2a.repair.force_error"
-    assert (await operator.send("/ui/act/grant", **given)).status_code == 303
-    assert (await operator.send("/ui/act/repair", **form)).status_code == 303
-    assert (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["result"]["error_message"] == "m"
+    assert (refused.status_code, 'name="offered"' in refused.text) == (403, True)
+    given = await operator.send("/ui/act/repair", **form, offered="yes")
+    assert (given.status_code, 'name="offered"' in given.text) == (200, False)
+    page = ParsedPage(given.text)
+    assert "now has the grant a2a.repair.force_error" in page.text
+    assert (page.fields()["lease"], page.fields()["message"]) == (stuck.lease_id, "it is <gone>")
+    assert typed["reason"] in page.text
+    assert (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["state"] == "in_flight", "nothing else was done"
+    assert (await operator.send("/ui/act/repair", **{**form, "reason": "r"})).status_code == 303
+    assert (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["result"]["error_message"] == "it is <gone>"
+    late = await operator.send("/ui/act/cancel", task=stuck.task_id, reason="r", plain="yes")
+    assert "had ended before: it is failed" in late.text
+    assert (await operator.send("/ui/act/cancel", task=stuck.task_id, offered="yes")).status_code == 400
+    async with open_browser(daemon, await daemon.add_tenant("acme")) as tenant:
+        assert (await tenant.send("/ui/act/repair", **form, offered="yes")).status_code == 403
+
+
+async def test_what_was_typed_comes_back_whole_or_is_refused_in_words(
+    daemon: DaemonUnderTest, operator: Browser
+) -> None:
+    stuck = await leave_stuck(daemon)
+    typed = "A" * 30_000 + "END"
+    refused = await operator.send("/ui/act/answer", task=stuck.task_id, text=typed)
+    assert (refused.status_code, typed in ParsedPage(refused.text).text) == (409, True)
+    assert "does not wait for its sender" in refused.text
+    more = await operator.send("/ui/act/answer", task=stuck.task_id, text="A" * 300_000)
+    assert (more.status_code, "262144" in ParsedPage(more.text).text) == (413, True)
+
+
+async def test_a_short_id_leads_to_the_page_of_the_whole_id(daemon: DaemonUnderTest, operator: Browser) -> None:
+    stuck = await leave_stuck(daemon)
+    await daemon.identities.grant(daemon.operator, "a2a.repair.requeue", to=daemon.operator.agent.display)
+    short = stuck.task_id[:8]
+    seen = ParsedPage((await operator.get(f"/ui/act/repair?task={short}")).text).fields()
+    assert seen["task"] == stuck.task_id
+    form = {"task": short, "lease": stuck.lease_id, "command": "requeue", "risk": "idempotent", "reason": "gone"}
+    for verb, given in (("repair", form), ("cancel", {"task": short, "reason": "r"})):
+        done = await operator.send(f"/ui/act/{verb}", **given)
+        assert (done.status_code, done.headers["location"]) == (303, f"/ui/task/{stuck.task_id}")
+
+
+async def test_an_act_without_scripts_ends_on_a_page_that_says_what_was_done(
+    daemon: DaemonUnderTest, operator: Browser
+) -> None:
+    stuck = await leave_stuck(daemon)
+    await daemon.identities.grant(daemon.operator, "a2a.repair.requeue", to=daemon.operator.agent.display)
+    plain = ParsedPage((await operator.get(f"/ui/act/repair?task={stuck.task_id}")).text, scripts=False).fields()
+    done = await operator.send("/ui/act/repair", **plain, command="requeue", risk="idempotent", reason="gone")
+    assert (done.status_code, f"Task {stuck.task_id} is repaired: it is queued now." in done.text) == (200, True)
+    links = [attributes.get("href") for name, attributes in ParsedPage(done.text).elements if name == "a"]
+    assert {"/ui/act", f"/ui/task/{stuck.task_id}"} <= {*links}
+    canceled = await operator.send("/ui/act/cancel", task=stuck.task_id, reason="r", plain="yes")
+    assert (canceled.status_code, f"Task {stuck.task_id} is canceled." in canceled.text) == (200, True)
+    back = {"action": "a2a.repair.force_error", "to": "operator@local", "next": "/ui/act/bulk?state=parked"}
+    led = await operator.send("/ui/act/grant", **back, plain="yes")
+    assert (led.status_code, led.headers["location"]) == (303, back["next"]), "a form works without scripts"
+
+
+async def test_pages_that_refuse_have_the_links_of_the_others(daemon: DaemonUnderTest, operator: Browser) -> None:
+    for path in ("/ui/act/nonsense", f"/ui/act/cancel?task={uuid.uuid4()}", "/ui/nonsense"):
+        refused = await operator.get(path)
+        assert (refused.status_code, 'href="/ui/act"' in refused.text) == (404, True), path
+    async with open_browser(daemon) as nobody:
+        assert 'href="/ui/act"' not in (await nobody.get("/ui/nonsense")).text
 
 
 async def test_a_task_that_waits_is_answered_and_goes_on(short_path: Path) -> None:
@@ -102,6 +197,33 @@ async def test_a_task_that_waits_is_answered_and_goes_on(short_path: Path) -> No
                 await watch.next(60)
         again = await browser.send("/ui/act/answer", task=task["id"], text="blue")
         assert again.status_code in {404, 409}
+
+
+@pytest.mark.parametrize(("decision", "words", "told"), [("yes", "", "approved=True"), ("no", "too much", "too much")])
+async def test_an_approval_is_decided_without_scripts(short_path: Path, decision: str, words: str, told: str) -> None:
+    agent = Agent("teller")
+
+    @agent
+    async def ask(turn: Turn) -> str:
+        decided = await turn.approve("Pay ten?")
+        return f"approved={bool(decided)} {decided.reason}"
+
+    async with (
+        open_daemon_under_test(short_path / "home", agent) as daemon,
+        open_browser(daemon, daemon.token) as browser,
+    ):
+        task = await send_task(daemon, "pay")
+        page = ParsedPage((await browser.get(f"/ui/act/answer?task={task['id']}")).text)
+        assert "The task waits for an approval." in page.text
+        assert page.fields()["question"] == "1-1"
+        with daemon.daemon.base.storage.ledger.watch(task["id"]) as watch:
+            done = await browser.send("/ui/act/answer", task=task["id"], question="1-1", decision=decision, text=words)
+            assert done.status_code == 303
+            while (shown := await browser.read(f"a2a/tasks/{task['id']}/show"))["result"] is None:
+                await watch.next(60)
+        assert told in str(shown["result"])
+        late = ParsedPage((await browser.get(f"/ui/act/cancel?task={task['id']}")).text)
+        assert "The task has ended already: it is completed." in late.text
 
 
 async def test_a_task_is_canceled_with_a_reason(daemon: DaemonUnderTest, operator: Browser) -> None:
@@ -122,6 +244,46 @@ async def test_many_tasks_are_repaired_after_a_dry_run(daemon: DaemonUnderTest, 
     done = await operator.send("/ui/act/bulk", **page.fields())
     assert "1 of 1 done" in ParsedPage(done.text).text
     assert (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["state"] == "queued"
+
+
+@pytest.mark.parametrize("number", ["abc", "-1", "9" * 40, "1.5", "\u00b2"])
+async def test_a_wrong_number_is_told_in_words(operator: Browser, number: str) -> None:
+    answer = await operator.send("/ui/act/bulk", attempt_min=number, command="cancel", reason="r")
+    assert answer.status_code == 400
+    assert "attempt min must be a whole number" in ParsedPage(answer.text).text
+
+
+@pytest.mark.parametrize("path", ["/ui/task", "/ui/task/", "/ui/tree"])
+async def test_an_address_without_a_task_says_so(operator: Browser, path: str) -> None:
+    answer = await operator.get(path)
+    assert answer.status_code == 404
+    page = ParsedPage(answer.text)
+    assert "names no task" in page.text
+    assert any(attributes.get("href") == "/ui/tasks" for _, attributes in page.elements)
+
+
+async def test_a_repair_of_many_says_how_many_match_and_that_more_are_left(
+    daemon: DaemonUnderTest, operator: Browser
+) -> None:
+    stuck = await leave_stuck(daemon)
+    recipient = (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["task"]["recipient"]
+    for number in range(AT_ONCE + 4):
+        task = {"id": str(uuid.uuid4()), "recipient": recipient, "intent_text": f"bulk {number}"}
+        await daemon.ask("POST", "/a2a/tasks", json=task)
+    form = {"state": "queued", "command": "cancel", "reason": "not needed"}
+    dry = ParsedPage((await operator.send("/ui/act/bulk", **form)).text)
+    assert f"{AT_ONCE + 4} tasks match. The first {AT_ONCE} are listed and done at once" in dry.text
+    assert f"Apply to {AT_ONCE} tasks" in dry.text
+    assert len([name for name, _ in dry.elements if name == "tr"]) == AT_ONCE + 1
+    done = ParsedPage((await operator.send("/ui/act/bulk", **dry.fields())).text)
+    assert f"{AT_ONCE} of {AT_ONCE} done. More tasks match" in done.text
+    rest = ParsedPage((await operator.send("/ui/act/bulk", **done.fields())).text)
+    assert "4 tasks match, and 4 would change" in rest.text
+    await operator.send("/ui/act/bulk", **rest.fields())
+    for nothing in (form, {**form, "state": "in_flight", "command": "requeue", "risk": "idempotent", "key": "none"}):
+        none = ParsedPage((await operator.send("/ui/act/bulk", **nothing)).text)
+        assert "0 tasks match, and 0 would change" in none.text
+        assert "Apply" not in none.text
 
 
 async def test_tenants_are_rotated_disabled_and_enabled(daemon: DaemonUnderTest, operator: Browser) -> None:
@@ -171,7 +333,8 @@ async def test_what_others_wrote_is_text_in_a_form(daemon: DaemonUnderTest, oper
             "/ui/static/form.js"
         ]
         assert all(not key.startswith("on") for _, attributes in plain.elements for key in attributes)
-        assert words[:300] in plain.text
+        assert words[:300].replace("\u202e", "⟨U+202E⟩") in plain.text
+        assert "\u202e" not in plain.text
     refused = await operator.send("/ui/act/cancel", task=stuck.task_id, reason="", next=words[:1_000])
     assert "<script>alert" not in refused.text
     assert len(refused.text) < 60_000

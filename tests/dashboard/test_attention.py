@@ -6,32 +6,48 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.doors.operator_api.attention import BEHIND_MAX, PARKED_MS, storage_needs
+from covenant import Agent, Turn
+from covenant.doors.operator_api.attention import BEHIND_MAX, LISTED_MAX, PARKED_MS, Need, count_needs, storage_needs
 from covenant.ledger.contract.ledger import Counts
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.dashboard.browser import Browser, asking_agent, new_viewer, open_browser, send_task
 from tests.ledger_contract.fake_clock import FakeClock
+from tests.waits import eventually
 
 
 async def test_a_quiet_daemon_needs_nobody(operator: Browser) -> None:
     found = await operator.read("a2a/attention")
-    assert (found["kind"], found["items"]) == ("a2a_attention", [])
+    assert (found["kind"], found["needs"], found["items"]) == ("a2a_attention", 0, [])
     assert found["numbers"]["queued"] == 0
     rates = await operator.read("rates")
-    assert len(rates["settled"]) == len(rates["failed"]) == 60
+    assert len(rates["settled"]) == len(rates["failed"]) == 1, "the minute under way is the only one that it knows"
 
 
-async def test_what_ended_in_the_minute_under_way_is_told_at_once(short_path: Path) -> None:
-    async with open_daemon_under_test(short_path / "home", asking_agent()) as daemon:
+async def test_what_ended_in_the_minute_under_way_is_told_at_once_and_since_when_it_is_known(short_path: Path) -> None:
+    clock = FakeClock()
+    async with open_daemon_under_test(short_path / "home", asking_agent(), clock=clock) as daemon:
         dashboard = daemon.daemon.doors.dashboard
         assert dashboard is not None
         assert dashboard.sampler in daemon.daemon.schedulers, "the daemon looks once a minute"
         await dashboard.sampler.sample()
+        # The daemon takes a first sample by itself, before or after this one.
+        sampler = dashboard.sampler
+
+        async def both_samples() -> bool:
+            return len((await sampler.rates()).settled) == 2
+
+        await eventually(both_samples)
+        before, since_ms = 2, clock.now_ms
+        clock.advance(60_000)
         await send_task(daemon, "blue")
         async with open_browser(daemon, daemon.token) as browser:
-            assert (await browser.read("rates"))["settled"][-2:] == [0, 1]
+            rates = await browser.read("rates")
+            assert (len(rates["settled"]), rates["settled"][-1], rates["since_ms"]) == (before, 1, since_ms)
             await dashboard.sampler.sample()
             assert (await browser.read("rates"))["settled"][-2:] == [1, 0]
+            for _ in range(70):
+                await dashboard.sampler.sample()
+            assert (await browser.read("rates"))["settled"] == [0] * 60
 
 
 async def test_refused_logins_are_told_with_where_they_came_from(daemon: DaemonUnderTest, operator: Browser) -> None:
@@ -41,6 +57,22 @@ async def test_refused_logins_are_told_with_where_they_came_from(daemon: DaemonU
     (item,) = (await operator.read("a2a/attention"))["items"]
     assert (item["what"], item["act"]["href"]) == ("login_refused", "/ui/audit?type=authentication_failed")
     assert "127.0.0.1" in item["detail"]
+    assert item["title"] == "3 refused logins in the last hour"
+    assert (await operator.read("a2a/attention"))["needs"] == 1, "one look mends it"
+
+
+def test_each_kind_counts_as_often_as_it_is_listed_or_more_often_if_it_says_so() -> None:
+    told = [("holder_lost", 70), ("holder_lost", 70), ("parked_long", 1), ("parked_long", 1), ("writer_failed", 1)]
+    items = [Need(what=what, severity="bad", title="", detail="", count=count) for what, count in told]
+    assert count_needs(items) == 73
+    assert count_needs([]) == 0
+
+
+async def test_one_refused_login_is_told_in_the_singular(daemon: DaemonUnderTest, operator: Browser) -> None:
+    async with open_browser(daemon) as stranger:
+        await stranger.login("nonsense")
+    (item,) = (await operator.read("a2a/attention"))["items"]
+    assert item["title"] == "1 refused login in the last hour"
 
 
 async def test_a_task_that_waits_for_long_is_told_with_the_form_that_answers_it(short_path: Path) -> None:
@@ -53,6 +85,40 @@ async def test_a_task_that_waits_for_long_is_told_with_the_form_that_answers_it(
             assert (item["what"], item["task_id"]) == ("parked_long", task["id"])
             assert item["command"] == f"covenant a2a show {task['id']}"
             assert (await browser.get(item["act"]["href"])).status_code == 200
+
+
+def sleeping_agent() -> Agent:
+    agent = Agent("sleeper", description="Sleeps for a month.")
+
+    @agent
+    async def sleep(turn: Turn) -> str:
+        await turn.sleep(30 * 86_400)
+        return "awake"
+
+    return agent
+
+
+async def test_tasks_that_sleep_hide_no_question_and_each_question_counts(short_path: Path) -> None:
+    clock = FakeClock()
+    async with open_daemon_under_test(short_path / "home", asking_agent(), sleeping_agent(), clock=clock) as daemon:
+        for number in range(LISTED_MAX + 1):
+            await send_task(daemon, f"sleep {number}", agent="sleeper", wait=False)
+        ledger = daemon.ledger
+        while True:
+            moved = ledger.changes.moved()
+            if (await ledger.counts()).parked > LISTED_MAX:
+                break
+            await moved
+        clock.advance(1_000)
+        first, second = [await send_task(daemon, "paint it") for _ in range(2)]
+        clock.advance(PARKED_MS + 1)
+        await send_task(daemon, "paint it too")
+        async with open_browser(daemon, daemon.token) as browser:
+            found = await browser.read("a2a/attention")
+            assert [item["task_id"] for item in found["items"]] == [first["id"], second["id"]]
+            assert {item["count"] for item in found["items"]} == {2}
+            assert found["needs"] == 2
+            assert found["numbers"]["parked"] == LISTED_MAX + 4
 
 
 CALM = Counts(

@@ -28,6 +28,11 @@ from covenant.model.ids import TaskId
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.dashboard.browser import OUR_PAGE, Browser, asking_agent, leave_stuck, new_viewer, open_browser, send_task
 from tests.ledger.embedded.recorded import task as new_task
+from tests.ledger_contract.fake_clock import FakeClock
+from tests.waits import BOUND_S
+
+MINUTE_MS = 60_000
+ENDED = "end", {"why": "logged_out"}
 
 
 class Feed:
@@ -84,9 +89,40 @@ async def test_a_change_of_a_task_is_told_with_its_state_and_the_counts(
         assert told["agent"].startswith("worker")
         await daemon.ask("POST", f"/a2a/tasks/{stuck.task_id}/cancel", json={"reason": "r"})
         await until_told(feed, stuck.task_id, "result_pending")
-    async with follow(operator) as feed:
-        _, counts = await feed.next("counts")
-        assert counts["lanes"]["in_flight"] in {0, 1}
+        while (await feed.next("counts"))[1]["lanes"]["result_pending"] != 1:
+            pass
+
+
+async def test_every_change_is_counted_though_nothing_follows_it(tmp_path: Path) -> None:
+    ledger = await open_ledger(tmp_path, clock=lambda: 1_000)
+    try:
+        clock = FeedClock(ledger, followers_max=1)
+        ledger.changes.begin()
+        await clock.look(counting=True)
+        assert clock.counts["queued"] == 0
+        await ledger.commit(Accept(task=new_task(1), digest="d" * 64, minted=True))
+        await clock.look(counting=False)
+        position, counted = clock.ring.position, clock.counted
+        assert clock.counts["queued"] == 0, "this round does not count"
+        told = asyncio.create_task(clock.news(position, counted, BOUND_S))
+        await asyncio.sleep(0)
+        await clock.look(counting=True)
+        assert clock.counts["queued"] == 1
+        assert clock.ring.position == position
+        assert await told, "whoever follows hears of counts alone"
+    finally:
+        await ledger.close()
+
+
+async def test_whoever_connects_is_told_the_counts_of_now(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covenant.dashboard.feed.LINGER_S", 0.0)
+    async with open_daemon_under_test(short_path / "home") as daemon, open_browser(daemon, daemon.token) as operator:
+        async with follow(operator) as feed:
+            assert (await feed.next("counts"))[1]["lanes"]["in_flight"] == 0
+        assert not daemon.ledger.changes.on, "nobody looks, as a minute after the last reader left"
+        await leave_stuck(daemon)
+        async with follow(operator) as feed:
+            assert (await feed.next("counts"))[1]["lanes"]["in_flight"] == 1
 
 
 async def test_a_reader_goes_on_where_it_was(daemon: DaemonUnderTest, operator: Browser) -> None:
@@ -143,9 +179,35 @@ async def test_audit_rows_are_told(daemon: DaemonUnderTest, operator: Browser) -
 async def test_the_feed_ends_with_its_session(daemon: DaemonUnderTest, operator: Browser) -> None:
     async with follow(operator) as feed:
         await daemon.identities.rotate(daemon.operator, None)
-        assert await feed.next("end") == ("end", {"why": "logged_out"})
+        assert await feed.next("end") == ENDED
         with pytest.raises(EOFError):
             await feed.next()
+
+
+@pytest.mark.parametrize("limit", ["idle_ms", "session_ms"])
+async def test_on_a_busy_daemon_the_feed_ends_when_its_session_is_over(short_path: Path, limit: str) -> None:
+    clock = FakeClock()
+    async with open_daemon_under_test(
+        short_path / "home", asking_agent(), clock=clock, ui={limit: MINUTE_MS}
+    ) as daemon:
+        token = await daemon.add_tenant("acme")
+        async with open_browser(daemon, daemon.token) as one, open_browser(daemon, token) as two:
+            async with follow(one) as operators, follow(two) as tenants:
+                await operators.next("counts")
+                clock.advance(MINUTE_MS)
+                await send_task(daemon, "paint")
+                assert await operators.next() == ENDED, "nothing more is told"
+                assert await tenants.next() == ENDED, "though nothing of its own happened"
+            assert (await one.http.get("/ui/feed", headers=OUR_PAGE)).status_code == 401
+
+
+async def test_the_feed_ends_with_the_grant_of_its_viewer(daemon: DaemonUnderTest) -> None:
+    token = await new_viewer(daemon)
+    async with open_browser(daemon, token) as browser, follow(browser) as feed:
+        await feed.next("counts")
+        (grant,) = [each for each in await daemon.identities.grants(daemon.operator, 10) if each.action == "ui.view"]
+        await daemon.identities.revoke_grant(daemon.operator, grant.signature_b58)
+        assert await feed.next() == ENDED, "not even the audit of it is told"
 
 
 async def test_the_feed_needs_a_session_and_its_readers_are_bounded(short_path: Path) -> None:

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 
 from covenant import Embedded, File, Resource, Task, TaskId
+from covenant.dashboard.dashboard import TASK_PAGES
 from covenant.dashboard.static_files import StaticFiles
+from covenant.wire.mailbox import FindRequest
 from tests.daemon_under_test import DaemonUnderTest
 from tests.dashboard.browser import OUR_PAGE, Browser, new_viewer, open_browser
 
@@ -40,7 +42,7 @@ async def test_shells_are_sent_to_everybody_and_revalidated_by_their_content(dae
     async with open_browser(daemon) as browser:
         for path, body in {
             "/ui/": files.pages["attention"].body,
-            **{f"/ui/{name}": page.body for name, page in files.pages.items()},
+            **{f"/ui/{name}{'/some-id' * (name in TASK_PAGES)}": page.body for name, page in files.pages.items()},
             **{f"/ui/static/{name}": file.body for name, file in files.assets.items()},
         }.items():
             answer = await browser.get(path)
@@ -48,7 +50,20 @@ async def test_shells_are_sent_to_everybody_and_revalidated_by_their_content(dae
             assert answer.headers["cache-control"] == "no-cache"
             again = await browser.get(path, **{"if-none-match": answer.headers["etag"]})
             assert (again.status_code, again.content) == (304, b"")
-        assert (await browser.get("/ui/task/some-id")).content == files.pages["task"].body
+
+
+async def test_pages_that_the_server_writes_name_the_icon_and_shells_lead_to_the_forms(daemon: DaemonUnderTest) -> None:
+    async with open_browser(daemon) as browser:
+        assert '<link rel="icon"' in (await browser.get("/ui/login")).text
+    for name, page in StaticFiles().pages.items():
+        (shown,) = re.findall(r"<noscript>.*?</noscript>", page.body.decode())
+        assert '<a href="/ui/act">' in shown, name
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "HEAD"])
+async def test_the_feed_is_read_and_nothing_else(operator: Browser, method: str) -> None:
+    answer = await operator.http.request(method, "/ui/feed", headers=OUR_PAGE)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
 
 
 @pytest.mark.parametrize(
@@ -98,6 +113,13 @@ def test_a_shell_preloads_what_its_script_imports_and_the_scripts_stay_within_th
     assert sum(map(len, scripts.values())) <= 81_920
 
 
+def test_each_filter_of_the_list_of_tasks_is_one_that_the_daemon_has() -> None:
+    script = StaticFiles().assets["tasks.js"].body.decode()
+    (listed,) = re.findall(r"const NAMES = \[(.*)\];", script)
+    known = {each.name for each in msgspec.structs.fields(FindRequest)}
+    assert set(re.findall(r'"(\w+)"', listed)) <= known
+
+
 async def test_shells_and_scripts_name_no_other_origin_and_have_nothing_inline() -> None:
     files = StaticFiles()
     for name, file in {**files.pages, **files.assets}.items():
@@ -129,13 +151,15 @@ async def test_nothing_but_the_packages_files_is_sent(daemon: DaemonUnderTest, p
         {"sec-fetch-site": "cross-site", "origin": "OURS"},
         {"origin": "https://evil.example"},
         {"origin": "null"},
+        {"origin": "https:OTHER"},
     ],
     ids=str,
 )
 async def test_what_changes_something_must_come_from_our_own_page(
     daemon: DaemonUnderTest, operator: Browser, headers: dict[str, str]
 ) -> None:
-    headers = {name: value.replace("OURS", daemon.url) for name, value in headers.items()}
+    other = daemon.url.removeprefix("http:")
+    headers = {name: value.replace("OURS", daemon.url).replace("OTHER", other) for name, value in headers.items()}
     asked = await operator.http.post("/ui/api/login-codes", headers=headers)
     assert (asked.status_code, asked.json()["code"]) == (403, "cross_site")
     out = await operator.send_from(headers, "/ui/logout")

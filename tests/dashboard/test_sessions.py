@@ -8,7 +8,7 @@ import pytest
 from covenant.dashboard.sessions import UiSession
 from covenant.exchange.access.principals import CODE_MS, CODES_MAX
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
-from tests.dashboard.browser import OUR_PAGE, Browser, new_viewer, open_browser
+from tests.dashboard.browser import OUR_PAGE, Browser, ParsedPage, new_viewer, open_browser
 from tests.ledger_contract.fake_clock import FakeClock
 
 HOUR_MS = 3_600_000
@@ -143,6 +143,39 @@ async def test_a_session_lasts_an_hour_without_a_request_and_half_a_day_at_most(
             assert (await browser.api("GET", "session")).status_code == 401
 
 
+async def test_what_a_page_reads_by_itself_keeps_no_session_open(short_path: Path) -> None:
+    clock = FakeClock()
+    async with (
+        open_daemon_under_test(short_path / "home", clock=clock) as daemon,
+        open_browser(daemon, daemon.token) as browser,
+    ):
+        clock.advance(HOUR_MS - 1)
+        by_itself = {**OUR_PAGE, "covenant-reload": "1"}
+        assert (await browser.http.get("/ui/api/session", headers=by_itself)).json()["expires_in_ms"] == 1
+        async with browser.http.stream("GET", "/ui/feed", headers=OUR_PAGE) as feed:
+            assert feed.status_code == 200
+        clock.advance(1)
+        assert (await browser.api("GET", "session")).status_code == 401
+
+
+async def test_a_code_is_sent_by_a_click_where_somebody_may_have_led_the_person_to_it(daemon: DaemonUnderTest) -> None:
+    async def asks(browser: Browser, **headers: str) -> bool:
+        page = ParsedPage((await browser.get("/ui/code", **headers)).text)
+        (form,) = [
+            attributes for name, attributes in page.elements if name == "form" and attributes.get("name") == "code"
+        ]
+        assert ("it may belong to somebody else" in page.text) == ("data-ask" in form)
+        return "data-ask" in form
+
+    async with open_browser(daemon) as browser:
+        assert not await asks(browser)
+        for site in ("cross-site", "same-site"):
+            assert await asks(browser, **{"sec-fetch-site": site})
+        assert await asks(browser, referer="http://elsewhere.example/")
+        await browser.login(daemon.token)
+        assert await asks(browser), "a session would be replaced"
+
+
 async def test_a_secret_that_somebody_else_chose_opens_nothing(daemon: DaemonUnderTest) -> None:
     """Fixation: the browser comes with a secret that an attacker gave it."""
     planted = "attacker-knows-this-one"
@@ -232,7 +265,19 @@ async def test_the_first_page_leads_a_browser_to_the_dashboard_and_others_to_lin
 
 
 @pytest.mark.parametrize(
-    "to", ["https://evil.example/", "//evil.example", "/ui/../../x\r\nset-cookie: a=b", "/other", "/ui/\\evil", ""]
+    "to",
+    [
+        "https://evil.example/",
+        "//evil.example",
+        "/ui/../../x\r\nset-cookie: a=b",
+        "/ui/../a2a/tasks",
+        "/ui/%2e%2E/a2a/tasks",
+        "/ui/.%2e/a2a/tasks",
+        "/ui/x/..",
+        "/other",
+        "/ui/\\evil",
+        "",
+    ],
 )
 async def test_a_login_leads_nowhere_else(daemon: DaemonUnderTest, to: str) -> None:
     async with open_browser(daemon) as browser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import msgspec
@@ -59,6 +60,10 @@ def settled(**metadata: Any) -> dict[str, Any]:
 
 def step(kind: str, ts_ms: int) -> dict[str, Any]:
     return {"kind": kind, "ts_ms": ts_ms, "body": {}}
+
+
+def durable_step(ts_ms: int, no: int, kind: str, **more: Any) -> dict[str, Any]:
+    return {"kind": "step", "ts_ms": ts_ms, "body": {"type": "step", "name": kind, "no": no, "kind": kind, **more}}
 
 
 def used(ts_ms: int, name: str, took_ms: Any) -> dict[str, Any]:
@@ -123,6 +128,57 @@ def test_a_task_waits_for_a_holder_then_for_its_sender_then_for_a_holder_again()
     assert bars_of(shown_task(state="following")) == [("following", 0, None)]
 
 
+def test_a_sleep_and_a_wait_for_a_signal_are_no_time_in_the_queue() -> None:
+    """Steps within a millisecond, too: the first attempt takes none."""
+    sleeps = {"since_ms": 1_000, "for_ms": 60_000, "step": 1, "name": "sleep"}
+    waits = {"since_ms": 62_000, "signal": "paid", "step": 2, "name": "paid"}
+    first = {**LEASE, "ended_at_ms": 1_000, "outcome": "suspended"}
+    second = {**LEASE, "leased_at_ms": 62_000, "ended_at_ms": 62_000, "outcome": "suspended"}
+    steps = (
+        durable_step(1_000, 1, "sleep", wait=sleeps),
+        durable_step(61_000, 1, "sleep"),
+        durable_step(62_000, 2, "wait", wait=waits),
+    )
+    shown = shown_task(*steps, step("continued", 70_000), leases=[first, second], state="parked", created_at_ms=1_000)
+    bars = [bar for bar in task_bars(shown) if bar.kind != "attempt"]
+    assert [(bar.label, bar.begins_ms, bar.ends_ms, bar.until_ms) for bar in bars] == [
+        ("Sleeps", 1_000, 61_000, 61_000),
+        ("In the queue", 61_000, 62_000, None),
+        ("Waits for the signal paid", 62_000, None, None),
+    ], "a message that is kept meanwhile ends no wait"
+
+
+def test_a_question_of_a_step_ends_with_the_step_that_has_its_answer() -> None:
+    first = {**LEASE, "ended_at_ms": 2_000, "outcome": "suspended"}
+    shown = shown_task(
+        step("parked", 2_000), durable_step(8_000, 1, "ask"), leases=[first], state="queued", updated_at_ms=8_000
+    )
+    assert bars_of(shown)[-2:] == [("parked", 2_000, 8_000), ("queued", 8_000, None)]
+
+
+def test_what_no_step_tells_is_a_bar_too_the_time_to_begin_and_the_pause_before_another_attempt() -> None:
+    later = shown_task(state="parked")
+    later = msgspec.structs.replace(later, task=msgspec.structs.replace(later.task, not_before_ms=9_000))
+    (waits,) = task_bars(later)
+    assert (waits.label, waits.begins_ms, waits.ends_ms, waits.until_ms) == ("Waits for its time", 0, None, 9_000)
+    begun = msgspec.structs.replace(later, state="queued")
+    assert bars_of(begun) == [("parked", 0, 9_000), ("queued", 9_000, None)]
+    failed = {**LEASE, "ended_at_ms": 2_000, "outcome": "suspended"}
+    again = shown_task(leases=[failed, {**LEASE, "leased_at_ms": 5_000, "attempt": 2}], state="in_flight")
+    assert bars_of(again)[2] == ("parked", 2_000, 5_000)
+    assert bars_of(shown_task(leases=[failed], state="parked"))[-1] == ("parked", 2_000, None)
+
+
+def test_a_task_that_ended_before_it_had_a_holder_was_in_the_queue() -> None:
+    canceled = shown_task(step("settled", 7_000), cause="cancel")
+    assert bars_of(canceled) == [("queued", 0, 7_000)]
+    followed = shown_task(step("settled", 7_000), cause="leader")
+    assert bars_of(followed) == [("following", 0, 7_000)]
+    parked = {**LEASE, "ended_at_ms": 2_000, "outcome": "parked"}
+    given_up = shown_task(step("parked", 2_000), step("settled", 7_000), leases=[parked], cause="cancel")
+    assert bars_of(given_up)[-1] == ("parked", 2_000, 7_000)
+
+
 def test_a_requeue_is_a_point_and_a_lost_holder_is_told() -> None:
     requeued = {**LEASE, "ended_at_ms": 5_000, "outcome": "requeued", "reason": "it hung"}
     shown = shown_task(leases=[requeued, {**LEASE, "leased_at_ms": 6_000}], state="in_flight", holder_lost=True)
@@ -166,6 +222,20 @@ def test_nothing_is_folded_where_all_is_waiting_or_the_waits_are_short() -> None
     assert [tick.at_ms for tick in waiting.ticks()] == [0, 20, 40, 60, 80, 100]
     work = [Stretch(0, 40), Stretch(70, 100), Stretch(90, 80)]
     assert TimeScale(Stretch(0, 100), work, work).folds() == ()
+
+
+async def test_more_calls_than_are_read_are_told(
+    daemon: DaemonUnderTest, operator: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = await leave_stuck(daemon)
+    worker = (await operator.read(f"a2a/tasks/{stuck.task_id}/show"))["task"]["recipient"]
+    path = f"timeline?task_id={stuck.task_id}"
+    monkeypatch.setattr(timeline, "CALLS_MAX", 2)
+    for calls, told in ((1, False), (2, False), (3, True)):
+        call = {"id": str(uuid.uuid4()), "recipient": worker, "intent_text": "x", "parent": stuck.task_id}
+        assert (await daemon.ask("POST", "/a2a/tasks", json=call)).status_code == 200
+        found = await operator.read(path)
+        assert ([bar["kind"] for bar in found["bars"]].count("child"), found["truncated"]) == (min(calls, 2), told)
 
 
 async def test_who_may_look_at_a_task_may_see_its_story(daemon: DaemonUnderTest, operator: Browser) -> None:

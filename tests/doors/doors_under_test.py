@@ -31,11 +31,13 @@ from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.file_links import FileLinks
 from covenant.exchange.mailbox import MailboxExchange
+from covenant.exchange.schedules import ScheduleAdmin
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.task_logs import TaskLogs
-from covenant.exchange.tasks.writer import Intake
+from covenant.exchange.tasks.writer import Intake, TaskWriter
 from covenant.exchange.tenant_removal import TenantRemovals
-from covenant.ledger.clock import Uuids
+from covenant.exchange.tenant_use import TenantUsage
+from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.backup_file import StagedBackups
 from covenant.ledger.embedded.blob_folder import BlobFolder
@@ -46,6 +48,7 @@ from covenant.model.tenants import TenantLimits
 from covenant.seal.keys import new_private_key, new_token, token_hash
 from tests.doors.clients import Http, Ipc
 from tests.engine_under_test import open_ledger
+from tests.exchange.services import NoWorkers
 from tests.waits import BOUND_S
 
 VERSION: Final = "0.0.test"
@@ -122,6 +125,7 @@ class DoorsUnderTest:
             self.catalogue,
             TaskLogs(self.ledger.now_ms),
             Intake(),
+            TenantUsage(self.ledger, self.limiter, self.files, TenantLimits(), lambda _: 0),
         )
 
     async def tenant(self, name: str, **limits: int) -> Http:
@@ -188,17 +192,17 @@ async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> 
     identity_auth = IdentityAuth(ledger, operator)
     exchange = MailboxExchange(ledger, operator, **options.pop("mailbox", {}))
     catalogue = Catalogue(ledger, key)
-    registry = IdentityAdmin(ledger, identity_auth, operator, key, saved.append, seat=catalogue.seat)
+    registry = IdentityAdmin(ledger, identity_auth, operator, key, saved.append, reserved=catalogue.reserved_identity)
     tenancy = TenantAccess(ledger, operator, identity_auth)
     await tenancy.open()
     limiter = TenantLimiter(now_ms, options.pop("tenant_limits", None))
     waits, meter, logs = WatchedWaits(identity_auth, ledger.limits), Meter(), TaskLogs(ledger.now_ms)
     removals = TenantRemovals(ledger, catalogue, logs, HomeFiles(folder / "home"), operator)
     # As in a daemon: what is in a database is not backed up by files.
-    backups = StagedBackups(folder / "home", ledger, Uuids()) if isinstance(ledger, EmbeddedLedger) else None
+    backups = StagedBackups(folder / "home", ledger, uuid_source()) if isinstance(ledger, EmbeddedLedger) else None
     links = FileLinks(token_hash(token).encode(), ledger.now_ms, 1_000)
     (folder / "home").mkdir(mode=0o700, exist_ok=True)  # a ledger on PostgreSQL has not made it
-    files = StoredFiles(BlobFolder(folder / "home" / "blobs", Uuids()), ledger, links, BlobSettings())
+    files = StoredFiles(BlobFolder(folder / "home" / "blobs", uuid_source()), ledger, links, BlobSettings())
     api = ApiContext(
         services=Services(
             exchange,
@@ -208,11 +212,13 @@ async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> 
             catalogue,
             logs,
             Intake(),
+            TenantUsage(ledger, limiter, files, TenantLimits(live_tasks=9), lambda _: 0),
             options.pop("peers", None),
             backups=options.pop("backups", backups),
             removals=removals,
             files=files,
             http_url="http://files.test",
+            schedules=ScheduleAdmin(ledger, catalogue, TaskWriter(ledger, NoWorkers())),
         ),
         identity_auth=identity_auth,
         waits=waits,

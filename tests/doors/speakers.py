@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 from covenant.doors.http.responses import PROBLEM, style_of
-from covenant.doors.operator_api import BY_KIND
+from covenant.doors.operator_api.operation_table import BY_KIND
 from covenant.wire.ipc_frames import canonical_kind
 from tests.doors.doors_under_test import DoorsUnderTest, EnrolledCaller
 

@@ -7,11 +7,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import httpx2
 import pytest
 
 import covenant.seal
+from covenant.agents.api import Agent, Turn
 from covenant.model.ids import AgentId, PublicKey, base58
 from covenant.seal.keys import verify_grant
+from tests.daemon_under_test import open_daemon_under_test
 from tests.doors.clients import Http
 from tests.doors.doors_under_test import DoorsUnderTest, EnrolledCaller, new_task, now_ms
 from tests.doors.operator_api.test_operations import leased_task, result_of
@@ -195,3 +198,33 @@ async def test_a_check_that_read_a_file_or_verified_a_signature_would_be_seen(un
         assert verify_grant(grant)
         Path(__file__).read_bytes()
     assert {"verify_grant", "open"} <= found
+
+
+@pytest.mark.parametrize("lists", [False, True], ids=["refused", "allowed"])
+async def test_whoever_has_no_token_lists_what_was_sent_without_one_only_if_a_setting_says_so(
+    tmp_path: Path, *, lists: bool
+) -> None:
+    open_agent = Agent("open")
+
+    @open_agent
+    async def answer(turn: Turn) -> str:
+        return turn.text
+
+    published = {"publish": "open", "publish_anonymous": "loopback", "anonymous_lists": lists}
+    async with open_daemon_under_test(tmp_path, open_agent, a2a=published) as daemon:
+
+        async def ask(path: str, token: str | None, said: dict[str, Any] | None = None) -> httpx2.Response:
+            method = "GET" if said is None else "POST"
+            headers = {"A2A-Version": "1.0"}
+            return await daemon.ask(method, f"/v1/a2a/agents/open/{path}", json=said, headers=headers, token=token)
+
+        sent = {}
+        for name, token in (("known", None), ("stranger", "")):
+            message = {"messageId": name, "role": "ROLE_USER", "parts": [{"text": name}]}
+            sent[name] = (await ask("message:send", token, {"message": message})).json()["task"]["id"]
+        listed = await ask("tasks", "")
+        if lists:
+            assert [task["id"] for task in listed.json()["tasks"]] == [sent["stranger"]]
+        else:
+            assert listed.status_code == 401
+        assert {task["id"] for task in (await ask("tasks", None)).json()["tasks"]} == set(sent.values())

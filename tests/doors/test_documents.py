@@ -7,10 +7,12 @@ from pathlib import Path
 import msgspec
 
 from covenant.doors.http.app import PAGES
-from covenant.doors.operator_api import OPERATIONS
+from covenant.doors.operator_api.operation_table import OPERATIONS
+from covenant.ledger.machine.events import TASK_EVENTS
 
 ROOT = Path(__file__).parents[2]
 FORMATS = ROOT / "docs" / "formats"
+TASK_EVENT_TAGS = {str(event.__struct_config__.tag) for event in TASK_EVENTS}
 
 
 def rows(page: str, *, columns: int) -> list[list[str]]:
@@ -52,18 +54,23 @@ def test_the_ipc_page_lists_every_kind_with_its_fields_and_answer() -> None:
     assert documented == served
 
 
+def types_of(value: ast.expr | None) -> list[str]:
+    """Of a literal, or of one literal or another."""
+    either = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+    return [str(each.value) for each in either if isinstance(each, ast.Constant)]
+
+
 def audit_rows_in_source() -> dict[str, set[str]]:
     """The type and fields of each literal row in the packages that write to the audit."""
     found: dict[str, set[str]] = {}
-    for package in ("ledger/machine", "exchange", "daemon", "peers"):
+    for package in ("ledger/machine", "ledger/postgres", "ledger/transfer", "exchange", "daemon", "peers"):
         for path in sorted((ROOT / "src" / "covenant" / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Dict):
                     keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
-                    if keys[:1] == ["type"] and isinstance(node.values[0], ast.Constant):
-                        kind = str(node.values[0].value)
-                        # What servers and applications tell each other begins so as well.
-                        if not kind.startswith("http"):
+                    for kind in types_of(node.values[0]) if keys[:1] == ["type"] else ():
+                        # What servers and applications tell each other begins so as well, and so do events.
+                        if not kind.startswith("http") and kind not in TASK_EVENT_TAGS:
                             found.setdefault(kind, set()).update(map(str, keys[1:]))
     return found
 

@@ -196,7 +196,7 @@ async def test_leases_that_do_not_fit_a_frame_are_given_back(short_path: Path) -
 async def test_nobody_has_to_wait_for_those_who_never_say_who_they_are(short_path: Path) -> None:
     async with open_doors(short_path, handshake_s=0.05) as under_test, under_test.connect() as connection:
         answer = await connection.hear()
-        assert answer == {"kind": "authentication_failed", "reason": "nobody authenticated in time"}
+        assert answer == {"kind": "authentication_failed", "reason": "no authentication in time"}
         assert await connection.hear() is None
 
 

@@ -1,5 +1,8 @@
 """What the kit sends and reads, and how it checks a signature."""
 
+import asyncio
+from urllib.parse import urlsplit
+
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -17,6 +20,8 @@ from covenant.prove.protocol import (
     read_interfaces,
 )
 from covenant.prove.trial import gap_or_repeat
+from covenant.prove.webhook import Webhook
+from tests.waits import BOUND_S, eventually
 
 RPC = Interface("http://x/rpc", "1.0", "JSONRPC")
 OLD = Interface("http://x/rpc", "0.3", "JSONRPC")
@@ -143,3 +148,18 @@ def test_a_signature_holds_for_its_message_and_key_alone() -> None:
     signature = key.sign(b"m")
     larger = (int.from_bytes(signature[32:], "little") + order).to_bytes(32, "little")
     assert not ed25519.holds(public, signature[:32] + larger, b"m")
+
+
+async def test_whoever_stays_connected_to_the_webhook_is_let_go_when_the_run_ends() -> None:
+    async with Webhook() as webhook:
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(webhook.url).port)
+        taking: list[asyncio.Task[object]] = []
+
+        async def is_taken() -> bool:
+            taking.extend(each for each in asyncio.all_tasks() if "Webhook._take" in repr(each.get_coro()))
+            return bool(taking)
+
+        await eventually(is_taken)
+        taking[0].cancel()
+        assert await asyncio.wait_for(reader.read(), BOUND_S) == b""
+        writer.close()

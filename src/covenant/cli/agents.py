@@ -65,7 +65,8 @@ def list_agents(call: Invocation, *, tenant: str) -> None:
     for agent in answer["agents"]:
         made = agent["agent_def"]
         purpose = brief(made["description"] or made["goal"] or made["role"])
-        rows.append(("", agent["id"], agent["kind"], agent["source"], brief(agent["name"]), purpose))
+        source = " ".join((agent["source"], *(["at", ", ".join(agent["nodes"])] if agent.get("nodes") else ())))
+        rows.append(("", agent["id"], agent["kind"], source, brief(agent["name"]), purpose))
     print_table(("agent", "kind", "from", "name", "what it does"), rows)
 
 
@@ -81,6 +82,8 @@ def show(call: Invocation, *, agent_id: str, tenant: str) -> None:
     put(f"{who['display']}  {who['pubkey']}")
     changed = f", changed {ago(agent['updated_at_ms'])}" if agent["updated_at_ms"] else ""
     put(f"{agent['kind']}, {agent['source']}{changed}")
+    if agent.get("nodes"):
+        put(f"served by {', '.join(agent['nodes'])}")
     put(json.dumps(agent["agent_def"], ensure_ascii=False, indent=2))
 
 
@@ -94,7 +97,7 @@ def remove(call: Invocation, *, agent_id: str, tenant: str) -> None:
 
 
 def _definition(agent_id: str | None, file: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """The file's definition, changed by what the options say."""
+    """The file's definition, changed by the options."""
     if file is None and agent_id is not None and agent_id.endswith((".json", ".toml")):
         raise click.UsageError(f"an agent's ID has no dot; to give a file, use --file {shlex.quote(agent_id)}")
     definition: dict[str, Any] = _read(file) if file is not None else {"kind": "worker"}

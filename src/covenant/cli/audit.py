@@ -65,7 +65,7 @@ def recent(call: Invocation, *, limit: int, follow: bool, kind: str | None, **as
 
 
 def _newest(call: Invocation, limit: int, asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """The daemon looks at so many rows for one answer: with a filter, there may be more behind it."""
+    """Says that there may be more rows: with a filter, the daemon looks at a bounded number of rows for one answer."""
     found: list[dict[str, Any]] = []
     below = None
     while True:

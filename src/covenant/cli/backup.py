@@ -20,7 +20,7 @@ from covenant.daemon.environment import environment, now_ms
 from covenant.model.errors import CovenantError, HomeLocked
 
 if TYPE_CHECKING:
-    from covenant.daemon.restored_home import Restored, Until
+    from covenant.daemon.home_backup import Restored, Until
     from covenant.ledger.embedded.backup_file import Manifest, StagedBackup
 
 COPY_S: Final = 3_600.0
@@ -74,13 +74,13 @@ def _staged(home: Path, token_file: str | None) -> Iterator[StagedBackup]:
             yield staged
         return
     with asyncio.Runner() as runner:
-        from covenant.ledger.clock import Uuids
+        from covenant.ledger.clock import uuid_source
         from covenant.ledger.embedded.backup_file import StagedBackups
         from covenant.ledger.embedded.open import open_ledger
 
         ledger = runner.run(open_ledger(home, clock=now_ms))
         try:
-            backups = StagedBackups(home, ledger, Uuids())
+            backups = StagedBackups(home, ledger, uuid_source())
             staged = runner.run(backups.begin())
             try:
                 yield staged
@@ -103,7 +103,7 @@ def _staged_by_daemon(home: Path, token_file: str | None) -> Iterator[StagedBack
                 raise Failure("cannot_read", f"{staged.folder} cannot be read; run this as the owner of the home")
             yield staged
         finally:
-            # A daemon that is gone removes it when it starts again.
+            # If the daemon is gone, its next start removes the copy.
             with suppress(Failure):
                 client.ask("end_backup", backup_id=staged.id)
 
@@ -117,7 +117,7 @@ def _write(file: str, home: Path, staged: StagedBackup) -> tuple[Manifest, int]:
     path = Path(file).expanduser()
     if path.exists():
         raise Failure("file_exists", f"{file} is there already; name a new file")
-    # Its name is for a whole file alone.
+    # The file gets its name once it is whole.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(unfinished, "xb", opener=open_private) as out:
@@ -150,7 +150,7 @@ def restore(*, file: str, home: str | None, segments: Path | None, until: str | 
     Every file is compared with its hash, and the ledger is opened and checked. With --segments it goes on from the
     backup's position to the last shipped record, or to --until. A row in the audit says that it was restored.
     """
-    from covenant.daemon.restored_home import parse_until
+    from covenant.daemon.home_backup import parse_until
 
     if until is not None and segments is None:
         raise click.UsageError("--until needs --segments: a backup alone is of one position")
@@ -172,7 +172,7 @@ def restore(*, file: str, home: str | None, segments: Path | None, until: str | 
 
 
 async def _restore(source: IO[bytes], home: Path, segments: Path | None, until: Until | None) -> Restored:
-    from covenant.daemon.restored_home import restore as restore_home
+    from covenant.daemon.home_backup import restore as restore_home
 
     try:
         return await restore_home(source, home, now_ms=now_ms, segments=segments, until=until)

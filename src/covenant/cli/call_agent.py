@@ -37,16 +37,17 @@ A = TypeVar("A")
 
 AGENTS_PATH: Final = "/v1/a2a/agents/"
 NO_AGENT: Final = "unknown_task"
-"""The code of A2A for an agent that is not there, too."""
+"""A2A uses the same code for an unknown agent."""
+TIMED_OUT: Final = "timed_out"
 ID_LENGTH: Final = 36
-"""Of a UUID. What is shorter is how one begins."""
+"""The length of a UUID. A shorter text is the beginning of one."""
 _AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}").fullmatch
 
 card: Final = CommandGroup("card", help="Agent cards, of any agent.", no_args_is_help=True)
 
 
 def remote_command(function: Function) -> Function:
-    """Give a command the `Options` to call with as its first argument, and the options that make them."""
+    """Adds the options for calls to a command, which gets them as `Options` in its first argument."""
 
     @click.option("--token-env", metavar="NAME", help="The variable of the environment that has the agent's token.")
     @click.option("--token-file", metavar="FILE", help="The file that has it.")
@@ -141,7 +142,12 @@ def call(
                 progress.show(news)
             return stream.reply, f"{remote.way.binding} {remote.way.version}"
 
-    reply, way = _run(converse, target, options, canceled=lambda: f"canceled{progress.called_off}")
+    try:
+        reply, way = _run(converse, target, options, canceled=lambda: f"canceled{progress.called_off}")
+    except Failure as failure:
+        if failure.code != TIMED_OUT or not progress.said:
+            raise
+        raise Failure(failure.code, f"{failure.message}; its last status: {progress.said}") from failure
     if as_json:
         put_json(_reply_object(reply, way))
     else:
@@ -175,7 +181,7 @@ def get(options: Options, *, target: str, as_json: bool, verify: bool) -> None:
 
 
 class Progress:
-    """Progress for whoever watches a terminal, on stderr; and the answer as it comes, if that is wanted."""
+    """Writes progress to stderr if it is a terminal; and the answer as it comes, if that is wanted."""
 
     def __init__(self, *, live: bool) -> None:
         self._live = live
@@ -183,6 +189,8 @@ class Progress:
         self._wrote: list[str] = []
         self._artifacts: dict[str, _Written] = {}
         self._state: str | None = None
+        self.said = ""
+        """The last status of the task that has a text, such as why it waits."""
         self.stream: RemoteStream | None = None
 
     @property
@@ -199,7 +207,10 @@ class Progress:
         elif not isinstance(news, RemoteStatus | RemoteTask):
             if self._live:
                 self._write(news.text)
-        elif self._watched and not news.state.terminal:
+        elif not news.state.terminal:
+            self.said = news.text or self.said
+            if not self._watched:
+                return
             said = f"{news.state.value}: {brief(news.text)}" if news.text else news.state.value
             if said != self._state:
                 self._state = said
@@ -235,19 +246,19 @@ class Progress:
 
 
 class _Written:
-    """What is written of an artifact that comes in chunks.
+    """Writes an artifact that comes in chunks.
 
-    A second attempt at a task begins its text again. As far as it says what is written already, nothing is written;
-    where it says something else, it is written whole, on a line of its own.
+    A second attempt at a task begins its text again. While it repeats what is written already, nothing is written;
+    once it differs, its text is written whole, on a line of its own.
     """
 
     def __init__(self) -> None:
         self._shown: list[str] = []
         self._again: str | None = None
-        """What a later attempt has said, while that is no more than is shown."""
+        """The text of a later attempt, while it only repeats what is shown."""
 
     def add(self, text: str, *, append: bool) -> str:
-        """What to write now."""
+        """The text to write now."""
         if append and self._again is None:
             self._shown.append(text)
             return text
@@ -260,7 +271,7 @@ class _Written:
         return again[len(shown) :] if again.startswith(shown) else f"\n{again}"
 
     def end(self) -> str:
-        """What to write if that is all: the last attempt counts, also where it said less."""
+        """The text to write at the end: the last attempt counts, also if it said less."""
         return f"\n{self._again}" if self._again is not None else ""
 
 
@@ -314,7 +325,7 @@ def _run(
     *,
     canceled: Callable[[], str] = lambda: "canceled",
 ) -> A:
-    """Run it, and turn its failures into those of a command, with advice. `canceled`: what Ctrl-C leads to."""
+    """Runs a call, and turns its failures into those of a command, with advice. `canceled`: the text after Ctrl-C."""
     import asyncio
 
     from covenant.model.errors import CovenantError, Refusal
@@ -336,7 +347,7 @@ def _run(
 
 
 def _advice(code: str, target: str, options: Options) -> str:
-    """What to do about it, where that can be known."""
+    """Advice on a failure, if there is one."""
     from covenant.daemon.connect import find_entry
 
     folder = Path(options.home or "")
@@ -351,7 +362,10 @@ def _advice(code: str, target: str, options: Options) -> str:
 
 
 def _own_agent(target: str, home: Path) -> str | None:
-    """The URL of an agent of the daemon in this home. What a2a_agents.json names comes first, also wrong entries."""
+    """The URL of an agent of the daemon in this home.
+
+    Names in a2a_agents.json come first, also if their entry is wrong.
+    """
     from covenant.daemon.home import url_in
     from covenant.outbound.remote.remote_registry import RemoteRegistry
 
@@ -373,7 +387,7 @@ def _mailbox_of(own_url: str, home: Path) -> str | None:
 
 
 def _allowed(target: str, home: Path) -> tuple[str, ...]:
-    """What the home's settings allow besides the host that was typed. A target that cannot be called is wrong usage."""
+    """The places that the settings allow beside the typed host. A target that cannot be called is wrong usage."""
     from covenant.daemon.settings_loader import load
     from covenant.model.errors import SettingsError
     from covenant.outbound.urls import InvalidUrl, read_url

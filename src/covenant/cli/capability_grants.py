@@ -15,7 +15,7 @@ from covenant.cli.terminal import Failure, ago, brief, console, distance, put, s
 PREFIXES: Final = ("a2a.send.", "a2a.recv.", "a2a.respond.")
 MATCHES_MAX: Final = 16
 PUBKEY_LENGTH_MIN: Final = 43
-"""The shortest base58 of 32 bytes that is not mostly zeros: what is as long is a key, not the start of one."""
+"""The shortest base58 of 32 bytes that are not mostly zeros: a text of this length is a key, not the start of one."""
 
 capabilities: Final = CommandGroup("capabilities", help="Capabilities: who may do what.", no_args_is_help=True)
 

@@ -42,7 +42,7 @@ class DaemonClient:
         self.close()
 
     def close(self) -> None:
-        """The next request opens a connection again."""
+        """Closes the connection. The next request opens another one."""
         if self._socket is not None:
             self._socket.close()
         self._socket = None
@@ -58,7 +58,7 @@ class DaemonClient:
         return answer
 
     def wait_closed(self, within_s: float) -> None:
-        """Until the daemon closes the connection."""
+        """Waits until the daemon closes the connection."""
         if self._socket is None:
             return
         self._socket.settimeout(within_s)

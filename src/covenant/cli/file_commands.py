@@ -1,7 +1,7 @@
 """`covenant files`: files of the blob store, in and out.
 
-The daemon says over its socket where its HTTP is; the bytes go there, in pieces, so that a file of any size passes.
-What arrives is hashed on the way, at both ends.
+The daemon says over its socket where its HTTP server is. The bytes go there in pieces, so a file of any size passes.
+Both ends hash the bytes on the way.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PIECE_BYTES: Final = 256 * 1024
 REFUSAL_BYTES_MAX: Final = 64 * 1024
 ROWS_MAX: Final = 200
 WAIT_S: Final = 60.0
-"""How long either end may say nothing. A whole transfer has no bound here: the daemon has one (blobs.upload_ms_max)."""
+"""How long either end may be silent. The daemon limits the time of a whole transfer (blobs.upload_ms_max)."""
 UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 files: Final = CommandGroup(
@@ -117,7 +117,7 @@ def _row(file: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class TransferProgress:
-    """How far a transfer is, in one line, for a person who watches."""
+    """Shows the progress of a transfer in one line, on a terminal."""
 
     def __init__(self, verb: str, size: int | None) -> None:
         self._verb, self._size, self._done, self._told = verb, size, 0, -1
@@ -151,7 +151,7 @@ def _opened(file: str) -> Iterator[tuple[IO[bytes], int | None]]:
 
 
 def _pieces(source: IO[bytes], size: int | None, hashed: Any, progress: TransferProgress) -> Iterator[bytes]:
-    """As many bytes as were announced, whoever writes to the file meanwhile."""
+    """Reads as many bytes as were announced, even if the file grows meanwhile."""
     left = size
     while piece := source.read(PIECE_BYTES if left is None else min(PIECE_BYTES, left)):
         left = None if left is None else left - len(piece)

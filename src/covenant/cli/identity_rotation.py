@@ -53,9 +53,9 @@ def rotate_identity(*, home: str | None, compromised: bool, as_json: bool) -> No
 @home_option("The home with the keys.")
 @json_option()
 def revocation(*, home: str | None, as_json: bool) -> None:
-    """Print this instance's own word that its identity key is dead. Keep it elsewhere, for the day the key is stolen.
+    """Print a signed revocation of this instance's identity key. Keep it elsewhere, for the day the key is stolen.
 
-    Whoever sends it to a peer (POST /api/v1/a2a/identity, no token) has the peer refuse everything under that key.
+    A peer that gets it (POST /api/v1/a2a/identity, no token) refuses everything under that key.
     """
     from covenant.daemon.keystore import write_revocation
 

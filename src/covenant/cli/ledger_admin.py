@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import click
@@ -42,7 +42,7 @@ def nodes(call: Invocation) -> None:
 
 
 def _row(node: dict[str, Any]) -> tuple[str, ...]:
-    style, state = ("", "alive") if node["alive"] else ("red", "lost")
+    style, state = ("", "alive") if node["alive"] else ("", "left") if node["left"] else ("red", "lost")
     times = (ago(node["started_at_ms"]), ago(node["seen_at_ms"]))
     return style, node["node"], state, *times, str(node["leases"]), node["boot"][:8]
 
@@ -73,12 +73,14 @@ def init(*, url: str | None, home: str | None, as_json: bool) -> None:
 async def _init(settings: Settings) -> tuple[int, bool]:
     from covenant.daemon.keystore import find_passphrase
     from covenant.daemon.telemetry import Log
-    from covenant.daemon.wiring.postgres_storage import import_postgres
+    from covenant.daemon.wiring.postgres_storage import import_postgres, node_name
     from covenant.daemon.wiring.storage import open_storage
 
+    level: int = import_postgres("migrations").LEVEL
     async with open_storage(settings, Log()):
-        level: int = import_postgres("migrations").LEVEL
-        return level, find_passphrase(environment()) is not None
+        pass
+    await _admin().forget_node(settings.ledger.url, node_name(settings))
+    return level, find_passphrase(environment()) is not None
 
 
 @ledger.command("migrate", epilog=json_shape("ledger_migrated", "before", "level"))
@@ -107,11 +109,50 @@ def restored(*, url: str | None, home: str | None, as_json: bool) -> None:
     done again.
     """
     settings = _settings(url, home)
-    fenced: int = _run(lambda: _admin().mark_restored(settings.ledger.url))
+    fenced: int = _run(lambda: _restored(settings))
     if as_json:
         put_json({"kind": "ledger_restored", "fenced": fenced})
     else:
         put(f"{fenced} run(s) of daemons are fenced; those that still run begin anew")
+
+
+@ledger.command("move", epilog=json_shape("ledger_moved", "direction", "home", "moved"))
+@click.option("--out", is_flag=True, help="From the database into the home, instead.")
+@url_option
+@home_option("The home that the ledger is in, or comes to.")
+@json_option()
+def move(*, out: bool, url: str | None, home: str | None, as_json: bool) -> None:
+    """Move the ledger of a home into an empty database, or out of a database into a home.
+
+    All of it is moved: tasks with their history, results, tenants, tokens, grants, agents, push configurations, peers,
+    files and the audit. No daemon may run meanwhile. What was written is read back and compared before the command says
+    that it is done. The source stays as it is, marked so that no daemon serves it. A move that was cut off is finished
+    by the same command.
+    """
+    settings = _settings(url, home)
+    moved: Mapping[str, Any] = _run(lambda: _move(settings, out=out))
+    if as_json:
+        told = [{"what": kind, "count": each.count, "digest": each.digest} for kind, each in moved.items()]
+        direction = "out" if out else "in"
+        put_json({"kind": "ledger_moved", "direction": direction, "home": str(settings.home), "moved": told})
+        return
+    print_table(("what", "count", "digest"), [("", kind, str(m.count), m.digest[:16]) for kind, m in moved.items()])
+    if out:
+        say(f"the ledger is in {settings.home}; remove ledger.url from its settings, and start the daemon there")
+    else:
+        say(f"the ledger is in the database; {settings.home} keeps the old files, and serves them no more")
+
+
+async def _move(settings: Settings, *, out: bool) -> Mapping[str, Any]:
+    from covenant.daemon.wiring.postgres_storage import move_ledger
+
+    return await move_ledger(settings, out=out)
+
+
+async def _restored(settings: Settings) -> int:
+    from covenant.daemon.wiring.postgres_storage import mark_restored
+
+    return await mark_restored(settings)
 
 
 def _admin() -> Any:

@@ -26,6 +26,7 @@ PLACES: Final = {
     "identities": "identities.identities",
     "tenants": "tenants.tenants",
     "agents": "agents.agents",
+    "schedules": "schedule_commands.schedules",
     "files": "file_commands.files",
     "call": "call_agent.call",
     "card": "call_agent.card",

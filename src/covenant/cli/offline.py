@@ -30,6 +30,18 @@ if TYPE_CHECKING:
 NEW_FILE: Final = "--new-file"
 
 AGENTS_FILE: Final = "agents.py"
+FIRST_AGENT: Final = '''"""Agents of this daemon: `covenant serve agents.py` serves every `Agent` at the top level."""
+
+from covenant import Agent, Turn
+
+hello = Agent("hello", description="Greets whoever writes")
+
+
+@hello
+async def greet(turn: Turn):
+    # A string is a chunk of the answer, and is streamed. Returning completes the task; raising fails it.
+    yield f"Hello, {turn.text}!"
+'''
 
 settings: Final = CommandGroup(
     "settings", help="Settings: what is in force, and where it came from.", no_args_is_help=True
@@ -45,12 +57,14 @@ def init(*, file: Path, home: str | None, as_json: bool) -> None:
 
     A file that is there already is left as it is. Everything in settings.toml is commented out, so it changes nothing.
     """
-    from covenant.daemon.home import UnsafeHome
-    from covenant.daemon.starter_files import write_starter_files
+    from covenant.daemon.home import UnsafeHome, make_home
+    from covenant.daemon.settings_loader import FILE_NAME, settings_text
 
     folder = given_home(home)
     try:
-        written = write_starter_files(folder, file)
+        make_home(folder)
+        texts = ((folder / FILE_NAME, settings_text()), (file, FIRST_AGENT))
+        written = [(path, _write_new(path, text)) for path, text in texts]
     except UnsafeHome as error:
         raise Failure("unsafe_home", str(error)) from error
     except OSError as error:
@@ -64,6 +78,16 @@ def init(*, file: Path, home: str | None, as_json: bool) -> None:
     given = "" if home is None and given_before("home", None) is None else f" --home {shlex.quote(near(folder))}"
     say(f"next: {program()}{given} serve {shlex.quote(str(file))}")
     say(f"then, in another terminal: {program()}{given} call hello world")
+
+
+def _write_new(path: Path, text: str) -> bool:
+    """Whether it was written: a file that is there already is left as it is."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        return False
+    return True
 
 
 @settings.command("show", epilog=json_shape("settings", "shown_from", "settings"))
@@ -267,7 +291,7 @@ def _change(folder: Path, new_file: str | None, *, remove: bool) -> tuple[str, b
         said = _asked("Passphrase", f"set {PASSPHRASE_VARIABLE} or {PASSPHRASE_FILE_VARIABLE}")
     keystore = Keystore(folder, said if was_locked else None)
     try:
-        # Before anybody thinks of a new one for nothing.
+        # Checked before a new passphrase is asked for.
         keystore.read_key()
         kept = keystore.relock(None if remove else _new(new_file))
     except LockedHome as locked:
@@ -284,7 +308,7 @@ def _new(new_file: str | None) -> str:
 
 
 def _asked(what: str, otherwise: str, *, twice: bool = False) -> str:
-    """On the terminal, unseen."""
+    """Asks on the terminal, without echo."""
     if not sys.stdin.isatty():
         raise Failure("no_terminal", f"there is no terminal to ask for the passphrase on; {otherwise}")
     answer: str = click.prompt(what, hide_input=True, confirmation_prompt=twice, err=True)

@@ -1,4 +1,4 @@
-"""What commands share: their options, what a command that asks the daemon is given, how this program was called."""
+"""What commands share: options, the invocation of a command that asks the daemon, and how this program was called."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ class Invocation:
 
     @property
     def again(self) -> str:
-        """How to call this program as the same caller once more, up to the command."""
+        """How to call this program again as the same caller, up to the command."""
         given = (f"{name} {shlex.quote(value)}" for name, value in self._caller if value is not None)
         return " ".join([program(), *given])
 
     @property
     def token(self) -> str:
-        """For what the daemon's HTTP is asked."""
+        """The headers for requests to the daemon's HTTP server."""
         return self._client.token
 
     def ask(self, kind: str, *, within_s: float = ANSWER_S, **fields: Any) -> Answer:
@@ -209,7 +209,7 @@ def follow_option(meaning: str) -> Callable[[Function], Function]:
 
 @contextmanager
 def ended_by_ctrl_c() -> Iterator[None]:
-    """Around what a person watches: that they have seen enough is no failure."""
+    """Ctrl-C ends what a person watches, and is no failure."""
     with suppress(KeyboardInterrupt):
         yield
 
@@ -257,7 +257,7 @@ replace_option: Final = click.option(
 
 
 def check_output(call: Invocation, file: str | None, *, replace: bool) -> None:
-    """Before anything is asked for: whether FILE, or standard output for None, may be written to."""
+    """Checks, before anything is asked for, that FILE may be written to; for None, standard output."""
     if file is None and call.json:
         raise click.UsageError("--json says what was written: name a FILE")
     if file is not None and not replace and Path(file).is_file():
@@ -266,7 +266,10 @@ def check_output(call: Invocation, file: str | None, *, replace: bool) -> None:
 
 @contextmanager
 def written(path: Path) -> Iterator[IO[bytes]]:
-    """A file of its owner alone that gets its name when it is whole and on disk. A device or a pipe is written to."""
+    """Writes a file for its owner alone, which gets its name once it is whole and on disk.
+
+    A device or a pipe is written to directly.
+    """
     try:
         if path.exists() and not path.is_file():
             with path.open("wb") as target:

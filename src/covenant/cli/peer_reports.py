@@ -1,4 +1,4 @@
-"""`covenant peers`: what went to and fro, what was used by whom, and the settings in force."""
+"""`covenant peers messages`, `usage` and `config`: reports on peers."""
 
 from __future__ import annotations
 

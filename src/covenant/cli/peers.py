@@ -1,4 +1,4 @@
-"""`covenant peers`: other instances, and what is delegated to them and by them."""
+"""`covenant peers`: other instances, and delegations to and from them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from covenant.cli.proof_verification import verify_proof
 from covenant.cli.terminal import ExitCode, Failure, ago, brief, print_table, put, say
 
 ELSEWHERE: Final = "⇄"
+GOES_ON: Final = ("offered", "accepted", "running", "cancelling", "lost")
 STYLES: Final = {
     "completed": "green",
     "failed": "red",
@@ -66,7 +67,7 @@ def list_peers(call: Invocation, *, trust: str | None, limit: int) -> None:
 )
 @click.option("--tenant", metavar="TENANT", help="The tenant that the peer is for. Default: default.")
 def add(call: Invocation, *, url: str | None, name: str | None, peer_id: str | None, tenant: str | None) -> None:
-    """Add another instance as a peer, by its URL; or by --id and --name, if it cannot be called and fetches.
+    """Add another instance as a peer, by its URL; or by --id and --name, if it has no address and polls.
 
     It is asked for its keys and challenged to prove them. Both sides add each other before they can delegate.
 
@@ -160,15 +161,29 @@ _add_peer_command("allow", "change_peer", "Take messages from a peer that was de
 @peer_argument
 @click.argument("new_id")
 def accept_identity(call: Invocation, *, peer: str, new_id: str) -> None:
-    """Vouch that a peer goes by another id now, though its old key does not say so.
+    """Give a peer another id by the operator's word, where its old key has not signed the change.
 
-    It keeps its name and its delegations, and is a mere peer until it is verified again. Compare the id with its
+    The peer keeps its name and its delegations, and is unverified until it answers a challenge. Compare the id with its
     operator first, by another way than the network.
     """
     _show_peer(call, call.ask("succeed_peer", peerId=peer, newId=new_id))
 
 
 peers.add_command(rotate_identity)
+
+
+@daemon_command(peers, "rotate-keys", "purpose_keys_rotated", "id", "keys", "compromised")
+@click.option("--compromised", is_flag=True, help="A key may be stolen: what the old keys signed is void.")
+def rotate_keys(call: Invocation, *, compromised: bool) -> None:
+    """Make new keys for envelopes, proofs and tokens, certified by the identity key. Work goes on meanwhile.
+
+    The daemon does so by itself each month. With --compromised, peers refuse envelopes under the old keys as soon as
+    they hear of it, and old tokens are void; peers get new ones by themselves.
+    """
+    answer = call.ask("rotate_purpose_keys", compromised=compromised or None)
+    call.show(answer, "\n".join(f"{each['purpose']}  {each['key']}" for each in answer["keys"]))
+
+
 peers.add_command(revocation)
 
 
@@ -240,7 +255,7 @@ def delegate(
 ) -> None:
     """Delegate a task to an agent of a peer, by the agent's name, and wait for its result.
 
-    With --no-wait, and where an agent here does it, --json answers with the kind `delegated` and the task's id.
+    With --no-wait, or if an agent of this instance does it, --json answers with the kind `delegated` and the task id.
 
     Ctrl-C stops the waiting, not the work: `covenant peers delegations` shows it, `covenant peers cancel` ends it.
 
@@ -288,6 +303,8 @@ def delegations(
         return
     columns = ("state", "task", "with", "profile", "tokens", "moved", "")
     print_table(columns, map(_delegation_row, answer["delegations"]))
+    if any("question" in each for each in answer["delegations"]):
+        say(_how_to_answer(call, "ID"))
     if any(each["state"] == "lost" for each in answer["delegations"]):
         say(f"lost ones wait for you: {call.again} peers offer-again ID, or force-error ID --reason WHY")
 
@@ -344,7 +361,7 @@ peers.add_command(verify_proof)
 
 
 def _ended(call: Invocation, delegation_id: str) -> Answer:
-    """The delegation with its outcome. Says on the way how it stands, as the daemon hears of it."""
+    """Waits for the outcome of a delegation, and shows its progress meanwhile."""
     said, since_ms = "", 0
     while True:
         answer = call.ask(
@@ -359,6 +376,8 @@ def _ended(call: Invocation, delegation_id: str) -> Answer:
         if line != said and not call.json:
             say(line)
             said = line
+            if "question" in found:
+                say(_how_to_answer(call, found["id"]))
         # The task here has the result a moment after the delegation has ended.
         if found["status"] in ENDED and (answer.get("result") is not None or answer.get("error") is not None):
             return answer
@@ -386,6 +405,9 @@ def _show_delegation(call: Invocation, delegation: str) -> None:
     found = answer["delegation"]
     put(_delegation_line(found))
     put(f"{_spent(found)} tokens, {'proven' if found['proven'] else 'not proven'}")
+    if "question" in found:
+        put(found["question"])
+        say(_how_to_answer(call, found["id"]))
     for line in (found["reason"], answer.get("error"), answer.get("result")):
         if line:
             put(line)
@@ -401,7 +423,7 @@ def _peer_line(peer: dict[str, Any]) -> str:
 
 
 def _troubles(peer: dict[str, Any]) -> str:
-    """What an operator should look at."""
+    """Warnings about a delegation."""
     found = ["denied"] if peer["denied"] else []
     if peer["conflict"]:
         found.append(peer["conflict"])
@@ -414,8 +436,21 @@ def _troubles(peer: dict[str, Any]) -> str:
 
 def _delegation_line(delegation: dict[str, Any]) -> str:
     way = f"{ELSEWHERE} to" if delegation["role"] == "requester" else "from"
-    said = f"{delegation['state']} {delegation['id']} {way} {delegation['peer']}/{delegation['profile']}"
+    said = f"{_standing(delegation)} {delegation['id']} {way} {delegation['peer']}/{delegation['profile']}"
     return f"{said} {delegation['code'] or ''}".rstrip()
+
+
+def _standing(delegation: dict[str, Any]) -> str:
+    """The delegation's state; whether it asks; and how its task has ended, if the peer has not sent the result yet."""
+    state, status = delegation["state"], delegation["status"]
+    is_over = status not in ("pending", "running")
+    if "question" in delegation:
+        return f"{state} (asks)"
+    return f"{status} ({state})" if is_over and state in GOES_ON else state
+
+
+def _how_to_answer(call: Invocation, delegation_id: str) -> str:
+    return f"it waits for an answer: {call.again} a2a answer {delegation_id} TEXT"
 
 
 def _spent(delegation: dict[str, Any]) -> str:
@@ -441,7 +476,7 @@ def _delegation_row(found: dict[str, Any]) -> tuple[str, ...]:
     style, profile, moved = STYLES.get(found["state"], ""), brief(found["profile"], 64), ago(found["movedAtMs"])
     way = f"{ELSEWHERE} {found['peer']}" if found["role"] == "requester" else f"from {found['peer']}"
     about = brief(found["reason"] or found["message"] or "", 60)
-    return style, found["state"], found["id"], way, profile, _spent(found), moved, about
+    return style, _standing(found), found["id"], way, profile, _spent(found), moved, about
 
 
 peers.commands.update(peer_reports.commands.commands)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PROOF_BYTES_MAX: Final = 64 * 1024 * 1024
 PROVEN: Final = frozenset({"offer", "result"})
-"""A proof is about these. The conversation may stay with the provider, and the proof still says something."""
+"""What a proof covers. The conversation may stay with the provider; the rest of the proof can still be checked."""
 
 
 @click.command("verify-proof", epilog=json_shape("proof_verified", "holds", "checks", "unchecked"))
@@ -70,7 +70,10 @@ def verify_proof(*, file: IO[bytes], home: str | None, as_json: bool, **expected
 
 
 def _recorded(home: Path, data: bytes) -> dict[str, Any]:
-    """Whom the daemon of this home delegated it to, by its own ledger. Empty if it does not run, or did not."""
+    """The peer that the daemon of this home delegated the task to, by its ledger.
+
+    Empty if no daemon runs, or it did not.
+    """
     from covenant.seal.proofs import read_evidence
 
     named = read_evidence(data).proof.delegation_id

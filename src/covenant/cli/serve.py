@@ -33,6 +33,7 @@ from covenant.daemon.settings_loader import SettingEntry, entries, load
 from covenant.ledger.embedded.disk import unusable_by
 from covenant.model.errors import CovenantError, SettingsError
 from covenant.model.extras import install_command
+from covenant.model.tenants import DEFAULT
 
 _ALONE: Final = CommandGroup("covenant")
 MCP_PATH: Final = "/mcp"
@@ -60,11 +61,20 @@ def _flag(entry: SettingEntry) -> click.Option:
     )
 
 
-def _serve(*, files: tuple[Path, ...], home: str | None, demo: bool, reload: bool, **given: str | None) -> None:
-    if reload and not files:
+def _serve(
+    *,
+    files: tuple[Path, ...],
+    tenant_files: tuple[tuple[str, Path], ...],
+    home: str | None,
+    demo: bool,
+    reload: bool,
+    **given: str | None,
+) -> None:
+    if reload and not (files or tenant_files):
         raise click.UsageError("--reload needs the files to serve")
     # Collecting garbage while modules are loaded takes a tenth of a start. The daemon switches it on when it serves.
     gc.disable()
+    from covenant.agents.agent_loader import ServedFile
     from covenant.daemon.demo import make_demo_home, suggestions
     from covenant.daemon.lifecycle import Listening, run_daemon
 
@@ -75,14 +85,16 @@ def _serve(*, files: tuple[Path, ...], home: str | None, demo: bool, reload: boo
 
     def announce(listening: Listening) -> None:
         put(f"covenant listens on {listening.url} and {near(listening.socket)}")
-        for agent_id in listening.agents:
-            put(f"serving {agent_id} at {listening.url}/v1/a2a/agents/{agent_id}")
+        for tenant, agent_id in listening.agents:
+            whose = "" if tenant == DEFAULT else f" of {tenant}"
+            put(f"serving {agent_id}{whose} at {listening.url}/v1/a2a/agents/{agent_id}")
         if demo:
             put(suggestions(program(), shlex.quote(near(listening.socket.parent)), listening.url))
         sys.stdout.flush()
 
+    served = [*map(ServedFile, files), *(ServedFile(path, tenant) for tenant, path in tenant_files)]
     try:
-        run_daemon(load(flags, environment(), home=home), announce, demo=demo, files=files, reload=reload)
+        run_daemon(load(flags, environment(), home=home), announce, demo=demo, files=served, reload=reload)
     except (UnsafeHome, SettingsError) as error:
         raise Failure("cannot_serve", f"{error}; `covenant doctor` looks at all of the home") from error
     except CovenantError as error:
@@ -100,12 +112,20 @@ serve: Final = click.Command(
     is under way some time, and ends. Nothing that was acknowledged is lost, however it ends.
 
     FILES are Python files with agents at their top level, as examples/summarizer.py has one: `covenant.Agent`s,
-    `AgentExecutor`s of the official SDK, agents of pydantic-ai. They belong to the tenant `default`.
+    `AgentExecutor`s of the official SDK, agents of pydantic-ai. They belong to the tenant `default`; those of a file
+    that --tenant names belong to that tenant.
 
     Every setting is a flag: --SECTION-NAME VALUE, as `covenant settings show` and docs/settings.md list them.
     """,
     params=[
         click.Argument(["files"], nargs=-1, type=click.Path(path_type=Path), metavar="[FILES]..."),
+        click.Option(
+            ["--tenant", "tenant_files"],
+            type=(str, click.Path(path_type=Path)),
+            multiple=True,
+            metavar="TENANT FILE",
+            help="Serve the agents of FILE for TENANT. May be given several times.",
+        ),
         click.Option(["--reload"], is_flag=True, help="Load FILES again whenever they change: for development."),
         click.Option(["--demo"], is_flag=True, help="A try-out in ./.demo, with an agent that echoes."),
         click.Option(["--home"], metavar="FOLDER", help="The home. Default: COVENANT_HOME, else ~/.covenant."),
@@ -172,7 +192,7 @@ def mcp(*, home: str | None, token_file: str | None, url: str | None) -> None:
 
 
 def _check_mcp(address: str, token: str) -> None:
-    """Whether somebody answers there, and takes the token: said before a client waits for what never comes."""
+    """Checks that the daemon answers and takes the token, before a client waits in vain."""
     import httpx2
 
     headers = {"authorization": f"Bearer {token}", "accept": "application/json, text/event-stream"}

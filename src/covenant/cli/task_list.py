@@ -115,25 +115,24 @@ FILTERS: Final = frozenset(
 
 
 def filters(given: dict[str, Any]) -> dict[str, Any]:
-    """The query that the options ask for; without those that were not given."""
-    agent, now = given["agent"], now_ms()
+    """The query of the options that were given."""
+    now = now_ms()
     query = {
         "state": ",".join(given["states"] or ()) or None,
         "outcome": ",".join(given["outcomes"] or ()) or None,
-        "agent": agent if agent is None or "@" in agent else f"{agent}@{given['tenant'] or 'default'}",
         "since_ms": now - given["since"] if given["since"] is not None else None,
         "until_ms": now - given["until"] if given["until"] is not None else None,
         "moved_since_ms": now - given["moved_since"] if given["moved_since"] is not None else None,
         **{
             name: given[name]
-            for name in "sender tenant task_kind origin parent context key cause attempt_min text".split()
+            for name in "agent sender tenant task_kind origin parent context key cause attempt_min text".split()
         },
     }
     return {name: value for name, value in query.items() if value is not None}
 
 
 def pages(call: Invocation, query: dict[str, Any], most: int | None) -> Iterator[Answer]:
-    """Page after page, until there are no more, or so many tasks were told."""
+    """Reads page after page, until there are no more, or until the limit is reached."""
     after, told = query.pop("after", None), 0
     while most is None or told < most:
         limit = PAGE_MAX if most is None else min(PAGE_MAX, most - told)
@@ -200,7 +199,7 @@ def write_csv(tasks: list[dict[str, Any]]) -> None:
 
 
 def _cell(value: Any) -> Any:
-    # A spreadsheet takes such a text for a formula, and it may be anybody's.
+    # A spreadsheet would take such a text for a formula, and anybody may have written it.
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 

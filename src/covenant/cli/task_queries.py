@@ -115,7 +115,7 @@ def _follow_task(call: Invocation, task_id: str, answer: Answer) -> None:
 
 
 def _seen(answer: Answer) -> int:
-    """The last generation that the answer tells."""
+    """The last generation in the answer."""
     cut = answer.get("truncated") and answer["updates"]
     return int(answer["updates"][-1]["generation"] if cut else answer["generation"])
 
@@ -142,7 +142,7 @@ def tree(call: Invocation, *, task_id: str) -> None:
 def watch(call: Invocation, *, every_ms: int, once: bool, **given: Any) -> None:
     """Watch the queue: a table that keeps itself up to date. Ctrl-C ends it.
 
-    The daemon tells when the queue is another one. A restart of the daemon does not end it. With --json it looks once.
+    The daemon says when the queue has changed. A restart of the daemon does not end this. With --json it looks once.
     """
     told, answer = _queue(call, **given, wait_ms=FOLLOW_MS)
     if call.answer(told):
@@ -156,7 +156,7 @@ def watch(call: Invocation, *, every_ms: int, once: bool, **given: Any) -> None:
 
 
 def _keep_up(call: Invocation, screen: Console, answer: Answer, every_s: float, given: dict[str, Any]) -> None:
-    """On a terminal, one table whose ages go on. In a pipe, a table whenever there is another one."""
+    """On a terminal, one table whose ages go on. In a pipe, a new table for each change."""
     if screen.is_terminal:
         from rich.live import Live
 
@@ -172,7 +172,7 @@ def _keep_up(call: Invocation, screen: Console, answer: Answer, every_s: float, 
 
 
 def _another(call: Invocation, seen: Answer, every_s: float, given: dict[str, Any]) -> Answer:
-    """The queue when it is another one than was seen, yet not sooner than it may be shown."""
+    """The queue once it has changed, but not sooner than it may be shown."""
     time.sleep(every_s)
     while True:
         answer = _queue(call, **given, after=seen["next"], wait_ms=FOLLOW_MS)[1]
@@ -189,7 +189,7 @@ def _queue(
     wait_ms: int = 0,
     **given: Any,
 ) -> tuple[Answer, Answer]:
-    """The queue as --json tells it, with what was asked for; and the daemon's whole answer."""
+    """The queue as --json shows it, with the options; and the daemon's whole answer."""
     query: dict[str, Any] = {
         "limit": given["limit"],
         "min_lease_age_ms": given["min_lease_age_ms"],
@@ -254,7 +254,7 @@ def frames(call: Invocation, *, task_id: str) -> None:
 logs_command: Final = top.commands["logs"]
 
 
-@daemon_command(top, "attention", "a2a_attention", "at_ms", "items", "numbers")
+@daemon_command(top, "attention", "a2a_attention", "at_ms", "needs", "items", "numbers")
 def attention_command(call: Invocation) -> None:
     """List what needs a person, the worst first, with the command that mends it."""
     answer = call.ask("show_attention")
@@ -269,8 +269,8 @@ def attention_command(call: Invocation) -> None:
 def _need(item: dict[str, Any]) -> tuple[str, ...]:
     style = "red" if item["severity"] == "bad" else "yellow"
     since = ago(item["since_ms"]) if item.get("since_ms") else ""
-    told = item["detail"] if item["what"] == "login_refused" else f"{item['title']}: {item['detail']}"
-    return style, item["what"].replace("_", " "), since, brief(told, 100), item.get("command", "")
+    told = brief(f"{item['title']}: {item['detail']}", 100)
+    return style, item["what"].replace("_", " "), since, told, item.get("command", "")
 
 
 attention: Final = top.commands["attention"]

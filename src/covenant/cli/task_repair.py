@@ -31,7 +31,7 @@ optional_task: Final = click.argument("task_id", required=False, shell_complete=
 
 
 def bulk_options(function: Function) -> Function:
-    """Without an id, the filters choose; then nothing is done before `--apply`."""
+    """Without an id, the filters choose the tasks, and nothing is done without `--apply`."""
     function = click.option("--apply", is_flag=True, help="Do it. Without this, only say what would be done.")(function)
     function = click.option(
         "--limit", "-n", type=click.IntRange(1, 1_000), default=100, show_default=True, help="Most tasks, by filters."

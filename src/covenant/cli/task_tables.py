@@ -25,13 +25,13 @@ COUNTS: Final = {
 ELSEWHERE: Final = "⇄"
 BY_ADDRESS: Final = "remote.url"
 BY_PEER: Final = "remote.peer"
-"""As whom agents are known that no catalogue has."""
+"""The recipients of tasks for agents that no catalogue has."""
 PUSH_COLUMNS: Final = ("task", "push", "agent", "host", "delivered", "state", "failed", "why")
 TASK_COLUMNS: Final = ("state", "task", "lease", "to", "age", "try", "held", "deadline", "intent")
 NARROW_TASK_COLUMNS: Final = ("state", "task", "lease", "for", "try", "to", "intent")
 CUT_COLUMNS: Final = ("to", "held", "intent")
 OUTCOME_WIDTH: Final = 70
-"""Of a repaired task's id, state and outcome, with the gaps between."""
+"""The width of a repaired task's id, state and outcome, with the gaps between."""
 SHORT_ID: Final = 8
 STATE_STYLES: Final = {"ok": "green", "completed": "green", "error": "red", "failed": "red"}
 
@@ -81,7 +81,7 @@ def _task_table(tasks: list[dict[str, Any]]) -> RenderableType:
 
 
 def _fitted_table(title: str, columns: tuple[str, ...], rows: list[list[Text]]) -> RenderableType:
-    """One line a row. What names and describes is cut where there is no room, the widest first; ids stay whole."""
+    """One line a row. If there is no room, names and descriptions are cut, the widest first; ids stay whole."""
     made = table(title, *columns)
     widths = {
         name: max(len(name), *(row[at].cell_len for row in rows)) + made.padding[1] for at, name in enumerate(columns)
@@ -144,7 +144,7 @@ def found_table(tasks: list[dict[str, Any]]) -> RenderableType:
 
 
 def _found_state(task: dict[str, Any]) -> str:
-    """How it ended, if it has; else where it is."""
+    """How the task ended, if it has; else its state."""
     if task["holder_lost"]:
         return "holder lost"
     return str(task["outcome"] or task["state"]).replace("_", " ")
@@ -288,7 +288,7 @@ def _label(node: dict[str, Any]) -> RenderableType:
 
     task, task_id = node["task"], node["task_id"]
     if task is None and node.get("remote"):
-        # What a peer delegated on, by its own word.
+        # A task that a peer has delegated, as that peer reported it.
         place = f"{ELSEWHERE} {node.get('provider') or 'at the peer'}"
         state = node.get("status") or ""
         style = STATE_STYLES.get(state, "yellow")
@@ -303,7 +303,7 @@ def _label(node: dict[str, Any]) -> RenderableType:
 
 
 def _agent(node: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Its name; one elsewhere as the caller named it, and where it is."""
+    """The agent's name; for a remote one, the name that the caller used, and where it is."""
     shown: str = node["task"]["recipient"]["display"]
     if not node.get("remote"):
         return ((shown, "bold"),)
@@ -320,7 +320,7 @@ def _node_state(node: dict[str, Any]) -> str:
         return "holder lost"
     state: str = node["result_status"] or node["state"].replace("_", " ")
     told = node.get("a2a_state")
-    # How it ended says more than that it did not succeed.
+    # How the task ended says more than its status.
     return told if told in ("canceled", "rejected", "input-required", "auth-required") else state
 
 
@@ -352,7 +352,7 @@ def _took(ms: int) -> str:
 
 
 def outcome_row(each: dict[str, Any]) -> tuple[str, ...]:
-    """What came of one task of a repair of many. Where there is little room, a code says why."""
+    """The outcome of one task of a bulk repair. If there is little room, the code says why."""
     style, what = "red" if each["outcome"] == "refused" else "", each["outcome"].replace("_", " ")
     if narrow():
         return style, each["task_id"][:SHORT_ID], each["state"], what, brief(each.get("code", "").replace("_", " "), 36)

@@ -23,9 +23,21 @@ LIMITS: Final = {
     "kept_bytes": ("Most bytes of finished tasks.", "bytes kept"),
 }
 """Each limit: what it means, and its unit in a list."""
+USED: Final = {
+    "concurrency": "at once",
+    "requests": "requests spent",
+    "connections": "connections",
+    "streams": "streams",
+    "live_tasks": "live tasks",
+    "queued_bytes": "bytes queued",
+    "kept_bytes": "bytes kept",
+    "files": "files",
+    "file_bytes": "bytes of files",
+}
+"""What a tenant may use, in the order of a list."""
 
 SEARCH_S: Final = 3_600.0
-"""Everything is read: a large home takes minutes."""
+"""The search reads everything, which takes minutes in a large home."""
 WAIT_MS: Final = 20_000
 
 tenants: Final = CommandGroup(
@@ -62,11 +74,15 @@ def add(call: Invocation, *, name: str, certificate: str | None, **limits: int) 
 
 @daemon_command(tenants, "list", "tenant_list", "tenants")
 def list_tenants(call: Invocation) -> None:
-    """List tenants, the oldest first."""
+    """List tenants, the oldest first, each with what it uses of its limits.
+
+    The list shows the limits that a tenant has of its own, and whatever else it uses now. Turns at once, requests,
+    connections and streams are those at the daemon that is asked.
+    """
     answer = call.ask("list_tenants")
     if call.answer(answer):
         return
-    print_table(("tenant", "token", "agents", "limits", "added", "state"), map(_row, answer["tenants"]))
+    print_table(("tenant", "token", "agents", "used of its limits", "added", "state"), map(_row, answer["tenants"]))
 
 
 @daemon_command(tenants, "limit", "tenant_changed", "tenant")
@@ -196,7 +212,21 @@ def _put_places(answer: dict[str, Any]) -> None:
 def _row(tenant: dict[str, Any]) -> tuple[str, ...]:
     token = f"{tenant['token_prefix']}…" if tenant["token_prefix"] else "none yet"
     style, state = ("dim", f"disabled {ago(tenant['disabled_at_ms'])}") if tenant["disabled"] else ("", "live")
-    return style, tenant["name"], token, str(tenant["agents"]), _limits(tenant), ago(tenant["created_at_ms"]), state
+    return style, tenant["name"], token, str(tenant["agents"]), _used(tenant), ago(tenant["created_at_ms"]), state
+
+
+def _used(tenant: dict[str, Any]) -> str:
+    """What is limited for this tenant alone, or used: "3/100 live tasks"; without a limit "3 live tasks"."""
+    own, said = tenant["limits"], []
+    for name, unit in USED.items():
+        used, most = tenant["use"][name]["used"], tenant["use"][name]["most"]
+        limited = own.get(name) or (name == "requests" and (own["rate_per_min"] or own["burst"]))
+        if used or limited:
+            shown = "?" if used is None else str(used)
+            said.append(f"{shown}/{most} {unit}" if most else f"{shown} {unit}")
+    if own["kept_hours"]:
+        said.append(f"{own['kept_hours']} {LIMITS['kept_hours'][1]}")
+    return ", ".join(said) or "nothing"
 
 
 def _limits(tenant: dict[str, Any]) -> str:

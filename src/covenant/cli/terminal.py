@@ -1,6 +1,6 @@
-"""What a command writes: one JSON object for scripts, lines and tables for people; and how it fails.
+"""Output of commands: one JSON object for scripts, lines and tables for people; and failures.
 
-What agents wrote is shown to people without its control characters: a task must not be able to paint over the
+Texts of agents are shown without control characters: a task must not be able to paint over the
 operator's terminal. Piped output and JSON keep every byte.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WIDTH_PIPED: Final = 200
 WIDTH_WIDE: Final = 160
-"""From here on there is room for whole ids."""
+"""From this width on there is room for whole ids."""
 INTENT_LENGTH_SHOWN: Final = 60
 
 _LINES: Final = frozenset("\n\t")
@@ -56,13 +56,13 @@ class Failure(click.ClickException):
 
 
 class Unreachable(Failure):
-    """Nobody answers on the socket, or at the URL."""
+    """Nobody answers on the socket or at the URL."""
 
     exit_code = ExitCode.UNREACHABLE
 
 
 def json_shape(kind: str, *fields: str) -> str:
-    """What `--json` answers with, for a command's help. A field that ends in `?` is left out when it says nothing."""
+    """The shape of `--json`, for a command's help. A field that ends in `?` is left out if it is empty."""
     return "With --json: " + ", ".join((f'{{"kind": "{kind}"', *fields)) + "}"
 
 
@@ -95,7 +95,7 @@ def brief(text: str, length: int = INTENT_LENGTH_SHOWN) -> str:
 
 
 def age(ms: int) -> str:
-    """The largest whole unit: 59s, 5m, 3h, 12d. What lies in the future has the age 0s."""
+    """An age in the largest whole unit: 59s, 5m, 3h, 12d. A moment in the future has the age 0s."""
     ms = max(0, ms)
     for unit in ("d", "h", "m"):
         if ms >= UNITS_MS[unit]:
@@ -136,7 +136,7 @@ def console() -> Console:
     from rich.console import Console
 
     # A pipe has no width; rows are one line each there, so that they can be searched.
-    # What others wrote is no markup: brackets in it are brackets.
+    # Cells are plain text: their brackets are no markup.
     width = None if sys.stdout.isatty() or "COLUMNS" in environment() else WIDTH_PIPED
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
@@ -155,7 +155,7 @@ def table(title: str, *columns: str) -> Table:
 
 
 def print_table(columns: Iterable[str], rows: Iterable[tuple[str, ...]], title: str = "") -> None:
-    """Each row is its style and its cells."""
+    """Each row is a style and its cells."""
     made = table(title, *columns)
     for style, *cells in rows:
         made.add_row(*cells, style=style)

@@ -1,20 +1,33 @@
-"""Agents from files: `agents/*.json` and `*.toml` in the home for the first tenant, `agents/<tenant>/…` for others.
+"""Agents from files, and how the daemon notices that a file has changed.
 
-A file has one definition; its id is the file's name unless it says another. The folder is listed once a second, and
+Definitions are `agents/*.json` and `*.toml` in the home for the first tenant, and `agents/<tenant>/…` for others. A
+file has one definition; its id is the file's name unless it says another. The folder is listed once a second, and
 changed files are read. A bad file is reported once, with the key that is wrong; its agent stays as it was before.
+
+Python files that `covenant serve` was given are loaded again in place when one of them changes, for development. The
+files, and the modules beside and below them, are looked at a few times a second. When one has changed, all served files
+are run anew in a thread, with what they import from there. Only if all of that works do the new agents take the places
+of the old ones: new turns run the new code, turns under way end with the old code, and agents that are gone take no
+more work. A file that cannot be run changes nothing and is logged once. Doors, streams and leases are not touched.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import importlib.util
 import stat
+import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from covenant.agents.agent_loader import CannotLoad, LoadedAgent, ServedFile, load_agents
 from covenant.daemon.home import OTHERS
 from covenant.daemon.telemetry import Log
 from covenant.exchange.catalogue import Catalogue
@@ -25,8 +38,12 @@ from covenant.model.tenants import DEFAULT
 FOLDER_NAME: Final = "agents"
 FILES_MAX: Final = 1_000
 INTERVAL_S: Final = 1.0
+RELOAD_INTERVAL_S: Final = 0.3
+PYTHON_FILES_MAX: Final = 2_000
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 
 Stamp = tuple[int, int, int]
+PythonStamps = dict[Path, tuple[int, int]]
 
 
 class AgentFile(NamedTuple):
@@ -48,7 +65,7 @@ class AgentFiles:
         self._declared: dict[Path, tuple[str, str]] = {}
         """The tenant and id of the agent that each good file declares."""
         self._unsettled: set[Path] = set()
-        """Good files that cannot be used yet: a tenant may come, a name may become free."""
+        """Good files that cannot be used yet, since their tenant does not exist or their agent's name is taken."""
         self.problems: dict[Path, str] = {}
 
     async def run(self) -> None:
@@ -85,7 +102,7 @@ class AgentFiles:
         for path, other in self._declared.items():
             if other == key and path != found.path:
                 raise Conflict("agent_exists", f"/id: {definition.id!r} is declared in {self._name(path)} already")
-        # Before the old one goes: what cannot be declared leaves what there was.
+        # Declare the new agent before the old one goes: if that fails, the old one stays.
         self._catalogue.add_resident(found.tenant, definition, "file", changed_at_ms=found.changed_at_ms)
         old = self._declared.get(found.path)
         if old is not None and old != key:
@@ -107,7 +124,7 @@ class AgentFiles:
 
 
 def look(home: Path) -> list[AgentFile]:
-    """The files there are, by tenant and name. Reads none of them."""
+    """Lists the files, by tenant and name. Reads none of them."""
     folder = home / FOLDER_NAME
     try:
         exposed = bool(home.stat().st_mode & OTHERS)
@@ -151,7 +168,10 @@ def read_agent(found: AgentFile) -> AgentDefinition:
 
 
 def read_definition(path: Path) -> dict[str, Any]:
-    """An agent definition as its author wrote it, in JSON or, by the name's ending, in TOML. Not checked yet."""
+    """Reads an agent definition as its author wrote it: TOML if the file's name says so, otherwise JSON.
+
+    Not checked yet.
+    """
     try:
         with path.open("rb") as file:
             raw = file.read(DEFINITION_BYTES_MAX + 1)
@@ -167,3 +187,87 @@ def read_definition(path: Path) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise Invalid("invalid_agent", "the definition must be an object")
     return given
+
+
+class AgentReloader:
+    """`serve` replaces the agents that were served before by the loaded ones."""
+
+    def __init__(self, files: Sequence[ServedFile], serve: Callable[[Sequence[LoadedAgent]], None], log: Log) -> None:
+        self._files = files
+        self._serve = serve
+        self._log = log
+        self._seen: PythonStamps = stamps(files)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(RELOAD_INTERVAL_S)
+            await self.step()
+
+    async def step(self) -> bool:
+        """Looks at the files once. Returns whether other agents are served now."""
+        now = await asyncio.to_thread(stamps, self._files)
+        if now == self._seen:
+            return False
+        changed = [path for path in now | self._seen if now.get(path) != self._seen.get(path)]
+        self._seen = now
+        try:
+            found = await asyncio.to_thread(_load_anew, self._files, changed)
+            self._serve(found)
+        except (CannotLoad, Refusal) as wrong:
+            self._log.warning("agents.not_reloaded", problem=str(wrong), the_old_ones="go on")
+            return False
+        self._log.info("agents.reloaded", agents=", ".join(agent.definition.id for agent in found))
+        return True
+
+
+def _load_anew(files: Sequence[ServedFile], changed: Sequence[Path]) -> list[LoadedAgent]:
+    """Runs the files and the modules that they import from beside and below them. A failure changes nothing."""
+    for path in changed:
+        # Bytecode has a stamp in seconds. After two changes within a second, old bytecode would be taken for
+        # the new file's.
+        with suppress(OSError, NotImplementedError):
+            Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+    importlib.invalidate_caches()
+    folders = _folders(files)
+    before = _modules(folders)
+    for name in before:
+        del sys.modules[name]
+    try:
+        return load_agents(files)
+    except BaseException:
+        for name in _modules(folders):
+            del sys.modules[name]
+        sys.modules.update(before)
+        raise
+
+
+def _modules(folders: Sequence[Path]) -> dict[str, ModuleType]:
+    """The modules that were imported from these folders, except installed packages."""
+    found: dict[str, ModuleType] = {}
+    for name, module in tuple(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name == "__main__" or name.partition(".")[0] == "covenant" or not isinstance(file, str):
+            continue
+        path = Path(file)
+        if any(path.is_relative_to(folder) for folder in folders) and _INSTALLED.isdisjoint(path.parts):
+            found[name] = module
+    return found
+
+
+def _folders(files: Sequence[ServedFile]) -> list[Path]:
+    return sorted({file.path.resolve().parent for file in files})
+
+
+def stamps(files: Sequence[ServedFile]) -> PythonStamps:
+    """The Python files that are served, and those beside and below them that they may import."""
+    found: PythonStamps = {}
+    for folder in _folders(files):
+        for path in folder.rglob("*.py"):
+            if len(found) >= PYTHON_FILES_MAX:
+                break
+            try:
+                is_now = path.stat()
+            except OSError:
+                continue
+            found[path] = (is_now.st_mtime_ns, is_now.st_size)
+    return found

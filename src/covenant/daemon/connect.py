@@ -36,17 +36,17 @@ PRIVATE: Final = (
     "100.64.0.0/10",
     "fc00::/7",
 )
-"""What `allow_private=True` stands for. A cloud's metadata is not among it."""
+"""The networks that `allow_private=True` allows. A cloud's metadata address is not among them."""
 CONNECTIONS_MAX: Final = 1_000
-"""Each stream that is followed holds one."""
+"""Each stream that is followed holds one connection."""
 
-# Only those who have set up logging see log lines in their terminal.
+# Without a configured logger, log lines do not appear in the terminal.
 logging.getLogger("covenant").addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What `connect` was told. `repr` shows no secret."""
+    """The arguments of `connect`. `repr` shows no secret."""
 
     token: str | None = None
     token_env: str | None = None
@@ -60,7 +60,7 @@ class Options:
     fetcher: Fetcher | None = None
     home: str | Path | None = None
     meant: bool = False
-    """Somebody typed the URL: its host may be called where it is, as one that `a2a_agents.json` has."""
+    """The user typed the URL, so its host may be called even at a private address, like a host in `a2a_agents.json`."""
 
     def __repr__(self) -> str:
         return "Options(…)"
@@ -169,9 +169,9 @@ def find_entry(url_or_name: str, home: str | Path | None) -> RemoteEntry:
 
 
 def _meant(url_or_name: str, entry: RemoteEntry, options: Options) -> Sequence[str]:
-    """Where the call may go although it is private: to a host that somebody named, in the registry or by hand.
+    """The private places that may be called: hosts that the registry or the caller names.
 
-    Whoever types an address means all of its host: its card may name another port, as gRPC has one.
+    A typed address allows every port of its host, since the card may name another port, as for gRPC.
     """
     if options.meant:
         return entry.place, entry.place.rpartition(":")[0]
@@ -195,7 +195,7 @@ def _credentials(entry: RemoteEntry, options: Options) -> Credentials:
 
 
 def open_fetcher(options: Options, places: Sequence[str] = ()) -> tuple[Fetcher, Callable[[], Awaitable[None]] | None]:
-    """The caller's own, or a new one and what closes it. `places` are meant by whoever named them."""
+    """The caller's own fetcher, or a new one that is closed later. `places` may be called although they are private."""
     if options.fetcher is not None:
         return options.fetcher, None
     allow = options.allow_private

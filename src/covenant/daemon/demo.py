@@ -1,6 +1,6 @@
-"""A try-out: a home of its own, agents to call by mail and over A2A, a worker to play, and commands to copy.
+"""The demo: a home of its own, agents to call by mailbox and over A2A, a worker to play, and commands to copy.
 
-All of it is kept when it is started again.
+A later start keeps all of it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def make_demo_home(folder: Path) -> Path:
 
 
 async def open_demo(daemon: Daemon) -> None:
-    """Enrol the demo's identities, and answer what is sent to `echo@local`."""
+    """Enrols the demo's identities, and registers the agent that answers as `echo@local`."""
     base = daemon.base
     ledger, registry, operator = base.storage.ledger, base.access.identity_admin, base.storage.operator
     for display in (ECHO, WORKER):

@@ -1,6 +1,6 @@
 """What the process was started with: the environment, the clock and the name of the machine.
 
-Nothing else asks for these. Standard library only: every command of the CLI imports this.
+No other module reads these. Standard library only, since every command of the CLI imports this.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def environment() -> Mapping[str, str]:
 
 
 def program_environment() -> dict[str, str]:
-    """What programs that the daemon starts may see of the environment: no secrets."""
+    """The variables that programs started by the daemon get: no secrets."""
     return {name: os.environ[name] for name in PROGRAM_VARIABLES if name in os.environ}
 
 
@@ -45,12 +45,12 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-# On Linux, counts while the machine sleeps too: waking up is no step of the wall clock.
+# On Linux this clock also runs while the machine sleeps, so waking up does not look like a step of the wall clock.
 _STEADY: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 def monotonic_ms() -> int:
-    """A clock that nobody sets."""
+    """The monotonic clock."""
     return (time.clock_gettime_ns(_STEADY) if _STEADY is not None else time.monotonic_ns()) // 1_000_000
 
 

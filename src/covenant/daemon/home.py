@@ -32,7 +32,7 @@ SECRET_BYTES_MAX: Final = 4_096
 _TOKEN: Final = re.compile(r"[!-~]+").fullmatch
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 LOCKED_MARK: Final = "covenant-locked-key-"
-"""In every secret that is kept under a passphrase."""
+"""The beginning of every secret that is locked with a passphrase."""
 
 
 class UnsafeHome(CovenantError):
@@ -44,7 +44,7 @@ class LockedHome(UnsafeHome):
 
 
 def make_home(home: Path) -> None:
-    """The folder, for its owner alone. One that others may write to is refused: they could swap the secrets."""
+    """Makes the folder, for its owner alone. Refuses a folder that others may write to: they could swap the secrets."""
     try:
         make_private_folder(home)
         mode = home.stat().st_mode
@@ -55,7 +55,7 @@ def make_home(home: Path) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Also if it is a link to nowhere."""
+    """True for a dangling link, too."""
     return path.exists() or path.is_symlink()
 
 
@@ -98,7 +98,7 @@ def parse_key(path: Path, text: str) -> bytes:
 
 
 def make_key_file(path: Path, text: str) -> None:
-    """Unless there is one."""
+    """Writes the secret unless there is one."""
     make_owned_folder(path.parent, exist_ok=True)
     _make_secret(path, text)
 
@@ -126,7 +126,7 @@ def read_secret_bytes(path: Path, bytes_max: int) -> bytes:
 
 
 def _trusted(path: Path) -> tuple[int, ...]:
-    """Whose secret may be there: the caller's and root's, and for root that of the owner of the folder."""
+    """The users who may own a secret here: the caller and root; for root, also the owner of the folder."""
     caller = os.geteuid()
     return (caller, 0) if caller else (0, path.parent.stat().st_uid)
 
@@ -143,7 +143,7 @@ def read_token_file(named: str, named_by: str) -> str:
 
 
 def _make_secret(path: Path, text: str) -> None:
-    """A new file. If another process was faster, its file stays."""
+    """Makes a new file. If another process was faster, its file stays."""
     unfinished = _write_aside(path, text)
     try:
         with suppress(FileExistsError):
@@ -154,7 +154,7 @@ def _make_secret(path: Path, text: str) -> None:
 
 
 def drop_unfinished(path: Path) -> None:
-    """Remove what a crash left of writing this secret. The caller holds the home's lock."""
+    """Removes the temporary files that a crash left of this secret. The caller holds the home's lock."""
     for unfinished in path.parent.glob(f".{path.name}.*.tmp"):
         unfinished.unlink(missing_ok=True)
 
@@ -182,7 +182,7 @@ def left_files(home: Path) -> tuple[Path, Path]:
 
 @contextmanager
 def left_in(home: Path, url: str) -> Iterator[None]:
-    """While the daemon listens, its URL is in a file."""
+    """Keeps the daemon's URL in a file while it listens."""
     path, aside = left_files(home)
     try:
         aside.unlink(missing_ok=True)

@@ -3,13 +3,14 @@
     identity/local.key       the home's own key: it signs grants, and the keys of agents follow from it
     identity/instance.key    the key that other instances know; where it is missing, local.key is that key
     identity/prekeys.json    what others seal to, with the private halves
+    identity/purposes.json   what signs envelopes, proofs and tokens, each certified by the key that others know
     identity/changes.json    optional: who this instance was before, each change signed by both keys; and dead keys
 
-With a passphrase (COVENANT_PASSPHRASE, or the file that COVENANT_PASSPHRASE_FILE names) the first three are locked,
-also in place if they are not yet. A locked key is never replaced. Prekeys that cannot be read are.
+With a passphrase (COVENANT_PASSPHRASE, or the file that COVENANT_PASSPHRASE_FILE names) the first four are locked,
+and files that are not locked yet are locked in place. A locked key is never replaced. Prekeys that cannot be read are.
 
-An identity is changed in two steps: the signed change is saved, then the new key. Until the key is there, the change
-was not made: what the file says beyond the present key is left out.
+An identity is changed in two steps: the signed change is saved, then the new key. Until the key is saved, the change
+does not count: changes in the file beyond the present key are ignored.
 
 Only the holder of the home's lock writes. Unlocking takes half a second of a processor: call it from a thread.
 """
@@ -51,6 +52,7 @@ from covenant.model.peers.instance import (
     SUITE,
     IdentityChange,
     InstanceId,
+    KeyCertificate,
     KeyRevocation,
     Prekey,
 )
@@ -67,14 +69,16 @@ from covenant.seal.keys import (
     public_key,
     token_hash,
 )
+from covenant.seal.purpose_keys import KeptPurposeKeys, PurposeKey
 from covenant.seal.suites import SUITES
 from covenant.wire.peers import Introduction
 
 PREKEYS_NAME: Final = "identity/prekeys.json"
+PURPOSES_NAME: Final = "identity/purposes.json"
 INSTANCE_NAME: Final = "identity/instance.key"
 CHANGES_NAME: Final = "identity/changes.json"
 CHANGE_NAME: Final = "identity/change.json"
-"""What earlier releases read: one change, that somebody made by hand."""
+"""The file of earlier releases: one change, made by hand."""
 FILE_BYTES_MAX: Final = 32_768
 PASSPHRASE_BYTES_MAX: Final = 4_096
 
@@ -90,7 +94,7 @@ class _Kept(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class _KeptHybrid(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Without what follows from the seed, which is long."""
+    """Without the expanded key, which is long and follows from the seed."""
 
     seed: str
     """In hex."""
@@ -102,14 +106,26 @@ class _KeptHybrid(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 class _KeptPrekeys(msgspec.Struct, frozen=True, omit_defaults=True):
     prekeys: tuple[_Kept, ...]
     hybrid: tuple[_KeptHybrid, ...] = ()
-    """Apart, since earlier releases read the file too and know no others than the first."""
+    """A field of its own, since earlier releases read the file, too, and know only the first suite."""
 
 
-class PastIdentities(msgspec.Struct, frozen=True):
-    """`changes`: the newest last. `revocations`: keys that are dead."""
+class _KeptPurpose(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    certificate: KeyCertificate
+    private_key: str
+    """In hex."""
+
+
+class _KeptPurposes(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    keys: tuple[_KeptPurpose, ...]
+    void_before_ms: int = 0
+
+
+class PastIdentities(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`changes`: the newest last. `revocations`: keys that are dead. `noted`: the last id that the audit knows of."""
 
     changes: tuple[IdentityChange, ...] = ()
     revocations: tuple[KeyRevocation, ...] = ()
+    noted: str | None = None
 
 
 def find_passphrase(variables: Mapping[str, str]) -> str | None:
@@ -137,6 +153,7 @@ class Keystore:
     def __init__(self, home: Path, passphrase: str | None, *, cost: int = COST) -> None:
         self._key_path = home / KEY_NAME
         self._prekeys_path = home / PREKEYS_NAME
+        self._purposes_path = home / PURPOSES_NAME
         self._instance_path = home / INSTANCE_NAME
         self._changes_path = home / CHANGES_NAME
         self._change_path = home / CHANGE_NAME
@@ -145,7 +162,7 @@ class Keystore:
 
     @property
     def locked(self) -> bool:
-        """Whether there is a key that needs a passphrase."""
+        """Whether a key in the home needs a passphrase."""
         return is_there(self._key_path) and LOCKED_MARK in read_secret(self._key_path)
 
     @property
@@ -153,12 +170,12 @@ class Keystore:
         return self._locker is not None
 
     def seal(self, text: str) -> str:
-        """Locked with the passphrase, for keeping elsewhere."""
+        """Locks a text with the passphrase, to be kept elsewhere."""
         assert self._locker is not None
         return self._sealed(text)
 
     def unseal(self, locked: str, named: str) -> bytes:
-        """Raises LockedHome, which says what `named` needs."""
+        """Unlocks a text. Raises LockedHome, which says what `named` needs."""
         return _unlock(self._locker, Path(named), locked.encode())
 
     def read_key(self) -> bytes | None:
@@ -191,7 +208,7 @@ class Keystore:
         return bool(unlocked)
 
     def relock(self, passphrase: str | None) -> bool:
-        """Lock both secrets with this passphrase from now on, or with none. Raises LockedHome and UnsafeHome.
+        """Locks all secrets with this passphrase from now on, or with none. Raises LockedHome and UnsafeHome.
 
         Returns False if the prekeys open with neither passphrase: they stay, and the next start makes new ones. They go
         first: if this is cut off between the two, the key opens as before, and doing it again does the rest.
@@ -201,7 +218,7 @@ class Keystore:
             raise UnsafeHome(f"{self._key_path} is not there; put it back from a backup")
         before, self._locker = self._locker, self._make_locker(passphrase)
         self._relock_instance(before)
-        kept = self._relock_prekeys(before)
+        kept = all((self._relock_prekeys(before), self._relock_purposes(before)))
         self._save_key(key, self._key_path)
         return kept
 
@@ -213,7 +230,7 @@ class Keystore:
         if LOCKED_MARK in text:
             try:
                 text = _unlock(before, path, text.encode()).decode("ascii", "replace")
-            except LockedHome:  # an earlier try came as far as this
+            except LockedHome:  # an earlier try got as far as this
                 text = _unlock(self._locker, path, text.encode()).decode("ascii", "replace")
         self._save_key(parse_key(path, text), path)
 
@@ -222,7 +239,7 @@ class Keystore:
         if not is_there(path):
             return True
         data = read_secret_bytes(path, FILE_BYTES_MAX)
-        # With ours, if an earlier try came as far as this.
+        # With the new passphrase, if an earlier try got as far as this.
         for locker in (before, self._locker):
             with suppress(ValueError, LockedHome):
                 self.save_prekeys(_open_prekeys(locker, path, data))
@@ -230,13 +247,25 @@ class Keystore:
                 return True
         return False
 
+    def _relock_purposes(self, before: Locker | None) -> bool:
+        path = self._purposes_path
+        if not is_there(path):
+            return True
+        data = read_secret_bytes(path, FILE_BYTES_MAX)
+        for locker in (before, self._locker):
+            with suppress(ValueError, LockedHome):
+                self.save_purpose_keys(_open_purposes(locker, path, data))
+                drop_unfinished(path)
+                return True
+        return False
+
     def _save_key(self, key: bytes, path: Path) -> None:
         save_secret(path, self._sealed(key.hex()))
-        # What an earlier try left may be locked with less.
+        # Unfinished files of an earlier try may be locked less safely.
         drop_unfinished(path)
 
     def make_key(self, new_key: Callable[[], bytes]) -> bytes:
-        """A first key. Only for a ledger that knows nobody yet: what another key has signed would be worthless."""
+        """Makes the first key. Only for a ledger without identities: signatures of another key would be worthless."""
         make_key_file(self._key_path, self._sealed(new_key().hex()))
         key = self.read_key()
         assert key is not None
@@ -260,26 +289,43 @@ class Keystore:
 
     def check_prekeys(self) -> None:
         """Raises UnsafeHome if others can read or replace them. What cannot be read is made anew by a start."""
-        if is_there(self._prekeys_path):
-            read_secret_bytes(self._prekeys_path, FILE_BYTES_MAX)
+        for path in (self._prekeys_path, self._purposes_path):
+            if is_there(path):
+                read_secret_bytes(path, FILE_BYTES_MAX)
 
     def save_prekeys(self, prekeys: Sequence[PrivatePrekey]) -> None:
-        kept = _KeptPrekeys(
-            tuple(_Kept(each.prekey, each.private_key.hex()) for each in prekeys if each.prekey.suite == SUITE),
-            tuple(_kept_hybrid(each) for each in prekeys if each.prekey.suite == HYBRID_SUITE),
-        )
         make_owned_folder(self._prekeys_path.parent, exist_ok=True)
-        save_secret(self._prekeys_path, self._sealed(msgspec.json.encode(kept).decode()))
+        save_secret(self._prekeys_path, self._sealed(encode_prekeys(prekeys)))
+
+    def read_purpose_keys(self) -> KeptPurposeKeys:
+        """Raises UnsafeHome if others can read or replace them. What cannot be read is made anew by a start."""
+        path = self._purposes_path
+        drop_unfinished(path)
+        if not is_there(path):
+            return KeptPurposeKeys()
+        data = read_secret_bytes(path, FILE_BYTES_MAX)
+        try:
+            kept = _open_purposes(self._locker, path, data)
+        except (ValueError, LockedHome) as wrong:
+            log.warning("keystore.purpose_keys_replaced", extra={"path": str(path), "reason": str(wrong)})
+            return KeptPurposeKeys()
+        if self._locker is not None and not is_locked(data):
+            self.save_purpose_keys(kept)
+        return kept
+
+    def save_purpose_keys(self, kept: KeptPurposeKeys) -> None:
+        make_owned_folder(self._purposes_path.parent, exist_ok=True)
+        save_secret(self._purposes_path, self._sealed(encode_purpose_keys(kept)))
 
     def make_instance_key(self, new_key: Callable[[], bytes]) -> bytes:
-        """A key of its own for this instance, unless there is one. Only where no other instance knows the home's."""
+        """Makes a key for the instance, unless there is one. Only if no other instance knows the home's key yet."""
         make_key_file(self._instance_path, self._sealed(new_key().hex()))
         key = self.read_instance_key()
         assert key is not None
         return key
 
     def read_past(self) -> PastIdentities:
-        """Whom this instance has been. Whoever is shown it checks its signatures."""
+        """The instance's former identities. Peers that are shown them check the signatures."""
         past = self._read_document(self._changes_path, PastIdentities)
         if past is None:
             change = self._read_document(self._change_path, IdentityChange)
@@ -295,33 +341,38 @@ class Keystore:
             raise UnsafeHome(f"{path} holds no change of identity: {wrong}; remove it, or put it right") from None
 
     def save_identity(self, past: PastIdentities, new_key: bytes) -> None:
-        """Durably, the new key last: before it is there, this instance is who it was."""
+        """Saves durably, the new key last: until that is saved, the instance keeps its identity."""
         drop_unfinished(self._changes_path)
         drop_unfinished(self._instance_path)
         save_secret(self._changes_path, msgspec.json.encode(past).decode())
         self._save_key(new_key, self._instance_path)
 
+    def note_identity(self, past: PastIdentities) -> None:
+        """Notes that the audit has the present identity."""
+        save_secret(self._changes_path, msgspec.json.encode(past).decode())
+
     def _make_locker(self, passphrase: str | None) -> Locker | None:
         return Locker(passphrase, cost=self._cost) if passphrase is not None else None
 
     def _sealed(self, text: str) -> str:
-        """The text as it is kept: locked, if there is a passphrase."""
+        """The text as it is saved: locked, if there is a passphrase."""
         return text if self._locker is None else self._locker.lock(text.encode()).decode().strip()
 
 
 def change_identity(keystore: Keystore, now_ms: int, *, compromised: bool) -> tuple[InstanceId, InstanceId]:
-    """Another identity key, which the present one names as its successor. Who this instance was, and who it is."""
+    """Makes a new identity key, which the present key names as its successor. Returns the old id and the new one."""
     key, past = _identity_key(keystore), keystore.read_past()
     before = instance_id(public_key(key))
     new_key = new_private_key()
     changes = (*chain_to(past.changes, before), sign_change(key, new_key, now_ms))
     revocations = (*past.revocations, *((sign_revocation(key, now_ms),) if compromised else ()))
-    keystore.save_identity(PastIdentities(changes[-CHANGES_MAX:], revocations[-CHANGES_MAX:]), new_key)
+    kept = PastIdentities(changes[-CHANGES_MAX:], revocations[-CHANGES_MAX:], past.noted)
+    keystore.save_identity(kept, new_key)
     return before, instance_id(public_key(new_key))
 
 
 def write_revocation(keystore: Keystore, now_ms: int) -> tuple[InstanceId, str]:
-    """This instance's id, and what anybody can show a peer of it when its key is dead."""
+    """The instance's id, and a signed revocation that anybody can show to its peers."""
     key = _identity_key(keystore)
     shown = sign_bundle(key, (new_prekey(key, now_ms).prekey,), now_ms)
     said = Introduction(keys=shown, revocations=(sign_revocation(key, now_ms),))
@@ -348,7 +399,20 @@ def _unlock(locker: Locker | None, path: Path, data: bytes) -> bytes:
 
 def _open_prekeys(locker: Locker | None, path: Path, data: bytes) -> tuple[PrivatePrekey, ...]:
     """Raises LockedHome, and ValueError if they are none."""
-    read = msgspec.json.decode(_unlock(locker, path, data) if is_locked(data) else data, type=_KeptPrekeys)
+    return decode_prekeys(_unlock(locker, path, data) if is_locked(data) else data)
+
+
+def encode_prekeys(prekeys: Sequence[PrivatePrekey]) -> str:
+    kept = _KeptPrekeys(
+        tuple(_Kept(each.prekey, each.private_key.hex()) for each in prekeys if each.prekey.suite == SUITE),
+        tuple(_kept_hybrid(each) for each in prekeys if each.prekey.suite == HYBRID_SUITE),
+    )
+    return msgspec.json.encode(kept).decode()
+
+
+def decode_prekeys(data: bytes) -> tuple[PrivatePrekey, ...]:
+    """Raises ValueError if they are none."""
+    read = msgspec.json.decode(data, type=_KeptPrekeys)
     hybrid = read.hybrid if HYBRID_SUITE in SUITES else ()
     return (
         *(PrivatePrekey(each.prekey, bytes.fromhex(each.private_key)) for each in read.prekeys),
@@ -357,6 +421,25 @@ def _open_prekeys(locker: Locker | None, path: Path, data: bytes) -> tuple[Priva
             for each in hybrid
         ),
     )
+
+
+def _open_purposes(locker: Locker | None, path: Path, data: bytes) -> KeptPurposeKeys:
+    """Raises LockedHome, and ValueError if they are none."""
+    return decode_purpose_keys(_unlock(locker, path, data) if is_locked(data) else data)
+
+
+def encode_purpose_keys(kept: KeptPurposeKeys) -> str:
+    keys = tuple(_KeptPurpose(each.certificate, each.private_key.hex()) for each in kept.keys if each.certificate)
+    return msgspec.json.encode(_KeptPurposes(keys, kept.void_before_ms)).decode()
+
+
+def decode_purpose_keys(data: bytes) -> KeptPurposeKeys:
+    """Raises ValueError if they are none."""
+    read = msgspec.json.decode(data, type=_KeptPurposes)
+    keys = tuple(PurposeKey(bytes.fromhex(each.private_key), each.certificate) for each in read.keys)
+    if any(public_key(key) != certificate.key for key, certificate in keys if certificate is not None):
+        raise ValueError("a certificate is of another key")
+    return KeptPurposeKeys(keys, read.void_before_ms)
 
 
 def _kept_hybrid(made: PrivatePrekey) -> _KeptHybrid:
@@ -370,7 +453,7 @@ OPERATOR_DISPLAY: Final = "operator@local"
 async def admit_operator(
     ledger: IdentityLedger, operator: AgentId, token: str, save: Callable[[str], None]
 ) -> Principal:
-    """The operator's principal. Makes `token` the one live token that the ledger knows of it."""
+    """The operator's principal. Makes `token` the operator's only live token in the ledger."""
     known = ledger.identity(token_hash(token))
     if known is not None and known.agent.pubkey != operator.pubkey:
         raise UnsafeHome(

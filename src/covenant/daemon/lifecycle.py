@@ -28,7 +28,7 @@ from typing import Any, Final, NoReturn
 
 import uvloop
 
-from covenant.agents.agent_loader import LoadedAgent, load_agents
+from covenant.agents.agent_loader import LoadedAgent, ServedFile, load_agents
 from covenant.daemon.demo import demo_agents, open_demo
 from covenant.daemon.environment import environment
 from covenant.daemon.home import SOCKET_NAME, left_in
@@ -40,16 +40,17 @@ from covenant.daemon.settings_loader import Loaded
 from covenant.daemon.telemetry import Log, start_logging
 from covenant.daemon.watchdog import HealthStandIn, Watchdog
 from covenant.daemon.wiring.daemon import Daemon, open_daemon
+from covenant.model.errors import Unavailable
 
 END_S: Final = 5.0
-"""From the last record to the end of the process, at most."""
+"""The longest time from the last record to the end of the process."""
 HELD_END_S: Final = 5.0
-"""From the end of the grace time to the end of the process, at most, if the loop is blocked."""
+"""The longest time from the end of the grace time to the end of the process, if the loop is blocked."""
 HEARD_S: Final = 2.0
-"""From the end of a drain to the stop, at most: whoever follows the drain asks how it ended."""
+"""The longest time from the end of a drain to the stop: a client that follows the drain asks how it ended."""
 FILES_BESIDES: Final = 256
 CONNECTIONS_MIN: Final = 16
-"""So many HTTP connections are served however few open files the system allows."""
+"""The lowest limit of HTTP connections, however few open files the system allows."""
 
 
 def run_to_end(main: Coroutine[Any, Any, Sequence[str]], log: Log) -> None:
@@ -61,7 +62,7 @@ def run_to_end(main: Coroutine[Any, Any, Sequence[str]], log: Log) -> None:
             try:
                 loop.run_until_complete(task)
             except (SystemExit, KeyboardInterrupt) as error:
-                # A task of an agent raised it. The task has ended with it; the loop only has to go on.
+                # An agent's asyncio task raised it, and has ended with it. The loop goes on.
                 if task.done():
                     raise
                 log.warning("agent.exited", error=repr(error))
@@ -119,7 +120,7 @@ class StopSignals:
         (self.hurried if self.asked.is_set() else self.asked).set()
 
     def close(self) -> None:
-        """All is written and closed: `run_to_end` ends the process."""
+        """Everything is written and closed: `run_to_end` ends the process."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -156,17 +157,19 @@ def _allow_files(wanted: int) -> int:
 # The sync thread waits for the interpreter's lock after each system call; beside a busy loop the usual 5 ms made a
 # sync's median 6 ms, this 0.7 ms.
 SWITCH_INTERVAL_S: Final = 0.0005
-# Live tasks are kept out of the collector's sight; what it still walks are requests, which are freed by counting.
+# Live tasks are frozen out of the garbage collector. What it still walks are requests, which reference counts free.
 GC_THRESHOLDS: Final = (50_000, 20, 100)
 RESTART_S: Final = 1.0
+REFUSED_S: Final = 60.0
+"""A scheduler whose ledger is away is logged once in so long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
     url: str
     socket: Path
-    agents: tuple[str, ...] = ()
-    """The ids of those that were found in served files."""
+    agents: tuple[tuple[str, str], ...] = ()
+    """The agents of served files whose tenant exists, by tenant and id."""
 
 
 NOTIFY_VARIABLE: Final = "NOTIFY_SOCKET"
@@ -175,7 +178,7 @@ Announce = Callable[[Listening], None]
 
 
 def run_daemon(
-    loaded: Loaded, announce: Announce, *, demo: bool = False, files: Sequence[Path] = (), reload: bool = False
+    loaded: Loaded, announce: Announce, *, demo: bool = False, files: Sequence[ServedFile] = (), reload: bool = False
 ) -> None:
     """Blocks until the daemon was told to stop. `announce` is called once, when it listens.
 
@@ -200,20 +203,22 @@ async def _live(
     found: Sequence[LoadedAgent],
     *,
     demo: bool,
-    reloaded: Sequence[Path],
+    reloaded: Sequence[ServedFile],
 ) -> tuple[str, ...]:
-    """Until it has stopped. Returns the agents that go on regardless."""
+    """Runs until the daemon has stopped. Returns the agents that ignore their cancellation."""
     settings = loaded.settings
     stops = StopSignals(settings.daemon.grace_ms / 1000, log)
     async with open_daemon(settings, log, served=found, reloaded=reloaded, sources=loaded.sources) as daemon:
         url = daemon.base.listeners.url
-        listening = Listening(url, settings.home / SOCKET_NAME, tuple(agent.definition.id for agent in found))
+        tenant = daemon.base.storage.ledger.tenant
+        served = tuple(agent.key for agent in found if tenant(agent.tenant) is not None)
+        listening = Listening(url, settings.home / SOCKET_NAME, served)
         if demo:
             await open_demo(daemon)
         with ExitStack() as left:
             left.enter_context(capture_streams(daemon.base.telemetry.task_logs))
             async with serving(daemon, hurried=stops.hurried):
-                # Not before: whoever finds the address calls at once. It is there until the doors are closed.
+                # The address is published only now, since clients call at once. It stays until the doors are closed.
                 left.enter_context(left_in(settings.home, url))
                 _settle_memory()
                 announce(listening)
@@ -227,7 +232,7 @@ async def _live(
 
 
 async def _asked_to_stop(daemon: Daemon, asked: asyncio.Event) -> None:
-    """Until a signal, or until a drain is over: nothing runs any more, or its time is."""
+    """Waits for a signal, or for the end of a drain: nothing runs any more, or its time is over."""
     signalled = asyncio.ensure_future(asked.wait())
     draining = asyncio.ensure_future(drain(daemon))
     await asyncio.wait((signalled, draining), return_when=asyncio.FIRST_COMPLETED)
@@ -237,8 +242,8 @@ async def _asked_to_stop(daemon: Daemon, asked: asyncio.Event) -> None:
 
 
 async def drain(daemon: Daemon) -> None:
-    """Wait for an operator to ask for it, then for running turns: as long as they were given. The others are handed
-    back while the doors are open, so that whoever asked is told what became of them."""
+    """Waits for an operator to ask for a drain, then for running turns, within the drain's time. The others are handed
+    back while the doors are open, so that the operator is told what became of them."""
     intake, workers, log = daemon.base.access.intake, daemon.agents.workers, daemon.base.telemetry.log
     await intake.asked.wait()
     log.info("daemon.draining", running=intake.running(), timeout_s=intake.left_ms / 1000)
@@ -303,14 +308,14 @@ async def serving(daemon: Daemon, *, hurried: asyncio.Event | None = None) -> As
 
 
 async def _stop(daemon: Daemon, group: asyncio.TaskGroup, working: asyncio.Task[None], hurried: asyncio.Event) -> None:
-    """Until all that was under way has ended, the grace time is over, or a second signal came."""
+    """Waits until all work under way has ended, the grace time is over, or a second signal came."""
     grace_s = daemon.base.settings.daemon.grace_ms / 1000
     closing = group.create_task(_close(daemon, working, grace_s))
     hurrying = group.create_task(hurried.wait())
     await asyncio.wait((closing, hurrying), timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
     if not closing.done():
         daemon.base.telemetry.log.warning("daemon.hurried", signal=hurried.is_set())
-    # Whoever still waits is told before what they wait for is put down.
+    # Clients that still wait are answered before the services that they wait for are closed.
     closing.cancel()
     await daemon.doors.stop_http(0)
     for task in (hurrying, working):
@@ -365,16 +370,24 @@ async def _start_for_peers(daemon: Daemon) -> None:
 
 
 async def _supervised(scheduler: Scheduler, log: Log) -> None:
+    refused_s = -REFUSED_S
     while True:
         try:
             await scheduler.run()
+        except Unavailable as away:
+            now_s = asyncio.get_running_loop().time()
+            if now_s - refused_s >= REFUSED_S:
+                refused_s = now_s
+                name = type(scheduler).__name__
+                log.warning("scheduler.refused", scheduler=name, code=away.code, reason=away.message)
+            await asyncio.sleep(RESTART_S)
         except Exception:  # a fault in one scheduler must not close the doors
             log.exception("scheduler.failed", scheduler=type(scheduler).__name__)
             await asyncio.sleep(RESTART_S)
 
 
 def _settle_memory() -> None:
-    """What start-up made stays: the collector need not look at it again."""
+    """Objects of the start-up stay: the garbage collector need not look at them again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

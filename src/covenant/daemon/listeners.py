@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 PEER_CONNECTIONS_MAX: Final = 256
-"""Connections at the listener for peers, which are few and keep theirs."""
+"""Connections at the listener for peers. Peers are few, and keep their connections."""
 
 
 class CannotListen(CovenantError):
@@ -37,7 +37,7 @@ class CannotListen(CovenantError):
 
 @contextmanager
 def _bound_at(bind_addr: str, port: int, what: str, choose: str) -> Iterator[socket.socket]:
-    """`choose`: how to say another address."""
+    """`choose`: how the user can choose another address."""
     family = socket.AF_INET6 if ":" in bind_addr else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -61,9 +61,9 @@ class Listeners:
     grpc: GrpcServer | None
     """None: switched off."""
     tls: TlsFiles | None
-    """None: all speak in the clear."""
+    """None: every listener speaks without TLS."""
     peers: socket.socket | None
-    """For the sealed routes alone. None: HTTP serves them."""
+    """The listener for the sealed routes alone. None: HTTP serves them."""
 
     @property
     def http_at(self) -> tuple[str, int]:

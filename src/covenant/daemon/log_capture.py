@@ -37,7 +37,7 @@ WAITING_MAX: Final = 10_000
 """Lines that wait for the disk; more are not written to it."""
 WORD_LENGTH_MAX: Final = 1_000
 _ASIDE: Final = frozenset({"task_id", "attempt", "said", "stream"})
-"""Fields that a line has places of its own for."""
+"""Fields of a log record that a line stores elsewhere."""
 
 _STREAMS: Final[dict[object, LogStream]] = {"stdout": "stdout", "stderr": "stderr"}
 
@@ -60,12 +60,12 @@ class TaskLogFile:
         self._closed = False
         self._written: OrderedDict[TaskId, int] = OrderedDict()
         self._files = threading.Lock()
-        """Whoever has it may replace them."""
+        """The holder of this lock may replace the files."""
         self._writer = threading.Thread(target=self._write_all, name="task log", daemon=True)
         self._writer.start()
 
     def keep(self, task_id: TaskId, line: LogLine) -> None:
-        """From any thread. Does not wait for the disk. Calls of one task come one after another."""
+        """For any thread. Does not wait for the disk. Calls for one task come one after another."""
         count = self._written.pop(task_id, 0) + 1
         self._written[task_id] = count
         if len(self._written) > TASKS_MAX:
@@ -86,7 +86,7 @@ class TaskLogFile:
             with suppress(OSError), (self._folder / name).open("rb") as file:
                 for row in file:
                     if named in row:
-                        with suppress(msgspec.DecodeError, UnicodeDecodeError):  # half a line, of a crash
+                        with suppress(msgspec.DecodeError, UnicodeDecodeError):  # half a line, which a crash left
                             kept = decode(row)
                             if kept.task_id == task_id and kept.line.no < before:
                                 found.append(kept.line)
@@ -100,7 +100,10 @@ class TaskLogFile:
                 rows, self._waiting = self._waiting, deque()
             if not rows:
                 return
-            with suppress(OSError), self._files:  # the disk is full or gone: the ledger says so, and memory has them
+            with (
+                suppress(OSError),
+                self._files,
+            ):  # the disk is full or gone: memory has the lines
                 self._append(b"".join(rows))
 
     def _append(self, rows: bytes) -> None:
@@ -113,7 +116,7 @@ class TaskLogFile:
             file.write(rows[-self._half :])
 
     async def forget(self, is_known: IsKnown) -> None:
-        """The lines of tasks that are not known any more go."""
+        """Drops the lines of tasks that are not known any more."""
         unknown = {task_id for task_id in await asyncio.to_thread(self._task_ids) if not await is_known(task_id)}
         if unknown:
             await asyncio.to_thread(self._drop, unknown)
@@ -132,7 +135,7 @@ class TaskLogFile:
                 aside.replace(self._folder / name)
 
     def _rows(self, name: str) -> Iterator[tuple[bytes, _KeptLine | None]]:
-        """Of half a line, which a crash left, nothing is known."""
+        """None for half a line, which a crash left."""
         decode = msgspec.json.Decoder(_KeptLine).decode
         with suppress(FileNotFoundError), (self._folder / name).open("rb") as file:
             for row in file:

@@ -1,4 +1,4 @@
-"""What the daemon does on a timer: sweep, retry, compact, erase what is kept no longer.
+"""Schedulers, the daemon's work on timers: sweep, retry, compact, and erase records past their retention.
 
 Each scheduler has a `step` for one round, and a `run` that repeats it until canceled. A step that is refused is logged,
 and tried again at its next time.
@@ -17,7 +17,7 @@ from covenant.daemon.settings import RetentionSettings
 from covenant.daemon.telemetry import Log, Telemetry
 from covenant.exchange.access.identities import IdentityAdmin
 from covenant.exchange.access.principals import Principal
-from covenant.exchange.mailbox import MailboxExchange
+from covenant.exchange.repair_service import retry_stale
 from covenant.exchange.stored_files import StoredFiles
 from covenant.ledger.contract.blobs import BlobUsage, Collected
 from covenant.ledger.contract.ledger import Ledger
@@ -56,7 +56,7 @@ class Singleton:
             await asyncio.sleep(LEAD_LOOK_S)
 
     async def _lead(self) -> None:
-        """As long as it is this daemon's. A fault of the scheduler is raised."""
+        """Runs the scheduler while this daemon holds it. Raises the scheduler's faults."""
         running = asyncio.ensure_future(self.scheduler.run())
         try:
             while self._ledger.leads(self._name) and not running.done():
@@ -69,7 +69,9 @@ class Singleton:
 
 
 class Sweeper:
-    """Settles what is past its deadline, timeout or hold, except while the ledger's clock is paused after a step.
+    """Settles tasks past their deadline, timeout or hold, and wakes tasks that have waited long enough.
+
+    Does neither while the ledger's clock is paused after a step.
 
     Each step of the clock becomes a row in the audit. Reading the clock each round tells drift from a step.
     """
@@ -98,6 +100,7 @@ class Sweeper:
                 uncached=total.uncached + swept.uncached,
                 more=swept.more,
                 interrupted=total.interrupted + swept.interrupted,
+                woken=total.woken + swept.woken,
             )
             if not swept.more:
                 break
@@ -121,25 +124,34 @@ class Sweeper:
         self._steps_noted = clock.steps_total
 
     async def run(self) -> None:
+        """Runs a round at each interval, and whenever a task's time is over."""
+        loop, interval_s = asyncio.get_running_loop(), self._interval_ms / 1000
+        next_s = loop.time() + interval_s
         while True:
-            await asyncio.sleep(self._interval_ms / 1000)
+            due = acted = False
             try:
-                await self.step()
+                due = await self._ledger.overdue(max(0, round((next_s - loop.time()) * 1000)))
+                if not due and loop.time() < next_s:
+                    continue
+                swept = await self.step()
+                acted = swept is not None and bool(swept.woken or swept.expired or swept.timed_out or swept.interrupted)
                 self._refused = None
             except Refusal as refusal:
-                # Once a second for as long as a disk is full would say nothing more.
+                # A line each second while a disk is full would say nothing more.
                 if refusal.code != self._refused:
                     self._log.warning("sweep.refused", code=refusal.code, reason=refusal.message)
                 self._refused = refusal.code
+            if self._refused is not None or (due and not acted):
+                # Nothing can be done now: the clock is paused, the disk is full, or another node was faster.
+                await asyncio.sleep(interval_s)
+            next_s = loop.time() + interval_s
 
 
 class RetryScheduler:
     """The retry gate on a timer: the same gate, the same capability, a summary row in the audit each pass."""
 
-    def __init__(
-        self, exchange: MailboxExchange, operator: Principal, policy: RetryPolicy, *, interval_ms: int, log: Log
-    ) -> None:
-        self._exchange = exchange
+    def __init__(self, ledger: Ledger, operator: Principal, policy: RetryPolicy, *, interval_ms: int, log: Log) -> None:
+        self._ledger = ledger
         self._operator = operator
         self._policy = policy
         self._interval_ms = interval_ms
@@ -148,7 +160,7 @@ class RetryScheduler:
     async def step(self) -> RetryReport | None:
         """One pass; None if it was refused."""
         try:
-            report = await self._exchange.retry_stale(self._operator, self._policy, scheduled=True)
+            report = await retry_stale(self._ledger, self._operator, self._policy, scheduled=True)
         except Refusal as refusal:
             self._log.warning("retry.refused", code=refusal.code, reason=refusal.message)
             return None
@@ -161,14 +173,14 @@ class RetryScheduler:
         return report
 
     async def run(self) -> None:
-        """Sleeps first: right after a start every holder deserves a chance to come back."""
+        """Sleeps first, so that after a start every lease holder has time to come back."""
         while True:
             await asyncio.sleep(self._interval_ms / 1000)
             await self.step()
 
 
 class ArchiveReport:
-    """Says in the log when the archive sets a record aside, cannot be written, and can be again."""
+    """Logs when the archive sets a record aside, cannot be written, and can be written again."""
 
     def __init__(self, ledger: Ledger, *, log: Log, interval_ms: int) -> None:
         self._ledger = ledger
@@ -191,7 +203,7 @@ class ArchiveReport:
             self._log.info("archive.recovered", archived_seq=counts.gauges["archived_seq"])
 
     async def run(self) -> None:
-        """At once: what an earlier run has set aside is told at the start."""
+        """Begins at once: records that an earlier run set aside are logged at the start."""
         while True:
             await self.step()
             await asyncio.sleep(self._interval_ms / 1000)
@@ -216,7 +228,7 @@ class AuditAnchors:
                 self._log.warning("audit.not_anchored", code=refusal.code, reason=refusal.message)
 
     async def step(self) -> bool:
-        """Whether there was something new."""
+        """Returns whether there was something new."""
         marks = await self._ledger.audit_heads()
         others = {mark.chain: mark.through for mark in marks if mark.chain != self._ledger.node}
         if others == self._written:
@@ -252,13 +264,13 @@ class Maintenance:
 
 
 class FileCollector:
-    """Deletes files that no task refers to any more, so many a pass, and counts those that there are."""
+    """Deletes files that no task refers to any more, a bounded number a pass, and counts the rest."""
 
     def __init__(self, files: StoredFiles, telemetry: Telemetry) -> None:
         self._files = files
         self._log = telemetry.log
         self.usage = BlobUsage()
-        """As of the last pass."""
+        """The counts of the last pass."""
         self._collected = BlobUsage()
         meter = telemetry.meter
         meter.gauge("covenant_files", "Files in the blob store.", lambda: self.usage.files)
@@ -277,23 +289,23 @@ class FileCollector:
         return collected
 
     async def run(self) -> None:
-        """At once, so that the files are counted; then in pauses."""
+        """Runs a pass at once, so that the files are counted, then one after each pause."""
         while True:
             try:
                 await self.step()
             except (Refusal, OSError) as error:
-                self._log.warning("files.uncollected", reason=str(error))
+                self._log.warning("files.not_collected", reason=str(error))
             await asyncio.sleep(self._files.settings.collect_interval_ms / 1000)
 
 
 BATCHES_IN_PASS_MAX: Final = 2_000
-"""What is left waits for the next pass."""
+"""Tasks beyond this wait for the next pass."""
 BATCH_PAUSE_S: Final = 0.01
-"""Between two batches, so that records and reads come in between."""
+"""The pause between two batches, which lets records and reads in between."""
 
 
 class Retention:
-    """Erases finished tasks and rows of the audit that are kept no longer, a batch at a time.
+    """Erases finished tasks and audit rows past their retention, a batch at a time.
 
     Each tenant's tasks are kept as its own limits say, else as the settings do; those of the mailbox as the settings
     do. Nothing is done while the ledger's clock is paused after a step.
@@ -339,7 +351,7 @@ class Retention:
         return Erased(tasks=tasks, bytes=size)
 
     def _tell_refusal(self, tenant: str | None, refusal: Refusal) -> None:
-        """Once for as long as it stays the same. None: the audit's."""
+        """Logs a refusal once for as long as it stays the same. `tenant` is None for the audit's."""
         if self._refused.get(tenant) != refusal.code:
             self._log.warning("retention.refused", tenant=tenant, code=refusal.code, reason=refusal.message)
         self._refused[tenant] = refusal.code

@@ -27,6 +27,7 @@ from covenant.model.settings_field import (
     choice,
     command_line,
     database_url,
+    grpc_address,
     hosts,
     line,
     model_name,
@@ -140,7 +141,7 @@ class UiSettings:
         whole(1, 100_000),
         "Most browsers that are logged in. Above it the session that was idle longest is logged out.",
     )
-    idle_ms: int = setting(HOUR_MS, whole(60_000, 24 * HOUR_MS), "How long a session lasts without a request.")
+    idle_ms: int = setting(HOUR_MS, whole(60_000, 24 * HOUR_MS), "How long a session lasts while nobody uses it.")
     session_ms: int = setting(12 * HOUR_MS, whole(60_000, 7 * 24 * HOUR_MS), "How long a session lasts at most.")
     feeds_max: int = setting(64, whole(1, 10_000), "Most browsers that follow the feed of changes at once.")
 
@@ -152,6 +153,11 @@ class GrpcSettings:
     enabled: bool = setting(False, switch, "Whether agents can be called over gRPC. Their cards then say so.")
     bind_addr: str = setting("127.0.0.1", address, "Address that gRPC listens on.")
     port: int = setting(8422, whole(0, 65_535), "Port that gRPC listens on; 0 lets the system choose one.")
+    public_address: str = setting(
+        "",
+        grpc_address,
+        "Where callers reach gRPC, as cards say it, if that is not the host of HTTP with this port: behind a proxy.",
+    )
     message_bytes_max: int = setting(8 * MIB, whole(1024, 1024 * MIB), "Largest request (RESOURCE_EXHAUSTED above it).")
     calls_max: int = setting(
         4_096,
@@ -250,6 +256,12 @@ class ModelSettings:
     )
     others: tuple[str, ...] = setting(
         (), model_names, "Other models that an agent definition may name. A model that is not listed is not used."
+    )
+    fallbacks: tuple[str, ...] = setting(
+        (),
+        model_names,
+        "Models that are asked, in this order, when a model cannot answer just now and its agent names no "
+        "fallback_models. A definition may name them too.",
     )
     base_url: str = setting(
         "",

@@ -10,7 +10,10 @@ environment; those of `retry` are called `COVENANT_A2A_AUTO_RETRY_<NAME>`.
 from __future__ import annotations
 
 import difflib
+import itertools
+import json
 import re
+import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -25,14 +28,23 @@ from covenant.model.settings_field import Setting, setting_of
 
 FILE_NAME: Final = "settings.toml"
 AROUND_BYTES: Final = 64 * 1024
-"""What stands in a frame around tasks and results."""
+"""The bytes of a frame around tasks and results."""
 HOME_MEANING: Final = "Folder that holds the ledger, the keys, the socket and `settings.toml`."
+FILE_WIDTH: Final = 110
+FILE_HEAD: Final = """\
+# Settings of this daemon. Each key has its default. To change it, remove the `#` before section and key.
+# A variable of the environment or a flag of `covenant serve` is stronger. `covenant settings show` prints what is in
+# force, and where it came from.
+"""
 
 Source = Literal["default", "file", "environment", "flag"]
 
 
 class Loaded(NamedTuple):
-    """`unread` are variables that look like settings and are none: worth a warning, since the environment is shared."""
+    """`unread`: variables that look like settings and are none.
+
+    They cause a warning only, since the environment is shared.
+    """
 
     settings: Settings
     sources: Mapping[str, Source]
@@ -171,7 +183,7 @@ def _check_whole(settings: Settings) -> None:
         )
     if settings.a2a.publish_anonymous == "loopback":
         _check_no_proxy(settings)
-    # A batch of several says its first one twice; a single one is said once if it must be.
+    # An answer with several entries repeats the first one; an answer with one entry need not.
     answer_max = max(limits.task_bytes_max, limits.result_bytes_max, 2 * limits.batch_bytes_max) + AROUND_BYTES
     if answer_max > frame_max:
         raise SettingsError(
@@ -182,7 +194,7 @@ def _check_whole(settings: Settings) -> None:
 
 
 def _check_no_proxy(settings: Settings) -> None:
-    """Behind a proxy that adds no header, every caller in the world seems to be on this machine."""
+    """Behind a proxy that adds no header, every caller seems to be on this machine."""
     http = settings.http
     for name, value in (
         ("public_base_url", http.public_base_url),
@@ -217,11 +229,11 @@ _MASKED: Final = (
         r"((?:authorization|x-[\w-]*key|[\w-]*token):\s*(?:(?:bearer|basic|token)\s+)?)[^\s'\"]+", re.IGNORECASE
     ),
 )
-"""What stands before a secret in a URL or a command, and the secret. It is in force, and is not shown."""
+"""Patterns of secrets in a URL or a command: the text before the secret, then the secret."""
 
 
 def masked(value: Any) -> Any:
-    """A value without passwords, tokens and keys, for whoever looks at it."""
+    """A setting's value as it is shown, without passwords, tokens and keys."""
     if isinstance(value, tuple | list):
         return type(value)(masked(each) for each in value)
     if not isinstance(value, str):
@@ -253,3 +265,19 @@ def rows(loaded: Loaded) -> Iterator[Row]:
             entry.variable,
             entry.setting.meaning,
         )
+
+
+def settings_text() -> str:
+    """The settings file that `covenant init` writes: every key with its default, and every line commented out."""
+    sections = itertools.groupby(entries(), key=lambda entry: entry.section)
+    return FILE_HEAD + "".join(f"\n# [{name}]\n" + "".join(map(_lines, found)) for name, found in sections)
+
+
+def _lines(entry: SettingEntry) -> str:
+    meaning = textwrap.wrap(entry.setting.meaning, FILE_WIDTH, initial_indent="## ", subsequent_indent="## ")
+    return "\n".join([*meaning, f"# {entry.key} = {_toml(entry.default)}", ""])
+
+
+def _toml(value: Any) -> str:
+    """The JSON of these values is valid TOML."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

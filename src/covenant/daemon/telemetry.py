@@ -1,4 +1,4 @@
-"""What a daemon tells of itself: log lines on stderr, and spans through OpenTelemetry.
+"""Telemetry of a daemon: log lines on stderr, and spans through OpenTelemetry.
 
 A log line is an event: a name and fields, as text or as JSON. Modules below the daemon use the standard library, with
 their fields in `extra`. One event has at most `LINES_MAX` lines a minute, so that nobody can fill a disk with it.
@@ -31,7 +31,7 @@ from covenant.model.tracing import OFF, Span, SpanKind, Trace, Tracer, Value
 ROOT: Final = "covenant"
 _OWN: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "fields", "taskName"}
 LINES_MAX: Final = 300
-"""Of one event in a window."""
+"""The most lines of one event in a window."""
 WINDOW_S: Final = 60.0
 EVENTS_MAX: Final = 1_000
 
@@ -112,7 +112,7 @@ def _word(value: object) -> str:
 
 
 def start_logging(kind: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
-    """Send everything to stderr; of other libraries and of agents only warnings. Task logs have what they inform of."""
+    """Sends log lines to stderr: of other libraries and of agents only warnings, whose other lines are in task logs."""
     lines = logging.StreamHandler(stream or sys.stderr)
     lowest = logging.getLevelNamesMapping()[level.upper()]
     for condition in (_Shown(lowest), Throttle()):
@@ -125,7 +125,7 @@ def start_logging(kind: LogFormat, level: LogLevel, stream: TextIO | None = None
 
 
 class _Shown(logging.Filter):
-    """Which lines go to stderr. What an agent logs within a turn gets the id of its task."""
+    """Decides which lines go to stderr. A line that an agent logs within a turn gets the id of its task."""
 
     def __init__(self, lowest: int) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class Telemetry:
 
 @asynccontextmanager
 async def open_tracer(settings: TelemetrySettings, variables: Mapping[str, str], log: Log) -> AsyncIterator[Tracer]:
-    """What is still to be sent when it is closed gets a moment for that."""
+    """Spans that are not sent yet get a moment when this is closed."""
     provider, ours = _provider(settings, variables, log)
     if provider is None:
         yield OFF
@@ -193,7 +193,7 @@ def _provider(settings: TelemetrySettings, variables: Mapping[str, str], log: Lo
     try:
         return _made(variables), True
     except (ImportError, LookupError) as missing:
-        # An environment is shared by many programs: it may ask for what was never meant for this one.
+        # Many programs share an environment, so its variables may be meant for others.
         log.warning("telemetry.not_installed", why=str(missing), install=INSTALL)
         return None, False
 
@@ -211,7 +211,7 @@ def _made(variables: Mapping[str, str]) -> Any:
     provider = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
     for exporter in exporters:
         provider.add_span_processor(BatchSpanProcessor(exporter))
-    # For agents that begin spans of their own, and for libraries that do.
+    # For agents and libraries that begin spans of their own.
     trace.set_tracer_provider(provider)
     return provider
 
@@ -315,4 +315,5 @@ class OtelSpan:
     def current(self) -> AbstractContextManager[object]:
         from opentelemetry.trace import use_span  # noqa: PLC0415  (as above)
 
-        return use_span(self._span, end_on_exit=False)
+        # The error's own text is not recorded: `end` is given a code that says what went wrong.
+        return use_span(self._span, end_on_exit=False, record_exception=False, set_status_on_exception=False)

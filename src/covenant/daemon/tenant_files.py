@@ -1,4 +1,4 @@
-"""What a home has of one tenant besides the ledger: definitions of its agents, and what these have noted down."""
+"""The files of one tenant beside the ledger: definitions of its agents, and the notes of these agents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 from covenant.daemon.agent_files import FOLDER_NAME
 from covenant.daemon.home import JOURNAL_NAME
 from covenant.ledger.contract.retention import SearchedPlace, tenant_markers
-from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME
+from covenant.ledger.embedded.archive.archive_file import ARCHIVE_NAME
 from covenant.ledger.embedded.blob_folder import FOLDER_NAME as BLOBS_NAME
 from covenant.ledger.embedded.byte_search import count_in_file
 from covenant.ledger.embedded.disk import sync_dir
@@ -53,7 +53,7 @@ class HomeFiles:
         for path in _files(self._home):
             place = path.relative_to(self._home)
             if place.parts[0] == BLOBS_NAME:
-                continue  # its own space is counted; what others have stored is nobody's trace
+                continue  # only the tenant's own space is counted
             if place.parts[0] == JOURNAL_NAME or place.parts[0].startswith(ARCHIVE_NAME) or tenant in place.parts[1:2]:
                 continue
             yield SearchedPlace(place=str(place), found=count_in_file(path, markers))

@@ -1,6 +1,6 @@
 """The certificate, its key and the authority for clients, as files that may change while the daemon runs.
 
-New connections are greeted with what was read last; those that are open go on as they are. Files that cannot be used
+New connections get the certificate that was read last; open connections go on as they are. Files that cannot be used
 stop a start, and change nothing in a daemon that runs.
 """
 
@@ -27,7 +27,7 @@ Stamps = tuple[tuple[int, int, int] | None, ...]
 
 
 class TlsPair(NamedTuple):
-    """What the files held, as PEM. `client_ca` is empty where none is named."""
+    """The contents of the files, as PEM. `client_ca` is empty if none is named."""
 
     certificate: bytes
     key: bytes
@@ -36,7 +36,7 @@ class TlsPair(NamedTuple):
 
 
 class _CurrentContext(ssl.SSLContext):
-    """Greets each connection with the context that is current."""
+    """Gives each new connection the current context."""
 
     current: ssl.SSLContext
 
@@ -63,12 +63,12 @@ class TlsFiles:
         return (self.pair.until_ms - self._now_ms()) // DAY_MS
 
     def changed(self) -> bool:
-        """Whether a file is another one than when it was last looked at."""
+        """Whether a file has changed since the last look."""
         before, self._stamps = self._stamps, self._stat()
         return before != self._stamps
 
     def reload(self) -> None:
-        """Raises SettingsError, and then goes on with what was there before."""
+        """Reads the files again. If that raises SettingsError, the old ones stay in use."""
         self.pair, self.context.current = self._load()
 
     def _stat(self) -> Stamps:
@@ -148,7 +148,7 @@ def key_is_exposed(name: str) -> bool:
 
 
 def open_tls(settings: HttpSettings, now_ms: Callable[[], int]) -> TlsFiles | None:
-    """None: HTTP and gRPC speak in the clear. Raises SettingsError."""
+    """None: HTTP and gRPC speak without TLS. Raises SettingsError."""
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise SettingsError("http.tls_cert and http.tls_key belong together; name both, or neither")
     if settings.tls_client_ca and not settings.tls_cert:

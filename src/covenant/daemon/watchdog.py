@@ -28,13 +28,13 @@ _METHODS: Final = (b"GET ", b"HEAD ")
 _ASKS: Final = re.compile(rb"(?:GET|HEAD) /healthz?(?:\?[!-~]*)? HTTP/1\.[01]\r\n")
 HEAD_END: Final = b"\r\n\r\n"
 HEAD_BYTES_MAX: Final = 4_096
-"""A longer head is left to the loop."""
+"""A request with a longer head is left to the loop."""
 HEAD_S: Final = 1.0
-"""How long a connection may take to say what it wants, before it is handed to the loop."""
+"""How long a connection may take to send its request line, before it is handed to the loop."""
 ACCEPTED_AT_ONCE_MAX: Final = 64
 LOOK_S: Final = 0.05
 UNHEALTHY_S: Final = 30.0
-"""From then on a held loop is no longer called healthy."""
+"""A loop that is held for longer is not called healthy any more."""
 
 
 class Hold(NamedTuple):
@@ -58,7 +58,7 @@ class HealthStandIn:
         self._connections_max = connections_max
 
     def serve(self, hold: Hold, over: Callable[[], bool]) -> None:
-        """Until the hold is over. What is not answered by then is handed over."""
+        """Serves until the hold is over. Connections that are not answered by then are handed over."""
         waiting: dict[socket.socket, float] = {}
         room = self._connections_max
         with selectors.DefaultSelector() as selector:
@@ -109,7 +109,7 @@ def _accept(listener: socket.socket, most: int) -> list[socket.socket]:
             made.setblocking(False)
             accepted.append(made)
     except (BlockingIOError, ConnectionError):
-        pass  # there are no more, or the one that was there has left
+        pass  # no more connections wait, or the one that did has left
     except OSError:
         time.sleep(LOOK_S)  # no more files can be opened now
     return accepted
@@ -121,9 +121,9 @@ def _may_ask(head: bytes) -> bool:
 
 
 def _answer(connection: socket.socket, asked: bytes, hold: Hold) -> None:
-    # Whoever is refused by a full buffer, or is gone, gets no answer; there is nobody to tell.
+    # A client with a full buffer, or one that is gone, gets no answer.
     with suppress(OSError):
-        connection.recv(len(asked))  # what is left unread would reset the connection
+        connection.recv(len(asked))  # unread bytes would reset the connection
         answer = answer_of(hold, time.monotonic())
         connection.send(answer.partition(HEAD_END)[0] + HEAD_END if asked.startswith(b"HEAD") else answer)
         connection.shutdown(socket.SHUT_RDWR)
@@ -131,7 +131,7 @@ def _answer(connection: socket.socket, asked: bytes, hold: Hold) -> None:
 
 
 def answer_of(hold: Hold, now_s: float) -> bytes:
-    """Says that an agent holds the loop, never which one: `/healthz` is for strangers too."""
+    """Says that an agent holds the loop, but not which one, since `/healthz` is public."""
     held_s = now_s - hold.since_s
     healthy = held_s < UNHEALTHY_S
     told = {
@@ -153,12 +153,12 @@ BEAT_S: Final = 0.1
 LOGS_MAX: Final = 10
 LOGS_S: Final = 60.0
 FRAMES_MAX: Final = 12
-"""Of a stack, the innermost ones."""
+"""The most frames of a stack in a log line, the innermost ones."""
 
 
 class StandIn(Protocol):
     def serve(self, hold: Hold, over: Callable[[], bool]) -> None:
-        """Until the hold is over."""
+        """Waits until the hold is over."""
 
 
 class _Beat:
@@ -211,7 +211,7 @@ class Watchdog:
             yield
         finally:
             self._stopping.set()
-            self._beat.give()  # nobody else will, while this thread waits for that one
+            self._beat.give()  # the loop cannot, since its thread waits here
             thread.join()
 
     def _watch(self, loop: asyncio.AbstractEventLoop, thread_id: int) -> None:
@@ -236,7 +236,7 @@ class Watchdog:
             self._attend(beat, sys._current_frames().get(thread_id))  # noqa: SLF001  (documented)
 
     def _note_pause(self, paused_s: float) -> None:
-        """Neither the loop nor this thread could run for so long."""
+        """Notes a time in which neither the loop nor this thread could run."""
         if paused_s > self._held_s:
             self._held(paused_s)
             self._report(None, paused_s, "", "the interpreter itself was held, or the process paused")
@@ -244,7 +244,7 @@ class Watchdog:
     def _attend(self, beat: _Beat, frame: FrameType | None) -> None:
         agent = self._agent_at(frame) if frame is not None else None
         logged = self._report(agent, time.monotonic() - beat.asked_s, stack_of(frame), "")
-        del frame  # it keeps alive whatever its function holds
+        del frame  # a frame keeps everything in its function alive
         self._stand_in.serve(Hold(beat.asked_s, agent), beat.given.is_set)
         if self._stopping.is_set():
             return
@@ -253,7 +253,7 @@ class Watchdog:
             self._log.info("loop.freed", held_ms=int(beat.held_s * 1000), **({"agent": agent} if agent else {}))
 
     def _report(self, agent: str | None, held_s: float, stack: str, why: str) -> bool:
-        """Returns whether it was logged. Holds that are not are counted, for the next line."""
+        """Returns whether the hold was logged. Holds that are not logged are counted in the next line."""
         now_s = time.monotonic()
         if len(self._logged_s) == LOGS_MAX and now_s - self._logged_s[0] < LOGS_S:
             self._unlogged += 1

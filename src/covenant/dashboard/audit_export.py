@@ -1,4 +1,4 @@
-"""The audit as a download: a JSON object a line, each the row's exact text, the newest first."""
+"""The audit as a download: one JSON object a line, each the exact text of its row, newest first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HEADERS: Final = [
 
 
 class AuditExport(Endpoint):
-    """For the operator and for viewers. The next page is read when the last one is taken."""
+    """Open to the operator and to viewers. A page of rows is read after the browser has taken the last one."""
 
     _streams = True
 
@@ -48,7 +48,7 @@ class AuditExport(Endpoint):
         except msgspec.ValidationError as wrong:
             raise Invalid("invalid_request", shorten(str(wrong))) from None
         if self._running >= AT_ONCE_MAX:
-            raise OverLimit("too_many_exports", "the audit is exported already; wait for it", retry_after_ms=5_000)
+            raise OverLimit("too_many_exports", "too many exports run already; try later", retry_after_ms=5_000)
         self._running += 1
         try:
             with while_connected(send, receive):

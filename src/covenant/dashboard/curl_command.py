@@ -1,4 +1,4 @@
-"""The request that would send a task again, or the one that reads it, for a shell. The token stays out of it."""
+"""A curl command that sends a task again, or that reads it. The command names `$COVENANT_TOKEN`, never the token."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any, Final
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from covenant.dashboard.form_page import TURNS
 from covenant.dashboard.page_endpoint import query_of
 from covenant.dashboard.session_operations import SESSION, run_for
 from covenant.doors.http.endpoint import Endpoint
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.responses import MAILBOX, reply
 from covenant.doors.operator_api.operation import ApiContext, encode
+from covenant.exchange.tasks.builder import IDEMPOTENCY
 from covenant.model import task as tasks
 from covenant.model.content import File, Text
-from covenant.model.task import Task
+from covenant.model.task import DuplicateSafety, Task
 from covenant.wire.a2a.parts_v1 import MessageV1, parts_of, unlinked
 
 BEARER: Final = '-H "Authorization: Bearer $COVENANT_TOKEN"'
@@ -28,7 +30,7 @@ class CurlCommand(msgspec.Struct, frozen=True, tag="ui_curl", tag_field="kind"):
 
 
 class CurlEndpoint(Endpoint):
-    """Of a task that the session may look at."""
+    """Answers for a task that the session may see."""
 
     def __init__(self, api: ApiContext, base_url: BaseUrl) -> None:
         super().__init__("ui_curl", MAILBOX, api.meter)
@@ -42,12 +44,13 @@ class CurlEndpoint(Endpoint):
 
 
 def curl_command(task: Task, url: str) -> str:
-    """`url`: where the browser found us."""
+    """The command for `task` at `url`, the address by which the browser reached the daemon. Characters that change the
+    direction of writing are escaped, so the command shows exactly what it sends."""
     headers: list[str] = []
     body: dict[str, Any] | None = None
     if task.origin == tasks.A2A:
         path, body = f"/v1/a2a/agents/{task.recipient.display.partition('@')[0]}", _a2a_body(task, url)
-        headers = ["A2A-Version: 1.0", *([f"Idempotency-Key: {task.idempotency.key}"] if task.idempotency else [])]
+        headers = ["A2A-Version: 1.0", *_key_header(task)]
     elif task.origin == tasks.MAILBOX:
         path, body = "/a2a/tasks", _mailbox_body(task)
     else:
@@ -56,7 +59,8 @@ def curl_command(task: Task, url: str) -> str:
     if body is not None:
         headers = ["Content-Type: application/json", *headers]
         lines.append(" ".join(f"-H {shlex.quote(header)}" for header in headers))
-        lines.append(f"-d {shlex.quote(msgspec.json.encode(body).decode())}")
+        sent = TURNS.sub(lambda turn: f"\\u{ord(turn[0]):04x}", msgspec.json.encode(body).decode())
+        lines.append(f"-d {shlex.quote(sent)}")
     return " \\\n  ".join(lines)
 
 
@@ -65,8 +69,31 @@ def _a2a_body(task: Task, url: str) -> dict[str, Any]:
         return url + unlinked(file)
 
     parts = parts_of(task.parts or (Text(task.intent_text),), link)
-    message = MessageV1(message_id=str(uuid.uuid4()), role="ROLE_USER", parts=parts)
-    return {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+    message = MessageV1(
+        message_id=str(uuid.uuid4()),
+        role="ROLE_USER",
+        parts=parts,
+        context_id=task.context_id if task.context_id != task.id else None,
+        metadata=task.metadata,
+        extensions=task.extensions or None,
+        reference_task_ids=task.reference_task_ids or None,
+    )
+    params: dict[str, Any] = {"message": message}
+    if task.output_modes:
+        params["configuration"] = {"acceptedOutputModes": task.output_modes}
+    about = dict(task.request_metadata or {})
+    key = task.idempotency
+    if key is not None and (key.duplicate_safety is DuplicateSafety.IDEMPOTENT or not _key_header(task)):
+        about[IDEMPOTENCY] = {"key": key.key, "duplicate_safety": key.duplicate_safety}
+    if about:
+        params["metadata"] = about
+    return {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": params}
+
+
+def _key_header(task: Task) -> list[str]:
+    """The header with the task's idempotency key; empty if only the metadata can hold it."""
+    key = task.idempotency.key if task.idempotency is not None else ""
+    return [f"Idempotency-Key: {key}"] if key.isascii() and key.isprintable() and key == key.strip() != "" else []
 
 
 def _mailbox_body(task: Task) -> dict[str, Any]:

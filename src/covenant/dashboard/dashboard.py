@@ -1,7 +1,7 @@
-"""Everything under `/ui`: which page, file, operation or form a request is for.
+"""Everything under `/ui`: routes a request to its page, file, operation or form.
 
-Shells and files are sent to everybody: they hold nothing. All else needs a session, and what changes something must
-come from a page of ours.
+Everybody may read the page shells and static files, which hold no data. All else needs a session. A request that
+changes something must come from a page of the dashboard.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from covenant.dashboard.audit_export import AuditExport
 from covenant.dashboard.curl_command import CurlEndpoint
 from covenant.dashboard.feed import FeedClock, FeedEndpoint
 from covenant.dashboard.file_download import FileDownload
-from covenant.dashboard.form_page import FormPage
+from covenant.dashboard.form_page import FormPage, tag
 from covenant.dashboard.login_pages import CodePage, LoginPage, LogoutPage
-from covenant.dashboard.page_endpoint import HOME, ROOT, redirect, reply_page
+from covenant.dashboard.page_endpoint import HOME, ROOT, redirect, reply_page, session_name
 from covenant.dashboard.same_origin import check_same_origin, read_cookie, security_headers
 from covenant.dashboard.session_operations import SESSION, allowed, operation_router
 from covenant.dashboard.sessions import Role, Sessions, UiSession
@@ -40,6 +40,10 @@ from covenant.model.errors import Refusal
 FIRST_PAGE: Final = "attention"
 FEED: Final = "/ui/feed"
 SAFE: Final = ("GET", "HEAD")
+RELOAD: Final = b"covenant-reload"
+"""A page sends this header with a request that it makes by itself. Such a request does not keep the session open."""
+TASK_PAGES: Final = ("task", "tree")
+"""Pages of one task, whose id follows the page's name in the path."""
 
 
 ACTS: Final[dict[str, Act]] = {
@@ -54,9 +58,9 @@ ACTS: Final[dict[str, Act]] = {
     "tenant": TenantAct(),
     "delegation": DelegationAct(),
 }
-"""The verbs that have a form, each by its name in the path."""
+"""The acts that have a form, by their name in the path."""
 VERBS: Final = {**{verb: act.kind for verb, act in ACTS.items()}, "inspect": "inspect_a2a_agent"}
-"""What the pages offer, each with its operation."""
+"""Every act that the pages offer, with the operation that it runs."""
 
 
 class Dashboard:
@@ -109,6 +113,8 @@ class Dashboard:
         first, _, rest = path.removeprefix(HOME).partition("/")
         if first == "api":
             await self._serve_operation({**scope, "path": f"/{rest}", "path_params": {}}, receive, send)
+        elif path == FEED and scope["method"] != "GET":
+            await reply_not_allowed(send, MAILBOX, ("GET",))
         elif path == FEED:
             await self.feed(scope, receive, send)
         elif first in self._pages:
@@ -121,7 +127,8 @@ class Dashboard:
     async def _serve_operation(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             check_same_origin(scope, self._base_url, unsafe=scope["method"] not in SAFE)
-            scope[SESSION] = await self.sessions.find(read_cookie(scope, self._base_url))
+            used = all(name != RELOAD for name, _ in scope["headers"])
+            scope[SESSION] = self.sessions.find(read_cookie(scope, self._base_url), used=used)
         except Refusal as refusal:
             await reply_refused(send, MAILBOX, refusal)
             return
@@ -129,15 +136,21 @@ class Dashboard:
 
     async def _serve_file(self, scope: Scope, send: Send, first: str, rest: str) -> None:
         files = self._files
+        if first in TASK_PAGES and not rest.strip("/"):
+            who = session_name(scope, self.sessions, self._base_url)
+            choose = tag("p", tag("a", "Choose a task", href="/ui/tasks", class_="button"))
+            await reply_page(send, 404, FormPage("Which task?", "This address names no task.", choose, who=who))
+            return
         found = files.assets.get(rest) if first == "static" else files.pages.get(first or FIRST_PAGE)
         if found is None:
-            await reply_page(send, 404, FormPage("Nothing here", "There is no page at this address."))
+            who = session_name(scope, self.sessions, self._base_url)
+            await reply_page(send, 404, FormPage("Nothing here", "There is no page at this address.", who=who))
         else:
             await reply_file(scope, send, found)
 
 
 class SessionShown(msgspec.Struct, frozen=True, kw_only=True, tag="ui_session", tag_field="kind"):
-    """Who is logged in, and what the pages may offer them."""
+    """The logged-in principal, and the acts that the pages may offer to it."""
 
     role: str
     name: str
@@ -145,14 +158,14 @@ class SessionShown(msgspec.Struct, frozen=True, kw_only=True, tag="ui_session", 
     node: str
     version: str
     url: str
-    """Where the browser found us."""
+    """The address by which the browser reached the daemon."""
     can: tuple[str, ...]
-    """The verbs that this role has."""
+    """The acts that this role may use."""
     peers: bool
     several: bool
-    """Whether other daemons serve this ledger, too."""
+    """Whether other daemons serve the same ledger."""
     frames: bool
-    """Whether the daemon keeps what came in and went out."""
+    """Whether the daemon records frames of the wire."""
     expires_in_ms: int
 
 

@@ -1,19 +1,19 @@
-"""`/ui/feed`: what changes, as server-sent events. The id of each is the ledger's durable position.
+"""`/ui/feed`: changes of the ledger as server-sent events. An event's id is the ledger's durable position.
 
-One clock serves all who follow: so often it takes what changed, looks up the few tasks that it tells of, keeps the
-round in a bounded ring, and wakes them. Each one reads from the ring at its own place, so a slow reader costs nobody
-anything and gets what happened meanwhile at once. A reader whose place is not in the ring any more is told to read
-everything anew (`resync`).
+One clock serves all readers. Each round it takes the changes, looks up the few tasks that the round names, keeps the
+round in a bounded ring, and wakes the readers. Each reader has its own place in the ring, so a slow reader delays
+nobody and then gets all the rounds that it missed at once. A reader whose place has left the ring gets `resync` and
+reads everything again.
 
-A round tells of the tasks that changed last, `LATEST_MAX` at most, and of how many more there were. Its cost does not
-grow with its readers, who share what is looked up and written, and hardly with what changed.
+A round names the tasks that changed last, at most `LATEST_MAX`, and counts the others. Readers share the look-ups and
+the written frames, so a round's cost does not grow with the number of readers, and hardly with the number of changes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -35,16 +35,16 @@ from covenant.model.ids import TaskId
 from covenant.wire.sse import KEEP_ALIVE, KEEP_ALIVE_S
 
 ROUND_S: Final = 0.25
-"""A round tells of `LATEST_MAX` tasks: a client is told of 20 a second at most."""
+"""A round names at most `LATEST_MAX` tasks, so a client is sent at most 20 tasks a second."""
 ROUNDS_PER_COUNT: Final = 2
-"""So counts are told twice a second at most."""
+"""Counts are sent at most twice a second."""
 RING_ROUNDS_MAX: Final = 1_200
 LINGER_S: Final = 60.0
-"""How long changes are kept after the last reader left: it may only be loading its next page."""
+"""Changes are still collected so long after the last reader left: that reader may be loading its next page."""
 PER_SESSION_MAX: Final = 8
 LAST_SEEN_MAX: Final = 18
 NAMES_MAX: Final = 100
-"""Peers, and tasks with pushes, that one event names."""
+"""The most peers, or tasks with pushes, that one event names."""
 
 _encode = msgspec.json.Encoder().encode
 _HEADERS: Final = [
@@ -63,20 +63,21 @@ class FeedRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class FeedRound(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What is told of a moment. `position`: of the last record that it tells of."""
+    """The changes of one round. `position` is that of the last record in it."""
 
     position: int
     tasks: Sequence[FeedRow] = ()
-    """The one that changed last comes first."""
+    """The task that changed last comes first."""
     more: int = 0
-    """Tasks that changed besides."""
+    """How many more tasks changed."""
     peers: frozenset[str] = frozenset()
     pushes: frozenset[TaskId] = frozenset()
     audited: int = 0
+    nodes: bool = False
 
 
 class FeedRing:
-    """Rounds, the newest last. `start`: what happened after this position is all there."""
+    """The latest rounds, newest last. The ring holds every change after the position `start`."""
 
     def __init__(self, position: int) -> None:
         self.start = position
@@ -94,7 +95,7 @@ class FeedRing:
         self.start = self.position = position
 
     def since(self, position: int) -> Sequence[FeedRound] | None:
-        """What happened after a position, the newest first; None if that is not known."""
+        """The rounds after a position, newest first; None if the ring does not hold all of them."""
         if not self.start <= position <= self.position:
             return None
         found: list[FeedRound] = []
@@ -106,7 +107,7 @@ class FeedRing:
 
 
 class FeedClock:
-    """Takes what changed while somebody follows, or did a moment ago."""
+    """Collects changes while somebody reads the feed, and for `LINGER_S` afterwards."""
 
     def __init__(self, ledger: Ledger, *, followers_max: int) -> None:
         self._ledger = ledger
@@ -114,7 +115,9 @@ class FeedClock:
         self.ring = FeedRing(ledger.changes.position)
         self.counts: dict[str, int] = {}
         self.counted = 0
-        """The number of the last counts that were new."""
+        """Grows by one whenever the counts differ from those before."""
+        self._stale = True
+        """Whether something may have changed since the last count."""
         self._followers = 0
         self._of_session: dict[str, int] = {}
         self._news = asyncio.Event()
@@ -130,6 +133,7 @@ class FeedClock:
         if not self._wanted.is_set():
             self._ledger.changes.begin()
             self.ring.clear(self._ledger.changes.position)
+            self._stale = True
             self._wanted.set()
         try:
             yield
@@ -139,17 +143,18 @@ class FeedClock:
             if not self._of_session[key]:
                 del self._of_session[key]
 
-    async def news(self, position: int, timeout_s: float) -> None:
-        """Until something happened after the position, or the time is over."""
-        if self.ring.position == position:
+    async def news(self, position: int, counted: int, timeout_s: float) -> bool:
+        """Waits for a change after `position`, or for new counts; False after `timeout_s` without either."""
+        if (self.ring.position, self.counted) == (position, counted):
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._news.wait()
             except TimeoutError:
-                return
+                return False
+        return True
 
     async def run(self) -> None:
-        """As long as the daemon runs."""
+        """Runs as long as the daemon."""
         while True:
             await self._wanted.wait()
             await self._run_rounds()
@@ -167,16 +172,19 @@ class FeedClock:
             self._ledger.changes.end()
 
     async def look(self, *, counting: bool) -> None:
-        """One round: what changed goes into the ring, and whoever follows is woken."""
+        """Runs one round: puts the changes into the ring and wakes the readers."""
         changes = self._ledger.changes.take()
-        if not changes:
-            return
-        if counting:
-            await self._count()
-        if changes.complete:
+        self._stale = self._stale or bool(changes)
+        if changes and changes.complete:
             self.ring.add(await self._round(changes))
-        else:
+        elif changes:
             self.ring.clear(changes.position)
+        if counting:
+            await self.count()
+        if changes:
+            self._wake()
+
+    def _wake(self) -> None:
         woken, self._news = self._news, asyncio.Event()
         woken.set()
 
@@ -190,6 +198,7 @@ class FeedClock:
             peers=changes.peers,
             pushes=changes.pushes,
             audited=changes.audited,
+            nodes=changes.nodes,
         )
 
     async def _row(self, task_id: TaskId, change: TaskChange) -> FeedRow | None:
@@ -204,14 +213,24 @@ class FeedClock:
             state = entry.state if entry is not None else None
         return FeedRow(task_id, state.wire_name if state is not None else "resolved", agent, tenant, change.at_ms)
 
-    async def _count(self) -> None:
-        counts = await self._ledger.counts()
+    async def count(self) -> None:
+        """Counts again if something may have changed. While the archive lags, counts change without new records."""
+        if not self._stale:
+            return
+        self._stale = False
+        try:
+            counts = await self._ledger.counts()
+        except BaseException:
+            self._stale = True
+            raise
+        self._stale = self._stale or counts.behind > 0
         shown = {state.wire_name: int(getattr(counts, state.value)) for state in LIVE}
         for name in ("holders_lost", "delegations_lost", "pushes_dead", "behind"):
             shown[name] = int(getattr(counts, name))
         if shown != self.counts:
             self.counts = shown
             self.counted += 1
+            self._wake()
 
 
 class FeedEndpoint(Endpoint):
@@ -228,11 +247,11 @@ class FeedEndpoint(Endpoint):
         self._node = node
         self.clock: Final = FeedClock(self._ledger, followers_max=followers_max)
         self._written: tuple[tuple[int, int], bytes] = ((-1, -1), b"")
-        """What was told last to those who see everything, and from where to where."""
+        """The frames last written for readers that see everything, with the positions that they span."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_same_origin(scope, self._base_url, unsafe=False)
-        session = await self._sessions.find(read_cookie(scope, self._base_url))
+        session = self._sessions.find(read_cookie(scope, self._base_url), used=False)
         with self.clock.following(session):
             try:
                 with while_connected(send, receive) as work:
@@ -254,15 +273,19 @@ class FeedEndpoint(Endpoint):
 
     async def _follow(self, session: UiSession, seen: int | None, send: Send) -> None:
         async def write(body: bytes) -> None:
+            self._sessions.check(session)  # a slow reader may take longer than its session lasts
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
         clock, ring = self.clock, self.clock.ring
         position, counted = ring.position, -1
+        if session.role is not Role.TENANT:
+            await clock.count()
         hello = {"position": position, "node": self._node, "version": self._version, "role": session.role.value}
         await write(_frame("hello", position, hello))
         if seen is not None:
             position = seen
         while True:
+            self._sessions.check(session)
             rounds = ring.since(position)
             if rounds is None:
                 position = ring.position
@@ -271,20 +294,15 @@ class FeedEndpoint(Endpoint):
                 if told := self._tell(session, position, rounds):
                     await write(told)
                 position = rounds[0].position
-            if clock.counted != counted and session.role is not Role.TENANT and clock.counts:
+            if clock.counted != counted:
                 counted = clock.counted
-                await write(_frame("counts", position, {"lanes": clock.counts, "at_ms": self._ledger.now_ms()}))
-            await clock.news(position, KEEP_ALIVE_S)
-            if ring.position == position:
-                await self._check(session, write)
-
-    async def _check(self, session: UiSession, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Nothing happened for a while: say so, unless the session is over by now."""
-        self._sessions.check(session)
-        await write(KEEP_ALIVE)
+                if session.role is not Role.TENANT and clock.counts:
+                    await write(_frame("counts", position, {"lanes": clock.counts, "at_ms": self._ledger.now_ms()}))
+            if not await clock.news(position, counted, KEEP_ALIVE_S):
+                await write(KEEP_ALIVE)
 
     def _tell(self, session: UiSession, position: int, rounds: Sequence[FeedRound]) -> bytes:
-        """What happened in these rounds after a position, as this session may see it."""
+        """The frames for these rounds after a position, limited to what this session may see."""
         if session.role is Role.TENANT:
             return write_own(rounds, session.tenant)
         span = position, rounds[0].position
@@ -294,7 +312,7 @@ class FeedEndpoint(Endpoint):
 
 
 def write_own(rounds: Sequence[FeedRound], tenant: str | None) -> bytes:
-    """Others' tasks are not even counted: a tenant hears that it may look again."""
+    """The frames for a tenant. `more` is 1 or 0: a tenant must not learn how many tasks of others changed."""
     told = _newest(row for each in rounds for row in each.tasks if row.tenant == tenant)[:LATEST_MAX]
     more = any(each.more for each in rounds)
     return _frame("tasks", rounds[0].position, {"tasks": told, "more": int(more)}) if told or more else b""
@@ -317,11 +335,13 @@ def write_all(rounds: Sequence[FeedRound]) -> bytes:
         frames.append(_frame("pushes", position, {"tasks": pushes[:NAMES_MAX]}))
     if audited:
         frames.append(_frame("audit", position, {"count": audited}))
+    if any(each.nodes for each in rounds):
+        frames.append(_frame("nodes", position, {}))
     return b"".join(frames)
 
 
 def _newest(rows: Iterable[FeedRow]) -> list[FeedRow]:
-    """Each task once, as it was last."""
+    """Each task once, in its latest state."""
     found: dict[TaskId, FeedRow] = {}
     for row in rows:
         found.setdefault(row.task_id, row)
@@ -333,7 +353,7 @@ def _frame(event: str, position: int, data: dict[str, Any]) -> bytes:
 
 
 def _last_seen(scope: Scope) -> int | None:
-    """The position that the browser has seen last; None if it begins, or says nothing that could be one."""
+    """The position that the browser saw last; None at the start, 0 (so `resync`) if malformed."""
     for name, value in scope["headers"]:
         if name == b"last-event-id":
             said = value.strip()

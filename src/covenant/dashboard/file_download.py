@@ -1,4 +1,4 @@
-"""A file of a task, for who is logged in: a look at whether the session may see the task, then its signed URL."""
+"""Downloads a task's file: checks that the session may see the task, then redirects to the file's signed URL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Asked(msgspec.Struct, frozen=True, gc=False):
 
 
 class FileDownload(Endpoint):
-    """A tenant's session sees its own files; the operator and viewers see all."""
+    """A tenant's session sees the tenant's own files; the operator and viewers see all files."""
 
     def __init__(self, api: ApiContext) -> None:
         super().__init__("ui_file", MAILBOX, api.meter)

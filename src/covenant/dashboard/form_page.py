@@ -1,21 +1,25 @@
-"""Pages that the server writes: forms that act without any script. Everything in them is escaped here, once.
+"""Pages that the server writes: forms that work without scripts. This module alone escapes their contents.
 
-A page is made of `Markup`, which nothing but this module makes from text: a plain string is text, and is escaped.
+A page is made of `Markup`, and only this module makes `Markup` from text. A plain string is text, and is escaped.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Final, NamedTuple
 
 STYLE: Final = "/ui/static/app.css"
+ICON: Final = "/ui/static/icon.svg"
 SHOWN_MAX: Final = 20_000
-"""Characters of one text on a page: a longer one is cut."""
+"""The most characters of one text that a page shows; a longer text is cut. The value of a form field is never cut."""
+TURNS: Final = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that change the direction of writing."""
 
 
 class Markup(str):
-    """HTML, written by this module."""
+    """HTML that this module wrote."""
 
     __slots__ = ()
 
@@ -24,25 +28,30 @@ EMPTY: Final = Markup("")
 
 
 def text(value: object) -> Markup:
-    """A value as text, whatever is in it."""
+    """Escapes a value as text. `TURNS` are spelled out, since they can make one text look like another."""
     if isinstance(value, Markup):
         return value
-    shown = str(value)
+    shown = TURNS.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", str(value))
     if len(shown) > SHOWN_MAX:
         shown = f"{shown[:SHOWN_MAX]}… ({len(shown) - SHOWN_MAX} more characters)"
-    return Markup(escape(shown.encode("utf-8", "replace").decode(), quote=True))
+    return written(shown)
+
+
+def written(value: object) -> Markup:
+    """Escapes a value without cutting it: the browser sends it back with the form."""
+    return Markup(escape(str(value).encode("utf-8", "replace").decode(), quote=True))
 
 
 def tag(name: str, /, *inside: object, **attributes: object) -> Markup:
     """An element. An attribute that is None or False is left out, one that is True has no value; `class_` is class."""
-    said = "".join(
-        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{text(value)}"')
+    rendered = "".join(
+        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{written(value)}"')
         for key, value in attributes.items()
         if value is not None and value is not False
     )
     if name in _VOID:
-        return Markup(f"<{name}{said}>")
-    return Markup(f"<{name}{said}>{''.join(map(text, inside))}</{name}>")
+        return Markup(f"<{name}{rendered}>")
+    return Markup(f"<{name}{rendered}>{''.join(map(text, inside))}</{name}>")
 
 
 _VOID: Final = frozenset({"input", "link", "meta", "br"})
@@ -57,8 +66,8 @@ def field(label: str, name: str, value: str = "", *, kind: str = "text", **attri
 
 
 def long_field(label: str, name: str, value: str = "", **attributes: object) -> Markup:
-    # A new line right after the tag is not part of the value.
-    return tag("label", label, tag("textarea", Markup("\n"), value, name=name, rows=3, **attributes))
+    # HTML drops a newline right after the opening tag.
+    return tag("label", label, tag("textarea", Markup("\n"), written(value), name=name, rows=3, **attributes))
 
 
 def hidden(fields: Mapping[str, str]) -> Markup:
@@ -66,7 +75,7 @@ def hidden(fields: Mapping[str, str]) -> Markup:
 
 
 def select(label: str, name: str, options: Sequence[tuple[str, str]], chosen: str = "") -> Markup:
-    """`options`: the value of each, and its words."""
+    """`options` are pairs of a value and its words."""
     made = [tag("option", words, value=value, selected=value == chosen) for value, words in options]
     return tag("label", label, tag("select", *made, name=name))
 
@@ -74,7 +83,7 @@ def select(label: str, name: str, options: Sequence[tuple[str, str]], chosen: st
 def choices(
     legend: str, name: str, options: Sequence[tuple[str, str]], chosen: str = "", *, required: bool = True
 ) -> Markup:
-    """Radio buttons; none is chosen unless that was said."""
+    """Radio buttons, none selected unless `chosen` names one."""
     made = [
         tag(
             "label",
@@ -94,9 +103,10 @@ def facts(rows: Iterable[tuple[str, object]]) -> Markup:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
+    """A table. On a narrow screen each row is a card whose cells show their column's name."""
     head = tag("thead", tag("tr", *(tag("th", each, scope="col") for each in heads)))
-    body = tag("tbody", *(tag("tr", *(tag("td", each) for each in row)) for row in rows))
-    return tag("table", head, body)
+    cells = ([tag("td", each, data_label=name) for name, each in zip(heads, row, strict=True)] for row in rows)
+    return tag("table", head, tag("tbody", *(tag("tr", *row) for row in cells)), class_="cards")
 
 
 def buttons(words: str, *, back: str, danger: bool = False) -> Markup:
@@ -110,7 +120,7 @@ def buttons(words: str, *, back: str, danger: bool = False) -> Markup:
 
 
 class FormPage(NamedTuple):
-    """`lead` says in words what will happen; `refused` why it did not."""
+    """`lead` says what will happen; `refused` says why the last try was refused; `done` says what was done."""
 
     title: str
     lead: str = ""
@@ -118,17 +128,18 @@ class FormPage(NamedTuple):
     refused: str = ""
     done: str = ""
     who: str = ""
-    """Who is logged in."""
+    """The logged-in principal."""
     script: str = ""
-    """The name of a module that the page loads."""
+    """The file name of a module that the page loads."""
     kind: str = "form"
-    """The classes of its body."""
+    """The CSS classes of the page's body."""
 
     def encode(self) -> bytes:
         head = (
             tag("meta", charset="utf-8"),
             tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
             tag("title", f"{self.title} · Covenant"),
+            tag("link", rel="icon", type="image/svg+xml", href=ICON),
             tag("link", rel="stylesheet", href=STYLE),
             tag("script", type="module", src=f"/ui/static/{self.script}") if self.script else EMPTY,
         )
@@ -147,5 +158,6 @@ class FormPage(NamedTuple):
     def _leave(self) -> Markup:
         if not self.who:
             return EMPTY
+        forms = tag("a", "All forms", href="/ui/act")
         logout = tag("form", tag("button", "Log out", type="submit"), method="post", action="/ui/logout")
-        return tag("span", tag("span", self.who, class_="who"), logout, class_="session")
+        return tag("span", forms, tag("span", self.who, class_="who"), logout, class_="session")

@@ -1,4 +1,4 @@
-"""Logging in and out: by a token that is pasted into a form, or by a code that `covenant ui` asked for."""
+"""Pages to log in and out: by a token pasted into a form, or by a one-time code from `covenant ui`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from covenant.dashboard.page_endpoint import (
     read_form,
     redirect,
     reply_page,
+    session_name,
 )
 from covenant.dashboard.same_origin import write_cookie
 from covenant.dashboard.sessions import Role, UiSession
@@ -27,7 +28,7 @@ from covenant.model.errors import Refusal, Unauthenticated
 
 LOGIN: Final = "/ui/login"
 TENANTS_HOME: Final = "/ui/tasks"
-"""A tenant may not see what needs attention."""
+"""The first page of a tenant's session: a tenant may not see the page of things that need attention."""
 FORM_BYTES_MAX: Final = 4 * 1024
 LOOK: Final = "form login"
 
@@ -40,7 +41,17 @@ class EntryPage(PageEndpoint):
     """A form whose one field opens a session."""
 
     async def _get(self, scope: Scope, send: Send) -> None:
-        await reply_page(send, 200, self._page(next_path(query_of(scope).get("next", ""))))
+        asked = query_of(scope)
+        ended = "Your session has ended. Log in again to go on where you were." if "ended" in asked else ""
+        await reply_page(send, 200, self._page(next_path(asked.get("next", "")), ended, led=self._is_led(scope)))
+
+    def _is_led(self, scope: Scope) -> bool:
+        """Whether somebody else may have made the link that leads here: another site's page leads here, or the browser
+        already has a session that logging in would replace."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin") or b"referer" in headers:
+            return True
+        return bool(session_name(scope, self._sessions, self._base_url))
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = await read_form(scope, receive, FORM_BYTES_MAX)
@@ -51,28 +62,28 @@ class EntryPage(PageEndpoint):
             self._meter.refused(self._style.transport, refusal.code)
             await reply_page(send, refusal.status, self._page(to, refusal.message), refusal_headers(refusal))
             return
-        # A browser has one session, under a secret that nobody chose for it: what it came with ends here.
-        await self._leave(scope)
+        # A browser has one session, and its secret is always the daemon's own choice: the previous session ends here.
+        self._leave(scope)
         if to == HOME and session.role is Role.TENANT:
             to = TENANTS_HOME
         await redirect(send, to, [write_cookie(scope, self._base_url, secret)])
 
-    async def _leave(self, scope: Scope) -> None:
+    def _leave(self, scope: Scope) -> None:
         with suppress(Unauthenticated):
-            self._sessions.end(await self._session(scope))
+            self._sessions.end(self._session(scope))
 
     @abstractmethod
     async def _open(self, given: dict[str, str], where: str) -> tuple[UiSession, str]: ...
 
     @abstractmethod
-    def _page(self, to: str, refused: str = "") -> FormPage: ...
+    def _page(self, to: str, refused: str = "", *, led: bool = False) -> FormPage: ...
 
 
 class LoginPage(EntryPage):
     async def _open(self, given: dict[str, str], where: str) -> tuple[UiSession, str]:
         return await self._sessions.login(given.get("token", "").strip(), where)
 
-    def _page(self, to: str, refused: str = "") -> FormPage:
+    def _page(self, to: str, refused: str = "", *, led: bool = False) -> FormPage:  # noqa: ARG002  (of every page)
         form = tag(
             "form",
             hidden({"next": to}),
@@ -90,32 +101,35 @@ class LoginPage(EntryPage):
 
 
 class CodePage(EntryPage):
-    """Its script takes the code from the address's fragment, which no server sees, and sends the form."""
+    """The page's script takes the code from the address's fragment, which browsers never send, and submits the form."""
 
     async def _open(self, given: dict[str, str], where: str) -> tuple[UiSession, str]:
         return await self._sessions.trade(given.get("code", "").strip(), where)
 
-    def _page(self, to: str, refused: str = "") -> FormPage:
+    def _page(self, to: str, refused: str = "", *, led: bool = False) -> FormPage:
         form = tag(
             "form",
             hidden({"next": to}),
-            field("Code", "code", required=True, autocomplete="off", spellcheck="false"),
+            field("Code", "code", required=True, autofocus=True, autocomplete="off", spellcheck="false"),
             tag("div", tag("button", "Log in", type="submit", class_="primary"), class_="buttons"),
             method="post",
             action="/ui/code",
             name="code",
             class_="act",
+            data_ask="yes" if led else None,
         )
-        lead = "A code from covenant ui works once, for a minute."
+        lead = "Enter the code that covenant ui printed. A code works once, within a minute."
+        if led:
+            lead += " Log in only if you asked for this code yourself: it may belong to somebody else."
         return FormPage("Log in", lead, form, refused=refused, script="form.js", kind=LOOK)
 
 
 class LogoutPage(PageEndpoint):
     async def _get(self, scope: Scope, send: Send) -> None:  # noqa: ARG002  (of every page)
         form = tag("form", tag("button", "Log out", type="submit", class_="primary"), method="post", class_="act")
-        await reply_page(send, 200, FormPage("Log out", "Your session ends here and now.", form, kind=LOOK))
+        await reply_page(send, 200, FormPage("Log out", "Your session ends at once.", form, kind=LOOK))
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (of every page)
         with suppress(Unauthenticated):
-            self._sessions.end(await self._session(scope))
+            self._sessions.end(self._session(scope))
         await redirect(send, LOGIN, [write_cookie(scope, self._base_url, "")])

@@ -1,11 +1,11 @@
-"""Endpoints that answer with a page which the server writes: how forms are read, and how pages are sent."""
+"""Endpoints whose answers are pages written by the server: reads forms, sends pages and redirects."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 from starlette.types import Receive, Scope, Send
 
@@ -23,7 +23,7 @@ from covenant.doors.http.responses import (
     reply_not_allowed,
 )
 from covenant.doors.operator_api.operation import ApiContext
-from covenant.model.errors import Invalid, Refusal
+from covenant.model.errors import Invalid, Refusal, Unauthenticated
 
 ROOT: Final = "/ui"
 HOME: Final = "/ui/"
@@ -33,7 +33,7 @@ _HTML: Final[Header] = (b"content-type", b"text/html; charset=utf-8")
 
 
 class PageEndpoint(Endpoint, ABC):
-    """A page for GET and for POST. A refusal is a page, too."""
+    """A page for GET and for POST. A refusal is shown as a page, too."""
 
     def __init__(self, name: str, api: ApiContext, sessions: Sessions, base_url: BaseUrl) -> None:
         super().__init__(name, MAILBOX, api.meter)
@@ -44,11 +44,19 @@ class PageEndpoint(Endpoint, ABC):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in METHODS:
             await reply_not_allowed(send, MAILBOX, METHODS)
-        elif scope["method"] == "POST":
-            check_same_origin(scope, self._base_url, unsafe=True)
-            await self._post(scope, receive, send)
-        else:
-            await self._get(scope, send)
+            return
+        try:
+            if scope["method"] == "POST":
+                check_same_origin(scope, self._base_url, unsafe=True)
+                await self._post(scope, receive, send)
+            else:
+                await self._get(scope, send)
+        except Refusal as refusal:
+            self._meter.refused(self._style.transport, refusal.code)
+            body = tag("p", tag("a", "Back", href=HOME, class_="button"))
+            who = session_name(scope, self._sessions, self._base_url)
+            page = FormPage("Refused", body=body, refused=refusal.message, who=who)
+            await reply_page(send, refusal.status, page, refusal_headers(refusal))
 
     @abstractmethod
     async def _get(self, scope: Scope, send: Send) -> None: ...
@@ -56,38 +64,40 @@ class PageEndpoint(Endpoint, ABC):
     @abstractmethod
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
-    async def _session(self, scope: Scope) -> UiSession:
-        return await self._sessions.find(read_cookie(scope, self._base_url))
+    def _session(self, scope: Scope) -> UiSession:
+        return self._sessions.find(read_cookie(scope, self._base_url))
 
-    async def _refuse(self, send: Send, error: Exception, headers: Sequence[Header] = ()) -> None:
-        if not isinstance(error, Refusal):
-            await super()._refuse(send, error, headers)
-            return
-        self._meter.refused(self._style.transport, error.code)
-        page = FormPage("Refused", body=tag("p", tag("a", "Back", href=HOME, class_="button")), refused=error.message)
-        await reply_page(send, error.status, page, (*refusal_headers(error), *headers))
+
+def session_name(scope: Scope, sessions: Sessions, base_url: BaseUrl) -> str:
+    """The name of the principal whose session the browser has; empty without a session."""
+    try:
+        return sessions.find(read_cookie(scope, base_url)).name
+    except Unauthenticated:
+        return ""
 
 
 async def reply_page(send: Send, status: int, page: FormPage, headers: Sequence[Header] = ()) -> None:
     body = page.encode()
     length = (b"content-length", b"%d" % len(body))
-    # Not by `reply`, which keeps the heads of answers: one of these may have a cookie.
+    # `reply` caches the heads of its answers, and a page's head may hold a cookie.
     await send({"type": "http.response.start", "status": status, "headers": [_HTML, NO_STORE, length, *headers]})
     await send({"type": "http.response.body", "body": body})
 
 
 async def redirect(send: Send, to: str, headers: Sequence[Header] = ()) -> None:
-    """To a path of ours, by GET."""
-    said = [(b"location", to.encode()), NO_STORE, (b"content-length", b"0"), *headers]
-    await send({"type": "http.response.start", "status": 303, "headers": said})
+    """Redirects to a path of the dashboard, by GET."""
+    start = [(b"location", to.encode()), NO_STORE, (b"content-length", b"0"), *headers]
+    await send({"type": "http.response.start", "status": 303, "headers": start})
     await send({"type": "http.response.body", "body": b""})
 
 
 def next_path(asked: str) -> str:
-    """Where to go on: a path of the dashboard, and nothing else that somebody may have put into a link."""
+    """The path to go on to. Anything but a path of the dashboard becomes `HOME`: anybody may have made the link."""
     if not asked.startswith(HOME) or not asked.isascii() or not asked.isprintable() or len(asked) > 2_000:
         return HOME
-    return HOME if "\\" in asked or " " in asked else asked
+    # A browser resolves `..` in a path before it sends the request, also when it is written as `%2e%2e`.
+    steps = unquote(asked.partition("?")[0].partition("#")[0]).split("/")
+    return HOME if "\\" in asked or " " in asked or not {".", ".."}.isdisjoint(steps) else asked
 
 
 def query_of(scope: Scope) -> dict[str, str]:
@@ -95,7 +105,7 @@ def query_of(scope: Scope) -> dict[str, str]:
 
 
 async def read_form(scope: Scope, receive: Receive, bytes_max: int) -> dict[str, str]:
-    """The fields of a form; of one given twice, the last."""
+    """The fields of a form; the last value of a repeated field counts."""
     kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
     if kind.partition(b";")[0].strip().lower() != b"application/x-www-form-urlencoded":
         raise Invalid("invalid_form", "send the form as application/x-www-form-urlencoded")

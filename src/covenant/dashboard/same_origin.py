@@ -1,4 +1,4 @@
-"""Which requests come from the dashboard's own pages, and what each of its answers says to a browser."""
+"""Tells requests of the dashboard's own pages from others, and has the security headers and cookies of its answers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _SECURITY: Final[tuple[Header, ...]] = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 _NO_REFERRER: Final[tuple[Header, ...]] = (*_SECURITY, (b"referrer-policy", b"no-referrer"))
-# A browser says `Sec-Fetch-Site` only to https and to this machine. Elsewhere it must say `Origin`, and with
-# no-referrer a form says `Origin: null`. This policy tells other sites no more than that one.
+# A browser sends `Sec-Fetch-Site` only to https and to loopback. Elsewhere `Origin` is needed, and under no-referrer a
+# form sends `Origin: null`. The policy same-origin tells other sites no more than no-referrer does.
 _SAME_ORIGIN: Final[tuple[Header, ...]] = (*_SECURITY, (b"referrer-policy", b"same-origin"))
 
 
 def security_headers(url: str) -> tuple[Header, ...]:
-    """`url`: where the browser found us."""
+    """The headers for `url`, the address by which the browser reached the daemon."""
     parts = urlsplit(url)
     trusted = parts.scheme == "https" or _is_this_machine(parts.hostname or "")
     return _NO_REFERRER if trusted else _SAME_ORIGIN
@@ -47,34 +47,36 @@ def _is_this_machine(host: str) -> bool:
 
 
 def check_same_origin(scope: Scope, base_url: BaseUrl, *, unsafe: bool) -> None:
-    """Refuse what another site's page asks; and of what changes something, all that our own page did not ask."""
-    said: dict[bytes, bytes] = dict(scope["headers"])
-    site, origin = said.get(b"sec-fetch-site"), said.get(b"origin")
+    """Refuses a request from another site's page. A request that changes something must come from our own page."""
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
     if site is not None:
         allowed = site == b"same-origin" or (site == b"none" and not unsafe)
     elif origin is not None:
-        allowed = _host(origin) in (said.get(b"host", b"").lower(), _host(base_url.of(scope).encode()))
+        here = f"{scope.get('scheme', 'http')}://{headers.get(b'host', b'').decode('latin-1')}"
+        allowed = origin.decode("latin-1").lower() in (here.lower(), _origin(base_url.of(scope)))
     else:
         allowed = not unsafe
     if not allowed:
-        raise Forbidden("cross_site", "this comes from a page that is not the dashboard's own")
+        raise Forbidden("cross_site", "this request comes from another site's page; open the dashboard and try again")
 
 
-def _host(url: bytes) -> bytes:
-    return url.lower().partition(b"://")[2]
+def _origin(url: str) -> str:
+    parts = urlsplit(url.lower())
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def cookie_name(scope: Scope, *, secure: bool) -> str:
-    """Cookies know no ports: daemons on one machine must not take each other's."""
+    """The cookie's name has the port: cookies ignore ports, and several daemons may share a host."""
     server = scope.get("server")
     port = server[1] if server else 0
     return f"{'__Host-' if secure else ''}covenant_ui_{port}"
 
 
 def write_cookie(scope: Scope, base_url: BaseUrl, secret: str) -> Header:
-    """Sets the session's secret; an empty one removes it."""
+    """The header that sets the session's secret; an empty secret removes the cookie."""
     secure = base_url.of(scope).startswith("https://")
-    # The prefix __Host- asks for the whole site's path.
+    # The prefix __Host- requires the path `/`.
     path = "/" if secure else "/ui"
     made = f"{cookie_name(scope, secure=secure)}={secret}; Path={path}; HttpOnly; SameSite=Strict"
     made += "; Secure" if secure else ""
@@ -83,13 +85,13 @@ def write_cookie(scope: Scope, base_url: BaseUrl, secret: str) -> Header:
 
 
 def read_cookie(scope: Scope, base_url: BaseUrl) -> str:
-    """The session's secret; empty if the browser has none."""
+    """The session's secret; empty if the browser sent none."""
     wanted = cookie_name(scope, secure=base_url.of(scope).startswith("https://"))
     for name, value in scope["headers"]:
         if name != b"cookie":
             continue
-        said: str = value.decode("latin-1")
-        for pair in said.split(";"):
+        cookies: str = value.decode("latin-1")
+        for pair in cookies.split(";"):
             key, _, secret = pair.strip().partition("=")
             if key == wanted:
                 return secret

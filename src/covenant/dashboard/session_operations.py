@@ -1,8 +1,8 @@
-"""The operations of the operator API by a session instead of a token, each for the roles that may use it.
+"""The operator API for browser sessions: which role may run which operation.
 
-The operator uses all of them but the GETs that take something, with the grants and the audit rows that the command line
-has. A viewer uses those that only look, and sees what the operator sees. A tenant uses a few, each on a task of its
-own: that it is one is found out before anything else is looked up.
+The operator runs every operation except the GETs that take something, with the same grants and audit rows as on the
+command line. A viewer runs the operations that only read, and sees all that the operator sees. A tenant runs a few
+operations on its own tasks; ownership is checked before anything else is looked up.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.dashboard.sessions import Role, UiSession
 from covenant.doors.http.endpoint import MethodRouter, OperationEndpoint
-from covenant.doors.http.request_body import body_at_hand, read_body
+from covenant.doors.http.request_body import read_body
 from covenant.doors.http.responses import MAILBOX, reply, reply_refused
-from covenant.doors.operator_api import OPERATIONS
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.operator_api.operation import (
     AnyApiOperation,
     ApiAnswer,
@@ -27,59 +27,61 @@ from covenant.doors.operator_api.operation import (
     has_short_id,
     spell_ids,
 )
+from covenant.doors.operator_api.operation_table import OPERATIONS
 from covenant.exchange.access.principals import Principal
-from covenant.exchange.tasks.reader import unknown_task
+from covenant.ledger.machine.decisions.context import unknown_task
 from covenant.model.errors import Forbidden, Invalid, NotFound
 from covenant.model.ids import parse_task_id
 from covenant.wire.json_input import shorten
 from covenant.wire.mailbox import Request
 
 SESSION: Final = "covenant.ui_session"
-"""Where the scope of a request has its session."""
+"""The key of the session in a request's scope."""
 
 R = TypeVar("R", bound=Request)
 
-VIEWED: Final = frozenset(
+VIEWER_KINDS: Final = frozenset(
     """
     find_a2a_tasks count_a2a_tasks a2a_task_log a2a_task_frames recent_a2a_tasks recent_a2a_results a2a_queue
     show_a2a_task a2a_tree a2a_pushes
     list_identities recent_capabilities recent_audit verify_audit_integrity
     list_tenants list_stored_files list_agents show_agent show_agent_card show_settings list_nodes show_attention
+    list_schedules show_schedule
     list_peers show_peer peer_capabilities list_peer_messages peer_usage peer_config
     list_delegations show_delegation delegation_tree delegation_proof
     """.split()
 )
-"""What a viewer may ask: it changes nothing and takes nothing. Not every GET is so: receiving is one."""
+"""Operations for viewers: they change nothing and take nothing. Not every GET is one: receiving is a GET, too."""
 
-LOOKED_AT: Final = VIEWED | {"tenant_removal", "tenant_traces", "drain_status"}
-"""What the operator may ask by GET. A link leads a browser to a GET, so no session takes anything by one."""
+OPERATOR_GETS: Final = VIEWER_KINDS | {"tenant_removal", "tenant_traces", "drain_status"}
+"""GET operations for the operator. Any link can lead a browser to a GET, so no GET of a session may take anything."""
 
-OWN: Final = frozenset("show_a2a_task a2a_tree cancel_a2a_task answer_a2a_task signal_a2a_task".split())
-"""What a tenant may ask of a task of its own, by `task_id`."""
+OWN_TASK_KINDS: Final = frozenset("show_a2a_task a2a_tree cancel_a2a_task answer_a2a_task signal_a2a_task".split())
+"""Operations for a tenant on a task of its own, named by `task_id`."""
 
 _BY_KIND: Final = {operation.kind: operation for operation in OPERATIONS}
-TAKEN_BY_GET: Final = frozenset(operation.kind for operation in OPERATIONS if operation.method == "GET") - LOOKED_AT
-FOR_TENANTS: Final = frozenset(operation.kind for operation in OPERATIONS if operation.for_tenants) - OWN
-"""What a tenant may ask as it does with its token: these know what is its own."""
+TAKEN_BY_GET: Final = frozenset(operation.kind for operation in OPERATIONS if operation.method == "GET") - OPERATOR_GETS
+TENANT_KINDS: Final = frozenset(operation.kind for operation in OPERATIONS if operation.for_tenants) - OWN_TASK_KINDS
+"""Operations that a tenant may also run with its token: they check by themselves what belongs to the tenant."""
 
 
 def allowed(role: Role, kind: str) -> bool:
-    """Whether a role may use the operation of this kind at all."""
+    """Whether a role may run an operation of this kind at all."""
     if role is Role.OPERATOR:
         return kind not in TAKEN_BY_GET
-    return kind in (VIEWED if role is Role.VIEWER else OWN | FOR_TENANTS)
+    return kind in (VIEWER_KINDS if role is Role.VIEWER else OWN_TASK_KINDS | TENANT_KINDS)
 
 
 async def scoped(session: UiSession, operation: AnyApiOperation, request: R, services: Services) -> tuple[Principal, R]:
-    """As whom the operation runs, on what: once it is known that this session may have it run on that."""
+    """The principal and the request to run the operation with, after the check that this session may run it."""
     if not allowed(session.role, operation.kind):
         raise role_forbidden(session.role, operation.kind)
-    # What is in a table above, and about one's own, may be seen as the operator sees it.
+    # An operation that the tables allow, on a task that is the session's own, may read as the operator.
     seen_as = msgspec.structs.replace(session.principal, operator=True)
     if has_short_id(request):
         looks = session.principal if session.role is Role.TENANT else seen_as
         request = await spell_ids(services, looks, request)
-    if session.role is Role.OPERATOR or (session.role is Role.TENANT and operation.kind in FOR_TENANTS):
+    if session.role is Role.OPERATOR or (session.role is Role.TENANT and operation.kind in TENANT_KINDS):
         return session.principal, request
     if session.role is Role.TENANT:
         await _check_own(session, request, services)
@@ -98,7 +100,7 @@ def role_forbidden(role: Role, what: str) -> Forbidden:
 
 
 class SessionEndpoint(OperationEndpoint[R]):
-    """An operation by the session in the scope."""
+    """Runs an operation for the session in the scope."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         session: UiSession = scope[SESSION]
@@ -106,7 +108,7 @@ class SessionEndpoint(OperationEndpoint[R]):
             raise role_forbidden(session.role, self._operation.kind)
         body = b""
         if self._in_body:
-            found = body_at_hand(send, self._body_bytes_max)
+            found = send.take_whole_body(self._body_bytes_max) if isinstance(send, HttpExchange) else None
             body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
         caller, request = await scoped(session, self._operation, self._request(scope, body), self._services)
         if self._operation.wait is not None and getattr(request, "wait_ms", None):
@@ -117,7 +119,7 @@ class SessionEndpoint(OperationEndpoint[R]):
 
 
 def operation_router(api: ApiContext, *, body_bytes_max: int, more: Mapping[str, ASGIApp]) -> Router:
-    """Every operation at its HTTP path; `more` are others, all by GET."""
+    """Every operation at its HTTP path, and the endpoints `more`, which all answer GET."""
     paths: dict[str, dict[str, ASGIApp]] = {path: {"GET": call} for path, call in more.items()}
     for operation in OPERATIONS:
         call = SessionEndpoint(operation, api, style=MAILBOX, body_bytes_max=body_bytes_max)
@@ -131,11 +133,11 @@ def _plain_first(paths: Iterable[tuple[str, dict[str, ASGIApp]]]) -> list[tuple[
 
 
 async def _not_found(_scope: Scope, _: Receive, send: Send) -> None:
-    await reply_refused(send, MAILBOX, NotFound("unknown_route", "there is no such operation"))
+    await reply_refused(send, MAILBOX, NotFound("unknown_route", "no operation has this path and method"))
 
 
 async def run_for(session: UiSession, kind: str, services: Services, fields: Mapping[str, Any]) -> ApiAnswer:
-    """Run an operation for a form or an endpoint of the dashboard: the same checks, and the same operation."""
+    """Runs an operation for a form or an endpoint of the dashboard, with the same checks as over HTTP."""
     operation = _BY_KIND[kind]
     try:
         request = msgspec.convert(fields, operation.request)

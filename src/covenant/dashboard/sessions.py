@@ -1,8 +1,7 @@
-"""Who is at a browser: sessions by a secret in a cookie.
+"""Browser sessions, each known by the secret in a cookie.
 
-A session is kept in memory alone, under the hash of its secret. It ends when it was idle for long, when it is old, by
-logging out, when the token that it was opened with ends, when a viewer's grant ends, and with the process. Each request
-asks for all of that anew.
+A session is kept in memory only, under the hash of its secret. A session ends after `idle_ms` without use, after
+`session_ms`, by logging out, when its token or a viewer's grant ends, and with the process. Each request checks this.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from covenant.model.errors import Forbidden, Refusal, Unauthenticated
 from covenant.seal.keys import new_token, token_hash
 
 TRANSPORT: Final = "ui"
-"""How this door is called in the audit."""
+"""The name of this door in the audit."""
 SECRET_LENGTH_MAX: Final = 64
 PER_CALLER_MAX: Final = 32
-"""Sessions of one token; for another one, its longest idle is ended."""
+"""The most sessions of one token. A further login ends the session that was idle longest."""
 
 
 class Role(enum.Enum):
     OPERATOR = "operator"
     VIEWER = "viewer"
-    """Sees what the operator sees, and does nothing."""
+    """Sees what the operator sees, and changes nothing."""
     TENANT = "tenant"
-    """Sees its own tasks, cancels them and answers them."""
+    """Sees, cancels and answers the tenant's own tasks."""
 
 
 class SessionLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -42,7 +41,7 @@ class SessionLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class UiSession:
-    """`principal` is who acts, in the audit and in the ledger: of a tenant, its client."""
+    """`principal` acts in the audit and in the ledger; for a tenant it is the tenant's client."""
 
     __slots__ = ("began_ms", "caller", "ended", "on_end", "principal", "role", "secret_sha256", "used_ms")
 
@@ -51,11 +50,11 @@ class UiSession:
         self.role: Final = role
         self.principal: Final = principal
         self.caller: Final = caller
-        """The tenant; None of others."""
+        """The tenant; None for an operator or a viewer."""
         self.began_ms: Final = now_ms
         self.used_ms = now_ms
         self.on_end: set[Callable[[], None]] = set()
-        """Called once, when the session ends before its streams do."""
+        """Callbacks, each called once if the session ends before the stream that added it."""
         self.ended = False
 
     @property
@@ -68,7 +67,7 @@ class UiSession:
 
 
 class Sessions:
-    """Lives on one loop."""
+    """Must be used on one event loop."""
 
     def __init__(
         self,
@@ -87,11 +86,11 @@ class Sessions:
         self._codes = codes
         self.limits: Final = limits
         self.open: dict[str, UiSession] = {}
-        """By the hash of each one's secret."""
+        """Sessions by the hash of their secret."""
         ledger.on_registers(lambda _: self._end_over())
 
     async def login(self, token: str, address: str) -> tuple[UiSession, str]:
-        """A session for the holder of this token, and its secret. What is refused is audited first."""
+        """Opens a session for the holder of this token; returns it with its secret. A refusal is audited first."""
         principal = self._identity_auth.recognise(token)
         if principal is not None:
             return await self._open_for(principal, address)
@@ -104,7 +103,7 @@ class Sessions:
         return self._begin(Role.TENANT, client, caller)
 
     async def trade(self, code: str, address: str) -> tuple[UiSession, str]:
-        """A session for whoever asked for this code."""
+        """Opens a session for the principal that asked for this login code."""
         principal = self._codes.trade(code)
         if principal is None:
             raise await self._turned_away("unknown, used or expired login code", address)
@@ -112,7 +111,7 @@ class Sessions:
 
     async def _open_for(self, principal: Principal, address: str) -> tuple[UiSession, str]:
         try:
-            await require_view(self._ledger, principal)
+            require_view(self._ledger, principal)
         except Forbidden:
             await self._turned_away(f"{principal.agent.display} has no grant for the dashboard", address)
             raise
@@ -133,21 +132,18 @@ class Sessions:
         self.open[session.secret_sha256] = session
         return session, secret
 
-    async def find(self, secret: str) -> UiSession:
-        """The session with this secret, which is used by this."""
+    def find(self, secret: str, *, used: bool = True) -> UiSession:
+        """The session with this secret. `used` restarts its idle time; a page that reloads by itself passes False."""
         session = self.open.get(token_hash(secret)) if len(secret) <= SECRET_LENGTH_MAX else None
         if session is None:
             raise no_session()
-        if self._is_over(session) or (
-            session.role is Role.VIEWER and not await may_view(self._ledger, session.principal)
-        ):
-            self.end(session)
-            raise no_session()
-        session.used_ms = self._now_ms()
+        self.check(session)
+        if used:
+            session.used_ms = self._now_ms()
         return session
 
     def check(self, session: UiSession) -> None:
-        """Whether it is still good, without using it."""
+        """Refuses a session that has ended, without restarting its idle time."""
         if session.ended or self._is_over(session):
             self.end(session)
             raise no_session()
@@ -160,7 +156,7 @@ class Sessions:
             call()
 
     def expires_in_ms(self, session: UiSession) -> int:
-        """How long it lasts if nothing more is asked with it."""
+        """The time until the session ends if it is not used again."""
         now_ms, limits = self._now_ms(), self.limits
         return max(0, min(session.used_ms + limits.idle_ms, session.began_ms + limits.session_ms) - now_ms)
 
@@ -169,10 +165,11 @@ class Sessions:
             return True
         if session.caller is not None:
             return self._tenancy.now(session.caller) is None
-        return not self._identity_auth.still(session.principal)
+        principal = session.principal
+        return not self._identity_auth.still(principal) or not may_view(self._ledger, principal)
 
     def _end_over(self) -> None:
-        """A register changed: sessions of tokens that have ended are ended now, with what they follow."""
+        """Ends every session whose token or grant has ended, with its streams. Called when a register changes."""
         for session in [each for each in self.open.values() if self._is_over(each)]:
             self.end(session)
 

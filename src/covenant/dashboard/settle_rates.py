@@ -1,4 +1,4 @@
-"""How many tasks ended in each of the last minutes, and how many of them failed."""
+"""The number of tasks that ended in each of the last 60 minutes, and how many of them failed."""
 
 from __future__ import annotations
 
@@ -22,31 +22,33 @@ MINUTE_S: Final = 60.0
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, tag="ui_rates", tag_field="kind"):
-    """The oldest minute first."""
+    """Counts a minute, oldest first: for the last hour, or since the daemon's start (`since_ms`) if that is shorter."""
 
+    since_ms: int
     settled: tuple[int, ...]
     failed: tuple[int, ...]
     step_ms: int = 60_000
 
 
 class RateSampler:
-    """Looks at the running totals once a minute, and whenever it is asked: the last minute is the one under way."""
+    """Samples the running totals once a minute and on each request. The last count is that of the current minute."""
 
     def __init__(self, services: Services, operator: Principal) -> None:
         self._services = services
         self._operator = operator
-        self._settled: deque[int] = deque([0] * (MINUTES - 1), MINUTES - 1)
-        self._failed: deque[int] = deque([0] * (MINUTES - 1), MINUTES - 1)
+        self._settled: deque[int] = deque(maxlen=MINUTES - 1)
+        self._failed: deque[int] = deque(maxlen=MINUTES - 1)
+        self._since_ms = services.ledger.now_ms()
         self._before: tuple[int, int] | None = None
 
     async def run(self) -> None:
-        """As long as the daemon runs."""
+        """Runs as long as the daemon."""
         while True:
             await self.sample()
             await asyncio.sleep(MINUTE_S)
 
     async def sample(self) -> None:
-        """A minute is over."""
+        """Closes the current minute."""
         ended, failed = await self._totals()
         if self._before is not None:
             # Totals shrink when history is purged.
@@ -58,7 +60,8 @@ class RateSampler:
         ended, failed = await self._totals()
         before = self._before or (ended, failed)
         settled = (*self._settled, max(0, ended - before[0]))
-        return Rates(settled=settled, failed=(*self._failed, max(0, failed - before[1])))
+        failures = (*self._failed, max(0, failed - before[1]))
+        return Rates(since_ms=self._since_ms, settled=settled, failed=failures)
 
     async def _totals(self) -> tuple[int, int]:
         lanes = (await task_search.count(self._services.ledger, self._operator)).lanes
@@ -66,7 +69,7 @@ class RateSampler:
 
 
 class RatesEndpoint(Endpoint):
-    """For the operator and for viewers."""
+    """Open to the operator and to viewers."""
 
     def __init__(self, api: ApiContext, sampler: RateSampler) -> None:
         super().__init__("ui_rates", MAILBOX, api.meter)

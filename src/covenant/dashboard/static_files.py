@@ -1,6 +1,6 @@
-"""The files that the dashboard is made of, as they stand in the package. Each has its hash as its tag.
+"""The dashboard's files, read from the package. A file's ETag is its hash.
 
-Text is compressed once, when it is read, for browsers that take it so.
+Text is compressed once, when it is read, for browsers that accept gzip.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 from typing import Final, NamedTuple
 
@@ -27,14 +28,14 @@ CONTENT_TYPES: Final[Mapping[str, bytes]] = {
     "woff2": b"font/woff2",
 }
 COMPRESSED: Final = frozenset({PAGE, "css", "js", "svg"})
-# Kept by the browser, and asked for each time whether it is still the same: a new version is seen at once.
+# The browser keeps the file and revalidates it each time, so a new version is seen at once.
 _REVALIDATED: Final[Header] = (b"cache-control", b"no-cache")
 _VARY: Final[Header] = (b"vary", b"accept-encoding")
 _GZIP: Final[Header] = (b"content-encoding", b"gzip")
 
 
 class FileForm(NamedTuple):
-    """One form of a file, as it is sent."""
+    """One encoding of a file, as it is sent."""
 
     body: bytes
     tag: bytes
@@ -52,7 +53,7 @@ class StaticFile(NamedTuple):
 
 
 class StaticFiles:
-    """Read once. `pages` are the HTML shells by name without ending, `assets` the other files by name."""
+    """All files, read once. `pages` are the HTML shells by name without ending, `assets` the others by name."""
 
     def __init__(self) -> None:
         self.pages: dict[str, StaticFile] = {}
@@ -68,29 +69,30 @@ class StaticFiles:
                 self.assets[file.name] = made
 
 
+@cache
 def _file(body: bytes, ending: str) -> StaticFile:
     tag, kind = hashlib.sha256(body).hexdigest()[:32].encode(), CONTENT_TYPES[ending]
     plain = FileForm(body, b'"%b"' % tag, ((b"etag", b'"%b"' % tag),))
     if ending not in COMPRESSED:
         return StaticFile(kind, plain, None)
-    # Two forms of one file have two tags: a cache between us and a browser keeps them apart.
+    # The two encodings have two ETags, so that a cache between daemon and browser keeps them apart.
     packed = b'"%b-gz"' % tag
     small = FileForm(gzip.compress(body, mtime=0), packed, ((b"etag", packed), _VARY, _GZIP))
     return StaticFile(kind, plain._replace(headers=(*plain.headers, _VARY)), small)
 
 
 async def reply_file(scope: Scope, send: Send, file: StaticFile) -> None:
-    said: dict[bytes, bytes] = dict(scope["headers"])
+    headers: dict[bytes, bytes] = dict(scope["headers"])
     form = file.plain
-    if file.compressed is not None and _takes_gzip(said.get(b"accept-encoding", b"")):
+    if file.compressed is not None and _takes_gzip(headers.get(b"accept-encoding", b"")):
         form = file.compressed
-    tags = [tag.strip().removeprefix(b"W/") for tag in said.get(b"if-none-match", b"").split(b",")]
+    tags = [tag.strip().removeprefix(b"W/") for tag in headers.get(b"if-none-match", b"").split(b",")]
     status, body = (304, b"") if form.tag in tags else (200, form.body)
     await reply(send, status, body, form.headers, kind=(b"content-type", file.kind), store=_REVALIDATED)
 
 
 def _takes_gzip(accepted: bytes) -> bool:
-    """Whether a browser named gzip, and not as what it refuses."""
+    """Whether a browser accepts gzip: it names gzip, and not with the weight 0."""
     for each in accepted.lower().split(b","):
         name, _, weight = each.partition(b";")
         if name.strip() == b"gzip":

@@ -1,13 +1,15 @@
-"""Acts on tasks: repair of one or many, cancel, answer, and another try of a push notification."""
+"""Forms for tasks: repair of one or many, cancel, answer, and retry of a push notification."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from covenant.dashboard.act_pages import Act, ActContext, ActDone, ActForm
 from covenant.dashboard.form_page import (
+    EMPTY,
     FormPage,
     Markup,
     buttons,
@@ -20,16 +22,23 @@ from covenant.dashboard.form_page import (
     table,
     tag,
 )
-from covenant.doors.operator_api.tasks import TaskShown
-from covenant.model.errors import Conflict
+from covenant.doors.operator_api.tasks import Found, RepairedTasks, TaskShown
+from covenant.ledger.machine.states import LIVE_NAMES
+from covenant.model.errors import Conflict, Invalid
 from covenant.model.grant import FORCE_ERROR_ACTION, REQUEUE_ACTION
+from covenant.model.question import QUESTION, asks_approval
+from covenant.model.task_event import WAITS_FOR_SENDER
 from covenant.wire.mailbox import TaskFilter
 
 COMMANDS: Final = (
     ("requeue", "Requeue: the lease ends, and the task goes back into its queue"),
     ("force_error", "Force an error: the task ends as failed, with the message below"),
 )
-SHOWN_ROWS: Final = 200
+AT_ONCE: Final = 200
+"""The most tasks of one bulk repair: the page has a row for each."""
+STATES: Final = {"queued": "queued", "in_flight": "leased", "following": "elsewhere"}
+"""States of tasks that have not ended, in words. A task that has ended has the words of A2A."""
+DECISIONS: Final = (("yes", "Approve"), ("no", "Deny: the answer below is the reason"))
 RISKS: Final = (
     ("idempotent", "The work may run twice without harm: it is idempotent"),
     ("operator_accepted", "I accept that it may run twice"),
@@ -41,12 +50,12 @@ def task_page(task_id: str) -> str:
 
 
 async def task_facts(context: ActContext) -> tuple[Markup, TaskShown]:
-    """The task as it is seen now."""
+    """The task as it is now, as facts for a page and as the operation's answer."""
     shown: TaskShown = await context.run("show_a2a_task", task_id=context.text("task"))
     live = live_lease(shown)
     rows: list[tuple[str, Any]] = [
         ("Task", shown.task.id),
-        ("State", shown.state + (", its holder is lost" if shown.holder_lost else "")),
+        ("State", _state(shown)),
         ("Agent", shown.task.recipient.display),
         ("Sender", shown.task.sender.display),
         ("Attempt", shown.attempt),
@@ -56,14 +65,31 @@ async def task_facts(context: ActContext) -> tuple[Markup, TaskShown]:
     return facts(rows), shown
 
 
+def _state(shown: TaskShown) -> str:
+    """The state in the words of the other pages."""
+    if shown.holder_lost:
+        return "leased; its holder is lost"
+    if shown.state == "parked":
+        return "waiting" if shown.a2a_state in WAITS_FOR_SENDER else "suspended"
+    return STATES.get(shown.state, shown.a2a_state)
+
+
 def live_lease(shown: TaskShown) -> str:
     return next((lease.lease_id for lease in reversed(shown.leases) if lease.outcome is None), "")
 
 
+TASK: Final = field("Task", "task", required=True, placeholder="its id, or how it begins")
+
+
 class RepairAct(Act):
+    title = "Repair a task"
     kind = "repair_a2a_task"
+    asks = TASK
 
     async def form(self, context: ActContext) -> ActForm:
+        if isinstance(context.refused, Conflict):
+            # The lease that the form showed is gone. The form now shows the current lease, which guards the next try.
+            context = context._replace(given={**context.given, "lease": ""})
         seen, shown = await task_facts(context)
         command = context.text("command")
         fields = joined(
@@ -76,97 +102,137 @@ class RepairAct(Act):
             )
         )
         lead = (
-            "The lease that you see here ends. If it has none, or another lease by then, nothing happens. "
-            "A requeued task is given to the next worker that asks. If the old holder still works on it, the work runs "
-            "twice, and the old holder's late result is not taken."
+            "The lease shown here ends. If the task has no lease by then, or another one, nothing changes. "
+            "A requeued task goes to the next worker that asks. If the old holder still works on it, the work runs "
+            "twice, and the old holder's late result is refused."
         )
         lease = context.text("lease") or live_lease(shown)
-        kept = {"task": context.text("task"), "lease": lease}
-        return ActForm("Repair a task", lead, fields, "Repair", kept, task_page(shown.task.id), danger=True)
+        kept = {"task": shown.task.id, "lease": lease}
+        return ActForm(lead, fields, "Repair", kept, task_page(shown.task.id), danger=True)
 
     async def act(self, context: ActContext) -> ActDone:
         lease_id, task_id = context.text("lease"), context.text("task")
         if not lease_id:
-            raise Conflict(
-                "not_leased", f"task {task_id} had no lease when the form showed it; look again, then repair"
-            )
+            raise Conflict("not_leased", f"task {task_id} had no lease when the form was shown; open the form again")
+        check_chosen(context, COMMANDS)
         if context.text("command") == "force_error":
             command = {"action": "force_error", "message": context.text("message") or context.text("reason")}
         else:
             command = {"action": context.text("command"), "duplicate_risk": context.text("risk")}
         command["lease_id"] = lease_id
-        await context.run("repair_a2a_task", task_id=task_id, command=command, reason=context.text("reason"))
-        return ActDone(context.next(task_page(task_id)))
+        reason = context.text("reason")
+        outcome = (await context.run("repair_a2a_task", task_id=task_id, command=command, reason=reason)).outcome
+        said = f"Task {outcome.task_id} is repaired: it is {outcome.state} now."
+        return ActDone(context.next(task_page(outcome.task_id)), said)
 
     def missing_action(self, context: ActContext) -> str | None:
         return FORCE_ERROR_ACTION if context.text("command") == "force_error" else REQUEUE_ACTION
 
 
+def check_chosen(context: ActContext, commands: Sequence[tuple[str, str]]) -> None:
+    """Refuses a form with a missing choice, in the form's own words."""
+    command, risk = context.text("command"), context.text("risk")
+    if command not in dict(commands):
+        raise Invalid("invalid_form", f"choose what to do: {', '.join(dict(commands))}")
+    if command == "requeue" and risk not in dict(RISKS):
+        raise Invalid("invalid_form", "choose: it may run twice without harm, or you accept that it may run twice")
+
+
 class CancelAct(Act):
+    title = "Cancel a task"
     kind = "cancel_a2a_task"
+    asks = TASK
 
     async def form(self, context: ActContext) -> ActForm:
         seen, shown = await task_facts(context)
-        fields = joined((seen, long_field("Reason (for the audit)", "reason", context.text("reason"), required=True)))
+        reason = long_field("Reason (for the audit)", "reason", context.text("reason"), required=True, autofocus=True)
+        fields = joined((seen, reason))
         lead = (
-            "The task ends as canceled, with all that was delegated for it. Whoever works on it is told to stop. "
-            "What is already done stays done."
+            f"The task has ended already: it is {shown.a2a_state}. A cancel changes nothing any more."
+            if shown.state not in LIVE_NAMES
+            else "The task ends as canceled, with all tasks that it delegated. The holder is told to stop. "
+            "Work that is already done stays done."
         )
         back = task_page(shown.task.id)
-        return ActForm("Cancel a task", lead, fields, "Cancel the task", {"task": shown.task.id}, back, danger=True)
+        return ActForm(lead, fields, "Cancel the task", {"task": shown.task.id}, back, danger=True)
 
     async def act(self, context: ActContext) -> ActDone:
-        task_id = context.text("task")
-        await context.run("cancel_a2a_task", task_id=task_id, reason=context.text("reason"))
-        return ActDone(context.next(task_page(task_id)))
+        ended = await context.run("cancel_a2a_task", task_id=context.text("task"), reason=context.text("reason"))
+        how = "is canceled" if ended.canceled else f"had ended before: it is {ended.ending}"
+        return ActDone(context.next(task_page(ended.task_id)), f"Task {ended.task_id} {how}.")
 
 
 class AnswerAct(Act):
+    title = "Answer a task"
+    asks = TASK
     kind = "answer_a2a_task"
 
     async def form(self, context: ActContext) -> ActForm:
         seen, shown = await task_facts(context)
-        asked = next((each for each in reversed(shown.updates) if each.kind == "parked"), None)
-        question = facts([("It asks", _said(asked.body) if asked is not None else "")])
-        fields = joined((seen, question, long_field("Answer", "text", context.text("text"), required=True)))
-        lead = "The task waits for its sender. Your answer is its next message, and the task goes back into its queue."
-        back = task_page(shown.task.id)
-        return ActForm("Answer a task", lead, fields, "Send the answer", {"task": shown.task.id}, back)
+        waits = shown.a2a_state in WAITS_FOR_SENDER
+        asked = next((each for each in reversed(shown.updates) if waits and each.kind == "parked"), None)
+        body: dict[str, Any] = (asked.body if asked is not None else None) or {}
+        question, decides = facts([("It asks", _text_of(body))]), asks_approval(body.get("metadata"))
+        answer = long_field("Answer", "text", context.text("text"), required=not decides, autofocus=not decides)
+        decision = choices("Your decision", "decision", DECISIONS, context.text("decision")) if decides else EMPTY
+        fields = joined((seen, question, decision, answer))
+        lead = (
+            f"The task does not wait for its sender: it is {shown.a2a_state}. An answer is refused until it waits."
+            if not waits
+            else "The task waits for an approval. It goes on with your decision, which the audit records."
+            if decides
+            else "The task waits for its sender. Your answer is its next message. The task goes back into its queue."
+        )
+        # The decision is valid for the question that was shown, and for no later one.
+        kept = {"task": shown.task.id, "question": str(body["metadata"][QUESTION].get("id", "")) if decides else ""}
+        return ActForm(lead, fields, "Send the answer", kept, task_page(shown.task.id))
 
     async def act(self, context: ActContext) -> ActDone:
-        task_id = context.text("task")
-        await context.run("answer_a2a_task", task_id=task_id, text=context.text("text"))
-        return ActDone(context.next(task_page(task_id)))
+        decided = {"yes": True, "no": False}.get(context.text("decision"))
+        answered = await context.run(
+            "answer_a2a_task",
+            task_id=context.text("task"),
+            text=context.text("text"),
+            approved=decided,
+            question_id=context.text("question") or None,
+        )
+        said = f"Task {answered.task_id} has your answer, and is queued again."
+        return ActDone(context.next(task_page(answered.task_id)), said)
 
 
-def _said(body: Any) -> str:
-    """The text of a status, in the ledger's own form."""
+def _text_of(body: Any) -> str:
+    """The text of a status update, in the ledger's own form."""
     parts = body.get("parts") or ({"text": body.get("text")},)
     return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
 
 
 class PushAct(Act):
+    title = "Try a push notification again"
+    asks = joined((TASK, field("Push configuration", "push", required=True)))
     kind = "retry_a2a_push"
 
     async def form(self, context: ActContext) -> ActForm:
         kept = {"task": context.text("task"), "push": context.text("push")}
         fields = facts([("Task", kept["task"]), ("Push configuration", kept["push"])])
-        lead = "Its receiver is called again at once, from the step on that it has not taken."
-        return ActForm("Try a push notification again", lead, fields, "Try again", kept, "/ui/push")
+        lead = "The receiver is called again at once, beginning with the first step that it has not accepted."
+        return ActForm(lead, fields, "Try again", kept, "/ui/push")
 
     async def act(self, context: ActContext) -> ActDone:
         await context.run("retry_a2a_push", task_id=context.text("task"), push_id=context.text("push"))
-        return ActDone(context.next("/ui/push"))
+        return ActDone(context.next("/ui/push"), "The receiver of the push notification is called again.")
 
 
 FILTERS: Final = tuple(each.name for each in msgspec.structs.fields(TaskFilter))
 BULK_COMMANDS: Final = (*COMMANDS, ("cancel", "Cancel: the tasks end as canceled"))
+DIGITS_MAX: Final = 15
 NUMBERS: Final = frozenset({"attempt_min", "since_ms", "until_ms", "moved_since_ms"})
 
 
 class BulkAct(Act):
-    """First without changing anything: which tasks, and what would become of each. Then the same for real."""
+    """Runs twice: first a dry run that lists the tasks and what would become of each, then the same with effect."""
 
+    title = "Repair many tasks"
+    asks = joined(field(name.capitalize(), name, placeholder="any") for name in ("state", "agent", "tenant", "text"))
     kind = "repair_a2a_tasks"
 
     async def form(self, context: ActContext) -> ActForm:
@@ -180,42 +246,65 @@ class BulkAct(Act):
                 long_field("Reason (for the audit)", "reason", context.text("reason"), required=True),
             )
         )
-        lead = "The tasks that the filter leaves are listed first, with what would become of each. Nothing changes yet."
-        return ActForm("Repair many tasks", lead, fields, "Try without changing anything", kept, "/ui/tasks")
+        lead = "The tasks that match the filter are listed first, with what would become of each. Nothing changes yet."
+        return ActForm(lead, fields, "Try without changing anything", kept, "/ui/tasks")
 
     async def act(self, context: ActContext) -> ActDone:
+        check_chosen(context, BULK_COMMANDS)
+        chosen = {name: _filter(name, context.text(name)) for name in FILTERS if context.text(name)}
         real = context.text("step") == "apply"
-        report = await context.run(
+        report: RepairedTasks = await context.run(
             "repair_a2a_tasks",
-            filter={name: _filter(name, context.text(name)) for name in FILTERS if context.text(name)},
+            filter=chosen,
             command=context.text("command"),
             reason=context.text("reason"),
             duplicate_risk=context.text("risk") or None,
             message=context.text("message") or None,
             dry_run=not real,
+            limit=AT_ONCE,
         )
         rows = [(each.task_id, each.state, each.outcome, each.reason or "") for each in report.outcomes]
-        shown = table(("Task", "State", "Outcome", "Why"), rows[:SHOWN_ROWS])
-        if real:
-            body = joined((shown, tag("p", tag("a", "Back to the tasks", href="/ui/tasks", class_="button"))))
-            return ActDone(
-                page=FormPage("Repair many tasks", body=body, done=f"{report.applied} of {report.matched} done")
-            )
+        shown = table(("Task", "State", "Outcome", "Why"), rows) if rows else EMPTY
         would = sum(each.outcome == "would_apply" for each in report.outcomes)
-        again = {name: value for name, value in context.given.items() if name != "step"}
-        form = tag(
-            "form",
-            hidden({**again, "step": "apply"}),
-            buttons(f"Apply to {would} tasks", back="/ui/tasks", danger=True),
-            method="post",
-            class_="act",
-        )
-        done = f"{report.matched} tasks match, and {would} of them would change. Nothing has changed yet."
-        return ActDone(page=FormPage("Repair many tasks", body=joined((shown, form)), done=done))
+        button = f"Apply to {_tasks(would)}" if would else ""
+        if real:
+            done = f"{report.applied} of {report.matched} done."
+            if report.more:
+                done, button = f"{done} More tasks match: {AT_ONCE} are done at once.", "Try the remaining tasks"
+        else:
+            found: Found | None = (
+                await context.run("find_a2a_tasks", **chosen, count=True, limit=1) if report.more else None
+            )
+            done = f"{_matched(report, found)}, and {would} would change. Nothing has changed yet."
+        form = _next_step(context, button, step="" if real else "apply")
+        return ActDone(page=FormPage(self.title, body=joined((shown, form)), done=done))
 
     def missing_action(self, context: ActContext) -> str | None:
         return FORCE_ERROR_ACTION if context.text("command") == "force_error" else REQUEUE_ACTION
 
 
+def _next_step(context: ActContext, button: str, *, step: str) -> Markup:
+    """The form for the next step; without a button, a link back to the tasks."""
+    if not button:
+        return tag("p", tag("a", "Back to the tasks", href="/ui/tasks", class_="button"))
+    again = hidden({**context.given, "step": step})
+    return tag("form", again, buttons(button, back="/ui/tasks", danger=bool(step)), method="post", class_="act")
+
+
+def _matched(report: RepairedTasks, found: Found | None) -> str:
+    if found is None:
+        return f"{_tasks(report.matched)} match" if report.matched != 1 else "1 task matches"
+    least = "At least " if found.at_least else ""
+    return f"{least}{found.total} tasks match. The first {report.matched} are listed and done at once"
+
+
+def _tasks(count: int) -> str:
+    return f"{count} task{'' if count == 1 else 's'}"
+
+
 def _filter(name: str, given: str) -> str | int:
-    return int(given) if name in NUMBERS and given.isdigit() else given
+    if name not in NUMBERS:
+        return given
+    if not given.isdecimal() or len(given) > DIGITS_MAX:
+        raise Invalid("invalid_filter", f"{name.replace('_', ' ')} must be a whole number, and not {given[:40]!r}")
+    return int(given)

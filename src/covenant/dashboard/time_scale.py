@@ -1,5 +1,4 @@
-"""Where moments stand on a line from 0 to 1. Stretches in which nothing but waiting happens are folded when they would
-fill most of it."""
+"""Places moments on a line from 0 to 1. A stretch of mere waiting that would fill most of the line is folded."""
 
 from __future__ import annotations
 
@@ -12,11 +11,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 FOLD_SHARE: Final = 0.35
-"""A wait that takes more of the time than this is folded."""
+"""A wait that takes a larger share of the time is folded."""
 FOLD_WIDTH: Final = 0.06
 TICKS: Final = 5
 TICK_GAP: Final = 0.14
-"""Ticks that are nearer to each other would be written over one another."""
+"""Ticks nearer to each other would overlap."""
 LAST_TICK_GAP: Final = 0.16
 
 
@@ -26,7 +25,7 @@ class Stretch(NamedTuple):
 
 
 class PlacedSpan(msgspec.Struct, frozen=True, gc=False):
-    """Where it begins, and how wide it is."""
+    """Where a span begins, and how wide it is."""
 
     x: float
     w: float
@@ -34,7 +33,7 @@ class PlacedSpan(msgspec.Struct, frozen=True, gc=False):
 
 class Fold(PlacedSpan, frozen=True, gc=False):
     ms: int
-    """How long is folded."""
+    """The duration that the fold hides."""
 
 
 class Tick(msgspec.Struct, frozen=True, gc=False):
@@ -52,7 +51,7 @@ class _Part(NamedTuple):
 
 class TimeScale:
     def __init__(self, whole: Stretch, stretches: Iterable[Stretch], busy: Iterable[Stretch]) -> None:
-        """`stretches` begin and end the parts of the line; a part in which none of `busy` goes on may be folded."""
+        """`stretches` cut the line into parts. A part without any stretch of `busy` may be folded."""
         self._whole = whole
         marks = {*whole, *(self._within(at) for stretch in stretches for at in stretch)}
         self._parts = self._lay_out(sorted(marks), busy)
@@ -100,7 +99,7 @@ class TimeScale:
         )
 
     def ticks(self) -> tuple[Tick, ...]:
-        """At even distances; where something is folded, at its edges."""
+        """Ticks at even distances; if there are folds, at the edges of the folds."""
         begins_ms, ends_ms = self._whole
         edges = [at for part in self._parts if part.folded for at in (part.begins_ms, part.ends_ms)]
         even = [begins_ms + (ends_ms - begins_ms) * tick // TICKS for tick in range(TICKS + 1)]

@@ -1,11 +1,12 @@
-"""A task's story in time, ready to draw: a bar for each wait, attempt, call, push, and use of a model or a tool.
+"""A task's history in time, ready to draw: a bar for each wait, attempt, call, push, and use of a model or a tool.
 
-It is read from what the operations tell of the task: its leases and steps, its calls, and its pushes.
+The bars are derived from the answers of operations: the task's leases and updates, its calls, and its pushes.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
@@ -24,6 +25,8 @@ from covenant.doors.operator_api.operation import ApiContext, encode
 from covenant.doors.operator_api.tasks import PushShown, TaskShown
 from covenant.ledger.contract.task_query import FoundTask
 from covenant.ledger.contract.tasks import LeaseRecord, TreeNode, UpdateRecord
+from covenant.model.task import Cause
+from covenant.model.task_event import Wait
 from covenant.model.usage import read_usage
 
 BARS_MAX: Final = 400
@@ -31,16 +34,19 @@ BANDS_MAX: Final = 100
 CALLS_MAX: Final = 100
 LABEL_MAX: Final = 200
 PAUSE_MS: Final = 2_000
-"""Pieces of output that are further apart are two bars."""
+"""Output pieces that are further apart become two bars."""
 TOOL: Final = "x-arbiter.tool_call"
 TOOK: Final = "x-arbiter.took_ms"
 ENDED: Final = ("done", "result_pending")
+REPAIRED: Final = "a2a_repair_applied"
+REPAIRS_MAX: Final = 200
+RISKS: Final = {"idempotent": "said to be idempotent", "operator_accepted": "accepting that it may run twice"}
 WAITS: Final = {"queued": "In the queue", "parked": "Waits for its sender", "following": "Follows another task"}
-"""The kinds of bars that are only waiting."""
+"""The kinds of bars that are mere waiting."""
 
 
 class Bar(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """`ends_ms` is None while it goes on. `detail` is in words."""
+    """`ends_ms` is None while the bar goes on. `detail` is text for people."""
 
     kind: str
     label: str
@@ -50,6 +56,8 @@ class Bar(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     bad: bool = False
     task_id: str = ""
     remote: bool = False
+    until_ms: int | None = None
+    """When the wait ends by itself."""
 
 
 class BarDrawn(Bar, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -57,8 +65,18 @@ class BarDrawn(Bar, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     w: float
 
 
+class EndedAttempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """An attempt that was repaired, released or lost: what became of it, the reason, and who did it."""
+
+    lease_id: str
+    what: str
+    why: str | None
+    who: str
+    at_ms: int | None
+
+
 class Timeline(msgspec.Struct, frozen=True, kw_only=True, tag="ui_timeline", tag_field="kind"):
-    """`bands` are the turns. Places go from 0 to 1. `truncated`: there is more than is drawn."""
+    """`bands` are the turns. Places are from 0 to 1. `truncated`: the task has more bars than are drawn."""
 
     begins_ms: int
     now_ms: int
@@ -67,10 +85,11 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, tag="ui_timeline", tag
     folds: tuple[Fold, ...]
     ticks: tuple[Tick, ...]
     truncated: bool
+    repairs: tuple[EndedAttempt, ...] = ()
 
 
 class TimelineEndpoint(Endpoint):
-    """Of a task that the session may look at."""
+    """Answers for a task that the session may see."""
 
     def __init__(self, api: ApiContext) -> None:
         super().__init__("ui_timeline", MAILBOX, api.meter)
@@ -84,18 +103,27 @@ class TimelineEndpoint(Endpoint):
 
         shown: TaskShown = await ask("show_a2a_task", task_id=query_of(scope).get("task_id", ""))
         task_id = shown.task.id
-        calls = (await ask("find_a2a_tasks", parent=task_id, limit=CALLS_MAX, ascending=True)).tasks
-        # What a call elsewhere is named by, and who does it, the tree knows.
+        found = await ask("find_a2a_tasks", parent=task_id, limit=CALLS_MAX, ascending=True)
+        calls = found.tasks
+        # The tree knows a remote call's name and who does the work.
         elsewhere = any(call.remote for call in calls)
         nodes = (await ask("a2a_tree", task_id=task_id)).tree.children if elsewhere else ()
         pushes = () if session.role is Role.TENANT else (await ask("a2a_pushes", task_id=task_id)).pushes
         bars = sorted([*task_bars(shown), *_calls(calls, nodes), *map(_push, pushes)], key=lambda bar: bar.begins_ms)
-        await reply(send, 200, encode(draw(shown, bars, self._services.ledger.now_ms())))
+        drawn = draw(shown, bars, self._services.ledger.now_ms(), more=found.next is not None)
+        ended = [lease for lease in shown.leases if lease.reason or lease.outcome not in (None, "settled")]
+        rows = dict[str, Any]()
+        if session.role is not Role.TENANT and any(lease.reason for lease in ended):
+            asked = await ask("recent_audit", type=REPAIRED, since_ms=shown.created_at_ms, limit=REPAIRS_MAX)
+            rows = {row["kind"]["lease_id"]: row for row in map(msgspec.json.decode, asked.events)}
+        repairs = tuple([_ended(lease, rows.get(lease.lease_id)) for lease in ended])
+        await reply(send, 200, encode(msgspec.structs.replace(drawn, repairs=repairs)))
 
 
-def draw(shown: TaskShown, bars: Sequence[Bar], now_ms: int) -> Timeline:
-    """`bars` in the order in which they begin."""
-    truncated = shown.truncated or len(bars) > BARS_MAX
+def draw(shown: TaskShown, bars: Sequence[Bar], now_ms: int, *, more: bool = False) -> Timeline:
+    """`bars` are in the order of their beginnings; `more`: there are further bars."""
+    cut = bool(shown.updates) and shown.updates[0].generation > 1  # The oldest are left out of an answer.
+    truncated = more or shown.truncated or cut or len(bars) > BARS_MAX
     bars = bars[:BARS_MAX]
     begins_ms, settled_ms = shown.created_at_ms, _settled(shown)
     over_ms = now_ms if settled_ms is None else settled_ms
@@ -123,7 +151,7 @@ def _drawn(bar: Bar, span: PlacedSpan) -> BarDrawn:
 
 
 def task_bars(shown: TaskShown) -> Iterator[Bar]:
-    """The bars of the task itself: its waits, its attempts, and what was done in them."""
+    """The bars of the task itself: its waits, its attempts, and the work done in them."""
     ends_ms, tools = _settled(shown), [use for use in map(_tool, shown.updates) if use is not None]
     yield from _waits(shown, ends_ms)
     for lease in shown.leases:
@@ -137,35 +165,67 @@ def _moments(shown: TaskShown, kind: str) -> list[int]:
     return sorted(step.ts_ms for step in shown.updates if step.kind == kind)
 
 
-def _first(moments: Sequence[int], since_ms: int) -> int | None:
-    at = bisect_left(moments, since_ms)
-    return moments[at] if at < len(moments) else None
-
-
 def _settled(shown: TaskShown) -> int | None:
-    return _first(_moments(shown, "settled"), 0)
+    return next(iter(_moments(shown, "settled")), None)
 
 
 def _waits(shown: TaskShown, ends_ms: int | None) -> Iterator[Bar]:
-    """Between its beginning, its leases and its end, a task waits: for its sender if it was parked, else for a
-    holder."""
-    parks, answers = _moments(shown, "parked"), _moments(shown, "continued")
+    """The waits between beginning, leases and end: first the wait that parked the task, then that for a holder."""
     waits_now = shown.state in ("queued", "following")
-    wait = shown.state if waits_now else "queued"
-    since_ms = shown.created_at_ms
+    wait = "following" if shown.state == "following" or shown.cause == Cause.LEADER else "queued"
+    parks = deque(_parks(shown))
+    since_ms, before = shown.created_at_ms, None
     for lease in (*shown.leases, None):
         until_ms = ends_ms if lease is None else lease.leased_at_ms
         queued_ms: int | None = since_ms
-        parked_ms = _first(parks, since_ms)
-        if parked_ms is not None and (until_ms is None or parked_ms <= until_ms):
-            queued_ms = _first(answers, parked_ms)
-            yield _wait("parked", parked_ms, until_ms if queued_ms is None else queued_ms)
-        if queued_ms is not None and (waits_now if lease is None else lease.leased_at_ms > queued_ms):
+        # The end of such a lease and the park are one record.
+        recorded = before is not None and parks and parks[0].begins_ms <= since_ms
+        park = parks.popleft() if recorded else _unrecorded(shown, before, since_ms)
+        if park is not None:
+            queued_ms = park.ends_ms
+            if queued_ms is None or (until_ms is not None and queued_ms > until_ms):
+                queued_ms = until_ms
+            yield msgspec.structs.replace(park, ends_ms=queued_ms)
+        if queued_ms is not None and (waits_now if until_ms is None else until_ms > queued_ms):
             yield _wait(wait, queued_ms, until_ms)
         after_ms = until_ms if lease is None or lease.ended_at_ms is None else lease.ended_at_ms
         if after_ms is None:
             return
-        since_ms = after_ms
+        since_ms, before = after_ms, lease
+
+
+def _parks(shown: TaskShown) -> Iterator[Bar]:
+    """The waits that updates record. A question ends with the next message or with the step that has its answer; a
+    waiting step ends with the next step."""
+    park: Bar | None = None
+    ends: tuple[str, ...] = ()
+    for step in shown.updates:
+        if park is not None and step.kind in ends:
+            yield msgspec.structs.replace(park, ends_ms=step.ts_ms)
+            park = None
+        if step.kind == "parked":
+            park, ends = _wait("parked", step.ts_ms, None), ("continued", "step")
+        elif step.kind == "step" and (wait := (step.body or {}).get("wait")) is not None:
+            park, ends = _suspended(msgspec.convert(wait, Wait), step.ts_ms), ("step",)
+    if park is not None:
+        yield park
+
+
+def _suspended(wait: Wait, begins_ms: int) -> Bar:
+    label = "Sleeps" if wait.signal is None else f"Waits for the signal {wait.signal}"
+    return Bar(kind="parked", label=label, begins_ms=begins_ms, ends_ms=None, until_ms=wait.ends_at_ms(begins_ms))
+
+
+def _unrecorded(shown: TaskShown, before: LeaseRecord | None, since_ms: int) -> Bar | None:
+    """The waits that no update records: for the task's `not_before_ms`, and the pause before another attempt."""
+    begin_ms = shown.task.not_before_ms
+    if before is None and begin_ms is not None and begin_ms > since_ms:
+        label, ends_ms = "Waits for its time", None if shown.state == "parked" else begin_ms
+        return Bar(kind="parked", label=label, begins_ms=since_ms, ends_ms=ends_ms, until_ms=begin_ms)
+    if before is not None and before.outcome == "suspended":
+        ends_ms = shown.updated_at_ms if shown.state == "queued" else None
+        return Bar(kind="parked", label="Waits for another attempt", begins_ms=since_ms, ends_ms=ends_ms)
+    return None
 
 
 def _wait(kind: str, begins_ms: int, ends_ms: int | None) -> Bar:
@@ -188,36 +248,35 @@ def _attempt(lease: LeaseRecord, shown: TaskShown) -> Iterator[Bar]:
 
 
 def _tool(step: UpdateRecord) -> Bar | None:
-    """The use of a tool that a step tells of, if it does. It is told when it has ended."""
+    """The bar of a tool's use that this update reports, if it does. A use is reported when it has ended."""
     if step.kind != "artifact":
         return None
     for part in (step.body or {}).get("parts") or ():
         notes = part.get("metadata") or {}
         if notes.get(TOOL):
             took, value = notes.get(TOOK), part.get("value")
-            said = value if isinstance(value, dict) else {}
+            use = value if isinstance(value, dict) else {}
             return Bar(
                 kind="tool",
-                label=str(said.get("tool", "tool"))[:LABEL_MAX],
+                label=str(use.get("tool", "tool"))[:LABEL_MAX],
                 begins_ms=step.ts_ms - (min(max(took, 0), step.ts_ms) if isinstance(took, int) else 0),
                 ends_ms=step.ts_ms,
-                detail="failed" if said.get("ok") is False else "",
-                bad=said.get("ok") is False,
+                detail="failed" if use.get("ok") is False else "",
+                bad=use.get("ok") is False,
             )
     return None
 
 
 def _models(shown: TaskShown, tools: Sequence[Bar], ends_ms: int | None) -> Iterator[Bar]:
-    """A model was asked from an attempt's beginning on, or from the end of a tool's use, until it used a tool or had
-    answered."""
+    """The model's bars: from an attempt's beginning or a tool's end to the next use of a tool or the attempt's end."""
     notes = (shown.result.metadata if shown.result is not None else None) or {}
     requests = read_usage(notes.get("usage")).get("requests")
     if not requests:
         return
-    told = [use.ends_ms or 0 for use in tools]
+    tool_ends = [use.ends_ms or 0 for use in tools]
     for lease in shown.leases:
         since_ms, until_ms = lease.leased_at_ms, lease.ended_at_ms or ends_ms
-        for use in tools[bisect_left(told, since_ms) :]:
+        for use in tools[bisect_left(tool_ends, since_ms) :]:
             ended_ms = use.ends_ms or 0
             if until_ms is not None and ended_ms > until_ms:
                 break
@@ -230,7 +289,7 @@ def _models(shown: TaskShown, tools: Sequence[Bar], ends_ms: int | None) -> Iter
 
 
 def _output(updates: Iterable[UpdateRecord]) -> Iterator[Bar]:
-    """Pieces that came one after another are one bar."""
+    """Pieces of output that came one after another are one bar."""
     run = list[int]()
     for step in updates:
         if step.kind == "artifact" and _tool(step) is not None:
@@ -266,9 +325,9 @@ def _calls(calls: Iterable[FoundTask], nodes: Iterable[TreeNode]) -> Iterator[Ba
 
 
 def _callee(node: TreeNode) -> str:
-    """Work that is done elsewhere is all for one recipient here: what it was called by, and who does it, tells more."""
+    """A remote call's name and provider: all remote work has one recipient here, which says little."""
     target, task = node.task.target if node.task is not None else None, node.task
-    named = (target.name or target.profile or _host(target.url)) if target is not None else None
+    named = (target.profile or target.name or _host(target.url)) if target is not None else None
     by = node.provider[:8] if node.provider else _host(node.url or None)
     return _words(named or (_short(task.recipient.display) if task is not None else node.task_id[:8]), by)
 
@@ -277,14 +336,28 @@ def _host(url: str | None) -> str | None:
     return urlsplit(url).netloc if url else None
 
 
+def _ended(lease: LeaseRecord, row: Any) -> EndedAttempt:
+    """`row` is the audit's, if the attempt was repaired."""
+    by = f"{row['kind']['action']} by {_short(row['issuer']['display'])}" if row is not None else None
+    risk = RISKS.get(row["kind"].get("duplicate_risk")) if row is not None else None
+    words = (by, risk, f"held by {_short(lease.leased_to.display)}")
+    return EndedAttempt(
+        lease_id=lease.lease_id,
+        what=f"Attempt {lease.attempt}: {lease.outcome or 'under way'}",
+        why=lease.reason,
+        who=", ".join(word for word in words if word),
+        at_ms=lease.ended_at_ms,
+    )
+
+
 def _push(push: PushShown) -> Bar:
-    told = f"{_plural(push.delivered, 'step')} told, {_plural(push.attempts, 'failed attempt')}"
+    progress = f"{_plural(push.delivered, 'step')} delivered, {_plural(push.attempts, 'failed attempt')}"
     return Bar(
         kind="push",
         label=f"Push to {push.host}",
         begins_ms=push.made_at_ms,
         ends_ms=push.dead_at_ms,
-        detail=_words({"dead": "given up", "failing": "failing"}.get(push.state), told, push.failure),
+        detail=_words({"dead": "given up", "failing": "failing"}.get(push.state), progress, push.failure),
         bad=push.state == "dead",
     )
 

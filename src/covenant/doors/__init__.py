@@ -1,1 +1,1 @@
-"""Listening: decode a request, call the exchange, encode the answer."""
+"""Doors: each decodes requests of one protocol, calls the exchange, and encodes the answers."""

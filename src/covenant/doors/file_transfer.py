@@ -1,9 +1,9 @@
-"""`/v1/files`: files in and out over HTTP, in pieces.
+"""Stored files: `/v1/files`, files in and out over HTTP, in pieces; and the operator's operation on them.
 
 A caller is an identity or a tenant, by its token. An upload is read as fast as it can be stored: neither direction
 holds more than a piece of a file. A download needs a token that may see the task, or a signed URL
-(`exchange/file_links`). Bytes are always given as `application/octet-stream`, to be saved: a browser never shows them
-as a page of ours.
+(`exchange/file_links`). Bytes are always sent as `application/octet-stream`, as an attachment, so a browser never shows
+them as a page of ours.
 """
 
 from __future__ import annotations
@@ -25,21 +25,44 @@ from covenant.doors.http.responses import PROBLEM, Header, reply
 from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.http.server.http_refusals import timed_out
 from covenant.doors.metrics import Meter
-from covenant.doors.operator_api.file_operations import PAGE_MAX, FileShown
-from covenant.doors.operator_api.operation import fill
+from covenant.doors.operator_api.operation import (
+    AnyApiOperation,
+    ApiAnswer,
+    ApiOperation,
+    Services,
+    fill,
+    page_limit,
+)
 from covenant.doors.waits import CallerGoneError
-from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.file_links import FILES, UPLOAD, LinkedFile
 from covenant.exchange.stored_files import StoredFiles
 from covenant.ledger.contract.blobs import CHUNK_BYTES, is_sha256, no_blob, space_of
-from covenant.model.errors import Invalid
+from covenant.model.errors import Invalid, Unavailable
 from covenant.model.ids import parse_task_id
+from covenant.model.tenants import DEFAULT
 from covenant.wire.json_input import decode_query
+from covenant.wire.mailbox import Request
 
+LIMIT: Final = 50
+PAGE_MAX: Final = 200
+_PREFIX: Final = re.compile(r"[0-9a-f]{0,64}")
 FILE: Final = FILES + "/{space}/{owner}/{sha256}"
 SHA256_HEADER: Final = b"x-content-sha256"
 _RANGE: Final = re.compile(rb"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")
 _encode = msgspec.json.Encoder().encode
+
+
+class FileShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    sha256: str
+    size: int
+    stored_at_ms: int
+    references: int
+    """How many tasks refer to the file."""
+    tasks: tuple[str, ...]
+    """The first of these tasks."""
+    url: str | None
+    """A signed URL. None in a list of `/v1/files` if no task refers to the file."""
 
 
 class UploadedFile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -55,9 +78,9 @@ class FilesShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     files: tuple[FileShown, ...]
     count: int
     bytes: int
-    """Of all files, on whichever page."""
+    """The total of all files, not of this page."""
     next: str | None
-    """For `after`, if there may be more."""
+    """The value for `after`, if there may be more."""
 
 
 class FilesQuery(msgspec.Struct, frozen=True, gc=False):
@@ -88,7 +111,7 @@ DESCRIBED: Final = (
 
 
 class FileAccess(NamedTuple):
-    """Who may store and read files: what the endpoints below share."""
+    """Access checks that the endpoints below share."""
 
     files: StoredFiles
     gate: TenantGate
@@ -96,7 +119,7 @@ class FileAccess(NamedTuple):
     base_url: BaseUrl
 
     async def account(self, scope: Scope) -> str:
-        """Whose files the caller stores and lists: its tenant's, or else its own."""
+        """The account whose files the caller stores and lists: its tenant's, or else its own."""
         credential = credential_of(scope)
         tenant = self._tenant(credential)
         principal = principal_of(self.identity_auth, credential) if tenant is None else None
@@ -105,7 +128,7 @@ class FileAccess(NamedTuple):
         return tenant or (await self.gate.enter(scope)).tenant.name
 
     async def check(self, scope: Scope, space: str, owner: str) -> None:
-        """Refuse who may not read this file. Everybody is told of others' files as of those that are not there."""
+        """Refuses a caller that may not read this file, as if the file did not exist."""
         credential = credential_of(scope)
         tenant, principal = self._tenant(credential), principal_of(self.identity_auth, credential)
         if tenant is None and principal is None:
@@ -118,7 +141,7 @@ class FileAccess(NamedTuple):
             raise no_blob("")
 
     def _tenant(self, credential: bytes | None) -> str | None:
-        """The tenant that has this credential, with one request of its rate spent."""
+        """The tenant of this credential, with one request of its rate spent."""
         caller = self.gate.recognised(credential) if credential is not None else None
         if caller is None:
             return None
@@ -136,7 +159,7 @@ class UploadEndpoint(Endpoint):
         claimed = dict(scope["headers"]).get(SHA256_HEADER)
         sha256 = claimed.decode("latin-1").strip().lower() if claimed is not None else None
         if sha256 is not None and not is_sha256(sha256):
-            raise Invalid("invalid_hash", "X-Content-SHA256 has 64 hexadecimal digits")
+            raise Invalid("invalid_hash", "X-Content-SHA256 must have 64 hexadecimal digits")
         files = self._access.files
         upload_s = files.settings.upload_ms_max / 1000
         if isinstance(send, HttpExchange):
@@ -193,7 +216,7 @@ class DownloadEndpoint(Endpoint):
         if linked is not None and size != linked.size:
             raise no_blob(sha256)
         etag = f'"{sha256}"'.encode()
-        if headers.get(b"if-none-match") == etag:
+        if _is_known(headers.get(b"if-none-match"), etag):
             await _begin(send, 304, 0, etag)
             await send({"type": "http.response.body", "body": b""})
             return
@@ -205,7 +228,8 @@ class DownloadEndpoint(Endpoint):
             await send({"type": "http.response.body", "body": b""})
             return
         ranged = ((b"content-range", f"bytes {start}-{stop - 1}/{size}".encode()),) if status == 206 else ()
-        pieces = files.read(space, sha256, start, stop)
+        whole = stop - start == size
+        pieces = files.read_whole(space, sha256, size) if whole else files.read(space, sha256, start, stop)
         if scope["method"] == "HEAD" or start == stop:
             await _begin(send, status, stop - start, etag, *ranged)
             await send({"type": "http.response.body", "body": b""})
@@ -217,13 +241,18 @@ class DownloadEndpoint(Endpoint):
 async def _stream(send: Send, pieces: AsyncIterator[bytes], left: int, start: Message) -> None:
     begun = False
     async for piece in pieces:
-        if not begun:  # only now: a file whose bytes are gone is refused, and not begun
+        if not begun:  # after the first read, so that missing or damaged bytes can still be refused
             await send(start)
             begun = True
         if isinstance(send, HttpExchange) and send.disconnected:
             raise CallerGoneError
         left -= len(piece)
         await send({"type": "http.response.body", "body": piece, "more_body": left > 0})
+
+
+def _is_known(given: bytes | None, etag: bytes) -> bool:
+    """Whether the caller has the file already: the bytes of an address never change."""
+    return given is not None and any(each.strip().removeprefix(b"W/") in (b"*", etag) for each in given.split(b","))
 
 
 async def _begin(send: Send, status: int, length: int, etag: bytes, *more: Header) -> None:
@@ -244,7 +273,7 @@ def _head(etag: bytes, length: int, *more: Header) -> list[Header]:
 
 
 def _span(wanted: bytes, size: int) -> tuple[int, int, int]:
-    """From where to before where, and the status. What is not one range of bytes is answered with the whole."""
+    """The first byte, the end, and the status. Anything but one range of bytes is answered with the whole file."""
     found = _RANGE.fullmatch(wanted.strip())
     if found is None:
         return 0, size, 200
@@ -257,7 +286,7 @@ def _span(wanted: bytes, size: int) -> tuple[int, int, int]:
 
 
 async def _body(receive: Receive) -> AsyncIterator[bytes]:
-    """The body, in pieces that are worth a write."""
+    """The body, in pieces large enough for a write."""
     gathered, size, more = [], 0, True
     while more:
         message = await receive()
@@ -277,3 +306,62 @@ def file_routes(access: FileAccess, meter: Meter) -> list[BaseRoute]:
     whole = MethodRouter({"POST": upload, "PUT": upload, "GET": ListEndpoint(access, meter)}, PROBLEM)
     each = MethodRouter({"GET": download, "HEAD": download}, PROBLEM)
     return [Route(FILES, whole, name=FILES), Route(FILE, each, name=FILE)]
+
+
+class ListStoredFilesRequest(Request, frozen=True, kw_only=True):
+    """`tenant`: whose files, for the operator alone; without it, the caller's own. `sha256`: how their hashes begin."""
+
+    tenant: str | None = None
+    sha256: str = ""
+    after: str = ""
+    limit: int | None = None
+
+
+class StoredFileList(ApiAnswer, frozen=True, kw_only=True, tag="file_list"):
+    """`count` and `bytes` are those of all files; `next` is the `after` of the next page, if there may be one.
+
+    `upload_url`: where this machine uploads a file, by HTTP and with the caller's token.
+    """
+
+    files: tuple[FileShown, ...]
+    count: int
+    bytes: int
+    next: str | None
+    upload_url: str
+
+
+async def list_stored_files(services: Services, caller: Principal, request: ListStoredFilesRequest) -> StoredFileList:
+    files, begins = services.files, request.sha256.lower()
+    if files is None:
+        raise Unavailable("no_files", "this daemon has no blob store: bytes stay in the ledger")
+    if not (_PREFIX.fullmatch(begins) and _PREFIX.fullmatch(request.after)):
+        raise Invalid("invalid_hash", "a SHA-256 begins with at most 64 digits out of 0-9 and a-f")
+    limit = page_limit(request.limit, LIMIT, PAGE_MAX)
+    account = await _account(services, caller, request.tenant)
+    # A prefix sorts before every hash that begins with it, but a whole hash does not sort before itself.
+    found = await files.listing(account, max(request.after, begins[:-1] if len(begins) == 64 else begins), limit)
+    space, expires_ms = space_of(account), files.links.expires_ms
+    shown = []
+    for each in found:
+        if each.sha256.startswith(begins):
+            linked = LinkedFile(space, UPLOAD, each.sha256, each.size, expires_ms)
+            shown.append(fill(FileShown, each, url=files.links.make(services.http_url, linked)))
+    usage = await files.usage(account)
+    return StoredFileList(
+        files=tuple(shown),
+        count=usage.files,
+        bytes=usage.bytes,
+        next=shown[-1].sha256 if len(shown) == limit else None,
+        upload_url=services.http_url + FILES,
+    )
+
+
+async def _account(services: Services, caller: Principal, tenant: str | None) -> str:
+    if tenant is None and not caller.operator:
+        return f"@{caller.agent.pubkey}"
+    return (await services.tenancy.acting(caller, tenant or DEFAULT)).tenant.name
+
+
+OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
+    ApiOperation("GET", "/v1/admin/files", list_stored_files, "The files of a tenant, or of the caller, by hash"),
+)

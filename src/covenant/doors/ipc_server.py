@@ -1,6 +1,6 @@
 """The socket in the home, which only the home's owner may connect to.
 
-A connection authenticates, then its requests are answered in turn. Before that only `protocol_info` and `ping` are
+A connection authenticates; then its requests are answered in order. Before that, only `protocol_info` and `ping` are
 answered. A frame that is not JSON, or too long, ends the connection after an error; a refused request does not.
 """
 
@@ -23,7 +23,6 @@ from typing import Any, Final, cast
 import msgspec
 
 from covenant.doors.http.frame_capture import door_of
-from covenant.doors.operator_api import BY_KIND, OPERATIONS
 from covenant.doors.operator_api.mailbox import ResultOpt, TaskOpt
 from covenant.doors.operator_api.operation import (
     INTERNAL_ERROR,
@@ -40,6 +39,7 @@ from covenant.doors.operator_api.operation import (
     has_short_id,
     spell_ids,
 )
+from covenant.doors.operator_api.operation_table import BY_KIND, OPERATIONS
 from covenant.doors.waits import CallerGoneError
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.frame_log import CapturedCall, FrameLog
@@ -53,7 +53,7 @@ WRITE_STALL_S: Final = 30.0
 
 
 class FrameTooLargeError(Exception):
-    """The caller announced a frame over the limit. What follows it cannot be told apart any more."""
+    """The caller announced a frame over the limit. The stream after it cannot be split into frames any more."""
 
 
 class FrameStream(asyncio.Protocol):
@@ -62,7 +62,7 @@ class FrameStream(asyncio.Protocol):
         self.frame_bytes_max = frame_bytes_max
         self._write_stall_s = write_stall_s
         self.ended: asyncio.Future[None] = loop.create_future()
-        """Done once no more frames will come: the other side is gone, or we are through with it."""
+        """Done once no more frames will come: the other side is gone, or the server has ended the stream."""
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._arrived = asyncio.Event()
@@ -72,7 +72,7 @@ class FrameStream(asyncio.Protocol):
         self._cut_off = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # what a stream server's loop makes
+        self._transport = cast("asyncio.Transport", transport)  # a stream server's loop makes no other
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (the loop's signature)
         self._transport = None
@@ -88,7 +88,7 @@ class FrameStream(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self.end()
-        return True  # what was asked before is still answered
+        return True  # requests that arrived before are still answered
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -97,19 +97,19 @@ class FrameStream(asyncio.Protocol):
         self._writable.set()
 
     def end(self) -> None:
-        """Serve what has arrived in full, and then nothing more."""
+        """Serves the frames that have arrived in full, and nothing more."""
         if not self.ended.done():
             self.ended.set_result(None)
         self._arrived.set()
 
     def cut_off(self) -> None:
-        """Serve nothing more, whatever has arrived."""
+        """Serves nothing more, even if frames have arrived."""
         self._cut_off = True
         self.end()
 
     @contextmanager
     def on_end(self, call: Callable[[], None]) -> Iterator[None]:
-        """While this context is open, `call` is called if the stream ends."""
+        """Calls `call` if the stream ends while this context is open."""
 
         def ended(_: asyncio.Future[None]) -> None:
             call()
@@ -144,7 +144,7 @@ class FrameStream(asyncio.Protocol):
         return body
 
     def _wanted(self) -> int:
-        """What must be buffered to have one whole frame. One that is too long is not waited for."""
+        """The bytes to buffer for one whole frame. A frame over the limit is not waited for."""
         if len(self._buffer) < HEADER_BYTES:
             return HEADER_BYTES
         length = frame_length(self._buffer)
@@ -158,7 +158,7 @@ class FrameStream(asyncio.Protocol):
                 self._transport.resume_reading()
 
     async def write(self, body: bytes) -> None:
-        """Send one frame, and wait until the other side has taken most of it."""
+        """Sends one frame, and waits until the other side has taken most of it."""
         transport = self._transport
         if transport is None:
             return
@@ -170,7 +170,7 @@ class FrameStream(asyncio.Protocol):
                 transport.abort()
 
     def address(self) -> str:
-        """Who is at the other end, as the kernel knows them."""
+        """The user at the other end, as the kernel knows it."""
         sock = self._transport.get_extra_info("socket") if self._transport is not None else None
         if sock is None or not hasattr(socket, "SO_PEERCRED"):
             return "local"
@@ -178,7 +178,7 @@ class FrameStream(asyncio.Protocol):
         return f"uid:{uid}"
 
     def close(self) -> None:
-        """Close when the other side has taken what was written, or has had time enough to."""
+        """Closes once the other side has taken all bytes, or after `write_stall_s`."""
         self.cut_off()
         transport = self._transport
         if transport is not None:
@@ -198,7 +198,7 @@ async def fitted(services: Services, caller: Principal, answer: ApiAnswer, encod
     body = encode(answer)
     if len(body) <= bytes_max:
         return body
-    # Of a single one the list only repeats what stands at the top.
+    # With a single item, the list only repeats the fields at the top.
     if isinstance(answer, ResultOpt) and len(answer.results) == 1:
         body = encode(msgspec.structs.replace(answer, results=()))
     elif isinstance(answer, TaskOpt):
@@ -216,14 +216,14 @@ async def fitted(services: Services, caller: Principal, answer: ApiAnswer, encod
 
 TRANSPORT: Final = "ipc"
 HANDSHAKE_S: Final = 10.0
-# Nobody needs more to say who they are, and whoever has not said so shall not fill our memory.
+# Enough for a token. An unauthenticated caller must not fill the daemon's memory.
 HANDSHAKE_BYTES_MAX: Final = 64 * 1024
 
-_HEADING: Final = msgspec.json.Decoder(FrameHeader)
+_HEADER: Final = msgspec.json.Decoder(FrameHeader)
 _FRAMES: Final[dict[str, msgspec.json.Decoder[Any]]] = {
     operation.kind: msgspec.json.Decoder(operation.frame or operation.request) for operation in OPERATIONS
 }
-_HEADING_FIELDS: Final = FrameHeader.__struct_fields__
+_HEADER_FIELDS: Final = FrameHeader.__struct_fields__
 _MALFORMED: Final = ErrorAnswer(code="invalid_json", message="malformed frame")
 _TOO_LARGE: Final = ErrorAnswer(code="frame_too_large", message="frame too large")
 
@@ -238,14 +238,14 @@ class IpcSession:
         self._stream = stream
 
     async def run(self) -> None:
-        """Until either side is through. Leaves the stream closed."""
+        """Serves the connection until either side ends it. Leaves the stream closed."""
         try:
             async with asyncio.timeout(self._server.handshake_s):
                 caller = await self._handshake()
             if caller is not None:
                 await self._serve(caller)
         except TimeoutError:
-            await self._say(AuthenticationFailed(reason="nobody authenticated in time"))
+            await self._say(AuthenticationFailed(reason="no authentication in time"))
         except FrameTooLargeError:
             await self._say(_TOO_LARGE)
         except CallerGoneError:
@@ -254,22 +254,22 @@ class IpcSession:
             self._stream.close()
 
     async def _handshake(self) -> Principal | None:
-        """The caller, or None once it has been told that it is not known."""
+        """The caller; None once it has been refused."""
         while (frame := await self._stream.read()) is not None:
             try:
-                heading = decode(_HEADING, frame)
+                header = decode(_HEADER, frame)
             except Invalid as refusal:
                 if refusal.code == "invalid_json":
                     await self._say(_MALFORMED)
                     return None
-                heading = FrameHeader("")
-            kind = canonical_kind(heading.kind)
+                header = FrameHeader("")
+            kind = canonical_kind(header.kind)
             if kind == "authenticate":
-                return await self._authenticate(heading.token_b58)
-            if kind not in _BEFORE:
+                return await self._authenticate(header.token_b58)
+            if kind not in _UNAUTHENTICATED:
                 await self._turn_away("first frame must be Authenticate")
                 return None
-            await self._say(_BEFORE[kind](self._api))
+            await self._say(_UNAUTHENTICATED[kind](self._api))
         return None
 
     async def _authenticate(self, token: str | None) -> Principal | None:
@@ -294,11 +294,11 @@ class IpcSession:
     async def _serve(self, caller: Principal) -> None:
         stream, api = self._stream, self._api
         stream.frame_bytes_max = self._server.frame_bytes_max
-        # A caller revoked meanwhile still hears the answer under way: it may be about its own new token.
+        # A caller revoked meanwhile still gets the running answer: it may hold its own new token.
         with api.identity_auth.session(caller, stream.cut_off):
             while (frame := await stream.read()) is not None:
                 try:
-                    heading = decode(_HEADING, frame)
+                    header = decode(_HEADER, frame)
                 except Invalid as refusal:
                     api.meter.refused(TRANSPORT, refusal.code)
                     if refusal.code == "invalid_json":
@@ -306,7 +306,7 @@ class IpcSession:
                         return
                     await self._say(error_of(refusal))
                     continue
-                await stream.write(await self._answer(caller, canonical_kind(heading.kind), frame))
+                await stream.write(await self._answer(caller, canonical_kind(header.kind), frame))
 
     async def _answer(self, caller: Principal, kind: str, frame: bytes) -> bytes:
         api, operation = self._api, BY_KIND.get(kind)
@@ -324,7 +324,7 @@ class IpcSession:
             return self._encode(error_of(refusal))
         except CallerGoneError:
             raise
-        except Exception:  # the last stand before the client: it hears nothing of what went wrong
+        except Exception:  # the client is told nothing of the cause; the log has it
             log.exception("ipc.failed", extra={"operation": operation.kind})
             api.meter.refused(TRANSPORT, "internal")
             return self._encode(INTERNAL_ERROR)
@@ -334,7 +334,7 @@ class IpcSession:
     async def _run(self, caller: Principal, operation: AnyApiOperation, frame: bytes) -> ApiAnswer:
         request: Any = decode(_FRAMES[operation.kind], frame)
         if operation.request.strict:
-            check_fields(frame, operation.frame or operation.request, _HEADING_FIELDS)
+            check_fields(frame, operation.frame or operation.request, _HEADER_FIELDS)
         if operation.frame is not None:
             request = request.request()
         if request.ids and has_short_id(request):
@@ -349,14 +349,14 @@ class IpcSession:
         await self._stream.write(self._encode(answer))
 
 
-_BEFORE: Final[dict[str, Callable[[ApiContext], ApiAnswer]]] = {
+_UNAUTHENTICATED: Final[dict[str, Callable[[ApiContext], ApiAnswer]]] = {
     "protocolinfo": lambda api: api.info,
     "ping": lambda _: Pong(),
 }
 
 
 _LOGGED: Final = frozenset(each.kind for each in OPERATIONS if door_of(each.path, each.method) is not None)
-"""What the frame log keeps: the same operations as over HTTP."""
+"""Operations whose calls the frame log keeps: the same as over HTTP."""
 
 
 class _TaskNamed(msgspec.Struct, frozen=True, gc=False):
@@ -375,10 +375,10 @@ def _log_call(log: FrameLog, kind: str, frame: bytes, told: bytes) -> None:
 
 
 def _without_operation(api: ApiContext, kind: str) -> ApiAnswer:
-    if kind in _BEFORE:
-        return _BEFORE[kind](api)
+    if kind in _UNAUTHENTICATED:
+        return _UNAUTHENTICATED[kind](api)
     if kind == "authenticate":
-        return ErrorAnswer(code="already_authenticated", message="this connection is authenticated already")
+        return ErrorAnswer(code="already_authenticated", message="the connection is authenticated already")
     return ErrorAnswer(code="unknown_kind", message=f"there is no request kind {kind[:80]!r}")
 
 
@@ -387,7 +387,7 @@ BACKLOG: Final = 1_024
 
 
 class IpcServer:
-    """Used on the loop it is started on."""
+    """Must be used on the event loop that it was started on."""
 
     def __init__(
         self,
@@ -417,12 +417,12 @@ class IpcServer:
             raise
 
     def opened(self, stream: FrameStream) -> None:
-        dialogue = IpcSession(self, stream).run() if len(self._open) < self._connections_max else self._refuse(stream)
-        self._open[stream] = asyncio.ensure_future(dialogue)
+        session = IpcSession(self, stream).run() if len(self._open) < self._connections_max else self._refuse(stream)
+        self._open[stream] = asyncio.ensure_future(session)
         self.api.meter.connections = len(self._open)
 
     def lost(self, stream: FrameStream) -> None:
-        # The dialogue notices by itself and ends; until then it still counts.
+        # The session notices by itself and ends; until then it still counts.
         task = self._open.get(stream)
         if task is not None:
             task.add_done_callback(lambda _: self._forget(stream))
@@ -437,7 +437,7 @@ class IpcServer:
         stream.close()
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Take no more connections, let answers under way finish, then close. The socket's file goes too."""
+        """Takes no more connections, lets running answers finish, then closes. Removes the socket's file."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -469,7 +469,7 @@ class _Connection(FrameStream):
 
 
 def _bound(path: Path) -> socket.socket:
-    """A socket at this path that only its owner may connect to. Nobody can before it listens, so there is no gap."""
+    """A socket at this path that only its owner may connect to. Its mode is set before it listens."""
     _remove_stale(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -487,7 +487,7 @@ def _bound(path: Path) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """What an earlier daemon left. The home's lock says that it is not running."""
+    """Removes the socket of an earlier daemon. The home's lock shows that it is not running."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

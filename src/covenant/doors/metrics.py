@@ -1,7 +1,7 @@
-"""What the doors count and time, and the ledger in numbers, for Prometheus. No label names a task; agents are named
-only to those who show a token, and a bounded number of them.
+"""Counts and timings of the doors, and numbers of the ledger, for Prometheus. No label names a task; agents are named
+only to callers with a token, and only a bounded number of them.
 
-The numbers are copied on the loop (`Meter.read`, some microseconds) and made into text elsewhere (`Numbers.text`).
+The numbers are copied on the event loop (`Meter.read`, some microseconds) and formatted elsewhere (`Numbers.text`).
 """
 
 from __future__ import annotations
@@ -16,36 +16,92 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from covenant.ledger.contract.ledger import Counts
 from covenant.ledger.machine.states import State
+from covenant.model.model_prices import ModelCall, ToolCall
 
 BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
-_LABELS: Final = (*(str(bound) for bound in BOUNDS_S), "+Inf")
+MODEL_BOUNDS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+MODEL_PAIRS_MAX: Final = 100
+"""The most pairs of an agent and a model with numbers of their own; the calls of all others are counted together."""
+TOOL_PAIRS_MAX: Final = 300
+"""The same for pairs of an agent and a tool."""
+OTHERS: Final = "other"
 
 
 class Timer:
-    """How long the requests of one operation took, at one door."""
+    """The durations of one operation's requests at one door."""
 
-    __slots__ = ("_buckets", "_sum_s")
+    __slots__ = ("_bounds_s", "_buckets", "_sum_s")
 
-    def __init__(self) -> None:
-        self._buckets = [0] * len(_LABELS)
+    def __init__(self, bounds_s: Sequence[float] = BOUNDS_S) -> None:
+        self._bounds_s = bounds_s
+        self._buckets = [0] * (len(bounds_s) + 1)
         self._sum_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        self._buckets[bisect_left(BOUNDS_S, seconds)] += 1
+        self._buckets[bisect_left(self._bounds_s, seconds)] += 1
         self._sum_s += seconds
 
     def read(self) -> Timed | None:
-        """None if nothing was timed yet."""
-        return Timed(tuple(self._buckets), self._sum_s) if any(self._buckets) else None
+        """The durations so far; None if there are none yet."""
+        return Timed(tuple(self._buckets), self._sum_s, self._bounds_s) if any(self._buckets) else None
 
 
 class Timed(NamedTuple):
     buckets: tuple[int, ...]
     sum_s: float
+    bounds_s: Sequence[float] = BOUNDS_S
+
+
+class ModelNumbers(NamedTuple):
+    """The numbers of one agent's calls of one model."""
+
+    agent: str
+    model: str
+    outcomes: Mapping[str, int]
+    tokens: Mapping[str, int]
+    costs: Mapping[str, float]
+    """Costs by currency."""
+    timed: Timed
+
+
+class _ModelCounter:
+    """Counts the calls of one model by one agent."""
+
+    __slots__ = ("costs", "outcomes", "timer", "tokens")
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter()
+        self.costs: dict[str, float] = {}
+        self.timer = Timer(MODEL_BOUNDS_S)
+
+    def add(self, call: ModelCall) -> None:
+        self.outcomes[call.outcome] += 1
+        self.tokens.update(input=call.tokens.input, output=call.tokens.output)
+        self.timer.observe(call.seconds)
+        if call.cost is not None:
+            self.costs[call.currency] = self.costs.get(call.currency, 0.0) + call.cost
+
+
+class ToolNumbers(NamedTuple):
+    """The numbers of one agent's uses of one tool."""
+
+    agent: str
+    tool: str
+    outcomes: Mapping[str, int]
+    timed: Timed
+
+
+class _ToolCounter:
+    __slots__ = ("outcomes", "timer")
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.timer = Timer(MODEL_BOUNDS_S)
 
 
 class PeerNumbers(NamedTuple):
-    """What one peer and we had of each other today, in UTC. `role` is ours."""
+    """Today's delegations and tokens between one peer and this daemon, in UTC. `role` is this daemon's."""
 
     peer: str
     role: str
@@ -54,7 +110,7 @@ class PeerNumbers(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """All numbers at one moment. They belong to nobody any more: any thread may make text of them."""
+    """A snapshot of all numbers; any thread may format it."""
 
     counts: Counts
     timed: Mapping[tuple[str, str], Timed]
@@ -65,12 +121,14 @@ class Numbers(NamedTuple):
     loop_held_s: float
     gauges: Mapping[str, tuple[str, float]]
     queues: Sequence[tuple[str, int, float]]
-    """Recipients, how many tasks wait for each, and the age of the oldest in seconds."""
+    """Each recipient, how many tasks wait for it, and the age of the oldest in seconds."""
     peers: Sequence[PeerNumbers]
+    models: Sequence[ModelNumbers]
+    tools: Sequence[ToolNumbers]
     standard: CollectorRegistry
 
     def text(self) -> bytes:
-        """In Prometheus' text format, with what its library tells of the process."""
+        """All numbers in Prometheus' text format, with its library's numbers of the process."""
         return "".join(self._lines()).encode() + generate_latest(self.standard)
 
     def _lines(self) -> Iterator[str]:
@@ -89,24 +147,28 @@ class Numbers(NamedTuple):
         yield _head("covenant_refused_total", "counter", "Requests refused, by code.")
         for (door, code), count in self.refused.items():
             yield _sample("covenant_refused_total", count, {"door": door, "code": code})
-        outcomes = "Attempts to deliver a push notification, by what came of them."
+        outcomes = "Attempts to deliver a push notification, by outcome."
         yield _head("covenant_push_attempts_total", "counter", outcomes)
         for outcome, count in self.pushed.items():
             yield _sample("covenant_push_attempts_total", count, {"outcome": outcome})
         yield from _one("covenant_ipc_connections", "Open connections on the socket.", self.connections)
         yield from _one("covenant_loop_holds_total", "Times the loop was held for over 250 ms.", self.loop_holds)
-        yield from _one("covenant_loop_held_seconds_total", "How long, in all.", self.loop_held_s)
+        yield from _one("covenant_loop_held_seconds_total", "Seconds of holds in total.", self.loop_held_s)
         for name, (text, value) in self.gauges.items():
             yield from _one(name, text, value)
         if self.queues:
             yield _head("covenant_recipient_queue_depth", "gauge", "Tasks waiting, of the longest queues by recipient.")
             for agent, depth, _ in self.queues:
                 yield _sample("covenant_recipient_queue_depth", depth, {"agent": agent})
-            yield _head("covenant_recipient_oldest_queued_age_seconds", "gauge", "Age of the oldest of them.")
+            yield _head("covenant_recipient_oldest_queued_age_seconds", "gauge", "Age of the oldest task in each.")
             for agent, _, age_s in self.queues:
                 yield _sample("covenant_recipient_oldest_queued_age_seconds", age_s, {"agent": agent})
         if self.peers:
             yield from self._of_peers()
+        if self.models:
+            yield from self._of_models()
+        if self.tools:
+            yield from self._of_tools()
 
     def _of_peers(self) -> Iterator[str]:
         yield _head(
@@ -116,9 +178,37 @@ class Numbers(NamedTuple):
             for outcome, count in outcomes.items():
                 labels = {"peer": _escaped(peer), "role": role, "outcome": outcome}
                 yield _sample("covenant_peer_delegations_today", count, labels)
-        yield _head("covenant_peer_tokens_today", "gauge", "Tokens that they have used.")
+        yield _head("covenant_peer_tokens_today", "gauge", "Tokens of those delegations.")
         for peer, role, _, tokens in self.peers:
             yield _sample("covenant_peer_tokens_today", tokens, {"peer": _escaped(peer), "role": role})
+
+    def _of_models(self) -> Iterator[str]:
+        named = [({"agent": _escaped(each.agent), "model": _escaped(each.model)}, each) for each in self.models]
+        yield _head("covenant_model_requests_total", "counter", "Calls of language models, by outcome.")
+        for labels, each in named:
+            for outcome, count in each.outcomes.items():
+                yield _sample("covenant_model_requests_total", count, {**labels, "outcome": outcome})
+        yield _head("covenant_model_request_seconds", "histogram", "Time from a request to a model to its last word.")
+        for labels, each in named:
+            yield from _histogram("covenant_model_request_seconds", labels, each.timed)
+        yield _head("covenant_model_tokens_total", "counter", "Tokens that models have used.")
+        for labels, each in named:
+            for kind, count in each.tokens.items():
+                yield _sample("covenant_model_tokens_total", count, {**labels, "type": kind})
+        yield _head("covenant_model_cost_total", "counter", "Cost of language models, by model_prices.json.")
+        for labels, each in named:
+            for currency, cost in each.costs.items():
+                yield _sample("covenant_model_cost_total", cost, {**labels, "currency": currency})
+
+    def _of_tools(self) -> Iterator[str]:
+        named = [({"agent": _escaped(each.agent), "tool": _escaped(each.tool)}, each) for each in self.tools]
+        yield _head("covenant_tool_calls_total", "counter", "Uses of tools by models, by outcome.")
+        for labels, each in named:
+            for outcome, count in each.outcomes.items():
+                yield _sample("covenant_tool_calls_total", count, {**labels, "outcome": outcome})
+        yield _head("covenant_tool_call_seconds", "histogram", "Time of a use of a tool.")
+        for labels, each in named:
+            yield from _histogram("covenant_tool_call_seconds", labels, each.timed)
 
 
 class Meter:
@@ -126,6 +216,8 @@ class Meter:
         self._timers: dict[tuple[str, str], Timer] = {}
         self._refused: Counter[tuple[str, str]] = Counter()
         self._pushed: Counter[str] = Counter()
+        self._models: dict[tuple[str, str], _ModelCounter] = {}
+        self._tools: dict[tuple[str, str], _ToolCounter] = {}
         self.connections = 0
         """Open connections on the local socket."""
         self._loop_holds = 0
@@ -139,26 +231,41 @@ class Meter:
         return self._timers.setdefault((door, operation), Timer())
 
     def refused(self, door: str, code: str) -> None:
-        """`code` is one of ours: a machine code of the error tree, never what a caller sent."""
+        """`code` is a machine code of the error tree, never a caller's text."""
         self._refused[door, code] += 1
 
     def pushed(self, outcome: str) -> None:
-        """What came of an attempt to deliver a push notification: delivered, failed or dead."""
+        """Counts the outcome of one attempt to deliver a push notification: delivered, failed or dead."""
         self._pushed[outcome] += 1
 
+    def model_called(self, call: ModelCall) -> None:
+        names = _pair((call.agent, call.model), self._models, MODEL_PAIRS_MAX)
+        self._models.setdefault(names, _ModelCounter()).add(call)
+
+    def tool_called(self, call: ToolCall) -> None:
+        names = _pair((call.agent, call.tool), self._tools, TOOL_PAIRS_MAX)
+        counter = self._tools.setdefault(names, _ToolCounter())
+        counter.outcomes[call.outcome] += 1
+        counter.timer.observe(call.seconds)
+
     def loop_held(self, seconds: float) -> None:
-        """The loop was held for so long by one thing. Called by the watchdog's thread, and by no other."""
+        """Counts one hold of the event loop. Called by the watchdog's thread only."""
         self._loop_holds += 1
         self._loop_held_s += seconds
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """A number that is read when somebody asks."""
+        """Registers a number that is read on demand."""
         self._gauges[name] = (text, read)
 
     def read(
-        self, counts: Counts, queues: Sequence[tuple[str, int, float]] = (), peers: Sequence[PeerNumbers] = ()
+        self,
+        counts: Counts,
+        queues: Sequence[tuple[str, int, float]] = (),
+        peers: Sequence[PeerNumbers] = (),
+        *,
+        models: bool = False,
     ) -> Numbers:
-        """On the loop, where they change."""
+        """Takes a snapshot, on the event loop. `models` adds the calls of models and tools, which name agents."""
         timed = ((names, timer.read()) for names, timer in self._timers.items())
         return Numbers(
             counts=counts,
@@ -171,8 +278,28 @@ class Meter:
             gauges={name: (text, read()) for name, (text, read) in self._gauges.items()},
             queues=queues,
             peers=peers,
+            models=tuple(self._of_models()) if models else (),
+            tools=tuple(self._of_tools()) if models else (),
             standard=self._standard,
         )
+
+    def _of_models(self) -> Iterator[ModelNumbers]:
+        for (agent, model), counter in self._models.items():
+            timed = counter.timer.read()
+            if timed is not None:
+                outcomes, tokens, costs = dict(counter.outcomes), dict(counter.tokens), dict(counter.costs)
+                yield ModelNumbers(agent, model, outcomes, tokens, costs, timed)
+
+    def _of_tools(self) -> Iterator[ToolNumbers]:
+        for (agent, tool), counter in self._tools.items():
+            timed = counter.timer.read()
+            if timed is not None:
+                yield ToolNumbers(agent, tool, dict(counter.outcomes), timed)
+
+
+def _pair(names: tuple[str, str], known: Mapping[tuple[str, str], object], most: int) -> tuple[str, str]:
+    """These names, or those of "other" once `most` pairs are known."""
+    return names if names in known or len(known) < most else (OTHERS, OTHERS)
 
 
 LIVE: Final = (State.QUEUED, State.LEASED, State.PARKED, State.FOLLOWING, State.SETTLED)
@@ -187,11 +314,11 @@ _LEDGER: Final[tuple[tuple[str, str, Callable[[Counts], float]], ...]] = (
     ("covenant_holders_lost", "Leases whose holder is gone.", lambda counts: counts.holders_lost),
     ("covenant_results_undrained", "Results that wait for their sender.", lambda counts: counts.settled),
     ("covenant_results_cached", "Results kept for idempotent replay.", lambda counts: counts.cached),
-    ("covenant_pushes", "Push configurations whose last delivery is to come.", lambda counts: counts.pushes),
+    ("covenant_pushes", "Push configurations that are still to be delivered.", lambda counts: counts.pushes),
     ("covenant_delegations", "Delegations to and from peers that have not ended.", lambda counts: counts.delegations),
     (
         "covenant_delegations_lost",
-        "Those whose provider is silent: an operator decides.",
+        "Delegations whose provider is silent: an operator decides.",
         lambda counts: counts.delegations_lost,
     ),
     ("covenant_parcels", "Messages that wait for a peer.", lambda counts: counts.parcels),
@@ -212,15 +339,15 @@ _OF_ENGINE: Final[Mapping[str, tuple[str, str]]] = {
     "syncs": ("covenant_syncs_total", "Syncs of the journal since the start."),
     "nodes": ("covenant_nodes", "Daemons that serve this ledger."),
     "batches": ("covenant_batches_total", "Batches that this daemon's name has written to the database."),
-    "batches_fast": ("covenant_batches_fast_total", "Those written in one statement, since the start."),
+    "batches_fast": ("covenant_batches_fast_total", "Batches written in one statement, since the start."),
     "conflicts": ("covenant_batch_conflicts_total", "Batches that were decided again, as another daemon was faster."),
-    "news_age_ms": ("covenant_news_age_ms", "Milliseconds since this daemon last knew what the others had written."),
+    "news_age_ms": ("covenant_news_age_ms", "Milliseconds since this daemon last read the other daemons' writes."),
     "registers_behind": ("covenant_registers_behind", "Changes of registers that the slowest living daemon lacks."),
     "rows_dead": ("covenant_database_dead_rows", "Dead rows of the ledger's tables, as the database counts them."),
     "connections": ("covenant_database_connections", "Connections to the database, of all programs."),
     "connections_max": ("covenant_database_connections_max", "Connections that the database allows."),
 }
-"""What an engine counts for itself, by its name in `Counts.gauges`."""
+"""Numbers of one engine, by their name in `Counts.gauges`."""
 
 
 def _head(name: str, kind: str, text: str) -> str:
@@ -236,18 +363,19 @@ def _sample(name: str, value: float, labels: Mapping[str, str] | None = None) ->
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    # Labels are our own words (doors, operations, codes, states) and displays. None has a character to be escaped.
+    # Labels are our own words (doors, operations, codes, states) and displays. None needs escaping.
     return ",".join(f'{label}="{word}"' for label, word in labels.items())
 
 
 def _escaped(name: str) -> str:
-    """A name that somebody chose."""
+    """A name that somebody else chose, escaped for a label."""
     return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _histogram(name: str, labels: Mapping[str, str], timed: Timed) -> Iterator[str]:
-    said, count = _labels(labels), 0
-    for bound, count in zip(_LABELS, accumulate(timed.buckets), strict=True):
-        yield f'{name}_bucket{{{said},le="{bound}"}} {float(count)!r}\n'
-    yield f"{name}_count{{{said}}} {float(count)!r}\n"
-    yield f"{name}_sum{{{said}}} {timed.sum_s!r}\n"
+    written, count = _labels(labels), 0
+    bounds = (*map(str, timed.bounds_s), "+Inf")
+    for bound, count in zip(bounds, accumulate(timed.buckets), strict=True):
+        yield f'{name}_bucket{{{written},le="{bound}"}} {float(count)!r}\n'
+    yield f"{name}_count{{{written}}} {float(count)!r}\n"
+    yield f"{name}_sum{{{written}}} {timed.sum_s!r}\n"

@@ -3,8 +3,8 @@
 - Agents: an agent is sent as its bare definition, or as an answer shows it, with the definition in `agent_def`. PATCH
   replaces the whole definition.
 - Requests: the request id is the task id. Events begin at the first, or after `Last-Event-ID` or `since`.
-- Runs: a run is a task, told as server-sent events; leaving ends nothing. What is refused is refused before the stream
-  opens. `Idempotency-Key` names a run: the same again is told again from its beginning.
+- Runs: a run is a task whose events are streamed as server-sent events; disconnecting ends nothing. A refusal comes
+  before the stream opens. `Idempotency-Key` names a run: a repeat gets the same run's events from the beginning.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class AgentDoor:
         if definition.setdefault("id", agent.id) != agent.id:
             raise Invalid("invalid_agent", f"/id: must be {agent.id!r}, as in the path")
         if agent.source == "builtin":
-            # Its own id is reserved, which would be the wrong thing to say.
+            # The definition's own id is reserved, and a refusal for that would mislead.
             return 200, AgentShown.of(await self._catalogue.replace(asked.caller, agent.definition))
         return 200, AgentShown.of(await self._catalogue.replace(asked.caller, read_agent_definition(definition)))
 
@@ -147,7 +147,7 @@ class ListRequests(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class FollowRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The number of the last event that was seen, under either name; 0 or none: from the beginning."""
+    """The number of the last event that the client has seen, under either name; 0 or none: from the beginning."""
 
     since: Cursor | None = None
     since_seq: Cursor | None = None
@@ -163,7 +163,7 @@ class OneRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """`reason` is the same for one that is unknown, another's, or over."""
+    """`reason` is the same for a request that is unknown, of another tenant, or over."""
 
     request_id: str
     cancelled: bool
@@ -189,20 +189,20 @@ class RequestDoor:
             raise NotFound("unknown_request", "request not found") from None
         return 200, OneRequest(request=show_request(view))
 
-    @route("POST", CANCEL, "End it; 404 says in the same shape that there was nothing to end", same_at=404)
+    @route("POST", CANCEL, "Cancel a request; 404 has the same shape, if none is running", same_at=404)
     async def cancel_request(self, asked: TenantCall) -> tuple[int, Cancelled]:
         request_id = asked.path["request_id"]
         try:
             await self._requests.cancel(asked.caller, request_id)
         except (NotFound, Conflict):
-            # One that is unknown, another's or over is told apart by nobody.
+            # An unknown request, another tenant's and one that is over must look the same.
             return 404, Cancelled(request_id=request_id, cancelled=False, reason="no such request is running")
         return 200, Cancelled(request_id=request_id, cancelled=True)
 
     @route(
         "GET",
         EVENTS,
-        "What happened and happens to it, as server-sent events; resume with Last-Event-ID, or since",
+        "The events of a request, as server-sent events; resume with Last-Event-ID, or since",
         query=FollowRequest,
         events=RequestEvent,
     )
@@ -234,7 +234,7 @@ def _listed(tenant: str, row: TaskRow) -> RequestShown:
 
 
 def _cursor(asked: TenantCall) -> int:
-    """What a client that came back says by itself is newer than the address it was first given."""
+    """The last event that the client has seen. Its `Last-Event-ID` is newer than the `since` of its first URL."""
     header = asked.header(b"last-event-id")
     seen = last_event_id(header) if header is not None else None
     if seen is not None:
@@ -265,7 +265,7 @@ ConversationLimit = Annotated[int, msgspec.Meta(ge=1, le=CONVERSATIONS_MAX)]
 
 
 class ListConversations(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """`after` is what the page before said is `next`."""
+    """`after` is the `next` of the page before."""
 
     limit: ConversationLimit = CONVERSATIONS_LIMIT
     after: Annotated[str, msgspec.Meta(max_length=200)] = ""
@@ -280,7 +280,7 @@ class ConversationPage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ListMessages(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """How many requests back."""
+    """The most requests whose messages are listed."""
 
     limit: ConversationLimit = CONVERSATIONS_LIMIT
 
@@ -290,7 +290,7 @@ class ConversationMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     content: str
     request_id: str
     state: str
-    """Of the request that it is part of, in A2A's words."""
+    """The state of the message's request, in A2A's words."""
     created_at_ms: int
 
 
@@ -313,7 +313,7 @@ class RunDoor:
     @route(
         "POST",
         ORCHESTRATE,
-        "Have an agent, or the master, do something; told as server-sent events. Idempotency-Key names the run",
+        "Give an agent, or the master, a message; its events are streamed. Idempotency-Key names the run",
         request=RunRequest,
         events=RequestEvent,
     )
@@ -324,7 +324,7 @@ class RunDoor:
             parts=message_content(given.message),
             agent=given.agent,
             definition=given.agent_def,
-            about={name: said for name, said in about.items() if said is not None},
+            about={name: value for name, value in about.items() if value is not None},
             not_before_ms=given.not_before_ms,
         )
         stream = await self._runs.start(asked.caller, run, asked.header(IDEMPOTENCY_KEY), asked.call_context)
@@ -338,7 +338,7 @@ class RunDoor:
         events=RequestEvent,
     )
     async def say_in_conversation(self, asked: TenantCall) -> tuple[TaskStream, Writer]:
-        """A new task of the conversation's agent, or the answer that its last one waits for."""
+        """Starts a new task of the conversation's agent, or answers the one that waits."""
         caller, conversation_id, key = asked.caller, asked.path["conversation_id"], asked.header(IDEMPOTENCY_KEY)
         thread = await self._threads.get(caller, conversation_id)
         parts = message_content(decode_message(asked.body).message)
@@ -357,7 +357,7 @@ class RunDoor:
     @route(
         "POST",
         CONVERSATIONS,
-        "Begin a conversation with an agent, the master unless said otherwise",
+        "Begin a conversation with an agent; with the master if none is named",
         request=NewConversation,
         status=201,
     )
@@ -372,17 +372,17 @@ class RunDoor:
         found, after = await self._threads.list(asked.caller, query.limit, query.after)
         return 200, ConversationPage(count=len(found), conversations=tuple(found), next=after)
 
-    @route("GET", CONVERSATION, "One of them")
+    @route("GET", CONVERSATION, "One of your conversations")
     async def show_conversation(self, asked: TenantCall) -> tuple[int, Conversation]:
         return 200, await self._threads.get(asked.caller, asked.path["conversation_id"])
 
-    @route("DELETE", CONVERSATION, "End a conversation; what was said stays under /v1/requests")
+    @route("DELETE", CONVERSATION, "End a conversation; its messages stay under /v1/requests")
     async def delete_conversation(self, asked: TenantCall) -> tuple[int, ConversationDeleted]:
         conversation_id = asked.path["conversation_id"]
         await self._threads.delete(asked.caller, conversation_id)
         return 200, ConversationDeleted(conversation_id)
 
-    @route("GET", MESSAGES, "What was said in a conversation, the oldest first", query=ListMessages)
+    @route("GET", MESSAGES, "The messages of a conversation, the oldest first", query=ListMessages)
     async def list_messages(self, asked: TenantCall) -> tuple[int, MessagePage]:
         limit = decode_query(ListMessages, asked.query).limit
         found = await self._threads.messages(asked.caller, asked.path["conversation_id"], limit)

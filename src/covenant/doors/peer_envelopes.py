@@ -1,6 +1,6 @@
-"""What other instances ask over HTTP: who we are; and envelopes, which prove themselves.
+"""HTTP routes for other instances: this instance's identity, and sealed envelopes, which prove their sender.
 
-No token is asked for. Every sender that has not proven to be a peer hears one and the same refusal.
+No token is needed. Every sender that has not proven to be a peer gets one and the same refusal.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ from covenant.wire.peers import (
     IDENTITY_PATH,
     POLL_PATH,
     RECEIVE_PATH,
+    RELAY_PATH,
     EnvelopeRefusal,
     Introduction,
     OutOfOrder,
     Polled,
     Received,
+    Relayed,
 )
 
 INTRODUCTION_BYTES_MAX: Final = 64 * 1024
 IDENTITY_AGE_S: Final = 60
-"""How long a cache may show our keys: a small part of the time for which they overlap."""
+"""How long a cache may show our keys: a small part of the time for which old and new keys overlap."""
 
 _SHORTLY: Final[Header] = (b"cache-control", b"public, max-age=%d" % IDENTITY_AGE_S)
 
 
 class SealedEnvelope(msgspec.Struct, frozen=True, gc=False):
-    """Each in base64url; see the page on envelopes."""
+    """Each field is base64url; see docs/formats/envelope.md."""
 
     protected: str
     ciphertext: str
@@ -49,11 +51,15 @@ class SealedEnvelope(msgspec.Struct, frozen=True, gc=False):
 
 
 class EnvelopeInbox(Protocol):
-    """Where envelopes come in. Raises refusals that the sender may hear."""
+    """Takes in envelopes. Raises refusals that the sender may see."""
 
     async def receive(self, body: bytes, address: str | None) -> Received: ...
     async def poll(self, body: bytes, address: str | None) -> Polled: ...
     async def introduced(self, body: bytes, address: str | None) -> Received: ...
+    async def deposit(self, body: bytes, address: str | None, recipient: str) -> Relayed: ...
+    async def deposited(self, recipient: str) -> bytes:
+        """The introduction of an instance that fetches its envelopes here."""
+
     async def too_large(self, address: str | None) -> Refusal: ...
 
 
@@ -66,12 +72,15 @@ STYLE: Final = Style(_refusal_body, transport="sealed")
 
 
 class EnvelopeEndpoint(Endpoint):
-    """One way in for envelopes. `run` is broken off when the caller has left, if it `waits`."""
+    """A route for envelopes. `run` gets the body, the caller's address, and the path's parameters.
+
+    An endpoint that `waits` stops when the caller has left.
+    """
 
     def __init__(
         self,
         name: str,
-        run: Callable[[bytes, str | None], Awaitable[Received | Polled]],
+        run: Callable[..., Awaitable[Received | Polled | Relayed]],
         inbox: EnvelopeInbox,
         meter: Meter,
         pool: AnonymousPool,
@@ -91,22 +100,22 @@ class EnvelopeEndpoint(Endpoint):
         with self._pool.lease(caller) as take:
             try:
                 body = await self._pool.read(scope, receive, self._bytes_max, take)
-            except Refusal as unread:
-                refusal = await self._inbox.too_large(caller) if isinstance(unread, TooLarge) else unread
-                # The rest of the body may still be on its way: the connection is of no more use.
+            except Refusal as failure:
+                refusal = await self._inbox.too_large(caller) if isinstance(failure, TooLarge) else failure
+                # The rest of the body may still be on its way, so the connection cannot be reused.
                 await self._refuse(send, refusal, (CLOSE,))
                 return
             if self._waits:
-                # What is handed out waits until it is acknowledged, so nothing is lost by breaking off.
+                # Envelopes stay here until they are acknowledged, so stopping loses nothing.
                 with while_connected(send, receive):
-                    answer = await self._run(body, caller)
+                    answer = await self._run(body, caller, **scope["path_params"])
             else:
-                answer = await self._run(body, caller)
+                answer = await self._run(body, caller, **scope["path_params"])
         await reply(send, 200, msgspec.json.encode(answer))
 
 
 class SealedDoor:
-    """The sealed routes, and nothing else. Any `Host` will do: an envelope names its recipient."""
+    """The sealed routes, and nothing else. Any `Host` is accepted: an envelope names its recipient."""
 
     def __init__(self, routes: Sequence[BaseRoute]) -> None:
         self._router = Router(routes, redirect_slashes=False, default=_not_found)
@@ -127,7 +136,7 @@ DESCRIBED: Final = (
         "GET",
         IDENTITY_PATH,
         "peer_identity",
-        "Who this instance is: its name and its signed keys",
+        "The identity of this instance: its name and its signed keys",
         Introduction,
         token=False,
     ),
@@ -135,7 +144,7 @@ DESCRIBED: Final = (
         "POST",
         IDENTITY_PATH,
         "peer_introduced",
-        "Hear who a peer is now and who it was; each change is signed by both keys",
+        "Take a peer's present and former identity; each change is signed by both keys",
         Received,
         request=Introduction,
         token=False,
@@ -155,8 +164,27 @@ DESCRIBED: Final = (
         "POST",
         POLL_PATH,
         "peer_poll",
-        "Hand out what waits for a peer, sealed to it; the poll is a sealed envelope itself",
+        "Hand out the envelopes that wait for a peer; the poll is a sealed envelope itself",
         Polled,
+        request=SealedEnvelope,
+        token=False,
+        refusal=EnvelopeRefusal,
+    ),
+    Described(
+        "GET",
+        f"{RELAY_PATH}/{{recipient}}{IDENTITY_PATH}",
+        "relay_identity",
+        "The identity of an instance that fetches its envelopes from this relay",
+        Introduction,
+        token=False,
+        refusal=EnvelopeRefusal,
+    ),
+    Described(
+        "POST",
+        f"{RELAY_PATH}/{{recipient}}{RECEIVE_PATH}",
+        "relay_receive",
+        "Keep a sealed envelope for an instance that fetches it here; answers once it is on disk",
+        Relayed,
         request=SealedEnvelope,
         token=False,
         refusal=EnvelopeRefusal,
@@ -164,10 +192,21 @@ DESCRIBED: Final = (
 )
 
 
+class IntroductionEndpoint(Endpoint):
+    """Answers with the introduction of an instance that fetches its envelopes here."""
+
+    def __init__(self, inbox: EnvelopeInbox, meter: Meter) -> None:
+        super().__init__("relay_identity", STYLE, meter)
+        self._inbox = inbox
+
+    async def _answer(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        await reply(send, 200, await self._inbox.deposited(scope["path_params"]["recipient"]))
+
+
 def sealed_routes(
     inbox: EnvelopeInbox, introduce: Callable[[], Introduction], meter: Meter, pool: AnonymousPool
 ) -> list[BaseRoute]:
-    """`introduce` gives our name and keys as they are now. `pool`: what all strangers may make us hold."""
+    """`introduce` returns our current name and keys. `pool` bounds the memory that all strangers together may use."""
 
     async def identity(_scope: Scope, _receive: Receive, send: Send) -> None:
         await reply(send, 200, msgspec.json.encode(introduce()), store=_SHORTLY)
@@ -181,5 +220,7 @@ def sealed_routes(
             ),
             "peer_receive": EnvelopeEndpoint("peer_receive", inbox.receive, inbox, meter, pool),
             "peer_poll": EnvelopeEndpoint("peer_poll", inbox.poll, inbox, meter, pool, waits=True),
+            "relay_identity": IntroductionEndpoint(inbox, meter),
+            "relay_receive": EnvelopeEndpoint("relay_receive", inbox.deposit, inbox, meter, pool),
         },
     )

@@ -1,8 +1,8 @@
 """The simple door: `POST /a2a/tasks/send` and `GET /a2a/tasks/{task_id}`, for a tenant's callers.
 
 One text in, a flat task with four states out. A task that waits for its sender is `working`, and one that was canceled
-or rejected is `failed`. Only text is shown of what an agent made. The order of checks is authentication, the tenant's
-limits, size, JSON, depth, agent, chain, this door's own rate. A refusal is `{"error", "code"}` under its true status.
+or rejected is `failed`. An agent's output is shown as text and links only. The order of checks is authentication, the
+tenant's limits, size, JSON, depth, agent, chain, this door's own rate. A refusal is `{"error", "code"}`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from covenant.exchange.simple import SimpleExchange, SimpleSend
 from covenant.model.content import Content, File, Json, ResourceLink, Text
 from covenant.model.errors import Invalid, NotFound
 from covenant.model.task import TIMED_OUT, Cause, Hop
-from covenant.model.task_event import text_artifact
+from covenant.model.task_event import TEXT_ARTIFACT
 from covenant.model.task_view import TaskState, TaskView
 from covenant.wire.a2a.parts_v1 import Link, unlinked
 from covenant.wire.json_input import decode
@@ -45,7 +45,7 @@ class A2ATaskParams(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename=
 
 
 class A2ATaskSendRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel", omit_defaults=True):
-    """What is asked stands in `params`, which then counts as a whole, or beside it. `method` is not read."""
+    """The task's fields are in `params`, which then counts as a whole, or at the top level. `method` is ignored."""
 
     params: A2ATaskParams | None = None
     message: Words | None = None
@@ -67,7 +67,7 @@ class A2AMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class A2ATask(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel", omit_defaults=True):
-    """`ignored` names what was asked for and had no effect; it is there only then."""
+    """`ignored` names request fields that had no effect; it is left out if there are none."""
 
     id: str
     state: A2ATaskState
@@ -95,7 +95,7 @@ CODES: Final = {
     500: "INTERNAL_ERROR",
     503: "UNAVAILABLE",
 }
-"""The code that goes with a status, for each status that this door has."""
+"""The code of each status that this door uses."""
 
 _STATES: Final[dict[TaskState, A2ATaskState]] = {
     TaskState.SUBMITTED: "submitted",
@@ -125,14 +125,14 @@ def task_of(view: TaskView, link: Link = unlinked) -> A2ATask:
 
 
 def _messages(view: TaskView, link: Link) -> Iterator[A2AMessage]:
-    """What was said, turn by turn. What an agent has said so far in words stands after what it was asked."""
-    spoken = {artifact.artifact_id: _parts(artifact.parts, link) for artifact in view.artifacts}
+    """The messages of all turns. After a turn's message comes the text that the agent has written so far."""
+    texts = {artifact.artifact_id: _parts(artifact.parts, link) for artifact in view.artifacts}
     finals = {_text(_parts(message.parts, link)) for message in view.history if message.role == "agent"}
     files = tuple(A2APart(text=link(each)) for each in _made_files(view))
     task_id, turn = view.task.id, 0
     for message in view.history:
         if files and message.role == "agent" and message is view.history[-1]:
-            # Before the reply: what comes last is taken for the answer.
+            # Before the reply: clients take the last message for the answer.
             yield A2AMessage(role="agent", parts=files)
             files = ()
         parts = _parts(message.parts, link)
@@ -141,27 +141,27 @@ def _messages(view: TaskView, link: Link) -> Iterator[A2AMessage]:
         if (
             len(parts) > 1
             and message.role == "agent"
-            and _text(parts) == _text(spoken.get(text_artifact(task_id, turn), ()))
+            and _text(parts) == _text(texts.get(TEXT_ARTIFACT % (task_id, turn - 1), ()))
         ):
-            # It was said so: as messages, one after the other.
+            # The agent wrote this text as several messages.
             yield from (A2AMessage(role="agent", parts=(part,)) for part in parts)
         elif parts:
             yield A2AMessage(role="user" if message.role == "user" else "agent", parts=parts)
         if message.role == "user":
             turn += 1
-            said = spoken.get(text_artifact(task_id, turn), ())
-            # The reply as a whole says it again: once is enough.
-            if said and _text(said) not in finals:
-                yield A2AMessage(role="agent", parts=said)
+            so_far = texts.get(TEXT_ARTIFACT % (task_id, turn - 1), ())
+            # The reply repeats this text, which is shown once.
+            if so_far and _text(so_far) not in finals:
+                yield A2AMessage(role="agent", parts=so_far)
     if files:
         yield A2AMessage(role="agent", parts=files)
 
 
 def _made_files(view: TaskView) -> Iterator[File]:
     """Files of artifacts that no message has."""
-    told = {part.sha256 for message in view.history for part in message.parts if isinstance(part, File)}
+    in_messages = {part.sha256 for message in view.history for part in message.parts if isinstance(part, File)}
     for artifact in view.artifacts:
-        yield from (part for part in artifact.parts if isinstance(part, File) and part.sha256 not in told)
+        yield from (part for part in artifact.parts if isinstance(part, File) and part.sha256 not in in_messages)
 
 
 def _parts(content: tuple[Content, ...], link: Link) -> tuple[A2APart, ...]:
@@ -197,7 +197,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def asked_for(request: A2ATaskSendRequest, hop: Hop | None = None) -> SimpleSend:
-    """`params` counts as a whole where it is given, except that the depth may stand beside it."""
+    """The request's fields: of `params` if it is given, except that the depth may be at the top level."""
     given: Any = request.params if request.params is not None else request
     if given.message is None or not given.message.strip():
         raise Invalid("invalid_request", NO_MESSAGE)
@@ -217,7 +217,7 @@ STYLE: Final = Style(lambda refusal: _encode(SimpleError(error=refusal.message, 
 
 class SimpleDoor:
     def __init__(self, tasks: SimpleExchange, link: Link) -> None:
-        """`link`: where a file of a task is downloaded."""
+        """`link`: makes the download URL of a task's file."""
         self._tasks = tasks
         self._link = link
 
@@ -232,7 +232,7 @@ class SimpleDoor:
         request = asked_for(decode_send(asked.body), asked.call_context)
         return 200, task_of(await self._tasks.send(asked.caller, request), self._link)
 
-    @route("GET", TASK, "A task that was sent by this door, as it is now", refusal=SimpleError)
+    @route("GET", TASK, "A task that was sent by this door, in its current state", refusal=SimpleError)
     async def get_simple_task(self, asked: TenantCall) -> tuple[int, A2ATask]:
         try:
             return 200, task_of(await self._tasks.get(asked.caller, asked.path["task_id"]), self._link)

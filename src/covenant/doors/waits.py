@@ -1,7 +1,7 @@
-"""Waits, and what ends them early: the caller left, its token was revoked, the daemon stops.
+"""Waits, and the events that end them early: the caller left, its token was revoked, the daemon stops.
 
-Only a pause is ended. What runs between two pauses (a commit) is left to finish: a lease that was taken is either told
-to its holder or given back.
+Only a pause is ended. Work between two pauses (a commit) always finishes: a lease that was taken either reaches its
+holder or is given back.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CROWDED_RETRY_MS = 1_000
 
 
 class CallerGoneError(Exception):
-    """There is nobody left to answer."""
+    """The caller has left: there is nobody to answer."""
 
 
 class OnDisconnect:
-    """While this context is open, `call` is called once if the caller leaves.
+    """Calls `call` once if the caller leaves while this context is open.
 
-    Under another ASGI server than our own, the request must have been read to its end.
+    Under an ASGI server other than our own, the request must have been read to its end.
     """
 
     __slots__ = ("_before", "_call", "_exchange", "_listener", "_receive")
@@ -68,7 +68,7 @@ class OnDisconnect:
 
 
 class CancelScope:
-    """A context around work that can be ended: `end` cancels it, and then the context raises the reason."""
+    """A context around work that can be ended: `end` cancels the work, and then the context raises the reason."""
 
     __slots__ = ("_reason", "_work")
 
@@ -83,11 +83,11 @@ class CancelScope:
     def end(self, reason: Exception) -> None:
         if self._reason is None and self._work is not None:
             self._reason = reason
-            # Not at once: this may be called by the work itself, which could end before it is canceled.
+            # Not at once: the work itself may call this, and could end before it is canceled.
             self._work.get_loop().call_soon(self._cancel)
 
     def leave(self) -> None:
-        """There is nobody any more whom the work is for."""
+        """Ends the work because its caller has left."""
         self.end(CallerGoneError())
 
     def _cancel(self) -> None:
@@ -98,20 +98,20 @@ class CancelScope:
         work, self._work = self._work, None
         if self._reason is not None and kind is not None and issubclass(kind, asyncio.CancelledError):
             assert work is not None
-            # Where somebody else has canceled the work too, that goes on.
+            # If somebody else has canceled the work too, that cancellation goes on.
             if work.uncancel() == 0:
                 raise self._reason from None
 
 
 @contextmanager
 def while_connected(send: Send, receive: Receive) -> Iterator[CancelScope]:
-    """Around work that is done for one caller alone: raises CallerGoneError when the caller leaves."""
+    """Runs work for one caller: raises CallerGoneError when the caller leaves."""
     with CancelScope() as work, OnDisconnect(send, receive, work.leave):
         yield work
 
 
 class Pause:
-    """Sits between a call and what it waits for. It can be ended: the caller has left, or may not wait any more."""
+    """A wait of one call. It can be ended early: the caller has left, or may not wait any more."""
 
     caller_gone = False
 
@@ -119,7 +119,7 @@ class Pause:
         self._ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     def leave(self) -> None:
-        """The caller has left."""
+        """Ends the wait because the caller has left."""
         self.caller_gone = True
         self.end(CallerGoneError())
 
@@ -128,7 +128,7 @@ class Pause:
             self._ended.set_result(reason)
 
     async def until(self, happening: Coroutine[Any, Any, T]) -> T:
-        """What `happening` gives, unless the wait is ended first."""
+        """The result of `happening`, unless the wait is ended first."""
         watched = asyncio.ensure_future(happening)
         try:
             await asyncio.wait((watched, self._ended), return_when=asyncio.FIRST_COMPLETED)
@@ -140,7 +140,7 @@ class Pause:
 
 
 class Waits:
-    """All waits that are open: bounded, for each caller and in all, and ended together when the daemon stops."""
+    """All open waits: bounded for each caller and in total, and ended together when the daemon stops."""
 
     def __init__(self, identity_auth: IdentityAuth, limits: Limits) -> None:
         self._identity_auth = identity_auth
@@ -151,7 +151,7 @@ class Waits:
 
     @contextmanager
     def pause(self, principal: Principal) -> Iterator[Pause]:
-        """A wait of this caller, which ends early when its token is revoked or the daemon stops."""
+        """Opens a wait for this caller. It ends early when the token is revoked or the daemon stops."""
         caller = principal.agent.pubkey
         self._check_room(caller)
         pause = Pause()
@@ -182,7 +182,7 @@ class Waits:
         raise OverLimit("too_many_waits", message, retry_after_ms=CROWDED_RETRY_MS)
 
     def stop(self) -> None:
-        """End every wait, now and from now on."""
+        """Ends every wait, now and from now on."""
         self.stopping = True
         for pause in tuple(self._open):
             pause.end(_stopping())

@@ -1,4 +1,4 @@
-"""A small A2A client that knows only the specification: a stranger's view of the server under test."""
+"""A small A2A client that uses only the specification: an outsider's view of the server under test."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ EVENT_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class ServerUnreachable(Exception):
-    """No answer: the connection was refused, broke, or nothing came in time."""
+    """The connection was refused or broke, or no answer came in time."""
 
 
 class Client:
-    """`headers`: of every call. `wait_s`: the longest wait for anything that the server should send."""
+    """`headers` go with every call. `wait_s`: the longest wait for any answer of the server."""
 
     def __init__(
         self, interface: Interface, headers: Mapping[str, str], wait_s: float, receive_bytes: int | None = None
@@ -60,7 +60,7 @@ class Client:
         await self._http.aclose()
 
     async def reset(self) -> None:
-        """Forget every connection: the process at the other end is gone."""
+        """Drops every connection: the process at the other end is gone."""
         await self._http.aclose()
         self._http = self._open()
 
@@ -69,7 +69,7 @@ class Client:
         return Client(interface, self.headers, self._wait_s)
 
     def narrow(self, receive_bytes: int) -> Client:
-        """The same caller with little room for what it has not read: the server notices soon."""
+        """The same caller with a small receive buffer: the server soon notices that it does not read."""
         return Client(self.interface, self.headers, self._wait_s, receive_bytes)
 
     async def send(
@@ -82,12 +82,12 @@ class Client:
         headers: Mapping[str, str] | None = None,
         push: dict[str, str] | None = None,
     ) -> EventSeen:
-        """The answer: a task, or a bare message."""
+        """Sends a message and returns the answer: a task, or a bare message."""
         params = self._message(text, task=task, waits=waits, message_id=message_id, push=push)
         return read_event(await self._call("send", params, headers))
 
     async def begin(self, text: str, **more: Any) -> TaskSeen:
-        """Send, and take the answer for a task. A server that answers by a bare message acknowledges no task."""
+        """Sends a message and returns its task. A bare message as the answer acknowledges no task, and is refused."""
         answer = await self.send(text, **more)
         if answer.task is None:
             raise ServerRefused(-32004, "the server answered by a bare message, and has no task to ask for")
@@ -162,7 +162,7 @@ class Client:
             raise Unreadable("the address of an interface", out.url) from None
 
     async def _read_events(self, answer: httpx2.Response) -> AsyncIterator[EventSeen]:
-        """Until the stream ends or breaks; the difference shows in the events themselves."""
+        """Yields events until the stream ends or breaks."""
         number, data, size = "", [], 0
         try:
             async for line in answer.aiter_lines():
@@ -187,14 +187,14 @@ class Client:
 
 
 def _read_task(result: dict[str, Any]) -> TaskSeen:
-    """The task alone, or as a field of the result."""
+    """The task, which is the result itself or a field of it."""
     found = read_event({"task": result.get("task") or result}).task
     assert found is not None
     return found
 
 
 async def fetch_object(what: str, url: str, headers: Mapping[str, str], wait_s: float) -> dict[str, Any]:
-    """Raises `ServerUnreachable` while the server is not there, `ServerRefused` when it does not have the thing."""
+    """Raises `ServerUnreachable` if the server is not there, `ServerRefused` if it has no such object."""
     try:
         async with httpx2.AsyncClient(timeout=wait_s, trust_env=False) as http:
             answer = await http.get(url, headers=dict(headers))

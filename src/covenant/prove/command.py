@@ -1,4 +1,4 @@
-"""Both command lines end here: the chosen options, by name, become a run and an exit code."""
+"""The common end of both command lines: turns the chosen options into a run and an exit code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main(arguments: list[str], prog: str = "python -m covenant.prove") -> int:
 
 
 def run(chosen: dict[str, Any]) -> int:
-    """The exit code. `chosen` has a value for each option, under its name with underscores; none has a wrong usage."""
+    """Returns the exit code. `chosen` has each option under its name with underscores, checked by `wrong_usage`."""
     if chosen["list"]:
         for row in ROWS:
             sys.stdout.write(f"{row.name:16}{row.promise}\n{'':16}{row.how}\n")
@@ -47,7 +47,7 @@ def run(chosen: dict[str, Any]) -> int:
 
 
 def wrong_usage(chosen: dict[str, Any]) -> str | None:
-    """Which option cannot be followed, and why. It is asked before anything is started."""
+    """An error text for an option that cannot be used; None if all can. Called before anything is started."""
     if chosen["list"]:
         return None
     for option in OPTIONS:
@@ -89,7 +89,7 @@ def _prove(chosen: dict[str, Any], rows: list[Any]) -> Report:
     colour = sys.stdout.isatty()
 
     def say(finding: Finding) -> None:
-        # With --json stdout holds the report alone; the talk goes elsewhere.
+        # With --json only the report goes to stdout; progress goes to stderr.
         place = sys.stderr if chosen["json"] else sys.stdout
         place.write(finding_lines(finding, colour=colour, evidence=chosen["evidence"]) + "\n")
         place.flush()
@@ -103,7 +103,7 @@ def _prove(chosen: dict[str, Any], rows: list[Any]) -> Report:
 
 
 async def _until_stopped(trying: Coroutine[Any, Any, Report]) -> Report:
-    """Whoever is told to stop ends the server that it has started; SIGINT does so by itself."""
+    """Ends the started server on SIGTERM too, as on SIGINT."""
     task = asyncio.ensure_future(trying)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task

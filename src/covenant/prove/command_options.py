@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 class Option(NamedTuple):
     name: str
     metavar: str | None
-    """Nothing for a flag."""
+    """None for a flag."""
     meaning: str
     default: Any = None
     required: bool = False

@@ -1,6 +1,6 @@
-"""Whether an Ed25519 signature holds (RFC 8032, section 5.1.7), so that the kit needs no crypto library.
+"""Verifies Ed25519 signatures (RFC 8032, section 5.1.7), so that the kit needs no crypto library.
 
-For checking what servers under test send. It is slow, and hides nothing of what it computes: no secret comes near it.
+It is slow and not constant-time: it verifies what servers under test send, and handles no secret.
 """
 
 from __future__ import annotations

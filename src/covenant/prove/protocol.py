@@ -1,7 +1,7 @@
-"""A2A as bytes: 1.0 and 0.3, JSON-RPC and REST. What is sent is built here, and what comes back is read here.
+"""A2A as bytes: 1.0 and 0.3, JSON-RPC and REST. Builds requests and reads answers.
 
-Answers are read leniently (servers differ in what they leave out) and become `TaskSeen` and `EventSeen`, which look
-the same whatever was spoken.
+Answers are read leniently (servers differ in what they leave out) and become `TaskSeen` and `EventSeen`, which are the
+same for every version and binding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WAITING: Final = frozenset({"input-required", "auth-required"})
 
 
 class Operation(NamedTuple):
-    """The names of one operation. An operation without a name in a version is not offered there."""
+    """The names of one operation. A version in which it has no name does not offer it."""
 
     rpc: str
     rpc_03: str | None
@@ -38,7 +38,7 @@ OPERATIONS: Final = {
 
 
 class Interface(msgspec.Struct, frozen=True):
-    """One way to speak to an agent, as its card offers it."""
+    """One version and binding of an agent, as its card offers it."""
 
     url: str
     version: Version
@@ -53,9 +53,9 @@ class TaskSeen(msgspec.Struct, frozen=True):
     context_id: str
     state: str
     stamp: str
-    """When the state was set, in the server's words."""
+    """The time of the state, as the server wrote it."""
     artifacts: dict[str, str]
-    """The text of each artifact by its id, in the order of the server."""
+    """The text of each artifact by its id, in the server's order."""
     raw: dict[str, Any]
 
     @property
@@ -63,8 +63,8 @@ class TaskSeen(msgspec.Struct, frozen=True):
         return "".join(self.artifacts.values())
 
     @property
-    def stands(self) -> str:
-        """The state, and what the server says about it to whoever reads the task."""
+    def state_text(self) -> str:
+        """The state, and the message that the server shows with it."""
         status = _object("a status", self.raw.get("status") or {})
         said = read_text(_object("the message of a status", status.get("message") or {}).get("parts"))
         return f"{self.state!r}, and says {said!r}" if said else f"{self.state!r}"
@@ -74,7 +74,7 @@ class TaskSeen(msgspec.Struct, frozen=True):
         return self.state in TERMINAL
 
     def says(self, text: str) -> bool:
-        """Whether the task has this text anywhere: some servers keep answers in the history alone."""
+        """Whether the task contains this text anywhere: some servers keep answers in the history alone."""
         return text in msgspec.json.encode(self.raw).decode()
 
 
@@ -99,7 +99,7 @@ class ServerRefused(Exception):
 
 
 class Unreadable(Exception):
-    """The server said something that is not A2A."""
+    """The server's answer is not A2A."""
 
     def __init__(self, what: str, said: object) -> None:
         super().__init__(f"{what} cannot be read: {said!r}"[:300])
@@ -113,7 +113,7 @@ class Outgoing(NamedTuple):
     query: dict[str, str]
 
 
-# --- what is sent
+# --- requests
 
 
 def build_message(
@@ -141,7 +141,7 @@ def build_configuration(version: Version, *, waits: bool, push: dict[str, str] |
 def build_request(
     interface: Interface, name: str, params: dict[str, Any], headers: Mapping[str, str], number: int
 ) -> Outgoing:
-    """`params`: with `id` for an operation on a task. Raises `ServerRefused` for one that the version lacks."""
+    """`params` has `id` for an operation on a task. Raises `ServerRefused` for an operation that the version lacks."""
     operation = OPERATIONS[name]
     sent = {"accept": "text/event-stream" if name in {"stream", "subscribe"} else "application/json", **headers}
     sent.setdefault("a2a-version", interface.version)
@@ -161,7 +161,7 @@ def build_request(
     return Outgoing("POST", url, msgspec.json.encode(rest), sent, {})
 
 
-# --- what comes back
+# --- answers
 
 
 def read_answer(interface: Interface, status: int, body: bytes) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def _object(what: str, value: Any) -> dict[str, Any]:
 
 
 def read_objects(what: str, value: Any) -> list[dict[str, Any]]:
-    """A list of objects. What is left out is an empty list."""
+    """Reads a list of objects. An absent list is empty."""
     if not isinstance(value or [], list):
         raise Unreadable(what, value)
     return [_object(f"one of {what}", each) for each in value or []]
@@ -236,7 +236,7 @@ def read_task(raw: dict[str, Any]) -> TaskSeen:
 
 
 def read_event(result: dict[str, Any], number: str = "") -> EventSeen:
-    """An event of a stream, a notification's body or the result of a send, in either version's shape."""
+    """Reads an event of a stream, a notification's body or the result of a send, in either version's shape."""
     kind = result.get("kind", "")
     task = result.get("task") or (result if kind == "task" or ("status" in result and "id" in result) else None)
     if task is not None:
@@ -267,7 +267,7 @@ def offers(card: dict[str, Any], capability: str) -> bool:
 
 
 def read_interfaces(card: dict[str, Any]) -> list[Interface]:
-    """Each way to speak that a card offers and the kit knows, the card's own preference first."""
+    """The interfaces of a card that the kit supports, in the card's order of preference."""
     offered = [
         (each.get("url", ""), each.get("protocolBinding", ""), each.get("protocolVersion", "1.0"))
         for each in read_objects("the card's interfaces", card.get("supportedInterfaces"))

@@ -1,4 +1,4 @@
-"""What was found: as a table for people, as JSON and as JUnit."""
+"""Formats a report: as a table for people, as JSON and as JUnit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def summary(report: Report) -> str:
 
 
 def junit(report: Report) -> bytes:
-    """`not offered` is skipped, `not checked` an error."""
+    """Encodes a report as JUnit: `not offered` is skipped, `not checked` an error."""
     suite = ET.Element(
         "testsuite",
         name=f"covenant prove: {report.server}",
@@ -61,5 +61,5 @@ def junit(report: Report) -> bytes:
 
 
 def _printable(text: str) -> str:
-    """XML has no place for other control characters."""
+    """Replaces control characters that XML forbids."""
     return "".join(letter if letter >= " " or letter in "\n\t" else "�" for letter in text)

@@ -1,4 +1,4 @@
-"""Tries rows, one after the other, each against a server of its own on an empty home."""
+"""Tries rows one after the other, each against its own server on an empty home."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS: Final = (*TASK_ROWS, *STREAM_ROWS, *PUSH_ROWS, *SENDER_ROWS)
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The server under test: how it is started, found and spoken to. `{port}` and `{home}` are filled in."""
+    """The server under test: its command, its card and its credentials. `{port}` and `{home}` are filled in."""
 
     command: str
     card: str
@@ -59,7 +59,7 @@ class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="durability"):
 
     @property
     def exit_code(self) -> int:
-        """1 when a promise was broken, 4 when a row could not be tried, else 0."""
+        """1 if a promise was broken, 4 if a row could not be tried, else 0."""
         verdicts = {finding.verdict for finding in self.findings}
         return 1 if "broken" in verdicts else 4 if "not checked" in verdicts else 0
 
@@ -67,7 +67,7 @@ class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="durability"):
 async def prove(
     target: Target, rows: list[Row], extent: Extent, *, began: str, row_s: float, said: Callable[[Finding], None]
 ) -> Report:
-    """`said` hears of each row when it was tried. Nothing that was started lives on, whatever happens."""
+    """Tries the rows and calls `said` after each one. Every started process is ended, whatever happens."""
     begun_s = time.monotonic()
     findings: list[Finding] = []
     name, version, speaks = target.name or "", "", ""

@@ -47,7 +47,7 @@ async def duplicate(trial: Trial) -> None:
 
 
 async def _send_marked(trial: Trial, text: str, mark: str) -> str:
-    """The task's id; nothing for a repeat that was refused."""
+    """Sends and returns the task's id; empty if a repeat was refused."""
     header = trial.extent.idempotency_header
     headers = {header: mark} if header else {}
     try:
@@ -98,7 +98,7 @@ async def _is_found(trial: Trial, task_id: str) -> bool:
 
 
 class _Load:
-    """Many senders. One whose send got no answer counts it as not acknowledged, and sends something new."""
+    """Many senders. A send without an answer counts as not acknowledged, and its sender sends something new."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -212,7 +212,7 @@ async def _read_across(caller: Client, task: TaskSeen) -> None:
 
 
 def _other_interface(card: dict[str, Any], mine: Interface) -> Interface:
-    """As the card offers it; else the same address, where many servers speak both."""
+    """The interface in the other version, as the card offers it; else at the same address, as many servers have it."""
     version: Version = "0.3" if mine.version == "1.0" else "1.0"
     offered = [each for each in read_interfaces(card) if each.version == version]
     same = [each for each in offered if each.binding == mine.binding]

@@ -24,11 +24,11 @@ LOG_TAIL: Final = 600
 
 
 class StartFailed(Exception):
-    """The server did not answer with its card in time, or ended."""
+    """The server ended, or did not answer with its card in time."""
 
 
 class ServerUnderTest:
-    """`folder` is this server's own: its home, its log and the file of executions are in it. Its port stays."""
+    """`folder` is this server's own: it has the home, the log and the file of executions. The port stays the same."""
 
     def __init__(
         self, command: str, card: str, folder: Path, *, token_file: str | None, start_s: float, stop_s: float
@@ -51,7 +51,7 @@ class ServerUnderTest:
         return text.replace("{port}", str(self.port)).replace("{home}", str(self.home))
 
     def headers(self) -> Mapping[str, str]:
-        """What each call needs to be let in. The server may write its token when it first starts."""
+        """The headers of each call. The server may write its token when it first starts."""
         if self._token_file is None or not self._token_file.is_file():
             return {}
         return {"authorization": f"Bearer {self._token_file.read_text(encoding='utf-8').strip()}"}
@@ -61,9 +61,9 @@ class ServerUnderTest:
         return Counter(self.runs_file.read_text(encoding="utf-8", errors="replace").split())
 
     async def start(self) -> dict[str, Any]:
-        """The server's card, once it answers with it. Raises `StartFailed`, or `Unreadable` for what is no card."""
+        """Starts the server and returns its card. Raises `StartFailed`, or `Unreadable` for anything but a card."""
         with self._log.open("ab") as log:
-            # `env` hands over one more variable without a look at the others.
+            # `env` adds one variable to the environment without reading the others.
             self._process = await asyncio.create_subprocess_exec(
                 "env", f"PROVE_RUNS={self.runs_file}", *self._argv,
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -82,10 +82,10 @@ class ServerUnderTest:
         ended = self._process.returncode
         why = f"it ended with status {ended}" if ended is not None else f"no card after {self._start_s:g} s ({said})"
         await self.end()
-        raise StartFailed(f"start {self.starts}: {why}; its last words: {self._last_words()}")
+        raise StartFailed(f"start {self.starts}: {why}; its last words: {self._log_tail()}")
 
     async def kill(self, sent: signal.Signals) -> int:
-        """Send a signal to the whole group, and wait. The exit status; whoever does not stop is killed."""
+        """Signals the process group, waits, and returns the exit status. A server that does not stop is killed."""
         process = self._process
         assert process is not None, "nothing was started"
         self._signal(sent)
@@ -97,7 +97,7 @@ class ServerUnderTest:
         return stopped if stopped is not None else -signal.SIGKILL
 
     async def end(self) -> None:
-        """Nothing that was started lives on."""
+        """Kills the process group, if one is running."""
         if self._process is not None:
             self._signal(signal.SIGKILL)
             await self._process.wait()
@@ -108,14 +108,14 @@ class ServerUnderTest:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, sent)
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:].strip() or "none"
 
 
 def free_port() -> int:
-    """The server keeps it over its restarts: below those that the system gives to whoever calls out."""
+    """A port that the server keeps over its restarts: below the system's range for outgoing connections."""
     for _ in range(PORTS_TRIED):
-        port = 12_000 + secrets.randbelow(18_000)  # two kits at once choose different ones
+        port = 12_000 + secrets.randbelow(18_000)  # two kits that run at once choose different ports
         with socket.socket() as tried:
             try:
                 tried.bind(("127.0.0.1", port))

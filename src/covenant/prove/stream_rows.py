@@ -20,7 +20,7 @@ OTHERS: Final = 20
 RECEIVE_BYTES: Final = 4_096
 STANDSTILL_LOOK_S: Final = 0.5
 UNSUPPORTED: Final = frozenset({-32004, -32601, 405, 501})
-"""How a server says that it does not offer an operation, or not for a task in this state."""
+"""Codes by which a server says that it does not offer an operation, or not for a task in this state."""
 
 
 async def resumed(trial: Trial) -> None:
@@ -47,11 +47,11 @@ async def resumed(trial: Trial) -> None:
     if refusal is not None and now.ended and refusal.code in UNSUPPORTED:
         raise NotOffered(f"the task ended over the restart, and the server has no stream of such a task: {refusal}")
     if refusal is not None:
-        raise Broken(f"the stream is refused after the restart, and the task is {now.stands}: {refusal}")
+        raise Broken(f"the stream is refused after the restart, and the task is {now.state_text}: {refusal}")
     if not now.ended:
-        raise Broken(f"the stream did not go on, and the task is still {now.stands}")
+        raise Broken(f"the stream did not go on, and the task is still {now.state_text}")
     if not told.ended:
-        raise Broken(f"the stream did not go on to the end of the task, which GetTask alone tells: {now.stands}")
+        raise Broken(f"the stream did not go on to the end of the task, which GetTask alone tells: {now.state_text}")
     if told.text != now.text:
         raise Broken(f"the reader has {told.text!r}, and the task has {now.text!r}")
     if counted(now.text)[: len(before)] != before:
@@ -59,7 +59,7 @@ async def resumed(trial: Trial) -> None:
 
 
 async def _resumable(trial: Trial) -> None:
-    """A stream that its reader cut can be taken up again while the server lives, or nothing here is offered."""
+    """Checks that a stream can be resumed while the server lives; otherwise the row is not offered."""
     told = Assembly()
     try:
         async with trial.client.stream(f"stream {trial.key()} 10 {CHUNK_MS}") as events:
@@ -94,7 +94,7 @@ async def _cut_by_kill(trial: Trial) -> Assembly:
 
 
 async def _read(events: AsyncIterator[EventSeen], told: Assembly, bound_s: float, chunks: int | None = None) -> None:
-    """Until the task has ended, the stream has, or so many chunks were told."""
+    """Reads until the task or the stream has ended, or until the text has so many chunks."""
     try:
         async with asyncio.timeout(bound_s):
             async for event in events:
@@ -159,7 +159,7 @@ async def slow_reader(trial: Trial) -> None:
 
 
 async def _until_standstill(trial: Trial, task: TaskSeen) -> TaskSeen:
-    """The task when it has ended, or has made no progress within the bound. A slow server is not at fault here."""
+    """The task when it has ended, or has made no progress within the bound. The server may be slow."""
     seen, moved_s = await trial.find(task), time.monotonic()
     while not seen.ended and time.monotonic() - moved_s < trial.extent.bound_s:
         await asyncio.sleep(STANDSTILL_LOOK_S)

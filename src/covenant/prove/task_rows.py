@@ -30,7 +30,7 @@ async def interrupted(trial: Trial) -> None:
     trial.note(f"task {task.id}: {seen.state}, {runs} executions were begun")
     if seen.state not in TERMINAL | WAITING:
         raise Broken(
-            f"{trial.extent.bound_s:g} s after the restart the task is still {seen.stands}; executions: {runs}"
+            f"{trial.extent.bound_s:g} s after the restart the task is still {seen.state_text}; executions: {runs}"
         )
     if seen.state == "completed" and not seen.says(f"{key} done"):
         raise Broken(f"the task is said to be completed, and what it should have made is not there: {seen.text!r}")
@@ -69,8 +69,11 @@ async def queued(trial: Trial) -> None:
     if not waiting:
         raise NotOffered("all acknowledged tasks had begun: the server begins everything at once and has no queue")
     await trial.restart()
-    lost = [key for key in waiting if not await trial.until_run(key)]
+    for key in waiting:
+        if not await trial.until_run(key):
+            break  # the others had as long to begin
     after = trial.server.runs()
+    lost = [key for key in waiting if not after[key]]
     again = [key for key in waiting if after[key] > 1]
     trial.note(f"of those that waited {len(waiting) - len(lost)} were executed, {len(again)} of them more than once")
     if lost:
@@ -149,7 +152,7 @@ async def terminal(trial: Trial) -> None:
 
 
 async def _prod(trial: Trial, task: TaskSeen) -> None:
-    """A message to an ended task, and a cancel: both have to be refused."""
+    """Sends a message and a cancel to an ended task: both must be refused."""
     said = []
     try:
         answer = await trial.client.send(f"complete {trial.key()}", task=task, waits=True)

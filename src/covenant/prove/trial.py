@@ -1,7 +1,7 @@
-"""One row being tried: a server of its own, a client, and the evidence.
+"""One row under trial: its own server, a client, and the evidence.
 
-A check returns when the promise was kept and raises otherwise: `Broken` with what was seen, `NotOffered` when the
-server does not have the thing, `NotChecked` when the row could not be tried. Nothing is called broken on a suspicion.
+A check returns if the promise was kept and raises otherwise: `Broken` with the evidence, `NotOffered` if the server
+lacks the feature, `NotChecked` if the row could not be tried. Nothing is called broken on a suspicion.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Outcome = Literal["kept", "broken", "not offered", "not checked"]
 
 
 class Broken(Exception):
-    """The promise was broken, and the message is the evidence."""
+    """The promise was broken; the message is the evidence."""
 
 
 class NotOffered(Exception):
-    """The server does not offer what the row is about."""
+    """The server does not offer the feature of the row."""
 
 
 class NotChecked(Exception):
@@ -39,16 +39,16 @@ class NotChecked(Exception):
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """How long, how much, and what the server under test says of itself."""
+    """Time bounds, sizes, and what the server under test declares about itself."""
 
     bound_s: float = 20.0
-    """Within this time whatever is promised has to be so."""
+    """The time within which a promise must be kept."""
     sends: int = 1_000
     senders: int = 16
     kills: int = 10
     idempotency_header: str | None = None
     at_least_once: bool = False
-    """The agent's work is declared as safe to repeat: a second execution after a crash is no surprise."""
+    """The agent's work is declared as safe to repeat: a second execution after a crash is allowed."""
 
 
 class Trial:
@@ -61,14 +61,14 @@ class Trial:
         self._begun_s = time.monotonic()
         self._keys = itertools.count(1)
         self.answers_late = False
-        """Whether sends are answered when the work is done, whatever they ask for."""
+        """Whether the server answers sends only when the work is done, whatever they ask for."""
         self._streams = AsyncExitStack()
 
     def note(self, said: str) -> None:
         self.evidence.append(f"{time.monotonic() - self._begun_s:7.2f} s  {said}")
 
     def key(self) -> str:
-        """A name for one piece of work: its executions are counted by it."""
+        """A new name for a piece of work, by which its executions are counted."""
         return f"k{next(self._keys)}"
 
     def runs(self, key: str) -> int:
@@ -95,7 +95,7 @@ class Trial:
         self.note(f"started again, start {self.server.starts}")
 
     async def find(self, task: TaskSeen) -> TaskSeen:
-        """The task as the server has it. Raises `Broken` for a task that it has acknowledged and no longer tells of."""
+        """The task as the server has it. Raises `Broken` if the server acknowledged it and has it no longer."""
         try:
             return await self.client.get(task.id)
         except ServerRefused as refused:
@@ -105,7 +105,7 @@ class Trial:
             raise Broken(f"task {task.id} was acknowledged and {what} after the restart: {refused}") from None
 
     async def until(self, task: TaskSeen, met: Callable[[TaskSeen], bool]) -> TaskSeen:
-        """The task when it is so, or as it is when the bound has passed."""
+        """Polls the task until `met` is true or the bound has passed, and returns it."""
         end_s = time.monotonic() + self.extent.bound_s
         seen = await self.find(task)
         while not met(seen) and time.monotonic() < end_s:
@@ -123,14 +123,14 @@ class Trial:
         return True
 
     async def quiet(self) -> None:
-        """Until no more work begins: what was handed to the agent has begun, and what waits is in a queue."""
+        """Waits until no more work begins: then all work that the agent was given has begun, and the rest is queued."""
         begun = -1
         while (now := sum(self.server.runs().values())) != begun:
             begun = now
             await asyncio.sleep(QUIET_S)
 
     async def begin_run(self, run_ms: int) -> tuple[str, TaskSeen]:
-        """A task that the agent is at work on, for certain, and its key: its execution has written its line."""
+        """A task that the agent is certainly working on, and its key: the execution has written its line."""
         key = self.key()
         if not self.answers_late:
             task = await self._begin_at_once(key, run_ms)
@@ -144,7 +144,7 @@ class Trial:
         return key, task
 
     async def _begin_at_once(self, key: str, run_ms: int) -> TaskSeen | None:
-        """Nothing if the answer comes when the work is done: then nobody knows the task while it is at work."""
+        """The task; None if the server answers only when the work is done, so that nobody knows the task before."""
         sending = asyncio.ensure_future(self.client.begin(f"run {key} {run_ms}"))
         try:
             await asyncio.wait({sending}, timeout=self.extent.bound_s)
@@ -156,7 +156,7 @@ class Trial:
         return task
 
     async def _begin_by_stream(self, key: str, run_ms: int) -> TaskSeen:
-        """The stream stays open until the server is killed: some take a reader that left for a cancel."""
+        """Keeps the stream open until the server is killed: some servers cancel a task whose reader left."""
         try:
             events = await self._streams.enter_async_context(self.client.stream(f"run {key} {run_ms}"))
             async for event in events:
@@ -172,7 +172,7 @@ class Trial:
         self.note(f"task {task.id}: at work ({key}, {run_ms} ms)")
 
     async def _cut(self) -> None:
-        """Forget every connection: the process at the other end is gone."""
+        """Drops every connection: the process at the other end is gone."""
         try:
             await self._streams.aclose()
         except ServerUnreachable:
@@ -181,7 +181,7 @@ class Trial:
 
 
 class Assembly:
-    """What a client of a stream has put together from its events."""
+    """The artifacts that a client has assembled from the events of a stream."""
 
     def __init__(self) -> None:
         self.artifacts: dict[str, str] = {}
@@ -214,7 +214,7 @@ def counted(text: str) -> list[int]:
 
 
 def gap_or_repeat(text: str) -> str | None:
-    """What is wrong with a count from 0, or nothing."""
+    """The first error in a count from 0; None if there is none."""
     numbers = counted(text)
     for expected, number in enumerate(numbers):
         if number != expected:

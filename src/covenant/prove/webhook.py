@@ -26,16 +26,16 @@ class Notification(msgspec.Struct, frozen=True):
 
     @property
     def delivery(self) -> object:
-        """The same for each attempt at one delivery."""
+        """A value that is the same for each attempt at one delivery."""
         return self.headers.get("webhook-id") or self.body
 
 
 class Webhook:
-    """`accepts`: whether the next notification is answered by 204 or by 503."""
+    """`accepts`: whether the next notification is answered with 204 or 503."""
 
     def __init__(self) -> None:
         self.accepts = True
-        self.heard: list[Notification] = []
+        self.notifications: list[Notification] = []
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -52,24 +52,22 @@ class Webhook:
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/hook"
 
     def accepted(self, task_id: str) -> list[EventSeen]:
-        """What was told of a task, each delivery once, in the order of its arrival."""
+        """The accepted notifications about a task, each delivery once, in the order of arrival."""
         seen: dict[object, EventSeen] = {}
-        for each in self.heard:
+        for each in self.notifications:
             if each.accepted and each.event.task_id == task_id:
                 seen.setdefault(each.delivery, each.event)
         return list(seen.values())
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(
-            OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
-        ):
+        gone = (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+        with contextlib.closing(writer), contextlib.suppress(*gone):
             async with asyncio.timeout(READ_S):
                 while notification := await self._read(reader):
-                    self.heard.append(notification)
+                    self.notifications.append(notification)
                     status = "204 No Content" if notification.accepted else "503 Service Unavailable"
                     writer.write(f"HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n".encode())
                     await writer.drain()
-        writer.close()
 
     async def _read(self, reader: asyncio.StreamReader) -> Notification | None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")

@@ -16,7 +16,7 @@ from covenant.prove.protocol import TERMINAL, EventSeen, ServerRefused, TaskSeen
 from covenant.prove.trial import LOOK_S, Assembly, Broken, NotChecked, NotOffered, Row, Trial, gap_or_repeat
 from covenant.prove.webhook import Notification, Webhook
 
-TOKEN: Final = "prove-notification-token"  # noqa: S105  (a word that comes back; it opens nothing)
+TOKEN: Final = "prove-notification-token"  # noqa: S105  (the server echoes it; it grants nothing)
 CHUNKS: Final = 12
 FEW_CHUNKS: Final = 4
 TOLD_BEFORE: Final = 4
@@ -31,13 +31,15 @@ async def delivered(trial: Trial) -> None:
         states = _States(task, changes)
         ended = await trial.until(task, lambda now: states.add(now).ended)
         if not ended.ended:
-            raise NotChecked(f"task {task.id} is {ended.stands} after {trial.extent.bound_s:g} s, before any kill")
-        await _heard(trial, lambda: bool(webhook.heard), most_s=3.0)
-        trial.note(f"task {task.id}: {ended.state}; the receiver refused {len(webhook.heard)} notifications by 503")
+            raise NotChecked(f"task {task.id} is {ended.state_text} after {trial.extent.bound_s:g} s, before any kill")
+        await _wait_until(trial, lambda: bool(webhook.notifications), most_s=3.0)
+        trial.note(
+            f"task {task.id}: {ended.state}; the receiver refused {len(webhook.notifications)} notifications by 503"
+        )
         await trial.kill("while the receiver was out of order")
         webhook.accepts = True
         await trial.restart()
-        told = await _heard(trial, lambda: _end_was_told(webhook, task))
+        told = await _wait_until(trial, lambda: _was_notified_of_end(webhook, task))
         trial.note(f"after the restart {len(webhook.accepted(task.id))} notifications were accepted")
         if not told:
             raise Broken(
@@ -49,7 +51,7 @@ async def delivered(trial: Trial) -> None:
 
 
 async def _killed_between(trial: Trial, webhook: Webhook, changes: list[str]) -> None:
-    """A receiver that is there all the time hears each step of a task over the kill, in order, up to its end."""
+    """Checks that a receiver that is always up gets each step of a task, in order, up to its end, despite the kill."""
     task = await _begin(trial, webhook, f"stream {trial.key()} {CHUNKS} 150")
     states = _States(task, changes)
     await trial.until(task, lambda now: states.add(now).ended or len(webhook.accepted(task.id)) >= TOLD_BEFORE)
@@ -57,16 +59,16 @@ async def _killed_between(trial: Trial, webhook: Webhook, changes: list[str]) ->
     ended = await trial.until(task, lambda now: states.add(now).ended)
     if not ended.ended:
         raise Broken(
-            f"{trial.extent.bound_s:g} s after the restart task {task.id} is still {ended.stands}: its receiver was "
-            "told of no end"
+            f"{trial.extent.bound_s:g} s after the restart task {task.id} is still {ended.state_text}: its "
+            "receiver was told of no end"
         )
-    if not await _heard(trial, lambda: _end_was_told(webhook, task)):
+    if not await _wait_until(trial, lambda: _was_notified_of_end(webhook, task)):
         raise Broken(f"task {task.id} is {ended.state!r}, and its receiver was never told of its end")
     _judge(trial, webhook, ended, states)
 
 
 async def _changes_of_state(trial: Trial) -> list[str]:
-    """The states that a stream tells of while such a task is at work. Nothing from a server without streams."""
+    """The states that a stream reports while such a task is at work; empty for a server without streams."""
     changes: list[str] = []
     try:
         async with asyncio.timeout(trial.extent.bound_s):
@@ -82,10 +84,10 @@ async def _changes_of_state(trial: Trial) -> list[str]:
 
 
 class _States:
-    """The states of a task that its receiver has to hear of.
+    """The states of a task that its receiver must be notified of.
 
-    They are those that GetTask showed after the sender was answered. A task that has made something was at work, so
-    the `changes` that a stream told of such a task were its own, too.
+    They are those that GetTask showed after the sender was answered. A task that has made output was at work, so the
+    `changes` that a stream reported for such a task were its own, too.
     """
 
     def __init__(self, answer: TaskSeen, changes: list[str]) -> None:
@@ -111,12 +113,12 @@ def _judge(trial: Trial, webhook: Webhook, ended: TaskSeen, states: _States) -> 
     assembly = Assembly()
     for event in told:
         assembly.add(event)
-    # A server may notify of states alone. One that tells of artifacts tells of them whole.
+    # A server may notify of states alone. If it notifies of artifacts, they must be complete.
     if assembly.text and assembly.text != ended.text:
         raise Broken(f"the notifications of task {ended.id} tell {assembly.text!r}, and the task has {ended.text!r}")
 
 
-def _end_was_told(webhook: Webhook, task: TaskSeen) -> bool:
+def _was_notified_of_end(webhook: Webhook, task: TaskSeen) -> bool:
     return any(event.state in TERMINAL for event in webhook.accepted(task.id))
 
 
@@ -134,9 +136,9 @@ def _out_of_order(told: list[EventSeen]) -> str | None:
 async def signed(trial: Trial) -> None:
     async with Webhook() as webhook:
         task = await _begin(trial, webhook, f"complete {trial.key()}")
-        if not await _heard(trial, lambda: _end_was_told(webhook, task)):
+        if not await _wait_until(trial, lambda: _was_notified_of_end(webhook, task)):
             raise NotOffered("a push configuration was taken, and no notification came")
-        first = webhook.heard[0]
+        first = webhook.notifications[0]
         if "webhook-signature" not in first.headers:
             others = [name for name in SIGNATURES if name in first.headers]
             echoed = "; the client's own token comes back" if TOKEN in first.headers.values() else ""
@@ -145,18 +147,18 @@ async def signed(trial: Trial) -> None:
         keys = await _key_set(trial)
         await trial.crash("after the first notifications")
         again = await _begin(trial, webhook, f"complete {trial.key()}")
-        if not await _heard(trial, lambda: _end_was_told(webhook, again)):
+        if not await _wait_until(trial, lambda: _was_notified_of_end(webhook, again)):
             raise Broken("after the restart no notification came")
-        for each in webhook.heard:
+        for each in webhook.notifications:
             if not _signature_holds(each, keys):
                 raise Broken(
                     f"the signature of {each.headers.get('webhook-id')} does not hold under the keys of before"
                 )
-        trial.note(f"{len(webhook.heard)} signatures hold under the key set that was read before kill -9")
+        trial.note(f"{len(webhook.notifications)} signatures hold under the key set that was read before kill -9")
 
 
 def _signature_holds(notification: Notification, keys: dict[str, str]) -> bool:
-    """As Standard Webhooks have it for Ed25519 (`v1a`), under any of the keys."""
+    """Whether a signature of Standard Webhooks for Ed25519 (`v1a`) is valid under any of the keys."""
     headers = notification.headers
     text = f"{headers.get('webhook-id')}.{headers.get('webhook-timestamp')}.".encode() + notification.body
     for word in headers.get("webhook-signature", "").split():
@@ -195,7 +197,7 @@ async def _begin(trial: Trial, webhook: Webhook, text: str) -> TaskSeen:
         raise NotOffered(f"a push configuration is refused: {refused}") from None
 
 
-async def _heard(trial: Trial, met: Callable[[], bool], most_s: float | None = None) -> bool:
+async def _wait_until(trial: Trial, met: Callable[[], bool], most_s: float | None = None) -> bool:
     end_s = time.monotonic() + (most_s or trial.extent.bound_s)
     while not met():
         if time.monotonic() >= end_s:

@@ -39,7 +39,7 @@ from covenant.exchange.cards import CardFeatures, Cards
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import Delegations
 from covenant.exchange.push import PushConfigs
-from covenant.ledger.clock import Uuids
+from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.settings import A2aSettings
@@ -47,6 +47,7 @@ from covenant.model.tenants import DEFAULT
 from covenant.model.tracing import OFF, Tracer
 from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key, new_token
+from tests.daemon_under_test import NO_AUTHORITIES
 from tests.engine_under_test import open_ledger
 from tests.waits import BOUND_S
 
@@ -190,7 +191,7 @@ async def open_a2a(
         ledger,
         catalogue,
         workers,
-        Uuids(),
+        uuid_source(),
         limits or A2aSettings(),
         check_push=check,
         tracer=options.tracer,
@@ -219,7 +220,7 @@ async def open_a2a(
     sockets[0].listen()
     serving = asyncio.create_task(server.serve(sockets))
     try:
-        async with httpx2.AsyncClient(timeout=BOUND_S) as http:
+        async with httpx2.AsyncClient(timeout=BOUND_S, verify=NO_AUTHORITIES) as http:
             yield A2AUnderTest(
                 ledger=ledger,
                 workers=workers,

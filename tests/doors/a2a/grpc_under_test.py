@@ -33,7 +33,7 @@ from covenant.exchange.access.tenants import TenantLimiter
 from covenant.exchange.cards import CardFeatures, Cards
 from covenant.exchange.push import PushConfigs as KeptPushes
 from covenant.exchange.push import check_config
-from covenant.ledger.clock import Uuids
+from covenant.ledger.clock import uuid_source
 from covenant.model.settings import A2aSettings, TenantSettings
 from covenant.model.tenants import DEFAULT
 from covenant.wire.a2a.card_codec import encode_card
@@ -167,7 +167,7 @@ async def open_grpc(
 ) -> AsyncIterator[GrpcUnderTest]:
     publishing = publishing or PublishedAgent()
     async with open_a2a(home, *agents) as http:
-        conversations = A2AExchange(http.ledger, http.catalogue, http.workers, Uuids(), A2aSettings())
+        conversations = A2AExchange(http.ledger, http.catalogue, http.workers, uuid_source(), A2aSettings())
         tenants = GrpcTenants(http.tenancy, TenantLimiter(now_ms, limits))
         pool = AnonymousPool(bytes_max=64 * 2**20, body_ms=20_000)
         gate = Admission(tenants, http.catalogue, Meter(), BaseUrl().of, publishing.admits, pool)

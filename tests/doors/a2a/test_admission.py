@@ -27,7 +27,7 @@ class Sessions:
     def open_session(self, _: Caller, end: Callable[[], None]) -> None:
         self.open.append(end)
 
-    def close_session(self, _: Caller, end: Callable[[], None]) -> None:
+    def close_session(self, end: Callable[[], None]) -> None:
         self.open.remove(end)
 
 

@@ -15,7 +15,9 @@ from covenant.agents.api import Agent, Turn
 from covenant.doors.a2a.cards import PublishedAgent
 from covenant.doors.a2a.grpc import SERVICES, peer_of
 from covenant.doors.a2a.operations import OPERATIONS
+from covenant.exchange import a2a_service
 from covenant.ledger.machine.identity_commands import ChangeTenant
+from covenant.model.ids import TaskId
 from covenant.model.settings import TenantSettings
 from covenant.model.tenants import DEFAULT, TenantLimits
 from tests.doors.a2a.grpc_under_test import GrpcUnderTest, asks, in_session, kind_of, open_grpc, told_by
@@ -174,7 +176,10 @@ async def test_what_was_sent_over_grpc_is_the_same_task_over_http(tmp_path: Path
         assert task.metadata["covenant.generation"] == told["metadata"]["covenant.generation"]
 
 
-async def test_a_bare_message_is_the_whole_answer_and_the_whole_stream(tmp_path: Path) -> None:
+async def test_a_bare_message_is_the_whole_answer_and_the_whole_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(a2a_service, "REPLY_S", BOUND_S)
     agent = Agent("brief")
 
     @agent
@@ -264,6 +269,22 @@ async def test_the_version_is_that_of_the_service(tmp_path: Path, version: str, 
         else:
             told = await s.refused("ListTasks", pb.ListTasksRequest(tenant="echo"), a2a_version=version)
             assert (told.code, told.reason) == ("FAILED_PRECONDITION", "VERSION_NOT_SUPPORTED")
+
+
+async def test_whole_numbers_of_ours_in_metadata_are_taken_and_others_refused(tmp_path: Path) -> None:
+    async with open_grpc(tmp_path, echo()) as s:
+        request = asks("later", "echo")
+        request.metadata.update({"covenant.priority": 5, "covenant.not_before_ms": 1_794_859_345_638})
+        request.configuration.return_immediately = True
+        task = (await s.call("SendMessage", request)).task
+        shown = await s.http.ledger.show(TaskId(task.id), None, 0)
+        assert shown is not None
+        assert (shown.task.priority, shown.task.not_before_ms) == (5, 1_794_859_345_638)
+        request = asks("never", "echo")
+        request.metadata.update({"covenant.priority": 5.5})
+        told = await s.refused("SendMessage", request)
+        assert told.code == "INVALID_ARGUMENT"
+        assert "whole number from 0 to 9" in told.message
 
 
 async def test_required_extensions_are_read_from_metadata_said_once_or_twice(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ import covenant as covenant_package
 from covenant import AddressRefused, Agent, Turn, connect
 from covenant.agents.agent_loader import load_agent
 from covenant.agents.sdk_executor import SdkExecutorAgent
+from covenant.model.ids import TaskId
 from covenant.model.task_view import PROGRESS_BYTES_MAX, PROGRESS_MAX
 from covenant.wire.sse import EventReader
 from tests.cli.daemons import covenant
@@ -127,6 +128,28 @@ def asking(text: str, **message: Any) -> pb.SendMessageRequest:
     return pb.SendMessageRequest(message=said)
 
 
+@pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON"])
+async def test_numbers_of_ours_are_taken_as_protobuf_writes_them(short_path: Path, binding: str) -> None:
+    async with open_daemon_under_test(short_path / "home", echo()) as daemon:
+        said = {"Authorization": f"Bearer {daemon.token}"}
+        async with httpx.AsyncClient(headers=said, timeout=BOUND_S) as http:
+            card = await A2ACardResolver(http, f"{daemon.url}{ECHO}").get_agent_card()
+            config = ClientConfig(httpx_client=http, supported_protocol_bindings=[binding], streaming=False)
+            client = ClientFactory(config).create(card)
+            asked = asking("soon")
+            asked.metadata.update({"covenant.priority": 5, "covenant.not_before_ms": 1_794_859_345_638})
+            asked.configuration.return_immediately = True
+            (event,) = [event async for event in client.send_message(asked)]
+            shown = await daemon.daemon.base.storage.ledger.show(TaskId(event.task.id), None, 0)
+            assert shown is not None
+            assert (shown.task.priority, shown.task.not_before_ms) == (5, 1_794_859_345_638)
+            for wrong in (5.5, -1, float(1 << 60)):
+                asked.message.message_id = f"wrong {wrong}"
+                asked.metadata.update({"covenant.priority": wrong})
+                with pytest.raises(errors.InvalidParamsError):
+                    [event async for event in client.send_message(asked)]
+
+
 def old_client(daemon: DaemonUnderTest, http: httpx.AsyncClient) -> CompatJsonRpcTransport:
     """The official client of 0.3 over JSON-RPC."""
     return CompatJsonRpcTransport(http, None, f"{daemon.url}{ECHO}")
@@ -225,10 +248,14 @@ async def test_a_push_has_the_body_of_the_dialect_that_asked_for_it(short_path: 
 
 
 class Refuses(AgentExecutor):
-    """Raises the error that it is asked for by name."""
+    """Raises the error that it is asked for by name, or its author's own kind of it."""
+
+    def __init__(self, *, own: bool = False) -> None:
+        self._own = own
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
-        raise getattr(errors, context.get_user_input())("bad city")
+        kind = getattr(errors, context.get_user_input())
+        raise (type("BadCity", (kind,), {}) if self._own else kind)("bad city")
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         raise NotImplementedError
@@ -238,7 +265,7 @@ class Refuses(AgentExecutor):
 @pytest.mark.parametrize("name", ["InvalidParamsError", "UnsupportedOperationError", "ContentTypeNotSupportedError"])
 async def test_an_error_that_an_executor_raises_reaches_the_client(short_path: Path, binding: str, name: str) -> None:
     async with open_daemon_under_test(short_path / "home", a2a=OPEN) as daemon, httpx.AsyncClient() as http:
-        daemon.serve(load_agent(echo())[0], SdkExecutorAgent(Refuses()))
+        daemon.serve(load_agent(echo())[0], SdkExecutorAgent(Refuses(own=binding == "HTTP+JSON")))
         config = ClientConfig(httpx_client=http, supported_protocol_bindings=[binding], streaming=False)
         client = await ClientFactory(config).create_from_url(daemon.url)
         with pytest.raises(getattr(errors, name), match="bad city"):

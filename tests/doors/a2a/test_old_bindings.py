@@ -12,12 +12,11 @@ import grpc  # type: ignore[import-untyped]
 import httpx
 import pytest
 from a2a.client.client import ClientCallContext
-from a2a.compat.v0_3 import a2a_v0_3_pb2 as old
 from a2a.compat.v0_3.grpc_transport import CompatGrpcTransport
 from a2a.compat.v0_3.rest_transport import CompatRestTransport
+from a2a.compat.v0_3.types import AgentCard
 from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import TaskNotCancelableError, TaskNotFoundError
-from google.protobuf.json_format import ParseDict
 
 from covenant import Agent, Turn
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
@@ -179,14 +178,27 @@ async def test_push_configurations_are_listed_and_deleted(short_path: Path) -> N
         assert (await daemon.ask("GET", place, token="")).json() == {"configs": []}
 
 
-async def test_the_card_for_callers_with_a_token_has_the_form_of_0_3(short_path: Path) -> None:
-    async with calling(short_path / "home", "GRPC") as (daemon, client):
-        told = await daemon.ask("GET", f"{ECHO}/v1/card")
-        card = ParseDict(told.json(), old.AgentCard())
-        assert (card.name, card.preferred_transport) == ("echo", "JSONRPC")
-        assert [each.transport for each in card.additional_interfaces] == ["JSONRPC", "HTTP+JSON", "GRPC"]
+@both
+async def test_the_card_for_callers_with_a_token_is_read_by_official_clients(short_path: Path, binding: str) -> None:
+    """The client of the SDK 0.3 reads the answer of HTTP+JSON as `AgentCard`, the one of 1.0 as protocol buffers."""
+    async with calling(short_path / "home", binding) as (daemon, client):
+        card = AgentCard.model_validate((await daemon.ask("GET", f"{ECHO}/v1/card")).json())
+        assert (card.name, card.preferred_transport, card.security) == ("echo", "JSONRPC", [{"bearer": []}])
+        assert [each.transport for each in card.additional_interfaces or ()] == ["JSONRPC", "HTTP+JSON", "GRPC"]
         said = ClientCallContext(service_parameters={"authorization": f"Bearer {daemon.token}"})
-        assert (await client.get_extended_agent_card(pb.GetExtendedAgentCardRequest(), context=said)).name == "echo"
+        told = await client.get_extended_agent_card(pb.GetExtendedAgentCardRequest(), context=said)
+        assert (told.name, set(told.security_schemes)) == ("echo", {"bearer"})
+
+
+@pytest.mark.parametrize("address", ["https://grpc.example.com", "grpc.example.com:443"])
+async def test_cards_say_where_grpc_is_reached_behind_a_proxy(short_path: Path, address: str) -> None:
+    settings = {"enabled": True, "public_address": address}
+    async with open_daemon_under_test(short_path / "home", echo(), a2a=PUBLISHED, grpc=settings) as daemon:
+        card = (await daemon.ask("GET", f"{ECHO}/.well-known/agent-card.json")).json()
+        told = [each["url"] for each in card["supportedInterfaces"] if each["protocolBinding"] == "GRPC"]
+        old_form = (await daemon.ask("GET", f"{ECHO}/v1/card")).json()
+        told += [each["url"] for each in old_form["additionalInterfaces"] if each["transport"] == "GRPC"]
+        assert set(told) == {address}
 
 
 async def test_what_misfits_is_refused_with_its_place(short_path: Path) -> None:

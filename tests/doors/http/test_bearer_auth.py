@@ -75,11 +75,11 @@ async def test_only_those_who_are_let_in_are_remembered_and_no_more_than_a_few(
     monkeypatch.setattr(tenant, "RECOGNISED_MAX", remembered)
     for credential in (b"", b"Bearer", b"Bearer x", b"Basic " + under_test.operator.token.encode()):
         assert gate.recognised(credential) is None
-    assert gate._recognised == {}
+    assert gate.known == {}
     for number in range(5):
         minted = await under_test.tenancy.add(under_test.principal, f"t{number}")
         assert gate.recognised(b"Bearer " + minted.token.encode()) is not None
-        assert len(gate._recognised) <= remembered
+        assert len(gate.known) <= remembered
 
 
 async def test_nobody_is_remembered_for_long(under_test: DoorsUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +87,9 @@ async def test_nobody_is_remembered_for_long(under_test: DoorsUnderTest, monkeyp
     monkeypatch.setattr(tenant, "RECOGNISED_S", 0.0)
     for _ in range(2):
         assert gate.recognised(b"Bearer " + under_test.operator.token.encode()) is not None
-        assert len(gate._recognised) == 1
+        assert len(gate.known) == 1
         async with asyncio.timeout(BOUND_S):
-            while gate._recognised:  # noqa: ASYNC110  (a timer empties it, and tells nobody)
+            while gate.known:  # noqa: ASYNC110  (a timer empties it, and tells nobody)
                 await asyncio.sleep(0)
 
 

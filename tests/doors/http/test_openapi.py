@@ -11,7 +11,7 @@ from covenant.daemon.wiring.doors import TENANT_DESCRIBED
 from covenant.doors.http.app import PAGES
 from covenant.doors.http.endpoint import MethodRouter
 from covenant.doors.http.openapi import document, reference_page
-from covenant.doors.operator_api import OPERATIONS
+from covenant.doors.operator_api.operation_table import OPERATIONS
 from tests.doors.clients import Http
 from tests.doors.doors_under_test import DoorsUnderTest
 from tests.doors.operator_api.test_answers import GOLDEN

@@ -12,7 +12,7 @@ from covenant.model.task import fingerprint
 from tests.doors.clients import Http
 from tests.doors.doors_under_test import DoorsUnderTest, open_doors
 from tests.doors.speakers import HttpSpeaker
-from tests.ledger_contract.samples import make_task, task_id
+from tests.ledger_contract.samples import agent, make_task, task_id
 
 
 async def tenants_with_tasks(under_test: DoorsUnderTest) -> dict[str, Http]:
@@ -52,6 +52,24 @@ async def test_a_tenants_token_finds_and_counts_its_own_tasks_alone(under_test: 
     assert {task["tenant"] for task in other["tasks"]} <= {"beta"}
     _, counts = await asked(tenants["beta"], "/a2a/tasks/counts")
     assert (counts["lanes"]["queued"], [each["tenant"] for each in counts["by_agent"]]) == (2, ["beta"])
+
+
+async def test_an_agent_without_a_host_is_of_the_tenant_else_of_the_default_one(under_test: DoorsUnderTest) -> None:
+    acme, speaker = await under_test.tenant("acme"), HttpSpeaker()
+    for number, name in ((1, "acme"), (2, "default")):
+        task = make_task(number, recipient=agent(f"clerk@{name}"), tenant=name)
+        await under_test.ledger.commit(Accept(task=task, digest=fingerprint(task)[0]))
+
+    async def found(**filters: Any) -> list[str]:
+        answer = await speaker.ask(under_test.operator, "find_a2a_tasks", agent="clerk", **filters)
+        return [task["task_id"] for task in answer["tasks"]]
+
+    assert (await found(), await found(tenant="acme")) == ([task_id(2)], [task_id(1)])
+    _, own = await asked(acme, "/a2a/tasks?agent=clerk&count=true")
+    assert ([task["task_id"] for task in own["tasks"]], own["total"]) == ([task_id(1)], 1)
+    chosen = {"filter": {"agent": "clerk"}, "command": "cancel", "reason": "r", "dry_run": True}
+    tried = await speaker.ask(under_test.operator, "repair_a2a_tasks", **chosen)
+    assert [each["task_id"] for each in tried["outcomes"]] == [task_id(2)]
 
 
 async def test_a_tenants_token_is_for_nothing_else_of_the_operators(under_test: DoorsUnderTest) -> None:

@@ -8,10 +8,14 @@ from typing import Any
 
 import httpx2
 from mcp import Client, StdioServerParameters
+from mcp.client import session
 from mcp.client.streamable_http import streamable_http_client
 
 from tests.cli.daemons import COVENANT, Daemon, environment
 from tests.waits import BOUND_S
+
+# The SDK gives a server 10 s from its start to its first answer: a new interpreter may need longer beside a load.
+session.DISCOVER_TIMEOUT_SECONDS = BOUND_S
 
 AGENTS = """
 import asyncio

@@ -161,7 +161,7 @@ async def test_what_is_not_known_of_an_agent_is_not_claimed(near: Daemon, far: D
             client, "invoke_remote_agent", agent_url=held_at(far), message="x", min_trust=level
         )
     assert failed
-    assert text.startswith(f"trust_too_low: {held_at(far)} is medium, and {level} was asked for")
+    assert text.startswith(f"trust_too_low: {held_at(far)} is medium, but {level} is required")
 
 
 async def test_an_agent_whose_card_cannot_be_read_is_untrusted(near: Daemon, far: Daemon) -> None:

@@ -11,7 +11,7 @@ from tests.doors.clients import Http, Reply
 from tests.doors.doors_under_test import DoorsUnderTest, open_doors
 
 AGENTS = "/v1/agents"
-WHERE = "the operator's is in operator.token in the daemon's home, a tenant's was told when it was made"
+WHERE = "the operator's is in operator.token in the daemon's home, a tenant's was shown when it was made"
 UNKNOWN = {"error": f"missing or invalid bearer token; {WHERE}", "code": "unauthenticated"}
 
 

@@ -5,14 +5,17 @@ from covenant.doors.operator_api.delegation import (
     DelegationAnswer,
     DelegationList,
     DelegationTreeAnswer,
+    PeerQuotaShown,
+    PeerUsageAnswer,
+    PeerUsageShown,
     ProofAnswer,
     delegation_shown,
 )
 from covenant.doors.operator_api.operation import ApiAnswer, fill
-from covenant.doors.operator_api.peer_usage import PeerQuotaShown, PeerUsageAnswer, PeerUsageShown
 from covenant.doors.operator_api.peers import (
     CapabilitiesAnswer,
     CapabilitiesShown,
+    CertifiedKey,
     ConfigAnswer,
     Discovered,
     PeerAnswer,
@@ -20,6 +23,7 @@ from covenant.doors.operator_api.peers import (
     PeerMessageList,
     PeerMessageShown,
     PeerRemovedAnswer,
+    PurposeKeysAnswer,
     TokensRevoked,
     peer_shown,
 )
@@ -36,7 +40,7 @@ from covenant.model.peers.delegation import (
     PendingMessages,
 )
 from covenant.model.peers.delegation_messages import Profile, Proof, TokenUsage
-from covenant.model.peers.instance import InstanceId, Trust
+from covenant.model.peers.instance import InstanceId, KeyPurpose, Trust
 
 ID = InstanceId("frd1_" + "a" * 40)
 PROFILE = Profile(name="coder", description="writes", max_token_budget=9)
@@ -157,6 +161,22 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
     (
         TokensRevoked(id=ID, revoked=2),
         ('{"kind":"peer_tokens_revoked","id":"frd1_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","revoked":2}'),
+    ),
+    (
+        PurposeKeysAnswer(id=ID, keys=(), compromised=True),
+        (
+            '{"kind":"purpose_keys_rotated","id":"frd1_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","keys":[],'
+            '"compromised":true}'
+        ),
+    ),
+    (
+        PurposeKeysAnswer(
+            id=ID, keys=(CertifiedKey(purpose=KeyPurpose.TOKENS, key="k", not_after_ms=5),), compromised=False
+        ),
+        (
+            '{"kind":"purpose_keys_rotated","id":"frd1_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa","keys":[{"purpose":"tokens",'
+            '"key":"k","notAfterMs":5}],"compromised":false}'
+        ),
     ),
     (
         Discovered(discovered=({"url": "u"},), ways=()),

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from covenant.doors.file_transfer import FileShown, StoredFileList
 from covenant.doors.operator_api.attention import Attention, Need
 from covenant.doors.operator_api.daemon_operations import (
     BackupBegun,
@@ -13,7 +14,6 @@ from covenant.doors.operator_api.daemon_operations import (
     SettingShown,
     SettingsShown,
 )
-from covenant.doors.operator_api.file_operations import FileShown, StoredFileList
 from covenant.doors.operator_api.identities import (
     AuditIntegrity,
     AuditPurgedAnswer,
@@ -39,6 +39,7 @@ from covenant.doors.operator_api.mailbox import (
     LeaseReleasedAnswer,
     LeaseRenewedAnswer,
     LeaseShown,
+    QueueShown,
     RequestWithdrawnAnswer,
     ResultOpt,
     ResultPosted,
@@ -58,8 +59,15 @@ from covenant.doors.operator_api.operation import (
     encode,
     encode_legacy,
     error_of,
+    fill,
 )
-from covenant.doors.operator_api.task_queue import QueueShown
+from covenant.doors.operator_api.schedule_operations import (
+    ScheduleAnswer,
+    ScheduleList,
+    ScheduleRemoved,
+    ScheduleRun,
+    ScheduleShown,
+)
 from covenant.doors.operator_api.tasks import (
     AnsweredTask,
     AutoRetried,
@@ -88,13 +96,15 @@ from covenant.doors.operator_api.tenants import (
     TenantAdded,
     TenantChanged,
     TenantList,
+    TenantListed,
     TenantRemovalTold,
     TenantRotated,
     TenantShown,
     TenantTraces,
 )
-from covenant.exchange.bulk_repair import BulkOutcome
 from covenant.exchange.frame_log import LoggedFrame
+from covenant.exchange.repair_service import BulkOutcome
+from covenant.exchange.schedules import Moment
 from covenant.exchange.task_logs import LogLine
 from covenant.ledger.contract.retention import SearchedPlace
 from covenant.ledger.contract.task_query import AgentLanes, FoundTask, LaneCounts
@@ -106,7 +116,7 @@ from covenant.model.grant import AuditReport
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.retry_policy import RepairOutcome, Requeued, RetryPolicy, RetryReport, Skipped, SkipReason
 from covenant.model.task import DuplicateSafety, Ending, Idempotency, Result, ResultStatus, Task, error_result
-from covenant.model.tenants import TenantLimits
+from covenant.model.tenants import LimitUse, TenantLimits, TenantUse
 from covenant.outbound.remote.card_lookup import CardSignature
 from covenant.outbound.remote.inspector import ConformanceFinding, InspectedFrame, InspectedTurn
 from tests.doors.operator_api.peer_golden import GOLDEN as PEER_GOLDEN
@@ -154,6 +164,22 @@ TENANT_JSON = (
     '"limits":{"concurrency":0,"rate_per_min":3,"burst":0,"connections":0,"streams":0,"live_tasks":0,'
     '"queued_bytes":0,"kept_hours":0,"kept_bytes":0},"agents":1}'
 )
+TENANT_USE = TenantUse(
+    concurrency=LimitUse(1, 2),
+    requests=LimitUse(0, 0),
+    connections=LimitUse(3, 4),
+    streams=LimitUse(0, 512),
+    live_tasks=LimitUse(5, 6),
+    queued_bytes=LimitUse(7, 8),
+    kept_bytes=LimitUse(None, 0),
+    files=LimitUse(9, 10),
+    file_bytes=LimitUse(11, 12),
+)
+TENANT_USE_JSON = (
+    '{"concurrency":{"used":1,"most":2},"requests":{"used":0,"most":0},"connections":{"used":3,"most":4},'
+    '"streams":{"used":0,"most":512},"live_tasks":{"used":5,"most":6},"queued_bytes":{"used":7,"most":8},'
+    '"kept_bytes":{"used":null,"most":0},"files":{"used":9,"most":10},"file_bytes":{"used":11,"most":12}}'
+)
 AGENT = AgentShown.of(
     CatalogueAgent(
         tenant="acme",
@@ -167,7 +193,7 @@ AGENT_JSON = (
     '"created_at_ms":1,"updated_at_ms":2,"agent_def":{"id":"bob","name":"","role":"r","personality":"","goal":"",'
     '"description":"","rules":[],"capabilities":[],"event_types":[],"model":"","fallback_models":[],'
     '"max_tokens":1024,"temperature":0.3,"brevity":"full","mode":"","channel":null,'
-    '"advisor":{"model":"m","prompt":"","mode":"consult","max_redirects":2,"malformed_halts":true},'
+    '"advisor":{"model":"m","fallback_models":[],"prompt":"","mode":"consult","max_redirects":2,"malformed_halts":true},'
     '"memory":{"search_expand":false,"auto_tag":false,"auto_supersede":false,"intent_routing":true,'
     '"age_decay":true,"age_half_life_days":90.0,"age_floor":0.5},'
     '"intent":{"mode":"off","min_confidence":0.8,"apply_routing":true,"model":""},"kind":"model",'
@@ -178,6 +204,23 @@ AGENT_JSON = (
     '"ignored":[]}'
 )
 
+SCHEDULE = ScheduleShown(
+    agent_id="bob",
+    id="daily",
+    cron="0 9 * * *",
+    every_s=0,
+    time_zone="Europe/Berlin",
+    text="hi",
+    catch_up_s=60,
+    source="stored",
+    paused_at_ms=None,
+    upcoming=(Moment(1, "1970-01-01T01:00:00+01:00"),),
+)
+SCHEDULE_JSON = (
+    '{"agent_id":"bob","id":"daily","cron":"0 9 * * *","every_s":0,"time_zone":"Europe/Berlin","text":"hi",'
+    '"catch_up_s":60,"source":"stored","paused_at_ms":null,'
+    '"upcoming":[{"at_ms":1,"local":"1970-01-01T01:00:00+01:00"}]}'
+)
 PUSH = PushShown(
     task_id=TaskId("t"),
     push_id="p",
@@ -563,11 +606,12 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
     (
         Attention(
             at_ms=1,
+            needs=1,
             items=(Need(what="holder_lost", severity="bad", title="t", detail="d", act={"verb": "v", "href": "h"}),),
             numbers=LaneCounts(queued=2),
         ),
         (
-            '{"kind":"a2a_attention","at_ms":1,"items":[{"what":"holder_lost","severity":"bad","title":"t","detail":"d",'
+            '{"kind":"a2a_attention","at_ms":1,"needs":1,"items":[{"what":"holder_lost","severity":"bad","title":"t","detail":"d",'
             '"act":{"verb":"v","href":"h"}}],"numbers":{"queued":2,"in_flight":0,"parked":0,"following":0,'
             '"result_pending":0,"failed":0,"done":0}}'
         ),
@@ -587,7 +631,10 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
         TenantAdded(tenant=TENANT, token="atr_1"),
         f'{{"kind":"tenant_added","tenant":{TENANT_JSON},"token":"atr_1"}}',
     ),
-    (TenantList(tenants=(TENANT,)), f'{{"kind":"tenant_list","tenants":[{TENANT_JSON}]}}'),
+    (
+        TenantList(tenants=(fill(TenantListed, TENANT, use=TENANT_USE),)),
+        f'{{"kind":"tenant_list","tenants":[{TENANT_JSON[:-1]},"use":{TENANT_USE_JSON}}}]}}',
+    ),
     (TenantChanged(tenant=TENANT), f'{{"kind":"tenant_changed","tenant":{TENANT_JSON}}}'),
     (
         TenantRotated(tenant=TENANT, token="atr_1"),
@@ -637,6 +684,22 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
         '{"kind":"agent_removed","tenant":"acme","agent_id":"bob"}',
     ),
     (
+        ScheduleList(tenant="acme", count=2, schedules=(SCHEDULE,)),
+        f'{{"kind":"schedule_list","tenant":"acme","count":2,"schedules":[{SCHEDULE_JSON}]}}',
+    ),
+    (
+        ScheduleAnswer(tenant="acme", schedule=SCHEDULE),
+        f'{{"kind":"schedule","tenant":"acme","schedule":{SCHEDULE_JSON}}}',
+    ),
+    (
+        ScheduleRemoved(tenant="acme", agent_id="bob", schedule_id="daily"),
+        '{"kind":"schedule_removed","tenant":"acme","agent_id":"bob","schedule_id":"daily"}',
+    ),
+    (
+        ScheduleRun(tenant="acme", agent_id="bob", schedule_id="daily", task_id=TaskId("t")),
+        '{"kind":"schedule_run","tenant":"acme","agent_id":"bob","schedule_id":"daily","task_id":"t"}',
+    ),
+    (
         StoredFileList(
             files=(
                 FileShown(sha256="ab", size=1, stored_at_ms=2, references=3, tasks=("t",), url="u"),
@@ -656,9 +719,11 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
     (PushList(count=3, dead=1, pushes=(PUSH,)), f'{{"kind":"a2a_pushes","count":3,"dead":1,"pushes":[{PUSH_JSON}]}}'),
     (PushRetried(push=PUSH), f'{{"kind":"a2a_push_retried","push":{PUSH_JSON}}}'),
     (
-        NodeList(nodes=(NodeShown(node="n", boot="b", alive=True, started_at_ms=1, seen_at_ms=2, leases=3),)),
+        NodeList(
+            nodes=(NodeShown(node="n", boot="b", alive=True, left=False, started_at_ms=1, seen_at_ms=2, leases=3),)
+        ),
         (
-            '{"kind":"node_list","nodes":[{"node":"n","boot":"b","alive":true,"started_at_ms":1,"seen_at_ms":2,'
+            '{"kind":"node_list","nodes":[{"node":"n","boot":"b","alive":true,"left":false,"started_at_ms":1,"seen_at_ms":2,'
             '"leases":3}]}'
         ),
     ),

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from covenant.doors.operator_api import OPERATIONS
+from covenant.doors.operator_api.operation_table import OPERATIONS
 from covenant.ledger.machine.commands import PutPush
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.ids import TaskId

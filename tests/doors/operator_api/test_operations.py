@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.doors.operator_api import OPERATIONS
+from covenant.doors.operator_api.operation_table import OPERATIONS
 from covenant.exchange.file_source import pieces_of
 from covenant.ledger.machine.commands import MovePushes, PutPush
 from covenant.model.a2a_requests import PushConfig
@@ -522,6 +522,29 @@ async def test_a_tree_is_drawn_under_a_root_that_was_never_sent(under_test: Door
     assert [node["task"]["id"] for node in tree["children"][0]["children"]] == [grandchild["id"]]
 
 
+async def test_a_folded_tree_has_of_branches_that_have_ended_the_count_alone(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
+    root = new_task(bob)
+    over, busy, between = (new_task(bob, parent=root["id"]) for _ in range(3))
+    alive = new_task(bob, parent=between["id"])
+    below = [new_task(bob, parent=over["id"]), new_task(bob, parent=over["id"]), new_task(bob, parent=busy["id"])]
+    for task in (root, over, busy, between, alive, *below):
+        await speaker.ask(alice, "send_a2a_task", task=task)
+    for task in (over, between, *below):
+        await speaker.ask(alice, "cancel_a2a_task", task_id=task["id"], reason="r")
+    tree = (await speaker.ask(alice, "a2a_tree", task_id=root["id"], fold=True))["tree"]
+    nodes = {node["task_id"]: node for node in tree["children"]}
+    assert (nodes[over["id"]]["children"], nodes[over["id"]]["folded"]) == ([], 2)
+    assert [node["task_id"] for node in nodes[busy["id"]]["children"]] == [below[2]["id"]], "it goes on"
+    assert [node["task_id"] for node in nodes[between["id"]]["children"]] == [alive["id"]], "something below goes on"
+    branch = (await speaker.ask(alice, "a2a_tree", task_id=over["id"], fold=True))["tree"]
+    assert {node["task_id"] for node in branch["children"]} == {below[0]["id"], below[1]["id"]}
+    whole = (await speaker.ask(alice, "a2a_tree", task_id=root["id"]))["tree"]
+    assert "folded" not in str(whole)
+
+
 async def test_a_long_chain_of_tasks_is_still_a_tree_that_can_be_told(under_test: DoorsUnderTest) -> None:
     alice, bob = await under_test.pair()
     parent = root = str(uuid.uuid4())
@@ -556,6 +579,40 @@ async def test_a_task_that_waits_is_answered_by_its_sender_alone(under_test: Doo
     assert answered == {"kind": "a2a_answered", "task_id": task["id"]}
     taken = (await speaker.ask(bob, "try_recv_a2a_task"))["tasks"][0]
     assert (taken["turn"], taken["messages"][0]["parts"]) == (2, [{"type": "text", "text": "red"}])
+
+
+async def test_an_answer_is_the_same_answer_after_its_task_has_ended(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    alice, bob = await under_test.pair()
+    task, lease = await leased_task(speaker, alice, bob)
+    waits = {"type": "status", "state": "input-required", "text": "shall I pay?"}
+    await speaker.ask(bob, "update_a2a_task", task_id=task["id"], lease_id=lease["lease_id"], update=waits)
+    answer = {"task_id": task["id"], "approved": True, "answer_id": "a1"}
+    assert "duplicate" not in await speaker.ask(alice, "answer_a2a_task", **answer)
+    taken = (await speaker.ask(bob, "try_recv_a2a_task"))["tasks"][0]
+    result = {"task_id": task["id"], "status": "ok", "lease_id": taken["lease"]["lease_id"]}
+
+    async def check() -> None:
+        assert (await speaker.ask(alice, "answer_a2a_task", **answer))["duplicate"]
+        assert (await speaker.ask(under_test.operator, "answer_a2a_task", **answer))["duplicate"]
+        for other, code in (
+            ({"approved": False}, "idempotency_key_reused"),
+            ({"approved": True, "text": "gladly"}, "idempotency_key_reused"),
+            ({"answer_id": "a2"}, "not_asked"),
+            ({"answer_id": None}, "not_asked"),
+            ({"approved": None, "text": "yes", "answer_id": "a2"}, "not_waiting"),
+        ):
+            refused = await speaker.tell(alice, "answer_a2a_task", **{**answer, **other})
+            assert (refused.answer["code"], refused.status) in ((code, 409), (code, None)), other
+        assert (await speaker.tell(bob, "answer_a2a_task", **answer)).answer["code"] == "unknown_task"
+
+    await check()
+    await speaker.ask(bob, "post_a2a_result", result=result)
+    await check()
+    await speaker.ask(alice, "try_recv_a2a_result")
+    await under_test.ledger.compact()
+    await check()
 
 
 async def test_without_a_dashboard_nobody_has_a_code_for_it(under_test: DoorsUnderTest, speaker: Speaker) -> None:
@@ -834,6 +891,7 @@ async def test_the_operator_keeps_tenants_and_their_agents(under_test: DoorsUnde
     listed = await speaker.ask(operator, "list_tenants")
     assert [tenant["name"] for tenant in listed["tenants"]] == ["default", "acme"]
     assert added["token"] not in str(listed)
+    assert listed["tenants"][1]["use"]["requests"] == {"used": 0, "most": 600}
 
     agent = {"id": "writer", "kind": "worker"}
     stored = await speaker.ask(operator, "add_agent", tenant="acme", agent_def=agent)
@@ -888,6 +946,26 @@ async def test_the_operator_removes_a_tenant_after_a_dry_run_and_is_shown_that_n
         ("change_tenant", "invalid_request", 400, {"name": "default"}),
         ("rotate_tenant", "unknown_tenant", 404, {"name": "nobody"}),
         ("list_agents", "unknown_tenant", 404, {"tenant": "nobody"}),
+        ("list_schedules", "unknown_tenant", 404, {"tenant": "nobody"}),
+        ("list_schedules", "unknown_agent", 404, {"tenant": "default", "agent_id": "nobody"}),
+        ("show_schedule", "unknown_agent", 404, {"tenant": "default", "agent_id": "nobody", "schedule_id": "s"}),
+        ("show_schedule", "unknown_schedule", 404, {"tenant": "default", "agent_id": "index", "schedule_id": "s"}),
+        ("pause_schedule", "unknown_schedule", 404, {"tenant": "default", "agent_id": "index", "schedule_id": "s"}),
+        ("resume_schedule", "unknown_schedule", 404, {"tenant": "default", "agent_id": "index", "schedule_id": "s"}),
+        ("run_schedule", "unknown_schedule", 404, {"tenant": "default", "agent_id": "index", "schedule_id": "s"}),
+        ("remove_schedule", "unknown_schedule", 404, {"tenant": "default", "agent_id": "index", "schedule_id": "s"}),
+        *(
+            ("add_schedule", code, status, {"tenant": "default", "agent_id": "index", "schedule": schedule})
+            for code, status, schedule in (
+                ("agent_immutable", 409, {"id": "s", "every_s": 1}),
+                ("invalid_schedule", 400, {"id": "s", "cron": "soon"}),
+                ("invalid_schedule", 400, {"id": "s", "every_s": 1, "time_zone": "Nowhere"}),
+                ("invalid_schedule", 400, {"id": "s", "every_s": 1, "cron": "* * * * *"}),
+                ("invalid_schedule", 400, {"id": "s", "every_s": -1}),
+                ("invalid_schedule", 400, {"id": "s", "colour": 1}),
+                ("invalid_schedule", 400, {}),
+            )
+        ),
         ("list_stored_files", "unknown_tenant", 404, {"tenant": "nobody"}),
         ("list_stored_files", "invalid_hash", 400, {"sha256": "../etc"}),
         ("list_stored_files", "invalid_hash", 400, {"after": "%"}),
@@ -924,6 +1002,13 @@ async def test_what_is_wrong_about_a_tenant_or_agent_is_said(
         ("list_stored_files", {"tenant": "default"}),
         ("show_agent", {"tenant": "default", "agent_id": "index"}),
         ("remove_agent", {"tenant": "default", "agent_id": "index"}),
+        ("list_schedules", {"tenant": "default"}),
+        ("show_schedule", {"tenant": "default", "agent_id": "index", "schedule_id": "s"}),
+        ("add_schedule", {"tenant": "default", "agent_id": "index", "schedule": {"id": "s", "every_s": 1}}),
+        ("remove_schedule", {"tenant": "default", "agent_id": "index", "schedule_id": "s"}),
+        ("pause_schedule", {"tenant": "default", "agent_id": "index", "schedule_id": "s"}),
+        ("resume_schedule", {"tenant": "default", "agent_id": "index", "schedule_id": "s"}),
+        ("run_schedule", {"tenant": "default", "agent_id": "index", "schedule_id": "s"}),
         ("begin_backup", {}),
         ("end_backup", {"backup_id": "b"}),
         ("begin_drain", {}),
@@ -941,6 +1026,50 @@ async def test_tenants_are_the_operators_alone(
     assert told.answer["code"] == "operator_required"
     assert told.status in (None, 403)
     assert len(await under_test.audit("operator_required")) == 1
+
+
+async def test_the_operator_adds_pauses_resumes_runs_and_removes_a_schedule(
+    under_test: DoorsUnderTest, speaker: Speaker
+) -> None:
+    operator = under_test.operator
+    await speaker.ask(operator, "add_tenant", name="acme")
+    await speaker.ask(operator, "add_agent", tenant="acme", agent_def={"id": "writer", "kind": "worker"})
+    which = {"tenant": "acme", "agent_id": "writer", "schedule_id": "noon"}
+    given = {"id": "noon", "cron": "0 12 * * *", "time_zone": "Asia/Kolkata", "text": "lunch", "catch_up_s": 60}
+    added = await speaker.ask(operator, "add_schedule", tenant="acme", agent_id="writer", schedule=given)
+    assert {name: added["schedule"][name] for name in given} == given
+    again = await speaker.tell(operator, "add_schedule", tenant="acme", agent_id="writer", schedule=given)
+    assert again.answer["code"] == "schedule_exists"
+
+    shown = (await speaker.ask(operator, "show_schedule", **which))["schedule"]
+    assert [moment["local"][10:] for moment in shown["upcoming"]] == ["T12:00:00+05:30"] * 5
+    assert shown["upcoming"][1]["at_ms"] - shown["upcoming"][0]["at_ms"] == 86_400_000
+    listed = await speaker.ask(operator, "list_schedules", tenant="acme")
+    assert (listed["count"], listed["schedules"]) == (1, [{**shown, "upcoming": shown["upcoming"][:1]}])
+
+    paused = [(await speaker.ask(operator, "pause_schedule", **which))["schedule"] for _ in range(2)]
+    assert paused[0] == paused[1] == {**shown, "paused_at_ms": paused[0]["paused_at_ms"], "upcoming": []}
+    ran = await speaker.ask(operator, "run_schedule", **which)
+    task = await speaker.ask(operator, "show_a2a_task", task_id=ran["task_id"])
+    assert task["task"]["intent_text"] == "lunch"
+    assert task["task"]["metadata"]["schedule"]["id"] == "noon"
+    resumed = [(await speaker.ask(operator, "resume_schedule", **which))["schedule"] for _ in range(2)]
+    assert resumed[0]["paused_at_ms"] is resumed[1]["paused_at_ms"] is None
+    named = {"tenant": "acme", "agent": "writer", "schedule": "noon"}
+    for kind, more in (("paused", {}), ("resumed", {}), ("run", {"task_id": ran["task_id"]})):
+        (row,) = await under_test.audit(f"schedule_{kind}")
+        assert row["kind"] == {"type": f"schedule_{kind}", **named, **more}
+
+    await speaker.ask(operator, "pause_schedule", **which)
+    removed = await speaker.ask(operator, "remove_schedule", **which)
+    assert removed == {"kind": "schedule_removed", **which}
+    assert (await speaker.ask(operator, "list_schedules", tenant="acme"))["schedules"] == []
+    back = await speaker.ask(operator, "add_schedule", tenant="acme", agent_id="writer", schedule=given)
+    assert back["schedule"]["paused_at_ms"] is None
+
+    await speaker.ask(operator, "change_tenant", name="acme", disabled=True)
+    assert (await speaker.ask(operator, "show_schedule", **which))["schedule"]["upcoming"] == []
+    assert (await speaker.tell(operator, "run_schedule", **which)).answer["code"] == "tenant_disabled"
 
 
 async def test_files_are_listed_for_their_tenant_or_their_owner_page_by_page(
@@ -1005,6 +1134,7 @@ async def test_frames_are_told_to_be_off_and_nothing_is_inspected_where_nothing_
         assert (await speaker.tell(under_test.operator, kind, **fields)).answer["code"] == "no_inspector"
 
 
+@pytest.mark.embedded
 async def test_the_operator_has_the_ledger_copied_and_the_copy_removed(
     under_test: DoorsUnderTest, speaker: Speaker
 ) -> None:

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from covenant.doors.operator_api import BY_KIND
+from covenant.doors.operator_api.operation_table import BY_KIND
 from covenant.doors.operator_api.peers import OPERATIONS
 from covenant.model.peers.delegation_messages import DelegationOffer
 from covenant.wire.ipc_frames import canonical_kind
@@ -105,6 +105,11 @@ async def test_what_there_is_can_be_asked_for(door: Door, peer: ScriptedPeer) ->
     assert (await door.ask("peer_capabilities"))["peer"] is None
     config = await door.ask("peer_config")
     assert (config["kind"], config["id"], config["config"]["silence_ms"]) == ("peer_config", door.node.id, 200)
+    rotated = await door.ask("rotate_purpose_keys")
+    assert (rotated["kind"], [each["purpose"] for each in rotated["keys"]]) == (
+        "purpose_keys_rotated",
+        ["envelopes", "proofs", "tokens"],
+    )
     found = await door.ask("discover_peers", timeoutMs=0)
     assert (found["kind"], found["discovered"]) == ("peers_discovered", [])
 
@@ -166,6 +171,7 @@ async def test_a_lost_delegation_can_be_offered_again_given_up_or_cancelled(door
     assert await door.refused("force_delegation", delegationId=made, reason=" ") == "invalid_request"
     given_up = await door.ask("force_delegation", delegationId=made, reason="gone")
     assert (given_up["delegation"]["state"], given_up["delegation"]["code"]) == ("failed", "provider_lost")
+    door.node.stands(made, "failed")  # and so has its task ended
     assert await door.refused("cancel_delegation", delegationId=made) == "already_ended"
     other = (await door.ask("delegate", task="?", profile="researcher", peerId=peer.name))["delegationId"]
     until(lambda: door.node.delegations(peerId=peer.name), lambda found: other in [each["id"] for each in found])

@@ -28,7 +28,7 @@ from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import Delegations
-from covenant.ledger.clock import Uuids
+from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Sweep, Swept
 from covenant.model.agent_definition import AgentDefinition
@@ -38,6 +38,7 @@ from covenant.model.settings import A2aSettings
 from covenant.model.tenants import DEFAULT
 from covenant.seal.keys import new_private_key, new_token
 from covenant.wire.a2a.parts_v1 import unlinked
+from tests.daemon_under_test import NO_AUTHORITIES
 from tests.engine_under_test import open_ledger
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.waits import BOUND_S
@@ -154,7 +155,7 @@ async def open_simple(
     catalogue, tenancy = Catalogue(ledger, KEY), TenantAccess(ledger, operator, identity_auth)
     workers = WorkerPool(ledger, delegations=lambda pool: Delegations(ledger, catalogue, pool))
     await tenancy.open()
-    conversations = A2AExchange(ledger, catalogue, workers, Uuids(), A2aSettings())
+    conversations = A2AExchange(ledger, catalogue, workers, uuid_source(), A2aSettings())
     gate, a2a = TenantGate(tenancy, TenantLimiter(clock)), settings or A2aSettings(inbound_rate_per_min=0)
     router = Router(
         tenant_routes(a2a, ledger, catalogue, conversations, gate, meter=Meter(), tools=tools, link=unlinked)
@@ -165,7 +166,7 @@ async def open_simple(
     sockets = [config.bind_socket()]
     serving = asyncio.create_task(server.serve(sockets))
     try:
-        async with httpx2.AsyncClient(timeout=BOUND_S) as http:
+        async with httpx2.AsyncClient(timeout=BOUND_S, verify=NO_AUTHORITIES) as http:
             made = SimpleUnderTest(
                 ledger=ledger,
                 workers=workers,

@@ -123,7 +123,7 @@ async def test_other_methods_are_told_which_there_are(tmp_path: Path) -> None:
     async with open_simple(tmp_path) as s:
         response = await s.ask("GET", "/a2a/tasks/send")
         assert (response.status_code, response.headers["allow"]) == (405, "POST")
-        assert response.json() == {"error": "this path takes POST", "code": "METHOD_NOT_ALLOWED"}
+        assert response.json() == {"error": "this path takes only POST", "code": "METHOD_NOT_ALLOWED"}
         assert (await s.ask("DELETE", "/a2a/tasks/x")).headers["allow"] == "GET"
 
 

@@ -1,7 +1,7 @@
-"""What is wrong with a home, and what to do about it, without a daemon. Changes nothing.
+"""Checks of a home without a daemon: what is wrong, and what to do about it. Changes nothing.
 
 The files are read by the code that opens them at a start. A check that fails is a finding, never an exception. The
-ledger's files are in `ledger_check`; those of a running daemon are not checked.
+ledger's files are checked by `ledger_check`, unless a daemon is running.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Final
 from covenant.daemon.agent_files import look, read_agent
 from covenant.daemon.doctor.ledger_check import check_ledger
 from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup, wrong
-from covenant.daemon.environment import PASSPHRASE_VARIABLE, now_ms
+from covenant.daemon.environment import PASSPHRASE_VARIABLE, now_ms, program_environment
 from covenant.daemon.home import (
     KEY_NAME,
     OTHERS,
@@ -33,23 +34,35 @@ from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.settings import Settings, ledger_limits
 from covenant.daemon.settings_loader import load
 from covenant.daemon.tls_files import key_is_exposed, open_tls
-from covenant.daemon.wiring.core import mcp_servers
+from covenant.daemon.watched_file import read_home_file
+from covenant.daemon.wiring.core import PRICES_NAME, SERVERS_NAME
 from covenant.daemon.wiring.postgres_storage import import_postgres
+from covenant.daemon.wiring.remote_agents import open_outbound
 from covenant.ledger.embedded.disk import MIB, free_bytes
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments
 from covenant.ledger.embedded.journal.shipped_segments import read_status
 from covenant.ledger.embedded.open import RESTORING_NAME
 from covenant.model.errors import CovenantError, HomeLocked, Invalid, SettingsError
+from covenant.model.mcp_servers import McpServer, read_mcp_servers
+from covenant.model.model_prices import read_model_prices
 from covenant.model.settings import Limits
-from covenant.outbound.remote.remote_registry import RemoteRegistry
+from covenant.outbound.call_errors import AddressRefused, CallFailed
+from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.outbound_settings import OutboundSettings
+from covenant.outbound.remote.remote_registry import RemoteRegistry, place_of
+from covenant.outbound.urls import InvalidUrl
 
 SOCKET_PATH_BYTES_MAX: Final = 107
-"""What Linux allows; other systems allow a few less, and their refusal says so."""
+"""The limit of Linux. Other systems allow a few bytes less, and their error says so."""
 TLS_DAYS_FEW: Final = 14
 ROOM_BYTES_MIN: Final = 16 * MIB
-"""A start writes the journal's last segment anew, and this much should be left beside it."""
+"""A start writes the journal's last segment anew; this much room should be left beside it."""
 ROOM_BYTES_FEW: Final = 256 * MIB
+SERVERS_AT_ONCE: Final = 8
+SERVER_ANSWER_S: Final = 5.0
+CREDENTIALS_REFUSED: Final = frozenset({401, 403})
+NOT_AT_ADDRESS: Final = frozenset({404, 410})
 
 
 def check(home: Path, variables: Mapping[str, str]) -> Checkup:
@@ -62,6 +75,7 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
         lambda: _permissions(home),
         lambda: _secrets(home, variables),
         lambda: _other_files(home, variables),
+        lambda: check_mcp_servers(home, settings.outbound if settings is not None else OutboundSettings(), variables),
         lambda: _agent_files(home),
         lambda: _socket(home),
         lambda: _address(home),
@@ -113,7 +127,7 @@ def _database(settings: Settings | None) -> Iterator[CheckFinding]:
 
 
 def _guarded(home: Path, part: Callable[[], Iterable[CheckFinding]]) -> Iterator[CheckFinding]:
-    """An error of the system is a finding too."""
+    """Turns an error of the system into a finding."""
     try:
         yield from part()
     except OSError as error:
@@ -187,7 +201,7 @@ def _secrets(home: Path, variables: Mapping[str, str]) -> Iterator[CheckFinding]
 
 
 def _told(error: CovenantError) -> CheckFinding:
-    """Our messages say what to do behind a semicolon."""
+    """Splits a message of ours: the text behind the semicolon says what to do."""
     what, _, told = str(error).partition("; ")
     return wrong(what, told or BACKUP)
 
@@ -213,9 +227,9 @@ def _settings(home: Path, variables: Mapping[str, str]) -> tuple[Settings | None
 
 def _other_files(home: Path, variables: Mapping[str, str]) -> Iterator[CheckFinding]:
     try:
-        mcp_servers(home)
+        read_home_file(home / PRICES_NAME, read_model_prices)
     except SettingsError as error:
-        yield wrong(str(error), "change it, or take the file away")
+        yield wrong(str(error), "change it, or take the file away; a running daemon reads it again by itself")
     for problem in RemoteRegistry(home).problems.values():
         yield wrong(problem, "change it; a running daemon reads it again by itself")
     try:
@@ -225,7 +239,7 @@ def _other_files(home: Path, variables: Mapping[str, str]) -> Iterator[CheckFind
 
 
 def _agent_files(home: Path) -> Iterator[CheckFinding]:
-    """Whether their tenants exist is known to a daemon alone."""
+    """Checks the files alone: only a daemon knows whether their tenants exist."""
     good = 0
     for found in look(home):
         try:
@@ -311,3 +325,63 @@ def _port(settings: Settings | None) -> Iterator[CheckFinding]:
             yield CheckFinding(
                 what, way_out="stop what uses it, or choose another with --http-port or --http-bind-addr"
             )
+
+
+def check_mcp_servers(home: Path, outbound: OutboundSettings, variables: Mapping[str, str]) -> Iterator[CheckFinding]:
+    """Programs, addresses, and who may read the secrets.
+
+    A server elsewhere is asked once for its stream, with its credentials. It is there if it answers at all; no tool
+    runs.
+    """
+    path = home / SERVERS_NAME
+    try:
+        servers = read_home_file(path, read_mcp_servers) or {}
+    except SettingsError as error:
+        yield wrong(str(error), "change it, or take the file away; a running daemon reads it again by itself")
+        return
+    if any(server.has_secrets for server in servers.values()) and path.stat().st_mode & OTHERS:
+        yield wrong(f"{SERVERS_NAME} has secrets, and others may read it", f"chmod 600 {path}")
+    for name, server in servers.items():
+        if server.command and shutil.which(server.command, path=program_environment().get("PATH")) is None:
+            what = f"the program of the MCP server {name} is not there: {server.command}"
+            yield wrong(what, f"install it, or change its command in {SERVERS_NAME}")
+        if server.auth is not None and server.auth.secret(variables) is None:
+            way_out = "set it where the daemon is started; without it the server is called without a token"
+            yield CheckFinding(f"the MCP server {name} has no token here: {server.auth.token_env}", way_out=way_out)
+    elsewhere = {name: server for name, server in servers.items() if server.url}
+    if elsewhere:
+        yield from asyncio.run(_reach(elsewhere, outbound, variables))
+
+
+async def _reach(
+    servers: Mapping[str, McpServer], outbound: OutboundSettings, variables: Mapping[str, str]
+) -> list[CheckFinding]:
+    places = asyncio.Semaphore(SERVERS_AT_ONCE)
+
+    async def one(name: str, server: McpServer) -> CheckFinding:
+        async with places:
+            trouble = await _trouble(fetcher, server, variables)
+        if not trouble:
+            return CheckFinding(f"the MCP server {name} answers")
+        return wrong(f"the MCP server {name} {trouble}", f"start it, or change its entry in {SERVERS_NAME}")
+
+    async with open_outbound(outbound) as (_, fetcher):
+        return list(await asyncio.gather(*(one(name, server) for name, server in servers.items())))
+
+
+async def _trouble(fetcher: Fetcher, server: McpServer, variables: Mapping[str, str]) -> str:
+    """What is wrong with the server; empty if it answers."""
+    try:
+        meant = fetcher.meaning(place_of(server.url))
+        headers = {**server.sent_headers(variables), "accept": "application/json, text/event-stream"}
+        async with asyncio.timeout(SERVER_ANSWER_S), meant.stream("GET", server.url, headers=headers) as answer:
+            status = answer.status
+    except TimeoutError:
+        return f"does not answer within {SERVER_ANSWER_S:g} s"
+    except (CallFailed, AddressRefused) as error:
+        return f"cannot be reached: {error.detail}"
+    except (Invalid, InvalidUrl) as error:
+        return f"cannot be called: {error}"
+    if status in CREDENTIALS_REFUSED:
+        return f"refuses the daemon's credentials (HTTP {status})"
+    return f"is not at this address (HTTP {status})" if status in NOT_AT_ADDRESS else ""

@@ -1,4 +1,4 @@
-"""What is wrong with a ledger's files: snapshot, archive, journal, and whether they agree. Changes nothing.
+"""Checks of a ledger's files: snapshot, archive, journal, and whether they agree. Changes nothing.
 
 The journal is read as a start reads it. SQLite checks the archive's pages for a bounded time.
 """
@@ -20,7 +20,7 @@ from covenant.daemon.home import JOURNAL_NAME, KEY_NAME, UnsafeHome
 from covenant.daemon.keystore import OPERATOR_DISPLAY, Keystore, find_passphrase
 from covenant.exchange.access.identities import operator_agent
 from covenant.ledger.embedded.archive.apply_batch import RejectedRecord, count_rejects, read_rejects
-from covenant.ledger.embedded.archive.archive import (
+from covenant.ledger.embedded.archive.archive_file import (
     ARCHIVE_NAME,
     LAYOUTS,
     SCHEMA_VERSION,
@@ -44,12 +44,12 @@ from covenant.model.settings import Limits
 from covenant.seal.keys import verify_grant
 
 PAGES_CHECKED_S: Final = 30.0
-"""How long the archive's pages are looked at: some gigabytes. Then it is said that not all were."""
+"""How long the archive's pages are checked, which is enough for some gigabytes. The finding says if not all were."""
 STEPS_BETWEEN: Final = 100_000
 FAULTS_SHOWN: Final = 3
 REJECTS_SHOWN: Final = 5
 FILE_MARK: Final = '"type":"file"'
-"""In the JSON of whatever has a file."""
+"""Part of the JSON of every block with a file."""
 
 ACCEPT: Final = f"{BACKUP}, or give up what cannot be read: covenant doctor --accept-loss"
 REBUILD: Final = "make the archive from the journal again: covenant doctor --rebuild-archive"
@@ -114,7 +114,7 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
     if archive.archived_seq:
         try:
             odds = tuple(_odds(home / ARCHIVE_NAME, archive, journal, snapshot_seq))
-        except sqlite3.Error as error:  # where the check of the pages did not come to
+        except sqlite3.Error as error:  # beyond the pages that were checked
             archive = _lost(home / ARCHIVE_NAME, str(error))
             findings += archive.findings
     if archive.lost:
@@ -124,7 +124,7 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
 
 
 def _odd_files(home: Path, folder: Path) -> Iterator[CheckFinding]:
-    """What is no plain file, in the place of one of the ledger's: opening a pipe would wait for ever."""
+    """Finds anything in the place of a ledger's file that is no plain file: opening a pipe would wait for ever."""
     archive = (home / f"{ARCHIVE_NAME}{suffix}" for suffix in ("", "-wal", "-shm"))
     for path in (*archive, *(folder.glob("*.jsonl") if folder.is_dir() else ())):
         if not path.is_file() and (path.exists() or path.is_symlink()):
@@ -168,7 +168,7 @@ def _check_keys(home: Path, variables: Mapping[str, str], state: LedgerState) ->
     try:
         key = Keystore(home, find_passphrase(variables)).read_key()
     except (UnsafeHome, SettingsError):
-        return  # told where the secrets are looked at
+        return  # the check of secrets reports it
     if key is None:
         return
     ours = operator_agent(OPERATOR_DISPLAY, key).pubkey
@@ -189,10 +189,10 @@ def _check_keys(home: Path, variables: Mapping[str, str], state: LedgerState) ->
 
 
 def _check_files(folder: Path, state: LedgerState, archive: Path | None) -> Iterator[CheckFinding]:
-    """Every file of the blob store is read; and those that tasks refer to must be there."""
+    """Reads every file of the blob store, and checks that those that tasks refer to are there."""
     yield from _check_live(folder, state)
     with closing(_open(archive)) if archive is not None and archive.exists() else nullcontext() as db:
-        # An older one is brought up to date by the next start.
+        # The next start brings an older layout up to date.
         current = db is not None and db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
         yield from _check_stored(folder, state, db if current else None)
         if db is not None and current:
@@ -221,7 +221,7 @@ def _check_finished(folder: Path, db: sqlite3.Connection) -> Iterator[CheckFindi
     lost: dict[str, str] = {}
     for text in archived_texts(db):
         said = msgspec.json.decode(text) if FILE_MARK in text else None
-        # Blocks as tasks, updates and results have them; what is inside a block is somebody's words.
+        # Only blocks of tasks, updates and results count; the contents of a block are user data.
         blocks = (said.get("parts") or said.get("content") or ()) if isinstance(said, dict) else ()
         for block in blocks:
             if block.get("type") == "file" and "space" in block:
@@ -274,7 +274,7 @@ def _check_archive(path: Path) -> _Archive:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """To read only. On a read-only disk: the file without its write-ahead log."""
+    """Opens the archive for reading. On a read-only disk, without its write-ahead log."""
     uri = path.absolute().as_uri()
     db = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=1.0, isolation_level=None)
     try:

@@ -1,4 +1,4 @@
-"""What can be saved of a damaged ledger, what is lost, and how the ledger is made whole again.
+"""Repair of a damaged ledger: what can be saved, what is lost, and how the ledger is made whole again.
 
 A record that cannot be read is lost, and so is each later event that needs it, such as the lease of a task that was
 never sent. All else becomes a snapshot, the archive is reconciled with it, and numbers go on behind the last record.
@@ -23,7 +23,7 @@ import msgspec
 
 from covenant.daemon.home import JOURNAL_NAME
 from covenant.ledger.embedded.archive.apply_batch import REJECTS_MAX, read_rejects
-from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME, SEQ_MAX, archived_seq_of, open_writer
+from covenant.ledger.embedded.archive.archive_file import ARCHIVE_NAME, SEQ_MAX, archived_seq_of, open_writer
 from covenant.ledger.embedded.archive.reconciliation import ArchiveTruth, reconcile
 from covenant.ledger.embedded.disk import make_owned_folder, open_owned, sync_dir
 from covenant.ledger.embedded.journal import snapshot
@@ -115,14 +115,14 @@ class _Folded(NamedTuple):
 
 
 def plan(home: Path, *, archived_seq: int, limits: Limits, archive_lost: str = "") -> Salvage:
-    """What would be lost. Reads only."""
+    """Finds what would be lost. Only reads."""
     folded = _fold(home / JOURNAL_NAME, archived_seq, limits)
     first_seq = min(folded.snapshot_seq, archived_seq) + 1
     return Salvage(first_seq, folded.last_seq, tuple(folded.losses), limits, archive_lost)
 
 
 def carry_out(home: Path, salvage: Salvage, now_ms: int) -> Path:
-    """Replace the damaged ledger. Returns where the damaged files are now."""
+    """Replaces the damaged ledger. Returns where the damaged files are now."""
     folder = home / JOURNAL_NAME
     aside = home / f"{JOURNAL_NAME}.damaged-{now_ms}"
     make_owned_folder(aside)
@@ -157,7 +157,7 @@ def carry_out(home: Path, salvage: Salvage, now_ms: int) -> Path:
 
 
 def rebuild_archive(home: Path, limits: Limits, now_ms: int) -> Path | None:
-    """Take the archive back to the snapshot; the next start applies the rest of the journal, which is whole.
+    """Takes the archive back to the snapshot. The next start applies the rest of the journal, which is whole.
 
     Returns the file with the lines that the archive had set aside.
     """
@@ -210,7 +210,7 @@ def _link(path: Path, target: Path) -> None:
 
 
 def _fold(folder: Path, archived_seq: int, limits: Limits) -> _Folded:
-    """Read the journal once, event by event, and note what cannot be kept."""
+    """Reads the journal once, event by event, and notes what cannot be kept."""
     # The archive is written anew from these states, so they keep every body, however large.
     limits = replace(limits, body_bytes_on_disk=sys.maxsize)
     before, after = LedgerState(limits), LedgerState(limits)
@@ -241,7 +241,7 @@ def _fold(folder: Path, archived_seq: int, limits: Limits) -> _Folded:
 
 
 def _missing(folder: Path, first: int, last: int, bad: dict[int, Loss], snapshot_seq: int) -> Iterator[Loss]:
-    """The losses from `first` to `last`; records of which nothing is left are one range."""
+    """The losses from `first` to `last`. Records of which nothing is left form one range."""
     while first <= last:
         if first in bad:
             yield bad[first]
@@ -254,13 +254,13 @@ def _missing(folder: Path, first: int, last: int, bad: dict[int, Loss], snapshot
 
 
 def _segments(folder: Path) -> list[Segment]:
-    """Without stray files, whose numbers are beyond all journals."""
+    """The segments without stray files, whose numbers are beyond any journal."""
     segments = list_segments(folder) if folder.is_dir() else []
     return [segment for segment in segments if segment.first_seq <= SEQ_MAX]
 
 
 def _lines(folder: Path, after_seq: int) -> Iterator[_Line]:
-    """Every line behind a record, in order; a bad one has the number that it should have."""
+    """Every line after a record, in order. A bad line gets the number that it should have."""
     seq = after_seq
     for segment in _segments(folder):
         expected = segment.first_seq
@@ -290,7 +290,7 @@ def _parts(data: bytes, expected: int, where: str) -> Iterator[_Line]:
 
 
 def _keep_events(state: LedgerState, line: _Line, record: Record, changed: dict[int, bytes | None]) -> Loss | None:
-    """Apply every event of a record that can be applied. Returns what is lost of the record."""
+    """Applies every event of a record that can be applied. Returns what is lost of the record."""
     kept: list[msgspec.Raw] = []
     said: list[str] = []
     reason = ""
@@ -325,7 +325,7 @@ def _said(event: Any) -> str:
 
 
 def _kept(folder: Path, folded: _Folded, after_seq: int) -> Iterator[tuple[int, bytes]]:
-    """The lines that are left behind a record, with their numbers."""
+    """The remaining lines after a record, with their numbers."""
     for line in _lines(folder, after_seq):
         if line.record is not None:
             data = folded.changed.get(line.seq, line.data)

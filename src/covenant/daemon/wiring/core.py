@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from covenant.daemon.schedulers import FileCollector, Retention, RetryScheduler,
 from covenant.daemon.settings import Settings
 from covenant.daemon.telemetry import Log, Telemetry, open_tracer
 from covenant.daemon.tenant_files import HomeFiles
+from covenant.daemon.watched_file import read_home_file
 from covenant.daemon.wiring.remote_agents import Outbound, open_outbound
 from covenant.daemon.wiring.storage import SYSTEM_CLOCKS, Clocks, Storage, open_storage
 from covenant.doors.http.bearer_auth import TenantGate
@@ -34,33 +35,24 @@ from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.tasks.writer import Intake
 from covenant.exchange.tenant_removal import TenantRemovals
+from covenant.exchange.worker_presence import WorkerPresence
 from covenant.model.agent_card import Provider
-from covenant.model.errors import Invalid, SettingsError
 from covenant.model.mcp_servers import McpServer, read_mcp_servers, tools_of
 from covenant.model.retry_policy import RetryPolicy
 from covenant.seal.keys import derived_secret
 from covenant.seal.suites import suites_spoken
 
 SERVERS_NAME: Final = "mcp_servers.json"
+PRICES_NAME: Final = "model_prices.json"
 
 
 def mcp_servers(home: Path) -> dict[str, McpServer]:
     """The MCP servers of this home, by name; none if there is no file. Raises SettingsError if it cannot be used."""
-    path = home / SERVERS_NAME
-    try:
-        return dict(read_mcp_servers(msgspec.json.decode(path.read_bytes())))
-    except FileNotFoundError:
-        return {}
-    except Invalid as wrong:
-        raise SettingsError(f"{path}: {wrong.message}") from None
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error}") from error
-    except (ValueError, RecursionError) as wrong:
-        raise SettingsError(f"{path}: not JSON: {wrong}") from None
+    return dict(read_home_file(home / SERVERS_NAME, read_mcp_servers) or {})
 
 
-def card_features(settings: Settings, servers: dict[str, McpServer]) -> CardFeatures:
-    """What can be told of a daemon from its settings alone."""
+def card_features(settings: Settings, servers: Mapping[str, McpServer]) -> CardFeatures:
+    """The features of cards that follow from the settings alone."""
     a2a = settings.a2a
     organization = a2a.provider_org or urlsplit(a2a.provider_url).hostname
     return CardFeatures(
@@ -134,6 +126,7 @@ class Access:
     mailbox: MailboxExchange
     intake: Intake
     files: StoredFiles
+    presence: WorkerPresence
     removals: TenantRemovals
     schedulers: tuple[Scheduler, ...]
 
@@ -145,6 +138,7 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
     await tenants.open()
     intake = Intake(running, ledger.clock.monotonic_ms)
     files = _make_files(settings, storage)
+    presence = WorkerPresence(ledger, ledger.clock.monotonic_ms, shared=storage.shared)
     mailbox = MailboxExchange(
         ledger,
         operator.agent,
@@ -153,17 +147,18 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
         depth_max=settings.delegation.depth_max,
         intake=intake,
         files=files,
+        presence=presence,
     )
     retry = settings.retry
     policy = msgspec.convert({**asdict(retry), "enabled": True}, RetryPolicy)
-    scheduler = RetryScheduler(mailbox, operator, policy, interval_ms=retry.interval_ms, log=telemetry.log)
+    scheduler = RetryScheduler(ledger, operator, policy, interval_ms=retry.interval_ms, log=telemetry.log)
     identity_admin = IdentityAdmin(
         ledger,
         identity_auth,
         operator.agent,
         storage.key,
         partial(save_token, settings.home),
-        seat=catalogue.seat,
+        reserved=catalogue.reserved_identity,
     )
     retention = Retention(ledger, identity_admin, operator, settings.retention, telemetry.log)
     removals = TenantRemovals(
@@ -179,11 +174,12 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
     return Access(
         identity_auth=identity_auth,
         identity_admin=identity_admin,
-        gate=TenantGate(tenants, TenantLimiter(ledger.clock.monotonic_ms, settings.tenants)),
+        gate=TenantGate(tenants, TenantLimiter(ledger.clock.monotonic_ms, settings.tenants, ledger.living)),
         catalogue=catalogue,
         mailbox=mailbox,
         intake=intake,
         files=files,
+        presence=presence,
         removals=removals,
         schedulers=(
             *((storage.singleton("retries", scheduler),) if retry.scheduler else ()),

@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from covenant.agents.agent_loader import LoadedAgent
+from covenant.agents.agent_loader import LoadedAgent, ServedFile
 from covenant.agents.runtime.worker_pool import RunningJobs
 from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import Settings
@@ -56,7 +55,7 @@ async def open_daemon(
     log: Log,
     *,
     served: Sequence[LoadedAgent] = (),
-    reloaded: Sequence[Path] = (),
+    reloaded: Sequence[ServedFile] = (),
     clocks: Clocks = SYSTEM_CLOCKS,
     archive_apart: bool = True,
     sources: Mapping[str, Source] | None = None,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -65,10 +65,12 @@ from covenant.exchange.native import Conversations, NativeRuns
 from covenant.exchange.push import PushConfigs
 from covenant.exchange.simple import SimpleExchange, SimpleLimits
 from covenant.exchange.task_lookup import TaskLookup
-from covenant.ledger.clock import Uuids
+from covenant.exchange.tenant_use import TenantUsage
+from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.mcp_servers import Tool
 from covenant.model.settings import A2aSettings
+from covenant.model.tenants import TenantLimits
 from covenant.outbound.push_sender import PushSender, WebhookClient
 from covenant.outbound.remote.inspector import Inspector
 from covenant.seal.cards import CardSigner
@@ -150,7 +152,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
     ]
     own = _make_own_agents(base, admission, services, pages)
     api = ApiContext(
-        services=_make_services(base, peers, sources, own),
+        services=_make_services(base, agents, peers, sources, own),
         identity_auth=access.identity_auth,
         waits=waits,
         meter=meter,
@@ -163,7 +165,7 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None, sources: Mapping
     dashboard = _make_dashboard(base, api, codes, base_url) if codes is not None else None
     if dashboard is not None:
         routes += dashboard.routes()
-    door = _make_http(settings.http, api, routes, a2a, dashboard=HOME if dashboard is not None else "")
+    door = _make_http(settings.http, api, routes, a2a, agents.notices, dashboard=HOME if dashboard is not None else "")
     traced = TracedDoor(door, telemetry.tracer) if telemetry.tracer.on else door
     return Doors(
         waits=waits,
@@ -206,7 +208,7 @@ def _make_peer_server(base: Base, peers: Peers | None, pool: AnonymousPool, tls:
 
 
 def _make_own_agents(base: Base, admission: Admission, services: A2AServices, pages: CardPages) -> OwnAgents:
-    """The same doors once more, behind a gate that knows the operator in a tenant's place."""
+    """The same doors once more, behind a gate that lets an operator act as a tenant."""
     gate = ActingGate(base.access.gate.tenancy, base.access.gate.limiter)
     acting = replace(admission, tenants=gate, admits=lambda _agent, _scope: False)
     cards = pages.behind(gate)
@@ -214,7 +216,9 @@ def _make_own_agents(base: Base, admission: Admission, services: A2AServices, pa
     return OwnAgents(door, cards.routes(), _make_acting_grpc(base, acting, services))
 
 
-def _make_services(base: Base, peers: Peers | None, sources: Mapping[str, Source], own: OwnAgents) -> Services:
+def _make_services(
+    base: Base, agents: Agents, peers: Peers | None, sources: Mapping[str, Source], own: OwnAgents
+) -> Services:
     access, ledger = base.access, base.storage.ledger
     codes = LoginCodes(ledger, access.identity_auth, _local_url(base)) if _serves_ui(base.settings) else None
     return Services(
@@ -225,6 +229,7 @@ def _make_services(base: Base, peers: Peers | None, sources: Mapping[str, Source
         access.catalogue,
         base.telemetry.task_logs,
         access.intake,
+        TenantUsage(ledger, access.gate.limiter, access.files, _default_limits(base.settings), agents.workers.turns),
         peers=peers.admin if peers is not None else None,
         login_codes=codes,
         backups=base.storage.backups,
@@ -239,6 +244,7 @@ def _make_services(base: Base, peers: Peers | None, sources: Mapping[str, Source
             _local_url(base),
             published=base.settings.a2a.publish,
         ),
+        schedules=agents.schedules,
     )
 
 
@@ -256,7 +262,7 @@ def _server_tls(base: Base) -> ServerTls | None:
     files, access = base.listeners.tls, base.access
 
     def credential_of(names: Sequence[str]) -> bytes | None:
-        """None for a certificate that stands for nobody: then its client is as one without."""
+        """None if the certificate names no tenant: its client is treated as one without a certificate."""
         known = access.gate.tenancy.recognise_certificate(names) or access.identity_auth.recognise_certificate(names)
         return certificate_credential(names) if known is not None else None
 
@@ -283,8 +289,8 @@ def tenant_routes(
     tools: Sequence[Tool],
     link: Link,
 ) -> list[BaseRoute]:
-    """What a tenant's token opens besides A2A: its agents, its requests, and the simple door."""
-    new_id = Uuids()
+    """The routes for a tenant's token beside A2A: its agents, its requests, and the simple door."""
+    new_id = uuid_source()
     limits = SimpleLimits(rate_per_min=settings.inbound_rate_per_min)
     tasks = TaskLookup(ledger, catalogue)
     runs = native.RunDoor(
@@ -292,7 +298,7 @@ def tenant_routes(
         Conversations(ledger, catalogue, new_id, exchange.writer.intake),
         exchange,
     )
-    texts = SimpleExchange(ledger, catalogue, exchange, new_id, tools=tools, limits=limits)
+    texts = SimpleExchange(ledger, catalogue, exchange, new_id, tools=tools, limits=limits, living=ledger.living)
     return [
         *endpoint.tenant_routes(native.AgentDoor(catalogue), gate, meter, body_bytes_max=native.AGENT_BYTES_MAX),
         *endpoint.tenant_routes(native.RequestDoor(tasks), gate, meter, body_bytes_max=native.REQUEST_BYTES_MAX),
@@ -304,7 +310,7 @@ def tenant_routes(
 
 
 def _make_push(base: Base, exchange: A2AExchange) -> tuple[PushConfigs, Scheduler] | tuple[None, None]:
-    """Who takes push configurations, and who delivers what they ask for, signed with the daemon's own key."""
+    """The service for push configurations, and the sender of notifications, which are signed with the daemon's key."""
     settings, ledger = base.settings, base.storage.ledger
     if not settings.a2a.push_notifications:
         return None, None
@@ -322,7 +328,7 @@ def _make_push(base: Base, exchange: A2AExchange) -> tuple[PushConfigs, Schedule
 
 
 def _file_link(base: Base) -> Link:
-    """For answers that do not know by which name their reader called."""
+    """The base URL for answers that do not know the host name of their request."""
     files, url = base.access.files, _local_url(base)
     return lambda file: files.links.url_of(file, url)
 
@@ -334,7 +340,7 @@ def _file_routes(base: Base, base_url: BaseUrl) -> list[BaseRoute]:
 
 
 def _make_mcp(base: Base, agents: Agents) -> McpDoor:
-    gate, exchange, catalogue, new_id = base.access.gate, agents.exchange, base.access.catalogue, Uuids()
+    gate, exchange, catalogue, new_id = base.access.gate, agents.exchange, base.access.catalogue, uuid_source()
     lookup = TaskLookup(base.storage.ledger, catalogue, base.storage.operator)
     handlers = ToolCalls(
         exchange,
@@ -406,7 +412,13 @@ def _make_ipc(settings: Settings, api: ApiContext) -> IpcServer:
 
 
 def _make_http(
-    settings: HttpSettings, api: ApiContext, routes: Sequence[BaseRoute], a2a: A2ADoor, *, dashboard: str
+    settings: HttpSettings,
+    api: ApiContext,
+    routes: Sequence[BaseRoute],
+    a2a: A2ADoor,
+    notices: Callable[[], Sequence[str]],
+    *,
+    dashboard: str,
 ) -> HttpDoor:
     return build_http(
         api,
@@ -414,6 +426,7 @@ def _make_http(
         origins=settings.origins,
         body_bytes_max=settings.body_bytes_max,
         metrics_token=read_token_file(settings.metrics_token_file, "http.metrics_token_file"),
+        notices=notices,
         more_routes=routes,
         under=[(PREFIX, a2a)],
         dashboard=dashboard,
@@ -440,13 +453,13 @@ def _make_grpc(base: Base, admission: Admission, services: A2AServices, tls: Ser
         return None
     from covenant.doors.a2a.grpc import GrpcCalls, GrpcTenants  # noqa: PLC0415  an extra
 
-    # Who is on this machine is a matter of where this port listens, not of where HTTP does.
+    # Whether callers are on this machine depends on where this port listens, not on where HTTP does.
     published = _published(settings)._replace(bind_addr=settings.grpc.bind_addr)
     gate = admission.tenants
     return GrpcCalls(
         replace(admission, tenants=GrpcTenants(gate.tenancy, gate.limiter), admits=published.admits),
         services,
-        # A pool of its own: over gRPC nobody says how long a message is, so that each takes room for the longest.
+        # A pool of its own: gRPC does not tell a message's length in advance, so each reserves the longest.
         _anonymous_pool(settings.http),
         message_bytes_max=settings.grpc.message_bytes_max,
         published=settings.a2a.publish,
@@ -471,3 +484,9 @@ def _make_acting_grpc(base: Base, acting: Admission, services: A2AServices) -> A
         published=settings.a2a.publish,
         http_at=listeners.http_at,
     )
+
+
+def _default_limits(settings: Settings) -> TenantLimits:
+    """The limits of tenants that have none of their own."""
+    kept = settings.retention
+    return TenantLimits(**asdict(settings.tenants), kept_hours=kept.task_hours, kept_bytes=kept.tenant_bytes)

@@ -7,10 +7,12 @@ not imported either, since it needs the extra `peers`.
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from typing import Final
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -24,6 +26,7 @@ from covenant.daemon.wiring.core import Base
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.peer_envelopes import sealed_routes
 from covenant.exchange.tasks.writer import TaskWriter
+from covenant.ledger.clock import uuid_source
 from covenant.ledger.embedded.backup_file import INCARNATION_NAME, ORIGINAL, Incarnation, read_incarnation
 from covenant.ledger.embedded.disk import replace_private
 from covenant.ledger.embedded.engine import EmbeddedLedger
@@ -33,25 +36,47 @@ from covenant.peers.discovery.dns_sd import TxtRecord
 from covenant.peers.discovery.mdns import Announcement
 from covenant.peers.peer_admin import PeerAdmin
 from covenant.peers.peer_services import PeerServices
-from covenant.peers.peer_settings import PeerContext
-from covenant.peers.transport.peer_http import PeerConnections
+from covenant.peers.peer_settings import PeerContext, SharedInstance
+from covenant.peers.transport.peer_client import PeerConnections
+from covenant.peers.transport.relay import FOLDER_NAME as RELAY_FOLDER_NAME
 from covenant.seal.identity import fingerprint
 from covenant.wire.peers import Introduction
 
+SHARDS: Final = 16
+"""Peers are divided into so many shares among the daemons on one ledger. One daemon at a time serves a peer."""
+
 
 def _epoch(base: Base) -> str | None:
-    """Which life of the ledger this is. A ledger on PostgreSQL is restored by others, who do not tell us."""
+    """Which life of the ledger in the home this is."""
     found = read_incarnation(base.settings.home).id
-    return None if found == ORIGINAL or base.settings.ledger.url else found
+    return None if found == ORIGINAL else found
+
+
+def _shared_instance(base: Base) -> SharedInstance | None:
+    """None: the ledger is in the home."""
+    keys = base.storage.shared_keys
+    if keys is None:
+        return None
+    ledger = keys.ledger
+    return SharedInstance(
+        life=ledger.life,
+        serves=lambda peer: ledger.shares("peers", str(zlib.crc32(peer.encode()) % SHARDS)),
+        renew_keys=keys.renew,
+        refresh_keys=keys.refresh,
+        replace_keys=keys.replace_purpose_keys,
+        on_void=keys.on_void,
+    )
 
 
 def _ledger_end(base: Base) -> int | None:
-    ledger = base.storage.ledger
-    return ledger.durable_seq if isinstance(ledger, EmbeddedLedger) else None
+    ledger, keys = base.storage.ledger, base.storage.shared_keys
+    if isinstance(ledger, EmbeddedLedger):
+        return ledger.durable_seq
+    return keys.ledger.end() if keys is not None else None
 
 
 def _begin_life(base: Base) -> str:
-    """The home was put back by somebody who did not say so, as by a plain copy of its files."""
+    """Begins another life of the ledger: the home was restored without a mark, as by a plain copy of its files."""
     ledger, home = base.storage.ledger, base.settings.home
     found = Incarnation(
         id=str(uuid4()),
@@ -65,7 +90,7 @@ def _begin_life(base: Base) -> str:
 
 @asynccontextmanager
 async def open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[PeerServices]:
-    """`jobs`: what the daemon's own agents are at."""
+    """`jobs`: the running jobs of the daemon's own agents."""
     keys = base.storage.instance_keys
     assert keys is not None, "there are keys if peers are switched on"
     async with AsyncExitStack() as stack:
@@ -80,11 +105,15 @@ async def open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[Pee
             depth_max=base.settings.delegation.depth_max,
             chance=random.random,
             files=base.access.files,
+            relay_folder=base.settings.home / RELAY_FOLDER_NAME,
             epoch=_epoch(base),
             ledger_end=partial(_ledger_end, base),
-            begin_life=partial(_begin_life, base),
+            # Other daemons work on a shared ledger, so only an operator marks it as restored.
+            begin_life=partial(_begin_life, base) if base.storage.shared_keys is None else None,
+            shared=_shared_instance(base),
         )
         services = PeerServices(context, base.access.catalogue, jobs.used, base.access.intake.asked.is_set)
+        await services.inbox.relay.open()
         stack.push_async_callback(services.directory.stop)
         stack.push_async_callback(services.stop)
         base.telemetry.log.info("peers.on", id=keys.id, peers=len(base.storage.ledger.peers()))
@@ -92,7 +121,7 @@ async def open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[Pee
 
 
 class Peers:
-    """What serves peers and the operator. A scheduler of the daemon."""
+    """The routes for peers, and the operator's view of them. A scheduler of the daemon."""
 
     def __init__(self, base: Base, services: PeerServices, agents: Agents) -> None:
         ledger, telemetry = base.storage.ledger, base.telemetry
@@ -105,7 +134,7 @@ class Peers:
             TaskWriter(ledger, agents.workers, telemetry.tracer, files=base.access.files),
             asdict(base.settings.peers),
             discovery=self._discovery,
-            new_id=lambda: str(uuid4()),
+            new_id=uuid_source(),
         )
 
     def routes(self, pool: AnonymousPool) -> list[BaseRoute]:
@@ -122,7 +151,7 @@ class Peers:
             await self._discovery.stop()
 
     def end_polls(self) -> None:
-        """Answer the peers that wait for a message to fetch: the daemon is about to stop."""
+        """Ends the polls of peers that wait for messages: the daemon is about to stop."""
         self._services.inbox.close()
 
 
@@ -148,7 +177,7 @@ def _make_discovery(base: Base, keys: InstanceKeys) -> Discovery:
 
 
 def _announced_as(announcement: Announcement, public_url: str) -> Announcement:
-    """What stands before this daemon, such as a proxy with a certificate, is what others call."""
+    """Announces the public URL, such as that of a proxy in front of this daemon."""
     public = urlsplit(public_url)
     tls = public.scheme == "https"
     port = public.port or (443 if tls else 80)

@@ -1,6 +1,6 @@
-"""How a daemon reaches agents elsewhere: through its one fetcher, and so only where `outbound` allows it.
+"""Remote agents of a daemon: calls go through its one fetcher, and so only where `outbound` allows them.
 
-The entries of `a2a_agents.json` are for the first tenant and for the tenants that an entry lists: nobody else is given
+An entry of `a2a_agents.json` is for the first tenant and for the tenants that it lists: no other tenant uses
 its token.
 """
 
@@ -47,7 +47,7 @@ class RemoteAgents:
         self._left_ms = ledger.clock.left_ms
         self._depth_max = depth_max
         self._log = log
-        # That nobody answers is not kept: whoever calls wants to know how it is now.
+        # Only `NoCard` is cached. That nobody answered is not, since the next caller wants to know the present state.
         self._cards = CardCache(cards_max=CARDS_MAX, keeps=lambda error: isinstance(error, NoCard))
         self._meant: dict[str, Fetcher] = {}
 
@@ -59,7 +59,7 @@ class RemoteAgents:
             return None
 
     async def prepare(self) -> None:
-        """Load now what calls elsewhere need, if any are to be expected: not while turns wait for it."""
+        """Imports the HTTP library now if remote calls are expected, so that no turn waits for the import."""
         if any(True for _ in self.registry):
             await self._fetcher.open()
 
@@ -71,15 +71,15 @@ class RemoteAgents:
         async def fetch() -> RemoteCard:
             return await find_card(fetcher, entry.url, credentials)
 
-        # What a token was shown is not for those who call the same address without it.
+        # A card that was fetched with a token is not shown to callers without that token.
         card = await or_none(self._cards.get(f"{name or ''} {entry.url}", fetch), entry.url)
-        # How long it may take is the task's matter, unless its entry says so.
+        # The task's timeout limits the call, unless the entry has one of its own.
         options = RemoteOptions(timeout_s=entry.timeout or CALL_S_MAX, chance=random.random, left_ms=self._left_ms)
         ways = choose_interfaces(card, entry.url, credentials.covers)
         return Remote(ways, fetcher, credentials, card=card, options=options)
 
     async def card(self, url_or_name: str, *, verify: bool = False) -> RemoteCard:
-        """As it is now. Raises NoCard, and what fetching it raises."""
+        """Fetches the card. Raises NoCard, and the errors of the fetch."""
         name = None if "://" in url_or_name else url_or_name
         entry = RemoteEntry(url=url_or_name) if name is None else self.registry.entry(name)
         fetcher = self._fetcher_for(name, entry)
@@ -95,19 +95,19 @@ class RemoteAgents:
             await fetcher.close()
 
     def _fetcher_for(self, name: str | None, entry: RemoteEntry) -> Fetcher:
-        """For a registered agent one that may call there, wherever that is: whoever wrote the entry means that."""
+        """A registered agent may be called even at a private address, since the operator wrote its entry."""
         if name is None:
             return self._fetcher
         place = entry.place
         if place not in self._meant:
             if len(self._meant) >= FETCHERS_MAX:
-                # Whoever still calls by one of them keeps it. They hold nothing open between calls.
+                # Calls under way keep their client. Clients hold nothing open between calls.
                 self._meant.clear()
             self._meant[place] = self._fetcher.meaning(place)
         return self._meant[place]
 
     def _tell(self, registry: RemoteRegistry) -> None:
-        """The file was read: the operator is told once what cannot be used, and how it can be."""
+        """Logs once which entries of the file cannot be used, and how to mend them."""
         if self._log is None:
             return
         for name, why in registry.problems.items():
@@ -126,7 +126,7 @@ def _credentials(entry: RemoteEntry) -> Credentials:
 
 class Outbound(NamedTuple):
     guard: AddressGuard
-    """Judges URLs that somebody gives us."""
+    """Judges URLs that users give."""
     fetcher: Fetcher
 
 

@@ -1,6 +1,6 @@
 """The home of a daemon: its ledger, its keys and its operator.
 
-The ledger's lock lets one daemon in. What was signed is checked once, here: every live grant's signature, and the audit
+The ledger's lock lets one daemon in. Signatures are checked once, here: those of every live grant, and of the audit
 rows that are new since the last start.
 """
 
@@ -14,22 +14,25 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from covenant.daemon.environment import environment, machine_name, monotonic_ms, now_ms, program_environment
 from covenant.daemon.home import KEY_NAME, UnsafeHome, make_home, read_or_make_token, save_token
+from covenant.daemon.home_backup import SegmentShipper, command_words
 from covenant.daemon.keystore import OPERATOR_DISPLAY, Keystore, admit_operator, find_passphrase
 from covenant.daemon.schedulers import ArchiveReport, AuditAnchors, Maintenance, Scheduler, Singleton, Sweeper
-from covenant.daemon.segment_shipper import SegmentShipper, command_words
 from covenant.daemon.settings import Settings, ledger_limits
 from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.postgres_storage import (
     InstanceSecrets,
+    SharedKeys,
     agree_on_secrets,
     open_shared_blobs,
     open_shared_ledger,
 )
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import Principal
-from covenant.ledger.clock import Uuids
+from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.blobs import BlobStore
 from covenant.ledger.contract.ledger import Ledger, SharedLedger
 from covenant.ledger.embedded.backup_file import StagedBackups, read_incarnation
@@ -39,8 +42,9 @@ from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.shipped_segments import ShippedSegments
 from covenant.ledger.embedded.open import open_ledger
+from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.model.errors import SettingsError, Unavailable
-from covenant.model.ids import PublicKey
+from covenant.model.ids import AgentId, PublicKey
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.seal.keys import new_private_key, new_token, verify_grant
 
@@ -49,7 +53,7 @@ ANCHOR_INTERVAL_MS: Final = 60_000
 
 
 class Clocks(NamedTuple):
-    """The wall clock, and one that nobody sets; both in milliseconds."""
+    """The wall clock and the monotonic clock, both in milliseconds."""
 
     now_ms: Callable[[], int] = now_ms
     monotonic_ms: Callable[[], int] = monotonic_ms
@@ -61,10 +65,14 @@ SYSTEM_CLOCKS: Final = Clocks()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
     ledger: Ledger
+    shared_ledger: SharedLedger | None
+    """The same ledger, if other daemons share it."""
     key: bytes
     """The private key of this instance."""
     instance_keys: InstanceKeys | None
-    """What other instances seal messages to. None: peers are switched off."""
+    """The keys that other instances seal messages to. None: peers are switched off."""
+    shared_keys: SharedKeys | None
+    """These keys in the ledger, if other daemons share it."""
     operator: Principal
     blobs: BlobStore
     backups: StagedBackups | None
@@ -76,10 +84,10 @@ class Storage:
     @property
     def shared(self) -> bool:
         """Whether other daemons have the same ledger."""
-        return not isinstance(self.ledger, EmbeddedLedger)
+        return self.shared_ledger is not None
 
     def singleton(self, name: str, scheduler: Scheduler) -> Scheduler:
-        """What runs at one daemon of those that have this ledger."""
+        """Runs a scheduler at only one of the daemons that share this ledger."""
         return Singleton(name, scheduler, self.ledger) if self.shared else scheduler
 
 
@@ -117,17 +125,26 @@ async def open_storage(
             blobs = await open_shared_blobs(settings, stack)
         stack.push_async_callback(blobs.close)
         if isinstance(ledger, EmbeddedLedger):
-            backups = StagedBackups(home, ledger, Uuids(), shipped=shipped)
+            backups = StagedBackups(home, ledger, uuid_source(), shipped=shipped)
             await backups.clear()
             shipper = _make_shipper(settings, ledger, shipped, log) if shipped is not None else None
+        instance_keys = shared_keys = None
+        if settings.peers.enabled:
+            hybrid = settings.peers.suite == "hybrid"
+            if isinstance(ledger, EmbeddedLedger):
+                instance_keys = await _read_instance_keys(key, keystore, ledger, clocks, hybrid=hybrid, by=agent)
+            else:
+                shared_keys = SharedKeys(ledger, keystore, key)
+                instance_keys = await shared_keys.open(clocks.now_ms(), hybrid=hybrid)
+                if instance_keys.changes and shared_keys.past.noted != instance_keys.id:
+                    await _audit_identity(instance_keys, ledger, agent)
+                    await shared_keys.note_identity()
         yield Storage(
             ledger=ledger,
+            shared_ledger=None if isinstance(ledger, EmbeddedLedger) else ledger,
             key=key,
-            instance_keys=await _read_instance_keys(
-                key, keystore, ledger, clocks, hybrid=settings.peers.suite == "hybrid"
-            )
-            if settings.peers.enabled
-            else None,
+            instance_keys=instance_keys,
+            shared_keys=shared_keys,
             operator=operator,
             blobs=blobs,
             backups=backups,
@@ -148,7 +165,7 @@ async def open_storage(
 
 def _open_blobs(home: Path) -> BlobFolder:
     try:
-        return BlobFolder(home / FOLDER_NAME, Uuids())
+        return BlobFolder(home / FOLDER_NAME, uuid_source())
     except OSError as error:
         raise unusable_by(error, home / FOLDER_NAME) from error
 
@@ -212,9 +229,12 @@ async def _opened_ledger(
 
 
 async def _read_instance_keys(
-    key: bytes, keystore: Keystore, ledger: Ledger, clocks: Clocks, *, hybrid: bool
+    key: bytes, keystore: Keystore, ledger: Ledger, clocks: Clocks, *, hybrid: bool, by: AgentId
 ) -> InstanceKeys:
-    """With a fresh prekey if it is time for one. `key` is the home's, which is nobody's identity in a new home."""
+    """The instance's keys, with a fresh prekey if one is due.
+
+    `key` is the home's. A new home gets another key for its identity.
+    """
     prekeys = await asyncio.to_thread(keystore.read_prekeys)
     past = await asyncio.to_thread(keystore.read_past)
     own = await asyncio.to_thread(keystore.read_instance_key)
@@ -228,13 +248,34 @@ async def _read_instance_keys(
         revocations=past.revocations,
         salt_key=key,
         hybrid=hybrid,
+        purpose_keys=await asyncio.to_thread(keystore.read_purpose_keys),
+        save_purpose_keys=keystore.save_purpose_keys,
     )
     await asyncio.to_thread(keys.rotate, clocks.now_ms())
+    if keys.changes and past.noted != keys.id:
+        await _audit_identity(keys, ledger, by)
+        await asyncio.to_thread(keystore.note_identity, msgspec.structs.replace(past, noted=keys.id))
     return keys
 
 
+async def _audit_identity(keys: InstanceKeys, ledger: Ledger, by: AgentId) -> None:
+    """Writes to the audit that the identity was changed while no daemon ran.
+
+    After a crash the row may be written twice.
+    """
+    before = keys.former[-1]
+    row: dict[str, object] = {
+        "type": "identity_rotated",
+        "before": before.id,
+        "id": keys.id,
+        "compromised": before.dead,
+        "changed_at_ms": keys.changes[-1].issued_at_ms,
+    }
+    await ledger.commit(WriteAuditRow(by=by, row=row))
+
+
 async def _report(ledger: Ledger, log: Log) -> None:
-    """Log what an operator should know of the ledger that was just opened."""
+    """Logs what an operator should know about the ledger that was just opened."""
     counts = await ledger.counts()
     log.info("ledger.opened", boot=ledger.boot, queued=counts.queued, in_flight=counts.leased)
     torn = ledger.torn if isinstance(ledger, EmbeddedLedger) else None
@@ -245,16 +286,16 @@ async def _report(ledger: Ledger, log: Log) -> None:
     try:
         audit = await ledger.audit_verify_new()
     except Unavailable as refusal:
-        # A machine too busy to archive now is no reason not to serve; `covenant audit verify` can be asked later.
+        # A machine that is too busy to archive now still serves; `covenant audit verify` checks later.
         log.warning("audit.unverified", why=refusal.message, look="covenant audit verify")
         return
     if not audit.valid:
-        # Serving goes on: whoever can break the record of who did what should not be able to stop the work as well.
+        # The daemon serves on: whoever can break the audit should not be able to stop the work as well.
         log.warning("audit.invalid", failures="; ".join(audit.failures), look="covenant audit verify")
 
 
 async def check_grants(ledger: Ledger, operator: PublicKey) -> None:
-    """Every live grant is signed by this home's operator. Requests then trust the ledger."""
+    """Checks that this home's operator signed every live grant. Requests then trust the ledger."""
     now = ledger.now_ms()
     forged = [
         grant

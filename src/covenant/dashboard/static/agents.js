@@ -1,21 +1,24 @@
-// The catalogue, and one agent: its card, whether its signature holds, and what it does.
+// The catalogue of agents, and one agent: its card, the card's signature, and its tasks.
 
 import { everyAgent, get, rest, session } from "./api.js";
 import { attempt, begin, stayHere } from "./app.js";
 import { linkOut } from "./conversation.js";
-import { chip, clipped, el, fill, find, icon, number, plural, pretty, rows, shortId, stateOf, tag, to, when } from "./view.js";
+import { chip, clipped, el, fill, find, icon, mark, number, plural, pretty, rows, shortId, stateOf, tag, to, when } from "./view.js";
 
 const SIGNATURES = {
-  valid: { label: "Signature holds", tone: "good", sign: "good" },
-  invalid: { label: "Signature broken", tone: "bad", sign: "failed" },
-  none: { label: "Not signed", tone: "plain", sign: "canceled" },
-  unknown: { label: "Key unknown", tone: "waits", sign: "attention" },
+  valid: mark("Signature holds", "good", "good"),
+  invalid: mark("Signature broken", "bad", "failed"),
+  none: mark("Not signed", "plain", "canceled"),
+  unknown: mark("Key unknown", "waits", "attention"),
 };
+
+const NONE = { queued: 0, in_flight: 0, parked: 0, failed: 0, done: 0 };
+
+const key = ({ tenant, id }) => [tenant, id].map(encodeURIComponent).join("/");
 
 async function load() {
   const [tenant, id] = rest();
   const agents = await readAgents();
-  const key = (agent) => [agent.tenant, agent.id].map(encodeURIComponent).join("/");
   rows("#rows", "agent", agents, key, (agent) => ({
     ...agent,
     name: { text: agent.name || agent.id, href: `/ui/agents/${key(agent)}`, "aria-current": agent.tenant === tenant && agent.id === id ? "true" : null },
@@ -28,33 +31,27 @@ async function load() {
   if (id) await one(tenant, id, agents.find((agent) => agent.tenant === tenant && agent.id === id));
 }
 
-/** The agents of every tenant, with how many tasks each has. */
 async function readAgents() {
   const [agents, { by_agent: counted }] = await Promise.all([everyAgent(), get("a2a/tasks/counts")]);
   return agents.map((agent) => {
-    const { queued = 0, in_flight = 0, failed = 0, done = 0 } = counted.find((each) => each.agent === `${agent.id}@${agent.tenant}`) ?? {};
+    const found = counted.find((each) => each.agent === `${agent.id}@${agent.tenant}`) ?? NONE;
     const { url, concurrency } = agent.agent_def;
-    return { ...agent, queued, in_flight, failed, done, url, concurrency, remote: ["remote", "peer"].includes(agent.kind) };
+    return { ...found, ...agent, url, concurrency, remote: ["remote", "peer"].includes(agent.kind) };
   });
 }
 
-let shown = { key: null };
+const cards = {};
 
-/** It is read once for each agent that is looked at, and not whenever a count changes. */
-async function cardOf(tenant, id) {
-  const key = `${tenant}/${id}`;
-  if (shown.key !== key) {
-    const read = get(`agents/${encodeURIComponent(tenant)}/${encodeURIComponent(id)}/card`);
-    shown = { key, found: await read.catch((error) => ({ card: null, raw: error.message, signature: { state: "unknown", detail: "The card cannot be read." } })) };
-  }
-  return shown.found;
+/** A card is read once, not with each change of the counts. */
+function cardOf(path) {
+  return (cards[path] ??= get(`agents/${path}/card`).catch((error) => ({ card: null, raw: error.message, signature: { state: "unknown", detail: "The card cannot be read." } })));
 }
 
 async function one(tenant, id, agent) {
   const display = `${id}@${tenant}`;
   const [{ tasks }, found, known] = await Promise.all([
     get("a2a/tasks", { agent: display, limit: 10 }),
-    cardOf(tenant, id),
+    cardOf(key({ tenant, id })),
     session(),
   ]);
   const { card, signature } = found;
@@ -72,7 +69,7 @@ async function one(tenant, id, agent) {
     inspect: known.may("inspect") ? { href: to("inspector", agent?.url ? { url: agent.url } : { tenant, agent: id }) } : null,
     every: { href: to("tasks", { agent: display }) },
     made: agent ? `${agent.kind}, from ${agent.source}` : "–",
-    most: agent?.concurrency ? plural(agent.concurrency, "task at once", "tasks at once") : "as its kind has it",
+    most: agent?.concurrency ? plural(agent.concurrency, "task at once", "tasks at once") : "no limit of its own",
     failed: { text: plural(agent?.failed ?? 0, "task"), href: to("tasks", { agent: display, outcome: "failed" }) },
     busy: agent ? `${plural(agent.queued, "task")} in the queue, ${number(agent.in_flight)} leased` : "",
   });
@@ -84,6 +81,8 @@ function interfaces(card) {
   return known.filter((each) => each.url).map((each) => el("div", { class: "small" }, tag([each.protocolBinding ?? each.transport, each.protocolVersion].filter(Boolean).join(" ")), " ", el("span", { class: "mono" }, each.url)));
 }
 
-stayHere(find("#rows"), "a.row", () => attempt(load).then(() => find("#one").scrollIntoView({ block: "nearest" })));
-addEventListener("popstate", () => attempt(load));
-begin(load, ["counts"], 3_000);
+const look = () => find("#one").scrollIntoView({ block: "nearest" });
+stayHere(find("#rows"), "a.row");
+addEventListener("popstate", () => attempt(load).then(look));
+session().then((known) => (find("#any").hidden = !known.may("inspect")));
+begin(load, ["counts"], 3_000).then(look);

@@ -8,7 +8,7 @@ export class Refused extends Error {
   }
 }
 
-/** The daemon did not answer. The feed says so on the page; what asked keeps what it shows. */
+/** The daemon did not answer. The feed shows that on the page. */
 export class Away extends Error {}
 
 export function get(path, query = {}) {
@@ -19,8 +19,14 @@ export function get(path, query = {}) {
 
 export const post = (path, body = {}) => call("POST", path, body);
 
+/** Whether a person did something since the last request: a page's own reloads do not keep the session open. */
+let used = true;
+for (const kind of ["pointerdown", "keydown", "wheel"]) addEventListener(kind, () => (used = true), { capture: true, passive: true });
+
 async function call(method, path, body) {
   const request = { method, headers: { accept: "application/json" } };
+  if (!used) request.headers["covenant-reload"] = "1";
+  used = false;
   if (body !== undefined) {
     request.headers["content-type"] = "application/json";
     request.body = JSON.stringify(body);
@@ -35,28 +41,40 @@ async function call(method, path, body) {
   if (response.ok) return answer;
   if (response.status === 401) {
     logIn();
-    return new Promise(() => {}); // The page is left: nobody waits for this any more.
+    return new Promise(() => {}); // The browser leaves this page.
   }
   throw new Refused(response.status, answer.code ?? "error", answer.message ?? `status ${response.status}`);
 }
 
 let leaving = false;
+let ended = "";
 
-/** Go to the login page and come back here afterwards. */
 function logIn() {
   if (leaving) return;
   leaving = true;
   const here = location.pathname + location.search;
-  location.assign(`/ui/login?next=${encodeURIComponent(here)}`);
+  location.assign(`/ui/login?${ended}next=${encodeURIComponent(here)}`);
 }
 
 let asked = null;
 
-/** Who is logged in, and what they may do: `may("cancel")`. */
-export async function session() {
-  asked ??= get("session").then((found) => ({ ...found, may: (verb) => found.can.includes(verb) }));
-  return asked;
+/** The logged-in principal and its rights: `may("cancel")`. Retries until the daemon answers; then the page reads
+   again. */
+export const session = () => (asked ??= askWho(0));
+
+async function askWho(failures) {
+  try {
+    const found = await get("session");
+    ended = "ended=yes&";
+    if (state === "lost") deliver("resync", {});
+    return { ...found, may: (verb) => found.can.includes(verb) };
+  } catch {
+    deliver("state", "lost");
+    return new Promise((done) => later((count) => done(askWho(count)), failures));
+  }
 }
+
+const later = (run, failures) => setTimeout(() => run(failures + 1), Math.min(500 * 2 ** failures, 8_000));
 
 /** The agents of all tenants, each with its `tenant`. */
 export async function everyAgent() {
@@ -65,22 +83,21 @@ export async function everyAgent() {
   return lists.flatMap(({ tenant, agents }) => agents.map((agent) => ({ ...agent, tenant })));
 }
 
-/** The words behind the page's name, still encoded: `/ui/task/42` has `["42"]`. */
+/** The parts of the path after the page's name, still encoded: `/ui/task/42` has `["42"]`. */
 export const rest = () => location.pathname.split("/").slice(3).filter(Boolean);
 
-// The feed. The tab that holds the lock has the connection and tells the others. When it closes, another tab takes the
-// lock, and everybody reads anew what it shows (`resync`). Without locks (plain http from elsewhere) a tab connects by itself.
+// The feed. The tab that holds the lock has the connection, and tells the other tabs. When it closes, another tab takes
+// the lock, and all read again (`resync`). Without locks (plain http from elsewhere) each tab has a connection.
 
 const NAME = "covenant.feed";
-const EVENTS = ["hello", "counts", "tasks", "peers", "pushes", "audit", "resync", "end"];
-const RETRY_MS = [500, 1_000, 2_000, 4_000, 8_000];
+const EVENTS = ["hello", "counts", "tasks", "peers", "pushes", "audit", "nodes", "resync", "end"];
 
 const here = new EventTarget();
 const channel = new BroadcastChannel(NAME);
 let state = "connecting";
 let leads = false;
 
-/** `listener(data)` for each event of this kind; `state` tells of the connection: connecting, live, lost. */
+/** Calls `listener(data)` for each event of this kind; `state` is the connection's: connecting, live, lost. */
 export function on(kind, listener) {
   here.addEventListener(kind, (event) => listener(event.detail));
 }
@@ -92,8 +109,13 @@ export function connect() {
     } else deliver(data.kind, data.data);
   });
   channel.postMessage({ kind: "who" });
-  if (navigator.locks) navigator.locks.request(NAME, lead);
-  else lead();
+  if (navigator.locks) takeLead();
+  else lead(0);
+}
+
+async function takeLead() {
+  await navigator.locks.request(NAME, { ifAvailable: true }, (lock) => lock && lead(0));
+  navigator.locks.request(NAME, () => lead(1));
 }
 
 function deliver(kind, data) {
@@ -107,17 +129,14 @@ function tell(kind, data) {
   channel.postMessage({ kind, data });
 }
 
-/** Holds the lock while this tab is open. */
-function lead() {
+/** Holds the lock while this tab is open. `failures`: how many connections were lost before this one. */
+function lead(failures) {
   leads = true;
-  open(state === "connecting" ? 0 : 1);
+  open(failures);
   return new Promise(() => {});
 }
 
-/**
- * After a broken connection the browser connects again by itself and says which event it has had last, so the daemon
- * tells what was missed. It gives up when it is refused: then we ask why, and begin anew.
- */
+/** The browser reconnects by itself, with the last event's id. After a refusal it gives up, and `again` connects. */
 function open(failures) {
   const source = new EventSource("/ui/feed");
   for (const kind of EVENTS) source.addEventListener(kind, (event) => tell(kind, JSON.parse(event.data)));
@@ -128,14 +147,12 @@ function open(failures) {
   });
   source.addEventListener("error", () => {
     if (state !== "lost") tell("state", "lost");
-    if (source.readyState === EventSource.CLOSED) {
-      setTimeout(() => again(failures + 1), RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]);
-    }
+    if (source.readyState === EventSource.CLOSED) later(again, failures);
   });
 }
 
 async function again(failures) {
-  const answer = await fetch("/ui/api/session").catch(() => null);
+  const answer = await fetch("/ui/api/session", { headers: { "covenant-reload": "1" } }).catch(() => null);
   if (answer?.status === 401) tell("end", { why: "logged_out" });
   else open(failures);
 }

@@ -1,8 +1,8 @@
-// What was said in a task, in order, and the artifacts it made. All of it is text from elsewhere, shown as text.
+// A task's messages in order, and its artifacts. All of it is shown as text, never as markup.
 
 import { bytesOf, clipped, download, el, icon, pretty, tag, when } from "./view.js";
 
-/** Parts of a message or artifact. Files are downloads, links show their host, data is JSON. */
+/** Draws the parts of a message or artifact: files as downloads, links with their host, data as JSON. */
 export const showParts = (parts) => parts.map(showPart);
 
 function showPart(part) {
@@ -32,14 +32,13 @@ function stored({ task_id, sha256, size, filename = sha256.slice(0, 12) }) {
   return el("a", { class: "button", href, download: filename }, icon("download"), `${filename}, ${size} bytes`);
 }
 
-/** A link that says where it leads. */
 export function linkOut(url, name = "") {
   let host = "";
   try {
     const parsed = new URL(url);
     if (["http:", "https:"].includes(parsed.protocol)) host = parsed.host;
   } catch {
-    // Not a URL: it is shown, and leads nowhere.
+    // Not a URL: shown as text, without a link.
   }
   if (!host) return el("span", {}, url);
   return el("a", { href: url, rel: "noopener noreferrer nofollow", target: "_blank", class: "file" }, icon("network"), name ? `${name} (${host})` : host);
@@ -51,7 +50,7 @@ function decode(base64) {
 
 const text = (words) => (words ? [{ type: "text", text: words }] : []);
 
-/** The turns of a conversation from the answer of `a2a/tasks/{id}/show`; the pieces of an artifact are one. */
+/** The messages and artifacts in the answer of `a2a/tasks/{id}/show`. The pieces of an artifact are joined. */
 export function readConversation(shown) {
   const { task } = shown;
   const said = [{ who: "user", name: task.sender.display, at_ms: shown.created_at_ms, parts: task.parts?.length ? task.parts : text(task.intent_text) }];
@@ -93,7 +92,7 @@ export function drawTurn({ who, name, at_ms, parts, asks, broke, note }) {
   return el("li", { class: classes }, el("header", {}, el("b", {}, name), note ? el("span", {}, note) : null, at_ms ? when(at_ms) : null), el("div", {}, showParts(parts)));
 }
 
-/** A frame as it was on the wire, with what it breaks. */
+/** Draws a frame of the wire, with its breaches of the specification. */
 export function drawFrame({ at_ms, direction, findings = [], headers = {}, text, truncated }, what, tags) {
   const said = Object.entries(headers).map(([name, value]) => `${name}: ${value}`).join("\n");
   return el(

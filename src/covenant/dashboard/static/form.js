@@ -1,5 +1,5 @@
-// Form pages: a form is sent once, and the first field to fill is ready. A code behind the `#` is traded for a session:
-// it leaves the address bar and the history before anything is sent.
+// Form pages. A form is sent once. A login code after the `#` leaves the address and the history before it is sent; if
+// somebody else may have made the link, only by a click.
 
 for (const form of document.forms) {
   form.addEventListener("submit", (event) => {
@@ -10,11 +10,10 @@ for (const form of document.forms) {
 addEventListener("pageshow", () => {
   for (const form of document.forms) delete form.dataset.sent;
 });
-document.querySelector('main :is(input:not([type="hidden"], [type="radio"], [type="checkbox"]), textarea, select)')?.focus();
 
 const code = decodeURIComponent(location.hash.slice(1));
 if (code && document.forms.code) {
   history.replaceState(null, "", location.pathname);
   document.forms.code.elements.code.value = code;
-  document.forms.code.requestSubmit();
+  if (!document.forms.code.dataset.ask) document.forms.code.requestSubmit();
 }

@@ -1,25 +1,29 @@
-// Talk to any A2A agent: what was said on one side, every frame on the other, with what breaks the specification marked.
+// Talks to any A2A agent: the messages on one side, every frame on the other, with what breaks the specification.
 
-import { everyAgent, post, Refused } from "./api.js";
-import { attempt, begin } from "./app.js";
+import { everyAgent, post, Refused, session } from "./api.js";
+import { address, attempt, begin } from "./app.js";
 import { drawFrame, drawTurn } from "./conversation.js";
-import { bytesOf, duration, el, find, icon, plural } from "./view.js";
+import { bytesOf, click, duration, el, find, icon, plural } from "./view.js";
 
 const form = find("#ask");
 const said = [];
 const frames = [];
 const findings = [];
-/** What the next message goes on with: the interface, the context and, while it goes on, the task. */
+/** Fields of the next message: the interface, the context and, until it ends, the task. */
 let follow = {};
 let task = null;
 
-const lines = (text) => Object.fromEntries(text.split("\n").filter((line) => line.includes(":")).map((line) => [line.slice(0, line.indexOf(":")).trim(), line.slice(line.indexOf(":") + 1).trim()]));
+function readHeader(line) {
+  const [, name, value] = line.match(/^([^:]+):(.*)$/) ?? [];
+  if (!name) throw new Refused(400, "bad_headers", `A header is "Name: value"; this line has no colon: ${line}`);
+  return [name.trim(), value.trim()];
+}
 
 function readParts(text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Refused(400, "bad_parts", `The parts are no JSON: ${error.message}`);
+    throw new Refused(400, "bad_parts", `The parts must be a JSON list: ${error.message}`);
   }
 }
 
@@ -30,7 +34,7 @@ function request(method) {
     ...(target.value ? { tenant, agent } : { url: url.value }),
     method, dialect: dialect.value, binding: binding.value, stream: stream.checked,
     ...(method === "send" ? (parts.value.trim() ? { parts: readParts(parts.value) } : { text: text.value }) : {}),
-    ...(headers.value.trim() ? { headers: lines(headers.value) } : {}),
+    ...(headers.value.trim() ? { headers: Object.fromEntries(headers.value.trim().split(/\s*\n/).map(readHeader)) } : {}),
     ...(key.value ? { key: key.value } : {}),
     ...(method === "card" ? {} : follow),
     ...(["get", "cancel"].includes(method) ? { task_id: task } : {}),
@@ -87,14 +91,14 @@ function changed() {
 }
 
 async function load() {
-  if (form.elements.target.options.length > 1) return;
+  if (!(await session()).may("inspect")) return form.replaceChildren("Only the operator may call agents from this page.");
   const agents = await everyAgent();
-  const asked = new URLSearchParams(location.search);
+  if (form.elements.target.options.length > 1) return;
+  const asked = address();
   for (const { tenant, id, name } of agents) {
     const selected = asked.get("agent") === id && asked.get("tenant") === tenant;
     form.elements.target.append(el("option", { value: `${tenant}/${id}`, selected }, `${name || id} (${tenant})`));
   }
-  form.elements.url.value = asked.get("url") ?? "";
   changed();
 }
 
@@ -110,11 +114,13 @@ form.elements.target.addEventListener("change", () => {
   changed();
   beginAnew();
 });
-// Another agent, dialect or binding is spoken to at another interface.
+// Another agent, dialect or binding has another interface.
 for (const name of ["url", "dialect", "binding"]) form.elements[name].addEventListener("change", () => (follow = {}));
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   attempt(() => ask(event.submitter?.value ?? "send"));
 });
-find("#anew").addEventListener("click", beginAnew);
+click("#anew", beginAnew);
+// Set before the first read, so that an address typed meanwhile stays.
+form.elements.url.value ||= address().get("url") ?? "";
 begin(load);

@@ -1,25 +1,25 @@
-// Other instances: how far each is trusted, the fingerprint to compare, what waits for it, and what was delegated.
+// Other instances: trust, fingerprints to compare, messages that wait for each, and delegations.
 
 import { get, post, rest, session } from "./api.js";
 import { attempt, begin, stayHere } from "./app.js";
 import { linkOut } from "./conversation.js";
-import { act, chip, download, el, fill, find, icon, number, plural, quiet, rows, shortId, tag, when } from "./view.js";
+import { act, button, chip, click, el, fill, find, icon, mark, number, plural, quiet, rows, shortId, tag, when } from "./view.js";
 
 const PATH = "api/v1/a2a";
 const TRUST = {
-  peer: { label: "Known", hint: "may ask what we can do, and nothing else", tone: "plain", sign: "queued" },
-  verified: { label: "Verified", hint: "has proved its key: may delegate, within limits", tone: "leased", sign: "good" },
-  trusted: { label: "Trusted", hint: "promoted by the operator", tone: "good", sign: "audit" },
-  denied: { label: "Denied", hint: "nothing is taken from it", tone: "bad", sign: "failed" },
+  peer: mark("Known", "plain", "queued", "may read our capabilities, and nothing else"),
+  verified: mark("Verified", "leased", "good", "has proved its key: may delegate, within limits"),
+  trusted: mark("Trusted", "good", "audit", "promoted by the operator"),
+  denied: mark("Denied", "bad", "failed", "its messages are refused"),
 };
 const PRESENCE = {
-  online: { label: "Online", tone: "good", sign: "good" },
-  offline: { label: "Away", tone: "bad", sign: "lost" },
-  unknown: { label: "Not heard of lately", tone: "plain", sign: "queued" },
+  online: mark("Online", "good", "good"),
+  offline: mark("Away", "bad", "lost"),
+  unknown: mark("Not seen lately", "plain", "queued"),
 };
-const TONES = { completed: "good", failed: "bad", rejected: "bad", canceled: "plain", cancelled: "plain", lost: "bad" };
+const TONES = { completed: "good", failed: "bad", rejected: "bad", canceled: "plain", cancelled: "plain", lost: "bad", timeout: "bad" };
 
-/** In groups that two people can read to each other. */
+/** A key in groups of four characters, to be read aloud. */
 const fingerprint = (key) => el("span", { class: "finger" }, key?.match(/.{1,4}/g)?.join(" ") ?? "–");
 
 async function load() {
@@ -55,11 +55,11 @@ function one(peer, known) {
     name: peer.name,
     id: [fingerprint(peer.id)],
     key: [fingerprint(peer.publicKey)],
-    url: peer.url ? [linkOut(peer.url)] : "none: it fetches what there is for it",
+    url: peer.url ? [linkOut(peer.url)] : "none: it polls for its messages",
     source: peer.source,
     added: [when(peer.addedAtMs)],
     verified: [when(peer.verifiedAtMs)],
-    failure: peer.waiting?.failure ?? null,
+    failure: peer.waiting?.failure,
     profiles: peer.capabilities.map((profile) => tag(profile.name, profile.description)),
     trust: known.may("trust") ? { href: act("trust", { peer: peer.id }) } : null,
     revoke: known.may("revoke") ? { href: act("revoke", { peer: peer.id }) } : null,
@@ -68,36 +68,26 @@ function one(peer, known) {
 
 function delegationRow(each, known) {
   const lost = each.state === "lost";
-  const button = (verb, label) => el("a", { class: "button", href: act("delegation", { id: each.id, do: verb }) }, label);
   return {
     ...each,
     task: { text: shortId(each.id), href: `/ui/task/${each.id}` },
     way: [icon(each.role === "requester" ? "out" : "in", each.role === "requester" ? "to" : "from"), ` ${each.peer}`],
-    state: [chip({ label: lost ? "lost" : each.status, tone: lost ? "bad" : (TONES[each.status] ?? "leased"), sign: lost ? "lost" : (TONES[each.status] === "good" ? "good" : "elsewhere") })],
+    state: [chip(mark(lost ? "lost" : each.status, lost ? "bad" : (TONES[each.status] ?? "leased"), lost ? "lost" : (TONES[each.status] === "good" ? "good" : TONES[each.status] ? "canceled" : "elsewhere")))],
     tokens: `${number(each.tokenUsage?.total ?? each.tokenUsage?.tokens ?? 0)} of ${number(each.maxTokenBudget)}`,
-    proof: each.proven ? [chip({ label: "Proof holds", tone: "good", sign: "audit" }), proof(each)] : [quiet(each.broken?.length ? each.broken.join(", ") : "–")],
-    acts: lost && known.role === "operator" ? [button("offer_again", "Offer again"), " ", button("force_error", "Give up")] : [],
+    proof: each.proven ? [chip(mark("Proof holds", "good", "audit")), " ", el("a", { class: "button plain", href: `/ui/api/${PATH}/delegations/${each.id}/proof`, download: `proof-${shortId(each.id)}.json` }, icon("download"), "Proof")] : [quiet(each.broken?.length ? each.broken.join(", ") : "–")],
+    acts: lost && known.role === "operator" ? [button("delegation", { id: each.id, do: "offer_again" }, "Offer again"), " ", button("delegation", { id: each.id, do: "force_error" }, "Give up")] : [],
   };
-}
-
-function proof(each) {
-  const read = async (button) => {
-    const found = await get(`${PATH}/delegations/${each.id}/proof`);
-    button.replaceWith(download(`proof-${shortId(each.id)}.json`, "application/json", () => JSON.stringify(found, null, 2)));
-  };
-  const onclick = ({ currentTarget }) => attempt(() => read(currentTarget));
-  return el("button", { class: "plain", title: "covenant peers verify-proof checks it anywhere", onclick }, "Read");
 }
 
 async function discover() {
   const { discovered } = await post(`${PATH}/discover`, {});
-  find("#no-candidates").textContent = "Nobody else was found.";
-  const values = (each) => ({ name: each.name || each.host, id: [fingerprint(each.instanceId)], url: each.url, source: each.source, conflict: each.conflict ?? each.reason ?? null });
+  find("#no-candidates").textContent = "No other instance was found.";
+  const values = (each) => ({ name: each.name || each.host, id: [fingerprint(each.instanceId)], url: each.url, source: each.source, conflict: each.conflict ?? each.reason });
   rows("#candidates", "candidate", discovered, (each) => `${each.instanceId} ${each.url}`, values, "#no-candidates");
 }
 
-find("#discover").addEventListener("click", () => attempt(discover));
-stayHere(find("#rows"), "a.row", () => attempt(load));
+click("#discover", () => attempt(discover));
+stayHere(find("#rows"), "a.row");
 addEventListener("popstate", () => attempt(load));
 session().then((known) => (find("#discover").hidden = known.role !== "operator"));
 begin(load, ["peers"], 1_000);

@@ -1,17 +1,16 @@
-// Pages that are one table, each a row in `PAGES`: attention, push, tenants, audit, settings and nodes.
+// Pages with one table. `PAGES` has an entry for each.
 
 import { get, session } from "./api.js";
 import { attempt, begin, filter, filters, readPage } from "./app.js";
-import { act, bytes, chip, duration, el, fill, find, icon, LANES, laneTile, number, plural, quiet, rows, shortId, shortName, svg, tag, to, when } from "./view.js";
+import { button, bytes, chip, click, duration, el, fill, find, icon, LANES, laneTile, mark, number, plural, quiet, rows, setSpan, shortId, shortName, svg, tag, to, when } from "./view.js";
 
 const PUSHES = {
-  dead: { label: "Given up", tone: "bad", sign: "failed" },
-  failing: { label: "Failing", tone: "waits", sign: "lost" },
-  live: { label: "Live", tone: "good", sign: "good" },
+  dead: mark("Given up", "bad", "failed"),
+  failing: mark("Failing", "waits", "lost"),
+  live: mark("Live", "good", "good"),
 };
 const ORIGINS = { default: "plain", file: "leased", environment: "waits", flag: "elsewhere" };
-const written = (value) => (Array.isArray(value) ? value.join(", ") : String(value)) || "(empty)";
-const button = (verb, given, label, kind = "") => el("a", { class: `button ${kind}`, href: act(verb, given) }, label);
+const written = (value) => [value].flat().join(", ") || "(empty)";
 const SIGNS = {
   holder_lost: "lost", parked_long: "waits", push_dead: "push", delegation_lost: "peers",
   writer_failed: "failed", archive_lag: "undrained", login_refused: "audit",
@@ -19,14 +18,14 @@ const SIGNS = {
 const AUDITED = ["type", "issuer"];
 const PAGE = 50;
 
-/** Each page: what is asked, its rows, what names a row, and what fills it beside its own fields. */
+/** Each page: how to read it, its rows, a row's key, and values that fill a row beside its own fields. */
 const PAGES = {
   attention: {
     read: async () => {
       const [found, rates] = await Promise.all([get("a2a/attention"), get("rates")]);
       numbers(found.numbers);
-      spark(find("#settled"), rates.settled);
-      spark(find("#broken"), rates.failed);
+      spark(find("#settled"), rates.settled, rates.since_ms);
+      spark(find("#broken"), rates.failed, rates.since_ms);
       return found;
     },
     kinds: ["counts", "pushes", "peers", "audit"],
@@ -53,7 +52,7 @@ const PAGES = {
       return {
         sign: { "data-tone": refused ? "bad" : "good", nodes: [icon(refused ? "failed" : "good", refused ? "refused or ended" : "done")] },
         type: type.replaceAll("_", " "),
-        issuer: shortName(event.issuer?.display),
+        issuer: rest.address ?? shortName(event.issuer?.display),
         detail: Object.entries(rest).map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join(" · "),
       };
     },
@@ -63,26 +62,26 @@ const PAGES = {
     kinds: ["pushes"],
     rows: (found) => found.pushes,
     key: (push) => `${push.task_id} ${push.push_id}`,
-    summary: (found) => `${plural(found.count, "webhook")} with something still to come, ${number(found.dead)} given up`,
+    summary: (found) => `${plural(found.count - found.dead, "webhook")} still to be called, ${number(found.dead)} given up`,
     row: (push, known) => ({
       state: [chip(PUSHES[push.state])],
       task: { text: shortId(push.task_id), href: `/ui/task/${push.task_id}` },
       next: [when(push.dead_at_ms ?? push.next_ms)],
-      why: push.failure ?? null,
+      why: push.failure,
       act: known.may("push") && push.state !== "live" ? [button("push", { task: push.task_id, push: push.push_id }, "Try again")] : [],
     }),
   },
   tenants: {
     path: "v1/admin/tenants",
-    kinds: ["audit"],
+    kinds: ["audit", "counts"],
     rows: (found) => found.tenants,
     key: (tenant) => tenant.name,
     summary: (found) => plural(found.tenants.length, "tenant"),
     row: (tenant, known) => ({
       name: { text: tenant.name, href: to("tasks", { tenant: tenant.name }) },
-      state: [chip(tenant.disabled ? { label: "Disabled", tone: "bad", sign: "canceled" } : { label: "Enabled", tone: "good", sign: "good" })],
+      state: [chip(tenant.disabled ? mark("Disabled", "bad", "canceled") : mark("Enabled", "good", "good"))],
       token: tenant.token_prefix ? `${tenant.token_prefix}…` : "–",
-      limits: limits(tenant.limits),
+      use: uses(tenant),
       act: known.may("tenant") ? [button("tenant", { name: tenant.name, do: "rotate" }, "Rotate"), " ", tenant.disabled ? button("tenant", { name: tenant.name, do: "enable" }, "Enable") : button("tenant", { name: tenant.name, do: "disable" }, "Disable", "danger")] : [],
     }),
   },
@@ -95,27 +94,36 @@ const PAGES = {
     row: (setting) => ({
       value: written(setting.value),
       default: setting.source === "default" ? null : `default: ${written(setting.default)}`,
-      origin: [chip({ label: setting.source, tone: ORIGINS[setting.source] ?? "plain", sign: setting.source === "default" ? "queued" : "settings" })],
+      origin: [chip(mark(setting.source, ORIGINS[setting.source] ?? "plain", setting.source === "default" ? "queued" : "settings"))],
     }),
   },
   nodes: {
     path: "v1/admin/nodes",
-    kinds: ["counts"],
+    kinds: ["nodes"],
     rows: (found) => found.nodes,
     key: (node) => `${node.node} ${node.boot}`,
-    summary: (found) => (found.nodes.length > 1 ? `${plural(found.nodes.length, "daemon")} on one ledger` : "One daemon, on a ledger of its own"),
+    summary: ({ nodes }) => (nodes.length > 1 ? `${number(nodes.filter((node) => node.alive).length)} of ${plural(nodes.length, "daemon")} alive` : "One daemon alone"),
     row: (node, known) => ({
       name: node.node === known.node ? `${node.node} (this one)` : node.node,
-      state: [chip(node.alive ? { label: "Alive", tone: "good", sign: "good" } : { label: "Gone", tone: "bad", sign: "lost" })],
-      up: duration(Date.now() - node.started_at_ms),
+      state: [chip(node.alive ? mark("Alive", "good", "good") : node.left ? mark("Left", "plain", "canceled") : mark("Lost", "bad", "lost"))],
+      up: duration((node.alive ? Date.now() : node.seen_at_ms) - node.started_at_ms),
     }),
   },
 };
 
-function limits(of) {
-  const set = Object.entries(of).filter(([, value]) => value);
-  if (!set.length) return [quiet("the daemon's own")];
-  return set.map(([name, value]) => tag(`${name.replaceAll("_", " ")} ${name.endsWith("bytes") ? bytes(value) : number(value)}`));
+/** The tenant's own limits and its use of any others, each with a bar. */
+function uses({ use, limits }) {
+  const own = { ...limits, requests: limits.rate_per_min || limits.burst };
+  const shown = Object.entries(use).filter(([name, { used }]) => used || own[name]).map(([name, { used, most }]) => {
+    const count = name.endsWith("bytes") ? bytes : number;
+    const share = most ? Math.min(1, used / most) : 0;
+    const words = `${name.replaceAll("_", " ")} ${used === null ? "?" : count(used)}${most ? ` of ${count(most)}` : ""}`;
+    const made = setSpan(tag(words), { x: 0, w: share });
+    made.dataset.tone = share >= 0.9 ? "bad" : share >= 0.7 ? "waits" : "leased";
+    return made;
+  });
+  if (limits.kept_hours) shown.push(tag(`kept for ${plural(limits.kept_hours, "hour")}`));
+  return shown.length ? shown : [quiet("nothing used")];
 }
 
 function numbers(counts) {
@@ -123,17 +131,18 @@ function numbers(counts) {
   rows("#numbers", "number", lanes, (lane) => lane.id, (lane, tile) => laneTile(tile, lane, counts[lane.id]));
 }
 
-function spark(figure, values) {
-  const most = Math.max(1, ...values);
-  const x = (index) => ((index / (values.length - 1)) * 100).toFixed(2);
-  const y = (value) => (38 - (value / most) * 36).toFixed(2);
-  const line = values.map((value, index) => `${index ? "L" : "M"}${x(index)} ${y(value)}`).join("");
+/** The last hour, or the minutes since the daemon's start. */
+function spark(figure, values, since_ms) {
+  const most = Math.max(...values);
+  const x = (index) => (100 - ((values.length - 1 - index) / 59) * 100).toFixed(2);
+  const points = values.map((value, index) => `${x(index)} ${(38 - (value / (most || 1)) * 36).toFixed(2)}`);
+  const line = `M${points[0]}L${points.join("L")}`;
   const sum = values.reduce((total, value) => total + value, 0);
-  find("svg", figure).replaceChildren(svg("path", { class: "area", d: `${line}L100 40L0 40Z` }), svg("path", { d: line }));
-  fill(figure, { sum: number(sum), most: `at most ${number(most === 1 && sum === 0 ? 0 : most)} a minute` });
+  find("svg", figure).replaceChildren(svg("path", { class: "area", d: `${line}L100 40L${x(0)} 40Z` }), svg("path", { d: line }));
+  const since = values.length < 60 ? ["since the start, ", when(since_ms)] : "in the last hour";
+  fill(figure, { sum: number(sum), since, most: `at most ${number(most)} a minute` });
 }
 
-/** Rows of the audit below a place, the newest first. */
 async function audited(from = null) {
   const page = await readPage("events", (below) => get("audit/recent", { ...filter(AUDITED), limit: PAGE, below }), from);
   return { events: page.events.reverse(), next: page.next };
@@ -177,7 +186,7 @@ if (page === PAGES.audit) {
     draw();
   };
   filters(find("#filters"), () => attempt(read));
-  find("#verify").addEventListener("click", () => attempt(verify));
-  find("#more button").addEventListener("click", () => attempt(() => read(found.next)));
+  click("#verify", () => attempt(verify));
+  click("#more button", () => attempt(() => read(found.next)));
 }
 begin(load, page.kinds, 1_500);

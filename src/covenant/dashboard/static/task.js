@@ -1,31 +1,35 @@
-// One task: what it is, its story in time, what was said, and what can be done about it.
+// One task: its facts, its timeline, its conversation, and the acts on it.
 
 import { get, on, post, rest, session } from "./api.js";
 import { attempt, begin, refuse, tabs } from "./app.js";
 import { drawFrame, drawTurn, readConversation, showParts } from "./conversation.js";
 import { leaseOf, openRepair } from "./repair.js";
-import { chip, clipped, duration, el, exact, fill, find, icon, isOver, number, rows, setSpan, shortId, shortName, stateOf, throttled, to, when } from "./view.js";
+import { asks, chip, click, clipped, duration, el, exact, fill, find, icon, isOver, number, quiet, rows, setSpan, shortId, shortName, stateOf, throttled, to, when } from "./view.js";
 
-const RISKS = { idempotent: "said to be idempotent", operator_accepted: "accepting that it may run twice" };
-const [id] = rest();
+let [id] = rest();
 const path = `a2a/tasks/${id}`;
 let shown = null;
 let known = null;
+let question = null;
 
 async function load() {
   known ??= await session();
   find("#tab-frames").hidden = !known.frames;
   const [detail, timeline] = await Promise.all([get(`${path}/show`), get("timeline", { task_id: id })]);
   shown = detail;
-  header();
+  id = shown.task.id; // The address may be short.
+  find("main").className = "";
+  header(timeline.bars.find((bar) => bar.kind === "parked" && bar.ends_ms === null));
   drawWaterfall(find("#fall"), timeline);
   talk();
   steps();
-  await attempts();
+  rows("#repairs", "lease", timeline.repairs, (each) => each.lease_id, (each) => ({ ...each, at: [when(each.at_ms)] }), "#no-repairs");
+  await log();
   if (known.frames) await frames();
 }
 
-function header() {
+/** `wait`: the bar of the current wait. */
+function header(wait) {
   const { task } = shown;
   const over = isOver(shown.state);
   const lease = leaseOf(shown);
@@ -33,13 +37,13 @@ function header() {
   const usage = shown.result?.metadata?.usage?.tokens;
   fill(find("main"), {
     title: clipped(task.intent_text || "(no text)", 160),
-    state: [chip(stateOf(shown))],
+    state: [chip(stateOf(shown)), wait ? quiet(` ${wait.label}${wait.until_ms ? `, until ${exact(wait.until_ms)}` : ""}`) : null],
     id,
     agent: [el("a", { href: to("tasks", { agent: task.recipient.display }) }, shortName(task.recipient.display))],
     sender: shortName(task.sender.display),
-    tenant: task.tenant ?? null,
+    tenant: task.tenant,
     origin: task.origin ?? "mailbox",
-    key: task.idempotency?.key ?? null,
+    key: task.idempotency?.key,
     attempt: `${number(shown.attempt)} in turn ${number(shown.turn)}`,
     created: [when(shown.created_at_ms)],
     took: duration((over ? shown.updated_at_ms : Date.now()) - shown.created_at_ms),
@@ -48,34 +52,36 @@ function header() {
     holder: lease ? [shortName(lease.leased_to.display), shown.holder_lost ? el("b", {}, " (lost)") : ""] : null,
     cause: over && shown.cause && shown.cause !== "result" ? shown.cause : null,
     chain: task.parent ? [el("a", { href: `/ui/task/${task.parent}` }, `called by ${shortId(task.parent)}`), task.depth ? ` · ${task.depth} deep` : ""] : null,
-    error: shown.result?.error_message ?? null,
+    error: shown.result?.error_message,
     tree: { href: `/ui/tree/${id}` },
     repair: lease && known.may("repair") ? {} : null,
     cancel: !over && known.may("cancel") ? {} : null,
   });
-  find("#answer").hidden = shown.state !== "parked" || !known.may("answer");
+  const form = find("#answer");
+  form.hidden = !asks(shown) || !known.may("answer");
+  question = shown.updates.findLast((step) => step.kind === "parked")?.body?.metadata?.["covenant.question"];
+  const decides = question?.kind === "approval";
+  form.elements.text.required = !decides;
+  fill(form, { answer: decides ? null : {}, decide: decides ? {} : null });
 }
 
-/** How the bars of the waterfall look. */
-const BARS = {
-  queued: { tone: "queued", sign: "queued", shape: "wait" },
-  attempt: { tone: "leased", sign: "leased" },
-  parked: { tone: "waits", sign: "waits", shape: "wait" },
-  following: { tone: "elsewhere", sign: "elsewhere", shape: "wait" },
-  child: { tone: "elsewhere", sign: "tree" },
-  push: { tone: "undrained", sign: "push", shape: "thin" },
-  model: { tone: "good", sign: "model", shape: "thin" },
-  tool: { tone: "undrained", sign: "tool", shape: "thin" },
-  chunks: { tone: "good", sign: "out", shape: "thin" },
-  repair: { tone: "bad", sign: "repair", shape: "point" },
-};
+/** What the agent printed and logged, and why it failed. */
+async function log() {
+  const { lines } = await get(`${path}/log`);
+  const words = lines.map(({ ts_ms, level, text, traceback = "" }) => `${new Date(ts_ms).toISOString()} ${level} ${text}\n${traceback}`);
+  fill(find("#log"), { log: clipped(words.join("") || "Nothing was logged.") });
+}
 
-/** The story in time, as `timeline` has placed it: turns are bands, long waits are folded. */
+/** Icons whose name differs from the kind of their bar. */
+const SIGNS = { attempt: "leased", parked: "waits", following: "elsewhere", child: "tree", chunks: "out" };
+
+/** Turns are bands; long waits are folded. */
 function drawWaterfall(root, timeline) {
   const { begins_ms, bars, folds, ticks, truncated } = timeline;
-  const times = ticks.map((tick) => setSpan(el("span", { title: exact(tick.at_ms) }, tick.at_ms === begins_ms ? "0" : `+${duration(tick.at_ms - begins_ms)}`), tick));
-  const notes = folds.map(({ ms }) => `Folded: ${duration(ms)} in which nothing but waiting happened.`);
-  if (truncated) notes.push("There is more than is drawn: the raw steps have it.");
+  const words = ticks.map(({ at_ms }) => (at_ms === begins_ms ? "0" : `+${duration(at_ms - begins_ms)}`));
+  const times = ticks.map((tick, at) => setSpan(el("span", { title: exact(tick.at_ms) }, words[at] === words[at - 1] ? "" : words[at]), tick));
+  const notes = folds.map(({ ms }) => `Folded: ${duration(ms)} of waiting.`);
+  if (truncated) notes.push("A part of this task is not shown: it is too long.");
   root.replaceChildren(
     el("div", { class: "fall-axis", "aria-hidden": "true" }, el("span"), el("div", {}, times), el("span")),
     ...bars.map((bar) => line(bar, timeline)),
@@ -84,17 +90,16 @@ function drawWaterfall(root, timeline) {
 }
 
 function line(bar, { bands, folds, now_ms }) {
-  const { tone, sign, shape = "" } = BARS[bar.kind];
   const title = [bar.label, bar.detail, exact(bar.begins_ms)].filter(Boolean).join(" · ");
   const behind = [["band", bands], ["fold", folds]].flatMap(([name, spans]) => spans.map((span) => setSpan(el("i", { class: name }), span)));
-  const drawn = setSpan(el("div", { class: `bar ${shape} ${bar.ends_ms === null ? "open" : ""}`, title }), bar);
+  const drawn = setSpan(el("div", { class: `bar ${bar.ends_ms === null ? "open" : ""}`, title }), bar);
   const name = el(bar.task_id ? "a" : "span", { class: "clip", href: bar.task_id && `/ui/task/${bar.task_id}` }, bar.label);
   return el(
     "div",
-    { class: "fall-row", "data-tone": bar.bad ? "bad" : tone, role: "listitem", title },
-    el("div", {}, icon(sign), bar.remote ? icon("network", "done elsewhere") : null, name),
+    { class: "fall-row", "data-kind": bar.kind, "data-tone": bar.bad && "bad", role: "listitem", title },
+    el("div", {}, icon(SIGNS[bar.kind] ?? bar.kind), bar.remote ? icon("network", "done elsewhere") : null, name),
     el("div", { class: "fall-track" }, behind, drawn),
-    el("div", { class: "num" }, shape === "point" ? "" : duration((bar.ends_ms ?? now_ms) - bar.begins_ms)),
+    el("div", { class: "num" }, bar.kind === "repair" ? "" : duration((bar.ends_ms ?? now_ms) - bar.begins_ms)),
   );
 }
 
@@ -118,35 +123,14 @@ function steps() {
   }));
 }
 
-/** Who has repaired the leases of this task, by lease: the audit knows. */
-async function repairs(ended) {
-  if (known.role === "tenant" || !ended.some((lease) => lease.reason)) return new Map();
-  const { events } = await get("audit/recent", { type: "a2a_repair_applied", since_ms: shown.created_at_ms, limit: 200 });
-  return new Map(events.filter(({ kind }) => kind.task_id === id).map((row) => [row.kind.lease_id, row]));
-}
-
-async function attempts() {
-  const ended = shown.leases.filter((lease) => lease.reason || (lease.outcome && lease.outcome !== "settled"));
-  const by = await repairs(ended);
-  const values = (lease) => ({ what: `Attempt ${lease.attempt}: ${lease.outcome ?? "under way"}`, why: lease.reason ?? null, who: told(by.get(lease.lease_id), lease), at: [when(lease.ended_at_ms)] });
-  rows("#repairs", "lease", ended, (lease) => lease.lease_id, values, "#no-repairs");
-}
-
-function told(row, lease) {
-  const holder = `held by ${shortName(lease.leased_to.display)}`;
-  if (!row) return holder;
-  const risk = RISKS[row.kind.duplicate_risk];
-  return [`${row.kind.action} by ${shortName(row.issuer.display)}`, risk, holder].filter(Boolean).join(", ");
-}
-
 async function frames() {
   const { frames: found, left_out: gone = 0, lost = 0 } = await get(`${path}/frames`);
-  const notes = [gone ? `${number(gone)} older frames are not kept.` : "", lost ? `${number(lost)} calls came faster than they could be kept.` : ""].filter(Boolean);
-  find("#no-frames").textContent = found.length ? notes.join(" ") : ["No frame is kept for this task.", ...notes].join(" ");
+  const notes = [!found.length && "This task has no recorded frame.", gone && `${number(gone)} older frames were deleted.`, lost && `${number(lost)} calls were too fast to record.`];
+  find("#no-frames").textContent = notes.filter(Boolean).join(" ");
   find("#frames").replaceChildren(...found.map((frame) => drawFrame(frame, frame.what, [frame.door])));
 }
 
-/** The request that would send this task again, for a shell; where the browser gives no clipboard, it is shown. */
+/** Copies the curl command, or shows it if the browser offers no clipboard. */
 async function copyCurl({ target }) {
   const said = find("span", target.closest("button"));
   let command = null;
@@ -165,15 +149,16 @@ tabs(find("#sides"));
 const again = throttled(() => attempt(load), 700);
 on("pushes", ({ tasks }) => tasks.includes(id) && again());
 on("tasks", ({ tasks, more }) => (more || tasks.some((task) => task.task_id === id)) && again());
-find("#curl").addEventListener("click", copyCurl);
+click("#curl", copyCurl);
 for (const [name, command] of [["#do-repair", "requeue"], ["#do-cancel", "cancel"]]) {
-  find(name).addEventListener("click", () => openRepair(shown, command, known.name, load));
+  click(name, () => openRepair(() => shown, command, known.name, load));
 }
 find("#answer").addEventListener("submit", (event) => {
   event.preventDefault();
   const field = event.target.elements.text;
+  const decision = event.submitter?.value;
   attempt(async () => {
-    await post(`${path}/answer`, { text: field.value });
+    await post(`${path}/answer`, { text: field.value, ...(decision ? { approved: decision === "yes", question_id: question.id } : {}) });
     field.value = "";
     await load();
   });

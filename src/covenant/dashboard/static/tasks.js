@@ -1,53 +1,58 @@
-// The tasks: lanes with their counts, filters that are the address, and what can be done to many at once.
+// The tasks: lanes with counts, filters bound to the address, and acts on many tasks.
 
 import { get, on, session } from "./api.js";
 import { address, attempt, begin, filter, filters, readPage, stayHere } from "./app.js";
 import { openBulk } from "./repair.js";
-import { chip, el, find, findAll, icon, LANES, laneTile, number, plural, rows, shortId, shortName, stateOf, to } from "./view.js";
+import { chip, click, el, fill, find, findAll, icon, LANES, laneTile, number, plural, rows, shortId, shortName, stateOf, to } from "./view.js";
 
-const NAMES = ["state", "outcome", "text", "agent", "sender", "tenant", "kind", "origin", "parent", "context", "key", "id", "attempt_min", "cause", "order"];
+const NAMES = ["state", "outcome", "text", "agent", "sender", "tenant", "task_kind", "origin", "parent", "context", "key", "id", "attempt_min", "cause", "order"];
 const PAGE = 30;
+const READ_MAX = 200;
 
 let shown = [];
+let wanted = PAGE;
 let next = null;
+let reads = 0;
 let selectable = false;
 const selected = new Set();
 
-/** What the address asks for, without an order, and with numbers as numbers. */
+/** The address's filters without the order; numbers as numbers. */
 function bulkFilter() {
   const { order, attempt_min, ...asked } = filter(NAMES);
   return attempt_min ? { ...asked, attempt_min: Number(attempt_min) } : asked;
 }
 
 function arrive() {
-  shown = [];
+  wanted = PAGE;
   again();
 }
 
-const page = (from = null) => readPage("tasks", (after) => get("a2a/tasks", { ...filter(NAMES), limit: PAGE, after }), from);
-
+/** Reads all rows again. A read that a later read has overtaken draws nothing. */
 async function load() {
-  const found = await page();
-  const fresh = new Set(found.tasks.map((task) => task.task_id));
-  const onward = next !== null && shown.length > PAGE;
-  shown = onward ? [...found.tasks, ...shown.slice(PAGE).filter((task) => !fresh.has(task.task_id))] : found.tasks;
-  if (!onward) next = found.next;
-  draw();
-}
-
-async function loadMore() {
-  const found = await page(next);
-  const known = new Set(shown.map((task) => task.task_id));
-  shown = [...shown, ...found.tasks.filter((task) => !known.has(task.task_id))];
-  next = found.next;
+  const read = ++reads;
+  const found = new Map();
+  let from = null;
+  for (let asked = 0; asked < wanted && found.size < wanted; asked += PAGE) {
+    const limit = Math.min(wanted - found.size, READ_MAX);
+    const page = await readPage("tasks", (after) => get("a2a/tasks", { ...filter(NAMES), limit, after }), from);
+    if (read !== reads) return;
+    for (const task of page.tasks) found.set(task.task_id, task);
+    from = page.next;
+    if (!from) break;
+  }
+  shown = [...found.values()];
+  next = from;
   draw();
 }
 
 function draw() {
+  for (const id of selected) if (!shown.some((task) => task.task_id === id)) selected.delete(id);
   find("#table").hidden = shown.length === 0;
   find("#more").hidden = !next;
   find("#shown").textContent = shown.length ? `${plural(shown.length, "task")} shown` : "";
   rows("#rows", "task", shown, (task) => task.task_id, row, "#none");
+  find("#all-match").hidden = !selectable || !Object.keys(bulkFilter()).length;
+  fill(find("#none"), address().size ? { some: {}, yet: null } : { some: null, yet: {} });
   bulkBar();
 }
 
@@ -65,29 +70,40 @@ function row(task, made) {
     state: [chip(state)],
     intent: { text: words, href: `/ui/task/${task.task_id}`, title: words },
     detail: [el("span", { class: "mono" }, shortId(task.task_id)), task.error_message ? ` · ${task.error_message}` : ""],
-    agent: [task.remote ? icon("network", "done elsewhere") : null, " ", shortName(task.agent)],
-    tenant: task.tenant && task.tenant !== "default" ? task.tenant : null,
+    agent: { title: task.agent, nodes: [task.remote ? icon("network", "done elsewhere") : null, " ", shortName(task.agent)] },
     attempt: task.attempt || "–",
   };
 }
 
 const counts = {};
+let byAgent = [];
+let home = "default";
 
-/** The feed counts only what has not ended. */
+/** Tasks of a lane, of the chosen agent and tenant. With other filters the number is not known. */
+function countOf(lane) {
+  const { state, outcome, order, agent, tenant, ...others } = Object.fromEntries(address());
+  if (Object.keys(others).length) return null;
+  if (!agent && !tenant) return counts[lane] ?? 0;
+  const names = [agent, `${agent}@${tenant ?? home}`];
+  const mine = (each) => (!agent || names.includes(each.agent)) && (!tenant || each.tenant === tenant);
+  return byAgent.filter(mine).reduce((sum, each) => sum + each[lane], 0);
+}
+
+/** The feed's counts cover only tasks that have not ended. */
 function lanes(found) {
   Object.assign(counts, found);
   const asked = address();
   const whole = { id: "all", label: "All", tone: "plain", sign: "all", query: {}, hint: "whatever their state" };
   rows("#lanes", "lane", [whole, ...LANES], (lane) => lane.id, (lane, tile) => {
     const { state, outcome, ...others } = Object.fromEntries(asked);
-    const here = lane.id === "all" ? !asked.get("state") && !asked.get("outcome") : Object.entries(lane.query).every(([name, value]) => asked.get(name) === value);
-    const count = lane.id === "all" ? LANES.reduce((sum, { id }) => sum + (counts[id] ?? 0), 0) : counts[lane.id];
+    const here = lane.id === "all" ? !state && !outcome : Object.entries(lane.query).every(([name, value]) => asked.get(name) === value);
+    const ids = lane.id === "all" ? LANES.map(({ id }) => id) : [lane.id];
+    const count = ids.map(countOf).reduce((sum, each) => (each === null ? null : sum + each), 0);
     here ? tile.setAttribute("aria-current", "true") : tile.removeAttribute("aria-current");
     return laneTile(tile, lane, count, others);
   });
 }
 
-/** Those with most open work first, as they are counted. */
 function agents(entries) {
   find("#by").hidden = entries.length === 0;
   rows("#agents", "agent", entries.slice(0, 30), (entry) => `${entry.tenant} ${entry.agent}`, (entry) => ({
@@ -104,8 +120,9 @@ function agents(entries) {
 
 async function count() {
   const found = await get("a2a/tasks/counts");
+  byAgent = found.by_agent;
   lanes(found.lanes);
-  agents(found.by_agent);
+  agents(byAgent);
 }
 
 function bulkBar() {
@@ -118,8 +135,8 @@ function bulkBar() {
 
 function listen() {
   const go = filters(find("#filters"), arrive);
-  find("#clear").addEventListener("click", () => go(Object.fromEntries([...address().keys()].map((name) => [name, ""]))));
-  for (const part of ["#lanes", "#agents"]) stayHere(find(part), "a", arrive);
+  click("#clear", () => go(Object.fromEntries([...address().keys()].map((name) => [name, ""]))));
+  for (const part of ["#lanes", "#agents"]) stayHere(find(part), "a");
   find("#rows").addEventListener("change", ({ target }) => {
     target.checked ? selected.add(target.value) : selected.delete(target.value);
     bulkBar();
@@ -130,15 +147,18 @@ function listen() {
     for (const box of findAll('#rows input[type="checkbox"]')) box.checked = target.checked;
     bulkBar();
   });
-  find("#more button").addEventListener("click", () => attempt(loadMore));
-  find("#bulk").addEventListener("click", ({ target }) => {
+  click("#more button", () => {
+    wanted += PAGE;
+    attempt(load);
+  });
+  click("#bulk", ({ target }) => {
     const command = target.closest("button")?.value;
     if (command === "none") {
       selected.clear();
       draw();
     } else if (command) openBulk({ command, ids: [...selected] }, again);
   });
-  find("#all-match").addEventListener("click", () => openBulk({ command: "requeue", filter: bulkFilter() }, again));
+  click("#all-match", () => openBulk({ command: "requeue", filter: bulkFilter() }, again));
 }
 
 async function loadAll() {
@@ -155,7 +175,8 @@ on("counts", (found) => lanes(found.lanes));
 listen();
 session().then((known) => {
   selectable = known.may("repair");
-  for (const part of ["#pick-all", "#all-match"]) find(part).hidden = !selectable;
+  home = known.tenant ?? home;
+  find("#pick-all").hidden = !selectable;
   draw();
 });
 begin(loadAll, ["tasks"], 1_500);

@@ -1,22 +1,39 @@
-// A task and all that was delegated for it: an indented table with time bars. Branches that have ended are folded.
+// A task and all tasks delegated for it: an indented table with time bars. Branches that have ended are folded.
 
-import { get, on, rest } from "./api.js";
+import { get, on, Refused, rest } from "./api.js";
 import { attempt, begin } from "./app.js";
 import { linkOut } from "./conversation.js";
-import { calleeOf, chip, duration, el, exact, fill, find, icon, isOver, number, rows, setSpan, shortId, stateOf, throttled } from "./view.js";
+import { calleeOf, chip, click, duration, el, exact, fill, find, icon, isOver, number, plural, rows, setSpan, shortId, stateOf, throttled } from "./view.js";
 
 const [id] = rest();
 const opened = new Map();
+/** The children of branches that have ended: they do not change any more. */
+const kept = new Map();
 let root = null;
+let whole = false;
+
+const read = async (task) => (await get(`a2a/tasks/${task}/tree`, { fold: !whole })).tree;
 
 async function load() {
-  root = (await get(`a2a/tasks/${id}/tree`)).tree;
+  const tree = await read(id);
+  if (!tree.task && !tree.children.length) throw new Refused(404, "unknown", "There is no such task.");
+  await unfold(tree, tree.truncated);
+  root = tree;
+  find("main").className = "";
   draw();
 }
 
-/** What a person opened or closed stays so; else a branch is open while something in it goes on, and the root always. */
+/** Reads the branches that the answer left out and that a person has opened. */
+async function unfold(node, cut) {
+  if (opened.get(node.task_id) && !node.children.length && (node.folded || cut)) {
+    node.children = kept.get(node.task_id) ?? (await read(node.task_id)).children;
+    if (node.folded) kept.set(node.task_id, node.children);
+  }
+  for (const child of node.children) await unfold(child, cut);
+}
+
 function isOpen(node) {
-  return opened.get(node.task_id) ?? (node === root || alive(node));
+  return opened.get(node.task_id) ?? (whole || node === root || alive(node));
 }
 
 const alive = (node) => !isOver(node.state) || node.children.some(alive);
@@ -34,13 +51,14 @@ function draw() {
   const begins = Math.min(...nodes.map((node) => node.created_at_ms ?? Infinity));
   const ends = Math.max(begins + 1, ...nodes.map(ended));
   const share = (at) => (at - begins) / (ends - begins);
+  const folded = nodes.reduce((sum, node) => sum + (node.children.length ? 0 : (node.folded ?? 0)), 0);
   const remote = nodes.filter((node) => node.remote).length;
   document.title = `Tree of ${shortId(id)} · Covenant`;
   fill(find("main"), {
     id: shortId(id),
     task: { href: `/ui/task/${id}` },
-    summary: `${number(nodes.length)} tasks, ${remote ? `${number(remote)} of them elsewhere, ` : ""}${duration(ends - begins)}, ${number(root.usage_total?.tokens ?? 0)} tokens`,
-    cut: root.truncated ? "The tree is larger than one answer: open a branch to read the rest of it." : null,
+    summary: `${plural(nodes.length + folded, "task")}, ${folded ? `${number(folded)} of them folded, ` : ""}${remote ? `${number(remote)} of those shown elsewhere, ` : ""}${duration(ends - begins)}, ${number(root.usage_total?.tokens ?? 0)} tokens`,
+    cut: root.truncated ? "The tree is too large to show at once. Open a branch to read the rest of it." : null,
   });
   rows("#rows", "node", [...visible(root)], ({ node }) => node.task_id, ({ node, depth }, row) => {
     const open = isOpen(node);
@@ -52,7 +70,7 @@ function draw() {
     const state = stateOf(node);
     const bar = el("div", { class: isOver(node.state) ? "bar" : "bar open", "data-tone": state.tone, title: `${exact(at)}, ${took}` });
     return {
-      twist: node.children.length || root.truncated ? { disabled: false, "aria-expanded": String(open), "aria-label": `${open ? "Close" : "Open"} ${shortId(node.task_id)}`, value: node.task_id } : { disabled: true },
+      twist: node.children.length || node.folded || root.truncated ? { disabled: false, "aria-expanded": String(open), "aria-label": `${open ? "Close" : "Open"} ${shortId(node.task_id)}`, value: node.task_id } : { disabled: true },
       name: { href: `/ui/task/${node.task_id}`, text: calleeOf(node), title: node.task?.intent_text ?? "" },
       words: node.task?.intent_text ?? "",
       net: node.remote ? network(node) : null,
@@ -66,32 +84,30 @@ function draw() {
   });
 }
 
-/** Done elsewhere: by whom, and where. */
 function network(node) {
   const by = node.provider ? el("a", { href: `/ui/peers/${encodeURIComponent(node.provider)}`, title: node.provider }, `${shortId(node.provider)}${node.profile ? ` / ${node.profile}` : ""}`) : null;
   return [icon("network", "done elsewhere"), by, node.url ? linkOut(node.url) : null, !by && !node.url ? el("span", {}, "elsewhere") : null];
 }
 
 async function turn(button) {
-  const open = button.getAttribute("aria-expanded") !== "true";
-  opened.set(button.value, open);
-  const node = all(root).find((each) => each.task_id === button.value);
-  if (open && root.truncated && !node.children.length) node.children = (await get(`a2a/tasks/${node.task_id}/tree`)).tree.children;
+  opened.set(button.value, button.getAttribute("aria-expanded") !== "true");
+  await unfold(root, root.truncated);
   draw();
 }
 
-find("#rows").addEventListener("click", ({ target }) => {
+click("#rows", ({ target }) => {
   const button = target.closest("button.twist");
   if (button) attempt(() => turn(button));
 });
-find("#open-all").addEventListener("click", () => {
-  for (const node of all(root)) opened.set(node.task_id, true);
-  draw();
+click("#open-all", () => {
+  opened.clear();
+  whole = true;
+  attempt(load);
 });
 const again = throttled(() => attempt(load), 1_000);
 on("tasks", ({ tasks, more }) => {
-  const mine = new Set(root ? all(root).map((node) => node.task_id) : []);
-  if (more || tasks.some((task) => mine.has(task.task_id) || task.change === "sent")) again();
+  // While the tree goes on, any new task may belong to it.
+  if (more || !root || alive(root) || all(root).some((node) => tasks.some(({ task_id }) => task_id === node.task_id))) again();
 });
 on("peers", again);
 begin(load);

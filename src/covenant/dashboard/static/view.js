@@ -1,21 +1,28 @@
-// What pages are made of: elements without markup, and times, sizes, numbers and states as people read them. What comes from
-// elsewhere is only ever set as text.
+// Elements without markup; times, sizes and states in words. Foreign text is never markup.
 
 export const find = (selector, root = document) => root.querySelector(selector);
+export const click = (selector, run) => find(selector).addEventListener("click", run);
 export const findAll = (selector, root = document) => [...root.querySelectorAll(selector)];
 
-/** An element. `props`: properties, `class`, `data-…`, `aria-…`, and `on…` listeners; a child that is null is left out. */
+/** An element. `props`: properties, attributes, and `on…` listeners. A child that is null is left out. */
 export function el(tag, props = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
     if (value == null || value === false) continue;
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (name in made && !name.includes("-")) made[name] = value;
-    else made.setAttribute(name, value === true ? "" : value);
+    else put(made, name, value);
   }
-  made.append(...children.flat().filter((child) => child != null));
+  made.append(...children.flat().filter((child) => child != null).map(written));
   return made;
 }
+
+function put(element, name, value) {
+  if (name in element) element[name] = written(value);
+  else element.setAttribute(name, value === true ? "" : written(value));
+}
+
+/** Spells out characters that change the direction of writing: with them one text looks like another. */
+const written = (value) => (typeof value === "string" ? value.replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (turn) => `⟨U+${turn.codePointAt().toString(16).padStart(4, "0")}⟩`) : value);
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -26,19 +33,14 @@ export function svg(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** A sign of the sprite. With a `label` it is read aloud, without one it is decoration. */
+/** An icon of the sprite. With a `label` it is read aloud, without one it is decoration. */
 export function icon(name, label = "") {
   const use = svg("use", { href: `/ui/static/icons.svg#${name}` });
   return svg("svg", label ? { class: "icon", role: "img", "aria-label": label } : { class: "icon", "aria-hidden": "true" }, use);
 }
 
-/** How a slot writes its value, by its `data-as`. */
-const AS = { number: (value) => number(value), name: (value) => shortName(value), id: (value) => shortId(value), when: (value) => [when(value)] };
-
-/**
- * Put values into the slots (`data-slot="name"`) of an element, as its `data-as` has it. A text or number becomes text, a list of nodes the
- * slot's children; null hides the slot; an object sets properties, `text` and `nodes` among them.
- */
+/** Fills the slots (`data-slot="name"`) of an element, converted by `data-as`. A value is a text, a list of nodes,
+ * or properties (`text` and `nodes` among them); null hides the slot. */
 export function fill(root, values) {
   const slots = findAll("[data-slot]", root);
   if (root.dataset?.slot) slots.push(root);
@@ -54,24 +56,22 @@ function set(slot, value) {
   if (slot.hidden) return;
   if (Array.isArray(value)) return keep(slot, value);
   if (typeof value !== "object") {
-    if (slot.textContent !== String(value)) slot.textContent = value;
+    const words = written(String(value));
+    if (slot.textContent !== words) slot.textContent = words;
     return;
   }
   for (const [name, given] of Object.entries(value)) {
     if (name === "text") set(slot, given);
     else if (name === "nodes") keep(slot, given);
-    else if (name in slot && !name.includes("-")) slot[name] = given;
     else if (given === null) slot.removeAttribute(name);
-    else slot.setAttribute(name, given);
+    else put(slot, name, given);
   }
 }
 
-const keep = (slot, nodes) => slot.replaceChildren(...nodes.filter((node) => node != null));
+const keep = (slot, nodes) => slot.replaceChildren(...nodes.filter((node) => node != null).map(written));
 
-/**
- * Have the children of an element be rows of a `<template>`, one an item, in order: `values(item, row)` fills a row. A row
- * that is there already stays the same element: focus, selection and scroll position survive. `empty` is shown if there are none.
- */
+/** One row of a `<template>` for each item, filled by `values(item, row)`. A row that exists stays the same element,
+ * so focus and selection survive. `empty` is shown if there are no items. */
 export function rows(selector, template, items, key, values, empty = null) {
   if (empty) find(empty).hidden = items.length > 0;
   const parent = find(selector);
@@ -89,22 +89,21 @@ export function rows(selector, template, items, key, values, empty = null) {
   for (const gone of known.values()) gone.remove();
 }
 
-/** The place of a bar: where it begins and how wide it is, of 1. */
 export function setSpan(element, { x, w = 0 }) {
   element.style.setProperty("--x", `${(x * 100).toFixed(3)}%`);
   element.style.setProperty("--w", `${(w * 100).toFixed(3)}%`);
   return element;
 }
 
-/** The address of a page, asked for this: `to("tasks", { agent })`. */
+/** The address of a page with a query: `to("tasks", { agent })`. */
 export const to = (page, query) => `/ui/${page}?${new URLSearchParams(query)}`;
-/** The form of an act; it leads back here. */
 export const act = (verb, query) => to(`act/${verb}`, { ...query, next: location.pathname });
+export const button = (verb, given, label, kind = "") => el("a", { class: `button ${kind}`, href: act(verb, given) }, label);
 export const tag = (words, title = null) => el("span", { class: "tag", title }, words);
 export const quiet = (...words) => el("span", { class: "quiet" }, ...words);
 export const bytesOf = (words) => el("pre", { class: "bytes", tabIndex: 0 }, clipped(words));
 
-/** A download of what an agent sent: it is never opened in a page of ours. */
+/** A download of an agent's bytes: the browser never opens them as a page. */
 export function download(name, type, bytes) {
   const onclick = ({ currentTarget: link }) => {
     link.href = URL.createObjectURL(new Blob([bytes()], { type: "application/octet-stream" }));
@@ -113,7 +112,7 @@ export function download(name, type, bytes) {
   return el("a", { class: "button", href: "#", download: name, title: `${name} (${type || "unknown type"})`, onclick }, icon("download"), name);
 }
 
-/** Run it soon, and at most once in `pause_ms`, however often it is asked for; not while nobody looks. */
+/** A function that runs `run()` soon, at most once in `pause_ms`, and not while the page is hidden. */
 export function throttled(run, pause_ms) {
   let wanted = false;
   let resting = false;
@@ -157,7 +156,7 @@ export function duration(ms) {
   return rest && whole < 10 ? `${whole} ${unit} ${rest} ${smaller}` : `${whole} ${unit}`;
 }
 
-/** Coarse on purpose: it is read at a glance; its title is exact. */
+/** Coarse, to be read at a glance; the title has the exact time. */
 function relative(at_ms) {
   const past = Date.now() - at_ms;
   const ms = Math.abs(past);
@@ -169,7 +168,7 @@ function relative(at_ms) {
 
 export const exact = (at_ms) => exactly.format(at_ms);
 
-/** A moment, told relative to now; it keeps itself up to date. */
+/** A moment relative to now, kept up to date. */
 export function when(at_ms) {
   if (!at_ms) return quiet("–");
   return el("time", { dateTime: new Date(at_ms).toISOString(), title: exact(at_ms), "data-at": at_ms }, relative(at_ms));
@@ -187,6 +186,8 @@ export const shortId = (id) => (id ? id.slice(0, 8) : "–");
 
 export const shortName = (display) => (display ?? "–").replace(/@default$/, "");
 
+const AS = { number, name: shortName, id: shortId, when: (value) => [when(value)] };
+
 export function bytes(count) {
   if (count < 1_024) return `${count} B`;
   return count < 1_048_576 ? `${number(count / 1_024)} KB` : `${number(count / 1_048_576)} MB`;
@@ -194,12 +195,12 @@ export function bytes(count) {
 
 export const plural = (count, word, words = `${word}s`) => `${number(count)} ${count === 1 ? word : words}`;
 
-/** Text of any length, cut where a page would become slow; the cut is told. */
+/** Cuts a long text and says how much is left out. */
 export function clipped(text, most = 100_000) {
-  return text.length <= most ? text : `${text.slice(0, most)}\n… ${bytes(text.length - most)} more are not shown`;
+  return text.length <= most ? text : `${text.slice(0, most)}\n… ${bytes(text.length - most)} more not shown`;
 }
 
-/** JSON with its lines, and whatever else as it is. */
+/** Indents JSON; returns any other text unchanged. */
 export function pretty(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
@@ -208,46 +209,56 @@ export function pretty(text) {
   }
 }
 
-/** Where tasks stand, in the order of their way. `query` asks for exactly those: its state is its id, if nothing else is said. */
-export const LANES = [
-  { id: "queued", label: "Queued", hint: "waits for a holder", tone: "queued", sign: "queued" },
-  { id: "in_flight", label: "Leased", hint: "one holder works on it", tone: "leased", sign: "leased" },
-  { id: "parked", label: "Waiting", hint: "waits for its sender", tone: "waits", sign: "waits" },
-  { id: "following", label: "Elsewhere", hint: "the same work is under way in another task", tone: "elsewhere", sign: "elsewhere" },
-  { id: "result_pending", label: "Undrained", hint: "ended; its sender has not taken the result", tone: "undrained", sign: "undrained" },
-  { id: "failed", label: "Failed", hint: "ended with an error", tone: "bad", sign: "failed", query: { state: "done", outcome: "failed" } },
-  { id: "done", label: "Done", hint: "ended", tone: "good", sign: "good", query: { state: "done", outcome: "completed,canceled,rejected" } },
-].map((lane) => ({ query: { state: lane.id }, ...lane }));
+export function mark(label, tone, sign, hint = "") {
+  return { label, tone, sign, hint };
+}
+
+/** The states in a task's order. `query` selects exactly these tasks. */
+export const LANES = Object.entries({
+  queued: mark("Queued", "queued", "queued", "waits for a holder"),
+  in_flight: mark("Leased", "leased", "leased", "one holder works on it"),
+  parked: mark("Waiting", "waits", "waits", "waits for its sender, a signal or a moment"),
+  following: mark("Elsewhere", "elsewhere", "elsewhere", "the same work is under way in another task"),
+  result_pending: mark("Undrained", "undrained", "undrained", "ended; its sender has not fetched the result"),
+  failed: { ...mark("Failed", "bad", "failed", "ended with an error"), query: { state: "done", outcome: "failed" } },
+  done: { ...mark("Done", "good", "good", "ended"), query: { state: "done", outcome: "completed,canceled,rejected" } },
+}).map(([id, lane]) => ({ id, query: { state: id }, ...lane }));
 
 const OTHERS = {
-  lost: { label: "Holder lost", hint: "leased, and its holder is gone", tone: "bad", sign: "lost" },
-  canceled: { label: "Canceled", hint: "ended before its result", tone: "plain", sign: "canceled" },
-  rejected: { label: "Rejected", hint: "its agent would not do it", tone: "bad", sign: "canceled" },
-  completed: { label: "Completed", hint: "ended with a result", tone: "good", sign: "good" },
+  asks: mark("Waiting", "waits", "waits", "waits for its sender"),
+  suspended: mark("Suspended", "plain", "waits", "sleeps, or waits for a signal"),
+  lost: mark("Holder lost", "bad", "lost", "leased, and its holder is gone"),
+  canceled: mark("Canceled", "plain", "canceled", "ended before its result"),
+  rejected: mark("Rejected", "bad", "canceled", "its agent would not do it"),
+  completed: mark("Completed", "good", "good", "ended with a result"),
 };
 const BY_ID = { ...Object.fromEntries(LANES.map((lane) => [lane.id, lane])), ...OTHERS };
 
-/** Of a task of any answer: found, shown, or a node of a tree. */
+/** Whether the task waits for a message of its sender. */
+export const asks = (task) => task.state === "parked" && /required$/.test(task.a2a_state);
+
+/** Of a task that was found or shown, or is a node of a tree. */
 export function stateOf(task) {
   if (task.holder_lost) return BY_ID.lost;
+  if (task.state === "parked") return asks(task) ? BY_ID.asks : BY_ID.suspended;
   const outcome = task.outcome ?? (["resolved", "done"].includes(task.state) ? task.a2a_state : null);
   if (outcome in BY_ID && task.state !== "result_pending") return BY_ID[outcome];
-  return BY_ID[task.state === "resolved" ? "done" : task.state] ?? { label: task.state ?? "unknown", hint: "", tone: "plain", sign: "all" };
+  return BY_ID[task.state === "resolved" ? "done" : task.state] ?? mark(task.state ?? "unknown", "plain", "all");
 }
 
-/** Work that is done elsewhere is all for one recipient here: what it was called by tells more. `node`: of a tree. */
+/** The called name of remote work: all remote work has one recipient here. */
 export function calleeOf({ task, task_id }) {
   if (!task) return shortId(task_id);
   const { target, recipient } = task;
-  return target?.name ?? target?.profile ?? (target?.url ? new URL(target.url).host : shortName(recipient.display));
+  return target?.profile ?? target?.name ?? (target?.url ? new URL(target.url).host : shortName(recipient.display));
 }
 
-/** What fills the tile of a lane: it leads to its tasks, of those that `others` ask for. */
+/** Fills a lane's tile, which links to the lane's tasks that also match `others`. */
 export function laneTile(tile, { label, hint, tone, sign, query }, count, others = {}) {
   tile.href = to("tasks", { ...others, ...query });
   tile.dataset.tone = tone;
   tile.title = hint;
-  return { label: [icon(sign), label], count: number(count ?? 0) };
+  return { label: [icon(sign), label], count: number(count) };
 }
 
 export const isOver = (state) => ["resolved", "done", "result_pending"].includes(state);

@@ -1,4 +1,4 @@
-"""What each binding does around an operation: who calls, how often, at which agent, in which version, how long."""
+"""The steps that every binding takes around an operation: the caller, its rate, the agent, the version, the time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from covenant.doors.a2a.operations import A2ACall, A2AOperation, A2AServices
 from covenant.doors.http.bearer_auth import TenantGate, address
-from covenant.doors.http.request_body import AnonymousPool, body_at_hand, read_body
+from covenant.doors.http.request_body import AnonymousPool, read_body
 from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, HttpExchange
 from covenant.doors.metrics import Meter
 from covenant.doors.waits import CancelScope, OnDisconnect
@@ -23,7 +23,6 @@ from covenant.exchange.access.tenants import Caller, TenantAccess, unauthenticat
 from covenant.exchange.cards import takes_sealed
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.file_links import FileLinks
-from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import SendMessage
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Invalid
@@ -39,33 +38,25 @@ S = TypeVar("S")
 TRANSPORT: Final = "a2a"
 EXTENSIONS_MAX: Final = 50
 GRACE_S: Final = 1.0
-"""How long an operation goes on for a caller who has left: nothing is broken off while it is made durable."""
+"""How long an operation goes on after its caller has left, so that a commit is not interrupted."""
 
 _NO_HOP: Final = Hop()
 _HOP_HEADERS: Final = frozenset(HEADERS)
 _CURRENT: Final = b"1.0"
-"""What most callers say, and every dialect takes."""
+"""The version that most callers send, and every dialect accepts."""
 _ALWAYS: Final = ("1.0", "")
 _V03: Final = frozenset({*_ALWAYS, "1", "0.3"})
 _VERSIONS: Final = {V1: frozenset(_ALWAYS), V03: _V03, PROTO_V03: _V03}
 
 
-class Headers:
-    """The headers by name; of one that came twice, the last."""
+class Headers(msgspec.Struct, frozen=True, gc=False):
+    """The headers by name; the last value of a repeated header counts."""
 
-    __slots__ = ("found",)
-
-    def __init__(self, scope: Scope) -> None:
-        found: dict[bytes, bytes] | None = scope.get(HEADERS_BY_NAME)  # of our own server
-        self.found: dict[bytes, bytes] = dict(scope["headers"]) if found is None else found
+    found: dict[bytes, bytes]
 
     def get(self, name: bytes) -> str | None:
         value = self.found.get(name)
         return None if value is None else value.decode("latin-1")
-
-    @property
-    def credential(self) -> bytes | None:
-        return self.found.get(b"authorization")
 
     @property
     def extensions(self) -> tuple[str, ...]:
@@ -80,16 +71,21 @@ class Headers:
         return {HEADERS[name]: found[name].decode("latin-1") for name in HEADERS.keys() & found.keys()}
 
     def version(self, scope: Scope) -> str:
-        """Said in a header or in the query."""
-        said = self.get(b"a2a-version")
-        if said is not None or not scope["query_string"]:
-            return said or ""
+        """The version from the header or from the query."""
+        header = self.get(b"a2a-version")
+        if header is not None or not scope["query_string"]:
+            return header or ""
         query = parse_qsl(scope["query_string"].decode("latin-1"), max_num_fields=100)
         return next((value for name, value in query if name.lower() == "a2a-version"), "")
 
 
+def headers_of(scope: Scope) -> Headers:
+    # Our own server has them by name already.
+    return Headers(scope[HEADERS_BY_NAME] if HEADERS_BY_NAME in scope else dict(scope["headers"]))
+
+
 class AdmittedCaller(msgspec.Struct, frozen=True):
-    """A caller that was let in, and the agent it came for, which need not exist."""
+    """An admitted caller, and the agent that it calls, which need not exist."""
 
     scope: Scope
     headers: Headers
@@ -98,10 +94,10 @@ class AdmittedCaller(msgspec.Struct, frozen=True):
 
 
 class CallerScope(CancelScope):
-    """Around an operation that works for one caller.
+    """A context around an operation that works for one caller.
 
-    It is ended, some time after, when the caller leaves (CallerGoneError) or may not go on (Unauthenticated). The task
-    that it has begun goes on. Without `send` it is not noticed that the caller leaves.
+    `GRACE_S` after the caller has left (CallerGoneError) or its token has ended (Unauthenticated), the operation is
+    ended. A task that it began goes on. Without `send`, a caller that leaves is not noticed.
     """
 
     __slots__ = ("_before", "_caller", "_exchange", "_tenants", "_watch")
@@ -112,7 +108,7 @@ class CallerScope(CancelScope):
         self._reason = None
         self._tenants = tenants
         self._caller = caller
-        # Our own server is asked directly: each blocking call comes by here.
+        # Our own server is asked directly: each blocking call passes here.
         self._exchange = send if isinstance(send, HttpExchange) else None
         self._watch: OnDisconnect | None = None
         if self._exchange is None and send is not None and receive is not None:
@@ -121,7 +117,7 @@ class CallerScope(CancelScope):
     def __enter__(self) -> Self:
         exchange, watch = self._exchange, self._watch
         self._work = exchange.task if exchange is not None else asyncio.current_task()
-        self._tenants.open_session(self._caller, self._turned_out)
+        self._tenants.open_session(self._caller, self._revoked)
         if exchange is not None:
             self._before, exchange.on_disconnect = exchange.on_disconnect, self._left
             if exchange.disconnected:
@@ -135,7 +131,7 @@ class CallerScope(CancelScope):
             self._exchange.on_disconnect = self._before
         elif self._watch is not None:
             self._watch.__exit__(None, None, None)
-        self._tenants.close_session(self._caller, self._turned_out)
+        self._tenants.close_session(self._revoked)
         if self._reason is not None:
             super().__exit__(kind, error, at)
         self._work = None
@@ -143,7 +139,7 @@ class CallerScope(CancelScope):
     def _left(self) -> None:
         asyncio.get_running_loop().call_later(GRACE_S, self.leave)
 
-    def _turned_out(self) -> None:
+    def _revoked(self) -> None:
         asyncio.get_running_loop().call_later(GRACE_S, self.end, unauthenticated())
 
 
@@ -155,23 +151,24 @@ class Admission:
     catalogue: Catalogue
     meter: Meter
     base_url: Callable[[Scope], str]
-    """Where a caller reached us, for the addresses in a card."""
+    """The address by which a caller reached the daemon, for the addresses in a card."""
     admits: Callable[[CatalogueAgent, Scope], bool]
     """Whether an agent may be called without a token."""
     pool: AnonymousPool
-    """What callers without a token may make the daemon hold."""
+    """Bounds the memory that callers without a token may use."""
     files: FileLinks | None = None
     """None: there is no blob store here."""
     peer_profiles: tuple[str, ...] | None = None
     """The agents that take sealed delegations, as the settings name them; None: none does."""
 
     async def enter(self, scope: Scope, headers: Headers, agent_id: str) -> AdmittedCaller:
-        # A credential that cannot be read is refused, and not the same as none.
+        # An unreadable credential is refused: it is not the same as none.
         credential = headers.found.get(b"authorization")
-        caller = self._anonymous(scope, agent_id) if credential is None else self.tenants.recognised(credential)
+        tenants = self.tenants
+        caller = self._anonymous(scope, agent_id) if credential is None else tenants.known.get(credential)
         if caller is None:
-            caller = await self.tenants.caller(scope)
-        self.tenants.limiter.admit(caller)
+            caller = await tenants.caller(scope)
+        tenants.limiter.admit(caller)
         return AdmittedCaller(scope, headers, caller, agent_id)
 
     def _anonymous(self, scope: Scope, agent_id: str) -> Caller | None:
@@ -181,13 +178,12 @@ class Admission:
         return Caller(tenant, "", operator=False, name=f"{ANONYMOUS}@{tenant.name}")
 
     def admits_strangers(self, scope: Scope, agent_id: str) -> bool:
-        """Whether somebody without a token may call this agent."""
+        """Whether a caller without a token may call this agent."""
         return self._anonymous(scope, agent_id) is not None
 
     async def read_body(self, admitted: AdmittedCaller, receive: Receive, send: Send, bytes_max: int) -> bytes:
-        """The body of the request. Of a caller without a token, it is held out of the pool until all of it is here."""
-        body = body_at_hand(send, bytes_max)
-        if body is not None:
+        """The body of the request. Without a token, it counts against the pool until all of it has arrived."""
+        if isinstance(send, HttpExchange) and (body := send.take_whole_body(bytes_max)) is not None:
             return body
         if not admitted.caller.anonymous:
             return await read_body(admitted.scope, receive, bytes_max)
@@ -200,18 +196,18 @@ class Admission:
         operation: A2AOperation,
         dialect: Dialect,
         decode: Callable[[S], Any],
-        said: S,
+        params: S,
     ) -> A2ACall:
-        """The request, checked in this order: version, agent, params. `decode` makes it of what was said."""
+        """The request, checked in this order: version, agent, params. `decode` makes it from `params`."""
         headers, caller = admitted.headers, admitted.caller
         found = headers.found
         if found.get(b"a2a-version") != _CURRENT:
             check_version(headers.version(admitted.scope), dialect)
         agent = self.catalogue.agent(caller.tenant.name, admitted.agent_id)
         if agent is None:
-            raise unknown_agent(admitted.agent_id)
+            raise self.catalogue.missing(caller.tenant.name, admitted.agent_id)
         cursor = last_event_id(headers.get(b"last-event-id")) if operation.open_stream is not None else None
-        request = decode(said)
+        request = decode(params)
         ask = A2ARequest(
             caller=caller,
             agent=agent,
@@ -222,20 +218,20 @@ class Admission:
         return A2ACall(ask, request, dialect, cursor, self.base_url, admitted.scope, self.files)
 
     def activated(self, call: A2ACall) -> str:
-        """The extensions that the caller named and its agent has, as the answer's `A2A-Extensions` says them."""
+        """The extensions that the caller named and its agent has, as the answer's `A2A-Extensions` lists them."""
         agent = call.ask.agent
         own = {*agent.definition.extensions, *((SEALED_DELEGATION,) if takes_sealed(agent, self.peer_profiles) else ())}
         return ", ".join(dict.fromkeys(each for each in call.ask.extensions if each in own))
 
     async def run(self, operation: A2AOperation, services: A2AServices, call: A2ACall) -> bytes:
-        """The answer of an operation, for a binding that notices by itself when its caller leaves."""
+        """Runs an operation, for a binding that notices by itself when its caller leaves."""
         assert operation.run is not None
         with CallerScope(self.tenants.tenancy, call.ask.caller):
             return operation.encode(services, call, await operation.run(services, call))
 
 
 def hop_of(request: SendMessage, headers: Headers) -> Hop | None:
-    """What the caller says of the calls before this one, in headers, or in the metadata of request or message."""
+    """The chain of calls before this one, from headers, or from the metadata of request or message."""
     inner, outer = request.message.metadata, request.metadata
     if not inner and not outer and _HOP_HEADERS.isdisjoint(headers.found):
         return None
@@ -244,13 +240,13 @@ def hop_of(request: SendMessage, headers: Headers) -> Hop | None:
 
 
 def check_version(version: str, dialect: Dialect) -> None:
-    """`A2A-Version` as it was said: Major.Minor, and any patch after it is no matter."""
+    """Checks `A2A-Version`: Major.Minor, with any patch."""
     if version in _ALWAYS:
         return
-    said = version.strip()
-    if said in _VERSIONS[dialect]:
+    asked = version.strip()
+    if asked in _VERSIONS[dialect]:
         return
-    numbers = said.split(".")
+    numbers = asked.split(".")
     if len(numbers) == 3 and numbers[2].isdigit() and ".".join(numbers[:2]) in _VERSIONS[dialect]:
         return
-    raise Invalid("version_not_supported", f"version {said[:20]!r} is not spoken here; ask for 1.0")
+    raise Invalid("version_not_supported", f"A2A version {asked[:20]!r} is not supported; ask for 1.0")

@@ -1,6 +1,6 @@
-"""Cards over HTTP: one for everybody, one for each agent of the caller's tenant, and the keys to check them with.
+"""Cards over HTTP: a public one, one for each agent of the caller's tenant, and the keys to check them with.
 
-The card for everybody names no agent, unless one is published. All others are looked up within the caller's tenant.
+The public card names no agent, unless one is published. All others are looked up within the caller's tenant.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.doors.a2a.admission import TRANSPORT, Headers
-from covenant.doors.a2a.http_bindings import content_refusal, reply_uncalled
+from covenant.doors.a2a.admission import TRANSPORT, headers_of
+from covenant.doors.a2a.http_bindings import content_refusal, reply_with_status
 from covenant.doors.http.bearer_auth import TenantGate, bearer, credential_of
 from covenant.doors.http.endpoint import MethodRouter
 from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, forwarded, peer_of
@@ -43,13 +43,13 @@ AGENT_WELL_KNOWN_PATH: Final = f"{AGENT_PATH}{WELL_KNOWN_PATH}"
 API_CARD_PATH: Final = "/api/agents/{agent_id}/agent-card"
 
 CALL_BYTES_MAX: Final = 1024 * 1024
-"""Of a call to nobody, its id is all that is read."""
+"""A call at the URL without an agent is read up to this size, for its id."""
 
 Answer = Callable[[Scope], Awaitable[Document]]
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Where to go from the URL of the card that names no agent."""
+    """The answer at the URL of the card that names no agent: where agents and cards are."""
 
     name: str = "covenant"
     protocol_versions: tuple[str, ...] = ("1.0", "0.3")
@@ -83,12 +83,12 @@ DESCRIBED: Final = (
             (AGENT_PATH, "agent_card_at_url"),
         )
     ),
-    Described("GET", API_CARD_PATH, "agent_card_by_api", "The same, where older clients look for it", CombinedCard),
+    Described("GET", API_CARD_PATH, "agent_card_by_api", "The same card, at the path of older clients", CombinedCard),
 )
 
 
 class PublishedAgent(NamedTuple):
-    """Which agent everybody may see, and who may call it without a token, by where HTTP listens and from which page."""
+    """The published agent, and which callers need no token, by the address of HTTP and the page's origin."""
 
     agent_id: str = ""
     anonymous: Anonymous = "never"
@@ -96,7 +96,7 @@ class PublishedAgent(NamedTuple):
     origins: AllowedOrigins = AllowedOrigins(())
 
     def admits(self, agent: CatalogueAgent, scope: Scope) -> bool:
-        """Whether this request needs no token: it is for the published agent, from where that is allowed."""
+        """Whether this request needs no token: it is for the published agent, and comes from where that is allowed."""
         return (agent.tenant, agent.id) == (DEFAULT, self.agent_id) and self.open(scope)
 
     def open(self, scope: Scope) -> bool:
@@ -136,7 +136,7 @@ class CardPages:
         self._varies: Final = ("A2A-Version", *base_url.varies)
 
     def behind(self, gate: TenantGate) -> CardPages:
-        """The same pages for those whom another gate lets in, and for nobody else."""
+        """The same pages, for callers that another gate admits, and for nobody else."""
         return CardPages(
             self._cards,
             self._catalogue,
@@ -159,7 +159,7 @@ class CardPages:
             API_CARD_PATH: self.agent_card,
         }
         served = {path: self._page(answer) for path, answer in pages.items()}
-        served[A2A_PATH] = MethodRouter({**served[A2A_PATH].calls, "POST": self._call_to_nobody})
+        served[A2A_PATH] = MethodRouter({**served[A2A_PATH].calls, "POST": self._answer_without_agent})
         return [Route(path + slash, page, name=path + slash) for path, page in served.items() for slash in ("", "/")]
 
     def agent_page(self) -> ASGIApp:
@@ -174,7 +174,7 @@ class CardPages:
         agent = await self._catalogue.show(DEFAULT, agent_id)
         known = self._knows(scope)
         card = self._cards.card(agent, base_url, token_needed=known or not self._publishing.admits(agent, scope))
-        # Whether a token is needed may depend on who asks: then the card is for them alone.
+        # Whether a token is needed may depend on the caller: then the card must not be cached for others.
         public = not known and self._publishing.anonymous != "loopback"
         varies = self._varies if self._publishing.anonymous == "never" else ("Authorization", *self._varies)
         return self._document(card, agent.updated_at_ms, clean=clean, public=public, varies=varies)
@@ -186,7 +186,7 @@ class CardPages:
         return caller is not None and caller.tenant.name == DEFAULT
 
     async def agent_card(self, scope: Scope) -> Document:
-        # From the path, and not from the router: another door may have sent the request here.
+        # From the path, not from the router: another door may have sent the request here.
         agent_id = scope["path"].partition("/agents/")[2].partition("/")[0]
         open_to_all = bearer(scope) is None and self._publishing.agent_id == agent_id and self._publishing.open(scope)
         tenant = DEFAULT if open_to_all else (await self._gate.enter(scope)).tenant.name
@@ -204,25 +204,25 @@ class CardPages:
         body = msgspec.json.encode(Overview(agent=agents, card=f"{agents}/{CARD_NAME}"))
         return Document(body, self._started_ms, public=True, varies=self._base_url.varies)
 
-    async def _call_to_nobody(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """JSON-RPC at the URL of the card that names no agent: whoever is let in is told where agents are called."""
+    async def _answer_without_agent(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers JSON-RPC at the URL that names no agent: an admitted caller is told where agents are called."""
         try:
             await self._gate.enter(scope)
             call_id = jsonrpc.decode_call(await read_body(scope, receive, CALL_BYTES_MAX)).id
         except jsonrpc.UnreadableCall as unreadable:
-            told = content_refusal(unreadable, Headers(scope))
+            problem = content_refusal(unreadable, headers_of(scope))
             call_id = unreadable.id
         except Refusal as refusal:
             self._meter.refused(TRANSPORT, refusal.code)
-            await reply_uncalled(send, refusal)
+            await reply_with_status(send, refusal)
             return
         except CallerGoneError:
             return
         else:
             where = f"{self._base_url.of(scope)}{AGENTS_PATH}/{{id}}"
-            told = Conflict("unsupported_operation", f"no agent is at this URL; an agent is called at {where}")
-        self._meter.refused(TRANSPORT, told.code)
-        await reply(send, 200, jsonrpc.encode_refusal(call_id, told, Version.V1))
+            problem = Conflict("unsupported_operation", f"no agent is at this URL; an agent is called at {where}")
+        self._meter.refused(TRANSPORT, problem.code)
+        await reply(send, 200, jsonrpc.encode_refusal(call_id, problem, Version.V1))
 
     def _document(
         self, card: AgentCard, modified_ms: int, *, clean: bool, public: bool, varies: tuple[str, ...]
@@ -244,11 +244,11 @@ class CardPages:
 
 
 def _wants_clean(scope: Scope) -> bool:
-    return wants_clean(Headers(scope).version(scope))
+    return wants_clean(headers_of(scope).version(scope))
 
 
 def extended_cards(cards: Cards) -> Callable[[A2ARequest, Dialect, str], bytes]:
-    """The extended card for a caller that is known, in the dialect it speaks."""
+    """Makes the extended card for an authenticated caller, in its dialect."""
 
     def extended_card(ask: A2ARequest, dialect: Dialect, base_url: str) -> bytes:
         card = cards.extended_card(ask.caller, ask.agent, base_url)

@@ -1,11 +1,11 @@
 """A2A over gRPC: the third binding of the one table of operations, on a port of its own. Needs the extra `grpc`.
 
 The services of 1.0 and 0.3 are both there. Each method of a service finds its row by its name. The field `tenant` of
-1.0 names the agent; without it, and in 0.3, the published agent is meant. Service parameters are metadata, named as the
-headers. The order of checks is as over HTTP.
+1.0 names the agent; without it, and in 0.3, the published agent is meant. Service parameters are metadata, named like
+the headers. The order of checks is as over HTTP.
 
-A stream is one message a step, each with its generation in `covenant.generation` of its metadata. However it ends, the
-trailer `last-event-id` has the last generation: sent as metadata, it resumes the stream after that.
+A stream has one message a step, each with its generation in `covenant.generation` of its metadata. However the stream
+ends, its trailer `last-event-id` has the last generation: sent as metadata, it resumes the stream after that.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ import grpc  # type: ignore[import-untyped]
 from a2a.compat.v0_3 import a2a_v0_3_pb2
 from a2a.types import a2a_pb2
 from google.protobuf.descriptor import ServiceDescriptor
-from google.protobuf.json_format import ParseDict
-from google.protobuf.message import Message
+from google.protobuf.json_format import MessageToJson, ParseDict
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from starlette.types import Scope
 
-from covenant.doors.a2a.admission import GRACE_S, Admission, Headers
-from covenant.doors.a2a.grpc_capture import CapturedContext
+from covenant.doors.a2a.admission import GRACE_S, Admission, Headers, headers_of
 from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AOperation, A2AServices, unread
 from covenant.doors.a2a.protobuf_json import RequestReader, ResponseWriter
 from covenant.doors.http.bearer_auth import TenantGate, address, bearer
@@ -41,7 +40,7 @@ from covenant.doors.http.server.tls_handshakes import ServerTls
 from covenant.doors.metrics import Timer
 from covenant.doors.waits import CancelScope
 from covenant.exchange.access.tenants import Caller
-from covenant.exchange.frame_log import FrameLog
+from covenant.exchange.frame_log import CapturedCall, FrameLog
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Invalid, NotFound, Refusal, Unauthenticated, Unavailable
 from covenant.model.tenants import DEFAULT
@@ -74,19 +73,19 @@ class _StreamWriter:
             for step in steps:
                 await self._write(step.generation, responses.encode_step(first.task, step, self._call.link))
         if stream.cut:
-            message = f"too slow: the task goes on; come back to it with {CURSOR}"
+            message = f"the reader is too slow; the task goes on: resume with {CURSOR}"
             raise Unavailable("stream_cut", message, retry_after_ms=RETRY_MS)
 
     async def _write(self, generation: int, told: bytes) -> None:
         event = self._writer.message(told)
         getattr(event, event.WhichOneof("payload")).metadata[GENERATION] = generation
-        # A write that was begun arrives before the trailers do, also if nobody waits for it any more.
+        # A started write arrives before the trailers, even if nobody waits for it any more.
         self.sent = generation
         await self._context.write(event.SerializeToString())
 
 
 def stopping() -> Refusal:
-    message = f"the daemon is stopping: what is accepted is kept; come back with {CURSOR}"
+    message = f"the daemon is stopping; accepted tasks are kept: resume with {CURSOR}"
     return Unavailable("stopping", message, retry_after_ms=RETRY_MS)
 
 
@@ -104,27 +103,27 @@ _NAMES_V03: Final = {
     "ListTaskPushNotificationConfig": "ListTaskPushNotificationConfigs",
     "GetAgentCard": "GetExtendedAgentCard",
 }
-"""Methods of 0.3 that 1.0 calls otherwise."""
+"""Methods of 0.3 that have another name in 1.0."""
 
 _PING_MS: Final = 60_000
 _IDLE_MS: Final = 60_000
-"""A connection without a call is closed after this. Connections are bounded in number, not for each address."""
+"""A connection without a call is closed after this. Connections are bounded in total, not for each address."""
 _HANDSHAKE_MS: Final = 10_000
 _ANONYMOUS_MESSAGE_S: Final = 2.0
-"""For the message of a caller without a token, which takes room for the longest one. Less than others wait for it."""
+"""For the message of a caller without a token, which occupies room for the longest message meanwhile."""
 _STREAMS_MAX: Final = 1_000
-"""Calls under way on one connection."""
+"""The most running calls on one connection."""
 _OPTIONS: Final = (
-    # Or two daemons could share a port, and each would get half of the calls.
+    # Otherwise two daemons could share a port, and each would get half of the calls.
     ("grpc.so_reuseport", 0),
-    # A few bytes can unfold to gigabytes, and the library looks at the size when they have: no compressed requests.
+    # A few bytes can unpack to gigabytes, and the library checks the size only afterwards: no compressed requests.
     ("grpc.compression_enabled_algorithms_bitset", 1),
-    # Finds callers that are gone without a word. Theirs are welcome, streams may be silent for long.
+    # Our pings find callers that are gone. Callers' pings are welcome, since streams may be silent for long.
     ("grpc.keepalive_time_ms", _PING_MS),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.max_connection_idle_ms", _IDLE_MS),
-    # Connections that say nothing, and calls beyond number on one of them.
+    # Bounds connections that send nothing, and calls on one connection.
     ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
     ("grpc.max_concurrent_streams", _STREAMS_MAX),
 )
@@ -140,14 +139,14 @@ class _Row:
 
 
 class GrpcTenants(TenantGate):
-    """As over HTTP, by its own name in the audit."""
+    """As over HTTP, with its own name in the audit."""
 
     async def caller(self, scope: Scope) -> Caller:
         return await self.tenancy.authenticate(bearer(scope), transport=TRANSPORT, address=address(scope))
 
 
 class GrpcCalls:
-    """Every method of the service. `published` is the agent that is meant where none is named."""
+    """Every method of the service. `published` is the agent for calls that name none."""
 
     def __init__(
         self,
@@ -161,7 +160,7 @@ class GrpcCalls:
         tls: ServerTls | None = None,
         frames: FrameLog | None = None,
     ) -> None:
-        """`pool`: what callers without a token may make us hold. `http_at`: where HTTP listens, for cards."""
+        """`pool` bounds the memory of callers without a token. `http_at`: where HTTP listens, for cards."""
         self._tls = tls
         self._frames = frames
         self._http_at = http_at
@@ -185,7 +184,7 @@ class GrpcCalls:
                 ResponseWriter(GetMessageClass(method.output_type)),
                 self._admission.meter.timer(TRANSPORT, operation.name),
             )
-            # As if requests were streams: on the wire it is the same, and the message is read when we ask for it.
+            # Declared as streams, which is the same on the wire: then a message is read only on demand.
             streams = operation.open_stream is not None
             kind = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
             serve = self._call if self._frames is None else partial(self._captured_call, self._frames)
@@ -193,13 +192,13 @@ class GrpcCalls:
         return found
 
     def stop(self) -> None:
-        """Streams end, now and from now on; who waits for one answer still gets it."""
+        """Ends all streams, now and from now on; a caller that waits for one answer still gets it."""
         self._stopping = True
         for work in tuple(self._open):
             work.end(stopping())
 
     async def settled(self) -> None:
-        """Until nothing is under way for callers that have left."""
+        """Waits until no work is left for callers that have gone."""
         await asyncio.gather(*self._left, return_exceptions=True)
 
     async def _captured_call(self, log: FrameLog, row: _Row, requests: Any, context: Any) -> bytes | None:
@@ -217,38 +216,42 @@ class GrpcCalls:
         try:
             asked = await self._asked(row, context)
             caller = asked.ask.caller
-            if asked.ask.extensions and (active := self._admission.activated(asked)) and row.operation.run is not None:
-                await context.send_initial_metadata((("a2a-extensions", active),))
+            active = self._admission.activated(asked) if asked.ask.extensions else ""
+            initial = (("a2a-extensions", active),) if active else ()
+            if initial:
+                # Before any refusal: a refusal has no metadata of its own.
+                await context.send_initial_metadata(initial)
             operation, limiter = row.operation, self._admission.tenants.limiter
             with limiter.connected(caller):
                 if operation.open_stream is not None:
                     with limiter.streaming(caller):
-                        stream = await self._unbroken(operation.open_stream(self._services, asked))
-                        await self._run(row, stream, asked, context)
+                        stream = await self._shielded(operation.open_stream(self._services, asked))
+                        await self._run(row, stream, asked, context, told=bool(initial))
                     return None
-                told = await self._unbroken(self._admission.run(operation, self._services, asked))
+                told = await self._shielded(self._admission.run(operation, self._services, asked))
             return row.writer.message(told).SerializeToString()
-        except Exception as error:  # noqa: BLE001  the last stand before the client: a fault of ours tells it nothing
+        except Exception as error:  # noqa: BLE001  (an internal error tells the client nothing)
             wrong = error
         finally:
             row.timer.observe(perf_counter() - started_s)
         return await self._refuse(row, wrong, context)
 
-    async def _run(self, row: _Row, stream: TaskStream, call: A2ACall, context: Any) -> None:
-        """Leaving, or being made to leave, ends the stream and not the task."""
+    async def _run(self, row: _Row, stream: TaskStream, call: A2ACall, context: Any, *, told: bool) -> None:
+        """Writes the stream. A caller that leaves or is revoked ends it, not the task. `told`: metadata was sent."""
         writer, tenancy = _StreamWriter(stream, call, row.writer, context), self._admission.tenants.tenancy
-        turned_out = Unauthenticated(
+        revoked = Unauthenticated(
             "unauthenticated", "the token is no longer valid; the task goes on, and a valid token can follow it again"
         )
         with stream:
-            # Alone, since a first write that is broken off would have this sent a second time, which ends the call.
-            await context.send_initial_metadata(())
-            with CancelScope() as work, tenancy.session(call.ask.caller, partial(work.end, turned_out)):
+            # Sent alone: an interrupted first write would send it a second time, which ends the call.
+            if not told:
+                await context.send_initial_metadata(())
+            with CancelScope() as work, tenancy.session(call.ask.caller, partial(work.end, revoked)):
                 self._open.add(work)
                 if self._stopping:
                     work.end(stopping())
                 try:
-                    # What was ended as it began is noticed here and not in the middle of a write.
+                    # A scope that ended already is noticed here, not in the middle of a write.
                     await asyncio.sleep(0)
                     await writer.write_all()
                 finally:
@@ -257,18 +260,18 @@ class GrpcCalls:
                         context.set_trailing_metadata(((CURSOR, str(writer.sent)),))
 
     async def _asked(self, row: _Row, context: Any) -> A2ACall:
-        """Who calls comes before what it says: nothing of a stranger's message is kept that nobody may send."""
+        """Authenticates before reading: no message of a stranger is kept that nobody may send."""
         scope = self._scope(context)
-        headers = Headers(scope)
-        if headers.credential is not None:
-            if self._admission.tenants.recognised(headers.credential) is None:
+        headers = headers_of(scope)
+        if (credential := headers.found.get(b"authorization")) is not None:
+            if self._admission.tenants.recognised(credential) is None:
                 await self._admission.enter(scope, headers, "")
             return await self._read(row, scope, headers, await self._pool.within(context.read()))
         if not self._admission.admits_strangers(scope, self._published):
             await self._admission.enter(scope, headers, "")
         with self._pool.lease(address(scope)) as take:
             await self._pool.take_when_free(take, min(self.message_bytes_max, self._pool.share))
-            # A client sends its message with the call. Who does not soon makes room for the next.
+            # A client sends its message with the call. A slow one makes room for the next.
             message = await self._pool.within(context.read(), _ANONYMOUS_MESSAGE_S)
             return await self._read(row, scope, headers, message)
 
@@ -278,7 +281,7 @@ class GrpcCalls:
                 raise Invalid("invalid_request", "the call ended before its message")
             message = row.reader.read(request)
         except Invalid:
-            # Who may call at all comes first, also where nothing can be read.
+            # Authentication comes first, also if the message cannot be read.
             await self._admission.enter(scope, headers, "")
             raise
         named: str = getattr(message, "tenant", "")
@@ -291,7 +294,7 @@ class GrpcCalls:
         return self._admission.call(admitted, row.operation, row.dialect, decode, params)
 
     def _scope(self, context: Any) -> Scope:
-        """The call as if it had come over HTTP: metadata are headers, and what is said twice is a list."""
+        """The call as an HTTP scope: metadata become headers, and a repeated name becomes a list."""
         headers: dict[str, bytes] = {}
         for name, value in context.invocation_metadata() or ():
             if not name.endswith("-bin"):
@@ -309,25 +312,25 @@ class GrpcCalls:
         }
 
     def _name_caller(self, tls: ServerTls, context: Any, headers: dict[str, bytes]) -> None:
-        """Who has shown a certificate, and no token, is whom the operator has made it stand for."""
+        """Authenticates by the client's certificate, if it sent no token and the operator has mapped its name."""
         shown = context.auth_context().get("x509_pem_cert", ())
         names = tls.names_of(ssl.PEM_cert_to_DER_cert(shown[0].decode())) if shown else ()
         credential = tls.credential_of(names) if names else None
         if credential is not None:
             headers["authorization"] = credential
 
-    async def _unbroken(self, work: Awaitable[T]) -> T:
-        """A caller may leave at any moment: what it asked for is still not broken off while it is made durable."""
+    async def _shielded(self, work: Awaitable[T]) -> T:
+        """Keeps running for `GRACE_S` if the caller leaves, so that a commit is not interrupted."""
         running = asyncio.ensure_future(work)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             self._left.add(running)
-            running.add_done_callback(self._let_go)
+            running.add_done_callback(self._collect)
             asyncio.get_running_loop().call_later(GRACE_S, running.cancel)
             raise
 
-    def _let_go(self, done: asyncio.Future[Any]) -> None:
+    def _collect(self, done: asyncio.Future[Any]) -> None:
         self._left.discard(done)
         if done.cancelled():
             return
@@ -346,7 +349,7 @@ class GrpcCalls:
         trailers = (*(context.trailing_metadata() or ()), (DETAILS, status_of(error)))
         said = message_of(error) if row.dialect is V1 else f"{name_v03(error)}: {message_of(error)}"
         await context.abort(grpc.StatusCode[error_code_of(error).grpc], said, trailers)
-        raise AssertionError("ending a call raises")
+        raise AssertionError("abort() raises")
 
 
 class GrpcServer:
@@ -361,7 +364,7 @@ class GrpcServer:
             options=(
                 *_OPTIONS,
                 ("grpc.max_receive_message_length", message_bytes_max),
-                # Each costs an open file, of which the journal needs some.
+                # Each costs an open file, and the journal needs some.
                 ("grpc.max_allowed_incoming_connections", calls_max),
             ),
             maximum_concurrent_rpcs=calls_max,
@@ -382,7 +385,7 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no more calls and ends streams; who waits for one answer has the grace time. May be repeated."""
+        """Takes no more calls and ends streams; running calls have the grace time. May be repeated."""
         if self._calls is not None:
             self._calls.stop()
         await self._server.stop(grace_s)
@@ -391,7 +394,7 @@ class GrpcServer:
 
 
 class GrpcTls(Protocol):
-    """What the port is greeted with: another pair when its files have changed."""
+    """The certificate and key of the port; a new pair when the files have changed."""
 
     @property
     def pair(self) -> TlsPairLike: ...
@@ -428,7 +431,7 @@ def _credentials(tls: GrpcTls) -> Any:
 
 
 def peer_of(peer: str) -> tuple[str, int] | None:
-    """The address in what gRPC says of a caller: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5`; None if it is another kind."""
+    """The address in gRPC's name of a caller: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5`; None for another kind."""
     kind, _, address = unquote(peer).partition(":")
     host, _, port = address.rpartition(":")
     if kind not in ("ipv4", "ipv6") or not port.isdigit():
@@ -438,12 +441,50 @@ def peer_of(peer: str) -> tuple[str, int] | None:
 
 DETAILS: Final = "grpc-status-details-bin"
 KNOWN: Final = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo)
-"""What details are made of. Whoever reads `Any` finds its kind only if that was imported."""
+"""The kinds of details. A reader of `Any` finds a kind only if it was imported."""
 
 
 def status_of(error: BaseException) -> bytes:
-    """`google.rpc.Status`, as the other bindings tell it. A fault of ours tells nothing."""
+    """`google.rpc.Status`, like the errors of the other bindings. An internal error reveals nothing."""
     code: int = grpc.StatusCode[error_code_of(error).grpc].value[0]
     told = {"code": code, "message": message_of(error), "details": details(error)}
     status: bytes = ParseDict(told, status_pb2.Status()).SerializeToString()
     return status
+
+
+class CapturedContext:
+    """A call's context that also captures the messages read and written."""
+
+    def __init__(self, context: Any, log: FrameLog, what: str, request: type[Message], answer: type[Message]) -> None:
+        self._context, self._log, self._asks, self._tells = context, log, request, answer
+        headers = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+        self._call = CapturedCall(log.now_ms(), "in", "a2a", f"gRPC {what}", headers)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def read(self) -> Any:
+        message = await self._context.read()
+        if isinstance(message, bytes):
+            self._call.ask(_json(self._asks, message))
+        return message
+
+    async def write(self, message: bytes) -> None:
+        self.tell(message)
+        await self._context.write(message)
+
+    def tell(self, message: bytes) -> None:
+        if not self._call.status:
+            self._call.status, self._call.outcome, self._call.answered_ms = 200, "OK", self._log.now_ms()
+        self._call.tell(_json(self._tells, message) + b"\n")
+
+    def end(self) -> None:
+        """Offers the call to the frame log, once, whether it was answered or refused."""
+        self._log.offer(self._call)
+
+
+def _json(kind: type[Message], data: bytes) -> bytes:
+    try:
+        return MessageToJson(kind.FromString(data), indent=None).encode()
+    except DecodeError:
+        return b""

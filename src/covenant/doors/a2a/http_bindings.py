@@ -1,9 +1,9 @@
 """A2A over HTTP, under one prefix: JSON-RPC at `…/{agent}`, 1.0 as plain HTTP below it, and 0.3 below `…/{agent}/v1`.
 
-JSON-RPC speaks both dialects, told apart by the method's name. The order of checks is authentication, limits, JSON,
-envelope, method, version, agent, params. What is refused before there is a call to answer has an HTTP status, too; what
-is refused after it rides on 200, as JSON-RPC has it. Plain HTTP names the same operations by method and path, and has
-statuses instead of codes.
+JSON-RPC has both dialects, told apart by the method's name. The order of checks is authentication, limits, JSON,
+envelope, method, version, agent, params. A refusal before the call is decoded has an HTTP status, too; a later one
+comes with status 200, as JSON-RPC requires. Plain HTTP names the same operations by method and path, and has statuses
+instead of codes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.doors.a2a.admission import TRANSPORT, Admission, AdmittedCaller, CallerScope, Headers
+from covenant.doors.a2a.admission import TRANSPORT, Admission, AdmittedCaller, CallerScope, Headers, headers_of
 from covenant.doors.a2a.operations import (
     BY_NAME,
     METHODS,
@@ -31,7 +31,6 @@ from covenant.doors.a2a.operations import (
 )
 from covenant.doors.http.endpoint import TOO_SLOW, serve_stream
 from covenant.doors.http.openapi import Described
-from covenant.doors.http.request_body import body_at_hand
 from covenant.doors.http.responses import (
     JSON,
     NO_STORE,
@@ -43,7 +42,6 @@ from covenant.doors.http.responses import (
 )
 from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.waits import CallerGoneError
-from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Invalid, NotFound, OverLimit, Refusal, Unauthenticated
 from covenant.wire import jsonrpc
@@ -52,13 +50,6 @@ from covenant.wire.a2a.error_codes import Version, rest_error
 from covenant.wire.sse import KEEP_ALIVE, SseFormat
 
 EMPTY_BODIES: Final = frozenset({b"", b"null"})
-
-
-async def write_stream(
-    stream: TaskStream, call: A2ACall, sse: SseFormat, *, tenancy: TenantAccess, receive: Receive, send: Send
-) -> None:
-    write = partial(_write_frames, stream, call, sse)
-    await serve_stream(stream, call.ask.caller, write, tenancy=tenancy, receive=receive, send=send)
 
 
 async def _write_frames(stream: TaskStream, call: A2ACall, sse: SseFormat, send: Send) -> None:
@@ -81,7 +72,7 @@ log = logging.getLogger(__name__)
 
 PREFIX: Final = "/v1/a2a/agents/"
 CARDS: Final = frozenset({"agent-card.json", ".well-known/agent-card.json"})
-"""Where the card is below the agent's address. Official clients look at the second."""
+"""The paths of the card below the agent's address. Official clients use the second."""
 A2A_JSON: Final[Header] = (b"content-type", b"application/a2a+json")
 EVENT_STREAM: Final[Header] = (b"content-type", b"text/event-stream")
 _READ: Final = REQUESTS_V1
@@ -89,7 +80,7 @@ _READ: Final = REQUESTS_V1
 
 @dataclass(frozen=True, slots=True)
 class RestCall:
-    """What an address says besides the agent: the ids in the path, the query, and the body."""
+    """The parts of a request's address besides the agent: the ids in the path, the query; and the body."""
 
     task_id: str
     config_id: str
@@ -103,24 +94,26 @@ class RestCall:
 
     @property
     def path_v03(self) -> bytes:
-        """The ids as 0.3 names what they are of."""
+        """The ids as the resource name of 0.3."""
         return msgspec.json.encode({"name": f"tasks/{self.task_id}/pushNotificationConfigs/{self.config_id}"})
 
 
 class RestRoute(NamedTuple):
     operation: A2AOperation
     decode: Callable[[RestCall], Any]
-    """From the address and the body to the request."""
+    """Makes the request from the address and the body."""
+    dialect: Dialect | None = None
+    """The dialect of the answer, where it is not that of the other routes."""
 
 
-def _row(name: str, decode: Callable[[RestCall], Any]) -> RestRoute:
-    return RestRoute(BY_NAME[name], decode)
+def _row(name: str, decode: Callable[[RestCall], Any], dialect: Dialect | None = None) -> RestRoute:
+    return RestRoute(BY_NAME[name], decode, dialect)
 
 
 _SUBSCRIBE: Final = _row("SubscribeToTask", lambda at: _READ.decode_subscribe(at.body, at.task_id))
 _PUSHES: Final = "tasks/{}/pushNotificationConfigs"
 
-# What follows the agent's address, with the ids left out.
+# Paths below the agent's address, with `{}` in place of ids.
 ROUTES_V1: Final[dict[str, dict[str, RestRoute]]] = {
     "message:send": {"POST": _row("SendMessage", lambda at: _READ.decode_send(at.body))},
     "message:stream": {"POST": _row("SendStreamingMessage", lambda at: _READ.decode_send(at.body))},
@@ -155,12 +148,13 @@ ROUTES_V03: Final[dict[str, dict[str, RestRoute]]] = {
         "GET": _row("GetTaskPushNotificationConfig", lambda at: _READ_V03.decode_get_push(at.path_v03)),
         "DELETE": _row("DeleteTaskPushNotificationConfig", lambda at: _READ_V03.decode_delete_push(at.path_v03)),
     },
-    "card": {"GET": _row("GetExtendedAgentCard", lambda at: _READ_V03.decode_nothing(at.body))},
+    # Official clients of 0.3 read this card, unlike every other object, in the form that it has over JSON-RPC.
+    "card": {"GET": _row("GetExtendedAgentCard", lambda at: _READ_V03.decode_nothing(at.body), V03)},
 }
 
 
 class RestDialect(NamedTuple):
-    """One version of A2A as plain HTTP: where it is below the agent's address, and its routes."""
+    """One version of A2A as plain HTTP: its prefix below the agent's address, and its routes."""
 
     prefix: str
     dialect: Dialect
@@ -172,7 +166,7 @@ REST_V03: Final = RestDialect("v1/", PROTO_V03, ROUTES_V03)
 
 
 class A2AObject(msgspec.Struct, frozen=True):
-    """An object of A2A as ProtoJSON. The protocol's specification has its fields."""
+    """An object of A2A as ProtoJSON; the protocol's specification lists its fields."""
 
 
 def _described() -> Iterator[Described]:
@@ -184,7 +178,7 @@ def _described() -> Iterator[Described]:
         marked = "" if dialect is V1 else "_v03"
         for place, by_method in routes.items():
             path = prefix + place.replace("{}", "{task_id}", 1).replace("{}", "{config_id}")
-            for method, (operation, _) in by_method.items():
+            for method, (operation, _, _) in by_method.items():
                 yield Described(
                     method,
                     f"{agent}/{path}",
@@ -201,7 +195,7 @@ DESCRIBED: Final = tuple(_described())
 
 
 def split_path(path: str) -> tuple[str, str, str]:
-    """The key of a table of routes for what follows the agent's address, and the ids in it."""
+    """The key in a table of routes for a path below the agent's address, and the ids in the path."""
     parts = path.strip("/").split("/")
     if parts[0] != "tasks" or len(parts) == 1:
         return path.strip("/"), "", ""
@@ -228,18 +222,18 @@ class _Binding:
         around: tuple[bytes, bytes] = (b"", b""),
         kind: Header = JSON,
     ) -> None:
-        """Answer, or stream. `around`: the bytes before and after each answer."""
+        """Answers or streams. `around`: the bytes before and after each answer."""
         if call.ask.extensions and (active := self._admission.activated(call)) and isinstance(send, HttpExchange):
             send.add_headers(((b"a2a-extensions", active.encode("latin-1")),))
         if operation.open_stream is None:
             assert operation.run is not None
             if operation.works:
                 with CallerScope(self._admission.tenants.tenancy, call.ask.caller, send, receive):
-                    told = await operation.run(self._services, call)
+                    result = await operation.run(self._services, call)
             else:
-                told = await operation.run(self._services, call)
-            answer = operation.encode(self._services, call, told)
-            if isinstance(send, HttpExchange):  # our own server's needs no coroutine for it
+                result = await operation.run(self._services, call)
+            answer = operation.encode(self._services, call, result)
+            if isinstance(send, HttpExchange):  # our own server answers without a coroutine
                 send.answer(200, (kind, NO_STORE), answer.join(around))
             else:
                 await reply(send, 200, answer.join(around), kind=kind)
@@ -247,13 +241,13 @@ class _Binding:
         tenants = self._admission.tenants
         with tenants.limiter.streaming(call.ask.caller):
             stream = await operation.open_stream(self._services, call)
-            sse = SseFormat(*around, named=call.dialect.named_events)
-            await write_stream(stream, call, sse, tenancy=tenants.tenancy, receive=receive, send=send)
+            write = partial(_write_frames, stream, call, SseFormat(*around, named=call.dialect.named_events))
+            await serve_stream(stream, call.ask.caller, write, tenancy=tenants.tenancy, receive=receive, send=send)
 
 
 class RestBinding(_Binding):
     async def answer(self, agent_id: str, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, started_s = Headers(scope), perf_counter()
+        headers, started_s = headers_of(scope), perf_counter()
         spoken = REST_V03 if path.startswith(REST_V03.prefix) else REST_V1
         said = headers.get(b"content-type") or ""
         kind = JSON if spoken is REST_V03 or said.startswith("application/json") else A2A_JSON
@@ -264,7 +258,7 @@ class RestBinding(_Binding):
             place, task_id, config_id = split_path(path.removeprefix(spoken.prefix))
             by_method = spoken.routes.get(place)
             if by_method is None:
-                raise NotFound("unknown_method", "there is no operation at this path; /docs lists those that there are")
+                raise NotFound("unknown_method", "there is no operation at this path; /docs lists all operations")
             found = by_method.get(scope["method"])
             if found is None:
                 await _not_allowed(send, error_kind, tuple(by_method), spoken.dialect)
@@ -275,24 +269,24 @@ class RestBinding(_Binding):
                 at = RestCall(task_id, config_id, scope["query_string"], body)
                 off = found.operation.pushes and self._services.pushes is None
                 call = self._admission.call(
-                    admitted, found.operation, spoken.dialect, unread if off else found.decode, at
+                    admitted, found.operation, found.dialect or spoken.dialect, unread if off else found.decode, at
                 )
                 await self._run(found.operation, call, receive, send, kind=kind)
         except CallerGoneError:
             return
-        except Exception as error:  # noqa: BLE001  the last stand before the client: a fault of ours tells it nothing
+        except Exception as error:  # noqa: BLE001  (an internal error tells the client nothing)
             await self._refuse(send, content_refusal(error, headers), error_kind, name, spoken.dialect)
         finally:
             self._admission.meter.timer(TRANSPORT, name).observe(perf_counter() - started_s)
 
     async def _body(self, admitted: AdmittedCaller, receive: Receive, send: Send) -> bytes:
-        """What needs nothing may come without one, or with `null`, as the official client in Go sends it."""
+        """The body. A request that needs none may have none, or `null`, as the official client in Go sends it."""
         if admitted.scope["method"] != "POST":
             return b"{}"
         body = await self._admission.read_body(admitted, receive, send, self._body_bytes_max)
         if not body.isascii():
             try:
-                # The decoder does not look into what it skips.
+                # The decoder does not check strings that it skips.
                 body.decode()
             except UnicodeDecodeError as wrong:
                 raise Invalid("invalid_json", f"the request is not UTF-8: {wrong.reason}") from None
@@ -315,12 +309,12 @@ async def _not_allowed(send: Send, kind: Header, methods: tuple[str, ...], diale
 
 class JsonRpcBinding(_Binding):
     async def answer(self, agent_id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        admission, headers, call_id = self._admission, Headers(scope), jsonrpc.NULL
+        admission, headers, call_id = self._admission, headers_of(scope), jsonrpc.NULL
         meter = admission.meter
         try:
             admitted = await admission.enter(scope, headers, agent_id)
             with admission.tenants.limiter.connected(admitted.caller):
-                body = body_at_hand(send, self._body_bytes_max)
+                body = send.take_whole_body(self._body_bytes_max) if isinstance(send, HttpExchange) else None
                 if body is None:
                     body = await admission.read_body(admitted, receive, send, self._body_bytes_max)
                 call = jsonrpc.decode_call(body)
@@ -336,30 +330,30 @@ class JsonRpcBinding(_Binding):
                     asked = admission.call(admitted, operation, dialect, decode, call.params)
                     await self._run(operation, asked, receive, send, around=jsonrpc.result_frame(call.id))
                 except (OverLimit, Unauthenticated, CallerGoneError):
-                    # Told outside, by its status.
+                    # Answered below, with its HTTP status.
                     raise
                 except Refusal as refusal:
                     meter.refused(TRANSPORT, refusal.code)
                     await _refuse_call(send, call_id, refusal, method)
-                except Exception as error:  # the last stand before the client: it hears nothing of what went wrong
+                except Exception as error:  # the client is told nothing of the cause; the log has it
                     log.exception("a2a.failed", extra={"operation": operation.name})
                     meter.refused(TRANSPORT, "internal")
                     await _refuse_call(send, call_id, error, method)
                 finally:
                     self._timers[operation.name].observe(perf_counter() - started_s)
         except jsonrpc.UnreadableCall as unreadable:
-            told = content_refusal(unreadable, headers)
-            meter.refused(TRANSPORT, told.code)
-            await reply(send, 200, jsonrpc.encode_refusal(unreadable.id, told, Version.V1))
+            problem = content_refusal(unreadable, headers)
+            meter.refused(TRANSPORT, problem.code)
+            await reply(send, 200, jsonrpc.encode_refusal(unreadable.id, problem, Version.V1))
         except Refusal as refusal:
             meter.refused(TRANSPORT, refusal.code)
-            await reply_uncalled(send, refusal, call_id)
+            await reply_with_status(send, refusal, call_id)
         except CallerGoneError:
             return
 
 
 async def _refuse_call(send: Send, call_id: bytes, error: Exception, method: RpcMethod) -> None:
-    """An error of a call. Clients of 0.3 read what comes back for a stream as a stream, so there it is one event."""
+    """Refuses a call. Clients of 0.3 read the answer to a stream as a stream, so there it is one event."""
     body = jsonrpc.encode_refusal(call_id, error, method.dialect.version)
     if method.dialect is V03 and method.operation.open_stream is not None:
         await reply(send, 200, b"event: message\ndata: %b\n\n" % body, kind=EVENT_STREAM)
@@ -367,8 +361,8 @@ async def _refuse_call(send: Send, call_id: bytes, error: Exception, method: Rpc
         await reply(send, 200, body)
 
 
-async def reply_uncalled(send: Send, refusal: Refusal, call_id: bytes = jsonrpc.NULL) -> None:
-    """A refusal that has an HTTP status: JSON-RPC's error object is its body."""
+async def reply_with_status(send: Send, refusal: Refusal, call_id: bytes = jsonrpc.NULL) -> None:
+    """Refuses with an HTTP status; the body is JSON-RPC's error object."""
     body = jsonrpc.encode_refusal(call_id, refusal, Version.V1)
     await reply(send, refusal.status, body, refusal_headers(refusal))
 
@@ -377,7 +371,7 @@ E = TypeVar("E", bound=Exception)
 
 
 def content_refusal(error: E, headers: Headers) -> E | Refusal:
-    """What a client is told of a body that cannot be read. One that does not claim to be JSON has the wrong type."""
+    """The refusal of an unreadable body. A body that does not claim to be JSON has the wrong content type."""
     if not isinstance(error, Refusal) or error.code != "invalid_json":
         return error
     said = (headers.get(b"content-type") or "").partition(";")[0].strip().lower()
@@ -408,7 +402,7 @@ class A2ADoor:
         return self._rest.answer(agent_id, place, scope, receive, send)
 
     def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
-        """A refusal before there is a call to answer: its headers and its body."""
+        """The headers and body of a refusal before there is a call to answer."""
         _, _, place = path[len(PREFIX) :].partition("/")
         if not place.rstrip("/"):
             return (JSON, *refusal_headers(refusal)), jsonrpc.encode_refusal(jsonrpc.NULL, refusal, Version.V1)

@@ -1,6 +1,6 @@
-"""A door of this daemon called from inside it: a transport of the HTTP client without a socket.
+"""Calls a door of this daemon from inside: a transport of the HTTP client without a socket.
 
-The door reads the request and answers as it does over HTTP. A caller that closes an answer before its end has left.
+The door reads the request and answers as it does over HTTP. Closing an answer early means that the caller left.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import httpx2
 from starlette.types import ASGIApp, Message, Scope
 
 PIECES_MAX: Final = 16
-"""Pieces of an answer that wait to be read."""
+"""The most pieces of an answer that wait to be read."""
 LEAVING_S: Final = 5.0
 
 
 class InProcessTransport(httpx2.AsyncBaseTransport):
-    """`more` is what the scope of each request has besides."""
+    """`more`: entries that are added to each request's scope."""
 
     def __init__(self, door: ASGIApp, more: Mapping[str, Any]) -> None:
         self._door = door
@@ -50,36 +50,36 @@ def _scope(request: httpx2.Request) -> Scope:
 
 class _Answer(httpx2.AsyncByteStream):
     def __init__(self, door: ASGIApp, scope: Scope, body: bytes) -> None:
-        self._told: asyncio.Queue[Message | None] = asyncio.Queue(PIECES_MAX)
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue(PIECES_MAX)
         self._body: bytes | None = body
         self._left = asyncio.Event()
         self._work = asyncio.create_task(self._serve(door, scope))
 
     async def begin(self) -> tuple[int, list[tuple[bytes, bytes]]]:
         try:
-            first = await self._told.get()
+            first = await self._messages.get()
         except asyncio.CancelledError:
             await self.aclose()
             raise
-        if first is None:  # the door has failed before it said anything, and its log says why
+        if first is None:  # the door failed before its first message; the log says why
             return 500, []
         return first["status"], list(first.get("headers", ()))
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         more = True
         while more:
-            told = await self._told.get()
-            if told is None:
+            message = await self._messages.get()
+            if message is None:
                 return
-            if told.get("body"):
-                yield told["body"]
-            more = told.get("more_body", False)
+            if message.get("body"):
+                yield message["body"]
+            more = message.get("more_body", False)
 
     async def aclose(self) -> None:
-        """The door hears that its caller has left, and has a little time: nothing is broken off while it is written."""
+        """Tells the door that its caller has left, and waits a little, so that a commit is not interrupted."""
         self._left.set()
-        while not self._told.empty():
-            self._told.get_nowait()
+        while not self._messages.empty():
+            self._messages.get_nowait()
         await asyncio.wait((self._work,), timeout=LEAVING_S)
         self._work.cancel()
         await asyncio.wait((self._work,))
@@ -92,7 +92,7 @@ class _Answer(httpx2.AsyncByteStream):
 
     async def _send(self, message: Message | None) -> None:
         if not self._left.is_set():
-            await self._told.put(message)
+            await self._messages.put(message)
 
     async def _receive(self) -> dict[str, Any]:
         body, self._body = self._body, None

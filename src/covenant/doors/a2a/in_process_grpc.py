@@ -1,6 +1,6 @@
-"""The gRPC door of this daemon called from inside it: a channel without a socket. Needs the extra `grpc`.
+"""Calls the gRPC door of this daemon from inside: a channel without a socket. Needs the extra `grpc`.
 
-The door reads the message and answers as it does over gRPC. A caller that leaves a stream ends it, and not its task.
+The door reads the message and answers as it does over gRPC. Leaving a stream ends the stream, not its task.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from covenant.doors.a2a.own_agents import ACTING
 from covenant.exchange.access.tenants import Caller
 
 MESSAGES_MAX: Final = 16
-"""Messages of a stream that wait to be read."""
+"""The most messages of a stream that wait to be read."""
 Metadata = Sequence[tuple[str, str]]
 
 
@@ -30,7 +30,7 @@ class ActingCalls(GrpcCalls):
 
 
 class InProcessChannel:
-    """What a gRPC client needs of a channel, for the calls of one caller."""
+    """The part of a gRPC channel that a client needs, for the calls of one caller."""
 
     def __init__(self, calls: ActingCalls, caller: Caller) -> None:
         self._caller = caller
@@ -75,7 +75,7 @@ class _CallContext:
 
     def __init__(self, caller: Caller, request: bytes, metadata: Metadata) -> None:
         self.caller = caller
-        self.told: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.messages: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._request = request
         self._metadata = metadata
         self._room = asyncio.Semaphore(MESSAGES_MAX)
@@ -95,12 +95,12 @@ class _CallContext:
 
     async def write(self, message: bytes) -> None:
         await self._room.acquire()
-        self.told.put_nowait(message)
+        self.messages.put_nowait(message)
 
     async def next(self) -> bytes | None:
         """The next message of a stream; None at its end."""
         self._room.release()
-        return await self.told.get()
+        return await self.messages.get()
 
     async def send_initial_metadata(self, _: Metadata) -> None: ...
 
@@ -117,4 +117,4 @@ class _CallContext:
         raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
     def end(self, _: object) -> None:
-        self.told.put_nowait(None)
+        self.messages.put_nowait(None)

@@ -1,6 +1,6 @@
-"""The table of A2A operations: one row each, with its name in either dialect and what it asks of the exchange.
+"""The table of A2A operations: one row each, with its name in either dialect and its call of the exchange.
 
-Bindings only differ in where they find the request and how they put the answer; there is no second list of operations.
+Bindings differ only in how they read the request and write the answer; there is no second list of operations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CACHED_TASKS_MAX: Final = 256
 
 
 class TaskCache:
-    """The last few finished tasks in JSON: a finished task is the same object as long as it is kept."""
+    """The last few finished tasks as JSON: a finished task stays the same object while it is kept."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, ResponseEncoder], tuple[TaskView, bytes]] = OrderedDict()
@@ -51,19 +51,19 @@ class TaskCache:
 
 
 ExtendedCard = Callable[[A2ARequest, Dialect, str], bytes]
-"""The extended card of an agent, as JSON: who asks, in which dialect, and the base of our own address."""
+"""Makes an agent's extended card as JSON: for a request, in a dialect, with the base of our own address."""
 
 
 class PushService(Protocol):
     """Push notifications, where they are switched on."""
 
     async def ask(self, ask: A2ARequest, request: Any) -> Any:
-        """Create, get, list or delete, by the kind of the request."""
+        """Creates, gets, lists or deletes, by the kind of the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class A2AServices:
-    """What is behind the A2A door."""
+    """The services behind the A2A door."""
 
     conversations: A2AExchange
     extended_card: ExtendedCard | None = None
@@ -72,7 +72,7 @@ class A2AServices:
 
 
 class A2ACall(msgspec.Struct, frozen=True):
-    """One request, as its binding read it."""
+    """One request, as its binding decoded it."""
 
     ask: A2ARequest
     request: Any
@@ -86,7 +86,7 @@ class A2ACall(msgspec.Struct, frozen=True):
     """None: there is no blob store here."""
 
     def base_url(self) -> str:
-        """Where we were called."""
+        """The address by which the caller reached the daemon."""
         return self.reached(self.scope)
 
     def link(self, file: File) -> str:
@@ -95,22 +95,22 @@ class A2ACall(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class A2AOperation:
-    """It either runs to one answer, as JSON, or opens a stream."""
+    """An operation either runs to one answer, as JSON, or opens a stream."""
 
     name: str
-    """Its method in A2A 1.0, which is also its name on gRPC."""
+    """The operation's method in A2A 1.0, which is also its name on gRPC."""
     slash: str
-    """Its method in 0.3."""
+    """The operation's method in 0.3."""
     decode: Callable[[RequestDecoder], Callable[[Params], Any]]
-    """Which method of a decoder reads its params."""
+    """The method of a decoder that reads the operation's params."""
     run: Callable[[A2AServices, A2ACall], Awaitable[Any]] | None = None
     encode: Callable[[A2AServices, A2ACall, Any], bytes] = lambda _, __, answer: answer
-    """From what it ran to, to JSON. Apart, since a coroutine around both would cost at each pause below it."""
+    """Encodes the result as JSON. Separate from `run`: a coroutine around both would cost time at each suspension."""
     open_stream: Callable[[A2AServices, A2ACall], Awaitable[TaskStream]] | None = None
     works: bool = False
-    """Whether it starts work, and so may take long."""
+    """Whether the operation starts work, and so may take long."""
     pushes: bool = False
-    """Whether it is about push notifications: where those are switched off, nothing of its params is looked at."""
+    """Whether the operation is about push notifications: if those are switched off, its params are not read."""
 
 
 def _send(services: A2AServices, call: A2ACall) -> Awaitable[TaskView]:
@@ -118,8 +118,7 @@ def _send(services: A2AServices, call: A2ACall) -> Awaitable[TaskView]:
 
 
 def _encode_sent(_: A2AServices, call: A2ACall, view: TaskView) -> bytes:
-    refusal = agent_error(view.result)
-    if refusal is not None:
+    if view.result is not None and view.result.metadata and (refusal := agent_error(view.result)) is not None:
         raise refusal
     return call.dialect.responses.encode_sent(view, call.request.history_length, call.link)
 
@@ -147,20 +146,20 @@ def _stream(services: A2AServices, call: A2ACall) -> Awaitable[TaskStream]:
 
 
 def _subscribe(services: A2AServices, call: A2ACall) -> Awaitable[TaskStream]:
-    # A client of 0.3 follows a task from its beginning, also one that has ended; one of 1.0 from where it is.
+    # A client of 0.3 follows a task from its beginning, also an ended one; a client of 1.0 from its present state.
     old, request = call.dialect is not V1, msgspec.structs.replace(call.request, after=call.cursor)
     return services.conversations.subscribe(call.ask, request, from_start=old, finished=old)
 
 
 def unread(_: Any) -> None:
-    """Reads nothing: what is switched off is refused whatever its params are."""
+    """Reads nothing: an operation that is switched off is refused whatever its params are."""
 
 
 async def _push(services: A2AServices, call: A2ACall) -> Any:
     if services.pushes is None:
         raise Conflict(
             "push_not_supported",
-            "push notifications are off here; the operator turns them on with a2a.push_notifications",
+            "push notifications are switched off; the operator turns them on with a2a.push_notifications",
         )
     return await services.pushes.ask(call.ask, call.request)
 
@@ -182,9 +181,9 @@ async def _delete_push(services: A2AServices, call: A2ACall) -> bytes:
 
 async def _extended_card(services: A2AServices, call: A2ACall) -> bytes:
     if services.extended_card is None:
-        raise Conflict("extended_card_not_configured", "this agent has no extended card; its card says all there is")
+        raise Conflict("extended_card_not_configured", "this agent has no extended card; read its public card")
     if call.ask.caller.anonymous:
-        # What it says beyond the public card is for those who say who they are; the card of an open agent says so.
+        # The extended card is for authenticated callers; the card of an open agent announces none.
         raise Conflict(
             "unsupported_operation", "the extended card is for callers with a token; send `Authorization: Bearer TOKEN`"
         )

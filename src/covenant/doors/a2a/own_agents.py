@@ -1,6 +1,6 @@
 """The agents of this daemon as an operator calls them in a tenant's place: through the A2A door, without its token.
 
-A request that brings a token is judged by that token alone.
+A request that has a token is judged by that token alone.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from covenant.doors.a2a.in_process_grpc import ActingCalls, InProcessChannel
 
 ACTING: Final = "covenant.acting"
-"""Where the scope of such a request has its caller."""
+"""The key of the caller in such a request's scope."""
 
 
 class ActingGate(TenantGate):
     async def enter(self, scope: Scope) -> Caller:
-        """To look at a card spends nothing of the tenant's rate; a call of the agent does."""
+        """Reading a card spends nothing of the tenant's rate; a call of the agent does."""
         return await self.caller(scope)
 
     async def caller(self, scope: Scope) -> Caller:
@@ -38,19 +38,19 @@ class OwnAgents:
     """The agents of this daemon, and the pages beside them, such as the keys of their cards."""
 
     def __init__(self, door: A2ADoor, pages: Sequence[BaseRoute], grpc: ActingCalls | None = None) -> None:
-        """The gate of all is an `ActingGate`. Without `grpc`, the daemon serves none."""
+        """The gate of all of them must be an `ActingGate`. Without `grpc`, the daemon serves no gRPC."""
         self._door = door
         self._grpc = grpc
         self._pages = Router(pages, redirect_slashes=False)
 
     def transport(self, caller: Caller) -> httpx2.AsyncBaseTransport:
-        """What carries requests of this caller to them."""
+        """An HTTP transport that sends this caller's requests to the agents."""
         from covenant.doors.a2a.in_process_client import InProcessTransport  # noqa: PLC0415  (needs the HTTP library)
 
         return InProcessTransport(self, {ACTING: caller})
 
     def channel(self, caller: Caller) -> InProcessChannel | None:
-        """What carries calls of gRPC of this caller to them."""
+        """A gRPC channel that sends this caller's calls to the agents; None without gRPC."""
         if self._grpc is None:
             return None
         from covenant.doors.a2a.in_process_grpc import InProcessChannel  # noqa: PLC0415  an extra

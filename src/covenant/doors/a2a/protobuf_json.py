@@ -1,7 +1,7 @@
 """Converts protocol buffers to the JSON that the operations read, and from the JSON that they write.
 
 A plan for each kind of message is made once, from its descriptor. That is five times as fast as the protobuf library's
-own conversion, which looks at descriptors each time. Needs the extra `grpc`.
+own conversion, which reads descriptors each time. Needs the extra `grpc`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _decode = msgspec.json.Decoder().decode
 
 
 class RequestReader:
-    """One kind of request, as it comes in."""
+    """Reads one kind of request."""
 
     __slots__ = ("_plain", "kind")
 
     def __init__(self, kind: type[Message]) -> None:
         self.kind = kind
-        self._plain = _plainly(kind.DESCRIPTOR)
+        self._plain = _to_plain(kind.DESCRIPTOR)
 
     def read(self, data: bytes) -> Message:
         try:
@@ -54,7 +54,7 @@ class RequestReader:
 
 
 class ResponseWriter(Generic[M]):
-    """One kind of answer, from the JSON that an operation encodes."""
+    """Makes one kind of answer from the JSON that an operation encodes."""
 
     __slots__ = ("_fields", "kind")
 
@@ -73,7 +73,7 @@ _Convert = Callable[[Any], Any]
 
 
 @functools.cache
-def _plainly(kind: Descriptor) -> _Convert:
+def _to_plain(kind: Descriptor) -> _Convert:
     special = _PLAIN.get(kind.full_name)
     if special is not None:
         return special
@@ -81,8 +81,8 @@ def _plainly(kind: Descriptor) -> _Convert:
 
     def plain(message: Message) -> dict[str, Any]:
         if not plan:
-            # Made when it is first needed: a kind may hold itself.
-            plan.update({field.number: (field.json_name, _value_plainly(field)) for field in kind.fields})
+            # Made on first use: a kind may contain itself.
+            plan.update({field.number: (field.json_name, _value_to_plain(field)) for field in kind.fields})
         given: dict[str, Any] = {}
         for field, value in message.ListFields():
             name, convert = plan[field.number]
@@ -92,10 +92,10 @@ def _plainly(kind: Descriptor) -> _Convert:
     return plain
 
 
-def _value_plainly(field: FieldDescriptor) -> _Convert | None:
+def _value_to_plain(field: FieldDescriptor) -> _Convert | None:
     one: _Convert
     if field.message_type is not None:
-        one = _plainly(field.message_type)
+        one = _to_plain(field.message_type)
     elif field.type == FieldDescriptor.TYPE_BYTES:
         one = _base64
     else:
@@ -127,7 +127,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def _number(value: float) -> int | float:
-    """Whole numbers come as they would in JSON. What JSON has no word for is refused."""
+    """Whole numbers as integers, as in JSON. Values that JSON cannot express are refused."""
     if value - value != 0:  # infinite, or no number at all
         raise ValueError(f"{value} cannot be written as JSON")
     return int(value) if abs(value) <= _EXACT_MAX and value.is_integer() else value

@@ -1,1 +1,1 @@
-"""The mailbox over HTTP. Every route is a plain ASGI callable; the router only finds it."""
+"""The HTTP doors. Every route is a plain ASGI callable; the router only finds it."""

@@ -1,12 +1,12 @@
 """All HTTP doors as one.
 
-In front stands a look-up of the four routes that carry the traffic; everything else goes through the router. No request
+A dictionary of the four routes that carry the traffic comes first; all other requests go through the router. No request
 reaches a route before its `Host` is allowed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -18,12 +18,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from covenant.doors.http.endpoint import MethodRouter, OperationEndpoint
 from covenant.doors.http.health import Health
 from covenant.doors.http.host_names import LOOPBACK, AllowedHosts, AllowedOrigins, cors_headers, reply_preflight
-from covenant.doors.http.openapi import Described, Page, document, reference_page
+from covenant.doors.http.openapi import Described, Page, Reference, document
 from covenant.doors.http.responses import MAILBOX, Header, refusal_form, reply_refused, style_of
 from covenant.doors.http.server.bounds import DEFAULTS
-from covenant.doors.http.server.http_exchange import Door, HttpExchange
-from covenant.doors.operator_api import OPERATIONS
+from covenant.doors.http.server.http_exchange import HEADERS_BY_NAME, Door, HttpExchange
 from covenant.doors.operator_api.operation import AnyApiOperation, ApiContext
+from covenant.doors.operator_api.operation_table import OPERATIONS
 from covenant.model.errors import Forbidden, NotFound, Refusal
 from covenant.model.task import Hop
 from covenant.model.tracing import Tracer, trace_of
@@ -32,12 +32,12 @@ from covenant.wire.call_headers import TRACEPARENT, TRACESTATE, read_call_contex
 HOT: Final = frozenset({"send_a2a_task", "try_recv_a2a_task", "post_a2a_result", "try_recv_a2a_result"})
 
 PAGES: Final = (
-    Page("/", "Where to begin; a browser is led to the dashboard"),
+    Page("/", "Where to begin; a browser is redirected to the dashboard"),
     Page("/healthz", "Whether the process is alive"),
     Page("/health", "The same, under its older name"),
-    Page("/readyz", "Whether it can take work; 503 says why not"),
+    Page("/readyz", "Whether the daemon can take work; 503 says why not"),
     Page("/metrics", "Numbers for Prometheus", "text/plain"),
-    Page("/version", "Which protocol is spoken here"),
+    Page("/version", "The version of the protocol"),
     Page("/openapi.json", "This document"),
     Page("/docs", "This document, for people", "text/html"),
 )
@@ -52,8 +52,8 @@ LINKS: Final = {
     "ready": "/readyz",
     "metrics": "/metrics",
 }
-"""Where to begin: an agent (GET: its card, POST: A2A), the one that passes each message on, the card for callers who
-have no token, everything else over HTTP for people and for programs, and how the daemon is."""
+"""Where to begin: an agent (GET: its card, POST: A2A), `index`, which passes each message on, the card for callers
+without a token, the reference for people and for programs, and the daemon's health."""
 
 
 class DoorUnder(Protocol):
@@ -62,7 +62,7 @@ class DoorUnder(Protocol):
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
 
     def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
-        """A refusal as this door tells it: its headers and its body."""
+        """The headers and body of a refusal in this door's form."""
 
 
 class HttpDoor:
@@ -79,16 +79,17 @@ class HttpDoor:
         self.router = router
         self._hot = hot
         self._under = tuple(under)
-        # Bound once: an object with a `__call__` is called by a longer way.
+        # Bound once: calling an object through its `__call__` is slower.
         self._serving_under = tuple((prefix, door.__call__) for prefix, door in under)
         self._hosts = hosts
+        self._judged_hosts = hosts.judged
         self._origins = origins
         self._any_origins = bool(origins)
 
     def serve(self, exchange: HttpExchange) -> Awaitable[None]:
-        """The answer, still to be awaited: a coroutine of our own around it would cost at each of its pauses."""
+        """The answer, still to be awaited: a coroutine of our own around it would cost time at each suspension."""
         scope = exchange.scope
-        if not self._hosts.allows(scope):
+        if not self._judged_hosts.get(scope[HEADERS_BY_NAME].get(b"host")) and not self._hosts.allows(scope):
             refusal = Forbidden(
                 "host_not_allowed",
                 "the Host header names a host that this daemon does not serve; "
@@ -107,7 +108,7 @@ class HttpDoor:
         return (hot or self.router)(scope, exchange.receive, exchange)
 
     def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
-        """A refusal as the door at this path tells it: its headers and its body."""
+        """The headers and body of a refusal, in the form of the door at this path."""
         for prefix, door in self._under:
             if path.startswith(prefix):
                 return door.refusal_form(path, refusal)
@@ -121,17 +122,19 @@ def build_http(
     origins: Sequence[str] = (),
     body_bytes_max: int = DEFAULTS.body_bytes_max,
     metrics_token: str = "",
+    notices: Callable[[], Sequence[str]] = tuple,
     more_routes: Sequence[BaseRoute] = (),
     under: Sequence[tuple[str, DoorUnder]] = (),
     described: Sequence[Described] = (),
     dashboard: str = "",
 ) -> HttpDoor:
-    """`more_routes` are other doors on the same port, and `under` those that answer for everything below a prefix;
-    `described` is what the OpenAPI document says of them. `dashboard`: where `/` leads a browser, if anywhere."""
+    """`more_routes` are other doors on the same port; `under` are doors that answer for everything below a prefix;
+    `described` is their description in the OpenAPI document. `dashboard`: where `/` redirects a browser, if anywhere.
+    `notices`: what `/readyz` asks the operator to look at."""
     calls = {
         operation.kind: OperationEndpoint(operation, api, body_bytes_max=body_bytes_max) for operation in OPERATIONS
     }
-    health = Health(api, metrics_token=metrics_token)
+    health = Health(api, metrics_token=metrics_token, notices=notices)
     routes = [*_operation_routes(calls), *_page_routes(health, api.version, described, dashboard), *more_routes]
     router = Router(routes, redirect_slashes=False, default=_not_found)
     hot: dict[tuple[str, str], ASGIApp] = {
@@ -152,15 +155,14 @@ def _hot_first(operation: AnyApiOperation) -> bool:
 
 
 def _page_routes(health: Health, version: str, others: Sequence[Described], dashboard: str) -> list[BaseRoute]:
-    described = document(OPERATIONS, PAGES, version, others)
-    as_json, as_html = msgspec.json.encode(described), reference_page(described)
+    reference = Reference(lambda: document(OPERATIONS, PAGES, version, others))
 
     async def openapi(_: Request) -> Response:
-        return Response(as_json, media_type="application/json")
+        return Response((await reference.read()).document, media_type="application/json")
 
     async def docs(_: Request) -> Response:
         policy = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
-        return Response(as_html, headers=policy, media_type="text/html")
+        return Response((await reference.read()).page, headers=policy, media_type="text/html")
 
     links = {**LINKS, "dashboard": dashboard} if dashboard else LINKS
     welcomed = msgspec.json.encode({"name": "Covenant", "version": version, "links": links})
@@ -188,7 +190,7 @@ def _page_routes(health: Health, version: str, others: Sequence[Described], dash
 
 
 async def _not_found(scope: Scope, _: Receive, send: Send) -> None:
-    unknown = NotFound("unknown_route", "there is nothing at this path; GET / says where to begin")
+    unknown = NotFound("unknown_route", "there is no route at this path; GET / says where to begin")
     await reply_refused(send, style_of(scope["path"]), unknown)
 
 
@@ -201,7 +203,7 @@ class TracedDoor:
         self._tracer = tracer
 
     async def serve(self, exchange: HttpExchange) -> None:
-        trace = trace_of(_said(exchange.scope))
+        trace = trace_of(_trace_headers(exchange.scope))
         if trace is None:
             await self._door.serve(exchange)
             return
@@ -209,7 +211,7 @@ class TracedDoor:
             await self._door.serve(exchange)
 
 
-def _said(scope: Scope) -> Hop:
+def _trace_headers(scope: Scope) -> Hop:
     return read_call_context(
         None, {_TRACE_NAMES[name]: value.decode("latin-1") for name, value in scope["headers"] if name in _TRACE_NAMES}
     )

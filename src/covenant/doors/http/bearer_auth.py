@@ -1,7 +1,7 @@
-"""Who is calling, by `Authorization: Bearer <token>`: an identity, or a tenant within its limits.
+"""Authentication by `Authorization: Bearer <token>`: an identity, or a tenant within its limits.
 
-A token that is missing, unknown,
-revoked or of a disabled tenant gets one and the same 401, and is audited before it is told.
+A token that is missing, unknown, revoked or of a disabled tenant gets one and the same 401, and is audited before the
+caller is answered.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from covenant.model.errors import Refusal
 from covenant.seal.keys import new_token
 
 RECOGNISED_MAX: Final = 256
-"""How many credentials are remembered: of those who were let in, so that nobody else can fill it."""
+"""The most credentials that are cached: only accepted ones, so that strangers cannot fill the cache."""
 RECOGNISED_S: Final = 60.0
-"""For how long at most. Elsewhere a token is kept as its hash, if at all."""
+"""How long the cache is kept: apart from it, tokens are kept only as hashes."""
 
 
 def principal_of(identity_auth: IdentityAuth, credential: bytes | None) -> Principal | None:
-    """The identity that has the value of this `Authorization` header."""
+    """The identity of this `Authorization` header's value."""
     if credential is None:
         return None
     token = bearer_of(credential)
@@ -38,7 +38,7 @@ def principal_of(identity_auth: IdentityAuth, credential: bytes | None) -> Princ
 async def turned_away(
     identity_auth: IdentityAuth, scope: Scope, credential: bytes | None, tenancy: TenantAccess
 ) -> Refusal:
-    """The refusal of a caller that no identity has the token of; it is audited first."""
+    """The refusal of a caller without an identity's token; it is audited first."""
     if credential is None:
         reason = "missing Authorization header"
     elif bearer_of(credential) is None:
@@ -54,10 +54,11 @@ class TenantGate:
     def __init__(self, tenancy: TenantAccess, limiter: TenantLimiter) -> None:
         self.tenancy = tenancy
         self.limiter = limiter
-        self._recognised: dict[bytes, Caller] = {}
+        self.known = tenancy.by_credential
+        """Callers by a credential that came before."""
 
     async def enter(self, scope: Scope) -> Caller:
-        """The tenant that is calling, with one request of its rate spent."""
+        """The calling tenant, with one request of its rate spent."""
         caller = await self.caller(scope)
         self.limiter.admit(caller)
         return caller
@@ -71,13 +72,14 @@ class TenantGate:
         return caller
 
     def recognised(self, credential: bytes) -> Caller | None:
-        """Who has the value of this `Authorization` header.
+        """The caller of this `Authorization` header's value.
 
-        Most requests repeat one that came before. What it was found to mean is remembered until a register changes,
-        so that who is turned out is out at once.
+        Most requests repeat an earlier one. Its caller is cached until a register changes, so a revoked caller is
+        refused at once.
         """
-        caller = self._recognised.get(credential)
-        if caller is not None and self.tenancy.still(caller):
+        known = self.known
+        caller = known.get(credential)
+        if caller is not None:
             return caller
         token = bearer_of(credential)
         if token is not None:
@@ -86,27 +88,26 @@ class TenantGate:
             names = certificate_in(credential)
             caller = self.tenancy.recognise_certificate(names) if names else None
         if caller is None:
-            self._recognised.pop(credential, None)
             return None
-        if len(self._recognised) >= RECOGNISED_MAX:
-            self._recognised.clear()
-        if not self._recognised:
-            asyncio.get_running_loop().call_later(RECOGNISED_S, self._recognised.clear)
-        self._recognised[credential] = caller
+        if len(known) >= RECOGNISED_MAX:
+            known.clear()
+        if not known:
+            asyncio.get_running_loop().call_later(RECOGNISED_S, known.clear)
+        known[credential] = caller
         return caller
 
 
 _CERTIFICATE: Final = f"certificate {new_token()} ".encode()
-"""How the credential of a certificate begins, in this process alone: nobody can say it over the wire."""
+"""The beginning of a certificate's credential, random in each process: nobody can send it over the wire."""
 
 
 def certificate_credential(names: Sequence[str]) -> bytes:
-    """What stands for `Authorization` of a caller whose certificate has these names."""
+    """The `Authorization` value that stands for a caller whose certificate has these names."""
     return _CERTIFICATE + " ".join(names).encode()
 
 
 def certificate_in(credential: bytes) -> tuple[str, ...]:
-    """The names of the certificate that this credential stands for; none if it stands for no certificate."""
+    """The names of the certificate that this credential stands for; empty if it stands for none."""
     if not credential.startswith(_CERTIFICATE):
         return ()
     return tuple(credential.removeprefix(_CERTIFICATE).decode().split(" "))
@@ -127,7 +128,7 @@ def credential_of(scope: Scope) -> bytes | None:
 
 
 def bearer_of(credential: bytes) -> str | None:
-    """The token in the value of an `Authorization` header; None if it is of another kind."""
+    """The token in the value of an `Authorization` header; None for another scheme."""
     scheme, _, token = credential.partition(b" ")
     token = token.strip()
     return token.decode("latin-1") if scheme.lower() == b"bearer" and token else None

@@ -1,7 +1,7 @@
 """One route as an ASGI callable: authenticate, limit, read the body, run, encode; or refuse. Each request is measured.
 
-The order of checks is authentication, limits, size, JSON, types. Nothing is buffered for a caller who is not known,
-and nobody hears of a fault of ours more than that there was one.
+The order of checks is authentication, limits, size, JSON, types. Nothing is buffered for an unknown caller, and the
+answer to an internal error reveals nothing of its cause.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.doors.http.bearer_auth import TenantGate, bearer_of, credential_of, principal_of, turned_away
 from covenant.doors.http.openapi import Described, routes_of
-from covenant.doors.http.request_body import BODY_TOO_LARGE, body_at_hand, read_body
+from covenant.doors.http.request_body import BODY_TOO_LARGE, read_body
 from covenant.doors.http.responses import (
     CLOSE,
     PROBLEM,
@@ -50,7 +50,7 @@ _NO_PLACE: Final = nullcontext()
 R = TypeVar("R", bound=Request)
 
 Run = Callable[["TenantCall"], Awaitable[tuple[int, Any]]]
-"""Gives a status and what is answered as JSON."""
+"""Returns a status and the answer, to be encoded as JSON."""
 Writer = Callable[[Send], Awaitable[None]]
 """Writes a stream as the body of a response."""
 Follow = Callable[["TenantCall"], Awaitable[tuple[TaskStream, Writer]]]
@@ -58,21 +58,21 @@ Follow = Callable[["TenantCall"], Awaitable[tuple[TaskStream, Writer]]]
 _STREAM_HEADERS: Final = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache"),
-    # Or a proxy would gather frames until its buffer is full.
+    # Otherwise a proxy would collect frames until its buffer is full.
     (b"x-accel-buffering", b"no"),
 ]
-TOO_SLOW: Final = comment("too slow: the task goes on; come back with Last-Event-ID")
-_REVOKED: Final = comment("no longer allowed: the task goes on")
+TOO_SLOW: Final = comment("the reader is too slow; the task goes on: resume with Last-Event-ID")
+_REVOKED: Final = comment("the token is no longer valid; the task goes on")
 _encode = msgspec.json.Encoder().encode
 
 log = logging.getLogger(__name__)
 
 
 class Endpoint(ABC):
-    """The frame of every route: `_answer` answers or raises a refusal, which is told in the route's style."""
+    """The frame of every route: `_answer` answers or raises a refusal, which is sent in the route's style."""
 
     _streams = False
-    """Whether the answer is a stream: then `_answer` measures how long it takes to begin."""
+    """Whether the answer is a stream: then `_answer` measures the time until it begins."""
 
     def __init__(self, name: str, style: Style, meter: Meter) -> None:
         self._name = name
@@ -86,7 +86,7 @@ class Endpoint(ABC):
             await self._answer(scope, receive, send)
         except CallerGoneError:
             return
-        except Exception as error:  # noqa: BLE001  (the client hears nothing of what went wrong)
+        except Exception as error:  # noqa: BLE001  (the client is told nothing of the cause)
             await self._refuse(send, error)
         finally:
             if not self._streams:
@@ -101,7 +101,7 @@ class Endpoint(ABC):
             error = internal()
         self._meter.refused(self._style.transport, error.code)
         if isinstance(send, HttpExchange) and send.begun:
-            return  # it is too late for another answer: the server breaks this one off
+            return  # too late for another answer: the server aborts this one
         closing = (CLOSE,) if error.code == BODY_TOO_LARGE else ()
         await reply_refused(send, self._style, error, (*headers, *closing))
 
@@ -124,7 +124,7 @@ class OperationEndpoint(Endpoint, Generic[R]):
         self._decoder = msgspec.json.Decoder(operation.request)
         self._in_body = operation.in_body
         self._in_path = "{" in operation.path
-        # A GET without a query asks for the defaults; requests are frozen, so one will do for all.
+        # A GET without a query asks for the defaults; requests are frozen, so one object serves all.
         self._plain = msgspec.convert({}, operation.request) if not operation.in_body else None
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,7 +136,7 @@ class OperationEndpoint(Endpoint, Generic[R]):
             raise await turned_away(self._identity_auth, scope, credential, self._services.tenancy)
         body = b""
         if self._in_body:
-            found = body_at_hand(send, self._body_bytes_max)
+            found = send.take_whole_body(self._body_bytes_max) if isinstance(send, HttpExchange) else None
             body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
         request = self._request(scope, body)
         if request.ids and has_short_id(request):
@@ -148,7 +148,7 @@ class OperationEndpoint(Endpoint, Generic[R]):
         await reply(send, self._operation.status, self._encode(answer))
 
     def _tenant(self, credential: bytes | None) -> Principal | None:
-        """The tenant that has this credential, with one request of its rate spent."""
+        """The tenant of this credential, with one request of its rate spent."""
         token = bearer_of(credential) if credential is not None else None
         found = self._services.tenancy.recognise(token) if token is not None else None
         if found is None or self._limiter is None:
@@ -159,7 +159,7 @@ class OperationEndpoint(Endpoint, Generic[R]):
 
     def _request(self, scope: Scope, body: bytes) -> R:
         if self._in_body:
-            # What has no required field may come without a body.
+            # A request without required fields may come without a body.
             request = decode(self._decoder, body if body.strip() else b"{}")
             if request.strict and body.strip():
                 check_fields(body, self._operation.request)
@@ -175,14 +175,14 @@ class OperationEndpoint(Endpoint, Generic[R]):
         wait = self._operation.wait
         assert wait is not None
         if isinstance(send, HttpExchange) and not send.body_complete:
-            # Whoever leaves is noticed only if nothing of the request is left to read.
+            # A caller that leaves is noticed only once the whole request has been read.
             await read_body(scope, receive, self._body_bytes_max)
         with self._waits.pause(caller) as pause, OnDisconnect(send, receive, pause.leave):
             return await wait(self._services, caller, request, pause)
 
 
 class TenantCall:
-    """One request of a tenant, its body read and nothing more."""
+    """One request of a tenant, with its body read but not decoded."""
 
     __slots__ = ("body", "caller", "scope")
 
@@ -208,9 +208,9 @@ class TenantCall:
 
     @property
     def call_context(self) -> Hop | None:
-        """What the caller says of the calls before this one, in headers; None if it says nothing."""
-        said = {HEADERS[name]: value.decode("latin-1") for name, value in self.scope["headers"] if name in HEADERS}
-        return read_call_context(None, said) if said else None
+        """The chain of calls before this one, from headers; None without such headers."""
+        found = {HEADERS[name]: value.decode("latin-1") for name, value in self.scope["headers"] if name in HEADERS}
+        return read_call_context(None, found) if found else None
 
 
 class TenantEndpoint(Endpoint):
@@ -229,7 +229,7 @@ class TenantEndpoint(Endpoint):
         caller = await self._gate.enter(scope)
         limiter = self._gate.limiter
         with limiter.connected(caller), limiter.streaming(caller) if self._streams else _NO_PLACE:
-            found = body_at_hand(send, self._body_bytes_max)
+            found = send.take_whole_body(self._body_bytes_max) if isinstance(send, HttpExchange) else None
             body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
             request = TenantCall(caller, scope, body)
             if not self._streams:
@@ -253,7 +253,7 @@ async def serve_stream(
     receive: Receive,
     send: Send,
 ) -> None:
-    """Whatever `write` makes of the stream. Leaving, or a token's end, ends the stream and not the task."""
+    """Serves a stream as `write` formats it. A caller that leaves, or a token's end, ends the stream, not the task."""
     try:
         with (
             stream,
@@ -269,7 +269,7 @@ async def serve_stream(
 
 
 class MethodRouter:
-    """The routes of one path, by method. A method that the path does not have is told which there are."""
+    """The routes of one path, by method. Another method is refused with the list of methods."""
 
     def __init__(self, calls: Mapping[str, ASGIApp], style: Style | None = None) -> None:
         self.calls = calls
@@ -286,7 +286,7 @@ class MethodRouter:
 def described_routes(
     described: Iterable[Described], calls: Mapping[str, ASGIApp], style: Style | None = None
 ) -> list[BaseRoute]:
-    """The routes that the OpenAPI document describes so, each with what answers it, by name."""
+    """The routes of these descriptions, each with the callable that answers it, by name."""
     paths: dict[str, dict[str, ASGIApp]] = {}
     for each in described:
         paths.setdefault(each.path, {})[each.method] = calls[each.name]

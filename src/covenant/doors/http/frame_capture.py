@@ -1,6 +1,6 @@
-"""Requests and answers of the doors that tasks come through, captured for the frame log.
+"""Captures requests and answers of the doors that tasks come through, for the frame log.
 
-Only a daemon that keeps frames has this: otherwise the server makes plain exchanges, and nothing here runs.
+Only a daemon that keeps frames uses this: otherwise the server makes plain exchanges, and nothing here runs.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ DOORS: Final = (
     ("/v1/requests/", "native"),
     ("/a2a/", "mailbox"),
 )
-"""Where tasks are sent, worked on and read, by how a path begins. The simple door is among those of the mailbox."""
+"""The doors where tasks are sent, worked on and read, by the beginning of a path. The simple door counts as mailbox."""
 LOOKS: Final = ("/show", "/tree", "/log", "/frames", "/recent", "/counts", "/queue", "/events")
-"""How the paths end by which an operator looks at tasks."""
+"""Endings of paths by which an operator only looks at tasks."""
 
 
 def door_of(path: str, method: str) -> str | None:
@@ -60,15 +60,15 @@ class CapturedExchange(HttpExchange):
         super().take_body(data)
 
     def answer(self, status: int, headers: tuple[Header, ...], body: bytes) -> None:
-        self._tell(status, headers)
+        self._note_head(status, headers)
         if self._call is not None:
             self._call.tell(body)
         super().answer(status, headers, body)
 
     def _begin(self, status: int, headers: Iterable[Header]) -> None:
-        said = tuple(headers)
-        self._tell(status, said)
-        super()._begin(status, said)
+        fields = tuple(headers)
+        self._note_head(status, fields)
+        super()._begin(status, fields)
 
     def _write(self, body: bytes, *, more: bool) -> None:
         if self._call is not None:
@@ -77,19 +77,19 @@ class CapturedExchange(HttpExchange):
 
     def _finish(self, data: bytes) -> None:
         super()._finish(data)
-        self._over()
+        self._offer()
 
     def disconnect(self) -> None:
         super().disconnect()
-        self._over()
+        self._offer()
 
-    def _tell(self, status: int, headers: Iterable[Header]) -> None:
+    def _note_head(self, status: int, headers: Iterable[Header]) -> None:
         call = self._call
         if call is not None:
             call.status, call.answer_headers, call.answered_ms = status, _read(headers), self._log.now_ms()
 
-    def _over(self) -> None:
-        """It is offered once, whether it was answered or left."""
+    def _offer(self) -> None:
+        """Offers the call to the frame log, once, whether it was answered or the client left."""
         call, self._call = self._call, None
         if call is not None:
             self._log.offer(call)

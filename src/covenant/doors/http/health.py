@@ -1,7 +1,7 @@
 """Health, readiness, metrics and the protocol's version. None of it needs a token, unless a setting asks for one.
 
-None of it names a task, nor an agent to those who show no token. The metrics are made at most once a second, however
-many ask for them.
+No answer names a task, and only callers with a token see agents' names. The metrics are made at most once a second,
+however many ask for them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -27,14 +27,14 @@ from covenant.model.errors import Refusal, Unavailable
 from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.usage_by_day import COUNTED, day_of
 
-# A disk that hangs keeps every reader of the ledger waiting; whoever asks for health must not hang with it.
+# A disk that hangs blocks every reader of the ledger; a health check must not hang with it.
 COUNTS_TIMEOUT_S: Final = 2.0
 ARCHIVE_LAG_MAX: Final = 100_000
 METRICS_KEPT_S: Final = 1.0
-"""How old the numbers may be that are told again."""
+"""The greatest age of metrics that are sent again."""
 _CHALLENGE: Final = {"www-authenticate": "Bearer", "cache-control": "no-store"}
 QUEUES_TOLD_MAX: Final = 50
-"""How many recipients have a label of their own."""
+"""The most recipients with a label of their own."""
 PEERS_TOLD_MAX: Final = 50
 OTHERS: Final = "others"
 ALIVE_PATHS: Final = ("/healthz", "/health")
@@ -42,9 +42,15 @@ ALIVE_PATHS: Final = ("/healthz", "/health")
 
 
 class Health:
-    """`metrics_token`: what whoever asks for the numbers must show; empty: nothing."""
+    """`metrics_token`: the token that the metrics need; empty: none.
 
-    def __init__(self, api: ApiContext, *, metrics_token: str = "") -> None:
+    `notices` returns what an operator should look at although work goes on.
+    """
+
+    def __init__(
+        self, api: ApiContext, *, metrics_token: str = "", notices: Callable[[], Sequence[str]] = tuple
+    ) -> None:
+        self._notices = notices
         self._metrics_token = metrics_token.encode()
         self._numbers: asyncio.Task[bytes | None] | None = None
         self._numbers_at_s = 0.0
@@ -58,7 +64,7 @@ class Health:
         return json_response({"status": "ok"})
 
     async def ready(self, _: Request) -> Response:
-        """200 `ready`; 200 `degraded`: it takes work, and an operator should look; 503 `unready`, `draining`: none."""
+        """200 `ready`; 200 `degraded`: takes work, but an operator should look; 503 `unready`, `draining`."""
         if self._waits.stopping:
             return _unready(["the daemon is stopping"])
         if self._intake.closed is not None:
@@ -73,10 +79,10 @@ class Health:
             reasons.append(f"the archive is {lag} records behind")
         if reasons:
             return _unready([*reasons, *_of_archive(counts)])
-        reasons = _of_archive(counts)
+        reasons = [*_of_archive(counts), *self._notices()]
         answer: dict[str, Any] = {"status": "degraded" if reasons else "ready", "reasons": reasons}
         if paused_ms := self._ledger.clock.paused_ms_left:
-            # Work goes on; only what is done for its age waits.
+            # Work goes on; only actions that depend on an age wait.
             answer["clock"] = {"stepped_ms": self._ledger.clock.ages.steps[-1].step_ms, "paused_ms": paused_ms}
         return json_response(answer)
 
@@ -86,31 +92,32 @@ class Health:
             self._meter.refused(TRANSPORT, "unauthenticated")
             refused = Problem(error="missing or invalid bearer token", code="unauthenticated")
             return Response(msgspec.json.encode(refused), 401, _CHALLENGE, media_type="application/json")
-        text = await asyncio.shield(self._told())
+        text = await asyncio.shield(self._text())
         if text is None:
             return _unready(["the ledger does not answer"])
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
-    def _told(self) -> asyncio.Task[bytes | None]:
-        """The numbers as text: those of this second, which many may wait for together."""
+    def _text(self) -> asyncio.Task[bytes | None]:
+        """The metrics as text, made at most once a second and shared by all callers."""
         now_s = asyncio.get_running_loop().time()
-        told = self._numbers
-        if told is None or (told.done() and (now_s - self._numbers_at_s >= METRICS_KEPT_S or _missed(told))):
-            told = self._numbers = asyncio.create_task(self._tell())
+        making = self._numbers
+        if making is None or (making.done() and (now_s - self._numbers_at_s >= METRICS_KEPT_S or _failed(making))):
+            making = self._numbers = asyncio.create_task(self._make_text())
             self._numbers_at_s = now_s
-        return told
+        return making
 
-    async def _tell(self) -> bytes | None:
+    async def _make_text(self) -> bytes | None:
         counts = await self._counts()
         if counts is None:
             return None
         queues = await self._queues() if self._metrics_token else ()
         peers = await self._peers() if self._metrics_token else ()
-        # Text for a few thousand lines takes milliseconds, in which nobody else would be served.
-        return await asyncio.to_thread(self._meter.read(counts, queues, peers).text)
+        # Formatting a few thousand lines takes milliseconds, in which the event loop would serve nobody.
+        numbers = self._meter.read(counts, queues, peers, models=bool(self._metrics_token))
+        return await asyncio.to_thread(numbers.text)
 
     async def _queues(self) -> Sequence[tuple[str, int, float]]:
-        """The longest queues: for those who showed the token, since it names agents."""
+        """The longest queues. Only for callers with the token, since it names agents."""
         now_ms = self._ledger.now_ms()
         try:
             found = await asyncio.wait_for(self._ledger.queue_depths(QUEUES_TOLD_MAX), COUNTS_TIMEOUT_S)
@@ -119,7 +126,7 @@ class Health:
         return [(each.agent, each.depth, max(0, now_ms - each.oldest_at_ms) / 1000) for each in found]
 
     async def _peers(self) -> Sequence[PeerNumbers]:
-        """The busiest peers of today, by name, and all others together: no peer adds labels without end."""
+        """Today's busiest peers by name, and all others together, so that the number of labels is bounded."""
         try:
             found = await asyncio.wait_for(self._ledger.peer_usage(day_of(self._ledger.now_ms())), COUNTS_TIMEOUT_S)
         except (TimeoutError, OSError, Refusal):
@@ -153,7 +160,7 @@ def _unready(reasons: list[str], *, status: str = "unready") -> Response:
 
 
 def _of_archive(counts: Counts) -> list[str]:
-    """What is wrong with history while work goes on."""
+    """What is wrong with the archive while work goes on."""
     reasons = []
     if counts.history_failure is not None:
         reasons.append(f"the archive cannot be written: {counts.history_failure}")
@@ -162,9 +169,9 @@ def _of_archive(counts: Counts) -> list[str]:
     return reasons
 
 
-def _missed(told: asyncio.Task[bytes | None]) -> bool:
-    """Whether there is no text in it: then the next who asks has it tried again."""
-    return told.cancelled() or told.exception() is not None or told.result() is None
+def _failed(making: asyncio.Task[bytes | None]) -> bool:
+    """Whether the text could not be made: then the next caller has it made again."""
+    return making.cancelled() or making.exception() is not None or making.result() is None
 
 
 def json_response(value: Any, status: int = 200) -> Response:

@@ -1,7 +1,7 @@
-"""The names that a request may call this daemon by, and the web pages that it may come from.
+"""The host names that a request may use for this daemon, and the web pages that it may come from.
 
-A web page whose name was rebound to a loopback address can reach a local daemon, but its requests still carry the
-page's own name in `Host`. Requests without the header come from no browser.
+A web page whose name was rebound to a loopback address can reach a local daemon, but its requests still have the page's
+own name in `Host`. Requests without the header come from no browser.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AllowedOrigins:
         return bool(self._allowed)
 
     def of(self, scope: Scope) -> bytes | None:
-        """The allowed origin that this request comes from."""
+        """The request's origin, if it is allowed."""
         for name, value in scope["headers"]:
             if name == b"origin":
                 origin: bytes = value
@@ -37,16 +37,16 @@ class AllowedOrigins:
         return None
 
     def foreign(self, scope: Scope) -> bool:
-        """Whether a web page asks that is neither this daemon's own nor of an allowed origin."""
-        said: dict[bytes, bytes] = dict(scope["headers"])
-        origin = said.get(b"origin")
+        """Whether the request comes from a web page that is neither this daemon's own nor of an allowed origin."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        origin = headers.get(b"origin")
         if origin is None or origin.lower() in self._allowed:
             return False
-        return origin.lower().partition(b"://")[2] != said.get(b"host", b"").lower()
+        return origin.lower().partition(b"://")[2] != headers.get(b"host", b"").lower()
 
 
 async def reply_preflight(exchange: HttpExchange) -> None:
-    """Which methods and headers a page may use. `cors_headers` say whose page."""
+    """Answers with the methods and headers that a page may use. `cors_headers` name the page's origin."""
     headers = [
         (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE, OPTIONS"),
         (b"access-control-allow-headers", _SENT),
@@ -57,7 +57,7 @@ async def reply_preflight(exchange: HttpExchange) -> None:
 
 
 def cors_headers(origin: bytes) -> tuple[Header, ...]:
-    """What lets a page of that origin read an answer."""
+    """The headers that let a page of that origin read an answer."""
     return (
         (b"access-control-allow-origin", origin),
         (b"access-control-allow-credentials", b"true"),
@@ -68,7 +68,7 @@ def cors_headers(origin: bytes) -> tuple[Header, ...]:
 
 ANY: Final = "*"
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
-_REMEMBERED_MAX: Final = 1_024
+_JUDGED_MAX: Final = 1_024
 
 
 class AllowedHosts:
@@ -77,22 +77,23 @@ class AllowedHosts:
     def __init__(self, allowed: Iterable[str]) -> None:
         self._allowed = frozenset(name.lower() for name in allowed)
         self._any = ANY in self._allowed
-        self._remembered: dict[bytes, bool] = {}
+        self.judged: dict[bytes, bool] = {}
+        """For each value of `Host`: whether it is allowed. Most requests repeat an earlier one."""
 
     def allows(self, scope: Scope) -> bool:
         if self._any:
             return True
         for name, value in scope["headers"]:
             if name == b"host":
-                known = self._remembered.get(value)
+                known = self.judged.get(value)
                 return self._judge(value) if known is None else known
         return True
 
     def _judge(self, value: bytes) -> bool:
         host = without_port(value.decode("latin-1").strip().lower())
         allowed = host in self._allowed
-        if len(self._remembered) < _REMEMBERED_MAX and len(value) < 300:
-            self._remembered[value] = allowed
+        if len(self.judged) < _JUDGED_MAX and len(value) < 300:
+            self.judged[value] = allowed
         return allowed
 
 
@@ -102,34 +103,34 @@ def without_port(host: str) -> str:
 
 
 def as_host(address: str) -> str:
-    """An address as it stands in a `Host` header."""
+    """An address as a `Host` header has it."""
     return f"[{address}]" if ":" in address else address
 
 
 _HOST = re.compile(r"(?:[A-Za-z0-9._\-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?").fullmatch
 _FORWARDED: Final = (b"x-forwarded-", b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-")
-"""How headers of proxies begin: whoever sends one stands behind it, wherever the proxy is."""
+"""Beginnings of proxies' headers: a request with one comes through a proxy, wherever that is."""
 
 
 class BaseUrl:
-    """`public` as the setting has it, empty if it has none; `trusted` are networks."""
+    """`public` is the setting's value, perhaps empty; `trusted` are networks of proxies."""
 
     def __init__(self, public: str = "", trusted: Iterable[str] = ()) -> None:
         self._public = public.rstrip("/")
         self._trusted = tuple(map(ip_network, trusted))
-        told = ("Host", "X-Forwarded-Host", "X-Forwarded-Proto") if self._trusted else ("Host",)
-        self.varies: Final[tuple[str, ...]] = () if self._public else told
+        names = ("Host", "X-Forwarded-Host", "X-Forwarded-Proto") if self._trusted else ("Host",)
+        self.varies: Final[tuple[str, ...]] = () if self._public else names
         """The headers that the answer depends on."""
 
     def of(self, scope: Scope) -> str:
-        """Without a slash at its end."""
+        """The base URL, without a slash at its end."""
         if self._public:
             return self._public
-        said: dict[bytes, bytes] = dict(scope["headers"])
-        scheme, host = scope.get("scheme", "http"), said.get(b"host", b"").decode("latin-1").strip()
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        scheme, host = scope.get("scheme", "http"), headers.get(b"host", b"").decode("latin-1").strip()
         if self._trusted and self._trusts(scope):
-            scheme = _nearest(said.get(b"x-forwarded-proto"), scheme).lower()
-            host = _nearest(said.get(b"x-forwarded-host"), host)
+            scheme = _nearest(headers.get(b"x-forwarded-proto"), scheme).lower()
+            host = _nearest(headers.get(b"x-forwarded-host"), host)
         if _HOST(host) is None:
             host = _listening(scope)
         return f"{scheme if scheme in ('http', 'https') else 'http'}://{host}"
@@ -150,7 +151,7 @@ def peer_of(scope: Scope) -> str | None:
 
 
 def forwarded(scope: Scope) -> bool:
-    """Whether a proxy says that it stands between us and the caller, or passes on a `Host` that is not this machine."""
+    """Whether a proxy stands between the caller and us, by its headers or by a `Host` that is not this machine."""
     return any(
         name.startswith(_FORWARDED) or (name == b"host" and not _names_this_machine(value))
         for name, value in scope["headers"]
@@ -167,9 +168,9 @@ def _names_this_machine(host: bytes) -> bool:
         return False
 
 
-def _nearest(said: bytes | None, otherwise: str) -> str:
-    """Of several proxies, what the one next to us says: what stands before it may be the caller's own words."""
-    return (said or b"").rpartition(b",")[2].decode("latin-1").strip() or otherwise
+def _nearest(values: bytes | None, otherwise: str) -> str:
+    """The value of the proxy next to us: values before it may be the caller's own words."""
+    return (values or b"").rpartition(b",")[2].decode("latin-1").strip() or otherwise
 
 
 def _listening(scope: Scope) -> str:

@@ -1,7 +1,8 @@
-"""The OpenAPI document, built from the table of operations and the types they decode and encode."""
+"""The OpenAPI document, built from the table of operations and the types that they decode and encode."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,13 +18,13 @@ from covenant.doors.operator_api.operation import AnyApiOperation, ErrorAnswer
 _REF: Final = "#/components/schemas/{name}"
 _STATUSES: Final = {
     "400": "The request itself is wrong",
-    "401": "No token, or one that is not known (any longer)",
-    "403": "Without the capability, outside its scope, or as somebody else",
-    "404": "Unknown, or not yours",
-    "409": "A duplicate with other content, a stale lease, or a state that does not allow it",
+    "401": "The token is missing, unknown or revoked",
+    "403": "The capability is missing or out of scope, or the sender is another identity",
+    "404": "Unknown, or not visible to you",
+    "409": "A duplicate with other content, a stale lease, or a state that does not allow this",
     "413": "Over a size limit",
-    "429": "Over a limit; Retry-After says when to come back",
-    "503": "Cannot be made durable now",
+    "429": "Over a limit; Retry-After says when to try again",
+    "503": "The daemon cannot make this durable now",
 }
 
 
@@ -44,7 +45,7 @@ class Described:
     name: str
     summary: str
     answer: type[msgspec.Struct]
-    """Of a stream: what its events carry."""
+    """The type of the answer; for a stream, of its events."""
     request: type[msgspec.Struct] | None = None
     query: type[msgspec.Struct] | None = None
     status: int = 200
@@ -52,11 +53,11 @@ class Described:
     token: bool = True
     streams: bool = False
     refusal: type[msgspec.Struct] | None = None
-    """How it refuses, if not as its neighbours do."""
+    """The type of its refusals, if it differs from its neighbours'."""
     media_type: str = "application/json"
-    """Of the answer: any other is bytes, whatever `answer` says."""
+    """The media type of the answer: any other than JSON is bytes, whatever `answer` says."""
     same_at: int | None = None
-    """A second status that carries the answer's shape."""
+    """A second status that has the answer's shape."""
 
     @classmethod
     def operation(cls, row: AnyApiOperation) -> Described:
@@ -73,8 +74,8 @@ def route(
 ) -> Callable[[F], F]:
     """Describes the method of a door that answers this route.
 
-    It returns a status and the answer; or, where `events` says what they carry, a stream. `more` are other fields of
-    `Described`.
+    The method returns a status and the answer; or a stream, whose events have the type `events`. `more` are other
+    fields of `Described`.
     """
 
     def describe(run: F) -> F:
@@ -177,7 +178,7 @@ def _parameter(place: str, name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query cannot say `null`: it leaves the field out."""
+    """The schema without `null`: a query leaves the field out instead."""
     alternatives: Iterable[dict[str, Any]] = schema.get("anyOf", ())
     given = [alternative for alternative in alternatives if alternative.get("type") != "null"]
     if len(given) == 1:
@@ -210,6 +211,30 @@ summary { cursor: pointer; }
 summary b { display: inline-block; min-width: 3.5rem; }
 table { border-collapse: collapse; } td { padding: .1rem 1rem .1rem 0; vertical-align: top; }
 """
+
+
+class ReferenceForms(NamedTuple):
+    document: bytes
+    page: str
+
+
+class Reference:
+    """The document as JSON and as a page. They are made in a thread on first use, so that no start waits for them."""
+
+    def __init__(self, make: Callable[[], dict[str, Any]]) -> None:
+        self._make = make
+        self._making = asyncio.Lock()
+        self._made: ReferenceForms | None = None
+
+    async def read(self) -> ReferenceForms:
+        async with self._making:
+            if self._made is None:
+                self._made = await asyncio.to_thread(self._render)
+            return self._made
+
+    def _render(self) -> ReferenceForms:
+        described = self._make()
+        return ReferenceForms(msgspec.json.encode(described), reference_page(described))
 
 
 def reference_page(document: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Request bodies, bounded while they are read: a length that lies, or none at all, makes no difference."""
+"""Request bodies, bounded while they are read, whatever length was announced."""
 
 from __future__ import annotations
 
@@ -8,24 +8,16 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 
 from covenant.doors.http.server.bounds import DEFAULTS
-from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.waits import CallerGoneError
 from covenant.model.errors import Invalid, TooLarge, Unavailable
 
 BODY_TOO_LARGE: Final = "body_too_large"
 
-# So much of a refused body is read and thrown away, so that a client that sends before it reads hears the refusal.
+# So much of a refused body is read and discarded, so that a client that sends before it reads gets the refusal.
 DISCARD_BYTES_MAX: Final = DEFAULTS.body_discarded_bytes_max
-
-
-def body_at_hand(send: Send, bytes_max: int) -> bytes | None:
-    """The body, if all of it has arrived at our own server already. None: it must be read."""
-    if not isinstance(send, HttpExchange) or send.kept_bytes > bytes_max:
-        return None
-    return send.take_whole_body()
 
 
 async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
@@ -35,7 +27,7 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
         raise _too_large(bytes_max)
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
-        # Most come in one piece.
+        # Most bodies arrive in one piece.
         body: bytes = message.get("body", b"")
         if len(body) > bytes_max:
             raise _too_large(bytes_max)
@@ -75,7 +67,7 @@ async def _discard(receive: Receive, expected: int) -> None:
 
 
 def announced_length(scope: Scope) -> int | None:
-    """The length that the request says its body has; None if it says none."""
+    """The announced length of the body; None without one."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             if not value.isdigit():
@@ -89,10 +81,10 @@ def _too_large(bytes_max: int) -> TooLarge:
 
 
 ADDRESS_SHARE: Final = 4
-"""Of the pool, one address may have at most one part in so many."""
+"""One address may have at most one part in so many of the pool."""
 RETRY_MS: Final = 1_000
 WAIT_S: Final = 5.0
-"""For bytes that others hold."""
+"""How long to wait for bytes that others hold."""
 
 T = TypeVar("T")
 Take = Callable[[int], None]
@@ -100,22 +92,22 @@ Take = Callable[[int], None]
 
 
 class AnonymousPool:
-    """Lives on one loop."""
+    """Bounds the memory that callers without a token use. Must be used on one event loop."""
 
     def __init__(self, *, bytes_max: int, body_ms: int) -> None:
-        """`body_ms`: how long a stranger has for its whole message."""
+        """`body_ms`: how long a caller without a token has for its whole message."""
         self._bytes_max = bytes_max
         self.share = bytes_max // ADDRESS_SHARE
-        """What one address may have."""
+        """The most bytes of one address."""
         self._body_s = body_ms / 1000
         self.used = 0
         self._by_address: dict[str, int] = {}
-        """One that holds nothing is not in it."""
+        """An address that holds nothing is not in it."""
         self._waiting: set[asyncio.Event] = set()
 
     @contextmanager
     def lease(self, address: str) -> Iterator[Take]:
-        """All that is taken by it goes back at the end."""
+        """A context; all bytes taken in it go back at its end."""
         held = 0
 
         def take(size: int) -> None:
@@ -141,7 +133,7 @@ class AnonymousPool:
             waiting.set()
 
     async def take_when_free(self, take: Take, size: int) -> None:
-        """For messages whose length nobody says before they are read: most are short, and hold their bytes shortly."""
+        """Waits for free bytes, for messages of unknown length: most are short, and hold their bytes only briefly."""
         woken = asyncio.Event()
         self._waiting.add(woken)
         try:
@@ -158,32 +150,32 @@ class AnonymousPool:
             self._waiting.discard(woken)
 
     async def within(self, reading: Awaitable[T], s_max: float = math.inf) -> T:
-        """What is read of somebody, in the time that there is for a message."""
+        """The result of `reading`, within the time limit of a message."""
         try:
             async with asyncio.timeout(min(self._body_s, s_max)):
                 return await reading
         except TimeoutError:
-            message = f"a message must arrive within {min(self._body_s, s_max):g} s; send it faster, or in smaller ones"
+            message = f"a message must arrive within {min(self._body_s, s_max):g} s; send it faster, or split it"
             raise Invalid("too_slow", message) from None
 
     async def read(self, scope: Scope, receive: Receive, bytes_max: int, take: Take) -> bytes:
-        """The body of a stranger's request, which holds a lease.
+        """The body of a request without a token, counted against the pool.
 
-        Only bytes that have arrived are taken: who announces many and sends few shuts nobody out.
+        Only bytes that have arrived are taken: announcing many and sending few blocks nobody.
         """
         announced = announced_length(scope)
-        too_large = announced is not None and announced > bytes_max  # thrown away as it arrives
+        too_large = announced is not None and announced > bytes_max  # discarded as it arrives
         counted = receive if too_large else _counted(receive, take, bytes_max)
         return await self.within(read_body(scope, counted, bytes_max))
 
 
 def _busy() -> Unavailable:
-    message = "too much is being received from callers without a token; come back"
+    message = "callers without a token send too much just now; try again later"
     return Unavailable("busy", message, retry_after_ms=RETRY_MS)
 
 
 def _counted(receive: Receive, take: Take, bytes_max: int) -> Receive:
-    """What arrives after `bytes_max` is thrown away, and not counted."""
+    """Counts arriving bytes; bytes after `bytes_max` are discarded, and not counted."""
     size = 0
 
     async def receive_counted() -> Message:

@@ -1,4 +1,4 @@
-"""Replies: a status, a JSON body and nothing that a cache may keep (receiving is a GET)."""
+"""Replies: a status and a JSON body that no cache may keep (receiving is a GET)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from covenant.model.errors import Conflict, Refusal, Unauthenticated
 Header = tuple[bytes, bytes]
 
 TRANSPORT: Final = "http"
-"""How this transport is called in metrics and in the audit."""
+"""The name of this transport in metrics and in the audit."""
 MCP_PATH: Final = "/mcp"
 
 JSON: Final[Header] = (b"content-type", b"application/json")
@@ -28,7 +28,7 @@ NO_STORE: Final[Header] = (b"cache-control", b"no-store")
 _CHALLENGE: Final[Header] = (b"www-authenticate", b"Bearer")
 CLOSE: Final[Header] = (b"connection", b"close")
 
-# For refusals that do not know better themselves.
+# For refusals without a time of their own.
 _RETRY_AFTER_MS: Final = {429: 1_000, 503: 5_000}
 
 
@@ -44,23 +44,23 @@ async def reply(
     if isinstance(send, HttpExchange):
         send.answer(status, (kind, store, *headers), body)
         return
-    # Another ASGI server's, or one that something stands around.
+    # Another ASGI server's `send`, or a wrapped one.
     length = (b"content-length", b"%d" % len(body))
     await send({"type": "http.response.start", "status": status, "headers": [kind, store, length, *headers]})
     await send({"type": "http.response.body", "body": body})
 
 
 class Style(NamedTuple):
-    """How a protocol refuses: the body of a refusal, and under which names that is counted and logged."""
+    """A protocol's way to refuse: the body of a refusal, and the names under which it is counted and logged."""
 
     refusal_body: Callable[[Refusal], bytes]
     transport: str = TRANSPORT
     failed: str = "http.failed"
-    """The log event of a request that failed by a fault of ours."""
+    """The log event of a request that failed by an internal error."""
 
 
 class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A refusal as it is told under `/v1`. `existing` is what stands in the way."""
+    """A refusal under `/v1`. `existing` is the object that is in the way."""
 
     error: str
     code: str
@@ -70,7 +70,7 @@ class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
 
 
 class AlreadyExists(Conflict):
-    """A refusal that shows what stands in the way."""
+    """A refusal that shows the existing object."""
 
     def __init__(self, refusal: Refusal, existing: Any) -> None:
         super().__init__(refusal.code, refusal.message)
@@ -94,7 +94,7 @@ PROBLEM: Final = Style(problem_body)
 
 
 def style_of(path: str) -> Style:
-    """How refusals at this path are told: as problems, except at the mailbox."""
+    """The style of refusals at this path: problems, except at the mailbox."""
     return PROBLEM if path.startswith(("/v1/", "/api/v1/")) or path == MCP_PATH else MAILBOX
 
 
@@ -112,7 +112,7 @@ async def reply_not_allowed(send: Send, style: Style, methods: Iterable[str]) ->
 
 
 def refusal_form(style: Style, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
-    """The headers and the body of a refusal, for the server, which refuses instead of a door."""
+    """The headers and body of a refusal, for the server, which refuses in place of a door."""
     return (JSON, NO_STORE, *refusal_headers(refusal)), style.refusal_body(refusal)
 
 
@@ -133,7 +133,7 @@ MAX_AGE_S: Final = 300
 
 
 class Document(NamedTuple):
-    """`public` documents may be kept by shared caches; the others only by who asked. `varies` names request headers."""
+    """`public` documents may be kept by shared caches, others only by the caller's. `varies` names request headers."""
 
     body: bytes
     modified_ms: int
@@ -152,7 +152,7 @@ async def reply_document(scope: Scope, send: Send, document: Document) -> None:
     ]
     if document.varies:
         headers.append((b"vary", ", ".join(document.varies).encode()))
-    if _has_it(scope, tag, modified_s):
+    if _is_current(scope, tag, modified_s):
         await _send(send, 304, headers, b"")
         return
     headers += [(b"content-type", document.content_type), (b"content-length", b"%d" % len(document.body))]
@@ -164,8 +164,8 @@ async def _send(send: Send, status: int, headers: list[Header], body: bytes) -> 
     await send({"type": "http.response.body", "body": body})
 
 
-def _has_it(scope: Scope, tag: bytes, modified_s: int) -> bool:
-    """As RFC 9110 says: tags are compared weakly, and where there are tags, the date does not count."""
+def _is_current(scope: Scope, tag: bytes, modified_s: int) -> bool:
+    """By RFC 9110, tags are compared weakly, and with tags the date does not count."""
     since = None
     for name, value in scope["headers"]:
         if name == b"if-none-match":

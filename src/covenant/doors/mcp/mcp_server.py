@@ -1,6 +1,6 @@
-"""The MCP server: the official SDK over our tools. Importing this takes a second, and needs the extra `mcp`.
+"""The MCP server: the official SDK over our tools. Importing this module takes a second, and needs the extra `mcp`.
 
-Each request stands alone (the SDK calls this stateless), so clients do not notice that a daemon was restarted.
+Each request stands alone (the SDK calls this stateless), so clients do not notice a restart of the daemon.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Run = Callable[[Caller, str, Mapping[str, Any] | None, ReportProgress], Awaitabl
 
 
 def session_manager(calls: ToolCalls, *, version: str, body_bytes_max: int) -> StreamableHTTPSessionManager:
-    """Serves what an ASGI application hands to it, while its `run()` is open."""
+    """A manager that serves requests of an ASGI application while its `run()` is open."""
     server = make_server(calls.call, version)
     return StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=body_bytes_max)
 
@@ -50,14 +50,14 @@ def make_server(run: Run, version: str) -> Server[Any]:
     async def call_tool(context: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
         caller: Caller = context.request.scope[CALLER]
         try:
-            told = await run(caller, asked.name, asked.arguments, progress_of(context))
+            answer = await run(caller, asked.name, asked.arguments, progress_of(context))
         except Refusal as refusal:
             return _result(ToolAnswer(f"{refusal.code}: {refusal.message}", {"code": refusal.code}, failed=True))
-        except Exception:  # what went wrong inside is for our log alone
+        except Exception:  # the details are for the daemon's log alone
             log.exception("mcp.failed", extra={"tool": asked.name})
-            failed = "internal: this failed here; the log says why"
+            failed = "internal: the call failed in the daemon; its log says why"
             return _result(ToolAnswer(failed, {"code": "internal"}, failed=True))
-        return _result(told)
+        return _result(answer)
 
     server = _server(version, list_tools, call_tool, get_tool_input_schema=_schema)
     server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, _set_level)
@@ -70,7 +70,7 @@ def _server(version: str, list_tools: Any, call_tool: Any, **more: Any) -> Serve
 
 
 async def _set_level(_: Any, __: types.SetLevelRequestParams) -> types.EmptyResult:
-    """Nothing is kept between two requests, and what is said is little: the level changes nothing."""
+    """Accepts the level and ignores it: no state is kept between two requests, and only few lines are sent."""
     return types.EmptyResult()
 
 
@@ -94,7 +94,7 @@ def _schema(name: str) -> Mapping[str, Any] | None:
 
 
 def progress_of(context: Any) -> ReportProgress:
-    """Tells progress to a client that asked for it; to others as log lines, where their protocol still has these."""
+    """Reports progress to a client that asked for it; to others as log lines, if their protocol version has these."""
     session, count = context.session, 0
     asked = (context.meta or {}).get("progress_token") is not None
     logs = not asked and session.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
@@ -111,29 +111,29 @@ def progress_of(context: Any) -> ReportProgress:
     return tell
 
 
-def _result(told: ToolAnswer) -> types.CallToolResult:
+def _result(answer: ToolAnswer) -> types.CallToolResult:
     return types.CallToolResult(
-        content=[types.TextContent(type="text", text=told.text)],
-        structured_content=told.data,
-        is_error=told.failed,
+        content=[types.TextContent(type="text", text=answer.text)],
+        structured_content=answer.data,
+        is_error=answer.failed,
     )
 
 
 CONNECT_S: Final = 5.0
 CALL_S: Final = 24 * 3_600.0
-"""The daemon decides how long a call may take."""
+"""Longer than any call: the daemon decides how long a call may take."""
 
 
 async def bridge(url: str, token: str, version: str) -> None:
-    """Until standard input ends."""
+    """Serves standard input and output until standard input ends, and forwards each call to the daemon at `url`."""
     headers = {"authorization": f"Bearer {token}"}
     timeout = httpx2.Timeout(CALL_S, connect=CONNECT_S)
-    # Not through a proxy from the environment: the token is for the daemon alone.
+    # No proxy from the environment: the token is for the daemon alone.
     async with (
         httpx2.AsyncClient(headers=headers, timeout=timeout, trust_env=False) as http,
         stdio_server() as (reading, writing),
     ):
-        # A client for each call: the SDK's does not survive a daemon that is away for a moment, and one costs little.
+        # A client for each call: an SDK client does not survive a restart of the daemon, and a new one is cheap.
         server = _bridge_server(lambda: Client(streamable_http_client(url, http_client=http)), version)
         await server.run(reading, writing, server.create_initialization_options())
 
@@ -152,7 +152,7 @@ def _bridge_server(daemon: Callable[[], Client], version: str) -> Server[Any]:
         try:
             async with daemon() as client:
                 return await client.call_tool(asked.name, asked.arguments, progress_callback=told)
-        except Exception as error:  # noqa: BLE001  (whatever stands between us and the daemon, the client hears of it)
+        except Exception as error:  # noqa: BLE001  (the client is told of any failure on the way to the daemon)
             said = f"unavailable: the daemon did not answer ({_cause(error)}); tasks go on, see get_task"
             return types.CallToolResult(content=[types.TextContent(type="text", text=said)], is_error=True)
 

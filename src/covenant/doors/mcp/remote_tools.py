@@ -1,17 +1,17 @@
 """Tools for remote agents: read a card, invoke an agent.
 
 An invocation is a task of this exchange. It outlives its caller, and can be found, watched and canceled like any other.
-How far an agent is trusted is what is known of it:
+The trust level of an agent is what is known of it:
 
 | level       | what is known                                                                       |
-|-------------|-------------------------------------------------------------------------------------|
-| `untrusted` | nothing; no card could be read                                                      |
-| `low`       | it has a card at the address that was given                                         |
-| `medium`    | and the card is signed, by a key from the same origin                               |
-| `high`      | the operator has named this address in `a2a_agents.json`                            |
-| `verified`  | both                                                                                |
+|-------------|-------------------------------------------------------------------------------------| | `untrusted` |
+nothing; no card could be read                                                      | | `low`       | it has a card at
+the address that was given                                         | | `medium`    | and the card is signed, by a key
+from the same origin                               | | `high`      | the operator has named this address in
+`a2a_agents.json`                            | | `verified`  | both
+|
 
-A look-up that fails makes no agent more trusted.
+A failed look-up never raises an agent's trust.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.task_lookup import TaskLookup
-from covenant.exchange.tasks.builder import build_task
+from covenant.exchange.tasks.builder import IdempotencyKey, build_task
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.agent_card import RemoteCard
 from covenant.model.content import Text
@@ -72,11 +72,11 @@ class RemoteTools:
         except NoCard:
             return ToolAnswer(f"{NOT_FOUND} at {url}", {"found": False, "url": url})
         except CovenantError as error:
-            raise _untold(error) from error
+            raise _as_refusal(error) from error
         return render_card(card)
 
     async def invoke(self, caller: Caller, asked: InvokeRemoteAgentArguments) -> TaskStream:
-        """The task that calls it, watched. Refused if less is known of the agent than was asked for."""
+        """Starts the task that calls the agent, and follows it. Refused if the agent's trust is below `min_trust`."""
         url = asked.agent_url
         self._check_address(caller, url)
         card = await self._trusted(caller, url, asked.min_trust)
@@ -98,12 +98,13 @@ class RemoteTools:
             tenant=tenant,
             origin=ORIGIN,
             target=Target(url=url) if "://" in url else Target(name=url),
+            key=IdempotencyKey(key) if key is not None else None,
         )
         await self._exchange.writer.submit(task, bytes_max=self._exchange.settings.message_bytes_max)
         return await self._lookup.follow(caller, task_id)
 
     def _check_address(self, caller: Caller, url: str) -> None:
-        """Names are the operator's: those of `a2a_agents.json` come with tokens, and each belongs to some tenants."""
+        """Checks a URL or a name. Only names of `a2a_agents.json` are valid, each for some tenants."""
         if url.startswith(("http://", "https://")):
             return
         if "://" in url:
@@ -117,7 +118,7 @@ class RemoteTools:
             raise _no_address() from None
 
     async def _trusted(self, caller: Caller, url: str, wanted: Trust) -> RemoteCard | None:
-        """Its card, where one was needed to judge."""
+        """The agent's card, if one was needed to judge its trust."""
         if wanted == "untrusted":
             return None
         listed = self._listed(caller.tenant.name, url)
@@ -129,7 +130,7 @@ class RemoteTools:
         signed = card is not None and _rank(wanted) > _rank("low") and await self._signed(url)
         level = trust_of(card=card is not None, signed=signed, listed=listed)
         if _rank(level) < _rank(wanted):
-            raise Forbidden("trust_too_low", f"{url} is {level}, and {wanted} was asked for{why}; nothing was sent")
+            raise Forbidden("trust_too_low", f"{url} is {level}, but {wanted} is required{why}; nothing was sent")
         return card
 
     async def _signed(self, url: str) -> bool:
@@ -153,7 +154,7 @@ def trust_of(*, card: bool, signed: bool, listed: bool) -> Trust:
 
 
 def _no_address() -> Invalid:
-    return Invalid("invalid_arguments", "an agent's address is an http or https URL")
+    return Invalid("invalid_arguments", "an agent's address must be an http or https URL")
 
 
 def _rank(level: Trust) -> int:
@@ -170,7 +171,7 @@ def _check_skill(card: RemoteCard | None, skill: str) -> None:
         raise NotFound("unknown_skill", f"{card.name} has no skill {skill!r}; it has {known}")
 
 
-def _untold(error: CovenantError) -> Refusal:
+def _as_refusal(error: CovenantError) -> Refusal:
     if isinstance(error, Refusal):
         return error
     code = error.code if isinstance(error, RemoteRefused) else getattr(error, "code", "call_failed")
@@ -178,18 +179,18 @@ def _untold(error: CovenantError) -> Refusal:
 
 
 def render_answer(view: TaskView, told: ToolAnswer) -> ToolAnswer:
-    """The remote agent's answer, or the task as it stands."""
+    """The remote agent's answer, or the task's state if it has not completed."""
     if view.state is not TaskState.COMPLETED:
         return told
-    said = told.data["text"] or "(it said nothing)"
+    said = told.data["text"] or "(no text)"
     return told._replace(text=f"Remote Agent Response (task {view.task.id}):\n{shortened(said)}")
 
 
-_SHOWN: Final = ("name", "version", "description", "url", "streaming", "skills")
+_CARD_FIELDS: Final = ("name", "version", "description", "url", "streaming", "skills")
 
 
 def render_card(card: RemoteCard) -> ToolAnswer:
-    data = {name: msgspec.to_builtins(getattr(card, name)) for name in _SHOWN}
+    data = {name: msgspec.to_builtins(getattr(card, name)) for name in _CARD_FIELDS}
     data |= {"found": True, "interfaces": msgspec.to_builtins(card.ways)}
     return ToolAnswer(shortened("\n".join(_card_lines(card))), data)
 
@@ -228,4 +229,4 @@ def _object(given: Any) -> dict[str, Any]:
 
 
 def _yes(given: Any) -> str:
-    return "not said" if given is None else "yes" if given else "no"
+    return "unknown" if given is None else "yes" if given else "no"

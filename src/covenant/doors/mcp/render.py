@@ -29,7 +29,7 @@ PROGRESS_MAX: Final = 500
 
 
 class ToolAnswer(NamedTuple):
-    """`failed`: the tool did not do what was asked, or the task that it was asked about failed."""
+    """`failed`: the tool did not do what was asked, or the task in question failed."""
 
     text: str
     data: dict[str, Any]
@@ -41,11 +41,11 @@ def render_task(view: TaskView, *, agent: str, link: Link) -> ToolAnswer:
     said, files = agent_text(view, link)
     lines = [f"Task {task.id} ({agent}): {state}"]
     if view.holder_lost:
-        lines.append("Whoever worked on it is gone; an operator decides what becomes of it.")
+        lines.append("Its holder is lost; an operator decides what becomes of the task.")
     if state.waits:
-        lines.append(f"It waits for an answer: send_task with agent {agent!r} and task_id {task.id!r}.")
+        lines.append(f"The task waits for an answer: call send_task with agent {agent!r} and task_id {task.id!r}.")
     elif not state.terminal:
-        lines.append("It goes on by itself; get_task tells how it stands.")
+        lines.append("The task goes on by itself; get_task shows its state.")
     data: dict[str, Any] = {"task_id": task.id, "agent": agent, "state": str(state), "text": said, "artifacts": files}
     if task.context_id:
         data["context_id"] = task.context_id
@@ -107,7 +107,7 @@ def _named(part: Content, otherwise: str | None, link: Link) -> str | None:
 
 
 def render_step(step: Step) -> str | None:
-    """A line on progress; None if there is nothing to report."""
+    """A line of progress; None if the step has nothing to report."""
     match step.what:
         case Started():
             return "working"
@@ -136,7 +136,7 @@ def shortened(text: str, most: int = TEXT_MAX) -> str:
 
 
 def agent_name(agent: CatalogueAgent) -> str:
-    """As a caller names it: without its tenant, where that is the first one's."""
+    """An agent's name for a caller: without the tenant if that is `default`."""
     return agent.id if agent.tenant == DEFAULT else f"{agent.id}@{agent.tenant}"
 
 

@@ -6,10 +6,9 @@ The first request loads the SDK, in a thread: it takes a second. Without the ext
 from __future__ import annotations
 
 import asyncio
-from importlib import import_module
 from importlib.util import find_spec
 from time import perf_counter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
@@ -26,9 +25,12 @@ from covenant.model.errors import Unavailable
 from covenant.model.extras import install_command
 from covenant.wire.jsonrpc import JsonRpcRequest, JsonRpcResponse
 
+if TYPE_CHECKING:
+    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
 PATH: Final = MCP_PATH
 CALLER: Final = "covenant.caller"
-"""Where a request's scope says who is calling."""
+"""The key of the caller in a request's scope."""
 OPENING_S: Final = 30.0
 MISSING: Final = f"MCP needs a package that is not installed here: {install_command('mcp')}, and restart the daemon"
 DESCRIBED: Final = (
@@ -44,7 +46,7 @@ def installed() -> bool:
 
 
 class McpDoor(Endpoint):
-    """`run` it beside: what it serves lives there."""
+    """Needs `run` beside it: the MCP server lives there."""
 
     _streams = True
 
@@ -58,19 +60,18 @@ class McpDoor(Endpoint):
         self._body_bytes_max = body_bytes_max
         self._present = present
         self._wanted = asyncio.Event()
-        self._opened: asyncio.Future[Any] | None = None
+        self._opened: asyncio.Future[StreamableHTTPSessionManager] | None = None
 
     def routes(self) -> list[BaseRoute]:
-        # There is nothing that we would say unasked, and no session to end: no GET, no DELETE.
+        # The daemon sends nothing unasked and keeps no session: no GET, no DELETE.
         return [Route(PATH, MethodRouter({"POST": self}, STYLE), name=PATH)]
 
     async def run(self) -> None:
-        """Until canceled. Calls under way end then; the tasks they began do not."""
+        """Runs until canceled. Running calls end then; the tasks that they began go on."""
         loop = asyncio.get_running_loop()
         await self._wanted.wait()
         self._opened = self._opened or loop.create_future()
-        module = await asyncio.to_thread(import_module, "covenant.doors.mcp.mcp_server")
-        manager = module.session_manager(self._calls, version=self._version, body_bytes_max=self._body_bytes_max)
+        manager = await asyncio.to_thread(self._load)
         try:
             async with manager.run():
                 self._opened.set_result(manager)
@@ -91,7 +92,12 @@ class McpDoor(Endpoint):
             with CancelScope() as work, self._gate.tenancy.session(caller, work.leave):
                 await manager.handle_request({**scope, CALLER: caller}, receive, send)
 
-    async def _manager(self) -> Any:
+    def _load(self) -> StreamableHTTPSessionManager:
+        from covenant.doors.mcp.mcp_server import session_manager  # noqa: PLC0415  (see the module's contract)
+
+        return session_manager(self._calls, version=self._version, body_bytes_max=self._body_bytes_max)
+
+    async def _manager(self) -> StreamableHTTPSessionManager:
         self._wanted.set()
         if self._opened is None:
             self._opened = asyncio.get_running_loop().create_future()
@@ -99,4 +105,4 @@ class McpDoor(Endpoint):
             async with asyncio.timeout(OPENING_S):
                 return await asyncio.shield(self._opened)
         except TimeoutError:
-            raise Unavailable("mcp_not_ready", "MCP is not ready yet; come back in a moment") from None
+            raise Unavailable("mcp_not_ready", "MCP is still loading; try again in a moment") from None

@@ -1,6 +1,6 @@
-"""The tools: their names, arguments and descriptions. The schemas that clients see are made from these.
+"""The tools: their names, arguments and descriptions. The schemas for clients are made from these.
 
-Arguments are read strictly: an unknown one is refused by its name.
+Arguments are read strictly: an unknown argument is refused by its name.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ TRUST_LEVELS: Final[tuple[Trust, ...]] = get_args(Trust)
 Url = Annotated[str, msgspec.Meta(min_length=1, max_length=2_048)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Words = Annotated[str, msgspec.Meta(min_length=1, max_length=MESSAGE_MAX)]
-TaskName = Annotated[str, msgspec.Meta(min_length=1, max_length=64, description="The id of a task, as it was told.")]
+TaskName = Annotated[str, msgspec.Meta(min_length=1, max_length=64, description="A task's id, from an earlier answer.")]
 Key = Annotated[
     str,
     msgspec.Meta(
         min_length=1,
         max_length=256,
-        description="Makes a repeat safe: the same key with the same message is the same task, and is not begun again.",
+        description="Makes a repeat safe: the same key with the same message finds the same task and starts nothing.",
     ),
 ]
 
 
 class _Arguments(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
-    """What a tool takes."""
+    """The arguments of a tool."""
 
 
 class DiscoverAgentArguments(_Arguments, frozen=True, kw_only=True):
@@ -47,10 +47,10 @@ class DiscoverAgentArguments(_Arguments, frozen=True, kw_only=True):
 
 class InvokeRemoteAgentArguments(_Arguments, frozen=True, kw_only=True):
     agent_url: Annotated[Url, msgspec.Meta(description="The agent's address, its host's, or that of its card.")]
-    message: Annotated[Words, msgspec.Meta(description="What to say to it. Nothing else is sent.")]
-    skill: Annotated[Name, msgspec.Meta(description="Which of its skills is meant, by id or name.")] | None = None
+    message: Annotated[Words, msgspec.Meta(description="The message for the agent. Nothing else is sent.")]
+    skill: Annotated[Name, msgspec.Meta(description="The skill to use, by its id or name.")] | None = None
     timeout_minutes: Annotated[float, msgspec.Meta(gt=0, le=TIMEOUT_MINUTES_MAX)] = TIMEOUT_MINUTES
-    min_trust: Annotated[Trust, msgspec.Meta(description="What must be known of it before anything is sent.")] = "low"
+    min_trust: Annotated[Trust, msgspec.Meta(description="The least trust that the agent needs.")] = "low"
     idempotency_key: Key | None = None
 
 
@@ -59,13 +59,13 @@ class ListAgentsArguments(_Arguments, frozen=True, kw_only=True):
 
 
 class SendTaskArguments(_Arguments, frozen=True, kw_only=True):
-    agent: Annotated[Name, msgspec.Meta(description="Its id, as list_agents tells it.")]
-    message: Annotated[Words, msgspec.Meta(description="What to do.")]
+    agent: Annotated[Name, msgspec.Meta(description="The agent's id, from list_agents.")]
+    message: Annotated[Words, msgspec.Meta(description="The task in words.")]
     wait: Annotated[
         bool, msgspec.Meta(description="Wait for the end and report progress; otherwise answer with the task's id.")
     ] = True
     task_id: (
-        Annotated[TaskName, msgspec.Meta(description="Continue this task: answer what its agent asked.")] | None
+        Annotated[TaskName, msgspec.Meta(description="Continue this task, whose agent asked something.")] | None
     ) = None
     idempotency_key: Key | None = None
     not_before_ms: (
@@ -82,7 +82,7 @@ class SendTaskArguments(_Arguments, frozen=True, kw_only=True):
 class GetTaskArguments(_Arguments, frozen=True, kw_only=True):
     task_id: TaskName
     wait_seconds: Annotated[
-        float, msgspec.Meta(ge=0, le=WAIT_S_MAX, description="How long to wait for its end, if it is not over.")
+        float, msgspec.Meta(ge=0, le=WAIT_S_MAX, description="How long to wait for the task's end, if it runs.")
     ] = 0
 
 
@@ -91,7 +91,7 @@ class CancelTaskArguments(_Arguments, frozen=True, kw_only=True):
 
 
 class QueueStatusArguments(_Arguments, frozen=True, kw_only=True):
-    limit: Annotated[int, msgspec.Meta(ge=1, le=100, description="Most tasks to name.")] = LIMIT
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100, description="The most tasks to list.")] = LIMIT
 
 
 Arguments = (
@@ -112,9 +112,9 @@ class ToolRow(NamedTuple):
     reads: bool = True
     """Changes nothing, here or elsewhere."""
     open_world: bool = False
-    """Talks to others than this daemon."""
+    """Contacts systems other than this daemon."""
     repeats: bool = True
-    """Calling it twice does the same as calling it once."""
+    """Calling the tool twice has the same effect as calling it once."""
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -127,13 +127,13 @@ TOOLS: Final = (
     ToolRow(
         "discover_agent",
         DiscoverAgentArguments,
-        "Find an A2A agent's card by its URL: what it is, what it can do, how it is called.",
+        "Find an A2A agent's card by its URL: its description, skills and interfaces.",
         open_world=True,
     ),
     ToolRow(
         "invoke_remote_agent",
         InvokeRemoteAgentArguments,
-        "Send a message to a remote A2A agent and wait for its answer. It is a task here too: get_task finds it later.",
+        "Send a message to a remote A2A agent and wait for its answer. The call is a task: get_task finds it later.",
         reads=False,
         open_world=True,
         repeats=False,
@@ -142,13 +142,13 @@ TOOLS: Final = (
     ToolRow(
         "send_task",
         SendTaskArguments,
-        "Give an agent of this exchange a task. It is durable once its id is told: it goes on if you disconnect.",
+        "Give an agent of this exchange a task. Once its id is reported it is durable: it goes on if you disconnect.",
         reads=False,
         repeats=False,
     ),
-    ToolRow("get_task", GetTaskArguments, "How a task stands, and what it has brought so far."),
-    ToolRow("cancel_task", CancelTaskArguments, "End a task that is not over.", reads=False),
-    ToolRow("queue_status", QueueStatusArguments, "What is queued, in flight or waiting for its sender."),
+    ToolRow("get_task", GetTaskArguments, "The state of a task, and its output so far."),
+    ToolRow("cancel_task", CancelTaskArguments, "Cancel a task that has not ended.", reads=False),
+    ToolRow("queue_status", QueueStatusArguments, "Tasks that are queued, in flight or waiting for their sender."),
 )
 
 BY_NAME: Final[Mapping[str, ToolRow]] = {tool.name: tool for tool in TOOLS}
@@ -157,10 +157,10 @@ BY_NAME: Final[Mapping[str, ToolRow]] = {tool.name: tool for tool in TOOLS}
 def read_arguments(name: str, given: Mapping[str, Any] | None) -> Arguments:
     tool = BY_NAME.get(name)
     if tool is None:
-        raise Invalid("unknown_tool", f"there is no tool {name[:100]!r}; there are {', '.join(BY_NAME)}")
+        raise Invalid("unknown_tool", f"there is no tool {name[:100]!r}; the tools are {', '.join(BY_NAME)}")
     try:
         return msgspec.convert(given or {}, tool.takes)
     except msgspec.ValidationError as wrong:
         if name == "invoke_remote_agent" and "$.min_trust" in str(wrong):
-            raise Invalid("invalid_arguments", f"min_trust: one of {', '.join(TRUST_LEVELS)}") from None
+            raise Invalid("invalid_arguments", f"min_trust must be one of {', '.join(TRUST_LEVELS)}") from None
         raise Invalid("invalid_arguments", str(wrong)) from None

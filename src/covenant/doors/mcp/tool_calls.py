@@ -1,6 +1,6 @@
-"""What each tool does: for a tenant with its own agents and tasks, for the operator with everybody's.
+"""Runs the tools: for a tenant on its own agents and tasks, for the operator on everybody's.
 
-A call that begins a task reports the task's id before it waits. A caller that leaves meanwhile ends nothing.
+A call that begins a task reports the task's id before it waits. A caller that leaves ends no task.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from covenant.doors.mcp.render import ToolAnswer, agent_name, render_agents, ren
 from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.access.tenants import Caller, TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.delegation import target_of
 from covenant.exchange.task_lookup import TaskLookup
 from covenant.exchange.tasks.builder import NOT_BEFORE
 from covenant.exchange.tasks.reader import TaskStream
@@ -27,16 +26,17 @@ from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.content import Text
 from covenant.model.errors import Invalid
 from covenant.model.rate_limits import TokenBucket
+from covenant.model.task import target_of
 from covenant.model.task_view import TaskView
 from covenant.model.tenants import DEFAULT
 from covenant.wire.a2a.parts_v1 import Link
 
 ReportProgress = Callable[[str], Awaitable[None]]
-"""Reports progress to the caller. Does nothing for one that did not ask."""
+"""Reports progress to the caller. Does nothing for a caller that did not ask."""
 
 REPORTS_AT_ONCE_MAX: Final = 50
 REPORTS_PER_MIN: Final = 600
-"""How much progress of one call is reported, at once and in the long run."""
+"""The most progress reports of one call, at once and in the long run."""
 
 
 class ToolCalls:
@@ -52,7 +52,7 @@ class ToolCalls:
         remote: RemoteTools,
         link: Link,
     ) -> None:
-        """`link`: where a file of a task is downloaded."""
+        """`link`: makes the download URL of a task's file."""
         self._exchange = exchange
         self._lookup = lookup
         self._catalogue = catalogue
@@ -65,7 +65,7 @@ class ToolCalls:
     async def call(
         self, caller: Caller, name: str, given: Mapping[str, Any] | None, report: ReportProgress
     ) -> ToolAnswer:
-        """Raises Refusal."""
+        """Runs a tool. Raises Refusal."""
         asked = tools.read_arguments(name, given)
         match asked:
             case tools.DiscoverAgentArguments():
@@ -95,13 +95,13 @@ class ToolCalls:
     async def _send(self, caller: Caller, asked: tools.SendTaskArguments, report: ReportProgress) -> ToolAnswer:
         agent, caller = self._agent(caller, asked.agent)
         ask = A2ARequest(caller=caller, agent=agent, idempotency_key=asked.idempotency_key)
-        # With a key the message is the same when it is said again, so its id must be too.
+        # With a key, a repeated message must be the same, so its id must be the same, too.
         message_id = asked.idempotency_key or self._new_id()
         message = Message(message_id=message_id, parts=(Text(asked.message),), task_id=asked.task_id)
         later = asked.not_before_ms
         wait = asked.wait and later is None
         if later is not None and asked.task_id is not None:
-            raise Invalid("invalid_task", "not_before_ms is for a new task, and task_id names one that is there")
+            raise Invalid("invalid_task", "not_before_ms is for a new task, but task_id names an existing one")
         metadata = {NOT_BEFORE: later} if later is not None else None
         sent = SendMessage(message=message, blocking=wait, metadata=metadata)
         if not wait:
@@ -112,7 +112,8 @@ class ToolCalls:
 
     async def _get(self, caller: Caller, asked: tools.GetTaskArguments, report: ReportProgress) -> ToolAnswer:
         if not asked.wait_seconds:
-            return self._render(caller, await self._lookup.get(caller, asked.task_id))
+            view = await self._lookup.get(caller, asked.task_id)
+            return self._render(caller, self._exchange.explain_wait(view))
         with self._limiter.streaming(caller):
             stream = await self._lookup.follow(caller, asked.task_id)
             return self._render(caller, await self._follow(caller, stream, report, within_s=asked.wait_seconds))
@@ -120,7 +121,7 @@ class ToolCalls:
     async def _follow(
         self, caller: Caller, stream: TaskStream, report: ReportProgress, *, within_s: float | None = None
     ) -> TaskView:
-        """The task when it has ended or waits for its sender, or as it stands when the time for waiting is over."""
+        """The task when it has ended or waits for its sender, or in its state when the wait times out."""
         task = stream.first.task
         with stream:
             await report(f"task {task.id}: {stream.first.state}")
@@ -131,10 +132,10 @@ class ToolCalls:
                     await _report_steps(stream, report)
             except TimeoutError:
                 pass
-        return await self._lookup.get(caller, task.id)
+        return self._exchange.explain_wait(await self._lookup.get(caller, task.id))
 
     def _agent(self, caller: Caller, name: str) -> tuple[CatalogueAgent, Caller]:
-        """The agent of this name, and who is calling it: the operator may name another tenant's as `agent@tenant`."""
+        """The agent of this name, and its caller. The operator may name another tenant's agent as `agent@tenant`."""
         agent_id, _, tenant = name.partition("@")
         if caller.operator and tenant not in ("", DEFAULT):
             known = self._tenancy.tenant(tenant)
@@ -145,7 +146,7 @@ class ToolCalls:
             raise unknown_agent(name)
         agent = self._catalogue.agent(caller.tenant.name, agent_id)
         if agent is None:
-            raise unknown_agent(name)
+            raise self._catalogue.missing(caller.tenant.name, agent_id)
         return agent, caller
 
     def _render(self, caller: Caller, view: TaskView) -> ToolAnswer:
@@ -159,7 +160,7 @@ class ToolCalls:
 
 
 async def _report_steps(stream: TaskStream, report: ReportProgress) -> None:
-    """Leaves out what is above the rate of reports: the answer has everything."""
+    """Drops reports above the rate: the answer has everything."""
     loop = asyncio.get_running_loop()
     bucket = TokenBucket(REPORTS_AT_ONCE_MAX, int(loop.time() * 1000))
     async for steps in stream:

@@ -1,10 +1,11 @@
-"""What needs a person: one list, the worst first, each with the verb that mends it; and how much there is in all.
+"""What needs an operator: one list, the worst first, each entry with the command that mends it; and counts of tasks.
 
-Each look is bounded: of each kind of trouble so many are listed, and `count` says how many there are.
+The list is bounded: it has a few entries of each kind of trouble, and `count` says how many there are.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 from urllib.parse import urlencode
@@ -17,18 +18,21 @@ from covenant.exchange import task_search
 from covenant.exchange.access.principals import Principal, require_operator
 from covenant.exchange.audit_search import AuditFilter, find_audit
 from covenant.ledger.contract.ledger import Counts
-from covenant.ledger.contract.task_query import LaneCounts
+from covenant.ledger.contract.task_query import FoundTask, LaneCounts, TaskQuery
 from covenant.ledger.contract.tasks import QueueQuery
-from covenant.model.task_event import WAITS_FOR_SENDER
-from covenant.wire.mailbox import EmptyRequest, FindRequest
+from covenant.ledger.machine.states import PARKED
+from covenant.model.peers.delegation import LOST, DelegationRole
+from covenant.model.task_event import Interruption
+from covenant.wire.mailbox import EmptyRequest
 
 LISTED_MAX: Final = 50
-"""Of each kind of trouble."""
+"""The most entries of each kind of trouble."""
 PARKED_MS: Final = 3_600_000
-"""Others that are parked wait for a moment, or for a signal."""
-"""A task that has waited for its sender so long may have been forgotten."""
+"""A task that has waited for its sender for so long may have been forgotten."""
+PARKED_PAGES_MAX: Final = 10
+"""How many pages are read at most, since a page also has sleeping tasks, which are left out."""
 BEHIND_MAX: Final = 10_000
-"""Records that history may lack before somebody should know."""
+"""How many records the archive may be behind before that is listed."""
 LOGINS_MS: Final = 3_600_000
 AUDIT_ROWS: Final = 500
 
@@ -50,18 +54,23 @@ class Need(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Attention(ApiAnswer, frozen=True, kw_only=True, tag="a2a_attention"):
-    """The first of a kind says in `count` how many of it there are. `numbers` are of all tasks, lane by lane."""
+    """`needs`: how many things need an operator; `items` lists some of each kind. The first of a kind says in
+    `count` how many of it there are. `numbers` are of all tasks, lane by lane.
+    """
 
     at_ms: int
+    needs: int
     items: tuple[Need, ...]
     numbers: LaneCounts
 
 
 async def show_attention(services: Services, caller: Principal, _: EmptyRequest) -> Attention:
     await require_operator(services.ledger, caller, "what needs attention")
+    items = tuple(await find_needs(services, caller))
     return Attention(
         at_ms=services.ledger.now_ms(),
-        items=tuple(await find_needs(services, caller)),
+        needs=count_needs(items),
+        items=items,
         numbers=(await task_search.count(services.ledger, caller)).lanes,
     )
 
@@ -78,6 +87,13 @@ async def find_needs(services: Services, operator: Principal) -> list[Need]:
         *await _parked(services, operator),
         *await _refused_logins(services, operator),
     ]
+
+
+def count_needs(items: Sequence[Need]) -> int:
+    """The sum over all kinds: the number listed, or the `count` of the first entry."""
+    listed = Counter(item.what for item in items)
+    said = {item.what: item.count for item in reversed(items)}
+    return sum(max(count, said[what]) for what, count in listed.items())
 
 
 def storage_needs(counts: Counts, now_ms: int) -> Iterator[Need]:
@@ -117,7 +133,8 @@ async def _lost_holders(services: Services, operator: Principal, counts: Counts)
 async def _lost_delegations(services: Services, counts: Counts) -> Sequence[Need]:
     if services.peers is None or not counts.delegations_lost:
         return ()
-    found = [each for each in await services.peers.delegations() if each.state.value == "lost"]
+    live = await services.ledger.delegations_live(DelegationRole.REQUESTER)
+    found = sorted((each for each in live if each.state is LOST), key=lambda each: -each.moved_at_ms)
     return [
         Need(
             what="delegation_lost",
@@ -155,13 +172,14 @@ async def _dead_pushes(services: Services, operator: Principal) -> Sequence[Need
 
 
 async def _parked(services: Services, operator: Principal) -> Sequence[Need]:
-    asked = FindRequest(state="parked", order="moved", ascending=True, limit=LISTED_MAX)
-    page = await task_search.find(services.ledger, operator, asked)
-    before_ms = services.ledger.now_ms() - PARKED_MS
+    """The tasks that were sent first; of these, the longest wait comes first."""
+    found, total = await _waiting_for_sender(services, operator)
+    found.sort(key=_moved_at_ms)
     return [
         Need(
             what="parked_long",
             severity="warn",
+            count=total,
             title=each.intent or each.task_id,
             detail=f"{each.agent} waits for {each.sender}",
             since_ms=each.updated_at_ms,
@@ -169,9 +187,33 @@ async def _parked(services: Services, operator: Principal) -> Sequence[Need]:
             act=_act("Answer", "answer", task=each.task_id),
             command=f"covenant a2a show {each.task_id}",
         )
-        for each in page.tasks
-        if each.updated_at_ms < before_ms and each.a2a_state in WAITS_FOR_SENDER
+        for each in found
     ]
+
+
+async def _waiting_for_sender(services: Services, operator: Principal) -> tuple[list[FoundTask], int]:
+    """Some of the tasks that have waited for long, and how many there are."""
+    asked = TaskQuery(
+        states=(PARKED,),
+        interruptions=tuple(Interruption),
+        moved_until_ms=services.ledger.now_ms() - PARKED_MS,
+        ascending=True,
+        limit=LISTED_MAX,
+        count=True,
+    )
+    query = await task_search.scoped(services.ledger, operator, asked)
+    page = await services.ledger.find(query)
+    found, total = [*page.tasks], page.total or 0
+    for _ in range(PARKED_PAGES_MAX):
+        if page.next is None or len(found) >= min(total, LISTED_MAX):
+            break
+        page = await services.ledger.find(msgspec.structs.replace(query, after=page.next, count=False))
+        found += page.tasks
+    return found[:LISTED_MAX], total
+
+
+def _moved_at_ms(task: FoundTask) -> int:
+    return task.updated_at_ms
 
 
 async def _refused_logins(services: Services, operator: Principal) -> Sequence[Need]:
@@ -181,13 +223,13 @@ async def _refused_logins(services: Services, operator: Principal) -> Sequence[N
     if not refused:
         return ()
     count = len(refused) + sum(row["kind"].get("suppressed_before") or 0 for row in refused)
+    count += services.registry.refusals_untold(LOGINS_MS)
     addresses = sorted({str(row["kind"].get("address")) for row in refused})
     return [
         Need(
             what="login_refused",
             severity="warn",
-            count=count,
-            title=f"{count} refused logins in the last hour",
+            title=f"{count} refused login{'' if count == 1 else 's'} in the last hour",
             detail=f"from {', '.join(addresses[:5])}",
             since_ms=max(row["timestamp_ms"] for row in refused),
             act={"verb": "Look", "href": "/ui/audit?type=authentication_failed"},

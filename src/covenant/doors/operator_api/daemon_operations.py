@@ -50,11 +50,11 @@ class SettingsShown(ApiAnswer, frozen=True, kw_only=True, tag="settings"):
 
 
 class BackupOperations(Protocol):
-    """What a daemon with a ledger in files can do."""
+    """Backups of a ledger in files."""
 
     @property
     def warning(self) -> str | None:
-        """What an operator should know of the segments that are shipped, in words."""
+        """A warning about the segments that are shipped; None if there is none."""
 
     async def begin(self) -> StagedBackup: ...
     async def end(self, backup_id: str) -> bool: ...
@@ -89,8 +89,9 @@ WAIT_MS_MAX: Final = 60_000
 
 class BeginDrainRequest(StrictRequest, frozen=True, kw_only=True):
     timeout_ms: int | None = None
-    """How long running turns have. What still runs then is handed back, as by a signal. None: 60 seconds, or as long
-    as they have already."""
+    """How long running turns have. Turns that still run then are handed back, as by a signal.
+
+    None: 60 seconds, or as long as they have already."""
 
 
 class DrainStatusRequest(StrictRequest, frozen=True, kw_only=True):
@@ -140,7 +141,7 @@ async def drain_status(services: Services, caller: Principal, request: DrainStat
 
 
 async def _progress(services: Services) -> DrainProgress:
-    # In this order: the counts of a drain that is over have what it handed back.
+    # The drain is read first, so that the counts include what a finished drain handed back.
     status = services.intake.status()
     counts = await services.ledger.counts()
     if status.drained:
@@ -164,11 +165,15 @@ async def show_settings(services: Services, caller: Principal, _: EmptyRequest) 
 
 
 class NodeShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """`leases`: what the agents in it hold. Of a node that is not alive, they have lost their holder."""
+    """`left`: the node was stopped, and said so. A node that is neither alive nor has left is lost.
+
+    `leases`: those that the node's agents hold. If the node is not alive, they have lost their holder.
+    """
 
     node: str
     boot: str
     alive: bool
+    left: bool
     started_at_ms: int
     seen_at_ms: int
     leases: int

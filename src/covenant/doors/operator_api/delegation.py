@@ -1,21 +1,23 @@
-"""The operator's operations on what is delegated to peers and by them."""
+"""The operator's operations on delegations to and from peers, and on what those used by peer, profile and day."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import date, timedelta
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, ApiOperation, Services, fill, fit
-from covenant.doors.operator_api.peers import Offset, Page, PeerQuery, require_peers
+from covenant.doors.operator_api.peers import Offset, Page, PeerOperations, PeerQuery
 from covenant.doors.waits import Pause
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.contract.tasks import TreeNode
 from covenant.model.errors import Invalid
-from covenant.model.ids import TaskId
-from covenant.model.peers.delegation import Delegation
+from covenant.model.peers.delegation import Delegation, DelegationRole, Peer
 from covenant.model.peers.delegation_messages import DelegationStatus, Proof, TokenUsage
 from covenant.model.peers.instance import InstanceId
+from covenant.model.peers.usage_by_day import USAGE_DAYS, PeerUsage, day_of
 from covenant.wire.mailbox import Whole
 from covenant.wire.peers import DelegateRequest, Named
 
@@ -31,13 +33,13 @@ class ListDelegationsRequest(PeerQuery, frozen=True, kw_only=True):
 
 
 class DelegationRequest(PeerQuery, frozen=True, kw_only=True):
-    """By the id of its task here, of its offer, or by what its provider calls it."""
+    """`delegation_id`: the id of the task here, of the offer, or the provider's id of the delegation."""
 
     delegation_id: str = ""
 
 
 class ShowDelegationRequest(DelegationRequest, frozen=True, kw_only=True):
-    """With `wait_ms`, the answer waits for the outcome; with `since_ms` too, for whatever happens after that moment."""
+    """With `wait_ms`, the answer waits for the outcome; with `since_ms`, too, for any change after that moment."""
 
     wait_ms: Whole | None = None
     since_ms: Whole | None = None
@@ -52,7 +54,7 @@ class ForceDelegationRequest(DelegationRequest, frozen=True, kw_only=True):
 
 
 class DelegationShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """`id` is that of the task here; `delegation_id` what its provider calls it."""
+    """`id` is the id of the task here; `delegation_id` is the provider's id."""
 
     id: str
     offer_id: str
@@ -79,10 +81,12 @@ class DelegationShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     made_at_ms: int
     moved_at_ms: int
     heard_at_ms: int
+    question: str | msgspec.UnsetType = msgspec.UNSET
+    """What the provider's agent asks, while the task here waits for the answer."""
 
 
 class DelegatedAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="delegated"):
-    """`delegation_id` is the id of its task here. `remote` is false where an agent here does it."""
+    """`delegation_id` is the id of the task here. `remote` is false if an agent of this instance does it."""
 
     delegation_id: str
     peer_id: InstanceId | None
@@ -99,7 +103,7 @@ class DelegationAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag
 
 
 class DelegationList(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="delegations"):
-    """Lost ones first, then the one that moved last first."""
+    """Lost delegations first, then the last moved first."""
 
     delegations: tuple[DelegationShown, ...]
     total: int
@@ -110,7 +114,7 @@ class DelegationTreeAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel",
 
 
 class ProofAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="delegation_proof"):
-    """All that `covenant peers verify-proof` needs, offline. `transcript` is None where it stayed with the provider."""
+    """What `covenant peers verify-proof` needs offline. `transcript` is None if it stayed with the provider."""
 
     offer: Any
     result: Any
@@ -121,18 +125,20 @@ class ProofAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="del
 DELEGATE: Final = "/api/v1/a2a/delegate"
 DELEGATIONS: Final = "/api/v1/a2a/delegations"
 DELEGATION: Final = "/api/v1/a2a/delegations/{delegation_id}"
+USAGE: Final = "/api/v1/a2a/usage"
 
 
 def _delegation(services: Services, delegation: Delegation) -> DelegationShown:
     peer = services.ledger.peer(delegation.peer)
     shown = delegation_shown(delegation, peer.name if peer is not None else delegation.peer)
     if services.peers is not None and delegation.peer == services.peers.id:
-        # An agent here does it.
+        # An agent of this instance does it.
         return msgspec.structs.replace(shown, remote=False, peer=services.peers.name)
     return shown
 
 
 def delegation_shown(delegation: Delegation, peer_name: str) -> DelegationShown:
+    asked = delegation.question
     return fill(
         DelegationShown,
         delegation,
@@ -147,11 +153,12 @@ def delegation_shown(delegation: Delegation, peer_name: str) -> DelegationShown:
         token_usage=delegation.usage,
         retry_after=delegation.retry_after_ms,
         proven=delegation.proof is not None and not delegation.broken,
+        question=asked.text if asked is not None and delegation.status == "running" else msgspec.UNSET,
     )
 
 
 async def delegate(services: Services, caller: Principal, request: DelegateRequest) -> DelegatedAnswer:
-    peers = await require_peers(services, caller, "delegating")
+    peers = await services.require_peers(caller, "delegating")
     if request.profile is None and request.peer_id is None:
         raise Invalid("invalid_request", "give profile, peerId, or both")
     begun = await peers.delegate(caller.agent, request)
@@ -159,7 +166,7 @@ async def delegate(services: Services, caller: Principal, request: DelegateReque
 
 
 async def list_delegations(services: Services, caller: Principal, request: ListDelegationsRequest) -> DelegationList:
-    peers = await require_peers(services, caller, "listing delegations")
+    peers = await services.require_peers(caller, "listing delegations")
     peer = peers.find(request.peer_id).id if request.peer_id is not None else None
     found = [
         each
@@ -174,22 +181,30 @@ async def list_delegations(services: Services, caller: Principal, request: ListD
 
 
 async def show_delegation(services: Services, caller: Principal, request: ShowDelegationRequest) -> DelegationAnswer:
-    peers = await require_peers(services, caller, "showing a delegation")
-    delegation = await peers.standing(request.delegation_id)
+    peers = await services.require_peers(caller, "showing a delegation")
+    return await _shown(services, peers, request.delegation_id)
+
+
+async def _shown(services: Services, peers: PeerOperations, delegation_id: str) -> DelegationAnswer:
+    delegation = await peers.standing(delegation_id)
     result, error = await peers.outcome(delegation)
+    if result is not None or error is not None:
+        # The task may have ended since the first look. Nothing changes the state of an ended one.
+        delegation = await peers.standing(delegation_id)
     return DelegationAnswer(delegation=_delegation(services, delegation), result=result, error=error)
 
 
 async def show_delegation_waiting(
     services: Services, caller: Principal, request: ShowDelegationRequest, pause: Pause
 ) -> DelegationAnswer:
-    """Answer once its task here has ended, or it moved or was heard of since the given moment, or the time is over."""
+    """Answers once the task here has ended, the delegation moved or was heard of since `since_ms`, or time is up."""
     give_up_ms = services.give_up_ms(request.wait_ms)
-    answer = await show_delegation(services, caller, request)
+    peers = await services.require_peers(caller, "showing a delegation")
+    task_id = (await peers.standing(request.delegation_id)).task_id
     while True:
-        # Each look has a watch of its own, from before the look: nothing happens unseen in between.
-        with services.ledger.watch(TaskId(answer.delegation.id)) as watch:
-            answer = await show_delegation(services, caller, request)
+        # Each look has a watch of its own, opened before the look, so that no change in between is missed.
+        with services.ledger.watch(task_id) as watch:
+            answer = await _shown(services, peers, request.delegation_id)
             shown, left_ms = answer.delegation, give_up_ms - services.ledger.clock.monotonic_ms()
             happened = request.since_ms is not None and max(shown.moved_at_ms, shown.heard_at_ms) > request.since_ms
             if happened or left_ms <= 0 or answer.result is not None or answer.error is not None:
@@ -200,20 +215,20 @@ async def show_delegation_waiting(
 async def cancel_delegation(
     services: Services, caller: Principal, request: CancelDelegationRequest
 ) -> DelegationAnswer:
-    peers = await require_peers(services, caller, "canceling a delegation")
+    peers = await services.require_peers(caller, "canceling a delegation")
     moved = await peers.cancel(caller.agent, request.delegation_id, request.reason)
     return DelegationAnswer(delegation=_delegation(services, moved))
 
 
 async def offer_again(services: Services, caller: Principal, request: DelegationRequest) -> DelegationAnswer:
-    peers = await require_peers(services, caller, "offering a delegation again")
+    peers = await services.require_peers(caller, "offering a delegation again")
     return DelegationAnswer(
         delegation=_delegation(services, await peers.offer_again(caller.agent, request.delegation_id))
     )
 
 
 async def force_delegation(services: Services, caller: Principal, request: ForceDelegationRequest) -> DelegationAnswer:
-    peers = await require_peers(services, caller, "giving a delegation up")
+    peers = await services.require_peers(caller, "giving a delegation up")
     if not request.reason.strip():
         raise Invalid("invalid_request", "give a reason: it stays in the audit")
     moved = await peers.force_error(caller.agent, request.delegation_id, request.reason)
@@ -221,13 +236,99 @@ async def force_delegation(services: Services, caller: Principal, request: Force
 
 
 async def delegation_proof(services: Services, caller: Principal, request: DelegationRequest) -> ProofAnswer:
-    peers = await require_peers(services, caller, "showing a proof")
+    peers = await services.require_peers(caller, "showing a proof")
     return fill(ProofAnswer, await peers.evidence(request.delegation_id))
 
 
 async def delegation_tree(services: Services, caller: Principal, request: DelegationRequest) -> DelegationTreeAnswer:
-    peers = await require_peers(services, caller, "showing a tree")
+    peers = await services.require_peers(caller, "showing a tree")
     return DelegationTreeAnswer(tree=await peers.tree(request.delegation_id))
+
+
+class PeerUsageRequest(PeerQuery, frozen=True, kw_only=True):
+    """The usage of one peer or of all, on the last `days` days in UTC."""
+
+    peer_id: Named | None = None
+    profile: Annotated[str, msgspec.Meta(max_length=64)] | None = None
+    role: DelegationRole | None = None
+    days: Annotated[int, msgspec.Meta(ge=1, le=USAGE_DAYS)] = 7
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 100
+    offset: Offset = 0
+
+
+class PeerUsageShown(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
+    """`role` is our role: as a provider, what the peer used of us. `peer` is null for a peer that was removed."""
+
+    day: str
+    role: DelegationRole
+    peer_id: InstanceId
+    peer: str | None
+    profile: str
+    offers: int
+    accepted: int
+    rejected: int
+    completed: int
+    failed: int
+    cancelled: int
+    timeout: int
+    tokens: int
+
+
+class PeerQuotaShown(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel", omit_defaults=True):
+    """A peer's daily quota, and what it has used today."""
+
+    peer_id: InstanceId
+    peer: str
+    accepted_today: int
+    tokens_today: int
+    offers_per_day: int | None = None
+    tokens_per_day: int | None = None
+
+
+class PeerUsageAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="peer_usage"):
+    usage: tuple[PeerUsageShown, ...]
+    total: int
+    quotas: tuple[PeerQuotaShown, ...]
+
+
+async def peer_usage(services: Services, caller: Principal, request: PeerUsageRequest) -> PeerUsageAnswer:
+    peers = await services.require_peers(caller, "showing what peers used")
+    one = peers.find(request.peer_id) if request.peer_id is not None else None
+    known, today = {each.id: each for each in await peers.peers()}, day_of(services.ledger.now_ms())
+    kept = await services.ledger.peer_usage(today - request.days + 1, one.id if one is not None else None)
+    found = [each for each in kept if request.profile in (None, each.profile) and request.role in (None, each.role)]
+    page = found[request.offset : request.offset + request.limit]
+    shown = [
+        fill(PeerUsageShown, each, day=day_text(each.day), peer_id=each.peer, peer=_name_in(known, each.peer))
+        for each in page
+    ]
+    asked = known.values() if one is None else (one,)
+    quotas = [quota for peer in asked if (quota := _quota_shown(peers, peer, kept, today)) is not None]
+    return PeerUsageAnswer(usage=fit(shown), total=len(found), quotas=tuple(quotas))
+
+
+def day_text(day: int) -> str:
+    return (date(1970, 1, 1) + timedelta(days=day)).isoformat()
+
+
+def _name_in(known: dict[InstanceId, Peer], peer_id: InstanceId) -> str | None:
+    peer = known.get(peer_id)
+    return peer.name if peer is not None else None
+
+
+def _quota_shown(peers: PeerOperations, peer: Peer, kept: Sequence[PeerUsage], today: int) -> PeerQuotaShown | None:
+    offers, tokens = peers.quota(peer)
+    if offers is None and tokens is None:
+        return None
+    had = [each for each in kept if (each.day, each.role, each.peer) == (today, DelegationRole.PROVIDER, peer.id)]
+    return PeerQuotaShown(
+        peer_id=peer.id,
+        peer=peer.name,
+        accepted_today=sum(each.accepted for each in had),
+        tokens_today=sum(each.tokens for each in had),
+        offers_per_day=offers,
+        tokens_per_day=tokens,
+    )
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
@@ -239,4 +340,5 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("POST", f"{DELEGATION}/force-error", force_delegation, "Give a lost delegation up"),
     ApiOperation("GET", f"{DELEGATION}/tree", delegation_tree, "A delegation, and what was delegated for it"),
     ApiOperation("GET", f"{DELEGATION}/proof", delegation_proof, "All that proves a delegation's result"),
+    ApiOperation("GET", USAGE, peer_usage, "What peers used of this instance and it of them, by profile and day"),
 )

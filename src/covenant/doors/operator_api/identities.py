@@ -98,7 +98,7 @@ class GrantedAction(msgspec.Struct, frozen=True, gc=False):
 
 
 class IdentityEnrolledAnswer(ApiAnswer, frozen=True, kw_only=True, tag="identity_enrolled"):
-    """`token_b58` is told here and never again."""
+    """`token_b58` is shown here and never again."""
 
     display: str
     pubkey_b58: PublicKey
@@ -236,7 +236,7 @@ async def enroll_identity(
 async def list_identities(services: Services, caller: Principal, request: ListIdentitiesRequest) -> IdentityList:
     limit = page_limit(request.limit, IDENTITIES_LIMIT, most=IDENTITIES_LIMIT_MAX)
     found = [identity for identity in await services.registry.identities(caller) if _asked_for(identity, request)]
-    # Turned round and not sorted in reverse: so those enrolled within one millisecond are told newest first too.
+    # Reversed, not sorted in reverse, so that identities of one millisecond are listed newest first, too.
     found = sorted(found, key=lambda identity: identity.registered_at_ms)[::-1]
     return IdentityList(
         identities=tuple(_identity(identity) for identity in found[:limit]),
@@ -338,7 +338,7 @@ async def recent_audit(services: Services, caller: Principal, request: RecentAud
     if following:
         seen = [number for number, record in enumerate(records) if _row_id(record.row).id == request.after]
         records = records[seen[-1] + 1 :] if seen else records
-    # Who follows comes back for newer rows, and who reads on for older ones: what does not fit is left for them.
+    # Rows that do not fit are left for the next page: newer ones for a caller that follows, older ones otherwise.
     found = [msgspec.Raw(record.row.encode()) for record in records]
     events = fit(found) if following else fit(found[::-1])[::-1]
     truncated = len(events) < len(found)
@@ -349,13 +349,13 @@ async def recent_audit(services: Services, caller: Principal, request: RecentAud
 async def audit_waiting(
     services: Services, caller: Principal, request: RecentAuditRequest, pause: Pause
 ) -> AuditRecent:
-    """Until there is a row to tell."""
+    """Waits until there is a row to show."""
     clock, give_up_ms = services.ledger.clock, services.give_up_ms(request.wait_ms)
     while True:
         left_ms = max(0, give_up_ms - clock.monotonic_ms())
         written = asyncio.ensure_future(services.ledger.audited(left_ms))
         try:
-            await asyncio.sleep(0)  # it waits before the look, so that a row between the two is not missed
+            await asyncio.sleep(0)  # the wait begins before the look, so that no row in between is missed
             answer = await recent_audit(services, caller, request)
             if answer.events or not left_ms:
                 return answer

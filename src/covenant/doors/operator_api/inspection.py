@@ -106,7 +106,7 @@ class AgentInspector:
     """Inspects the agents of this daemon, in its own process, and others over the network."""
 
     def __init__(self, inspector: Inspector, own: OwnAgents, base_url: str, *, published: str) -> None:
-        """`published`: the agent that a call means which names none."""
+        """`published`: the agent of a call that names none."""
         self._inspector = inspector
         self._own = own
         self._base_url = base_url
@@ -155,7 +155,7 @@ class AgentInspector:
         try:
             return await self._inspector.inspect(call)
         except AddressRefused as refused:
-            # Only the operator gets here, who may know what a stranger may not.
+            # Only the operator gets here, who may see the details.
             raise Invalid(refused.code, refused.detail) from refused
 
 

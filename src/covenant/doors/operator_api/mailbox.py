@@ -1,14 +1,34 @@
-"""The mailbox's operations: tasks, results, leases, the queue and its repair."""
+"""The mailbox's operations: tasks, results, leases and the queue.
+
+A caller that waits for a change of the queue gets `next`, a digest of what is shown. Asked `after` that digest, the
+daemon answers when it would show something else, or when the time is over. So no change between two requests is missed,
+a restart of the daemon between them makes no difference, and a caller is not woken by changes that it may not see.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from typing import Final
 
 import msgspec
 
-from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, ApiOperation, Services, fill
+from covenant.doors.metrics import LIVE
+from covenant.doors.operator_api.operation import (
+    PAGE_BYTES_MAX,
+    AnyApiOperation,
+    ApiAnswer,
+    ApiOperation,
+    Services,
+    encode,
+    fill,
+    fit,
+    page_limit,
+    size_of,
+)
 from covenant.doors.waits import CallerGoneError, Pause
 from covenant.exchange.access.principals import Principal
+from covenant.ledger.contract.tasks import QueueEntry, QueueQuery
 from covenant.ledger.machine.commands import Drained, Leased
 from covenant.model.ids import LeaseId, TaskId, parse_lease_id, parse_task_id
 from covenant.model.task import Ending, Lease, Result, Task
@@ -18,6 +38,7 @@ from covenant.wire.mailbox import (
     DrainRequest,
     LeaseRequest,
     PostResult,
+    QueueRequest,
     ReceiveRequest,
     ReleaseLease,
     SendTask,
@@ -30,7 +51,7 @@ from covenant.wire.mailbox import (
 
 
 class TaskQueued(ApiAnswer, frozen=True, kw_only=True, tag="a2a_task_queued"):
-    """`replayed`: a cached result answers it. `following`: the task whose result will be this one's too."""
+    """`replayed`: a cached result answers the task. `following`: the task whose result will be this one's, too."""
 
     task_id: TaskId
     duplicate: bool = False
@@ -49,7 +70,7 @@ class LeaseShown(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeasedShown(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """`messages`: what a later turn of the task is about; the first one is about the task itself."""
+    """`messages`: those that a later turn of the task answers; the first turn answers the task itself."""
 
     task: Task
     lease: LeaseShown
@@ -66,7 +87,7 @@ class TaskOpt(ApiAnswer, frozen=True, kw_only=True, tag="a2a_task_opt"):
 
 
 class ResultPosted(ApiAnswer, frozen=True, kw_only=True, tag="a2a_result_posted"):
-    """`goes_on`: messages came meanwhile, so it ended the turn and not the task."""
+    """`goes_on`: messages came meanwhile, so the result ended the turn and not the task."""
 
     task_id: TaskId
     duplicate: bool = False
@@ -113,6 +134,9 @@ class TaskCanceled(ApiAnswer, frozen=True, kw_only=True, tag="a2a_task_canceled"
 
 
 LIMIT: Final = 10
+LOOK_S: Final = 0.1
+"""The shortest time between two looks at the queue for one caller that waits, however much moves."""
+DIGEST_BYTES: Final = 16
 
 
 async def send_a2a_task(services: Services, caller: Principal, request: SendTask) -> TaskQueued:
@@ -153,7 +177,7 @@ async def _take(services: Services, caller: Principal, request: ReceiveRequest) 
 
 
 async def _check_caller(services: Services, request: ReceiveRequest, answer: Leased | Drained, pause: Pause) -> None:
-    """What a caller without a request id was given goes back if it has left. With one, it may be asking again."""
+    """Gives back the leases of a caller that has left, unless it used a request id: then it may ask again."""
     if pause.caller_gone:
         if request.request_id is None:
             await services.exchange.give_back(answer)
@@ -169,7 +193,7 @@ def _task_opt(leased: Leased) -> TaskOpt:
 
 async def post_a2a_result(services: Services, caller: Principal, request: PostResult) -> ResultPosted:
     lease_id = parse_optional(parse_lease_id, request.lease_id)
-    settled = await services.exchange.settle(caller, request.result(), lease_id)
+    settled = await services.exchange.settle(caller, request.result(), lease_id, rejected=bool(request.rejected))
     return ResultPosted(task_id=settled.task_id, duplicate=settled.duplicate, goes_on=settled.goes_on)
 
 
@@ -240,6 +264,70 @@ async def cancel_a2a_task(services: Services, caller: Principal, request: Cancel
     return fill(TaskCanceled, await services.exchange.cancel(caller, request.parsed_task_id(), request.reason))
 
 
+class CountsShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Counts of all tasks, whatever the filters and limits."""
+
+    queued: int
+    in_flight: int
+    parked: int
+    following: int
+    result_pending: int
+    cached: int
+    holders_lost: int
+    delegations_lost: int = 0
+    """Delegations to peers that are lost: `covenant peers delegations` shows them."""
+
+
+class QueueShown(ApiAnswer, frozen=True, kw_only=True, tag="a2a_queue"):
+    """`counts` and `warnings` are for the operator. `next` is for a caller that waits."""
+
+    tasks: tuple[QueueEntry, ...]
+    results: tuple[Result, ...]
+    truncated: bool = False
+    counts: CountsShown | None = None
+    warnings: tuple[str, ...] = ()
+    """Warnings for the operator that concern no task."""
+    next: str | None = None
+
+
+async def a2a_queue(services: Services, caller: Principal, request: QueueRequest) -> QueueShown:
+    query = QueueQuery(
+        limit=page_limit(request.limit, LIMIT),
+        min_lease_age_ms=request.min_lease_age_ms,
+        deadline_within_ms=request.deadline_within_ms,
+        state_filter=request.state_filter.replace("-", "_") if request.state_filter else None,
+    )
+    found = await services.exchange.queue(caller, query)
+    tasks = fit(found.tasks)
+    results = fit(found.results, PAGE_BYTES_MAX - size_of(tasks))
+    truncated = len(tasks) < len(found.tasks) or len(results) < len(found.results)
+    answer = QueueShown(tasks=tasks, results=results, truncated=truncated)
+    if not caller.operator:
+        return answer
+    counts = await services.ledger.counts()
+    shown = fill(CountsShown, counts, **{state.wire_name: getattr(counts, state.value) for state in LIVE})
+    warning = services.backups.warning if services.backups is not None else None
+    return msgspec.structs.replace(answer, counts=shown, warnings=(warning,) if warning else ())
+
+
+async def queue_waiting(services: Services, caller: Principal, request: QueueRequest, pause: Pause) -> QueueShown:
+    """Waits until the queue's digest is not `after`."""
+    clock, give_up_ms = services.ledger.clock, services.give_up_ms(request.wait_ms)
+    while True:
+        moved = services.ledger.changes.moved()  # before the look, so that nothing between the two is missed
+        answer = await a2a_queue(services, caller, request)
+        seen = hashlib.blake2b(encode(answer), digest_size=DIGEST_BYTES).hexdigest()
+        left_ms = give_up_ms - clock.monotonic_ms()
+        if seen != request.after or left_ms <= 0:
+            return msgspec.structs.replace(answer, next=seen)
+        await pause.until(_look_again(moved, left_ms / 1000))
+
+
+async def _look_again(moved: asyncio.Future[None], left_s: float) -> None:
+    await asyncio.wait((moved,), timeout=left_s)
+    await asyncio.sleep(min(LOOK_S, left_s))
+
+
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("POST", "/a2a/tasks", send_a2a_task, "Send a task to another agent", frame=WrappedTask),
     ApiOperation("GET", "/a2a/tasks/next", try_recv_a2a_task, "Lease the next queued tasks", wait=take_waiting),
@@ -270,4 +358,11 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
         "Report a status, an artifact chunk or a message of a leased task",
     ),
     ApiOperation("POST", "/a2a/tasks/{task_id}/cancel", cancel_a2a_task, "Cancel a task you sent"),
+    ApiOperation(
+        "GET",
+        "/a2a/queue",
+        a2a_queue,
+        "Leases, queued tasks and undrained results; the most worrying first",
+        wait=queue_waiting,
+    ),
 )

@@ -1,7 +1,7 @@
 """Operations of the mailbox and of operators, and their answers: one shape over HTTP and the local socket.
 
 Routes, kinds of frames, the OpenAPI document and the metrics are all read from the table of operations. Of an answer,
-fields without a default are always there, `null` included; the others are left out when they say nothing.
+fields without a default are always there, also as `null`; the others are left out if they have their default.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ import msgspec
 from covenant.doors.metrics import Meter
 from covenant.doors.waits import Pause, Waits
 from covenant.exchange.access.identities import IdentityAdmin
-from covenant.exchange.access.principals import IdentityAuth, LoginCodes, Principal
+from covenant.exchange.access.principals import IdentityAuth, LoginCodes, Principal, require_operator
 from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.frame_log import FrameLog
 from covenant.exchange.id_prefixes import EVERY, UUID_LENGTH, find_lease_id, find_push_id, find_task_id
 from covenant.exchange.mailbox import MailboxExchange
+from covenant.exchange.schedules import ScheduleAdmin
 from covenant.exchange.stored_files import StoredFiles
 from covenant.exchange.task_logs import TaskLogs
 from covenant.exchange.task_search import scoped
 from covenant.exchange.tasks.writer import Intake
 from covenant.exchange.tenant_removal import TenantRemovals
+from covenant.exchange.tenant_use import TenantUsage
 from covenant.ledger.contract.ledger import Ledger
-from covenant.model.errors import Invalid, Refusal
+from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.ids import TaskId
 from covenant.wire.ipc_frames import FRAME_BYTES_MAX
 from covenant.wire.mailbox import Request, Wrapped
@@ -43,7 +45,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class ApiAnswer(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="kind", omit_defaults=True):
-    """The root of everything a caller may be told."""
+    """The base of all answers."""
 
 
 class ErrorAnswer(ApiAnswer, frozen=True, kw_only=True, tag="error"):
@@ -78,7 +80,7 @@ class Pong(ApiAnswer, frozen=True, kw_only=True, tag="pong"):
 
 encode: Final[Callable[[Any], bytes]] = msgspec.json.Encoder().encode
 
-# The tag comes first, so the older spelling is a matter of the first bytes.
+# The tag comes first, so only the first bytes differ in the older spelling.
 _KIND: Final = b'{"kind":"a2a_'
 _LEGACY_KIND: Final = b'{"kind":"a2_a_'
 
@@ -97,7 +99,7 @@ INTERNAL_ERROR: Final = ErrorAnswer(code="internal", message="internal error")
 
 
 def fill(answer: type[S], source: object, /, **given: Any) -> S:
-    """An answer whose fields are the attributes of `source` by the same name, except those that are given."""
+    """An answer whose fields are the attributes of `source` of the same names, except those that are given."""
     names = answer.__struct_fields__
     return answer(
         **{name: getattr(source, name) for name in names if name not in given and hasattr(source, name)}, **given
@@ -111,7 +113,7 @@ def page_limit(asked: int | None, default: int, most: int | None = None) -> int:
     return limit
 
 
-# The rest of the frame is for what stands around the page.
+# The rest of the frame is for the fields around the page.
 PAGE_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
 
 
@@ -135,7 +137,7 @@ _WHOLE: Final = "-" * UUID_LENGTH
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What is behind the doors: operations work with this, and with nothing else."""
+    """The services that operations work with."""
 
     exchange: MailboxExchange
     registry: IdentityAdmin
@@ -144,8 +146,9 @@ class Services:
     catalogue: Catalogue
     task_logs: TaskLogs
     intake: Intake
+    tenant_usage: TenantUsage
     peers: PeerOperations | None = None
-    """None: this daemon has none."""
+    """None: peers are switched off."""
     login_codes: LoginCodes | None = None
     """None: this daemon serves no dashboard."""
     backups: BackupOperations | None = None
@@ -153,18 +156,30 @@ class Services:
     removals: TenantRemovals | None = None
     """None: there is no home to search."""
     settings: tuple[SettingShown, ...] = ()
-    """All that are in force."""
+    """All settings in force."""
     frames: FrameLog | None = None
     """None: no frames are kept."""
     files: StoredFiles | None = None
     """None: bytes stay in the ledger."""
     http_url: str = ""
-    """Where this machine finds HTTP."""
+    """The URL of this daemon's HTTP server on this machine."""
     inspector: AgentInspector | None = None
-    """None: nothing is called from here."""
+    """None: this daemon calls no agents."""
+    schedules: ScheduleAdmin | None = None
+    """None: no agents work here."""
+
+    async def require_peers(self, caller: Principal, what: str) -> PeerOperations:
+        """Raises unless the caller is an operator and peers are switched on. `what` names the act in the audit."""
+        await require_operator(self.ledger, caller, what)
+        if self.peers is None:
+            raise Conflict(
+                "peers_off",
+                "this daemon has no peers; set enabled = true under [peers] in its settings.toml, and restart it",
+            )
+        return self.peers
 
     def give_up_ms(self, wait_ms: int | None) -> int:
-        """When a wait is over, by a clock that nobody sets."""
+        """When a wait is over, by the monotonic clock."""
         wait_ms, wait_ms_max = wait_ms or 0, self.exchange.limits.wait_ms_max
         if wait_ms > wait_ms_max:
             raise Invalid("invalid_wait", f"wait_ms must be between 0 and {wait_ms_max}")
@@ -173,7 +188,7 @@ class Services:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiContext:
-    """What HTTP and the local socket share: who is let in, what operations work with, and how answers are written."""
+    """What HTTP and the local socket share: authentication, services, limits, and the encoding of answers."""
 
     services: Services
     identity_auth: IdentityAuth
@@ -181,7 +196,7 @@ class ApiContext:
     meter: Meter
     version: str
     limiter: TenantLimiter | None = None
-    """Of tenants, where operations are for those too."""
+    """The limiter of tenants, for operations that tenants may use."""
     legacy_kinds: bool = False
 
     @property
@@ -194,12 +209,12 @@ class ApiContext:
 
 
 def has_short_id(request: Request) -> bool:
-    """Whether it names something by the beginning of its id."""
+    """Whether the request names something by the beginning of its id."""
     return any(len(getattr(request, name) or _WHOLE) < UUID_LENGTH for name in request.ids)
 
 
 async def spell_ids(services: Services, caller: Principal, request: R) -> R:
-    """The request with its ids whole, among those of what the caller may see."""
+    """The request with whole ids, found among those that the caller may see."""
     ledger, whole = services.ledger, dict[str, str]()
     seen = await scoped(ledger, caller, EVERY)
     for name in request.ids:
@@ -216,7 +231,10 @@ async def spell_ids(services: Services, caller: Principal, request: R) -> R:
 
 
 class ApiOperation(Generic[R]):
-    """Named after what runs it, whose annotations say what is asked and answered."""
+    """An operation, named after the function that runs it.
+
+    The function's annotations give the request and the answer.
+    """
 
     def __init__(
         self,
@@ -236,7 +254,7 @@ class ApiOperation(Generic[R]):
         `wait`: how to run it when the caller is ready to wait (`wait_ms`). Pauses end early, commits never do.
         """
         self.kind: Final = run.__name__
-        """Of its frames on the local socket."""
+        """The kind of its frames on the local socket."""
         self.method, self.path, self.run, self.summary = method, path, run, summary
         self.status, self.for_tenants, self.frame, self.wait = status, for_tenants, frame, wait
         self.request: type[R]

@@ -1,4 +1,4 @@
-"""The operator's operations on peers, and on what is delegated to them and by them."""
+"""The operator's operations on peers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final, Literal, Protocol
 import msgspec
 
 from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, ApiOperation, Services, fill, fit
-from covenant.exchange.access.principals import Principal, require_operator
+from covenant.exchange.access.principals import Principal
 from covenant.ledger.contract.tasks import TreeNode
-from covenant.model.errors import Conflict, Invalid
+from covenant.model.errors import Invalid
 from covenant.model.ids import AgentId
 from covenant.model.peers.delegation import (
     Delegation,
@@ -23,7 +23,7 @@ from covenant.model.peers.delegation import (
     PendingMessages,
 )
 from covenant.model.peers.delegation_messages import Profile
-from covenant.model.peers.instance import InstanceId, Trust
+from covenant.model.peers.instance import InstanceId, KeyCertificate, KeyPurpose, Trust
 from covenant.model.tenants import DEFAULT
 from covenant.seal.identity import fingerprint_of
 from covenant.wire.mailbox import EmptyRequest, Request, StrictRequest
@@ -38,14 +38,14 @@ DayBound = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
 
 
 class PeerQuery(Request, frozen=True, kw_only=True, rename="camel"):
-    """The root of these."""
+    """The base of requests that read."""
 
 
 class PeerChange(StrictRequest, frozen=True, kw_only=True, rename="camel"):
-    """The root of those that change whom we trust, with what."""
+    """The base of requests that change a peer."""
 
     peer_id: str = ""
-    """Its id, its name, or the beginning of its id."""
+    """The peer's id, its name, or the beginning of its id."""
 
 
 class ListPeersRequest(PeerQuery, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class ListPeersRequest(PeerQuery, frozen=True, kw_only=True):
 
 
 class AddPeerRequest(StrictRequest, frozen=True, kw_only=True, rename="camel"):
-    """By its address, or by its id alone if it cannot be called and will fetch what there is for it."""
+    """Adds a peer by its address, or by its id alone if it has no address and polls."""
 
     url: Annotated[str, msgspec.Meta(max_length=2_048)] | None = None
     id: Annotated[str, msgspec.Meta(max_length=64)] | None = None
@@ -75,7 +75,7 @@ class TrustPeerRequest(PeerChange, frozen=True, kw_only=True):
 
 
 class PeerLimitsInput(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel", omit_defaults=True):
-    """What is left out is as the settings say."""
+    """A limit that is left out is that of the settings."""
 
     offers_per_min: PeerBound | None = None
     concurrent: PeerBound | None = None
@@ -85,7 +85,10 @@ class PeerLimitsInput(msgspec.Struct, frozen=True, gc=False, kw_only=True, renam
 
 
 class ChangePeerRequest(PeerChange, frozen=True, kw_only=True):
-    """What is left out stays as it is; limits change together. An empty `url`: it cannot be called any more."""
+    """A field that is left out stays as it is; limits change together.
+
+    An empty `url`: the peer has no address any more.
+    """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] | None = None
     url: Annotated[str, msgspec.Meta(max_length=2_048)] | None = None
@@ -97,12 +100,16 @@ class SucceedPeerRequest(PeerChange, frozen=True, kw_only=True):
     new_id: Annotated[str, msgspec.Meta(max_length=64)]
 
 
+class RotateKeysRequest(StrictRequest, frozen=True, kw_only=True):
+    compromised: bool = False
+
+
 class DiscoverPeersRequest(PeerQuery, frozen=True, kw_only=True):
     timeout_ms: Annotated[int, msgspec.Meta(ge=0, le=30_000)] = 5_000
 
 
 class ShowCapabilitiesRequest(PeerQuery, frozen=True, kw_only=True):
-    """Of a peer; without one, our own."""
+    """The capabilities of a peer; without `peer_id`, our own."""
 
     peer_id: Named | None = None
     fresh: bool = False
@@ -122,7 +129,7 @@ Presence = Literal["online", "offline", "unknown"]
 
 
 class CapabilitiesShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What somebody offers, and how busy they are. `trust_level` is what we are to them."""
+    """What an instance offers, and how busy it is. `trust_level` is its trust in us."""
 
     profiles: tuple[Profile, ...]
     versions: tuple[int, ...]
@@ -139,7 +146,7 @@ class PeerShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     url: str | None
     public_key: str | None
     fingerprint: str
-    """Of its key, for people to compare; it follows from the id."""
+    """The fingerprint of its key, for people to compare; it follows from the id."""
     trust_level: Trust
     tenant: str
     denied: bool
@@ -150,7 +157,7 @@ class PeerShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     verified_at_ms: int | None
     conflict: str | None
     former_ids: tuple[str, ...]
-    """The ids that it had before, the newest last."""
+    """The peer's former ids, the newest last."""
     capabilities: tuple[Profile, ...]
     limits: PeerLimitsInput
     waiting: PendingMessages
@@ -182,7 +189,7 @@ def _presence(peer: Peer, waiting: PendingMessages, now_ms: int) -> Presence:
 class PeerAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="peer"):
     peer: PeerShown
     note: str | None = None
-    """What could not be done besides, and what to do about it."""
+    """What could not be done yet, and what to do about it."""
 
 
 class PeerList(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="peers"):
@@ -204,8 +211,20 @@ class TokensRevoked(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="p
     revoked: int
 
 
+class CertifiedKey(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    purpose: KeyPurpose
+    key: str
+    not_after_ms: int
+
+
+class PurposeKeysAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="purpose_keys_rotated"):
+    id: InstanceId
+    keys: tuple[CertifiedKey, ...]
+    compromised: bool
+
+
 class Discovered(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="peers_discovered"):
-    """Candidates, and how finding them goes. None of them is a peer by being here."""
+    """Candidates, and the state of each method of discovery. A candidate is not a peer."""
 
     discovered: tuple[Any, ...]
     ways: tuple[Any, ...]
@@ -245,6 +264,7 @@ class ConfigAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="pe
 PEERS: Final = "/api/v1/a2a/peers"
 PEER: Final = "/api/v1/a2a/peers/{peer_id}"
 DISCOVER: Final = "/api/v1/a2a/discover"
+ROTATE_KEYS: Final = "/api/v1/a2a/rotate-keys"
 CAPABILITIES: Final = "/api/v1/a2a/capabilities"
 MESSAGES: Final = "/api/v1/a2a/messages"
 CONFIG: Final = "/api/v1/a2a/config"
@@ -266,7 +286,7 @@ class PeerOperations(Protocol):
     async def add(
         self, by: AgentId, *, url: str | None, peer_id: str | None, name: str | None, tenant: str = DEFAULT
     ) -> tuple[Peer, str | None]:
-        """With what could not be done besides, in words."""
+        """Returns the peer, and what could not be done yet."""
 
     async def remove(self, by: AgentId, named: str) -> Peer: ...
     async def change(
@@ -283,15 +303,16 @@ class PeerOperations(Protocol):
     async def verify(self, named: str) -> Peer: ...
     async def succeed(self, by: AgentId, named: str, new_id: str) -> Peer: ...
     async def revoke_tokens(self, by: AgentId, named: str) -> int: ...
+    async def rotate_keys(self, by: AgentId, *, compromised: bool) -> tuple[KeyCertificate, ...]: ...
     async def discover(self, timeout_s: float) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Candidates, and the ways they are found by."""
+        """Candidates, and the methods of discovery."""
 
     async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, PeerCapabilities]: ...
     async def delegate(self, by: AgentId, asked: DelegateRequest) -> DelegationBegun: ...
     async def delegations(self) -> Sequence[Delegation]: ...
     async def standing(self, named: str) -> Delegation: ...
     async def outcome(self, delegation: Delegation) -> tuple[str | None, str | None]:
-        """What came of it here: the text of the result, or the error."""
+        """The text of the result, or the error."""
 
     async def cancel(self, by: AgentId, named: str, reason: str) -> Delegation: ...
     async def offer_again(self, by: AgentId, named: str) -> Delegation: ...
@@ -300,17 +321,7 @@ class PeerOperations(Protocol):
     async def tree(self, named: str) -> TreeNode: ...
     async def messages(self) -> Sequence[LoggedMessage]: ...
     def quota(self, peer: Peer) -> tuple[int | None, int | None]:
-        """Most offers and tokens of a peer in a day; None: no bound."""
-
-
-async def require_peers(services: Services, caller: Principal, what: str) -> PeerOperations:
-    await require_operator(services.ledger, caller, what)
-    if services.peers is None:
-        raise Conflict(
-            "peers_off",
-            "this daemon has no peers; set enabled = true under [peers] in its settings.toml, and restart it",
-        )
-    return services.peers
+        """The most offers and tokens of a peer in a day; None: no limit."""
 
 
 async def _shown(services: Services, peers: PeerOperations, peer: Peer) -> PeerShown:
@@ -318,7 +329,7 @@ async def _shown(services: Services, peers: PeerOperations, peer: Peer) -> PeerS
 
 
 async def list_peers(services: Services, caller: Principal, request: ListPeersRequest) -> PeerList:
-    peers = await require_peers(services, caller, "listing peers")
+    peers = await services.require_peers(caller, "listing peers")
     shown = [await _shown(services, peers, peer) for peer in await peers.peers()]
     found = [
         peer
@@ -330,7 +341,7 @@ async def list_peers(services: Services, caller: Principal, request: ListPeersRe
 
 
 async def add_peer(services: Services, caller: Principal, request: AddPeerRequest) -> PeerAnswer:
-    peers = await require_peers(services, caller, "adding a peer")
+    peers = await services.require_peers(caller, "adding a peer")
     if request.url is None and (request.id is None or request.name is None):
         raise Invalid("invalid_request", "give url; or, for a peer that cannot be called, its id and a name")
     peer, note = await peers.add(
@@ -340,24 +351,24 @@ async def add_peer(services: Services, caller: Principal, request: AddPeerReques
 
 
 async def show_peer(services: Services, caller: Principal, request: PeerRequest) -> PeerAnswer:
-    peers = await require_peers(services, caller, "showing a peer")
+    peers = await services.require_peers(caller, "showing a peer")
     return PeerAnswer(peer=await _shown(services, peers, peers.find(request.peer_id)))
 
 
 async def remove_peer(services: Services, caller: Principal, request: PeerChange) -> PeerRemovedAnswer:
-    peers = await require_peers(services, caller, "removing a peer")
+    peers = await services.require_peers(caller, "removing a peer")
     removed = await peers.remove(caller.agent, request.peer_id)
     return fill(PeerRemovedAnswer, removed)
 
 
 async def trust_peer(services: Services, caller: Principal, request: TrustPeerRequest) -> PeerAnswer:
-    peers = await require_peers(services, caller, "trusting a peer")
+    peers = await services.require_peers(caller, "trusting a peer")
     changed = await peers.change(caller.agent, request.peer_id, trust=request.trust_level)
     return PeerAnswer(peer=await _shown(services, peers, changed))
 
 
 async def change_peer(services: Services, caller: Principal, request: ChangePeerRequest) -> PeerAnswer:
-    peers = await require_peers(services, caller, "changing a peer")
+    peers = await services.require_peers(caller, "changing a peer")
     limits = fill(PeerLimits, request.limits) if request.limits is not None else None
     changed = await peers.change(
         caller.agent,
@@ -371,24 +382,31 @@ async def change_peer(services: Services, caller: Principal, request: ChangePeer
 
 
 async def verify_peer(services: Services, caller: Principal, request: PeerRequest) -> PeerAnswer:
-    peers = await require_peers(services, caller, "verifying a peer")
+    peers = await services.require_peers(caller, "verifying a peer")
     return PeerAnswer(peer=await _shown(services, peers, await peers.verify(request.peer_id)))
 
 
 async def succeed_peer(services: Services, caller: Principal, request: SucceedPeerRequest) -> PeerAnswer:
-    peers = await require_peers(services, caller, "vouching for a peer's new identity")
+    peers = await services.require_peers(caller, "vouching for a peer's new identity")
     peer = await peers.succeed(caller.agent, request.peer_id, request.new_id)
     return PeerAnswer(peer=await _shown(services, peers, peer))
 
 
 async def revoke_peer_tokens(services: Services, caller: Principal, request: PeerChange) -> TokensRevoked:
-    peers = await require_peers(services, caller, "revoking a peer's tokens")
+    peers = await services.require_peers(caller, "revoking a peer's tokens")
     peer = peers.find(request.peer_id)
     return TokensRevoked(id=peer.id, revoked=await peers.revoke_tokens(caller.agent, peer.id))
 
 
+async def rotate_purpose_keys(services: Services, caller: Principal, request: RotateKeysRequest) -> PurposeKeysAnswer:
+    peers = await services.require_peers(caller, "replacing the keys of this instance")
+    made = await peers.rotate_keys(caller.agent, compromised=request.compromised)
+    keys = tuple(CertifiedKey(purpose=each.purpose, key=each.key, not_after_ms=each.not_after_ms) for each in made)
+    return PurposeKeysAnswer(id=peers.id, keys=keys, compromised=request.compromised)
+
+
 async def discover_peers(services: Services, caller: Principal, request: DiscoverPeersRequest) -> Discovered:
-    peers = await require_peers(services, caller, "discovering peers")
+    peers = await services.require_peers(caller, "discovering peers")
     found, ways = await peers.discover(request.timeout_ms / 1000)
     return Discovered(discovered=fit(found), ways=tuple(ways))
 
@@ -396,7 +414,7 @@ async def discover_peers(services: Services, caller: Principal, request: Discove
 async def peer_capabilities(
     services: Services, caller: Principal, request: ShowCapabilitiesRequest
 ) -> CapabilitiesAnswer:
-    peers = await require_peers(services, caller, "showing capabilities")
+    peers = await services.require_peers(caller, "showing capabilities")
     name, found = await peers.capabilities(request.peer_id, fresh=request.fresh)
     return CapabilitiesAnswer(peer=name, capabilities=fill(CapabilitiesShown, found))
 
@@ -404,7 +422,7 @@ async def peer_capabilities(
 async def list_peer_messages(
     services: Services, caller: Principal, request: ListPeerMessagesRequest
 ) -> PeerMessageList:
-    peers = await require_peers(services, caller, "listing messages")
+    peers = await services.require_peers(caller, "listing messages")
     peer = peers.find(request.peer_id).id if request.peer_id is not None else None
     found = [each for each in await peers.messages() if peer in (None, each.peer) and request.type in (None, each.typ)]
     page = found[request.offset : request.offset + request.limit]
@@ -413,7 +431,7 @@ async def list_peer_messages(
 
 
 async def peer_config(services: Services, caller: Principal, _: EmptyRequest) -> ConfigAnswer:
-    peers = await require_peers(services, caller, "showing the settings of peers")
+    peers = await services.require_peers(caller, "showing the settings of peers")
     return ConfigAnswer(id=peers.id, name=peers.name, config=peers.config)
 
 
@@ -427,6 +445,7 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("POST", f"{PEER}/verify", verify_peer, "Challenge a peer to prove its key"),
     ApiOperation("POST", f"{PEER}/identity", succeed_peer, "Vouch that a peer goes by another id now"),
     ApiOperation("POST", f"{PEER}/revoke-tokens", revoke_peer_tokens, "Revoke every token that a peer was given"),
+    ApiOperation("POST", ROTATE_KEYS, rotate_purpose_keys, "Make new keys for envelopes, proofs and tokens"),
     ApiOperation("POST", DISCOVER, discover_peers, "Look for other instances; none becomes a peer by that"),
     ApiOperation("GET", CAPABILITIES, peer_capabilities, "What a peer offers, or, without peerId, this instance"),
     ApiOperation("GET", MESSAGES, list_peer_messages, "What went to and fro lately, the newest first"),

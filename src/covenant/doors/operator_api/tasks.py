@@ -1,4 +1,4 @@
-"""Looking at tasks, their logs and results, finding and counting them, and repairing them."""
+"""The operator's operations on tasks: show, find, count, logs, frames, pushes and repair."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from covenant.doors.waits import Pause
 from covenant.exchange import push as pushes
 from covenant.exchange import task_search
 from covenant.exchange.access.principals import Principal, require_operator
-from covenant.exchange.bulk_repair import BulkReport, repair_tasks
 from covenant.exchange.delegation import tenant_of
 from covenant.exchange.frame_log import LoggedFrame
 from covenant.exchange.id_prefixes import find_lease_id
+from covenant.exchange.repair_service import BulkReport, repair_task, repair_tasks, retry_stale
 from covenant.exchange.task_logs import TASK_LINES_MAX, LogLine
-from covenant.exchange.tasks.reader import unknown_task
+from covenant.exchange.tasks.reader import fold_ended
 from covenant.ledger.contract.task_query import FoundTask, TaskCounts
 from covenant.ledger.contract.tasks import TaskDetail, TreeNode
+from covenant.ledger.machine.decisions.context import unknown_task
 from covenant.model.ids import TaskId, parse_task_id
 from covenant.model.push import Push
 from covenant.model.question import PersonDecision
@@ -79,6 +80,12 @@ class TaskShown(ApiAnswer, TaskDetail, frozen=True, kw_only=True, tag="a2a_task"
     """`truncated`: there are later updates than these. Ask again, `after` the last of these."""
 
     truncated: bool = False
+
+
+class TreeRequest(TaskRequest, frozen=True, kw_only=True):
+    """`fold`: branches that have ended are shown without the tasks below them."""
+
+    fold: bool | None = None
 
 
 class TreeShown(ApiAnswer, frozen=True, kw_only=True, tag="a2a_tree"):
@@ -129,7 +136,7 @@ async def show_a2a_task(services: Services, caller: Principal, request: ShowTask
 
 
 async def show_waiting(services: Services, caller: Principal, request: ShowTaskRequest, pause: Pause) -> TaskShown:
-    """Until something happened to the task after the generation that the caller has seen, or it has ended."""
+    """Waits for an update after the generation that the caller has seen, or for the end of the task."""
     clock, give_up_ms = services.ledger.clock, services.give_up_ms(request.wait_ms)
     with services.ledger.watch(request.parsed_task_id()) as watch:
         while True:
@@ -140,8 +147,9 @@ async def show_waiting(services: Services, caller: Principal, request: ShowTaskR
             await pause.until(watch.next(left_ms / 1000))
 
 
-async def a2a_tree(services: Services, caller: Principal, request: TaskRequest) -> TreeShown:
-    return TreeShown(tree=await services.exchange.tree(caller, request.parsed_task_id()))
+async def a2a_tree(services: Services, caller: Principal, request: TreeRequest) -> TreeShown:
+    tree = await services.exchange.tree(caller, request.parsed_task_id())
+    return TreeShown(tree=fold_ended(tree) if request.fold else tree)
 
 
 async def answer_a2a_task(services: Services, caller: Principal, request: AnswerRequest) -> AnsweredTask:
@@ -164,11 +172,11 @@ async def repair_a2a_task(services: Services, caller: Principal, request: Repair
     if lease_id:
         lease_id = await find_lease_id(services.ledger, caller, task_id, lease_id)
     command = request.parsed_command(lease_id)
-    return Repaired(outcome=await services.exchange.repair(caller, task_id, command, request.reason))
+    return Repaired(outcome=await repair_task(services.ledger, caller, task_id, command, request.reason))
 
 
 async def retry_a2a_stale(services: Services, caller: Principal, request: RetryStaleRequest) -> AutoRetried:
-    return AutoRetried(report=await services.exchange.retry_stale(caller, request.policy()))
+    return AutoRetried(report=await retry_stale(services.ledger, caller, request.policy()))
 
 
 async def compact_a2a(services: Services, caller: Principal, _: EmptyRequest) -> CompactedAnswer:
@@ -187,7 +195,7 @@ class TaskLogRequest(TaskRequest, frozen=True, kw_only=True):
 
 
 class TaskLogShown(ApiAnswer, frozen=True, kw_only=True, tag="a2a_task_log"):
-    """The lines, the oldest first. `next` is what to ask for the ones after them with.
+    """The lines, the oldest first. `next` is the `after` of the next request.
 
     `ended`: the task has ended, so that nothing more is written for it. `left_out`: older lines that are not kept.
     """
@@ -212,7 +220,7 @@ async def a2a_task_log(services: Services, caller: Principal, request: TaskLogRe
         task_id=task_id,
         lines=lines,
         next=last,
-        # What does not fit, or is over the limit, is told first.
+        # Lines that do not fit, or are over the limit, come with the next request.
         ended=ended and (request.after is None or len(found.lines) < limit) and len(lines) == len(found.lines),
         left_out=found.left_out,
     )
@@ -241,7 +249,7 @@ async def _line_or_end(services: Services, answer: TaskLogShown, left_ms: int) -
 
 
 async def _check_reader(services: Services, caller: Principal, task_id: TaskId) -> None:
-    """The operator, and whoever acts for the task's tenant. To others there is no such task."""
+    """Allows the operator, and callers of the task's tenant. For others there is no such task."""
     parties = await services.ledger.parties(task_id)
     acts_for = caller.tenant or tenant_of(caller.agent)
     if parties is None or not (caller.operator or parties.tenant == acts_for):
@@ -249,7 +257,7 @@ async def _check_reader(services: Services, caller: Principal, task_id: TaskId) 
 
 
 def _without_inner(line: LogLine) -> LogLine:
-    """For a tenant: what its agent wrote, and of the daemon's events only what happened."""
+    """The lines for a tenant: those that its agent wrote, and the names of the daemon's events without their fields."""
     return msgspec.structs.replace(line, fields={}, traceback="") if line.writer == "daemon" else line
 
 
@@ -313,7 +321,7 @@ class PushShown(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
 
 
 class PushList(ApiAnswer, frozen=True, kw_only=True, tag="a2a_pushes"):
-    """Those given up first. `count` and `dead` are of all there are, `pushes` as many as fit."""
+    """Those given up first. `count` and `dead` count all configurations; `pushes` has as many as fit."""
 
     count: int
     dead: int

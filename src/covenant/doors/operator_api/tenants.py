@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -13,7 +14,7 @@ from covenant.ledger.contract.retention import SearchedPlace
 from covenant.model.agent_definition import AgentDefinition, CatalogueAgent, ignored_keys, read_agent_definition
 from covenant.model.errors import Invalid, Unavailable
 from covenant.model.ids import AgentId
-from covenant.model.tenants import DEFAULT, Tenant, TenantLimits, TenantRemoval
+from covenant.model.tenants import DEFAULT, Tenant, TenantLimits, TenantRemoval, TenantUse
 from covenant.wire.mailbox import EmptyRequest, Request, StrictRequest
 
 
@@ -36,7 +37,7 @@ class RotateTenantRequest(TenantRequest, frozen=True, kw_only=True):
 
 
 class ChangeTenantRequest(TenantRequest, frozen=True, kw_only=True):
-    """What is left out stays as it is; limits change together."""
+    """A field that is left out stays as it is; limits change together."""
 
     disabled: bool | None = None
     limits: TenantLimits | None = None
@@ -65,7 +66,7 @@ class AgentRequest(Request, frozen=True, kw_only=True):
 
 
 class AddAgentRequest(StrictRequest, frozen=True, kw_only=True):
-    """`agent_def` is the definition. With `replace` it takes the place of the stored one with its id."""
+    """`agent_def` is the definition. With `replace` it replaces the stored one with the same id."""
 
     agent_def: dict[str, Any]
     tenant: str = DEFAULT
@@ -73,7 +74,7 @@ class AddAgentRequest(StrictRequest, frozen=True, kw_only=True):
 
 
 class TenantShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """`token_prefix` is empty where no token was made yet. `agents` counts those it can call."""
+    """`token_prefix` is empty if no token was made yet. `agents` counts the agents that the tenant can call."""
 
     name: str
     token_prefix: str
@@ -84,15 +85,19 @@ class TenantShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     agents: int
 
 
+class TenantListed(TenantShown, frozen=True, gc=False, kw_only=True):
+    use: TenantUse
+
+
 class TenantAdded(ApiAnswer, frozen=True, kw_only=True, tag="tenant_added"):
-    """`token` is told here and never again; it is empty where a certificate stands for the tenant."""
+    """`token` is shown here and never again; it is empty if a certificate stands for the tenant."""
 
     tenant: TenantShown
     token: str
 
 
 class TenantList(ApiAnswer, frozen=True, kw_only=True, tag="tenant_list"):
-    tenants: tuple[TenantShown, ...]
+    tenants: tuple[TenantListed, ...]
 
 
 class TenantChanged(ApiAnswer, frozen=True, kw_only=True, tag="tenant_changed"):
@@ -148,12 +153,15 @@ class AgentShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     updated_at_ms: int
     agent_def: AgentDefinition
     ignored: tuple[str, ...] = ()
+    nodes: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The daemons that serve an agent from code or a file, where several daemons do."""
 
     @classmethod
-    def of(cls, agent: CatalogueAgent) -> AgentShown:
+    def of(cls, agent: CatalogueAgent, nodes: Sequence[str] = ()) -> AgentShown:
         made = agent.definition
         of_agent = {name: getattr(agent, name) for name in ("source", "created_at_ms", "updated_at_ms")}
-        return fill(cls, made, agent_def=made, ignored=ignored_keys(made), **of_agent)
+        told = tuple(nodes) or msgspec.UNSET
+        return fill(cls, made, agent_def=made, ignored=ignored_keys(made), nodes=told, **of_agent)
 
 
 class AgentList(ApiAnswer, frozen=True, kw_only=True, tag="agent_list"):
@@ -168,7 +176,7 @@ class AgentAdded(ApiAnswer, frozen=True, kw_only=True, tag="agent_added"):
 
 
 class AgentAnswer(ApiAnswer, frozen=True, kw_only=True, tag="agent"):
-    """`identity` is who it is in the ledger: as whom a worker of it is enrolled."""
+    """`identity` is the agent's identity in the ledger, under which a worker of it is enrolled."""
 
     tenant: str
     agent: AgentShown
@@ -185,8 +193,12 @@ AGENTS: Final = "/v1/admin/tenants/{tenant}/agents"
 
 
 def _shown(services: Services, tenant: Tenant) -> TenantShown:
-    disabled, agents = tenant.disabled_at_ms is not None, len(services.catalogue.agents(tenant.name))
-    return fill(TenantShown, tenant, disabled=disabled, agents=agents)
+    return fill(TenantShown, tenant, **_beside(services, tenant))
+
+
+def _beside(services: Services, tenant: Tenant) -> dict[str, Any]:
+    agents = len(services.catalogue.agents(tenant.name))
+    return {"disabled": tenant.disabled_at_ms is not None, "agents": agents}
 
 
 async def add_tenant(services: Services, caller: Principal, request: AddTenantRequest) -> TenantAdded:
@@ -196,7 +208,9 @@ async def add_tenant(services: Services, caller: Principal, request: AddTenantRe
 
 async def list_tenants(services: Services, caller: Principal, _: EmptyRequest) -> TenantList:
     found = await services.tenancy.list(caller)
-    return TenantList(tenants=fit([_shown(services, tenant) for tenant in found]))
+    used = zip(found, await services.tenant_usage.measure(found), strict=True)
+    listed = [fill(TenantListed, tenant, use=use, **_beside(services, tenant)) for tenant, use in used]
+    return TenantList(tenants=fit(listed))
 
 
 async def change_tenant(services: Services, caller: Principal, request: ChangeTenantRequest) -> TenantChanged:
@@ -258,14 +272,20 @@ async def add_agent(services: Services, caller: Principal, request: AddAgentRequ
 async def list_agents(services: Services, caller: Principal, request: ListAgentsRequest) -> AgentList:
     acting = await services.tenancy.acting(caller, request.tenant)
     found = await services.catalogue.list(acting.tenant.name)
-    return AgentList(tenant=request.tenant, count=len(found), agents=fit([AgentShown.of(agent) for agent in found]))
+    return AgentList(
+        tenant=request.tenant, count=len(found), agents=fit([_agent_shown(services, agent) for agent in found])
+    )
+
+
+def _agent_shown(services: Services, agent: CatalogueAgent) -> AgentShown:
+    return AgentShown.of(agent, services.catalogue.nodes(agent))
 
 
 async def show_agent(services: Services, caller: Principal, request: AgentRequest) -> AgentAnswer:
     acting = await services.tenancy.acting(caller, request.tenant)
     agent = await services.catalogue.show(acting.tenant.name, request.agent_id)
     identity = services.catalogue.identity(request.tenant, agent.id)
-    return AgentAnswer(tenant=request.tenant, agent=AgentShown.of(agent), identity=identity)
+    return AgentAnswer(tenant=request.tenant, agent=_agent_shown(services, agent), identity=identity)
 
 
 async def remove_agent(services: Services, caller: Principal, request: AgentRequest) -> AgentRemovedAnswer:

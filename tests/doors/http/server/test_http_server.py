@@ -12,7 +12,7 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from covenant.doors.http.server.bounds import HttpBounds
-from covenant.doors.http.server.tls_handshakes import counted_as
+from covenant.doors.http.server.http_server import HttpServer
 from tests.doors.doors_under_test import open_doors
 from tests.doors.http.server.server_under_test import GET, answer, connected, hello, listening, make, serving
 from tests.waits import BOUND_S
@@ -138,7 +138,7 @@ async def test_nothing_of_a_connection_is_kept_after_it_is_lost() -> None:
     ],
 )
 def test_who_counts_as_one_address(one: str, other: str, same: bool) -> None:
-    assert (counted_as(one) == counted_as(other)) is same
+    assert (HttpServer.counted_as(one) == HttpServer.counted_as(other)) is same
 
 
 async def test_the_bounds_on_what_is_pipelined_hold_for_one_read() -> None:

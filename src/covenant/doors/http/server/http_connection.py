@@ -1,7 +1,7 @@
-"""One connection: requests in order, answers in the same order, and a deadline for whatever is waited for.
+"""One connection: requests in order, answers in the same order, and a deadline for each wait.
 
-Requests that come behind one that is being answered wait, so many and no more; then the connection is not read until
-they are answered. Nothing is kept after the connection is lost.
+Requests behind the running one wait, within bounds; above these, the connection is not read until they are answered.
+Nothing is kept after the connection is lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from covenant.doors.http.server.tls_handshakes import ServerTls
 
 _HEAD_END: Final = b"\r\n\r\n"
-"""Ends each head. A piece of bytes completes at most as many heads as it has of these, and one more."""
+"""Ends each head. Some bytes complete at most as many heads as they have of these, and one more."""
 _CLOSE: Final[Header] = (b"connection", b"close")
 
 
@@ -75,23 +75,23 @@ class HttpConnection(asyncio.Protocol):
         self.tls = tls
         self.scheme = "http" if tls is None else "https"
         self.certificate_names: tuple[str, ...] = ()
-        """Of the certificate that its client has shown, and that an authority of ours has signed."""
+        """The names in the client's certificate, if an authority of ours has signed it."""
         self.client: tuple[str, int] | None = None
         self.server: tuple[str, int] | None = None
         self.address = ""
-        """Whose connections it is counted with."""
+        """The address that the connection is counted under."""
         self.reserved = False
-        """There was no place for it: it is refused whatever it asks, except health."""
+        """There was no place for this connection: every request but health is refused."""
         self.write_paused = False
         self.deadline_s = inf
-        """When what is waited for must be there: a head, a body, another request, an end."""
+        """When the awaited head, body, request or end must have come."""
         self.silent_since_s = 0.0
-        """When its last byte came, or its last answer was given."""
+        """When the last byte came, or the last answer was given."""
         self._reader: HttpRequestReader | None = None
         self._current: HttpExchange | None = None
-        """Which is being answered."""
+        """The exchange that is being answered."""
         self._unread = b""
-        """Received, and not given to the reader yet, from `_unread_at` on."""
+        """Bytes received and not given to the reader yet, from `_unread_at` on."""
         self._unread_at = 0
         self._behind_bytes = 0
         self._discarded_bytes = 0
@@ -104,13 +104,13 @@ class HttpConnection(asyncio.Protocol):
         self._body_full = False
         self._reading_paused = False
         self._refusal: Refusal | None = None
-        """Why nothing more is read. It is told after the answers that come before it."""
+        """The reason why nothing more is read. It is sent after the answers that come before it."""
         self._lingers = False
         self._gathered_bytes = 0
         self.unsent_bytes = 0
-        """Written, and not read by its client, when that was looked at last."""
+        """Bytes written that the client had not read at the last look."""
         self.unsent_since_s = 0.0
-        """When its client was last seen to read."""
+        """When the client was last seen to read."""
         self._http = http
         self.loop = http.loop
         self.bounds = http.bounds
@@ -125,7 +125,7 @@ class HttpConnection(asyncio.Protocol):
     # The transport's callbacks.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit it
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from it
         self.transport.set_write_buffer_limits(self.bounds.response_bytes_max)
         self.client = _host_and_port(self.transport.get_extra_info("peername"))
         self.server = _host_and_port(self.transport.get_extra_info("sockname"))
@@ -175,14 +175,14 @@ class HttpConnection(asyncio.Protocol):
             self._answer_next()
 
     async def drain(self) -> None:
-        """Until the client has read enough, or has left."""
+        """Waits until the client has read enough, or has left."""
         while self.write_paused and not self.transport.is_closing():
             await self._drained.wait()
 
     # Reading.
 
     def _read_on(self, reader: HttpRequestReader) -> None:
-        """Read what was received, as far as the bounds allow."""
+        """Reads the received bytes, as far as the bounds allow."""
         was_open = reader.open
         while self._unread and not (self._pipeline_full or self._body_full):
             piece = self._unread
@@ -207,7 +207,7 @@ class HttpConnection(asyncio.Protocol):
             self._pause_reading()
 
     def _cut(self) -> bytes:
-        """A piece of what was received that completes as many requests as may wait, and one."""
+        """A piece of the received bytes that completes at most as many requests as may wait, and one."""
         data, start = self._unread, self._unread_at
         end = start
         for _ in range(self.bounds.pipelined_max - len(self._queue)):
@@ -228,12 +228,12 @@ class HttpConnection(asyncio.Protocol):
             self._behind_bytes += size
             many, large = len(self._queue) >= bounds.pipelined_max, self._behind_bytes > bounds.pipelined_bytes_max
             self._pipeline_full = many or large
-        # What comes after the answer is thrown away, and must not stop the reading.
+        # Bytes after the answer are discarded, and must not stop the reading.
         if reader.exchange is not None and not reader.exchange.complete:
             self._body_full = reader.exchange.kept_bytes > bounds.body_kept_bytes_max
 
     def accept(self, exchange: HttpExchange) -> None:
-        """A request whose head is complete."""
+        """Takes a request whose head is complete."""
         if self.transport.is_closing():
             exchange.disconnect()
         elif self._current is None and not self.write_paused:
@@ -245,13 +245,13 @@ class HttpConnection(asyncio.Protocol):
         self._upload, self._expected = (exchange, self.loop.time() + body_s), (0, True)
 
     def want_body(self) -> None:
-        """The door waits for more of the body."""
+        """Reads on: the door waits for more of the body."""
         if self._body_full:
             self._body_full = False
             self._resume()
 
     def discard(self, size: int) -> None:
-        """Bytes that nobody wants: they come after an answer, or after a refusal."""
+        """Counts discarded bytes, which come after an answer or a refusal."""
         self._discarded_bytes += size
         bounds = self.bounds
         if self._discarded_bytes > (bounds.linger_bytes_max if self._lingers else bounds.body_discarded_bytes_max):
@@ -265,21 +265,21 @@ class HttpConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def _resume(self) -> None:
-        """Read on, if nothing stands in the way any more."""
+        """Reads on, unless a bound still forbids it."""
         reader = self._reader
         if reader is None or self._pipeline_full or self._body_full:
             return
         if self._reading_paused and not self.transport.is_closing():
             self._reading_paused = False
             self.transport.resume_reading()
-            # The time for which we did not read is not the client's.
+            # The time for which we did not read does not count against the client.
             self._body_end_s += self.loop.time() - self._paused_s
             self._expected = (0, True)
         if self._refusal is None:
             self._read_on(reader)
 
     def _expect_rest(self, reader: HttpRequestReader) -> None:
-        """A request has begun to arrive: the rest must follow in time."""
+        """Sets the deadline for the rest of a request that has begun to arrive."""
         bounds, now_s, expected = self.bounds, self.loop.time(), (reader.number, reader.in_head)
         self.silent_since_s = now_s
         if reader.in_head:
@@ -302,24 +302,24 @@ class HttpConnection(asyncio.Protocol):
                 self._answer_refusal(exchange, why)
                 return
             exchange.keep_alive = False
-        # By its class, with a name: the loop would have it made up a name for each, and then make the same.
+        # Made directly, with a name: the loop's create_task would invent a name for each.
         exchange.task = task = asyncio.Task(exchange.run(self._http.door), loop=self.loop, name="http-exchange")
         self.tasks.add(task)
 
     def _answer_refusal(self, exchange: HttpExchange, refusal: Refusal) -> None:
-        """In the form of the door that was asked; then the connection is closed."""
+        """Refuses in the form of the requested door; then the connection is closed."""
         exchange.keep_alive = False
         headers, body = self._http.refusal_form(exchange.scope["path"], refusal)
         exchange.answer(refusal.status, headers, body)
 
     def write(self, data: bytes) -> None:
-        """Part of an answer. What is written within one turn of the loop goes out as one."""
+        """Writes part of an answer. Writes within one turn of the loop go out as one."""
         if not self._writes:
             self.loop.call_soon(self._flush)
         self._writes.append(data)
         self._gathered_bytes += len(data)
         if self._gathered_bytes > self.bounds.response_bytes_max:
-            # A door that never waits would gather without end.
+            # A door that never waits would collect without bound.
             self._flush()
 
     def _flush(self) -> None:
@@ -329,7 +329,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write(writes[0] if len(writes) == 1 else b"".join(writes))
 
     def finish(self, exchange: HttpExchange, data: bytes) -> None:
-        """The end of an answer, or all of it: at once, since nothing more will come with it."""
+        """Writes the end of an answer, or all of it, at once: nothing more will come with it."""
         if self._writes:
             self._writes.append(data)
             self._flush()
@@ -342,7 +342,7 @@ class HttpConnection(asyncio.Protocol):
             self._answer_next()
 
     def break_off(self, exchange: HttpExchange) -> None:
-        """A door has failed. What has not begun can still be refused; what has begun is left without its end."""
+        """Called when a door has failed. Refuses a request whose answer has not begun; otherwise breaks it off."""
         if exchange is self._current:
             if not exchange.written:
                 self._write_refusal(refusals.internal(), exchange)
@@ -363,7 +363,7 @@ class HttpConnection(asyncio.Protocol):
                 self._tell_refusal(self._refusal)
             return
         if self._unread or self._reading_paused:
-            # A body that its door did not want may stand in the way.
+            # A body that its door did not read may be in the way.
             self._body_full = self._body_full and reader.exchange is not None and not reader.exchange.complete
             self._resume()
         if self._current is None and not reader.open:
@@ -380,7 +380,7 @@ class HttpConnection(asyncio.Protocol):
     # Refusing, and ending.
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Nothing more can be read. Requests that were read before are answered first."""
+        """Ends the reading. Requests that were read before are answered first."""
         self._refusal = refusal
         self._unread = b""
         self.deadline_s = inf
@@ -403,14 +403,14 @@ class HttpConnection(asyncio.Protocol):
         self._linger()
 
     def _write_refusal(self, refusal: Refusal, asked: HttpExchange | None = None) -> None:
-        """The last answer here, in the form of the door that was asked."""
+        """Writes the last answer, in the form of the requested door."""
         form = refusals.plain_form if asked is None else self._http.refusal_form
         headers, body = form(asked.scope["path"] if asked is not None else "", refusal)
         head, _ = self.heads.whole(refusal.status, (*headers, _CLOSE))
         self.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
 
     def _linger(self) -> None:
-        """A client that still sends would lose the answer if the connection was closed at once."""
+        """Keeps the connection for a while: closing at once would lose the answer for a client that still sends."""
         self._flush()
         if self.transport.is_closing() or not self.transport.can_write_eof():
             self.close()
@@ -424,7 +424,7 @@ class HttpConnection(asyncio.Protocol):
         self.deadline_s = self.loop.time() + self.bounds.linger_s_max
 
     def expire(self) -> None:
-        """What was waited for has not come."""
+        """Called at the deadline."""
         reader = self._reader
         if self._lingers or reader is None:
             self.transport.abort()
@@ -446,7 +446,7 @@ class HttpConnection(asyncio.Protocol):
             self._http.count_unsent(self, self.transport.get_write_buffer_size())
 
     def look_at_unsent(self, now_s: float) -> None:
-        """Cut off a client that reads nothing."""
+        """Aborts the connection of a client that reads nothing."""
         unsent_bytes = self.transport.get_write_buffer_size()
         if unsent_bytes == 0 or not (self.write_paused or self.transport.is_closing()):
             self._http.count_unsent(self, 0)
@@ -461,7 +461,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether it could be closed for somebody who has something to ask."""
+        """Whether the connection may be closed in favour of another one."""
         if self._current is None:
             return True
         reader = self._reader
@@ -470,7 +470,7 @@ class HttpConnection(asyncio.Protocol):
     # Stopping.
 
     def stop(self) -> None:
-        """End what waits for nothing; let the rest come to its end."""
+        """Closes an idle connection; lets the others come to their end."""
         current, reader = self._current, self._reader
         if reader is None or (current is None and not reader.open):
             self.close()
@@ -481,7 +481,7 @@ class HttpConnection(asyncio.Protocol):
                 current.keep_alive = False
 
     def cut_off(self) -> None:
-        """The time for an end is over: whoever still waits for an answer is told so."""
+        """Ends the connection after the grace time; refuses the requests that still wait."""
         waiting = [*self._queue] if self._current is None else [self._current, *self._queue]
         reader = self._reader
         if waiting:

@@ -1,6 +1,6 @@
-"""One request and its answer: what the server and the doors declare to each other.
+"""One request and its answer: the interface between the server and the doors.
 
-A door is given an `HttpExchange`. It gives a whole answer with `answer`, which is one write; or it uses the exchange as
+A door gets an `HttpExchange`. It gives a whole answer with `answer`, which is one write; or it uses the exchange as
 ASGI's `send`, piece by piece. ASGI's `receive` and `scope` are the request.
 """
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 Header = tuple[bytes, bytes]
 HEADERS_BY_NAME: Final = "covenant.headers_by_name"
-"""In the scope, beside ASGI's list: the headers by name, and of one that came twice, the last."""
+"""Key in the scope, beside ASGI's list: the headers by name; the last value of a repeated header counts."""
 
 KEPT_MAX: Final = 1_024
-"""How many header lines are kept, and how many heads."""
+"""The most header lines, and the most heads, that are cached."""
 
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]*")
@@ -40,7 +40,7 @@ STATUS_LINES: Final = MappingProxyType(
 
 
 class ResponseHeadCache:
-    """Of one server. `date` is the line that every answer has."""
+    """The cache of one server. `date` is the line that every answer has."""
 
     __slots__ = ("_date", "_lines", "_whole")
 
@@ -56,7 +56,7 @@ class ResponseHeadCache:
             self._whole.clear()
 
     def whole(self, status: int, headers: tuple[Header, ...]) -> tuple[bytes, bool]:
-        """A head as far as the length of its body, which is all that is left to say; and whether it says `close`."""
+        """A head up to its content length's value, which is the only missing part; and whether it says `close`."""
         return self._whole.get((status, headers)) or self._write(status, headers)
 
     def _write(self, status: int, headers: tuple[Header, ...]) -> tuple[bytes, bool]:
@@ -83,7 +83,7 @@ class ResponseHeadCache:
         if _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
             raise RuntimeError(f"the header {name!r} would not be one line")
         written = b"%b: %b\r\n" % header
-        if name == b"set-cookie":  # somebody's secret: it is not kept
+        if name == b"set-cookie":  # a secret must not be cached
             return written
         if len(self._lines) >= KEPT_MAX:
             self._lines.clear()
@@ -91,7 +91,7 @@ class ResponseHeadCache:
         return written
 
 
-_GOODBYE: Final = comment("the daemon is stopping: what is accepted is kept; come back with Last-Event-ID")
+_GOODBYE: Final = comment("the daemon is stopping; accepted tasks are kept: resume with Last-Event-ID")
 _LAST_CHUNKS: Final = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_GOODBYE), _GOODBYE)
 _CLOSE: Final = b"connection: close\r\n"
 STREAMS: Final = ("/v1/", "/ui/feed")
@@ -104,11 +104,11 @@ class Door(Protocol):
     """What the server calls for each request."""
 
     def serve(self, exchange: HttpExchange) -> Awaitable[None]:
-        """Answer. A door that raises, or returns without a whole answer, is a defect: the server answers 500."""
+        """Answers. A door that raises, or returns without a whole answer, is a defect: the server answers 500."""
 
 
 NewExchange = Callable[["HttpConnection", Scope, bool, bool], "HttpExchange"]
-"""What makes the exchange of a request; with whether the connection stays, and whether 100 Continue is awaited."""
+"""Makes the exchange of a request; with whether the connection stays, and whether 100 Continue is awaited."""
 
 
 class HttpExchange:
@@ -137,14 +137,14 @@ class HttpExchange:
     def __init__(self, connection: HttpConnection, scope: Scope, keep_alive: bool, expects: bool) -> None:  # noqa: FBT001
         self.body_complete = False
         self.disconnected = False
-        """The client has left, or was cut off. What is sent from now on goes nowhere."""
+        """The client has left, or was cut off. Whatever is sent from now on is dropped."""
         self.complete = False
         """The whole answer was written."""
         self.kept_bytes = 0
-        """Of the body: arrived, and not received by the door yet."""
+        """Bytes of the body that have arrived, and the door has not received yet."""
         self.chunked = False
         self.on_disconnect: Callable[[], None] | None = None
-        """Called once, on the loop, when the client leaves or is cut off; see `waits.while_connected`."""
+        """Called once, on the event loop, when the client leaves or is cut off; see `waits.while_connected`."""
         self._parts: list[bytes] | None = None
         self._news: asyncio.Future[None] | None = None
         self._head = b""
@@ -156,7 +156,7 @@ class HttpExchange:
         self.keep_alive = keep_alive
         self._expects = expects
 
-    # What doors use.
+    # For doors.
 
     @property
     def begun(self) -> bool:
@@ -169,11 +169,11 @@ class HttpExchange:
         return self._begun and not self._head
 
     def add_headers(self, headers: Iterable[Header]) -> None:
-        """Say these with the answer, whatever it is."""
+        """Adds these headers to the answer, whatever it is."""
         self._more_headers = (*self._more_headers, *headers)
 
     def answer(self, status: int, headers: tuple[Header, ...], body: bytes) -> None:
-        """Give a whole answer. `headers` do not say the length."""
+        """Gives a whole answer. `headers` do not have the length."""
         if self._begun:
             raise RuntimeError("this request has an answer already")
         self._begun = True
@@ -192,25 +192,25 @@ class HttpExchange:
             data = b"%b%d\r\n" % (head, len(body))
         self._finish(b"%b%b\r\n%b" % (data, self._connection_line(closes=closes), body))
 
-    def take_whole_body(self) -> bytes | None:
-        """The body, if all of it is there: most arrive with their heads. None: it must be received."""
+    def take_whole_body(self, bytes_max: int) -> bytes | None:
+        """The body, if all of it has arrived: most arrive with their heads. None: it must be received."""
         parts = self._parts
-        if parts is None or not self.body_complete or self.disconnected:
+        if parts is None or not self.body_complete or self.disconnected or self.kept_bytes > bytes_max:
             return None
         self._parts, self.kept_bytes = None, 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def extend_body(self, body_s: float) -> None:
-        """The body may take so long from now on, instead of what holds for every request."""
+        """Gives the body so much time from now on, instead of the general bound."""
         self._connection.extend_body(self, body_s)
 
     async def receive(self) -> Message:
-        """As ASGI has it: the next piece of the body, or that the client has left."""
+        """ASGI's `receive`: the next piece of the body, or that the client has left."""
         if self._expects and not self._parts:
             self._expects = False
             self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while self._parts is None and not (self.disconnected or self.complete):
-            # In this order: to want a body may bring it.
+            # In this order: asking for the body may deliver it at once.
             self._news = self._connection.loop.create_future()
             self._connection.want_body()
             await self._news
@@ -222,7 +222,7 @@ class HttpExchange:
         return {"type": "http.request", "body": body, "more_body": not self.body_complete}
 
     async def __call__(self, message: Message) -> None:
-        """As ASGI's `send`."""
+        """ASGI's `send`."""
         if self._connection.write_paused and not self.disconnected:
             await self._connection.drain()
         if self.disconnected:
@@ -237,13 +237,13 @@ class HttpExchange:
 
     def _begin(self, status: int, headers: Iterable[Header]) -> None:
         length: int | None = None
-        said: list[Header] = []
+        others: list[Header] = []
         for header in headers:
             if header[0] == b"content-length":
                 length = int(header[1])
             elif header[0] != b"transfer-encoding":  # follows from whether there is a length
-                said.append(header)
-        head, closes = self._connection.heads.begin(status, (*said, *self._more_headers))
+                others.append(header)
+        head, closes = self._connection.heads.begin(status, (*others, *self._more_headers))
         self._begun, self._expects = True, False
         self.chunked = length is None and self.scope["method"] != "HEAD" and status not in (204, 304)
         self._left = length or 0
@@ -254,10 +254,10 @@ class HttpExchange:
         self._head = b"%b%b%b\r\n" % (head, framing, self._connection_line(closes=closes))
 
     def _connection_line(self, *, closes: bool) -> bytes:
-        """What is left to say of the connection."""
-        said = b"" if self.keep_alive or closes else _CLOSE
+        """The line that closes the connection, if one is needed."""
+        line = b"" if self.keep_alive or closes else _CLOSE
         self.keep_alive = self.keep_alive and not closes
-        return said
+        return line
 
     def _write(self, body: bytes, *, more: bool) -> None:
         if self.scope["method"] == "HEAD":
@@ -268,7 +268,7 @@ class HttpExchange:
         else:
             self._left -= len(body)
             if self._left < 0 or (self._left and not more):
-                raise RuntimeError("the body is not as long as its head said")
+                raise RuntimeError("the body's length differs from its content-length")
         head, self._head = self._head, b""
         if more:
             self._connection.write(head + body)
@@ -282,7 +282,7 @@ class HttpExchange:
             self._wake()
         self._connection.finish(self, data)
 
-    # What the server uses.
+    # For the server.
 
     async def run(self, door: Door) -> None:
         connection = self._connection
@@ -291,12 +291,12 @@ class HttpExchange:
         except asyncio.CancelledError:
             if not self.disconnected:
                 log.exception("http.failed", extra={"path": self.scope["path"]})
-        except Exception:  # the last stand before the client: it hears nothing of what went wrong
+        except Exception:  # the client is told nothing of the cause; the log has it
             log.exception("http.failed", extra={"path": self.scope["path"]})
         finally:
             connection.tasks.discard(self.task)
         if not (self.complete or self.disconnected):
-            # The door has ended before its answer has.
+            # The door has ended before its answer was complete.
             connection.break_off(self)
 
     def take_body(self, data: bytes) -> None:
@@ -326,7 +326,7 @@ class HttpExchange:
             self.on_disconnect()
 
     def end_stream(self) -> bool:
-        """A stream ends with its daemon, and says so. False if this is no stream."""
+        """Ends a stream when the daemon stops, with a comment for the client. False if this is no stream."""
         if not self.chunked or self.complete or not self.scope["path"].startswith(STREAMS):
             return False
         head, self._head = self._head, b""

@@ -1,4 +1,4 @@
-"""What the HTTP layer itself refuses, before any door knows of a request or instead of one."""
+"""Refusals of the HTTP layer itself, before any door has the request or in place of one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from covenant.model.errors import Refusal, Unavailable
 RETRY_MS: Final = 1_000
 
 RefusalForm = Callable[[str, Refusal], tuple[tuple[Header, ...], bytes]]
-"""From a path and a refusal to headers and a body, in the form of the door at that path."""
+"""Makes the headers and body of a refusal, in the form of the door at a path."""
 
 
 class HttpRefusal(Refusal):
-    """With a status of its own. After most of these nothing more on the connection can be read."""
+    """A refusal with its own status. After most of these nothing more on the connection can be read."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(code, message)
@@ -25,39 +25,39 @@ class HttpRefusal(Refusal):
 
 
 def head_too_large(bytes_max: int) -> Refusal:
-    return HttpRefusal(431, "head_too_large", f"the head of a request may have {bytes_max} bytes")
+    return HttpRefusal(431, "head_too_large", f"the head of a request may have at most {bytes_max} bytes")
 
 
 def too_many_headers(most: int) -> Refusal:
-    return HttpRefusal(431, "too_many_headers", f"a request may have {most} headers")
+    return HttpRefusal(431, "too_many_headers", f"a request may have at most {most} headers")
 
 
 def trailers_too_large(bytes_max: int) -> Refusal:
-    return HttpRefusal(431, "trailers_too_large", f"what stands beside the data of a body may have {bytes_max} bytes")
+    return HttpRefusal(431, "trailers_too_large", f"trailers and chunk extensions may have at most {bytes_max} bytes")
 
 
 def malformed() -> Refusal:
-    return HttpRefusal(400, "malformed_http", "this is not a request of HTTP/1.1")
+    return HttpRefusal(400, "malformed_http", "this is not a valid HTTP/1.1 request")
 
 
 def repeated(header: str) -> Refusal:
-    return HttpRefusal(400, "repeated_header", f"a request may have one {header} header")
+    return HttpRefusal(400, "repeated_header", f"a request may have only one {header} header")
 
 
 def unknown_coding() -> Refusal:
-    return HttpRefusal(501, "unknown_transfer_encoding", "the only transfer encoding that is read here is chunked")
+    return HttpRefusal(501, "unknown_transfer_encoding", "the only supported transfer encoding is chunked")
 
 
 def method_not_allowed(allowed: str) -> Refusal:
-    return HttpRefusal(405, "method_not_allowed", f"this path takes {allowed}")
+    return HttpRefusal(405, "method_not_allowed", f"this path takes only {allowed}")
 
 
 def no_tunnel() -> Refusal:
-    return HttpRefusal(501, "no_tunnel", "CONNECT is not served here")
+    return HttpRefusal(501, "no_tunnel", "CONNECT is not supported")
 
 
 def unknown_version() -> Refusal:
-    return HttpRefusal(505, "unknown_http_version", "HTTP/1.1 and HTTP/1.0 are served here")
+    return HttpRefusal(505, "unknown_http_version", "only HTTP/1.1 and HTTP/1.0 are supported")
 
 
 def timed_out(what: str) -> Refusal:

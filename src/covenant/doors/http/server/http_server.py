@@ -1,8 +1,8 @@
-"""The HTTP server: who is let in, who is closed for whom, and how it stops.
+"""The HTTP server: admits connections, closes idle ones for new ones, and stops.
 
-One server belongs to one loop; everything here runs on it. It keeps no more connections than its bounds say: for a new
-one, those are closed that were silent for the longest time; where all of them are at work, the new one is refused.
-Health is asked of it in any case.
+One server belongs to one event loop; everything here runs on it. It keeps no more connections than its bounds allow:
+for a new one, the connections that were silent longest are closed; if all of them are busy, the new one is refused.
+Requests for health are answered in any case.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from email.utils import formatdate
+from functools import partial
 from heapq import nsmallest
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from operator import attrgetter
@@ -23,14 +24,14 @@ from covenant.doors.http.server.http_connection import HttpConnection
 from covenant.doors.http.server.http_exchange import Door, HttpExchange, NewExchange, ResponseHeadCache
 from covenant.doors.http.server.http_refusals import RefusalForm, plain_form
 from covenant.doors.http.server.request_reader import Urls
-from covenant.doors.http.server.tls_handshakes import ServerTls, TlsHandshakes, counted_as
+from covenant.doors.http.server.tls_handshakes import ServerTls, TlsHandshakes
 
 LOOK_S: Final = 0.5
-"""How often deadlines are looked at, unless a bound is so short that it needs more."""
+"""How often deadlines are checked, unless a bound is so short that it needs more."""
 LAST_WORDS_S: Final = 1.0
-"""How long a stop waits for what it has written to be sent, and for what it has canceled to end."""
+"""How long a stop waits for written bytes to be sent, and for canceled tasks to end."""
 CROWDED_LOG_S: Final = 60.0
-"""The log says once in so many seconds that there are too many connections."""
+"""The log reports at most once in so many seconds that there are too many connections."""
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +51,8 @@ class HttpServer:
         tls: ServerTls | None = None,
         new_exchange: NewExchange = HttpExchange,
     ) -> None:
-        """`always` are paths that are answered also where there is no place; `proxies` are networks of peers that bring
-        many callers, and so have no bound for each address."""
+        """`always` are paths that are answered even without a free place; `proxies` are networks whose peers bring many
+        callers, and so have no bound for each address."""
         self.loop = asyncio.get_running_loop()
         self.door = door
         self.bounds = bounds
@@ -69,7 +70,7 @@ class HttpServer:
         self._proxies: tuple[Network, ...] = tuple(map(ip_network, proxies))
         self._now_ms = now_ms
         self._connections: dict[HttpConnection, None] = {}
-        """In the order in which they came."""
+        """In the order of their arrival."""
         self._of_address: dict[str, int] = {}
         self._reserved: dict[HttpConnection, None] = {}
         self._crowded_logged_s = -CROWDED_LOG_S
@@ -78,17 +79,17 @@ class HttpServer:
         self._look: asyncio.TimerHandle | None = None
         self._look_s = min(LOOK_S, _shortest_s(bounds) / 4)
         self._handshakes = TlsHandshakes(self, tls) if tls is not None else None
+        self._protocol: Callable[[], asyncio.BaseProtocol] = (
+            partial(HttpConnection, self) if self._handshakes is None else self._handshakes.protocol
+        )
 
     async def start(self, listener: socket.socket) -> None:
-        """Listen on a socket that is bound."""
+        """Listens on a bound socket."""
         self._look_at_deadlines()
         self._listening = await self.loop.create_server(self._protocol, sock=listener, backlog=self.bounds.backlog)
 
-    def _protocol(self) -> asyncio.Protocol:
-        return HttpConnection(self) if self._handshakes is None else self._handshakes.protocol()
-
     def adopt(self, accepted: socket.socket) -> asyncio.Task[None]:
-        """Serve a connection that somebody else has accepted from the listening socket. Called on the loop."""
+        """Serves a connection that somebody else has accepted from the listening socket. Called on the loop."""
         adopting = self.loop.create_task(self._adopt(accepted))
         self.tasks.add(adopting)
         adopting.add_done_callback(self.tasks.discard)
@@ -99,11 +100,11 @@ class HttpServer:
         if self.stopping:
             accepted.close()
             return
-        with suppress(OSError):  # its client has left
+        with suppress(OSError):  # the client has left
             await self.loop.connect_accepted_socket(self._protocol, accepted)
 
     async def stop(self, grace_s: float) -> None:
-        """Stop listening, and give requests under way so much time. Those that are still there then are told 503."""
+        """Stops listening, and gives running requests so much time. Requests that still run then are answered 503."""
         self.stopping = True
         if self._listening is not None:
             self._listening.close()
@@ -133,13 +134,13 @@ class HttpServer:
         except TimeoutError:
             return
 
-    # Who is let in.
+    # Admission.
 
     def admit(self, connection: HttpConnection) -> None:
-        """Count a new connection, and make room for it, or keep it only to be refused."""
+        """Counts a new connection and makes room for it, or keeps it only to refuse it."""
         bounds = self.bounds
         host = connection.client[0] if connection.client is not None else ""
-        connection.address = address = counted_as(host)
+        connection.address = address = self.counted_as(host)
         of_address = self._of_address[address] = self._of_address.get(address, 0) + 1
         self._connections[connection] = None
         if of_address > bounds.connections_per_address_max and not self.is_proxy(host):
@@ -151,7 +152,7 @@ class HttpServer:
             self._reserve(connection)
 
     def _make_room(self, newcomer: HttpConnection, most: int, address: str | None = None) -> bool:
-        """Close who was silent for the longest time, of this address or of all. False if nobody is silent."""
+        """Closes the connections that were silent longest, of this address or of all. False if none is silent."""
         silent = [
             each
             for each in self._connections
@@ -160,7 +161,7 @@ class HttpServer:
             and each.waits_for_client
             and each not in self._reserved
         ]
-        # To look at all of them is slow, so that a few more than needed are closed at a time.
+        # Searching all of them is slow, so a few more than needed are closed at a time.
         longest = nsmallest(most // 64 + 1, silent, key=attrgetter("silent_since_s"))
         self._log_crowded(closed=len(longest))
         for each in longest:
@@ -182,6 +183,16 @@ class HttpServer:
             count = len(self._connections)
             log.warning("http.crowded", extra={"connections": count, "closed": closed, "look": "http.connections_max"})
 
+    @staticmethod
+    def counted_as(host: str) -> str:
+        """The address to count under: an IPv4 address, or an IPv6 network of 64 bits, which is one caller's."""
+        if ":" not in host:
+            return host
+        address = IPv6Address(host.partition("%")[0])
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(IPv6Network((int(address) >> 64 << 64, 64)))
+
     def is_proxy(self, host: str) -> bool:
         if not self._proxies:
             return False
@@ -190,7 +201,7 @@ class HttpServer:
         return any((mapped or address) in network for network in self._proxies)
 
     def forget(self, connection: HttpConnection) -> None:
-        """Does nothing for one that is forgotten already."""
+        """Does nothing for a connection that is forgotten already."""
         if connection not in self._connections:
             return
         del self._connections[connection]
@@ -203,10 +214,10 @@ class HttpServer:
         if self.stopping and not self._connections:
             self._empty.set()
 
-    # What clients do not read.
+    # Unread answers.
 
     def count_unsent(self, connection: HttpConnection, size: int) -> None:
-        """So much of its answers is not read yet. Whoever keeps too much is cut off."""
+        """Notes how many bytes of its answers a client has not read. Above the bounds a connection is aborted."""
         address, before = connection.address, connection.unsent_bytes
         if size == before:
             return
@@ -228,13 +239,13 @@ class HttpServer:
             self._cut_off_unread(list(self._unsent))
 
     def _cut_off_unread(self, connections: list[HttpConnection]) -> None:
-        """The one whose client has read nothing for the longest time."""
+        """Aborts the connection whose client has read nothing for longest."""
         longest = min(connections, key=attrgetter("unsent_since_s"))
         log.warning("http.unread", extra={"address": longest.address, "bytes": longest.unsent_bytes})
         self.count_unsent(longest, 0)
         longest.transport.abort()
 
-    # What time it is.
+    # Deadlines.
 
     def _look_at_deadlines(self) -> None:
         now_s = self.loop.time()

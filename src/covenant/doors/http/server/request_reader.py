@@ -1,7 +1,7 @@
 """Reads requests from the bytes of one connection, over httptools' parser, within the bounds of heads and trailers.
 
-The parser is strict: only CRLF ends a line, and a request with two lengths or with two framings is an error. What it
-lets through besides, and we do not, is refused here. An `Upgrade` is ignored: its request is answered as any other.
+The parser is strict: only CRLF ends a line, and a request with two lengths or two framings is an error. What it accepts
+beyond our rules is refused here. An `Upgrade` is ignored: its request is answered like any other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from covenant.doors.http.server.http_connection import HttpConnection
 
 _ONCE: Final = (b"host", b"authorization", b"transfer-encoding")
-"""Headers that mean something else to whoever reads the first than to whoever reads the last of two.
+"""Headers that must not be repeated: one reader would use the first value, another the last.
 
 The parser itself refuses a second `content-length`.
 """
@@ -29,9 +29,9 @@ The parser itself refuses a second `content-length`.
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 
 URLS_MAX: Final = 1_024
-"""How many URLs are kept as they were read: most requests are for the same few."""
+"""The most URLs that are cached as parsed: most requests are for the same few."""
 URL_BYTES_MAX: Final = 512
-"""Longer ones are not kept."""
+"""Longer URLs are not cached."""
 
 Url = tuple[str, bytes, bytes]
 """The path, the path as it was written, and the query."""
@@ -40,6 +40,7 @@ Url = tuple[str, bytes, bytes]
 class HttpRequestReader:
     __slots__ = (
         "_bounds",
+        "_by_name",
         "_connection",
         "_fed_bytes",
         "_head_bytes",
@@ -66,39 +67,41 @@ class HttpRequestReader:
         self._headers_max = connection.bounds.headers_max
         self._parser = httptools.HttpRequestParser(self)
         self.exchange: HttpExchange | None = None
-        """Whose body is being read."""
+        """The exchange whose body is being read."""
         self.open = False
-        """A request has begun, and is not complete."""
+        """Whether a request has begun, and is not complete."""
         self.in_head = True
         self.number = 0
-        """Of the request that is being read, or was read last."""
+        """The number of the request that is being read, or was read last."""
         self.ended = False
         """The last request of this connection was read: nothing after it counts."""
         self._url = b""
         self._headers: list[Header] = []
+        self._by_name: dict[bytes, bytes] = {}
+        """Of a header that came twice, the last."""
         self._upgrades = False
         self._fed_bytes = 0
-        """Of the piece that is being read."""
+        """The size of the piece that is being read."""
         self._sized = 0
-        """The number of the request whose sizes these are."""
+        """The number of the request that the following sizes belong to."""
         self._head_bytes = 0
-        """Of pieces that belong to its head alone."""
+        """The size of pieces that belong to the head alone."""
         self._unsure_bytes = 0
-        """Of the piece in which it began: how much of that is its own is not known."""
+        """The size of the piece in which the request began: how much of it belongs to the head is not known."""
         self._trailer_bytes = 0
-        """Of its trailers that are complete."""
+        """The size of the complete trailers."""
         self._pending_bytes = 0
-        """Of pieces of its body that gave neither data nor a trailer: a long trailer, or a chunk's extension."""
+        """The size of body pieces that gave neither data nor a trailer: a long trailer, or a chunk's extension."""
         self._progress = False
         """The piece that is being read has given data or a trailer."""
 
     def close(self) -> None:
-        """Nothing more is read. The parser and its callbacks hold each other, and the connection with them."""
+        """Ends the reading. The parser and its callbacks form a cycle that holds the connection."""
         del self._parser
         self.exchange = None
 
     def feed(self, data: bytes) -> Refusal | None:
-        """Why the connection cannot go on; None if it can."""
+        """Reads a piece. Returns why the connection cannot go on; None if it can."""
         self._fed_bytes = len(data)
         first = self.number + (not self.open)
         try:
@@ -107,12 +110,12 @@ class HttpRequestReader:
             return self.feed(self._without_upgrade() + data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             if self.ended and not self.open:
-                return None  # what comes after the last request
+                return None  # bytes after the last request
             return error.__context__ if isinstance(error.__context__, Refusal) else refusals.malformed()
         return self._count(alone=self.number == first) if self.open else None
 
     def _count(self, *, alone: bool) -> Refusal | None:
-        """Bound what is not complete: no callback has seen it yet. `alone`: all of the piece belongs to it."""
+        """Bounds an incomplete part, which no callback has seen. `alone`: the piece has no other request's bytes."""
         if self._sized != self.number:
             self._sized, self._head_bytes, self._unsure_bytes = self.number, 0, 0
         if self.in_head:
@@ -132,9 +135,9 @@ class HttpRequestReader:
         return None
 
     def _without_upgrade(self) -> bytes:
-        """The head that was just read, to be read again by a new parser as if it had no `Upgrade`.
+        """The head that was just read, without its `Upgrade`, for a new parser.
 
-        The parser would take the body for the other protocol's bytes.
+        The old parser would take the body for the other protocol's bytes.
         """
         parser = self._parser
         lines = [b"%b %b HTTP/%b" % (parser.get_method(), self._url, parser.get_http_version().encode())]
@@ -143,7 +146,7 @@ class HttpRequestReader:
         self._upgrades = False
         return b"\r\n".join((*lines, b"", b""))
 
-    # What the parser calls.
+    # The parser's callbacks.
 
     def on_message_begin(self) -> None:
         if self.ended:
@@ -152,34 +155,35 @@ class HttpRequestReader:
         self.number += 1
         self._url = b""
         self._headers = []
+        self._by_name = {}
 
     def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head:
-            headers = self._headers
-            headers.append((name.lower(), value))
-            if len(headers) > self._headers_max:
+            headers, name = self._headers, name.lower()
+            headers.append((name, value))
+            self._by_name[name] = value
+            if len(headers) > self._headers_max:  # at once: one piece can hold many thousands
                 raise refusals.too_many_headers(self._headers_max)
             return
-        # After the body: nobody reads those, and they are not what was asked.
+        # Trailers: nobody reads them, and they are no part of the request.
         self._progress = True
         self._trailer_bytes += len(name) + len(value) + 4
         if self._trailer_bytes > self._bounds.trailer_bytes_max:
             raise refusals.trailers_too_large(self._bounds.trailer_bytes_max)
 
     def on_headers_complete(self) -> None:
-        parser, headers, connection = self._parser, self._headers, self._connection
+        parser, headers, by_name, connection = self._parser, self._headers, self._by_name, self._connection
         if self._fed_bytes + self._head_bytes + self._unsure_bytes > self._bounds.head_bytes_max:
             self._measure_head()
         version = parser.get_http_version()
         keep_alive = version == "1.1"
         if not keep_alive and version != "1.0":
             raise refusals.unknown_version()
-        by_name = dict(headers)
         if len(by_name) != len(headers) or b"transfer-encoding" in by_name:
-            _look_at(headers)
+            _check_once(headers)
         method = parser.get_method().decode("ascii")
         if parser.should_upgrade():
             if method == "CONNECT":
@@ -189,7 +193,7 @@ class HttpRequestReader:
         self.in_head = False
         self._trailer_bytes = self._pending_bytes = 0
         self._progress = True  # this piece holds the head too
-        path, raw_path, query = connection.urls.read(self._url)
+        path, raw_path, query = connection.urls[self._url]
         if connection.certificate_names and b"authorization" not in by_name:
             _name_caller(connection, headers, by_name)
         scope: Scope = {
@@ -214,7 +218,7 @@ class HttpRequestReader:
         connection.accept(exchange)
 
     def _measure_head(self) -> None:
-        """As it is commonly written: of the blanks around a value, one."""
+        """Measures the head as it is commonly written, with one blank before a value."""
         size = len(self._parser.get_method()) + len(self._url) + len("  HTTP/1.1\r\n\r\n")
         size += sum(len(name) + len(value) + len(": \r\n") for name, value in self._headers)
         if size > self._bounds.head_bytes_max:
@@ -239,7 +243,7 @@ class HttpRequestReader:
 
 
 def _name_caller(connection: HttpConnection, headers: list[Header], by_name: dict[bytes, bytes]) -> None:
-    """Who has shown a certificate, and no token, is whom the operator has made it stand for."""
+    """Authenticates by the client's certificate, if it sent no token and the operator has mapped its name."""
     assert connection.tls is not None
     credential = connection.tls.credential_of(connection.certificate_names)
     if credential is not None:
@@ -247,7 +251,7 @@ def _name_caller(connection: HttpConnection, headers: list[Header], by_name: dic
         by_name[b"authorization"] = credential
 
 
-def _look_at(headers: list[Header]) -> None:
+def _check_once(headers: list[Header]) -> None:
     for once in _ONCE:
         found = [value for name, value in headers if name == once]
         if len(found) > 1:
@@ -256,25 +260,19 @@ def _look_at(headers: list[Header]) -> None:
             raise refusals.unknown_coding()
 
 
-class Urls:
-    """The URLs that one server has read."""
+class Urls(dict[bytes, Url]):
+    """The URLs that one server has parsed. An unknown URL is parsed when it is looked up."""
 
-    __slots__ = ("_kept",)
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self._kept: dict[bytes, Url] = {}
-
-    def read(self, url: bytes) -> Url:
+    def __missing__(self, url: bytes) -> Url:
         """Raises httptools.HttpParserInvalidURLError, or UnicodeDecodeError."""
-        return self._kept.get(url) or self._read(url)
-
-    def _read(self, url: bytes) -> Url:
         parsed = httptools.parse_url(url)
         raw_path: bytes = parsed.path or b"/"
         path = raw_path.decode("ascii")
         read = (unquote(path) if "%" in path else path, raw_path, parsed.query or b"")
         if len(url) <= URL_BYTES_MAX:
-            if len(self._kept) >= URLS_MAX:
-                self._kept.clear()
-            self._kept[url] = read
+            if len(self) >= URLS_MAX:
+                self.clear()
+            self[url] = read
         return read

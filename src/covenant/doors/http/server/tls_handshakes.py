@@ -1,7 +1,7 @@
-"""TLS: connections that are not greeted yet are bounded too, in number, for each address and in time.
+"""TLS: connections before the end of their handshake are bounded too, in number, for each address and in time.
 
-A connection counts as one of the server's when its handshake is done. Before that it is one of the handshakes: of too
-many, the oldest is cut off.
+A connection counts as one of the server's when its handshake is done. Before that it counts as a handshake: if there
+are too many, the oldest is aborted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from ipaddress import IPv6Address, IPv6Network
 from typing import TYPE_CHECKING, Final, cast
 
 from covenant.doors.http.server.http_connection import HttpConnection
@@ -26,8 +25,8 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """`names_of` reads a client's certificate; `credential_of` is who these names are, as an `Authorization` header
-    would say it, and None for somebody unknown."""
+    """`names_of` reads a client's certificate; `credential_of` returns the `Authorization` value for these names, or
+    None if they are unknown."""
 
     context: ssl.SSLContext
     names_of: Callable[[bytes], Names]
@@ -39,38 +38,43 @@ class TlsHandshakes:
         self._server = server
         self._tls = tls
         self._under_way: dict[asyncio.Transport, str] = {}
-        """Each with its address, in the order in which they came."""
+        """Each with its address, in the order of their arrival."""
 
     def protocol(self) -> asyncio.Protocol:
-        return _Hello(self)
+        return _EarlyHandshake(self)
 
-    def begin(self, transport: asyncio.Transport, hello: _Hello) -> None:
+    def begin(self, transport: asyncio.Transport, early_handshake: _EarlyHandshake) -> None:
         server, under_way = self._server, self._under_way
         peer = transport.get_extra_info("peername")
         host: str = peer[0] if peer else ""
-        address = counted_as(host)
+        address = server.counted_as(host)
         under_way[transport] = address
         neighbours = [each for each, of in under_way.items() if of == address]
         if len(neighbours) > server.bounds.handshakes_per_address_max and not server.is_proxy(host):
-            neighbours[0].abort()
+            self._give_up(neighbours[0])
         elif len(under_way) > server.bounds.handshakes_max:
-            next(iter(under_way)).abort()
-        task = server.loop.create_task(self._greet(transport, hello))
+            self._give_up(next(iter(under_way)))
+        task = server.loop.create_task(self._shake_hands(transport, early_handshake))
         server.tasks.add(task)
         task.add_done_callback(server.tasks.discard)
+
+    def _give_up(self, transport: asyncio.Transport) -> None:
+        # Removed at once, not when the loop gets to it: others of the same burst would be counted against it again.
+        del self._under_way[transport]
+        transport.abort()
 
     def abort_all(self) -> None:
         for transport in tuple(self._under_way):
             transport.abort()
 
-    async def _greet(self, transport: asyncio.Transport, hello: _Hello) -> None:
+    async def _shake_hands(self, transport: asyncio.Transport, early_handshake: _EarlyHandshake) -> None:
         server, early = self._server, _EarlyData()
-        if hello.data:
-            # TLS takes the transport over in the next line, and reads from it only after this call.
-            server.loop.call_soon(_feed, transport, hello.data)
-        greeted: asyncio.Transport | None = None
+        if early_handshake.data:
+            # TLS takes the transport over in the next statement, and reads from it only after this call.
+            server.loop.call_soon(_feed, transport, early_handshake.data)
+        encrypted: asyncio.Transport | None = None
         try:
-            greeted = await server.loop.start_tls(
+            encrypted = await server.loop.start_tls(
                 transport,
                 early,
                 self._tls.context,
@@ -79,18 +83,18 @@ class TlsHandshakes:
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
         except (OSError, asyncio.CancelledError):
-            # Whatever a client does wrong here, there is nobody to tell; and a server that stops waits for nobody.
+            # A client's mistake here cannot be answered; and a server that stops waits for nobody.
             transport.abort()
         finally:
             self._under_way.pop(transport, None)
-        if greeted is None or early.lost:
+        if encrypted is None or early.lost:
             return
         if server.stopping:
-            greeted.abort()
+            encrypted.abort()
             return
         connection = HttpConnection(server, self._tls)
-        greeted.set_protocol(connection)
-        connection.connection_made(greeted)
+        encrypted.set_protocol(connection)
+        connection.connection_made(encrypted)
         if early.data:
             connection.data_received(early.data)
         if early.ended:
@@ -98,7 +102,7 @@ class TlsHandshakes:
 
 
 class _EarlyData(asyncio.Protocol):
-    """What a client sends right behind its handshake, before the connection is one of the server's."""
+    """Receives what a client sends right after its handshake, before the connection is one of the server's."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -115,8 +119,8 @@ class _EarlyData(asyncio.Protocol):
         self.lost = True
 
 
-class _Hello(asyncio.Protocol):
-    """What a client sends before TLS has taken its connection over: a loop may read before it is told not to."""
+class _EarlyHandshake(asyncio.Protocol):
+    """Receives what a client sends before TLS takes its connection over: a loop may read before it is told not to."""
 
     def __init__(self, handshakes: TlsHandshakes) -> None:
         self.data = b""
@@ -130,7 +134,7 @@ class _Hello(asyncio.Protocol):
 
 
 def _feed(transport: asyncio.Transport, data: bytes) -> None:
-    """Give TLS, which is the transport's protocol now, what was read before."""
+    """Gives TLS, which is the transport's protocol now, the bytes that were read before."""
     tls = cast("asyncio.BufferedProtocol", transport.get_protocol())
     unread = memoryview(data)
     while unread:
@@ -139,13 +143,3 @@ def _feed(transport: asyncio.Transport, data: bytes) -> None:
         buffer[:taken] = unread[:taken]
         tls.buffer_updated(taken)
         unread = unread[taken:]
-
-
-def counted_as(host: str) -> str:
-    """An IPv4 address is itself. Of an IPv6 address, one caller has a whole network of 64 bits."""
-    if ":" not in host:
-        return host
-    address = IPv6Address(host.partition("%")[0])
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(IPv6Network((int(address) >> 64 << 64, 64)))

@@ -1,0 +1,86 @@
+"""Pages that are one table: of webhooks given up none is to come, and a refused login is not the operator's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.visitor import open_visitor
+from tests.e2e.linked_daemons import LinkedDaemons
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.browser
+
+
+def test_webhooks_given_up_are_not_counted_among_those_to_come(chromium: Browser, daemons: LinkedDaemons) -> None:
+    home = daemons.folder / "a"
+    home.mkdir(mode=0o700)
+    (home / "settings.toml").write_text("[a2a]\npush_notifications = true\n\n[push]\nattempts_max = 1\n")
+    one = daemons.start("a")
+    configuration = {"taskPushNotificationConfig": {"id": "hook", "url": "https://no-such-host.invalid/hook"}}
+    message = {"messageId": "p", "role": "ROLE_USER", "parts": [{"text": "it"}]}
+    one.rpc("echo", "SendMessage", message=message, configuration=configuration)
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.log_in(one.token, "/ui/push")
+        page.wait_for_selector("#rows .state:has-text('Given up')")
+        page.wait_for_selector("text=0 webhooks still to be called, 1 given up")
+
+
+def test_a_refused_login_is_told_of_its_address(chromium: Browser, daemons: LinkedDaemons) -> None:
+    one = daemons.start("a")
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.go("/ui/login")
+        page.fill("input[name=token]", "atr_of-nobody")
+        page.click("main button[type=submit]")
+        page.wait_for_selector("main .refused")
+        page = visitor.log_in(one.token, "/ui/audit")
+        badge = "[data-page=attention] .count:has-text('1')"
+        page.wait_for_selector(badge)
+        refused = lambda route: route.fulfill(status=503, json={"code": "busy", "message": "later"})  # noqa: E731
+        page.route("**/ui/api/a2a/attention", refused)
+        with page.expect_response("**/ui/api/a2a/attention"):
+            one.send("echo", "something to count")
+        assert page.is_visible(badge), "it is not known that nothing needs a person"
+        row = page.locator("#rows tr:has-text('authentication failed')")
+        row.wait_for()
+        assert row.locator("[data-slot=issuer]").inner_text() == "127.0.0.1"
+
+
+def test_a_tenants_name_stands_in_one_line(chromium: Browser, daemons: LinkedDaemons) -> None:
+    one = daemons.start("a")
+    one.daemon.run("tenants", "limit", "default", "--concurrency", "250", "--live-tasks", "90000", "--streams", "900")
+    one.send("held", "it", wait=False)
+    daemons.begun("a held it")
+    with open_visitor(chromium, one.daemon.url, viewport={"width": 1300, "height": 800}) as visitor:
+        page = visitor.log_in(one.token, "/ui/tenants")
+        page.wait_for_selector("#rows .tag >> nth=3")
+        name = page.locator("#rows a.row")
+        lines = name.evaluate("each => each.getClientRects().length")
+        assert (name.inner_text(), lines) == ("default", 1)
+
+
+def test_the_first_minute_is_drawn(chromium: Browser, daemons: LinkedDaemons) -> None:
+    one = daemons.start("a")
+    one.send("echo", "it")
+    with open_visitor(chromium, one.daemon.url) as visitor:
+        page = visitor.log_in(one.token, "/ui/")
+        page.wait_for_selector("#settled b:has-text('1')")
+        line = page.get_attribute("#settled svg path:not(.area)", "d")
+        assert line is not None
+        assert "L" in line, "a point alone draws nothing"
+
+
+def test_the_waiting_tasks_of_an_agent_are_counted_and_a_link_to_it_leads_to_its_card(
+    chromium: Browser, daemons: LinkedDaemons
+) -> None:
+    one = daemons.start("a")
+    one.send("asker", "it")
+    with open_visitor(chromium, one.daemon.url, viewport={"width": 400, "height": 600}) as visitor:
+        page = visitor.log_in(one.token, "/ui/agents/default/asker")
+        waiting = page.locator("#rows tr[data-key='default/asker'] td[data-label='Waiting']")
+        waiting.wait_for(state="attached")
+        assert waiting.inner_text() == "1"
+        page.wait_for_function("document.querySelector('#one h2').getBoundingClientRect().top < innerHeight")
