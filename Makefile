@@ -3,7 +3,7 @@
 PYTHON ?= python3
 # More than there are cores: tests wait for other processes as much as they work. Each begins with neighbouring tests,
 # which share daemons, and takes from others when it has nothing left.
-PYTEST_WORKERS ?= 3
+PYTEST_WORKERS ?= 6
 PYTEST := -n $(PYTEST_WORKERS) --dist worksteal
 # Tests start hundreds of processes: none should compile what another has compiled.
 export PYTHONDONTWRITEBYTECODE :=
@@ -55,11 +55,12 @@ $(STAMP): $(RUNTIME_STAMP) $(LOCKS)
 	@$(call install,$(PIP_TELLS) --require-hashes $(LOCKS:%=-r %))
 	@touch $@
 
-# Other queues stay out of .venv: what is measured must not change what is shipped.
+# Other queues stay out of .venv: what is measured must not change what is shipped. The lock is complete, and pip
+# takes a dependency with an extra (psycopg[pool]) for one without a hash: so it installs what is listed and no more.
 $(BENCH_STAMP): requirements/bench.lock
 	@echo "preparing $(BENCH_VENV)"
 	@$(PYTHON) -m venv $(BENCH_VENV)
-	@$(BENCH_VENV)/bin/python -m pip install $(PIP_FLAGS) --require-hashes -r requirements/bench.lock
+	@$(BENCH_VENV)/bin/python -m pip install $(PIP_FLAGS) --no-deps --require-hashes -r requirements/bench.lock
 	@touch $@
 
 # The servers of others that the kit kills, in Python and in JavaScript. Without npm the latter are left out.
@@ -73,8 +74,14 @@ $(PROVE_STAMP): requirements/prove.lock examples/prove/package-lock.json
 run: $(RUNTIME_STAMP) ## start the daemon with a sample agent, and say what to try next
 	@$(BIN)/covenant serve --demo
 
+# A folder in memory, if there is one with room for what a run writes, and programs may be started there.
+MEMORY = $(shell [ "$$(df -k /dev/shm 2>/dev/null | awk 'END {print $$4}')" -gt 4000000 ] 2>/dev/null \
+  && ! grep -q ' /dev/shm [^ ]* [^ ]*noexec' /proc/mounts && echo /dev/shm)
+# Quick: files are in memory, where a sync costs nothing, and properties are tried with fewer examples. CI runs
+# the same tests on the disk and with all examples (`test-matrix`). What a failed run wrote is kept.
 test: setup ## run the tests that need neither root nor patience
-	@$(BIN)/python -m pytest $(PYTEST) $(ARGS)
+	@export TMPDIR=$$(mktemp -d $(MEMORY:%=-p %)) && chmod 711 $$TMPDIR && \
+	$(BIN)/python -m pytest $(PYTEST) --hypothesis-profile=quick $(ARGS) && rm -rf $$TMPDIR
 
 # Where there is no chromium, or nothing to drive it with, tests marked browser are left out by name of their mark.
 browser: setup
@@ -93,8 +100,8 @@ test-all: browser ## run every test: the long matrices and, for root, what needs
 	  -m "(slow or not slow)$$(test "$$(id -u)" = 0 || echo ' and not root')$$(test -e $(BROWSER_STAMP) || echo ' and not browser')" $(ARGS)
 
 # The suites above the ledger once more, on a PostgreSQL that is started for them, or on the one that COVENANT_TEST_PG names.
-ON_POSTGRES := tests/conformance tests/doors tests/agents tests/outbound tests/simple
-test-postgres: setup ## run the suites of the doors and the agents on PostgreSQL
+ON_POSTGRES := tests/conformance tests/doors tests/agents tests/outbound tests/simple tests/e2e/peers
+test-postgres: setup ## run the suites of the doors, the agents and the peers on PostgreSQL
 	@COVENANT_TEST_LEDGER=postgres $(BIN)/python -m pytest $(PYTEST) \
 	  -m "not slow and not root and not matrix and not browser and not embedded" $(or $(ARGS),$(ON_POSTGRES))
 

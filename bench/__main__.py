@@ -16,24 +16,39 @@ from rich.console import Console
 
 from bench import (
     a2a,
-    elsewhere,
+    cold_start,
     feed,
-    finding,
     history,
     http,
     machine,
-    opening,
     pauses,
     postgres,
     queues,
+    remote_calls,
+    scaling,
     sealed,
     steps,
+    task_search,
 )
 from bench.report import Level, Table, show, summary
 
 PARTS: Final[dict[str, Callable[[Level, Path], Table]]] = {
     part.NAME: part.run
-    for part in (queues, http, a2a, opening, history, finding, pauses, sealed, elsewhere, steps, feed, postgres)
+    for part in (
+        queues,
+        http,
+        a2a,
+        cold_start,
+        history,
+        task_search,
+        pauses,
+        sealed,
+        remote_calls,
+        steps,
+        feed,
+        postgres,
+        scaling,
+    )
 }
 # Not the system's folder for such things: that one may be memory, where a sync costs nothing.
 RESULTS: Final = Path(__file__).parent / "results"

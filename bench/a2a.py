@@ -20,7 +20,7 @@ from bench import children, machine
 from bench.children import COVENANT
 from bench.http import caught_up, port_of
 from bench.load import Loaded, Spec
-from bench.report import Level, Row, Table, at_least, at_most, fact
+from bench.report import Level, Row, Table, at_least, at_most, fact, ratio
 from covenant.cli.daemon_client import read_token
 
 NAME: Final = "a2a"
@@ -132,10 +132,10 @@ def _compared(found: Found, asked: str, unit: str, what: str, scale: Scale) -> I
     for name, rate in rates.items():
         yield fact(f"{what}: {name}", rate, "/s")
     for name in scale.peers:
-        ratio = rates[OURS] / rates[name]
+        faster = ratio(rates[OURS], rates[name])
         target = _target(name, asked)
         label = f"{what}: ours / {name}"
-        yield fact(label, ratio, "×") if target is None else at_least(label, ratio, target, "×")
+        yield fact(label, faster, "×") if target is None else at_least(label, faster, target, "×")
 
 
 def _target(name: str, asked: str) -> float | None:

@@ -96,7 +96,7 @@ async def _second(ledger: EmbeddedLedger, records: Sequence[Record]) -> float:
         some = records[number * size : (number + 1) * size]
         for events, ts_ms, seq in some:
             changes.note(events, ts_ms, seq)
-        changes.landed(some[-1][2])
+        changes.position = some[-1][2]
         position = clock.ring.position
         await clock.look(counting=number % ROUNDS_PER_COUNT == 0)
         written = write_all(clock.ring.since(position) or ())

@@ -8,8 +8,8 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from bench import children, machine
-from bench.building import Built
 from bench.callers import Round
+from bench.history_builder import Built
 from bench.report import Level, Table, at_most, fact
 
 NAME: Final = "history"
@@ -38,13 +38,13 @@ SCALES: Final[dict[Level, Scale]] = {
 def run(level: Level, workspace: Path) -> Table:
     scale = SCALES[level]
     long = workspace / "long"
-    built = children.ours("building", Built, long, "history", scale.tasks, 0, timeout_s=BUILD_S)
-    children.ours("building", Built, long, "compact", 0, 0, timeout_s=BUILD_S)
+    built = children.ours("history_builder", Built, long, "history", scale.tasks, 0, timeout_s=BUILD_S)
+    children.ours("history_builder", Built, long, "compact", 0, 0, timeout_s=BUILD_S)
     with_long: list[Round] = []
     with_short: list[Round] = []
     for number in range(scale.rounds):
         short = workspace / f"short-{number}"  # a new one each time: measuring adds to the history
-        children.ours("building", Built, short, "history", SHORT, 0, timeout_s=BUILD_S)
+        children.ours("history_builder", Built, short, "history", SHORT, 0, timeout_s=BUILD_S)
         with_short.append(_round(short, scale))
         shutil.rmtree(short)
         with_long.append(_round(long, scale))
@@ -77,15 +77,15 @@ def run(level: Level, workspace: Path) -> Table:
 def _asked(workspace: Path, scale: Scale) -> tuple[float, float]:
     """CPU in µs of an A2A task with a long and with a short history, archiving included."""
     long = workspace / "asked"
-    children.ours("building", Built, long, "a2a", scale.asked, 0, timeout_s=BUILD_S)
-    children.ours("building", Built, long, "compact", 0, 0, timeout_s=BUILD_S)
+    children.ours("history_builder", Built, long, "a2a", scale.asked, 0, timeout_s=BUILD_S)
+    children.ours("history_builder", Built, long, "compact", 0, 0, timeout_s=BUILD_S)
     with_long: list[float] = []
     with_short: list[float] = []
     for number in range(scale.rounds):
         short = workspace / f"asked-{number}"
-        children.ours("building", Built, short, "a2a", SHORT, 0, timeout_s=BUILD_S)
+        children.ours("history_builder", Built, short, "a2a", SHORT, 0, timeout_s=BUILD_S)
         for home, found in ((short, with_short), (long, with_long)):
-            built = children.ours("building", Built, home, "a2a", scale.cycles, 0, timeout_s=BUILD_S)
+            built = children.ours("history_builder", Built, home, "a2a", scale.cycles, 0, timeout_s=BUILD_S)
             found.append(built.cpu_s / scale.cycles * 1e6)
         shutil.rmtree(short)
     return median(with_long), median(with_short)
@@ -94,8 +94,8 @@ def _asked(workspace: Path, scale: Scale) -> tuple[float, float]:
 def _task_bytes(workspace: Path, tasks: int) -> float:
     """On disk, of a finished echo of 600 bytes, once the journal is merged."""
     home = workspace / "echoes"
-    children.ours("building", Built, home, "echoes", tasks, 0, timeout_s=BUILD_S)
-    children.ours("building", Built, home, "compact", 0, 0, timeout_s=BUILD_S)
+    children.ours("history_builder", Built, home, "echoes", tasks, 0, timeout_s=BUILD_S)
+    children.ours("history_builder", Built, home, "compact", 0, 0, timeout_s=BUILD_S)
     return machine.folder_bytes(home) / tasks
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench import children
-from bench.collecting import CALLERS, Pauses
+from bench.gc_watch import CALLERS, Pauses
 from bench.report import Level, Table, at_most, fact
 
 NAME: Final = "pauses"
@@ -27,7 +27,7 @@ SCALES: Final[dict[Level, Scale]] = {
 
 def run(level: Level, workspace: Path) -> Table:
     scale = SCALES[level]
-    found = children.ours("collecting", Pauses, workspace / "home", scale.live, scale.sends, timeout_s=180.0)
+    found = children.ours("gc_watch", Pauses, workspace / "home", scale.live, scale.sends, timeout_s=180.0)
     young, middle, old = found.collections
     return Table(
         part=NAME,

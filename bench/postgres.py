@@ -20,12 +20,12 @@ import asyncpg
 
 from bench import children, machine
 from bench.a2a import Server, daemon, first_task, load, peer_server, send
-from bench.building import Built
 from bench.callers import Round
 from bench.claims import Claims
+from bench.history_builder import Built
 from bench.load import Loaded
 from bench.news import Seen
-from bench.report import Level, Row, Table, at_least, at_most, fact
+from bench.report import Level, Row, Table, at_least, at_most, fact, ratio
 from bench.workload import Measured
 from tests.ledger_contract.postgres_server import Server as Database
 from tests.ledger_contract.postgres_server import programs
@@ -81,7 +81,7 @@ class Scale(NamedTuple):
 SCALES: Final[dict[Level, Scale]] = {
     "full": Scale(5, 2.0, 300, 1_000_000, 10_000, 60_000),
     "quick": Scale(1, 1.0, 100, 20_000, 2_000, 4_000),
-    "smoke": Scale(1, 0.1, 3, 200, 100, 100, peers=False),
+    "smoke": Scale(1, 0.5, 3, 200, 100, 100, peers=False),
 }
 
 
@@ -192,7 +192,7 @@ def _rates(what: str, rates: Mapping[str, float], targets: Mapping[str, float], 
     for name, rate in rates.items():
         yield fact(f"{what}: {name}", rate, unit)
     for name, target in targets.items():
-        yield at_least(f"{what}: ours / {name}", rates[OURS] / rates[name], target, "×")
+        yield at_least(f"{what}: ours / {name}", ratio(rates[OURS], rates[name]), target, "×")
 
 
 # Mailbox
@@ -273,7 +273,7 @@ def _written(url: str, count: int) -> Iterator[Row]:
 
 
 def _asked(url: str, count: int) -> None:
-    children.ours("building", Built, url, "a2a", count, 0, timeout_s=BUILD_S)
+    children.ours("history_builder", Built, url, "a2a", count, 0, timeout_s=BUILD_S)
 
 
 COPIES: Final = {

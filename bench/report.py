@@ -37,6 +37,11 @@ def at_most(what: str, value: float, bound: float, unit: str = "") -> Row:
     return Row(what=what, value=value, unit=unit, target=f"≤ {bound:g}", met=value <= bound)
 
 
+def ratio(ours: float, theirs: float) -> float:
+    """0 where the other one has done nothing while it was measured: then nothing is shown."""
+    return ours / theirs if theirs else 0.0
+
+
 def fact(what: str, value: float, unit: str = "") -> Row:
     return Row(what=what, value=value, unit=unit)
 

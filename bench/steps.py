@@ -1,9 +1,9 @@
-"""steps: what a durable step costs, alone and beside others, and what tasks and schedules cost while they wait."""
+"""steps: what a durable step costs, alone and beside others, what tasks and schedules cost while they wait, and how
+late a task wakes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time, time_ns
@@ -14,23 +14,33 @@ from bench.report import Level, Row, Table, at_most, fact
 from covenant.agents.api import Agent, Turn
 from covenant.agents.function_agent import FunctionAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
-from covenant.exchange.cron import read_times
+from covenant.daemon.schedulers import Sweeper
+from covenant.daemon.telemetry import Log
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.schedules import ScheduleRunner
+from covenant.exchange.tasks.writer import TaskWriter
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import open_ledger
-from covenant.ledger.machine.commands import Accept, Sweep
-from covenant.model.agent_definition import Schedule
+from covenant.ledger.machine.commands import Accept
+from covenant.ledger.machine.identity_commands import AddTenant
+from covenant.model.agent_definition import SCHEDULES_MAX, AgentDefinition, Schedule
 from covenant.model.ids import AgentId, PublicKey, TaskId
+from covenant.model.settings import Limits
 from covenant.model.task import Task, fingerprint
+from covenant.model.tenants import Tenant
+from covenant.seal.keys import new_private_key
 
 NAME: Final = "steps"
-SCALES: Final[dict[Level, tuple[int, int, int]]] = {
-    "full": (500, 100_000, 10_000),
-    "quick": (100, 10_000, 1_000),
-    "smoke": (5, 50, 10),
+SCALES: Final[dict[Level, tuple[int, int, int, int]]] = {
+    "full": (500, 100_000, 10_000, 30),
+    "quick": (100, 10_000, 1_000, 10),
+    "smoke": (5, 50, 10, 1),
 }
-"""Steps of a turn, tasks that sleep, and schedules."""
+"""Steps of a turn, tasks that sleep, schedules, and for how many seconds they are watched."""
+WAKES: Final = 50
+WAKE_LATE_MS: Final = 50.0
+DAY_MS: Final = 86_400_000
 AT_ONCE: Final = 16
-SWEEPS: Final = 10
 ANN, BOB = AgentId("ann@bench", PublicKey("a" * 44)), AgentId("bob@bench", PublicKey("b" * 44))
 
 
@@ -38,13 +48,16 @@ def run(level: Level, folder: Path) -> Table:
     return asyncio.run(_run(*SCALES[level], folder))
 
 
-async def _run(steps: int, sleeping: int, schedules: int, folder: Path) -> Table:
-    ledger = await open_ledger(folder, clock=lambda: time_ns() // 1_000_000)
+async def _run(steps: int, sleeping: int, schedules: int, watched_s: int, folder: Path) -> Table:
+    limits = Limits(live_tasks_max=2 * sleeping + WAKES, queued_bytes_max=2**40)
+    ledger = await open_ledger(folder, clock=lambda: time_ns() // 1_000_000, limits=limits)
     try:
-        rows = [*await _steps(ledger, steps), *await _sleeping(ledger, sleeping), _schedules(schedules)]
+        rows = [*await _steps(ledger, steps), *await _waiting(ledger, sleeping, schedules, watched_s)]
     finally:
         await ledger.close()
-    notes = ["A step is done when its record is synced. What waits is in a heap by time, and is not looked at."]
+    notes = [
+        "A step is done when its record is synced. What waits is in a heap by time; a timer waits for the first of it."
+    ]
     return Table(part=NAME, title="durable steps, and what waits", rows=rows, notes=notes)
 
 
@@ -80,30 +93,58 @@ async def _steps(ledger: EmbeddedLedger, steps: int) -> list[Row]:
 
 async def _send(ledger: EmbeddedLedger, not_before_ms: int | None = None) -> TaskId:
     task_id = TaskId(str(uuid4()))
-    task = Task(id=task_id, sender=ANN, recipient=BOB, intent_text="go", origin="a2a", not_before_ms=not_before_ms)
+    said = str(not_before_ms)
+    task = Task(id=task_id, sender=ANN, recipient=BOB, intent_text=said, origin="a2a", not_before_ms=not_before_ms)
     await ledger.commit(Accept(task=task, digest=fingerprint(task)[0], minted=True))
     return task.id
 
 
-async def _sleeping(ledger: EmbeddedLedger, count: int) -> list[Row]:
-    later_ms = ledger.now_ms() + 86_400_000
-    for _ in range(0, count, 1_000):
-        await asyncio.gather(*(_send(ledger, not_before_ms=later_ms) for _ in range(min(1_000, count))))
+async def _waiting(ledger: EmbeddedLedger, sleeping: int, schedules: int, watched_s: int) -> list[Row]:
+    """As in a daemon: agents wait for work, the sweeper for what is due, the schedules for their moments."""
+    later_ms, late_ms = ledger.now_ms() + DAY_MS, list[float]()
+    for begin in range(0, sleeping, 1_000):
+        count = min(1_000, sleeping - begin)
+        await asyncio.gather(*(_send(ledger, not_before_ms=later_ms) for _ in range(count)))
+    agent = Agent("bob")
+
+    @agent
+    async def work(turn: Turn) -> None:
+        late_ms.append(time_ns() / 1e6 - int(turn.text))
+
+    workers = WorkerPool(ledger)
+    workers.register(BOB, FunctionAgent(agent))
+    runner = await _schedules(ledger, workers, schedules)
+    parts = (workers.run(), Sweeper(ledger, ANN, log=Log()).run(), runner.run())
+    running = [asyncio.create_task(part) for part in parts]
+    await asyncio.sleep(1)
     began = process_time()
-    for _ in range(SWEEPS):
-        swept = await ledger.commit(Sweep())
-        assert not swept.woken
-    spent_ms = (process_time() - began) * 1000 / SWEEPS
-    return [at_most(f"CPU of a look, once a second, with {count:,} tasks asleep", spent_ms, 1.0, "ms")]
-
-
-def _schedules(count: int) -> Row:
-    """Each is asked for its next moment when it is learned, and when it has run; none while it waits."""
-    afters: list[Callable[[int], int | None]] = [
-        read_times(Schedule(id=f"s{number}", cron=f"{number % 60} {number % 24} * * *", time_zone="Europe/Berlin"))
-        for number in range(count)
+    await asyncio.sleep(watched_s)
+    share = (process_time() - began) / watched_s * 100
+    sent = [await _send(ledger, ledger.now_ms() + 200 + 20 * number) for number in range(WAKES)]
+    for task_id in sent:
+        await ledger.finished(task_id, 60_000)
+    workers.stop()
+    for each in running[1:]:
+        each.cancel()
+    await asyncio.wait(running)
+    late_ms.sort()
+    what = f"{sleeping:,} tasks asleep and {schedules:,} schedules"
+    return [
+        at_most(f"CPU with {what}, over {watched_s} s", share, 1.0, "% of a core"),
+        at_most("how late a task wakes, p99", late_ms[int(len(late_ms) * 0.99)], WAKE_LATE_MS, "ms"),
+        fact("how late a task wakes, p50", late_ms[len(late_ms) // 2], "ms"),
     ]
-    now_ms, began = time_ns() // 1_000_000, process_time()
-    for after in afters:
-        assert after(now_ms) is not None
-    return fact("CPU to find the next moment of a schedule", (process_time() - began) * 1e6 / count, "µs")
+
+
+async def _schedules(ledger: EmbeddedLedger, workers: WorkerPool, count: int) -> ScheduleRunner:
+    await ledger.commit(AddTenant(by=ANN, tenant=Tenant(name="bench")))
+    catalogue = Catalogue(ledger, new_private_key())
+    for begin in range(0, count, SCHEDULES_MAX):
+        schedules = tuple(
+            Schedule(id=f"s{number}", cron=f"{number % 60} {number % 24} 29 2 *", time_zone="Europe/Berlin")
+            for number in range(begin, min(count, begin + SCHEDULES_MAX))
+        )
+        catalogue.add_resident("bench", AgentDefinition(id=f"a{begin}", kind="function", schedules=schedules), "code")
+    runner = ScheduleRunner(ledger, catalogue, TaskWriter(ledger, workers))
+    await runner.step()
+    return runner

@@ -25,9 +25,10 @@ METAPHORS: Final = frozenset(
 )
 
 
-APART: Final = ("covenant.ledger.postgres", "covenant.dashboard", "covenant.prove")
-"""Packages beside the tree that the bounds of modules, lines and single importers were set for: a second engine, the
-pages, the durability kit. A reader of the rest need not know them. Names are counted over all packages."""
+APART: Final = ("covenant.ledger.postgres", "covenant.ledger.transfer", "covenant.dashboard", "covenant.prove")
+"""Packages beside the tree that the bounds of modules, lines and single importers were set for: a second engine
+and the move into it, the pages, the durability kit. A reader of the rest need not know them. Names are counted over
+all packages."""
 
 
 class Module(NamedTuple):
@@ -83,8 +84,8 @@ def count(everything: list[Module]) -> list[Row]:
     found = [module for module in everything if not module.name.startswith(APART)]
     named = [module for module in everything if module.path.stem != "__init__"]
     return [
-        Row("modules", len(found), 381),
-        Row("lines", sum(module.lines for module in found), 81_800),
+        Row("modules", len(found), 387),
+        Row("lines", sum(module.lines for module in found), 88_200),
         _repeated("module names in several packages", ((module.stem, module.name) for module in named), 12),
         _repeated(
             "public class names defined several times",
@@ -92,8 +93,8 @@ def count(everything: list[Module]) -> list[Row]:
             15,
         ),
         _listed("modules named by a gerund or a metaphor", filter(_is_riddle, everything), 0),
-        _listed("modules with one importer, outside the CLI", _closets(found), 56),
-        _listed("modules of the CLI", (module for module in found if _is_cli(module)), 27),
+        _listed("modules with one importer, outside the CLI", _closets(found), 40),
+        _listed("modules of the CLI", (module for module in found if _is_cli(module)), 28),
     ]
 
 

@@ -5,8 +5,9 @@
 
 CHECKOUT is a checkout of a2aproject/a2a-tck: its branch `1.0-dev` or `0.3.x`. PYTHON is an interpreter that has the kit
 installed (`pip install -e CHECKOUT`). The kit of 1.0 brings an executor for the official SDK, which runs here as it is.
-The kit of 0.3 needs an agent whose tasks can be continued and canceled after each answer. Both kits call the published
-agent without a token. `--token` sends the operator's token with each request of the kit, over HTTP and gRPC.
+The kit of 0.3 needs an agent whose tasks can be continued and canceled after each answer, and cards that give the
+address of gRPC as a URL. Both kits call the published agent without a token. `--token` sends the operator's token with
+each request of the kit, over HTTP and gRPC.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import ast
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -99,7 +101,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kit-") as name:
         folder = Path(name)
         (folder / "tck.py").write_text(_executor(asked.checkout) if asked.version == "1.0" else AGENT_03)
-        with _daemon(folder, FORMS[asked.version]) as url:
+        with _daemon(folder, asked.version) as url:
             said = _run_kit(asked, folder, url)
     print(said)
     counts = {word: int(number) for line in said.splitlines()[-15:] for number, word in COUNTED.findall(line)}
@@ -121,17 +123,19 @@ def _executor(checkout: Path) -> str:
 
 
 @contextmanager
-def _daemon(folder: Path, form: str) -> Iterator[str]:
-    home = folder / "home"
+def _daemon(folder: Path, version: str) -> Iterator[str]:
+    home, grpc_port = folder / "home", _free_port()
     settings = {
         "COVENANT_HOME": str(home),
         "COVENANT_HTTP_PORT": "0",
         "COVENANT_GRPC_ENABLED": "true",
-        "COVENANT_GRPC_PORT": "0",
+        "COVENANT_GRPC_PORT": str(grpc_port),
+        "COVENANT_GRPC_PUBLIC_ADDRESS": f"http://127.0.0.1:{grpc_port}" if version == "0.3" else "",
         "COVENANT_A2A_PUBLISH": "tck",
         "COVENANT_A2A_PUBLISH_ANONYMOUS": "loopback",
+        "COVENANT_A2A_ANONYMOUS_LISTS": "true",
         "COVENANT_A2A_PUSH_NOTIFICATIONS": "true",
-        "COVENANT_CARDS_ROOT_FORM": form,
+        "COVENANT_CARDS_ROOT_FORM": FORMS[version],
         "COVENANT_OUTBOUND_ALLOW": "localhost,127.0.0.1",
     }
     daemon = subprocess.Popen(
@@ -151,6 +155,12 @@ def _daemon(folder: Path, form: str) -> Iterator[str]:
     finally:
         daemon.terminate()
         daemon.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port: int = held.getsockname()[1]
+        return port
 
 
 def _run_kit(asked: argparse.Namespace, folder: Path, url: str) -> str:

@@ -167,6 +167,7 @@ def give_work(near: SampleDaemon) -> str:
 def photograph(page: Page, name: str) -> None:
     page.wait_for_selector(".live[data-state=live]")
     page.wait_for_timeout(600)
+    page.evaluate("scrollTo(0, 0)")
     target = FOLDER / f"dashboard-{name}.png"
     target.write_bytes(packed(page.screenshot()))
     if (size := target.stat().st_size) > BYTES_MAX:

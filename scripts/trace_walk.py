@@ -5,7 +5,9 @@
     python scripts/trace_walk.py send --list   # and which modules, in the order in which they are entered
 
 Each daemon runs on a home of its own and serves an agent that echoes. Two requests warm it up; calls of Python
-functions during the third are recorded. A hop is a call from one module of ours into another, counted once.
+functions during the third are recorded. A hop is a call from one module of ours into another, counted once. What the
+event loop calls is called by no module. What the daemon does while nobody asks for anything is recorded before, and
+left out: its timers are no part of the walk.
 """
 
 from __future__ import annotations
@@ -35,17 +37,21 @@ async def say(turn):
     return turn.text
 """
 OURS: Final = "covenant."
+LOOP: Final = "run_to_end"
+"""The function that runs the event loop: its frame is below each callback."""
 WAIT_S: Final = 30.0
 WARM: Final = 2
+SETTLE_S: Final = 2.0
+IDLE_S: Final = 8.0
 
 
 class Recorder:
-    """Which modules are entered, and from which, between SIGUSR1 and SIGUSR2."""
+    """Which modules are entered, and from which, between SIGUSR1 and SIGUSR2; each with what the event loop called."""
 
     def __init__(self, out: Path) -> None:
         self._on = False
-        self._entered: dict[str, None] = {}
-        self._hops: dict[tuple[str, str], None] = {}
+        self._calls: dict[tuple[str, str, str], None] = {}
+        """From where, into which module, and below which callback."""
         self._out = out
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
@@ -54,20 +60,27 @@ class Recorder:
         module = frame.f_globals.get("__name__", "")
         if not module.startswith(OURS):
             return
-        self._entered[module] = None
-        caller = frame.f_back
-        while caller is not None and not caller.f_globals.get("__name__", "").startswith(OURS):
-            caller = caller.f_back
-        if caller is not None and caller.f_globals["__name__"] != module:
-            self._hops[caller.f_globals["__name__"], module] = None
+        ours = [each for each in _stack(frame) if each.f_globals["__name__"].startswith(OURS)]
+        source = ours[1].f_globals["__name__"] if len(ours) > 1 else ""
+        callback = ours[-1].f_code.co_qualname if ours else LOOP
+        self._calls[source, module, callback] = None
 
     def begin(self, *_: object) -> None:
         self._on = True
+        self._calls = {}
         self._out.write_text("{}")
 
     def end(self, *_: object) -> None:
         self._on = False
-        self._out.write_text(json.dumps({"entered": list(self._entered), "hops": list(self._hops)}))
+        self._out.write_text(json.dumps({"calls": list(self._calls)}))
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """From this frame up to what the event loop called."""
+    while frame is not None and frame.f_code.co_name != LOOP:
+        if "__name__" in frame.f_globals:
+            yield frame
+        frame = frame.f_back
 
 
 def serve(out: Path, words: list[str]) -> None:
@@ -143,8 +156,22 @@ def _send(to: Daemon, number: int) -> None:
         raise RuntimeError(answer.decode())
 
 
-def walk(what: str, folder: Path) -> tuple[dict[str, None], dict[tuple[str, str], None]]:
-    """The modules that were entered, and the hops between them."""
+class Walk:
+    """The calls between modules. `idle`: what the event loop calls while nobody asks for anything is no part of it."""
+
+    def __init__(self, daemons: list[Daemon], act: Callable[[], None], idle: Walk | None = None) -> None:
+        for each in daemons:
+            each.record(signal.SIGUSR1)
+        act()
+        found = [call for each in daemons for call in each.record(signal.SIGUSR2)["calls"]]
+        self.callbacks = {callback for _, _, callback in found}
+        left_out = idle.callbacks if idle is not None else set()
+        calls = [(source, target) for source, target, callback in found if callback not in left_out]
+        self.entered = dict.fromkeys(target for _, target in calls)
+        self.hops = {call for call in calls if call[0] not in ("", call[1])}
+
+
+def walk(what: str, folder: Path) -> Walk:
     with ExitStack() as stack:
         daemons = [stack.enter_context(daemon(folder, "office"))]
         office = daemons[0]
@@ -155,17 +182,18 @@ def walk(what: str, folder: Path) -> tuple[dict[str, None], dict[tuple[str, str]
             office.covenant("peers", "add", lab.url, "--name", "lab")
             office.covenant("peers", "verify", "lab")
             lab.covenant("peers", "verify", "office")
-        for number in range(WARM + 1):
-            if number == WARM:
-                for each in daemons:
-                    each.record(signal.SIGUSR1)
+
+        def ask(number: int) -> None:
             if what == "delegate":
                 office.covenant("peers", "delegate", "echo", f"hello {number}", "--peer", "lab")
             else:
                 _send(office, number)
-        found = [each.record(signal.SIGUSR2) for each in daemons]
-    entered = dict.fromkeys(module for each in found for module in each["entered"])
-    return entered, dict.fromkeys(tuple(hop) for each in found for hop in each["hops"])
+
+        for number in range(WARM):
+            ask(number)
+        time.sleep(SETTLE_S)
+        idle = Walk(daemons, lambda: time.sleep(IDLE_S))
+        return Walk(daemons, lambda: ask(WARM), idle)
 
 
 def main() -> None:
@@ -177,10 +205,10 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="name the modules, too")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        entered, hops = walk(chosen.what, Path(folder))
-    print(f"{chosen.what}: {len(entered)} modules, {len(hops)} hops")
+        found = walk(chosen.what, Path(folder))
+    print(f"{chosen.what}: {len(found.entered)} modules, {len(found.hops)} hops")
     if chosen.list:
-        print("".join(f"    {module}\n" for module in entered), end="")
+        print("".join(f"    {module}\n" for module in found.entered), end="")
 
 
 if __name__ == "__main__":

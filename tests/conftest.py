@@ -1,10 +1,13 @@
-"""Hypothesis profiles: `dev` explores, `ci` repeats itself, `thorough` is for `make test-all`.
+"""Hypothesis profiles: `dev` explores, `ci` repeats itself, `quick` is for `make test`, `thorough` for `make test-all`.
 
 None has a deadline: on a busy machine one example may wait for the disk, and every test has a timeout anyway.
 """
 
+import gc
+import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,22 +16,47 @@ from hypothesis import settings
 # Before anything imports it, so that a failing suite explains itself.
 pytest.register_assert_rewrite("tests.ledger_contract")
 
+# A fixture that several modules import is made once for each of them: this one starts a server.
+from tests.ledger_contract.postgres_server import databases  # noqa: E402
 from tests.places import short_folder  # noqa: E402
+
+__all__ = ["databases"]
 
 # A shell starts what runs in its background with SIGINT ignored, and so would everything be that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests call nobody outside. Each client would read the authorities of the system, which takes 20 ms.
+os.environ.setdefault("SSL_CERT_FILE", str(Path(__file__).with_name("authority.pem")))
+
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("quick", deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=1_000, print_blob=True)
 settings.load_profile("dev")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays to the end: the garbage collector need not look through it, then or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     with short_folder() as folder:
         yield folder
+
+
+def pytest_sessionfinish() -> None:
+    """The server under the suites, if one of the tests here has started it."""
+    if (engine := sys.modules.get("tests.engine_under_test")) is not None:
+        engine.stop_server()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

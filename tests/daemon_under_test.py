@@ -9,11 +9,12 @@ written in this process. `clock`: a clock of the test's own; nothing then become
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx2
 
@@ -40,6 +41,9 @@ from covenant.model.tenants import DEFAULT, TenantLimits
 from tests.engine_under_test import ledger_settings
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.waits import BOUND_S
+
+NO_AUTHORITIES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For a client of plain HTTP: reading the authorities of the system takes as long as opening a daemon."""
 
 
 def make_settings(home: Path, **chosen: dict[str, Any]) -> Settings:
@@ -168,5 +172,5 @@ async def open_daemon_under_test(
         )
         if serve:
             await stack.enter_async_context(serving(daemon))
-        http = httpx2.AsyncClient(base_url=daemon.base.listeners.url, timeout=BOUND_S)
+        http = httpx2.AsyncClient(base_url=daemon.base.listeners.url, verify=NO_AUTHORITIES, timeout=BOUND_S)
         yield DaemonUnderTest(daemon, await stack.enter_async_context(http))

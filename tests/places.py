@@ -1,18 +1,31 @@
 """Where tests put what has a socket in it."""
 
 import random
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from tests.waits import until
 
 
 @contextmanager
 def short_folder() -> Iterator[Path]:
     """A folder, for a while, whose name leaves room for a socket's path: that may have some hundred bytes."""
-    with tempfile.TemporaryDirectory(prefix="cov-") as name:
-        yield Path(name)
+    folder = Path(tempfile.mkdtemp(prefix="cov-"))
+    try:
+        yield folder
+    finally:
+        until(lambda: _is_removed(folder))
+
+
+def _is_removed(folder: Path) -> bool:
+    """A process of a killed daemon may write for a moment longer."""
+    with suppress(OSError):
+        shutil.rmtree(folder)
+    return not folder.exists()
 
 
 def free_port() -> int:

@@ -1,7 +1,8 @@
 """How long tests wait."""
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 BOUND_S: Final = 100.0
@@ -17,3 +18,12 @@ def until(met: Callable[[], object]) -> None:
     while not met():
         assert time.monotonic() < end_s, "it did not come to pass"
         time.sleep(LOOK_S)
+
+
+async def eventually(met: Callable[[], Awaitable[object]]) -> None:
+    """Until the answer is true; for tests that run on a loop."""
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            if await met():
+                return
+            await asyncio.sleep(LOOK_S)

@@ -11,14 +11,17 @@ import pytest
 from rich.console import Console
 
 from bench.__main__ import PARTS, main, measure
-from bench.report import Row, Table, at_least, at_most, fact, show, summary
+from bench.report import Row, Table, at_least, at_most, fact, ratio, show, summary
 from bench.workload import Measured
+from tests.matrices import first_of
 from tests.waits import BOUND_S
 
+FIRST = ("queues", "search", "steps", "feed", "pauses")
+"""Parts that start few processes."""
 PEERS = Path(__file__).parents[2] / "bench" / "peers"
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", first_of([*FIRST, *(part for part in PARTS if part not in FIRST)], len(FIRST)))
 def test_a_part_measures_and_ends(part: str, tmp_path: Path) -> None:
     table = PARTS[part]("smoke", tmp_path)
     assert table.part == part
@@ -89,3 +92,7 @@ def test_a_table_shows_value_target_and_whether_it_was_met() -> None:
     text = printed.getvalue()
     for expected in ("queues: a title", "2.5 ×", "≥ 3", "NO", "12 ms", "≤ 50", "yes", "12,346 cycles/s", "a note"):
         assert expected in text
+
+
+def test_whoever_has_done_nothing_is_not_outrun() -> None:
+    assert (ratio(6.0, 2.0), ratio(6.0, 0.0)) == (3.0, 0.0)

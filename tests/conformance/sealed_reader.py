@@ -25,6 +25,7 @@ from tests.e2e.peers.independent_peer import (
     holds,
     id_of,
     merkle,
+    speaks_for,
     without,
 )
 from tests.seal.rfc9180 import hybrid_context, recipient_context
@@ -93,12 +94,15 @@ class Instance:
         header = json.loads(protected)
         assert canonical(header) == protected
         assert (header["v"], header["suite"]) == (2, HYBRID if self.hybrid else SUITE)
-        skid = from_b58(header["skid"])
-        assert id_of(header["skid"]) == header["from"]
+        skid, identity = from_b58(header["skid"]), header["skid"]
+        if "cert" in header:
+            identity = header["cert"]["issuer"]
+            assert speaks_for(identity, header["cert"], "envelopes", header["skid"], header["iat"])
+        assert id_of(identity) == header["from"]
         signed = b"covenant.envelope.signature.v2\n" + struct.pack(">I", len(protected)) + protected
         Ed25519PublicKey.from_public_bytes(skid).verify(signature, signed + hashlib.sha256(ciphertext).digest())
         assert header["from"] != self.id
-        assert known[header["from"]] == skid
+        assert known[header["from"]] == from_b58(identity)
         assert header["to"] == self.id
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", header["jti"])
         assert 0 < header["exp"] - header["iat"] <= 300_000
@@ -111,8 +115,15 @@ class Instance:
         context = recipient_context(ciphertext[:32], self.prekey, info)
         return header, context.open(0, b"", ciphertext[32:])
 
-    def receipt(self, data: bytes) -> str:
-        return b64(self.identity.sign(b"covenant.envelope.receipt.v2\n" + hashlib.sha256(data).digest()))
+    def check_receipt(self, data: bytes, given: str, certificate: dict[str, Any] | None, now_ms: int) -> None:
+        key = self.key
+        if certificate is not None:
+            assert speaks_for(b58(self.key), certificate, "envelopes", certificate["key"], now_ms)
+            key = from_b58(certificate["key"])
+        signed = b"covenant.envelope.receipt.v2\n" + hashlib.sha256(data).digest()
+        Ed25519PublicKey.from_public_bytes(key).verify(unbase64(given), signed)
+        if certificate is None:
+            assert given == b64(self.identity.sign(signed))
 
 
 def check_token(token: str, provider_key: str, *, holder: str, offer: dict[str, Any] | None, now_ms: int) -> None:

@@ -3,6 +3,8 @@
 import ast
 import asyncio
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,5 +88,28 @@ async def test_a_remote_agent_is_called_as_the_page_says(
             "completed reviewed: Summarise the minutes",
             "reviewed: Summarise the minutes",
         ]
+    finally:
+        assert daemon.stop() == 0
+
+
+def test_the_worker_of_the_guide_works_from_a_process_of_its_own(short_path: Path) -> None:
+    echo = (
+        'from covenant import Agent, Turn\necho = Agent("echo")\n@echo\nasync def e(turn: Turn):\n    yield turn.text'
+    )
+    daemon = served(short_path, echo)
+    (snippet,) = (text for text in of("writing-agents.md") if "worker.run()" in text)
+    (short_path / "worker.py").write_text(snippet)
+    try:
+        daemon.json("agents", "add", "summarizer")
+        token = daemon.json("identities", "enroll", "summarizer@default")["token_b58"]
+        daemon.json("capabilities", "grant", "a2a.send.echo@default", "--to", "summarizer@default")
+        worker = subprocess.Popen([sys.executable, str(short_path / "worker.py"), daemon.url, token])
+        try:
+            told = daemon.run("call", "summarizer", "the long story of a tide", "--json").json
+        finally:
+            worker.kill()
+            worker.wait()
+        assert told["text"] == "the long story of a … (ok)"
+        assert {"count", "source.txt"} <= {artifact.get("name") for artifact in told["artifacts"]}
     finally:
         assert daemon.stop() == 0

@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 
 from covenant.model.extras import Extra, install_command
 from tests.cli.daemons import Daemon, covenant
+from tests.matrices import first_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
@@ -44,7 +45,7 @@ def consequence(extra: str) -> str:
     return found
 
 
-@pytest.mark.parametrize("extra", get_args(Extra))
+@pytest.mark.parametrize("extra", first_of(get_args(Extra), 2))
 def test_without_an_extra_a_start_goes_as_the_page_says(extra: Extra, short_path: Path) -> None:
     told, env, home = consequence(extra), without(extra, short_path / "hidden"), short_path / "home"
     if told == "the start is refused":

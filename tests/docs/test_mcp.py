@@ -66,8 +66,10 @@ def test_every_tool_is_in_the_table() -> None:
 
 
 def test_the_servers_file_can_be_read() -> None:
-    (found,) = [read for block in blocks("json") if "servers" in (read := json.loads(block))]
-    assert [tool.name for tool in read_mcp_servers(found)["files"].tools] == ["read", "list"]
+    files, elsewhere = [read for block in blocks("json") if "servers" in (read := json.loads(block))]
+    assert [tool.name for tool in read_mcp_servers(files)["files"].tools] == ["read", "list"]
+    search = read_mcp_servers(elsewhere)["search"]
+    assert search.sent_headers({"SEARCH_TOKEN": "t"}) == {"authorization": "Bearer t", "x-team": "blue"}
 
 
 async def test_a_snippet_connects_a_client_to_the_daemon_of_the_home(short_path: Path) -> None:

@@ -5,9 +5,7 @@ import shlex
 from pathlib import Path
 
 from tests.cli.daemons import Daemon, covenant
-from tests.ledger_contract.postgres_server import Databases, databases
-
-__all__ = ["databases"]
+from tests.ledger_contract.postgres_server import Databases
 
 PAGE = (Path(__file__).parents[2] / "docs" / "postgres.md").read_text(encoding="utf-8")
 SHOWN = "postgres://covenant@db.example/covenant"

@@ -11,7 +11,7 @@ from tests.waits import BOUND_S, until
 
 TEXT = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text(encoding="utf-8")
 (AGENTS,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-LATER, LIST = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+LATER, LIST, PAUSE, ADD = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
 
 
 def runs(daemon: Daemon, most: int = 10_000) -> list[str]:
@@ -48,6 +48,36 @@ def test_the_report_of_the_page_is_written_once_a_second_through_a_kill(short_pa
         # Those that were missed while nobody was up were run, too.
         assert moments == list(range(moments[0], moments[-1] + 1, 1000))
         assert moments[0] <= begun_ms
+    finally:
+        assert daemon.stop() == 0
+
+
+def test_a_schedule_is_paused_through_a_kill_and_added_and_removed_as_the_page_says(short_path: Path) -> None:
+    (short_path / "report.py").write_text(AGENTS)
+    daemon = Daemon(short_path / "home", str(short_path / "report.py"))
+    look, paused, rest = PAUSE.partition("covenant schedules pause report often\n")
+    said, _ = begin(daemon, look).communicate(timeout=BOUND_S)
+    assert re.search(r"weekdays .* Europe/Berlin .*T09:00:00\+0[12]:00", said), said
+    assert len(re.findall(r"next: .*T09:00:00\+0[12]:00", said)) == 5
+    begin(daemon, paused).communicate(timeout=BOUND_S)
+    before = runs(daemon)
+    assert daemon.stop(signal.SIGKILL) == -signal.SIGKILL
+    daemon = Daemon(short_path / "home", str(short_path / "report.py"))
+    try:
+        resumed_ms = now_ms()
+        said, _ = begin(daemon, rest).communicate(timeout=BOUND_S)
+        by_hand = said.splitlines()[0]
+        assert "resumed report/often; next run: " in said
+
+        def new() -> set[str]:
+            return set(runs(daemon)) - set(before) - {by_hand}
+
+        until(lambda: caught_up(daemon, resumed_ms + 2_000) and new())
+        # The schedule would look back for a minute, but not into its pause.
+        assert min(moment(daemon, task_id) for task_id in new()) > resumed_ms
+        said, _ = begin(daemon, ADD).communicate(timeout=BOUND_S)
+        assert re.search(r"added probe/nightly; next run: .*T03:00:00\+0[12]:00", said), said
+        assert "removed probe/nightly" in said
     finally:
         assert daemon.stop() == 0
 

@@ -33,6 +33,8 @@ fan, race, vote = Agent("fan"), Agent("race"), Agent("vote")
 steady = Agent("steady", idempotent=True, on_lost="requeue")
 once, asker, passer = Agent("once"), Agent("asker"), Agent("passer")
 late = Agent("late")
+sleeper, payee, judge = Agent("sleeper"), Agent("payee"), Agent("judge")
+talker = Agent("an-agent-that-was-named-after-its-team-and-after-its-purpose")
 sure, nap = (Agent(name, idempotent=True, on_lost="requeue") for name in ("sure", "nap"))
 
 
@@ -156,6 +158,28 @@ async def ask(turn):
         yield turn.need_input("which one?")
     else:
         yield f"so it is {turn.text}"
+
+
+@sleeper
+async def sleep_long(turn):
+    await turn.sleep(3_600)
+
+
+@payee
+async def wait_for_money(turn):
+    return f"paid by {await turn.wait_for('paid')}"
+
+
+@judge
+async def ask_for_approval(turn):
+    decision = await turn.approve(f"Pay {turn.text}?")
+    return f"approved={bool(decision)} {decision.reason}"
+
+
+@talker
+async def talk(turn):
+    for number in range(int(turn.text)):
+        yield f"{number} "
 
 
 @passer

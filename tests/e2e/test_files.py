@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+import httpx2
 import pytest
 from a2a.types import a2a_pb2 as pb
 from a2a.types import a2a_pb2_grpc
@@ -32,7 +33,7 @@ from covenant import (
     Turn,
 )
 from covenant.daemon.schedulers import FileCollector, Retention, Singleton
-from covenant.ledger.contract.blobs import BlobUsage, space_of
+from covenant.ledger.contract.blobs import CHUNK_BYTES, BlobUsage, space_of
 from covenant.ledger.embedded.blob_folder import BYTES, INCOMING, BlobFolder
 from covenant.model.settings import HOUR_MS
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
@@ -212,7 +213,7 @@ async def test_a_url_is_good_for_its_file_alone_and_no_token_of_another_tenant_o
             "params": message({"url": f"http://elsewhere{bare}", "filename": "x"}),
         },
     )
-    assert "ResourceLink" in refused.text or "failed" in refused.text.lower()
+    assert refused.json()["error"]["data"][0]["metadata"]["code"] == "link_changed"
 
 
 async def test_another_tenant_learns_nothing_from_the_same_content(daemon: DaemonUnderTest) -> None:
@@ -252,12 +253,12 @@ async def test_files_are_limited_in_bytes_count_and_time(tmp_path: Path) -> None
         full = await daemon.ask("POST", "/v1/files", content=b"y" * 60_000)
         assert (full.status_code, full.json()["code"]) == (429, "files_full")
 
-        begun = asyncio.Event()
+        begun, given_up = asyncio.Event(), asyncio.Event()
 
         async def slow() -> AsyncIterator[bytes]:
             yield b"a"
             begun.set()
-            await asyncio.sleep(30)
+            await given_up.wait()
             yield b"b"
 
         late = asyncio.ensure_future(daemon.ask("POST", "/v1/files", content=slow()))
@@ -267,6 +268,8 @@ async def test_files_are_limited_in_bytes_count_and_time(tmp_path: Path) -> None
         await asyncio.to_thread(until, lambda: list(incoming.iterdir()))
         second = await daemon.ask("POST", "/v1/files", content=b"z")
         assert (second.status_code, second.json()["code"]) == (429, "uploads_full")
+        await asyncio.to_thread(until, lambda: not list(incoming.iterdir()))
+        given_up.set()
         answer = await late
         assert (answer.status_code, answer.json()["code"]) == (408, "request_timeout")
         assert list(incoming.iterdir()) == []
@@ -279,6 +282,33 @@ async def test_a_truncated_file_is_refused_and_never_given_out_as_whole(daemon: 
     os.truncate(store_of(daemon).place(space_of("default"), SHA256) / BYTES, 1_000)
     answer = await daemon.ask("GET", url)
     assert (answer.status_code, answer.json()["code"]) == (404, "unknown_file")
+
+
+@pytest.mark.parametrize("size", [100_000, 3_000_000])
+async def test_a_damaged_file_is_never_given_out_as_whole_and_an_upload_mends_it(
+    daemon: DaemonUnderTest, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    data = os.urandom(size)
+    stored = await upload(daemon, data)
+    task = await send(daemon, "sizes", {"url": stored["url"]})
+    url = path_of(task["history"][0]["parts"][0]["url"])
+    path = store_of(daemon).place(space_of("default"), stored["sha256"]) / BYTES
+    path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    if size <= CHUNK_BYTES:
+        answer = await daemon.ask("GET", url)
+        assert (answer.status_code, answer.json()["code"]) == (404, "file_damaged")
+    else:
+        with pytest.raises(httpx2.RemoteProtocolError):
+            await daemon.ask("GET", url)
+    (told,) = [each for each in caplog.records if each.message == "files.damaged"]
+    assert told.__dict__["sha256"] == stored["sha256"]
+    assert 'code="file_damaged"' in (await daemon.ask("GET", "/metrics")).text
+    assert (await send(daemon, "sizes", {"url": stored["url"]}))["status"]["state"] == "TASK_STATE_FAILED"
+    await upload(daemon, data)
+    assert (await daemon.ask("GET", url)).content == data
+    for known in ("*", f'"{stored["sha256"]}"', f'"x", W/"{stored["sha256"]}"'):
+        assert (await daemon.ask("GET", url, headers={"if-none-match": known})).status_code == 304, known
+    assert (await daemon.ask("GET", url, headers={"if-none-match": '"x"'})).status_code == 200
 
 
 async def test_what_no_task_refers_to_is_collected_and_what_a_task_has_is_not(daemon: DaemonUnderTest) -> None:
@@ -415,6 +445,31 @@ async def test_a_link_that_is_too_old_is_refused_in_a_message_and_at_its_place(t
         body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": message({"url": stored["url"]})}
         answer = (await daemon.ask("POST", "/v1/a2a/agents/sizes", json=body)).json()
         assert "expired" in answer["error"]["message"]
+
+
+async def test_a_url_of_ours_that_was_changed_is_refused_and_one_from_elsewhere_is_a_link(
+    daemon: DaemonUnderTest, tmp_path: Path
+) -> None:
+    url = (await upload(daemon, LARGE))["url"]
+
+    async def ask(given: str) -> Any:
+        body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": message({"url": given})}
+        return (await daemon.ask("POST", "/v1/a2a/agents/sizes", json=body)).json()
+
+    changed = f"{url[:-4]}{'0000' if url[-4:] != '0000' else '1111'}"
+    for wrong in (
+        url.replace(SHA256, "1" * 64),
+        changed,
+        changed.replace("signature", "%73ignature"),
+        url.partition("&signature")[0],
+        url.partition("?")[0],
+    ):
+        assert "was changed" in (await ask(wrong))["error"]["message"], wrong
+    async with open_daemon_under_test(tmp_path / "elsewhere", *make_agents()) as elsewhere:
+        other = (await upload(elsewhere, LARGE))["url"]
+    assert "was changed" not in str(await ask(other))
+    unmarked = f"{url[: -64 - 16]}{url[-64:]}"
+    assert "result" in await ask(unmarked), "an earlier version has given it out"
 
 
 async def test_grpc_takes_large_bytes_and_tells_them_as_a_url(tmp_path: Path) -> None:

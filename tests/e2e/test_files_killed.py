@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
+import pytest
 
 from covenant.ledger.embedded.blob_folder import INCOMING
 from tests.cli.daemons import Daemon
@@ -27,6 +28,11 @@ async def same(turn: Turn):
     for part in turn.parts:
         yield await turn.save_file("same.bin", turn.open_file(part))
 """
+
+
+def sizes(mib: int) -> pytest.MarkDecorator:
+    """So many MiB each time; a whole GiB in `make test-all`."""
+    return pytest.mark.parametrize("mib", [mib, pytest.param(1_024, marks=pytest.mark.slow)])
 
 
 def started(folder: Path) -> Daemon:
@@ -53,21 +59,25 @@ def url_of(part: dict[str, Any]) -> str:
     return f"{split.path}?{split.query}"
 
 
-def test_a_kill_in_the_middle_of_an_upload_leaves_nothing_behind(tmp_path: Path) -> None:
+@sizes(8)
+def test_a_kill_in_the_middle_of_an_upload_leaves_nothing_behind(tmp_path: Path, mib: int) -> None:
     daemon = started(tmp_path)
     blobs = daemon.home / "blobs"
     token = (daemon.home / "operator.token").read_text().strip()
     where = urlsplit(daemon.url)
     with socket.create_connection((where.hostname, where.port)) as half:
         head = f"POST /v1/files HTTP/1.1\r\nHost: {where.netloc}\r\nAuthorization: Bearer {token}\r\n"
-        half.sendall(f"{head}Content-Length: {8 * MIB}\r\n\r\n".encode() + b"x" * 4 * MIB)
-        until(lambda: sum(path.stat().st_size for path in (blobs / INCOMING).rglob("bytes")) >= 3 * MIB)
+        half.sendall(f"{head}Content-Length: {mib * MIB}\r\n\r\n".encode())
+        for _ in range(mib // 2):
+            half.sendall(b"x" * MIB)
+        until(lambda: sum(path.stat().st_size for path in (blobs / INCOMING).rglob("bytes")) >= (mib // 2 - 1) * MIB)
         daemon.stop(signal.SIGKILL)
     again = started(tmp_path)
     try:
         assert [path for path in blobs.rglob("*") if path.is_file()] == []
         with client_of(again) as client:
-            assert client.post("/v1/files", content=b"x" * 8 * MIB).json()["size"] == 8 * MIB
+            whole = (b"x" * MIB for _ in range(mib))
+            assert client.post("/v1/files", content=whole).json()["size"] == mib * MIB
             assert client.get("/v1/files").json()["count"] == 1
     finally:
         again.stop()
@@ -101,13 +111,14 @@ def test_a_file_of_an_acknowledged_task_outlives_a_kill(tmp_path: Path) -> None:
     assert len(broken) == 1, checkup
 
 
-def test_files_go_in_through_an_agent_and_out_with_flat_memory(tmp_path: Path) -> None:
-    """A file of 192 MiB, uploaded, read and saved again by an agent, and downloaded: in less than 64 MiB more."""
+@sizes(192)
+def test_files_go_in_through_an_agent_and_out_with_flat_memory(tmp_path: Path, mib: int) -> None:
+    """A file that is uploaded, read and saved again by an agent, and downloaded: in less than 64 MiB more."""
     daemon = started(tmp_path)
-    size, piece = 192 * MIB, os.urandom(MIB)
+    size, piece = mib * MIB, os.urandom(MIB)
 
     def pieces() -> Iterator[bytes]:
-        for number in range(192):
+        for number in range(mib):
             yield number.to_bytes(8) + piece[8:]
 
     expected = hashlib.sha256()

@@ -13,6 +13,7 @@ import pytest
 from tests.agents.test_served_files import get, send
 from tests.cli.daemons import Daemon
 from tests.e2e.test_steps import ended, lines
+from tests.matrices import first_of
 from tests.waits import until
 
 PAUSE_S: Final = 3.0
@@ -57,7 +58,7 @@ def check(noted: list[str], attempts: int, paused: tuple[int, ...]) -> None:
         assert after - before >= PAUSE_S * 0.99
 
 
-@pytest.mark.parametrize("name", ["again", "program"])
+@pytest.mark.parametrize("name", first_of(["again", "program"]))
 def test_the_pauses_outlive_kills_and_each_attempt_is_begun_once(short_path: Path, name: str) -> None:
     home, file = short_path / "home", short_path / "agents.py"
     file.write_text(AGENTS)

@@ -1,6 +1,7 @@
 """A real daemon in a process of its own, to be attacked."""
 
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,18 +14,23 @@ StartDaemon = Callable[..., Daemon]
 
 @pytest.fixture
 def start_daemon(short_path: Path) -> Iterator[StartDaemon]:
-    """Starts daemons by name, flags and environment; all of them are stopped at the end of the test."""
+    """Starts daemons by name, flags and environment; all of them are killed at the end of the test."""
     started: list[Daemon] = []
 
-    def start(*flags: str, name: str = "home", env: dict[str, str] | None = None) -> Daemon:
-        daemon = Daemon(short_path / name, *flags, env=env)
+    def start(
+        *flags: str,
+        name: str = "home",
+        env: dict[str, str] | None = None,
+        constants: Mapping[str, float] | None = None,
+    ) -> Daemon:
+        daemon = Daemon(short_path / name, *flags, env=env, constants=constants)
         started.append(daemon)
         return daemon
 
     yield start
     for daemon in started:
         if daemon.process.poll() is None:
-            daemon.stop()
+            daemon.stop(signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,7 @@ def shared_daemon() -> Iterator[Daemon]:
     with short_folder() as folder:
         daemon = Daemon(folder / "home")
         yield daemon
-        daemon.stop()
+        daemon.stop(signal.SIGKILL)
 
 
 @pytest.fixture

@@ -198,7 +198,7 @@ def test_a_context_of_somebody_else_joins_nothing(stranger: Client, tenant: Clie
     theirs = str(uuid4())
     begun = _sent(tenant, theirs, door)
     assert "result" in begun
-    assert "no such context of yours" in _sent(stranger, theirs, door)["error"]["message"]
+    assert "you have no such context" in _sent(stranger, theirs, door)["error"]["message"]
     assert "random UUID" in _sent(stranger, "chat-1", door)["error"]["message"]
     listed = tenant.rpc("table", "ListTasks", {"contextId": theirs})["result"]["tasks"]
     assert len(listed) == 1

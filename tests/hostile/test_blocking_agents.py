@@ -183,7 +183,7 @@ def test_health_is_answered_while_an_async_agent_holds_the_loop(blocked: Blocked
 def test_an_isolated_agent_that_dies_fails_its_own_task_alone(blocked: Blocked, how: str) -> None:
     answer = blocked.send("isolated", how)
     assert answer.json["result"]["task"]["status"]["state"] == "TASK_STATE_FAILED"
-    assert text_of(answer) in ("the agent was ended by signal 11", "the agent exited with status 3")
+    assert text_of(answer) in ("the agent's process was killed by signal 11", "the agent exited with status 3")
     assert text_of(blocked.send("echo", "hello")) == "hello"
 
 

@@ -1,5 +1,6 @@
 """The wall clock of a real daemon is set while it works: by a day, both ways."""
 
+import signal
 import struct
 import sys
 import time
@@ -23,20 +24,33 @@ RETRIES = {
     "COVENANT_A2A_AUTO_RETRY_MIN_LEASE_AGE_MS": "600000",
     "COVENANT_DAEMON_SWEEP_INTERVAL_MS": "50",
 }
+TICKS = """
+from pathlib import Path
+from covenant import Agent, Schedule, Turn
+
+tick = Agent("tick", schedules=[Schedule(id="often", every_s=1, text="now", catch_up_s=90)])
+
+
+@tick
+async def note(turn: Turn):
+    with Path(__file__).with_name("runs").open("a") as file:
+        file.write(f"{turn.task.metadata['schedule']['moment_ms']}\\n")
+"""
 
 
 class Stepped:
     """A daemon, and the clock of the machine that it believes to be on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *files: str) -> None:
         self._folder = folder
+        self._files = files
         self._offset = folder / "offset"
         self.set(0)
         self.daemon = self._start()
 
     def _start(self) -> Daemon:
         program = (sys.executable, str(Path(__file__).with_name("stepped.py")), str(self._offset))
-        return Daemon(self._folder / "home", env=RETRIES, inside=program)
+        return Daemon(self._folder / "home", *self._files, env=RETRIES, inside=program)
 
     def set(self, offset_ms: int) -> None:
         """Written in place: the daemon has the file mapped."""
@@ -46,6 +60,11 @@ class Stepped:
 
     def restart(self) -> None:
         assert self.daemon.stop() == 0
+        self.daemon = self._start()
+
+    def kill(self) -> None:
+        """Without a warning, and started again."""
+        assert self.daemon.stop(signal.SIGKILL) == -signal.SIGKILL
         self.daemon = self._start()
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
@@ -136,6 +155,31 @@ def test_a_start_in_the_past_of_its_own_journal_serves_and_reports_it(stepped: S
     task_id = stepped.send("from the future", timeout_ms=600_000)
     stepped.set(0)
     stepped.restart()
-    assert "clock" in request(stepped.daemon.url, "GET", "/readyz").json
+    until(lambda: "clock" in request(stepped.daemon.url, "GET", "/readyz").json)
     assert stepped.receive()["id"] == task_id
     assert "clock.stepped" in stepped.daemon.log
+
+
+@pytest.mark.matrix
+def test_no_moment_of_a_schedule_has_two_runs_over_kills_and_steps_of_the_clock(short_path: Path) -> None:
+    (short_path / "ticks.py").write_text(TICKS)
+    (short_path / "runs").touch()
+    stepped = Stepped(short_path, str(short_path / "ticks.py"))
+
+    def runs() -> list[int]:
+        return [int(line) for line in (short_path / "runs").read_text().splitlines()]
+
+    try:
+        until(lambda: len(runs()) >= 2)
+        for offset_ms in (0, -4_000, 600_000, 0):  # each start looks again at the moments of the last 90 s
+            stepped.set(offset_ms)
+            stepped.kill()
+            enough = len(runs()) + 3
+            until(lambda: len(runs()) >= enough)  # noqa: B023  (it ends within the round)
+        moments = runs()
+        assert len(set(moments)) == len(moments), "a moment has two runs"
+        listed = stepped.ask("GET", "/a2a/tasks?agent=tick&limit=200")["tasks"]
+        assert len(listed) >= len(moments)
+    finally:
+        if stepped.daemon.process.poll() is None:
+            stepped.daemon.stop()

@@ -13,7 +13,9 @@ from tests.e2e.peers.peer_daemons import Answer, Node, PeerDaemons, open_peer_da
 from tests.e2e.peers.scripted_peer import ScriptedPeer, header_of, packed, rewritten, unpacked
 from tests.places import short_folder
 
-REFUSED: Final = b'{"error":"this envelope is not accepted; the protocol\'s version spoken here is 2","code":"refused"}'
+REFUSED: Final = (
+    b'{"error":"this envelope is not accepted; this instance speaks version 2 of the protocol","code":"refused"}'
+)
 STRANGE: Final[tuple[Any, ...]] = (
     None,
     "",

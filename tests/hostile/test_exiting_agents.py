@@ -8,6 +8,7 @@ import pytest
 
 from tests.hostile.client import Answer, operator_token, request
 from tests.hostile.conftest import StartDaemon
+from tests.matrices import first_of
 from tests.waits import until
 
 AGENTS = """
@@ -79,13 +80,17 @@ def test_what_an_agent_raises_fails_its_task_and_ends_nothing_else(start_daemon:
     assert daemon.process.poll() is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", first_of([signal.SIGTERM, signal.SIGINT]))
 def test_a_stop_ends_although_an_agent_blocks_the_loop(
     start_daemon: StartDaemon, short_path: Path, number: int
 ) -> None:
     agents = short_path / "agents.py"
     agents.write_text(AGENTS)
-    daemon = start_daemon(str(agents), env={"COVENANT_DAEMON_GRACE_MS": "100"})
+    daemon = start_daemon(
+        str(agents),
+        env={"COVENANT_DAEMON_GRACE_MS": "100"},
+        constants={"covenant.daemon.lifecycle.HELD_END_S": 0.5},
+    )
     token = operator_token(daemon.home)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(send, daemon.url, token, "hog", "x")

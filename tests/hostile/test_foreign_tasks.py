@@ -42,20 +42,25 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     daemon.stop()
 
 
-def fastest(look: Callable[[], Answer], enough_s: float = 0.0) -> tuple[float, Answer]:
-    """The shortest of a few tries, or of many if none is fast enough: what it costs when nobody else is in the way."""
-    answer, took_s = look(), float("inf")
+def worked_s(daemon: Daemon) -> float:
+    """How long the daemon's threads have run on a processor: what others do on the machine is not in it."""
+    return time.clock_gettime((~daemon.process.pid << 3) | 2)  # the clock that clock_getcpuclockid(3) names
+
+
+def cheapest(daemon: Daemon, look: Callable[[], Answer], enough_s: float = 0.0) -> tuple[float, Answer]:
+    """The least work of a few tries, or of many if none is cheap enough: the daemon also does what nobody asks for."""
+    answer, least_s = look(), float("inf")
     for tries in range(20 * LOOKS):
-        started_s = time.perf_counter()
+        before_s = worked_s(daemon)
         answer = look()
-        took_s = min(took_s, time.perf_counter() - started_s)
-        if tries >= LOOKS and (not enough_s or took_s < enough_s):
+        least_s = min(least_s, worked_s(daemon) - before_s)
+        if tries >= LOOKS and (not enough_s or least_s < enough_s):
             break
-    return took_s, answer
+    return least_s, answer
 
 
 def test_a_huge_task_of_another_tenant_costs_a_stranger_as_little_as_no_task_at_all(serving: Daemon) -> None:
-    """Its owner waits for all its steps to be read and folded; a stranger by any door waits for none of them."""
+    """For its owner all its steps are read and folded; for a stranger, by any door, none of them."""
     owner = Client(serving, operator_token(serving.home))
     stranger = Client(serving, serving.json("tenants", "add", "acme")["token"])
     worker = Client(serving, serving.json("identities", "enroll", "worker@here")["token_b58"])
@@ -82,14 +87,15 @@ def test_a_huge_task_of_another_tenant_costs_a_stranger_as_little_as_no_task_at_
             "mailbox result": lambda: worker.ask("POST", "/a2a/results", {"task_id": task_id, "status": "ok"}),
         }
 
-    reading_s, read = fastest(lambda: owner.ask("GET", f"/v1/a2a/agents/flood/tasks/{begun['id']}"))
+    reading_s, read = cheapest(serving, lambda: owner.ask("GET", f"/v1/a2a/agents/flood/tasks/{begun['id']}"))
     assert len(read.body) > 1_000_000
     nobodys = looks(str(uuid4()))
     for name, look in looks(begun["id"]).items():
-        took_s, answer = fastest(look, reading_s / 4)
-        _, unknown = fastest(nobodys[name])
+        unknown_s, unknown = cheapest(serving, nobodys[name])
+        enough_s = max(reading_s / 4, 2 * unknown_s)  # some of them write
+        worked, answer = cheapest(serving, look, enough_s)
         assert (answer.status, len(answer.body)) == (unknown.status, len(unknown.body)), name
-        assert took_s < reading_s / 4, f"{name}: {took_s * 1000:.1f} ms, and its owner {reading_s * 1000:.1f} ms"
+        assert worked < enough_s, f"{name}: {worked * 1000:.1f} ms, and for its owner {reading_s * 1000:.1f} ms"
 
 
 def unkeyed(tenant: str, agent: str, key: str) -> str:

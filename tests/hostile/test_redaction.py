@@ -11,6 +11,7 @@ from covenant.model.content import Json, Text
 from covenant.model.peers.delegation_messages import DelegationResult
 from tests.e2e.peers.peer_daemons import Node, call, open_peer_daemons
 from tests.e2e.peers.scripted_peer import ScriptedPeer
+from tests.matrices import first_of
 from tests.places import short_folder
 
 SLOW_S: Final = 30.0
@@ -41,7 +42,7 @@ def provider() -> Iterator[Node]:
         yield made.node("provider", AGENT)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", first_of(SHAPES, 2))
 def test_an_offer_made_to_be_slow_to_search_does_not_stop_the_provider(provider: Node, shape: str) -> None:
     with ScriptedPeer(f"slow-{shape.split(maxsplit=1)[0]}") as actor:
         actor.known_to(provider)

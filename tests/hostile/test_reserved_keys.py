@@ -16,11 +16,11 @@ import pytest
 from covenant.agents.model.model_agent import ADVISOR
 from covenant.agents.router import ASKING, ROUTE
 from covenant.doors.a2a.grpc import GENERATION
-from covenant.exchange.delegation import REMOTE
 from covenant.exchange.native import ABOUT, INLINE
 from covenant.exchange.tasks.builder import IDEMPOTENCY
 from covenant.model.peers.delegation import ARTIFACT, PROOF, TERMS
 from covenant.model.sanitizer import is_reserved
+from covenant.model.task import REMOTE
 from covenant.wire.a2a.parts_v03 import FILENAME, MEDIA_TYPE
 from covenant.wire.call_headers import MEMBERS
 from tests.cli.daemons import Daemon

@@ -20,6 +20,7 @@ import yaml
 from covenant.daemon.settings import DaemonSettings
 from tests.certificates import Authority
 from tests.cli.daemons import Daemon, environment, said_until
+from tests.places import free_port
 from tests.waits import BOUND_S
 
 ROOT = Path(__file__).parents[2]
@@ -90,9 +91,8 @@ def test_linters_find_what_is_wrong(tmp_path: Path) -> None:
 def test_what_the_image_runs_is_healthy_by_its_own_check_and_stops_at_its_signal(short_path: Path, tls: bool) -> None:
     variables = dict(word.split("=", 1) for word in shlex.split(only(IMAGE, "ENV")))
     del variables["PATH"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    env = environment(**{**variables, "COVENANT_HOME": str(short_path / "home"), "COVENANT_HTTP_PORT": port})
+    home, port = str(short_path / "home"), str(free_port())
+    env = environment(**{**variables, "COVENANT_HOME": home, "COVENANT_HTTP_PORT": port})
     if tls:
         pair = Authority(short_path / "certificates").issue("127.0.0.1")
         env |= {"COVENANT_HTTP_TLS_CERT": str(pair.cert), "COVENANT_HTTP_TLS_KEY": str(pair.key)}

@@ -28,10 +28,8 @@ from covenant.daemon.home import TOKEN_NAME
 from covenant.daemon.settings import DaemonSettings
 from covenant.model.settings import A2aSettings
 from tests.cli.daemons import COVENANT, covenant, environment, said_until
-from tests.ledger_contract.postgres_server import Databases, databases
+from tests.ledger_contract.postgres_server import Databases
 from tests.waits import BOUND_S, until
-
-__all__ = ["databases"]
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SERVICES: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.postgres.yaml").read_text(encoding="utf-8"))["services"]

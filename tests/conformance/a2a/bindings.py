@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Final, Self
 
 import httpx2
 
-from tests.conformance.a2a import telling
-from tests.conformance.a2a.telling import Frame, Page, Part, Said, Told
+from tests.conformance.a2a import client_answers
+from tests.conformance.a2a.client_answers import Frame, Page, Part, Said, Told
 
 ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
 DOMAIN: Final = "a2a-protocol.org"
@@ -223,16 +223,16 @@ class Binding:
         return Refused(BY_STATUS[reply.status_code], problem["error"]["message"])
 
     def _task(self, body: Any) -> Told:
-        return telling.task_v03(body) if self.old else telling.task_v1(body)
+        return client_answers.task_v03(body) if self.old else client_answers.task_v1(body)
 
     def _sent(self, body: Any) -> Told | Said:
-        return telling.sent_v03(body) if self.old else telling.sent_v1(body)
+        return client_answers.sent_v03(body) if self.old else client_answers.sent_v1(body)
 
     def _page(self, body: Any) -> Page:
-        return telling.page_v03(body) if self.old else telling.page_v1(body)
+        return client_answers.page_v03(body) if self.old else client_answers.page_v1(body)
 
     def _frame(self, number: int, body: Any) -> Frame:
-        return telling.frame_v03(number, body) if self.old else telling.frame_v1(number, body)
+        return client_answers.frame_v03(number, body) if self.old else client_answers.frame_v1(number, body)
 
 
 def ask_of(message: Words | str, more: dict[str, Any]) -> Ask:

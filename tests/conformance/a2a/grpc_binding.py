@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # noqa: F401  (known to `Any`)
 
 from tests.conformance.a2a.bindings import CODES, DOMAIN, ERROR_INFO, New, Refused
-from tests.conformance.a2a.telling import Frame, Page, page_v1
+from tests.conformance.a2a.client_answers import Frame, Page, page_v1
 from tests.waits import BOUND_S
 
 SERVICE: Final = a2a_pb2.DESCRIPTOR.services_by_name["A2AService"]

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 from covenant.wire.sse import EventReader
 from tests.conformance.a2a.bindings import Ask, Binding, New, Reply, some
-from tests.conformance.a2a.telling import Frame, Part
+from tests.conformance.a2a.client_answers import Frame, Part
 
 
 class Rpc(Binding):

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conformance.a2a.bindings import Ask, Binding, words
+from tests.conformance.a2a.client_answers import Part
 from tests.conformance.a2a.http_bindings import Rest, Rpc, is_stream
 from tests.conformance.a2a.server_under_test import ServerUnderTest
-from tests.conformance.a2a.telling import Part
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from covenant.model.ids import TaskId
-from covenant.model.task import DuplicateSafety
+from covenant.model.task import DuplicateSafety, Idempotency
 from tests.conformance.a2a.bindings import Binding, Refused, words
+from tests.conformance.a2a.client_answers import Told
 from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
-from tests.conformance.a2a.telling import Told
 from tests.waits import BOUND_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -89,9 +89,8 @@ async def test_a_key_may_stand_in_metadata_and_may_declare_the_work_idempotent(
     shown = [await under_test.a2a.ledger.show(TaskId(task.id), None, 1) for task in (first, second)]
     safety = [task.task.idempotency for task in shown if task is not None]
     # A key alone says that the request is the same, and nothing about the work.
-    assert safety[0] is None
-    assert safety[1] is not None
-    assert safety[1].duplicate_safety is DuplicateSafety.IDEMPOTENT
+    assert safety[0] == Idempotency(DuplicateSafety.UNSAFE, key)
+    assert safety[1] == Idempotency(DuplicateSafety.IDEMPOTENT, declared["key"])
 
 
 async def test_a_message_to_a_task_that_is_repeated_under_its_key_is_said_once(me: Binding) -> None:

@@ -19,12 +19,12 @@ import pytest
 
 from tests.cli.daemons import Daemon
 from tests.conformance.a2a.bindings import Binding, Refused
+from tests.conformance.a2a.client_answers import Frame, Told, folded, known
 from tests.conformance.a2a.gate_server import Gatekeeper, open_gatekeeper
 from tests.conformance.a2a.http_bindings import NewRpc
 from tests.conformance.a2a.served_agents import CHUNKS, FLOW
 from tests.conformance.a2a.spoken import BINDINGS
 from tests.conformance.a2a.table import HERE, ROOT
-from tests.conformance.a2a.telling import Frame, Told, folded, known
 from tests.waits import BOUND_S
 
 MOMENTS: Final = ("0", "3", "end")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.conformance.a2a.bindings import Binding, Refused, words
+from tests.conformance.a2a.client_answers import Told
 from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
-from tests.conformance.a2a.telling import Told
 from tests.waits import BOUND_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.conformance.a2a.bindings import Ask, Binding, New, Refused, words
+from tests.conformance.a2a.client_answers import Part
 from tests.conformance.a2a.http_bindings import Rest, Rpc
 from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
-from tests.conformance.a2a.telling import Part
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -275,8 +275,8 @@ async def test_an_agent_that_nobody_knows_is_not_found(me: Binding) -> None:
     ("verb", "said"),
     [
         ("raise", "the agent failed"),
-        ("nonsense", "the agent yielded an object, which cannot be said"),
-        ("flood", "the agent said more than"),
+        ("nonsense", "the agent yielded an object, which cannot be sent"),
+        ("flood", "the agent's output in one turn exceeds"),
         ("surrogate", "the agent failed"),
         ("deep", "the agent failed"),
     ],

@@ -9,10 +9,10 @@ import pytest
 from a2a.types import a2a_pb2
 
 from tests.conformance.a2a.bindings import Binding, Refused, words
+from tests.conformance.a2a.client_answers import TERMINAL, WAITING, Part, Said
 from tests.conformance.a2a.http_bindings import NewRpc, Rpc
 from tests.conformance.a2a.required import missing
 from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
-from tests.conformance.a2a.telling import TERMINAL, WAITING, Part, Said
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.conformance.a2a.agents import BYTES, EXTENSION
 from tests.conformance.a2a.bindings import Binding, Refused, words
+from tests.conformance.a2a.client_answers import Part, Said
 from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
-from tests.conformance.a2a.telling import Part, Said
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,8 +11,8 @@ from covenant.agents.api import Agent, Turn
 from covenant.doors.http.endpoint import TOO_SLOW
 from tests.conformance.a2a.agents import Gates
 from tests.conformance.a2a.bindings import Binding
+from tests.conformance.a2a.client_answers import folded, known
 from tests.conformance.a2a.http_bindings import Rest
-from tests.conformance.a2a.telling import folded, known
 from tests.doors.a2a.a2a_under_test import A2AOptions, open_a2a
 from tests.waits import BOUND_S
 

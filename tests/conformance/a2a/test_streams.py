@@ -8,9 +8,9 @@ import pytest
 from covenant.exchange import a2a_service as conversation
 from covenant.exchange.tasks import reader as streams
 from tests.conformance.a2a.bindings import Binding, Refused, words
+from tests.conformance.a2a.client_answers import Frame, folded, known
 from tests.conformance.a2a.http_bindings import Rpc, is_stream
 from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
-from tests.conformance.a2a.telling import Frame, folded, known
 from tests.waits import BOUND_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

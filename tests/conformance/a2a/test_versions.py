@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.conformance.a2a.bindings import Binding, New, Refused
+from tests.conformance.a2a.client_answers import Part
 from tests.conformance.a2a.http_bindings import NewRpc, Rest, Rpc, SlashRpc
 from tests.conformance.a2a.server_under_test import ServerUnderTest, unique
-from tests.conformance.a2a.telling import Part
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -1,4 +1,4 @@
-"""opening: a cold start of a home with a long journal, and what a live task costs in memory."""
+"""start: a cold start of a home with a long journal, and what a live task costs in memory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from bench import children, machine
-from bench.building import Built
-from bench.cold import Opening
+from bench.history_builder import Built
+from bench.home_opener import Opening
 from bench.report import Level, Table, at_most, fact
 from bench.workload import PAYLOAD_BYTES
 from covenant.ledger.embedded.journal.journal import SEGMENT_BYTES
 from covenant.ledger.embedded.open import SEALED_SEGMENTS_BEFORE_COMPACTION
 
-NAME: Final = "opening"
+NAME: Final = "start"
 OPEN_S: Final = 5.0
 BYTES_PER_TASK: Final = 3 * 1024
 EVENTS_PER_CYCLE: Final = 4
@@ -40,14 +40,14 @@ def run(level: Level, workspace: Path) -> Table:
     scale = SCALES[level]
     home, empty = workspace / "long", workspace / "empty"
     cycles = (scale.events - scale.live) // EVENTS_PER_CYCLE
-    built = children.ours("building", Built, home, "cycles", cycles, scale.live, timeout_s=BUILD_S)
+    built = children.ours("history_builder", Built, home, "cycles", cycles, scale.live, timeout_s=BUILD_S)
     journal_bytes = machine.folder_bytes(home / "journal")
     replayed = _open(home)
-    children.ours("building", Built, home, "compact", 0, 0, timeout_s=BUILD_S)
+    children.ours("history_builder", Built, home, "compact", 0, 0, timeout_s=BUILD_S)
     nothing = [_open(empty) for _ in range(scale.rounds)]
     opened = [_open(home) for _ in range(scale.rounds)]
     more = round(scale.segments * SEGMENT_BYTES / (journal_bytes / cycles))
-    children.ours("building", Built, home, "cycles", more, 0, timeout_s=BUILD_S)
+    children.ours("history_builder", Built, home, "cycles", more, 0, timeout_s=BUILD_S)
     followed = [_open(home) for _ in range(scale.rounds)]
     grown = median(o.resident_bytes for o in opened) - median(o.resident_bytes for o in nothing)
     return Table(
@@ -80,4 +80,4 @@ def run(level: Level, workspace: Path) -> Table:
 def _open(home: Path) -> Opening:
     if home.exists():
         machine.forget_pages(home)
-    return children.ours("cold", Opening, home, timeout_s=120.0)
+    return children.ours("home_opener", Opening, home, timeout_s=120.0)

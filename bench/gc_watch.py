@@ -1,4 +1,4 @@
-"""A process that sends while the garbage collector is watched: `python -m bench.collecting HOME LIVE SENDS`."""
+"""A process that sends while the garbage collector is watched: `python -m bench.gc_watch HOME LIVE SENDS`."""
 
 from __future__ import annotations
 

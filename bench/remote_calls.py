@@ -1,4 +1,4 @@
-"""elsewhere: turns of a daemon whose remote agents are all dead, and many long calls from one daemon to another.
+"""remote: turns of a daemon whose remote agents are all dead, and many long calls from one daemon to another.
 
 The turns go to two daemons in turns, one of which has remote agents that nobody answers for; their addresses are
 changed again and again, so that they are always just being looked for. The long calls are made in rounds, all at once:
@@ -24,10 +24,10 @@ from bench import children, machine
 from bench.http import port_of
 from bench.report import Level, Table, at_most, fact
 
-NAME: Final = "elsewhere"
+NAME: Final = "remote"
 ADDED_MS: Final = 5.0
 GROWN_MIB: Final = 10.0
-AGENTS: Final = Path(__file__).with_name("elsewhere_agents.py")
+AGENTS: Final = Path(__file__).with_name("remote_agents.py")
 DEAD_PORT: Final = 20_000
 """And those after it. Nobody listens there."""
 LOOKING_S: Final = 1.25

@@ -1,4 +1,4 @@
-"""finding: what a page of each filter costs with a million finished tasks in the archive."""
+"""search: what a page of each filter costs with a million finished tasks in the archive."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any, Final
 
 from bench.report import Level, Row, Table, at_most, fact
 from covenant.ledger.contract.task_query import TaskQuery
-from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME, open_writer
+from covenant.ledger.embedded.archive.archive_file import ARCHIVE_NAME, open_writer
 from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.archive.task_packs import TaskParts, pack
 from covenant.ledger.machine.states import DRAINED, QUEUED
 from covenant.model.ids import PublicKey
 from covenant.model.task import Ending
 
-NAME: Final = "finding"
+NAME: Final = "search"
 MOST_MS: Final = 5.0
 SCALES: Final[dict[Level, tuple[int, int]]] = {"full": (1_000_000, 101), "quick": (50_000, 21), "smoke": (2_000, 1)}
 """Tasks, and how often each page is asked for."""

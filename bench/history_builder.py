@@ -1,4 +1,4 @@
-"""A process that fills a home: `python -m bench.building HOME WHAT COUNT LIVE`, where WHAT is
+"""A process that fills a home: `python -m bench.history_builder HOME WHAT COUNT LIVE`, where WHAT is
 
     cycles    COUNT tasks through their whole life, four events each
     history   COUNT finished tasks, the quick way: all but one are replays of the first one's result

@@ -1,4 +1,4 @@
-"""The agents of part `elsewhere`: one that the master picks, one that passes a task on, one that takes its time."""
+"""The agents of part `remote`: one that the master picks, one that passes a task on, one that takes its time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that opens a home once: `python -m bench.cold HOME`. How long it took, and what it holds then."""
+"""A process that opens a home once: `python -m bench.home_opener HOME`. How long it took, and what it holds then."""
 
 from __future__ import annotations
 
