@@ -162,7 +162,11 @@ class Daemon:
         self._log = (home.parent / f"{home.name}.log").open("a+")
         words = ("serve", "--home", str(home), "--http-port", "0", *flags)
         self.process = _start(words, env or {}, cwd, log=self._log.fileno(), inside=inside, constants=constants or {})
-        self.first_line = self._first_line()
+        try:
+            self.first_line = self._first_line()
+        except BaseException:
+            self.stop(signal.SIGKILL)
+            raise
         self.url = self.first_line.split()[3]
 
     def _first_line(self) -> str:
