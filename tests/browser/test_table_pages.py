@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.browser.visitor import open_visitor
+from tests.browser.visitor import BOUND_MS, open_visitor
 from tests.e2e.linked_daemons import LinkedDaemons
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytestmark = pytest.mark.browser
+
+IN_VIEW: Final = """(element, bound_ms) => new Promise((seen, fail) => {
+  new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && seen()).observe(element);
+  setTimeout(() => fail(new Error("the element did not come into view")), bound_ms);
+})"""
+"""Not by `wait_for_function`, which evaluates texts in the page: the page's policy forbids that."""
 
 
 def test_webhooks_given_up_are_not_counted_among_those_to_come(chromium: Browser, daemons: LinkedDaemons) -> None:
@@ -64,9 +70,9 @@ def test_a_tenants_name_stands_in_one_line(chromium: Browser, daemons: LinkedDae
 
 def test_the_first_minute_is_drawn(chromium: Browser, daemons: LinkedDaemons) -> None:
     one = daemons.start("a")
-    one.send("echo", "it")
     with open_visitor(chromium, one.daemon.url) as visitor:
         page = visitor.log_in(one.token, "/ui/")
+        one.send("echo", "it")
         page.wait_for_selector("#settled b:has-text('1')")
         line = page.get_attribute("#settled svg path:not(.area)", "d")
         assert line is not None
@@ -80,7 +86,7 @@ def test_the_waiting_tasks_of_an_agent_are_counted_and_a_link_to_it_leads_to_its
     one.send("asker", "it")
     with open_visitor(chromium, one.daemon.url, viewport={"width": 400, "height": 600}) as visitor:
         page = visitor.log_in(one.token, "/ui/agents/default/asker")
-        waiting = page.locator("#rows tr[data-key='default/asker'] td[data-label='Waiting']")
-        waiting.wait_for(state="attached")
-        assert waiting.inner_text() == "1"
-        page.wait_for_function("document.querySelector('#one h2').getBoundingClientRect().top < innerHeight")
+        page.locator("#rows tr[data-key='default/asker'] td[data-label='Waiting']:text-is('1')").wait_for(
+            state="attached"
+        )
+        page.locator("#one [data-slot=title]").evaluate(IN_VIEW, BOUND_MS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -20,10 +20,10 @@ from tests.cli.daemons import Daemon, DaemonDidNotStart
 from tests.ledger_contract.postgres_proxy import PostgresProxy, proxy_before
 from tests.ledger_contract.postgres_server import OPTIONS, Server, programs
 from tests.outbound.http_servers import HERE
+from tests.places import free_port
 from tests.waits import BOUND_S
 
 NODES: Final = ("a", "b", "c")
-STARTS_MAX: Final = 5
 LEASE_MS: Final = 2_000
 STANDBY: Final = "standby"
 ROLE: Final = "daemons"
@@ -47,17 +47,6 @@ async def work(turn):
 """
 
 
-def _free_ports(count: int) -> list[int]:
-    taken = [socket.socket() for _ in range(count)]
-    try:
-        for each in taken:
-            each.bind((HERE, 0))
-        return [each.getsockname()[1] for each in taken]
-    finally:
-        for each in taken:
-            each.close()
-
-
 class Deployment:
     def __init__(self, folder: Path, before: Path | None = None) -> None:
         """`before`: the tree of the version that is run at first, if not this one."""
@@ -71,7 +60,7 @@ class Deployment:
         self.proxies: dict[str, PostgresProxy] = {}
         self.daemons: dict[str, Daemon] = {}
         self.promoted = False
-        self.grpc_ports = dict(zip(NODES, _free_ports(len(NODES)), strict=True))
+        self.grpc_ports = {node: free_port() for node in NODES}
 
     def _server(self, name: str) -> Server:
         folder = self.folder / name
@@ -132,14 +121,15 @@ class Deployment:
             await connection.close()
 
     async def start(self, node: str) -> None:
-        """As whatever supervises a daemon does: again, where the start was refused."""
-        for left in reversed(range(STARTS_MAX)):
+        """As whatever supervises a daemon does: again, while the start is refused."""
+        begun_s = time.monotonic()
+        while True:
             try:
                 self.daemons[node] = await asyncio.to_thread(self._start, node)
                 return
-            except DaemonDidNotStart:
-                if not left:
-                    raise
+            except DaemonDidNotStart as refused:
+                if (after_s := time.monotonic() - begun_s) > BOUND_S:
+                    raise DaemonDidNotStart(f"{node} was refused for {after_s:.0f} s: {refused}") from None
 
     def _start(self, node: str) -> Daemon:
         variables = {

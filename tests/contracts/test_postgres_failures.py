@@ -12,6 +12,7 @@ from typing import Any, Final
 import asyncpg
 import pytest
 
+from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.migrations import NotDurable
 from covenant.ledger.postgres.open_postgres import open_postgres_ledger
 from covenant.model.errors import Unavailable
@@ -19,7 +20,7 @@ from covenant.model.ids import TaskId
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.postgres_engine import PostgresEngine
 from tests.ledger_contract.postgres_proxy import proxy_before
-from tests.ledger_contract.postgres_server import OPTIONS, UNPRIVILEGED, Server, programs
+from tests.ledger_contract.postgres_server import OPTIONS, UNPRIVILEGED, Databases, Server, programs
 from tests.ledger_contract.samples import make_task, task_id
 from tests.matrices import first_rows_of
 from tests.places import short_folder
@@ -220,3 +221,15 @@ async def test_a_full_disk_of_the_database_is_said_and_room_is_all_that_it_needs
     finally:
         await engine.close()
         await asyncio.to_thread(server.stop)
+
+
+async def test_no_connection_holds_locks_for_ever_after_its_client_vanished(databases: Databases) -> None:
+    url = await databases.borrow()
+    connections = Connections(url)
+    await connections.open()
+    try:
+        async with connections.transaction() as db:
+            assert await db.fetchval("SHOW idle_in_transaction_session_timeout") == "10s"
+    finally:
+        await connections.close()
+        await databases.give_back(url)

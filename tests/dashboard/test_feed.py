@@ -29,7 +29,7 @@ from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.dashboard.browser import OUR_PAGE, Browser, asking_agent, leave_stuck, new_viewer, open_browser, send_task
 from tests.ledger.embedded.recorded import task as new_task
 from tests.ledger_contract.fake_clock import FakeClock
-from tests.waits import BOUND_S
+from tests.waits import BOUND_S, eventually
 
 MINUTE_MS = 60_000
 ENDED = "end", {"why": "logged_out"}
@@ -112,6 +112,23 @@ async def test_every_change_is_counted_though_nothing_follows_it(tmp_path: Path)
         assert await told, "whoever follows hears of counts alone"
     finally:
         await ledger.close()
+
+
+async def test_a_task_that_begins_and_ends_between_two_counts_is_told(short_path: Path) -> None:
+    async with open_daemon_under_test(short_path / "home", asking_agent()) as daemon:
+
+        async def archived() -> bool:
+            return (await daemon.ledger.counts()).behind == 0
+
+        clock = FeedClock(daemon.ledger, followers_max=1)
+        daemon.ledger.changes.begin()
+        await eventually(archived)
+        await clock.look(counting=True)
+        before = clock.counted
+        assert (await send_task(daemon, "no time"))["status"]["state"] == "TASK_STATE_COMPLETED"
+        await eventually(archived)
+        await clock.look(counting=True)
+        assert clock.counted == before + 1
 
 
 async def test_whoever_connects_is_told_the_counts_of_now(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

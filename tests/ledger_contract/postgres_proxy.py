@@ -54,9 +54,12 @@ class PostgresProxy:
         both = {writer, there[1]}
         self._writers |= both
         try:
-            await asyncio.gather(
-                self._carry(reader, there[1]), self._carry(there[0], writer, answers=True), return_exceptions=True
-            )
+            # When one direction breaks, both ends lose the connection: a server must not wait for a killed client.
+            async with asyncio.TaskGroup() as directions:
+                directions.create_task(self._carry(reader, there[1]))
+                directions.create_task(self._carry(there[0], writer, answers=True))
+        except* OSError:
+            pass
         finally:
             self._writers -= both
             for each in both:

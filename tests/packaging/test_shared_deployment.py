@@ -7,15 +7,13 @@ the daemons are asked in turn.
 
 import itertools
 import json
-import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -29,6 +27,7 @@ from covenant.daemon.settings import DaemonSettings
 from covenant.model.settings import A2aSettings
 from tests.cli.daemons import COVENANT, covenant, environment, said_until
 from tests.ledger_contract.postgres_server import Databases
+from tests.places import free_port
 from tests.waits import BOUND_S, until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -74,14 +73,6 @@ def test_the_proxy_knows_the_daemons_passes_streams_on_and_waits_longer_than_the
     assert "proxy_buffering off;" in PROXY
     (read_s,) = re.findall(r"proxy_read_timeout (\d+)s;", PROXY)
     assert int(read_s) * 1000 > A2aSettings().blocking_ms_max
-
-
-def free_port() -> int:
-    """Below those that the system gives to connections: nobody is given it before the daemon listens."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 class Deployment:

@@ -225,7 +225,8 @@ class FeedClock:
             raise
         self._stale = self._stale or counts.behind > 0
         shown = {state.wire_name: int(getattr(counts, state.value)) for state in LIVE}
-        for name in ("holders_lost", "delegations_lost", "pushes_dead", "behind"):
+        # A task that began and ended since the last count leaves the live counts as they were; `commits` differs.
+        for name in ("holders_lost", "delegations_lost", "pushes_dead", "behind", "commits"):
             shown[name] = int(getattr(counts, name))
         if shown != self.counts:
             self.counts = shown

@@ -34,7 +34,8 @@ WRITER_SETTINGS: Final = {
     # Shorter, so that a daemon that stops within a transaction does not block others.
     "idle_in_transaction_session_timeout": "5s",
 }
-SETTINGS: Final = {"application_name": "covenant", "jit": "off"}
+# A machine that vanishes without closing its connections must not hold locks for ever.
+SETTINGS: Final = {"application_name": "covenant", "jit": "off", "idle_in_transaction_session_timeout": "10s"}
 
 
 async def ask_rows(file: str, connection: asyncpg.Connection[Any], name: str, **values: Any) -> list[Any]:
