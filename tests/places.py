@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from tests.waits import until
 
@@ -28,13 +29,21 @@ def _is_removed(folder: Path) -> bool:
     return not folder.exists()
 
 
+_kept: Final[list[int]] = []
+
+
 def free_port() -> int:
-    """One that stays free while its daemon is away: below those that the system gives to whoever calls out."""
+    """One that stays free while its daemon is away: below those that the system gives to whoever calls out.
+
+    This process keeps the port of the same number for datagrams, so that nobody else is given it here meanwhile.
+    """
     while True:
         port = random.SystemRandom().randrange(12_000, 30_000)
-        with socket.socket() as tried:
+        with socket.socket() as tried, socket.socket(type=socket.SOCK_DGRAM) as keeps:
             try:
+                keeps.bind(("127.0.0.1", port))
                 tried.bind(("127.0.0.1", port))
             except OSError:
                 continue
+            _kept.append(keeps.detach())
             return port
