@@ -17,10 +17,10 @@ from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.fault_injection import DISK, FAULT, HOME, IMAGES, NOTES
 from tests.ledger_contract.synced_disk import Disk
+from tests.waits import BOUND_S
 
 ROOT: Final = Path(__file__).parents[2]
 SITE: Final = Path(__file__).parent / "site"
-RUN_S_MAX: Final = 60
 
 
 class Ran(NamedTuple):
@@ -54,17 +54,23 @@ def run(base: Path, folder: Path, fault: str | None = None, *, apart: bool = Fal
         environment[FAULT] = fault
     reader, writer = os.pipe()
     with (folder / "errors").open("w+") as errors, os.fdopen(reader, "rb") as told:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.scenario", str(home), str(writer), *(["apart"] if apart else [])],
-            cwd=ROOT,
-            env=environment,
-            pass_fds=(writer,),
-            stderr=errors,
-            start_new_session=True,
-        )
-        os.close(writer)
-        facts = read(told.read())  # to its end: the last process that holds the other side is gone then
-        code = process.wait(RUN_S_MAX)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.scenario", str(home), str(writer), *(["apart"] if apart else [])],
+                cwd=ROOT,
+                env=environment,
+                pass_fds=(writer,),
+                stderr=errors,
+                start_new_session=True,
+            )
+        finally:
+            os.close(writer)
+        try:
+            facts = read(told.read())  # to its end: the last process that holds the other side is gone then
+            code = process.wait(BOUND_S)
+        finally:
+            process.kill()
+            process.wait()
         errors.seek(0)
         images = notes / IMAGES
         return Ran(code, facts, sorted(images.iterdir()) if images.exists() else [home], notes, errors.read())

@@ -23,9 +23,10 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
+from tests.waits import BOUND_S
+
 USER: Final = "covenant"
 UNPRIVILEGED: Final = "nobody"
-START_S: Final = 30.0
 # Tests look at what is committed, and never at what a power cut leaves: nothing is synced, and everything is checked.
 OPTIONS: Final = ("fsync=off", "listen_addresses=", "max_connections=200", "deadlock_timeout=50ms")
 
@@ -77,7 +78,7 @@ class Server:
     def start(self) -> None:
         options = [word for option in self._options for word in ("-c", option)]
         command: list[str | Path] = [self._bin / "postgres", "-D", self._data, "-k", self._folder, *options]
-        deadline_s = time.monotonic() + START_S
+        deadline_s = time.monotonic() + BOUND_S
         while True:
             with (self._folder / "log").open("ab") as log:
                 self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", **_as_unprivileged())
@@ -90,7 +91,7 @@ class Server:
                 return
 
     async def _ready(self) -> None:
-        async with asyncio.timeout(START_S):
+        async with asyncio.timeout(BOUND_S):
             while True:
                 assert self._process is not None
                 if self._process.poll() is not None:
@@ -115,13 +116,16 @@ class Server:
     def stop(self) -> None:
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)
-            self._process.wait(START_S)
+            try:
+                self._process.wait(BOUND_S)
+            finally:
+                self.kill()
 
     def kill(self) -> None:
         """As when the machine's memory runs out. What it has left is recovered by the next start."""
         assert self._process is not None
         self._process.kill()
-        self._process.wait(START_S)
+        self._process.wait(BOUND_S)
 
     def copy_to(self, other: Server, name: str) -> None:
         """Make the other one a standby of this one, called by this name."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
+import pytest
 
 from covenant.daemon.environment import now_ms
 from covenant.ledger.contract.ledger import Ledger
@@ -18,6 +19,7 @@ from covenant.model.push import Push
 from covenant.model.settings import PushSettings
 from covenant.model.task import Result, ResultStatus, Task, fingerprint
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update
+from covenant.outbound import push_sender
 from covenant.outbound.push_sender import PushSender, WebhookClient
 from covenant.seal.keys import WebhookSigner, new_private_key
 from tests.ledger_contract.samples import ALICE, agent, task_id
@@ -93,9 +95,14 @@ async def receiver(*script: bytes, port: int = 0, host: str = HERE) -> AsyncIter
 
 @asynccontextmanager
 async def pushing(
-    ledger: Ledger, limits: PushSettings = QUICK, *, allow: Sequence[str] = (HERE,), tally: list[str] | None = None
+    ledger: Ledger,
+    limits: PushSettings = QUICK,
+    *,
+    allow: Sequence[str] = (HERE,),
+    tally: list[str] | None = None,
+    leave_s: float = BOUND_S,
 ) -> AsyncIterator[PushSender]:
-    """The outbox at work for as long as this lasts."""
+    """The outbox at work for as long as this lasts. `leave_s`: how long its stop waits for deliveries under way."""
     async with fetcher(*allow) as calls:
         webhooks = WebhookClient(calls, WebhookSigner(KEY), now_ms)
         told = tally if tally is not None else []
@@ -105,7 +112,9 @@ async def pushing(
             yield runner
         finally:
             running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(push_sender, "LEAVE_S", leave_s)
+                await asyncio.gather(running, return_exceptions=True)
             assert running.cancelled() or running.exception() is None, running.exception()
 
 

@@ -239,7 +239,7 @@ async def test_one_given_up_is_visible_and_the_operator_can_have_it_tried_again(
 
 
 async def test_a_dead_webhook_delays_nobody_else(ledger: Ledger, hook: Receiver) -> None:
-    async with receiver() as dead, pushing(ledger):
+    async with receiver() as dead, pushing(ledger, leave_s=0):
         dead.held = asyncio.Event()
         leased = await begin(ledger, 1, PushConfig(url=dead.url()))
         await put(ledger, task_id(1), hook.url())
@@ -265,7 +265,7 @@ async def test_a_host_that_hangs_has_so_many_places_and_no_more(ledger: Ledger, 
 
 async def test_a_tenant_whose_hosts_all_hang_leaves_places_to_others(ledger: Ledger, hook: Receiver) -> None:
     limits = PushSettings(at_once_max=4, at_once_per_host_max=4)
-    async with receiver() as one, receiver() as other, pushing(ledger, limits):
+    async with receiver() as one, receiver() as other, pushing(ledger, limits, leave_s=0):
         one.held = other.held = asyncio.Event()
         for number in range(1, 9):
             url = (one if number % 2 else other).url()

@@ -101,14 +101,18 @@ async def test_what_failed_is_tried_again_under_another_name(pool: PoolUnderTest
 
 async def test_a_step_that_its_function_cancels_is_done_once(pool: PoolUnderTest) -> None:
     done = Done()
+    bounds: list[asyncio.Timeout] = []
 
     async def hang() -> None:
         done.do("begun")
+        bounds[0].reschedule(0)
         await asyncio.Event().wait()
 
     async def work(turn: Turn) -> str:
         try:
-            async with asyncio.timeout(0.02):
+            # The first one ends when the step has begun.
+            async with asyncio.timeout(0.02 if bounds else BOUND_S) as bound:
+                bounds.append(bound)
                 await turn.step("charge", hang)
         except TimeoutError:
             done.do("late")

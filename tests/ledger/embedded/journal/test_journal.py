@@ -187,14 +187,17 @@ async def test_the_loop_takes_over_again_when_only_the_thread_is_slow(
     # As beside a busy loop, where the thread waits for the interpreter's lock and the disk is quick all the same.
     monkeypatch.setattr(journal_module, "INLINE_BATCH_S", 0.02)
     monkeypatch.setattr(journal_module, "TRY_BATCH_S", 10.0)
+    passed_s = 0.0
+    monkeypatch.setattr(journal_module, "perf_counter", lambda: passed_s)
     writers: list[int] = []
 
     class Slow(fault_points.Plan):
         def hit(self, step: fault_points.FaultPoint) -> None:
+            nonlocal passed_s
             if step.name == "journal.sync":
                 writers.append(threading.get_ident())
                 if writers[-1] != threading.main_thread().ident:
-                    threading.Event().wait(0.025)
+                    passed_s += 0.025
 
     async with journal_in(tmp_path) as journal:
         with fault_points.armed(Slow()):
