@@ -53,10 +53,13 @@ def short_path() -> Iterator[Path]:
         yield folder
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
-    """The server under the suites, if one of the tests here has started it."""
+    """After the fixtures of the session: the servers that tests here have started and share."""
     if (engine := sys.modules.get("tests.engine_under_test")) is not None:
         engine.stop_server()
+    if (forks := sys.modules.get("tests.cli.fork_server")) is not None:
+        forks.stop_fork_servers()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner
@@ -101,11 +103,13 @@ def _start(
         )
     server = fork_server(models="COVENANT_MODEL_NAME" in env)
     ours, theirs = os.pipe()
+    said = os.fdopen(ours)
     try:
         files = (server.nothing, theirs, log)
-        return server.start(
-            words, env=environment(**env), cwd=cwd, files=files, stdout=os.fdopen(ours), constants=constants
-        )
+        return server.start(words, env=environment(**env), cwd=cwd, files=files, stdout=said, constants=constants)
+    except BaseException:
+        said.close()
+        raise
     finally:
         os.close(theirs)
 
@@ -125,7 +129,17 @@ def _run_here(words: tuple[str, ...], stdin: str, env: dict[str, str]) -> Ran:
     return Ran(done.exit_code, done.stdout, done.stderr)
 
 
-def said_until(process: subprocess.Popen[bytes], end: bytes) -> str:
+@contextmanager
+def started(words: Sequence[str | Path], **how: Any) -> Iterator["subprocess.Popen[Any]"]:
+    """A program of the test's own. It is killed and its pipes are closed, however the test ends."""
+    with subprocess.Popen(words, **how) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def said_until(process: "subprocess.Popen[Any]", end: bytes) -> str:
     """What a program says on its standard output until it has said this."""
     assert process.stdout is not None
     said = b""
@@ -139,12 +153,22 @@ def said_until(process: subprocess.Popen[bytes], end: bytes) -> str:
     return said.decode()
 
 
+def _let_go(process: "subprocess.Popen[str] | ForkedProcess", log: IO[str]) -> None:
+    process.kill()
+    process.wait(BOUND_S)
+    assert process.stdout is not None
+    process.stdout.close()
+    log.close()
+
+
 class DaemonDidNotStart(AssertionError):
     """With what it said and logged instead."""
 
 
 class Daemon:
-    """Started when made. `inside`: a command that runs it elsewhere.
+    """Started when made. One that a failed test did not stop is killed and closed when nobody knows it any more.
+
+    `inside`: a command that runs it elsewhere.
 
     `constants`: values of the code that no setting changes, by module and name: shorter times than those of a service.
     """
@@ -161,7 +185,13 @@ class Daemon:
         self.home = home
         self._log = (home.parent / f"{home.name}.log").open("a+")
         words = ("serve", "--home", str(home), "--http-port", "0", *flags)
-        self.process = _start(words, env or {}, cwd, log=self._log.fileno(), inside=inside, constants=constants or {})
+        try:
+            log = self._log.fileno()
+            self.process = _start(words, env or {}, cwd, log=log, inside=inside, constants=constants or {})
+        except BaseException:
+            self._log.close()
+            raise
+        self._let_go = weakref.finalize(self, _let_go, self.process, self._log)
         try:
             self.first_line = self._first_line()
         except BaseException:
@@ -193,11 +223,10 @@ class Daemon:
         return ran.json
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Its exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        code = self.process.wait(BOUND_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        self._log.close()
-        return code
+        """Its exit code. One that does not stop is killed."""
+        try:
+            if self.process.poll() is None:
+                self.process.send_signal(number)
+            return self.process.wait(BOUND_S)
+        finally:
+            self._let_go()

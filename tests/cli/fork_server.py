@@ -17,10 +17,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn
+
+from tests.waits import BOUND_S
 
 IMPORTED: Final = (
     "anyio._backends._asyncio",
@@ -51,6 +52,10 @@ MESSAGE_BYTES_MAX: Final = 200_000
 PID_CHARS: Final = 10
 """The width of the process id in the pipe: the status of a process that ends at once stands right behind it."""
 STANDARD_FILES: Final = 3
+
+
+class ForkServerEnded(Exception):
+    """It could start nothing more."""
 
 
 class ForkedProcess:
@@ -109,6 +114,12 @@ class ForkServer:
                 cwd=Path(__file__).parents[2],
             )
 
+    def close(self) -> None:
+        """Everything that it started is killed."""
+        self._ours.close()
+        self._process.wait(BOUND_S)
+        os.close(self.nothing)
+
     def start(
         self,
         words: Sequence[str],
@@ -134,13 +145,27 @@ class ForkServer:
             socket.send_fds(self._ours, [data], [*files, theirs])
         finally:
             os.close(theirs)
-        return ForkedProcess(int(os.read(status, PID_CHARS)), status, stdout)
+        pid = os.read(status, PID_CHARS)
+        if not pid:
+            os.close(status)
+            raise ForkServerEnded(f"with {self._process.wait(BOUND_S)}")
+        return ForkedProcess(int(pid), status, stdout)
 
 
-@cache
+_running: Final[dict[bool, ForkServer]] = {}
+
+
 def fork_server(*, models: bool = False) -> ForkServer:
     """The one of this process; `models`: that of daemons with a language model."""
-    return ForkServer((*IMPORTED, *MODELS) if models else IMPORTED)
+    if models not in _running:
+        _running[models] = ForkServer((*IMPORTED, *MODELS) if models else IMPORTED)
+    return _running[models]
+
+
+def stop_fork_servers() -> None:
+    """Called when the tests are over."""
+    while _running:
+        _running.popitem()[1].close()
 
 
 def _umask() -> int:
@@ -232,3 +257,4 @@ if __name__ == "__main__":
     gc.freeze()
     if (asked := serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
         run_forked(asked)
+    _exit(0)

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from covenant.cli.call_agent import _Written
-from tests.cli.daemons import COVENANT, Daemon, Ran, covenant, environment, said_until
+from tests.cli.daemons import COVENANT, Daemon, Ran, covenant, environment, said_until, started
 from tests.waits import BOUND_S, LONGER_S
 
 SAYS = """printf '%s\\n' '{"type":"status","text":"looking"}' '{"type":"assistant","text":"hello "}' \
@@ -108,16 +108,16 @@ def test_a_timeout_ends_it_at_both_ends(daemon: Daemon) -> None:
 def test_ctrl_c_ends_it_at_both_ends(daemon: Daemon) -> None:
     before = in_flight(daemon)
     words = ["call", agent(daemon, STAYS), "go", "--stream", "--home", str(daemon.home)]
-    process = subprocess.Popen(
-        [str(COVENANT), *words, "--token-file", str(daemon.home / "operator.token")],
+    with started(
+        [COVENANT, *words, "--token-file", daemon.home / "operator.token"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(PYTHONUNBUFFERED="1"),
-    )
-    assert said_until(process, b"begun\n") == "begun\n"
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=BOUND_S)
-    assert process.returncode == 1
+    ) as process:
+        assert said_until(process, b"begun\n") == "begun\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=BOUND_S)
+        assert process.returncode == 1
     assert re.fullmatch(r"covenant: canceled; task [0-9a-f-]{36} was told to stop\n", err.decode())
     assert in_flight(daemon) == before
 

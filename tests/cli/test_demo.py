@@ -2,33 +2,27 @@
 
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.cli.daemons import COVENANT, environment, said_until
+from tests.cli.daemons import COVENANT, environment, said_until, started
 from tests.waits import BOUND_S
 
 COMMAND = re.compile(r"^ +\$ (.+)$", re.MULTILINE)
 
 
-def start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    process = subprocess.Popen(
-        [str(COVENANT), "serve", "--demo"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd=folder,
-        env=environment(COVENANT_HTTP_PORT="0"),
-    )
-    return process, said_until(process, b"/a2a/queue\n")
-
-
-def end(process: subprocess.Popen[bytes]) -> int:
-    process.terminate()
-    code = process.wait(BOUND_S)
-    assert process.stdout is not None
-    process.stdout.close()
-    return code
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """What it says first."""
+    env = environment(COVENANT_HTTP_PORT="0")
+    nowhere = subprocess.DEVNULL
+    with started([COVENANT, "serve", "--demo"], stdout=subprocess.PIPE, stderr=nowhere, cwd=folder, env=env) as process:
+        yield said_until(process, b"/a2a/queue\n")
+        process.terminate()
+        assert process.wait(BOUND_S) == 0
 
 
 @pytest.fixture
@@ -40,13 +34,10 @@ def folder(short_path: Path) -> Path:
 
 def test_every_printed_command_works_as_it_stands_and_again_after_a_restart(folder: Path) -> None:
     for _ in range(2):
-        process, said = start(folder)
-        try:
+        with served(folder) as said:
             commands = COMMAND.findall(said)
             assert len(commands) == 10
             outputs = [run(command, folder) for command in commands]
-        finally:
-            assert end(process) == 0
         assert outputs[0] == "echo: hello\n"
         assert outputs[1] == "The counter found 4 words.\n"
         assert outputs[2] == "4 words\n"
@@ -72,7 +63,7 @@ def run(command: str, folder: Path) -> str:
 
 
 def test_the_demo_keeps_to_a_folder_of_its_own_that_git_leaves_alone(folder: Path) -> None:
-    process, _ = start(folder)
-    assert end(process) == 0
+    with served(folder):
+        pass
     assert [path.name for path in folder.iterdir()] == [".demo"]
     assert (folder / ".demo" / ".gitignore").read_text() == "*\n"

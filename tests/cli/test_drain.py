@@ -4,7 +4,8 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -12,7 +13,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.cli.daemons import COVENANT, Daemon, environment
+from tests.cli.daemons import COVENANT, Daemon, environment, started
 from tests.waits import BOUND_S
 
 AGENTS = """
@@ -48,6 +49,8 @@ async def work(turn: Turn) -> str:
     found = await turn.call("helper", "?")
     return f"done with {found.text}"
 """
+
+Draining = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
@@ -102,13 +105,20 @@ def wait_for(found: Any) -> None:
         time.sleep(0.02)
 
 
-def draining(daemon: Daemon, timeout_s: int | None, *more: str) -> "subprocess.Popen[str]":
+@pytest.fixture
+def draining() -> Iterator[Draining]:
     """`covenant drain`. It may be over by the time this returns."""
-    timeout = () if timeout_s is None else ("--timeout-s", str(timeout_s))
-    words = [str(COVENANT), "drain", "--home", str(daemon.home), *timeout, *more]
-    return subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(COLUMNS="80")
-    )
+    with ExitStack() as stack:
+
+        def begin(daemon: Daemon, timeout_s: int | None, *more: str) -> "subprocess.Popen[str]":
+            timeout = () if timeout_s is None else ("--timeout-s", str(timeout_s))
+            words = [COVENANT, "drain", "--home", daemon.home, *timeout, *more]
+            pipe = subprocess.PIPE
+            return stack.enter_context(
+                started(words, stdout=pipe, stderr=pipe, text=True, env=environment(COLUMNS="80"))
+            )
+
+        yield begin
 
 
 def left_s(drain: "subprocess.Popen[str]") -> int:
@@ -119,7 +129,9 @@ def left_s(drain: "subprocess.Popen[str]") -> int:
     return int(line.split()[-3])
 
 
-def test_new_work_is_refused_while_running_turns_end_and_reads_go_on(daemon: Daemon, tmp_path: Path) -> None:
+def test_new_work_is_refused_while_running_turns_end_and_reads_go_on(
+    daemon: Daemon, tmp_path: Path, draining: Draining
+) -> None:
     task_id = begin(daemon, tmp_path)
     drain = draining(daemon, 60)
     wait_for(lambda: ask(f"{daemon.url}/readyz")[2]["status"] == "draining")
@@ -151,7 +163,9 @@ def test_new_work_is_refused_while_running_turns_end_and_reads_go_on(daemon: Dae
         again.stop()
 
 
-def test_what_runs_too_long_is_handed_back_and_done_after_the_next_start(daemon: Daemon, tmp_path: Path) -> None:
+def test_what_runs_too_long_is_handed_back_and_done_after_the_next_start(
+    daemon: Daemon, tmp_path: Path, draining: Draining
+) -> None:
     task_id = begin(daemon, tmp_path)
     drain = draining(daemon, 1)
     out, err = drain.communicate(timeout=BOUND_S)
@@ -169,7 +183,9 @@ def test_what_runs_too_long_is_handed_back_and_done_after_the_next_start(daemon:
         again.stop()
 
 
-def test_an_answer_to_a_parked_task_is_taken_and_waits_for_the_next_start(daemon: Daemon, tmp_path: Path) -> None:
+def test_an_answer_to_a_parked_task_is_taken_and_waits_for_the_next_start(
+    daemon: Daemon, tmp_path: Path, draining: Draining
+) -> None:
     parked = str(send(daemon, "asks")[2]["result"]["task"]["id"])
     wait_for(lambda: state(daemon, parked, "asks") == "TASK_STATE_INPUT_REQUIRED")
     begin(daemon, tmp_path)
@@ -189,7 +205,7 @@ def test_an_answer_to_a_parked_task_is_taken_and_waits_for_the_next_start(daemon
         again.stop()
 
 
-def test_what_is_said_of_turns_is_what_the_ledger_has(daemon: Daemon, tmp_path: Path) -> None:
+def test_what_is_said_of_turns_is_what_the_ledger_has(daemon: Daemon, tmp_path: Path, draining: Draining) -> None:
     handed_back = begin(daemon, tmp_path, "slow")
     interrupted = begin(daemon, tmp_path, "once")
     drain = draining(daemon, 0, "--json")
@@ -206,7 +222,7 @@ def test_what_is_said_of_turns_is_what_the_ledger_has(daemon: Daemon, tmp_path: 
         again.stop()
 
 
-def test_a_time_out_is_not_stretched_by_the_grace_time_of_a_stop(tmp_path: Path) -> None:
+def test_a_time_out_is_not_stretched_by_the_grace_time_of_a_stop(tmp_path: Path, draining: Draining) -> None:
     """A grace time that no test would wait for."""
     (tmp_path / "agents.py").write_text(AGENTS)
     daemon = Daemon(tmp_path / "home", str(tmp_path / "agents.py"), "--daemon-grace-ms", "3600000")
@@ -220,7 +236,9 @@ def test_a_time_out_is_not_stretched_by_the_grace_time_of_a_stop(tmp_path: Path)
         daemon.stop()
 
 
-def test_a_second_drain_keeps_the_time_out_unless_it_names_one(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_second_drain_keeps_the_time_out_unless_it_names_one(
+    daemon: Daemon, tmp_path: Path, draining: Draining
+) -> None:
     begin(daemon, tmp_path)
     first = draining(daemon, 3_000)
     assert left_s(first) > 60
@@ -232,7 +250,7 @@ def test_a_second_drain_keeps_the_time_out_unless_it_names_one(daemon: Daemon, t
         assert out.splitlines()[0] == "drained and stopped; 1 turn(s) were handed back", err
 
 
-def test_a_drain_that_a_signal_cuts_short_says_so(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_drain_that_a_signal_cuts_short_says_so(daemon: Daemon, tmp_path: Path, draining: Draining) -> None:
     begin(daemon, tmp_path)
     drain = draining(daemon, 3_000)
     assert left_s(drain) > 60

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.request import urlopen
 from uuid import uuid4
@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from covenant.cli.task_queries import FOLLOW_MS
-from tests.cli.daemons import COVENANT, Daemon, environment, said_until
+from tests.cli.daemons import COVENANT, Daemon, environment, said_until, started
 from tests.waits import BOUND_S, until
 
 Running = subprocess.Popen[bytes]
@@ -30,15 +30,9 @@ def restarted(short_path: Path) -> Iterator[Daemon]:
         daemon.stop(signal.SIGKILL)
 
 
-@contextmanager
-def running(daemon: Daemon, *words: str) -> Iterator[Running]:
-    command = (str(COVENANT), "--home", str(daemon.home), *words)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(COLUMNS="80"))
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def running(home: Path, *words: str) -> AbstractContextManager[Running]:
+    pipe, env = subprocess.PIPE, environment(COLUMNS="80")
+    return started([COVENANT, "--home", home, *words], stdout=pipe, stderr=pipe, env=env)
 
 
 def killed_and_started(daemon: Daemon) -> Daemon:
@@ -48,7 +42,7 @@ def killed_and_started(daemon: Daemon) -> Daemon:
 
 def test_a_task_is_followed_to_its_end_through_a_kill_of_the_daemon(restarted: Daemon) -> None:
     task_id = restarted.run("a2a", "send", "--to", "bob@host", "dig").out.strip()
-    with running(restarted, "a2a", "show", task_id[:8], "--follow") as following:
+    with running(restarted.home, "a2a", "show", task_id[:8], "--follow") as following:
         said_until(following, b"submitted")
         daemon = killed_and_started(restarted)
         try:
@@ -75,7 +69,7 @@ def test_a_follower_that_fell_behind_by_more_than_a_page_is_told_every_update(sh
         daemon.json("agents", "add", "steps", "--command", str(script))
         daemon.json("capabilities", "grant", "a2a.send.steps@default")
         task_id = daemon.run("a2a", "send", "--to", "steps@default", "go").out.strip()
-        with running(daemon, "a2a", "show", task_id, "--follow") as following:
+        with running(daemon.home, "a2a", "show", task_id, "--follow") as following:
             said_until(following, b"working")
             following.send_signal(signal.SIGSTOP)
             go.touch()
@@ -91,7 +85,7 @@ def test_a_follower_that_fell_behind_by_more_than_a_page_is_told_every_update(sh
 
 def test_a_followed_task_is_one_object_a_line_in_json(restarted: Daemon) -> None:
     task_id = restarted.run("a2a", "send", "--to", "bob@host", "dig").out.strip()
-    with running(restarted, "a2a", "show", task_id, "--follow", "--json") as following:
+    with running(restarted.home, "a2a", "show", task_id, "--follow", "--json") as following:
         first = json.loads(said_until(following, b"\n"))
         restarted.json("a2a", "cancel", task_id, "--reason", "enough")
         out, _ = following.communicate(timeout=BOUND_S)
@@ -102,7 +96,7 @@ def test_a_followed_task_is_one_object_a_line_in_json(restarted: Daemon) -> None
 
 
 def test_audit_rows_are_told_as_they_are_written_each_once_through_a_kill(restarted: Daemon) -> None:
-    with running(restarted, "audit", "recent", "--limit", "1", "--follow") as following:
+    with running(restarted.home, "audit", "recent", "--limit", "1", "--follow") as following:
         said_until(following, b"capability")
         restarted.json("identities", "enroll", "carol@host")
         said = said_until(following, b"carol@host")
@@ -120,7 +114,7 @@ def test_audit_rows_are_told_as_they_are_written_each_once_through_a_kill(restar
 
 
 def test_a_watched_queue_survives_a_kill_of_the_daemon(restarted: Daemon) -> None:
-    with running(restarted, "a2a", "watch", "--every", "100ms") as watching:
+    with running(restarted.home, "a2a", "watch", "--every", "100ms") as watching:
         said_until(watching, b"nothing is queued")
         daemon = killed_and_started(restarted)
         try:
@@ -131,7 +125,7 @@ def test_a_watched_queue_survives_a_kill_of_the_daemon(restarted: Daemon) -> Non
 
 
 def test_a_watched_queue_is_told_by_the_daemon_and_not_asked_for_at_intervals(restarted: Daemon) -> None:
-    with running(restarted, "a2a", "watch", "--every", "100ms") as watching:
+    with running(restarted.home, "a2a", "watch", "--every", "100ms") as watching:
         began_s = time.monotonic()
         said_until(watching, b"nothing is queued")
         for number in range(3):
@@ -150,17 +144,6 @@ def test_a_daemon_that_is_not_there_at_first_is_a_failure(short_path: Path) -> N
     home = short_path / "nobody"
     home.mkdir(mode=0o700)
     (home / "operator.token").write_text("x")
-    with running_at(home, "audit", "recent", "--follow") as following:
+    with running(home, "audit", "recent", "--follow") as following:
         following.communicate(timeout=BOUND_S)
         assert following.returncode == 3
-
-
-@contextmanager
-def running_at(home: Path, *words: str) -> Iterator[Running]:
-    process = subprocess.Popen(
-        (str(COVENANT), "--home", str(home), *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
-    )
-    try:
-        yield process
-    finally:
-        process.kill()

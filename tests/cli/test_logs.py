@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import httpx2
 import pytest
 
 from covenant.daemon.log_capture import FILE, FOLDER
-from tests.cli.daemons import COVENANT, Daemon, environment, said_until
+from tests.cli.daemons import COVENANT, Daemon, environment, said_until, started
 from tests.places import free_port, short_folder
-from tests.waits import until
+from tests.waits import BOUND_S, until
 
 AGENTS = """
 import asyncio
@@ -106,7 +107,7 @@ def run(daemon: Daemon, agent: str, text: str = "work", *, ends: bool = True) ->
         f"{daemon.url}/v1/a2a/agents/{agent}",
         json={"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": params},
         headers={"authorization": f"Bearer {(daemon.home / 'operator.token').read_text().strip()}"},
-        timeout=60,
+        timeout=BOUND_S,
     ).json()
     task_id: str = told["result"]["task"]["id"]
     return task_id
@@ -190,7 +191,7 @@ def test_a_tenants_token_reads_the_logs_of_its_own_tasks(serving: Daemon) -> Non
     for tenant, verb in tokens.items():
         token = serving.json("tenants", verb, tenant)["token"]
         answer = httpx2.get(
-            f"{serving.url}/a2a/tasks/{task_id}/log", headers={"authorization": f"Bearer {token}"}, timeout=60
+            f"{serving.url}/a2a/tasks/{task_id}/log", headers={"authorization": f"Bearer {token}"}, timeout=BOUND_S
         )
         told[tenant] = answer.status_code, "printed for of-default" in answer.text
     assert told == {"default": (200, True), "acme": (404, False)}
@@ -211,16 +212,16 @@ def test_warnings_of_agents_carry_the_task_on_the_daemons_own_log(serving: Daemo
 
 
 def test_following_a_log_goes_on_after_the_daemon_was_killed() -> None:
-    with short_folder() as folder:
+    with short_folder() as folder, ExitStack() as stack:
         file = folder / "agents.py"
         file.write_text(AGENTS)
         port = str(free_port())
         daemon = Daemon(folder / "home", str(file), "--http-port", port)
-        follower = None
         try:
             task_id = run(daemon, "slow", ends=False)
-            words = (str(COVENANT), "--home", str(daemon.home), "logs", task_id, "--follow")
-            follower = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+            words = (COVENANT, "--home", daemon.home, "logs", task_id, "--follow")
+            pipe = subprocess.PIPE
+            follower = stack.enter_context(started(words, stdout=pipe, stderr=pipe, env=environment()))
             assert "begun" in said_until(follower, b"begun")
             until(lambda: b"begun" in (daemon.home / FOLDER / FILE).read_bytes())
             daemon.stop(signal.SIGKILL)
@@ -228,12 +229,10 @@ def test_following_a_log_goes_on_after_the_daemon_was_killed() -> None:
             # What was logged before the kill is still told, and then what the daemon found.
             until(lambda: [line["text"] for line in lines_of(daemon, task_id)] == ["begun", "agent.lost"])
             daemon.json("a2a", "cancel", task_id, "--reason", "enough")
-            out, err = follower.communicate(timeout=60)
+            out, err = follower.communicate(timeout=BOUND_S)
             assert follower.returncode == 0
             assert (out.count(b"begun"), out.count(b"agent.lost")) == (0, 1)  # the first was told before, once
             assert b"the daemon is away" in err
             assert b"the daemon is back" in err
         finally:
-            if follower is not None:
-                follower.kill()
             daemon.stop(signal.SIGKILL)

@@ -22,17 +22,17 @@ def test_the_refund_of_the_page_is_approved_and_paid(short_path: Path) -> None:
     (short_path / "refunds.py").write_text(AGENTS)
     daemon = Daemon(short_path / "home", str(short_path / "refunds.py"))
     try:
-        calling = begin(daemon, CALL)
-        until(lambda: bool(asked(daemon, "Refund 40 EUR")))
-        (task_id,) = asked(daemon, "Refund 40 EUR")
-        looked, named, approve, answer = OTHER.strip().splitlines()
-        for line in (looked, approve):
-            with begin(daemon, f"{named}\n{line}") as typed:
+        with begin(daemon, CALL) as calling:
+            until(lambda: bool(asked(daemon, "Refund 40 EUR")))
+            (task_id,) = asked(daemon, "Refund 40 EUR")
+            looked, named, approve, answer = OTHER.strip().splitlines()
+            for line in (looked, approve):
+                with begin(daemon, f"{named}\n{line}") as typed:
+                    assert typed.wait(BOUND_S) == 0
+            until(lambda: bool(asked(daemon, "Which account")))
+            with begin(daemon, f"{named}\n{answer}") as typed:
                 assert typed.wait(BOUND_S) == 0
-        until(lambda: bool(asked(daemon, "Which account")))
-        with begin(daemon, f"{named}\n{answer}") as typed:
-            assert typed.wait(BOUND_S) == 0
-        calling.communicate(timeout=BOUND_S)
+            calling.communicate(timeout=BOUND_S)
         until(lambda: "40 EUR go to DE12 3456" in daemon.run("a2a", "show", task_id, "--json").out)
     finally:
         assert daemon.stop() == 0

@@ -4,8 +4,7 @@ import re
 from pathlib import Path
 
 from tests.cli.daemons import Daemon
-from tests.docs.test_steps import begin
-from tests.waits import BOUND_S
+from tests.docs.test_steps import said
 
 TEXT = (Path(__file__).parents[2] / "docs" / "retries.md").read_text(encoding="utf-8")
 (AGENTS,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -16,8 +15,8 @@ def test_both_agents_of_the_page_answer_after_their_pauses(short_path: Path) -> 
     (short_path / "again.py").write_text(AGENTS)
     daemon = Daemon(short_path / "home", str(short_path / "again.py"))
     try:
-        said, _ = begin(daemon, TYPED).communicate(timeout=BOUND_S)
-        assert "sunny, says attempt 2" in said
-        assert "bought" in said
+        told = said(daemon, TYPED)
+        assert "sunny, says attempt 2" in told
+        assert "bought" in told
     finally:
         assert daemon.stop() == 0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from covenant.daemon.environment import now_ms
 from tests.cli.daemons import Daemon
-from tests.docs.test_steps import begin
-from tests.waits import BOUND_S, until
+from tests.docs.test_steps import said
+from tests.waits import until
 
 TEXT = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text(encoding="utf-8")
 (AGENTS,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -41,8 +41,8 @@ def test_the_report_of_the_page_is_written_once_a_second_through_a_kill(short_pa
     daemon = Daemon(short_path / "home", str(short_path / "report.py"))
     try:
         until(lambda: caught_up(daemon, killed_ms + 2_000))
-        said, _ = begin(daemon, LIST).communicate(timeout=BOUND_S)
-        assert "still here?" in said
+        told = said(daemon, LIST)
+        assert "still here?" in told
         moments = sorted(moment(daemon, task_id) for task_id in runs(daemon))
         assert len(set(moments)) == len(moments)
         # Those that were missed while nobody was up were run, too.
@@ -56,18 +56,18 @@ def test_a_schedule_is_paused_through_a_kill_and_added_and_removed_as_the_page_s
     (short_path / "report.py").write_text(AGENTS)
     daemon = Daemon(short_path / "home", str(short_path / "report.py"))
     look, paused, rest = PAUSE.partition("covenant schedules pause report often\n")
-    said, _ = begin(daemon, look).communicate(timeout=BOUND_S)
-    assert re.search(r"weekdays .* Europe/Berlin .*T09:00:00\+0[12]:00", said), said
-    assert len(re.findall(r"next: .*T09:00:00\+0[12]:00", said)) == 5
-    begin(daemon, paused).communicate(timeout=BOUND_S)
+    told = said(daemon, look)
+    assert re.search(r"weekdays .* Europe/Berlin .*T09:00:00\+0[12]:00", told), told
+    assert len(re.findall(r"next: .*T09:00:00\+0[12]:00", told)) == 5
+    said(daemon, paused)
     before = runs(daemon)
     assert daemon.stop(signal.SIGKILL) == -signal.SIGKILL
     daemon = Daemon(short_path / "home", str(short_path / "report.py"))
     try:
         resumed_ms = now_ms()
-        said, _ = begin(daemon, rest).communicate(timeout=BOUND_S)
-        by_hand = said.splitlines()[0]
-        assert "resumed report/often; next run: " in said
+        told = said(daemon, rest)
+        by_hand = told.splitlines()[0]
+        assert "resumed report/often; next run: " in told
 
         def new() -> set[str]:
             return set(runs(daemon)) - set(before) - {by_hand}
@@ -75,9 +75,9 @@ def test_a_schedule_is_paused_through_a_kill_and_added_and_removed_as_the_page_s
         until(lambda: caught_up(daemon, resumed_ms + 2_000) and new())
         # The schedule would look back for a minute, but not into its pause.
         assert min(moment(daemon, task_id) for task_id in new()) > resumed_ms
-        said, _ = begin(daemon, ADD).communicate(timeout=BOUND_S)
-        assert re.search(r"added probe/nightly; next run: .*T03:00:00\+0[12]:00", said), said
-        assert "removed probe/nightly" in said
+        told = said(daemon, ADD)
+        assert re.search(r"added probe/nightly; next run: .*T03:00:00\+0[12]:00", told), told
+        assert "removed probe/nightly" in told
     finally:
         assert daemon.stop() == 0
 
@@ -85,8 +85,8 @@ def test_a_schedule_is_paused_through_a_kill_and_added_and_removed_as_the_page_s
 def test_a_task_that_is_sent_for_later_is_queued_later(short_path: Path) -> None:
     daemon = Daemon(short_path / "home")
     try:
-        said, _ = begin(daemon, LATER).communicate(timeout=BOUND_S)
-        task_id = said.split()[-1]
+        told = said(daemon, LATER)
+        task_id = told.split()[-1]
         assert daemon.run("a2a", "show", task_id, "--json").json["state"] == "parked"
         assert daemon.stop(signal.SIGKILL) == -signal.SIGKILL
         daemon = Daemon(short_path / "home")

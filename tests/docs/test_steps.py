@@ -3,10 +3,11 @@
 import re
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from tests.cli.daemons import Daemon, environment
+from tests.cli.daemons import Daemon, environment, started
 from tests.waits import BOUND_S, until
 
 TEXT = (Path(__file__).parents[2] / "docs" / "steps.md").read_text(encoding="utf-8")
@@ -14,10 +15,16 @@ TEXT = (Path(__file__).parents[2] / "docs" / "steps.md").read_text(encoding="utf
 CALL, OTHER = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
 
 
-def begin(daemon: Daemon, typed: str) -> "subprocess.Popen[str]":
+def begin(daemon: Daemon, typed: str) -> "AbstractContextManager[subprocess.Popen[str]]":
     path = f"{Path(sys.executable).parent}:{environment()['PATH']}"
     env = environment(COVENANT_HOME=str(daemon.home), PATH=path)
-    return subprocess.Popen(["bash", "-ec", typed], env=env, stdout=subprocess.PIPE, text=True)
+    return started(["bash", "-ec", typed], env=env, stdout=subprocess.PIPE, text=True)
+
+
+def said(daemon: Daemon, typed: str) -> str:
+    """What it prints."""
+    with begin(daemon, typed) as process:
+        return process.communicate(timeout=BOUND_S)[0]
 
 
 def steps(daemon: Daemon, task_id: str) -> list[dict[str, Any]]:
@@ -34,13 +41,12 @@ def test_the_order_of_the_page_waits_for_its_payment_and_is_sent_once(short_path
     (short_path / "orders.py").write_text(AGENTS)
     daemon = Daemon(short_path / "home", str(short_path / "orders.py"))
     try:
-        ordering = begin(daemon, CALL)
-        until(lambda: waiting(daemon))
-        (task_id,) = waiting(daemon)
-        listed, _ = begin(daemon, OTHER).communicate(timeout=BOUND_S)
-        assert task_id[:8] in listed
-        said, _ = ordering.communicate(timeout=BOUND_S)
-        assert "order 17 was paid with card and is on its way" in said
+        with begin(daemon, CALL) as ordering:
+            until(lambda: waiting(daemon))
+            (task_id,) = waiting(daemon)
+            assert task_id[:8] in said(daemon, OTHER)
+            told, _ = ordering.communicate(timeout=BOUND_S)
+        assert "order 17 was paid with card and is on its way" in told
         assert "order 17 was paid with card and is on its way" in TEXT
         done = [step["name"] for step in steps(daemon, task_id) if "wait" not in step]
         assert done == ["reserve", "sleep", "paid", "send"]

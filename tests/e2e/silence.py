@@ -11,7 +11,9 @@ class Silence:
     def __init__(self, port: int) -> None:
         self._target = ("127.0.0.1", port)
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._lock = threading.Lock()
         self._open: list[socket.socket] = []
+        self._closed = False
         self.silent = False
         self.swallowed = threading.Event()
         """A POST has gone through, and its answer was kept back."""
@@ -26,22 +28,34 @@ class Silence:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._closed = True
+        # On Linux, closing alone does not wake whoever accepts.
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.hang_up()
 
     def hang_up(self) -> None:
-        for each in self._open:
+        with self._lock:
+            found, self._open = self._open, []
+        for each in found:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
-        self._open.clear()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 caller, _ = self._listener.accept()
-                callee = socket.create_connection(self._target)
-                self._open += [caller, callee]
+                try:
+                    callee = socket.create_connection(self._target)
+                except OSError:  # the daemon is away: the caller sees the line break
+                    caller.close()
+                    continue
+                with self._lock:
+                    self._open += [caller, callee]
+                if self._closed:
+                    self.hang_up()
                 posted = threading.Event()
                 threading.Thread(target=self._there, args=(caller, callee, posted), daemon=True).start()
                 threading.Thread(target=self._back, args=(callee, caller, posted), daemon=True).start()

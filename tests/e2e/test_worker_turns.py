@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +16,7 @@ from covenant.model.content import Content, Image, Text
 from covenant.model.errors import Forbidden, TooLarge, Unauthenticated
 from covenant.model.task_event import ArtifactUpdate
 from covenant.worker import WorkerJob
-from tests.cli.daemons import Daemon
+from tests.cli.daemons import Daemon, started
 from tests.e2e.test_worker import Site, site, text_of
 from tests.waits import BOUND_S, until
 
@@ -174,10 +173,12 @@ async def test_what_a_worker_says_in_a_later_turn_is_an_artifact_of_that_turn(si
     assert [last for _, last in chunks] == [False, False, True] * 2
 
 
-def begin(site: Site, folder: Path) -> "subprocess.Popen[bytes]":
+async def ended(site: Site, folder: Path) -> int:
+    """The exit code of the worker."""
     script = folder / "calling.py"
     script.write_text(CALLING)
-    return subprocess.Popen([sys.executable, str(script), site.daemon.url, site.token, str(folder / "killed")])
+    with started([sys.executable, script, site.daemon.url, site.token, folder / "killed"]) as worker:
+        return await asyncio.to_thread(worker.wait, BOUND_S)
 
 
 async def test_a_call_of_a_worker_that_was_killed_is_found_again_and_not_made_twice(site: Site, tmp_path: Path) -> None:
@@ -186,12 +187,10 @@ async def test_a_call_of_a_worker_that_was_killed_is_found_again_and_not_made_tw
     site.daemon.json("capabilities", "grant", "a2a.send.echo@default", "--to", "helper@default")
     site.daemon.json("capabilities", "grant", "a2a.repair.requeue")
     sent = await site.send("go", configuration={"returnImmediately": True})
-    first = begin(site, tmp_path)
-    assert await asyncio.to_thread(first.wait, BOUND_S) == -signal.SIGKILL
+    assert await ended(site, tmp_path) == -signal.SIGKILL
     words = ("a2a", "requeue", sent["id"], "--reason", "its worker was killed", "--duplicate-risk", "operator-accepted")
     assert site.daemon.run(*words).code == 0
-    second = begin(site, tmp_path)
-    assert await asyncio.to_thread(second.wait, BOUND_S) == 0
+    assert await ended(site, tmp_path) == 0
     task = await site.rpc("GetTask", {"id": sent["id"]})
     assert (task["status"]["state"], text_of(task)) == ("TASK_STATE_COMPLETED", "an echo")
     called = site.daemon.json("a2a", "list", "--agent", "echo")["tasks"]

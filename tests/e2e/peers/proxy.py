@@ -90,11 +90,11 @@ class Proxy:
         """Close every connection that is open, whatever is under way on it."""
         with self._changed:
             found, self._open = self._open, []
+            for each in found:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+                each.close()
             self._changed.notify_all()
-        for each in found:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
 
     def until(self, holds: Callable[["Proxy"], bool], bound_s: float = BOUND_S) -> None:
         """Wait until this is so of what was recorded or kept."""
@@ -121,11 +121,14 @@ class Proxy:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def _refuses(self) -> bool:
+        return self._refused or self._closed
+
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 caller, _ = self._listener.accept()
-                if self._refused or self._closed:
+                if self._refuses():
                     caller.close()
                     continue
                 try:
@@ -136,6 +139,8 @@ class Proxy:
                 callee.settimeout(None)
                 with self._changed:
                     self._open += [caller, callee]
+                if self._refuses():  # since it was accepted
+                    self.cut()
                 ways: tuple[tuple[socket.socket, socket.socket, Way], ...] = (
                     (caller, callee, "there"),
                     (callee, caller, "back"),
