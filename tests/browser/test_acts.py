@@ -9,6 +9,7 @@ import pytest
 
 from tests.browser.visitor import open_visitor, wait_for_state
 from tests.e2e.linked_daemons import LinkedDaemons
+from tests.waits import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route
@@ -60,7 +61,7 @@ def test_a_task_that_waits_is_answered_where_it_asks(chromium: Browser, daemons:
         page.press("#answer textarea", "Control+Enter")
         wait_for_state(page, "Completed")
         page.wait_for_selector("#said >> text=so it is the second")
-        assert not page.is_visible("#answer")
+        page.wait_for_selector("#answer", state="hidden")
 
 
 def test_an_approval_is_given_or_denied_by_a_button_and_a_refusal_is_in_sight(
@@ -88,10 +89,11 @@ def test_an_approval_is_given_or_denied_by_a_button_and_a_refusal_is_in_sight(
         page.route("**/answer", lambda route: route.continue_(post_data='{"text": 2}'))
         page.click("#answer button:has-text('Answer')")
         page.wait_for_selector("#refused")
-        assert page.evaluate("scrollY") > 0
-        box = page.locator("#refused").bounding_box()
-        assert box is not None
-        assert 0 <= box["y"] < 500 - box["height"]
+        until(lambda: page.evaluate("scrollY") > 0)
+        page.wait_for_function(
+            """() => { const box = document.querySelector("#refused").getBoundingClientRect();
+            return box.top >= 0 && box.bottom < 500; }"""
+        )
 
 
 def test_a_task_that_sleeps_or_waits_for_a_signal_says_so_and_asks_for_no_answer(
@@ -104,19 +106,17 @@ def test_a_task_that_sleeps_or_waits_for_a_signal_says_so_and_asks_for_no_answer
         wait_for_state(page, "Suspended")
         page.wait_for_selector("main dd[data-slot=state] >> text=Sleeps, until")
         page.wait_for_selector("#fall .fall-row:has-text('Sleeps')")
-        assert not page.is_visible("#answer")
+        page.wait_for_selector("#answer", state="hidden")
         page.goto(f"{one.daemon.url}/ui/task/{waits}")
         wait_for_state(page, "Suspended")
         page.wait_for_selector("main dd[data-slot=state] >> text=Waits for the signal paid")
-        assert not page.is_visible("#answer")
+        page.wait_for_selector("#answer", state="hidden")
         one.daemon.json("a2a", "signal", waits, "paid", '"card"')
         wait_for_state(page, "Completed")
         page.wait_for_selector("#fall .fall-row:has-text('Waits for the signal paid')")
         page.goto(f"{one.daemon.url}/ui/tasks?state=parked")
         page.wait_for_selector(f"#rows [data-key='{sleeps}'] .state:has-text('Suspended')")
-        assert (
-            page.get_attribute("#lanes a:has-text('Waiting')", "title") == "waits for its sender, a signal or a moment"
-        )
+        page.wait_for_selector("#lanes a:has-text('Waiting')[title='waits for its sender, a signal or a moment']")
 
 
 def test_a_task_is_canceled_by_keyboard_alone(chromium: Browser, daemons: LinkedDaemons) -> None:
@@ -155,7 +155,7 @@ def test_many_are_repaired_after_a_dry_run_that_says_what_becomes_of_each(
         page.wait_for_selector("#bulk-dialog .told >> text=2 would be changed")
         page.click("#bulk-apply")
         page.wait_for_selector("#bulk-dialog .told.done")
-        assert page.locator("#bulk-outcomes .state:has-text('applied')").count() == 2
+        until(lambda: page.locator("#bulk-outcomes .state:has-text('applied')").count() == 2)
         page.click("#bulk-dialog [value=close]")
         page.wait_for_selector("#none:visible")
         page.click("#lanes a:has-text('Failed')")
@@ -163,7 +163,7 @@ def test_many_are_repaired_after_a_dry_run_that_says_what_becomes_of_each(
         assert "outcome=failed" in page.url
         page.reload()
         page.wait_for_selector("#rows tr >> nth=1")
-        assert "the work was stopped" in page.inner_text("#rows")
+        page.wait_for_selector("#rows >> text=the work was stopped")
 
 
 def test_what_was_applied_before_one_is_refused_is_shown(chromium: Browser, daemons: LinkedDaemons) -> None:
@@ -191,7 +191,7 @@ def test_what_was_applied_before_one_is_refused_is_shown(chromium: Browser, daem
         page.route("**/a2a/repair/bulk", spoil)
         page.click("#bulk-apply")
         page.wait_for_selector("#bulk-dialog .told.refused")
-        assert page.locator("#bulk-outcomes .state:has-text('applied')").count() == 1
+        until(lambda: page.locator("#bulk-outcomes .state:has-text('applied')").count() == 1)
 
 
 def test_the_dialog_shows_the_lease_that_there_is_after_a_refusal(chromium: Browser, daemons: LinkedDaemons) -> None:
@@ -233,7 +233,7 @@ def test_the_first_page_lists_a_lost_holder_and_leads_to_its_repair(chromium: Br
         page = visitor.log_in(one.token)
         page.click("#rows li .button")
         page.wait_for_url("**/ui/act/repair**")
-        assert task["id"] in page.inner_text("main")
+        page.wait_for_selector(f"main:has-text('{task['id']}')")
 
 
 def test_the_refusal_of_an_act_outlives_what_the_page_reads_by_itself(
@@ -252,4 +252,4 @@ def test_the_refusal_of_an_act_outlives_what_the_page_reads_by_itself(
         page.route("**/answer", cancel_first)
         page.click("#answer button:has-text('Answer')")
         wait_for_state(page, "Canceled")
-        assert "does not wait for its sender" in page.inner_text("#refused")
+        page.wait_for_selector("#refused:has-text('does not wait for its sender')")

@@ -8,6 +8,7 @@ import pytest
 
 from tests.browser.visitor import open_visitor
 from tests.e2e.linked_daemons import LinkedDaemons
+from tests.waits import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -50,7 +51,7 @@ def test_a_code_that_would_replace_a_session_is_sent_by_a_click(chromium: Browse
         page = visitor.tab()
         page.goto(one.daemon.json("ui")["url"])
         page.wait_for_selector("main >> text=it may belong to somebody else")
-        assert page.input_value("input[name=code]")
+        until(lambda: page.input_value("input[name=code]"))
         assert "#" not in page.url
         assert visitor.context.cookies() == [before]
         page.click("main button[type=submit]")
@@ -121,5 +122,5 @@ def test_a_tenant_sees_its_own_tasks_and_a_way_to_nothing_else(chromium: Browser
         page.wait_for_selector("text=Only the operator may call agents")
         page.goto(f"{one.daemon.url}/ui/tasks")
         page.wait_for_selector("#none:visible")
-        assert page.locator(".nav a").all_inner_texts() == ["Tasks"]
+        until(lambda: page.locator(".nav a").all_inner_texts() == ["Tasks"])
         assert page.locator("text=not for acme").count() == 0

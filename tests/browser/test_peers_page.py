@@ -41,7 +41,9 @@ def test_the_fingerprint_that_a_peer_reads_out_is_the_one_that_the_form_of_trust
     a, b = meet(daemons)
     with open_visitor(chromium, b.daemon.url) as there:
         page = there.log_in(b.token, "/ui/peers")
-        read_out = page.locator("#ours .finger").inner_text()
+        finger = page.locator("#ours .finger")
+        until(finger.inner_text, bool)
+        read_out = finger.inner_text()
     with open_visitor(chromium, a.daemon.url) as here:
         page = here.log_in(a.token, "/ui/act/trust?peer=b")
         compared = page.locator("dt:has-text('Fingerprint') + dd").inner_text()
@@ -58,8 +60,7 @@ def test_a_delegation_that_ran_out_of_time_looks_ended_and_its_proof_is_saved_by
     with open_visitor(chromium, a.daemon.url) as visitor:
         page = visitor.log_in(a.token, "/ui/peers")
         late = page.locator("#delegations .state:has-text('Timeout')")
-        late.wait_for()
-        assert late.get_attribute("data-tone") == "bad"
+        until(lambda: late.get_attribute("data-tone"), lambda tone: tone == "bad")
         with page.expect_download() as saved:
             page.click("#delegations tr:has-text('echo') a:has-text('Proof')")
         saved.value.save_as(tmp_path / "proof.json")

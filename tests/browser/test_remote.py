@@ -8,6 +8,7 @@ import pytest
 
 from tests.browser.visitor import open_visitor
 from tests.e2e.linked_daemons import LinkedDaemons
+from tests.waits import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -25,11 +26,11 @@ def test_a_tree_over_two_daemons_has_the_network_icon_where_work_is_elsewhere(
         page = visitor.log_in(a.token, f"/ui/tree/{task['id']}")
         rows = page.locator("#rows tr")
         page.wait_for_selector("#rows tr >> nth=1")
-        assert rows.count() == 2
+        until(lambda: rows.count() == 2)
         assert rows.nth(0).locator("svg[aria-label='done elsewhere']").count() == 0
         remote = rows.nth(1)
-        assert remote.locator("svg[aria-label='done elsewhere']").is_visible()
-        assert remote.locator(".net a").get_attribute("href") == f"{b.daemon.url}/v1/a2a/agents/relay"
+        remote.locator("svg[aria-label='done elsewhere']").wait_for()
+        remote.locator(f".net a[href='{b.daemon.url}/v1/a2a/agents/relay']").wait_for()
         page.click("#rows tr >> nth=0 >> button.twist")
         page.wait_for_selector("#rows tr >> nth=1", state="detached")
         page.click("#rows tr >> nth=0 >> button.twist")

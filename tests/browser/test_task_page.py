@@ -82,7 +82,7 @@ def test_an_agents_card_is_shown_rendered_and_raw_with_its_signature(chromium: B
         page = visitor.log_in(one.token, "/ui/agents/default/echo")
         page.wait_for_selector("#one >> text=Signature holds")
         page.wait_for_selector("#one [data-slot=raw] >> text=supportedInterfaces")
-        assert "function, from" in page.inner_text("[data-slot=made]")
+        page.wait_for_selector("[data-slot=made]:has-text('function, from')")
         page.wait_for_selector("#recent >> text=something to see")
         page.click("#one [data-slot=inspect]")
         page.wait_for_url("**/ui/inspector?**")

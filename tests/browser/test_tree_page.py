@@ -8,6 +8,7 @@ import pytest
 
 from tests.browser.visitor import open_visitor
 from tests.e2e.linked_daemons import LinkedDaemons
+from tests.waits import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -28,7 +29,7 @@ def test_a_branch_that_has_ended_is_read_when_it_is_opened_and_stays_open(
         page = visitor.log_in(one.token, f"/ui/tree/{root}")
         page.wait_for_selector(".live[data-state=live]")
         page.wait_for_selector("main .head >> text=5 tasks, 3 of them folded")
-        assert page.locator("#rows > *").count() == 2
+        until(lambda: page.locator("#rows > *").count() == 2)
         page.click(f"#rows [data-key='{branch['task_id']}'] button.twist")
         for task_id in below:
             page.wait_for_selector(f"#rows [data-key='{task_id}']")

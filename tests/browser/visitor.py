@@ -66,8 +66,10 @@ def open_visitor(browser: Browser, url: str, **given: Any) -> Iterator[Visitor]:
     context = browser.new_context(**given)
     context.set_default_timeout(BOUND_MS)
     visitor = Visitor(context, url)
-    yield visitor
-    context.close()
+    try:
+        yield visitor
+    finally:
+        context.close()
     assert visitor.foreign == []
     assert visitor.faults == []
 
