@@ -40,14 +40,21 @@ async def engine(databases: Databases) -> AsyncIterator[PostgresEngine]:
     await databases.give_back(url)
 
 
+async def joined(engine: PostgresEngine, name: str) -> LedgerDriver:
+    """A node that has looked once: before that it refuses nothing."""
+    driver = LedgerDriver(await engine.join(name), engine.clock)
+    await until(lambda: membership(driver)._looked)
+    return driver
+
+
 @pytest.fixture
 async def a(engine: PostgresEngine) -> LedgerDriver:
-    return LedgerDriver(await engine.join("a"), engine.clock)
+    return await joined(engine, "a")
 
 
 @pytest.fixture
 async def b(engine: PostgresEngine, a: LedgerDriver) -> LedgerDriver:
-    return LedgerDriver(await engine.join("b"), engine.clock)
+    return await joined(engine, "b")
 
 
 async def until(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
@@ -116,8 +123,7 @@ async def test_a_node_that_stood_still_as_a_whole_takes_nothing_before_it_has_lo
 async def test_a_node_without_the_database_takes_nothing_new_and_comes_back(engine: PostgresEngine) -> None:
     async with proxy_before(engine.url) as proxy:
         far = PostgresEngine(proxy.url, lease_ms=LEASE_MS)
-        a = LedgerDriver(await far.join("a"), engine.clock)
-        b = LedgerDriver(await engine.join("b"), engine.clock)
+        a, b = await joined(far, "a"), await joined(engine, "b")
         await a.send(make_task(1))
         before = a.ledger.boot
         proxy.silence()
@@ -138,8 +144,7 @@ async def test_a_fenced_node_does_not_wait_for_connections_that_will_never_answe
     monkeypatch.setattr(connections, "COMMAND_S", 10 * BOUND_S)  # whoever waits for an answer waits too long
     async with proxy_before(engine.url) as proxy:
         far = PostgresEngine(proxy.url, lease_ms=LEASE_MS)
-        a = LedgerDriver(await far.join("a"), engine.clock)
-        b = LedgerDriver(await engine.join("b"), engine.clock)
+        a, b = await joined(far, "a"), await joined(engine, "b")
         await a.send(make_task(1))
         before = a.ledger.boot
         proxy.silence()
@@ -193,6 +198,7 @@ async def test_the_loss_of_a_node_is_shown_within_its_lease_and_a_beat(engine: P
     for number in range(TRIES):
         node = LedgerDriver(await engine.join(f"node-{number}"), engine.clock)
         await node.taken_here(make_task(number))
+        await until(lambda: b.ledger.alive(node.ledger.node, node.ledger.boot))  # noqa: B023  (in this round)
         await engine.kill(node.ledger)  # type: ignore[arg-type]
         await until(lambda: not b.ledger.alive(node.ledger.node, node.ledger.boot))  # noqa: B023  (in this round)
         connection = await asyncpg.connect(engine.url)
