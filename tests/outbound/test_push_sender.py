@@ -4,18 +4,20 @@ import asyncio
 import base64
 import errno
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.machine.commands import Cancel, DropPush, PutPush, RetryPush
+from covenant.ledger.machine.commands import Cancel, DropPush, MovePushes, PutPush, RetryPush
 from covenant.ledger.machine.identity_commands import AddTenant, ChangeTenant
 from covenant.model.a2a_requests import PushAuthentication, PushConfig
-from covenant.model.ids import PublicKey, base58
+from covenant.model.ids import PublicKey, TaskId, base58
+from covenant.model.push import Push
 from covenant.model.settings import PushSettings
 from covenant.model.task_event import Step
 from covenant.model.tenants import Tenant, TenantLimits
@@ -42,7 +44,7 @@ from tests.outbound.receivers import (
     status,
 )
 from tests.places import free_port
-from tests.waits import BOUND_S
+from tests.waits import BOUND_S, eventually
 
 
 @pytest.fixture
@@ -359,6 +361,41 @@ async def test_a_new_address_gets_what_the_old_one_did_not_take(ledger: Ledger, 
         await hook.got(3)
         assert hook.generations == [1, 2, 3]
         await owed(runner, ledger, lambda found: not found)
+
+
+async def test_a_cursor_that_is_saved_while_it_is_read_repeats_nothing(
+    ledger: Ledger, hook: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second delivery reads its cursor before the first one's is saved, and has the answer after that."""
+    read, commit = ledger.pushes, ledger.commit
+    reads, saves = 0, asyncio.Event()
+    held = False
+
+    async def commit_later(command: Any) -> Any:
+        if isinstance(command, MovePushes):
+            await saves.wait()
+        return await commit(command)
+
+    async def read_slowly(which: TaskId) -> Sequence[Push]:
+        nonlocal reads
+        found = await read(which)
+        reads += held
+        if reads == 2:  # the first is for the news, this one for the delivery
+            saves.set()
+            await eventually(lambda: asyncio.sleep(0, not runner._ahead))
+        return found
+
+    monkeypatch.setattr(ledger, "commit", commit_later)
+    monkeypatch.setattr(ledger, "pushes", read_slowly)
+    async with pushing(ledger) as runner:
+        leased = await begin(ledger, 1, PushConfig(url=hook.url()))
+        await hook.got(2)
+        await eventually(lambda: asyncio.sleep(0, not runner._deliveries))
+        held = True
+        await advance(ledger, leased, end=True)
+        await owed(runner, ledger, lambda found: not found)
+    assert reads >= 2
+    assert hook.generations == [1, 2, 3]
 
 
 async def test_canceling_a_task_is_told_too(ledger: Ledger, hook: Receiver) -> None:

@@ -367,19 +367,22 @@ class PushSender:
     async def _find(self, key: Key) -> Push | None:
         return next((push for push in await self._ledger.pushes(key[0]) if push.id == key[1]), None)
 
-    def _standing(self, push: Push) -> PushMove:
-        ahead = self._ahead.get((push.task_id, push.id))
-        if ahead is not None and (ahead.key, ahead.revision) == (push.key, push.revision):
-            return ahead
-        return move_of(push)
+    def _standing(self, push: Push, before: PushMove | None = None) -> PushMove:
+        """`before`: the move that was ahead when the read of `push` began. It may have been saved during the read."""
+        standing = move_of(push)
+        for ahead in (before, self._ahead.get((push.task_id, push.id))):
+            if ahead is not None and (ahead.key, ahead.revision) == (push.key, push.revision):
+                standing = max(standing, ahead, key=_progress)
+        return standing
 
     async def _go(self, delivery: _Delivery) -> None:
         key = (delivery.push.task_id, delivery.push.id)
         try:
+            before = self._ahead.get(key)
             push = await self._find(key)
             if push is not None and push.dead_at_ms is None:
                 delivery.push = push
-                await self._deliver(delivery)
+                await self._deliver(delivery, self._standing(push, before))
         except Refusal as refusal:
             log.warning("push.unread", extra={"task_id": key[0], "code": refusal.code})
             self._sleep(key, HICCUP_MS)
@@ -403,9 +406,8 @@ class PushSender:
         if push is not None and (not _same(delivery.push, push) or (delivery.again and key not in self._sleeping)):
             self._consider(push)
 
-    async def _deliver(self, delivery: _Delivery) -> None:
-        push, count = delivery.push, 0
-        standing, bodies = self._standing(push), None
+    async def _deliver(self, delivery: _Delivery, standing: PushMove) -> None:
+        push, count, bodies = delivery.push, 0, None
         while count < BURST_MAX and not (standing.dead or self._disabled(delivery.tenant)):
             delivery.again = False
             # The steps read here are durable, and so is the configuration that was found before.
@@ -484,6 +486,11 @@ class PushSender:
             if self._ahead.get(key) is move:
                 del self._ahead[key]
         self.saved.set()
+
+
+def _progress(move: PushMove) -> tuple[int, bool, int]:
+    """Within a revision each of these only grows, the later ones until the one before them does."""
+    return move.delivered, move.dead, move.attempts
 
 
 def _same(ours: Push, now: Push | None) -> bool:
