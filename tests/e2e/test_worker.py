@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -88,7 +89,7 @@ def site() -> Iterator[Site]:
             opened = Site(daemon)
             yield opened
         finally:
-            (opened.daemon if opened is not None else daemon).stop()
+            (opened.daemon if opened is not None else daemon).stop(signal.SIGKILL)  # whatever is under way
 
 
 def text_of(task: dict[str, Any]) -> str:
