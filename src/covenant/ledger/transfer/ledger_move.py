@@ -2,8 +2,8 @@
 
 Either way the source is read while nobody serves it, the target is written, read back and compared, and then the source
 is marked, so that nobody serves it by accident. The database's part is one transaction. The home's mark is written
-before that transaction commits and has the move's id. So a move that is repeated after a crash finds out whether the
-database had committed, and only finishes the rest.
+just before that transaction commits and has the move's id. So a move that is repeated after a crash finds out whether
+the database had committed, and only finishes the rest. A move that is refused before that leaves the home as it was.
 """
 
 from __future__ import annotations
@@ -78,21 +78,22 @@ class Mover:
     async def move_in(self) -> Moved:
         """Moves the home's ledger into the database. Raises CannotMove, HomeLocked, Damaged and DatabaseUnusable."""
         mark = read_mark(self._home)
-        if mark is None:
-            if not (self._home / "journal").is_dir():
-                raise CannotMove(f"{self._home} has no ledger to move")
+        if mark is not None:
+            self._check_mark(mark, "moving")
+        elif not (self._home / "journal").is_dir():
+            raise CannotMove(f"{self._home} has no ledger to move")
+        else:
+            async with self._database() as connection:
+                await self._check_target(connection)
             await self._settle_home()
-        elif mark.state != "moving":
-            self._refuse(mark)
         with lock_home(self._home):
             mark = mark or self._mark("moving")
-            write_mark(self._home, mark)
             with closing(HomeContents(self._home, self._limits)) as contents:
                 await check_chains(contents)
                 measures = await measure(contents)
                 async with self._database() as connection:
                     if await _value(connection, "moved", id=mark.id) is None:
-                        await self._fill(connection, contents, measures, mark.id)
+                        await self._fill(connection, contents, measures, mark)
             fault_points.point("move.mark")
             write_mark(self._home, msgspec.structs.replace(mark, state="moved"))
         return Moved(measures)
@@ -107,17 +108,16 @@ class Mover:
             await ledger.close()
 
     async def _fill(
-        self, connection: asyncpg.Connection[Any], contents: Contents, measures: Mapping[str, Measure], move_id: str
+        self, connection: asyncpg.Connection[Any], contents: Contents, measures: Mapping[str, Measure], mark: MovedMark
     ) -> None:
         async with connection.transaction():
             await connection.execute(statement("transfer", "lock").text)
-            await self._check_alone(connection)
-            if await _value(connection, "held"):
-                raise CannotMove(f"the database {self._place()} is not empty; name an empty one with --ledger")
+            await self._check_target(connection)
             await DatabaseWriter(connection, contents).write(moved_chain(contents.state))
             fault_points.point("move.written")
             await self._compare(measures, await read_database(connection, self._limits))
-            await _value(connection, "move", id=move_id, direction="in", home=str(self._home))
+            await _value(connection, "move", id=mark.id, direction="in", home=str(self._home))
+            write_mark(self._home, mark)
             fault_points.point("move.commit")
 
     async def move_out(self) -> Moved:
@@ -127,17 +127,14 @@ class Mover:
             found = [name for name in LEDGER_FILES if (self._home / name).exists()]
             if found:
                 raise CannotMove(f"{self._home} has a ledger already ({found[0]}); name another home with --home")
-        elif mark.state == "moving":
-            self._refuse(mark)
+        elif mark.state != "moved":
+            self._check_mark(mark, "returning")
         with lock_home(self._home):
             if mark is None or mark.state == "moved":
                 mark = self._mark("returning")
             async with self._database() as connection:
                 if await _value(connection, "moved", id=mark.id) is None:
-                    shutil.rmtree(staged, ignore_errors=True)
-                    write_mark(self._home, mark)
-                    make_owned_folder(staged)
-                    measures = await self._take(connection, staged, mark.id)
+                    measures = await self._take(connection, staged, mark)
                 else:
                     with closing(HomeContents(staged, self._limits)) as contents:
                         measures = await measure(contents)
@@ -145,14 +142,16 @@ class Mover:
             self._publish(staged)
         return Moved(measures)
 
-    async def _take(self, connection: asyncpg.Connection[Any], staged: Path, move_id: str) -> Mapping[str, Measure]:
+    async def _take(self, connection: asyncpg.Connection[Any], staged: Path, mark: MovedMark) -> Mapping[str, Measure]:
         async with connection.transaction(isolation="repeatable_read"):
             await connection.execute(statement("transfer", "lock").text)
-            await self._check_alone(connection)
+            await self._check_source(connection)
             contents = await read_database(connection, self._limits)
             await check_chains(contents)
             heads = [msgspec.to_builtins(each) for each in await contents.chains()]
             measures = await measure(contents)
+            shutil.rmtree(staged, ignore_errors=True)
+            make_owned_folder(staged)
             await write_home(staged, contents)
             with closing(HomeContents(staged, self._limits)) as written:
                 await self._compare(measures, written)
@@ -166,9 +165,10 @@ class Mover:
                 await ledger.compact()
             finally:
                 await ledger.close()
-            await _value(connection, "move", id=move_id, direction="out", home=str(self._home))
+            await _value(connection, "move", id=mark.id, direction="out", home=str(self._home))
             await connection.execute(statement("nodes", "fence_writers").text)
             await connection.execute(statement("nodes", "fence_nodes").text)
+            write_mark(self._home, mark)
             fault_points.point("move.commit")
         return measures
 
@@ -189,6 +189,19 @@ class Mover:
         sync_dir(self._home)
         remove_mark(self._home)
 
+    async def _check_target(self, connection: asyncpg.Connection[Any]) -> None:
+        await self._check_alone(connection)
+        if await _value(connection, "held"):
+            raise CannotMove(f"the database {self._place()} is not empty; name an empty one with --ledger")
+
+    async def _check_source(self, connection: asyncpg.Connection[Any]) -> None:
+        await self._check_alone(connection)
+        left = await connection.fetchval(statement("nodes", "left").text)
+        if left is not None:
+            raise CannotMove(f"the ledger was moved out of {self._place()} already, into the home {left}; use that one")
+        if not await _value(connection, "held"):
+            raise CannotMove(f"the database {self._place()} has no ledger to move")
+
     async def _check_alone(self, connection: asyncpg.Connection[Any]) -> None:
         asked = statement("transfer", "living").text
         if living := [row["node"] for row in await connection.fetch(asked)]:
@@ -207,11 +220,14 @@ class Mover:
     def _mark(self, state: Any) -> MovedMark:
         return MovedMark(id=self._new_id(), state=state, database=self._place(), at_ms=self._now_ms())
 
-    def _refuse(self, mark: MovedMark) -> None:
+    def _check_mark(self, mark: MovedMark, state: str) -> None:
+        """Raises CannotMove unless the mark is of an interrupted move in this direction, to or from this database."""
+        if mark.state == state and mark.database == self._place():
+            return
         told = {
-            "moving": f"a move to {mark.database} was cut off; finish it without --out",
+            "moving": f"a move to {mark.database} was cut off; finish it with that database, and without --out",
             "moved": f"it was moved to {mark.database} already",
-            "returning": f"a move from {mark.database} was cut off; finish it with --out",
+            "returning": f"a move from {mark.database} was cut off; finish it with that database, and with --out",
         }
         raise CannotMove(f"the ledger of {self._home} cannot be moved: {told[mark.state]}")
 
