@@ -269,10 +269,23 @@ UNION ALL
 SELECT format('the table %s is emptied by a crash (UNLOGGED)', relname) FROM c WHERE relpersistence = 'u'
 
 -- :rights_missing
-SELECT tablename AS table_name FROM pg_tables
+-- What this role may not do, in words.
+SELECT format('this role may not change the table %s', tablename) AS what FROM pg_tables
 WHERE
     schemaname = :schema AND tablename = any(:tables::text[])
     AND EXISTS (
         SELECT FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS r (right_)
         WHERE NOT has_table_privilege(format('%I.%I', schemaname, tablename), r.right_)
     )
+UNION ALL
+SELECT format('this role may not use the sequence %s', u.name)
+FROM unnest(ARRAY['places', 'task_numbers', 'writer_numbers']) AS u (name)
+JOIN pg_class AS c ON c.relname = u.name AND c.relkind = 'S' AND c.relnamespace = :schema::text::regnamespace
+WHERE NOT has_sequence_privilege(c.oid, 'USAGE')
+UNION ALL
+SELECT format('the sequence %s is not there', u.name)
+FROM unnest(ARRAY['places', 'task_numbers', 'writer_numbers']) AS u (name)
+WHERE NOT EXISTS (
+    SELECT FROM pg_class AS c
+    WHERE c.relname = u.name AND c.relkind = 'S' AND c.relnamespace = :schema::text::regnamespace
+)
