@@ -218,6 +218,21 @@ async def test_a_home_without_the_shared_key_or_with_another_token_is_refused(tm
                 pass
 
 
+async def test_a_daemon_of_another_instance_does_not_fence_the_one_whose_name_it_has(tmp_path: Path, url: str) -> None:
+    named = {"node": "one"}
+    async with open_daemon_under_test(tmp_path / "other"):
+        pass  # a home with a key and a token of its own
+    async with open_daemon_under_test(tmp_path / "a", ledger=shared(url), daemon=named) as a:
+        nodes = (await a.ask("GET", "/v1/admin/nodes")).json()["nodes"]
+        for home in ("empty", "other"):
+            with pytest.raises(UnsafeHome, match=r"copy identity/local\.key"):
+                async with open_daemon_under_test(tmp_path / home, ledger=shared(url), daemon=named):
+                    pass
+        found = (await a.ask("GET", "/v1/admin/nodes")).json()["nodes"]
+        assert [each["boot"] for each in found] == [each["boot"] for each in nodes]
+        assert (await a.ask("GET", "/readyz")).status_code == 200
+
+
 async def covenant(*words: str, passphrase: str = "") -> dict[str, Any]:
     """What the command says with --json; `exit` is its exit code."""
     variables = {"COVENANT_PASSPHRASE": passphrase, "COVENANT_LEDGER_DURABILITY": "os"}

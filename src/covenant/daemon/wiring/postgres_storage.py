@@ -22,7 +22,15 @@ from urllib.parse import urlsplit
 import msgspec
 
 from covenant.daemon.environment import PASSPHRASE_VARIABLE, environment, machine_name, now_ms
-from covenant.daemon.home import KEY_NAME, UnsafeHome, make_home, read_or_make_token, save_token
+from covenant.daemon.home import (
+    KEY_NAME,
+    TOKEN_NAME,
+    UnsafeHome,
+    make_home,
+    read_or_make_token,
+    read_token,
+    save_token,
+)
 from covenant.daemon.keystore import (
     OPERATOR_DISPLAY,
     Keystore,
@@ -169,6 +177,28 @@ async def _open_bucket(settings: Settings, stack: AsyncExitStack) -> S3Objects:
     return bucket
 
 
+async def check_instance(settings: Settings, keystore: Keystore, key: bytes | None) -> None:
+    """Refuses the ledger of another instance before this daemon joins it, as that fences the daemon of the same name.
+
+    `key` is what the home has. Raises UnsafeHome, LockedHome and DatabaseUnusable. Does nothing without a database.
+    """
+    if not settings.ledger.url:
+        return
+    admin = await asyncio.to_thread(import_postgres, "database_admin")
+    secret, identities = await admin.read_instance(settings.ledger.url, IDENTITY)
+    live = {each.token_sha256: each for each in identities if each.operator and each.revoked_at_ms is None}
+    if not live:
+        return
+    path = settings.home / TOKEN_NAME
+    token = await asyncio.to_thread(read_token, path) if path.exists() else None
+    if key is None or token is None or token_hash(token) not in live:
+        left = await _opened(keystore, secret)
+        if left is None or token_hash(left.token) not in live or key not in (None, left.key):
+            raise UnsafeHome(COPY_KEY)
+    elif live[token_hash(token)].agent.pubkey != operator_agent(OPERATOR_DISPLAY, key).pubkey:
+        raise UnsafeHome(COPY_KEY)
+
+
 async def agree_on_secrets(
     settings: Settings, ledger: SharedLedger, keystore: Keystore, key: bytes | None
 ) -> InstanceSecrets:
@@ -199,8 +229,11 @@ async def agree_on_secrets(
 
 async def _left(ledger: SharedLedger, keystore: Keystore) -> InstanceSecrets | None:
     """The secrets that another daemon left in the database; None without a passphrase."""
-    body = await ledger.secret(IDENTITY) if keystore.has_passphrase else None
-    if body is None:
+    return await _opened(keystore, await ledger.secret(IDENTITY))
+
+
+async def _opened(keystore: Keystore, body: str | None) -> InstanceSecrets | None:
+    if body is None or not keystore.has_passphrase:
         return None
     opened = await asyncio.to_thread(keystore.unseal, body, "the key in the database")
     shared = msgspec.json.decode(opened, type=_Shared)

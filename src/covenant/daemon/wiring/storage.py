@@ -27,6 +27,7 @@ from covenant.daemon.wiring.postgres_storage import (
     InstanceSecrets,
     SharedKeys,
     agree_on_secrets,
+    check_instance,
     open_shared_blobs,
     open_shared_ledger,
 )
@@ -100,6 +101,7 @@ async def open_storage(
     make_home(home)
     keystore = Keystore(home, find_passphrase(environment()))
     key = await asyncio.to_thread(keystore.read_key)
+    await check_instance(settings, keystore, key)
     shipped = _shipped_segments(settings)
     async with (
         _opened_ledger(settings, log, clocks, archive_apart=archive_apart, shipped=shipped) as ledger,

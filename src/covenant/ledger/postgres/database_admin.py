@@ -1,19 +1,21 @@
-"""An operator's work on the database without a daemon: migrates its schema, and records that it was restored."""
+"""Work on the database without a run of a node: migrates its schema, records that it was restored, and looks at it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import asyncpg
 import msgspec
 
-from covenant.ledger.postgres.connections import Connections
+from covenant.ledger.postgres.connections import Connections, ask_rows, ask_value
 from covenant.ledger.postgres.database_errors import UNAVAILABLE
 from covenant.ledger.postgres.migrations import LEVEL, NotDurable, check_durability, find_altered, migrate
 from covenant.ledger.postgres.open_postgres import unusable
 from covenant.ledger.postgres.queue_head import PLACE_BITS
+from covenant.ledger.postgres.registers import IDENTITY, decode_row
 from covenant.ledger.postgres.sql import statement
-from covenant.model.grant import GENESIS, AuditHead, AuditRow, link
+from covenant.model.grant import GENESIS, AuditHead, AuditRow, Identity, link
 from covenant.model.ids import AgentId
 
 
@@ -88,6 +90,27 @@ async def forget_node(dsn: str, node: str) -> None:
         try:
             asked = statement("nodes", "forget_node")
             await connection.execute(asked.text, *asked.values({"node": node}))
+        finally:
+            await connection.close()
+    except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:
+        raise unusable(error) from error
+
+
+async def read_instance(dsn: str, secret: str) -> tuple[str | None, Sequence[Identity]]:
+    """A secret, and the identities, of the ledger; nothing of an empty database. Raises DatabaseUnusable.
+
+    Nothing either of an older or a newer level: opening the ledger migrates or refuses it.
+    """
+    try:
+        connection = await _connect(dsn)
+        try:
+            if await connection.fetchval("SELECT to_regclass('ledger_level')") is None:
+                return None, ()
+            if await connection.fetchval("SELECT level::integer FROM ledger_level") != LEVEL:
+                return None, ()
+            rows = await ask_rows("nodes", connection, "identities")
+            found = [decode_row(IDENTITY, "", row["body"]).body for row in rows]
+            return await ask_value("nodes", connection, "secret", kept_as=secret), found
         finally:
             await connection.close()
     except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:

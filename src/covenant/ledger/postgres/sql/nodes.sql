@@ -173,6 +173,9 @@ SELECT version FROM v
 -- :all_registers
 SELECT kind, name, version, body FROM register_rows ORDER BY made
 
+-- :identities
+SELECT body FROM register_rows WHERE kind = 'identity' AND body IS NOT NULL
+
 -- :secret
 SELECT body FROM secrets WHERE name = :kept_as
 
