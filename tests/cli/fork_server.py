@@ -155,11 +155,16 @@ class ForkServer:
 _running: Final[dict[bool, ForkServer]] = {}
 
 
+_making: Final = threading.Lock()
+"""Two threads that ask first must get one server: a second one would end, and all that it had started."""
+
+
 def fork_server(*, models: bool = False) -> ForkServer:
     """The one of this process; `models`: that of daemons with a language model."""
-    if models not in _running:
-        _running[models] = ForkServer((*IMPORTED, *MODELS) if models else IMPORTED)
-    return _running[models]
+    with _making:
+        if models not in _running:
+            _running[models] = ForkServer((*IMPORTED, *MODELS) if models else IMPORTED)
+        return _running[models]
 
 
 def stop_fork_servers() -> None:
