@@ -406,7 +406,7 @@ async def test_the_doctor_says_what_a_start_on_the_database_would_stumble_over(
 
     async def of_database() -> list[tuple[bool, str]]:
         found = (await covenant("doctor", "--home", str(home)))["findings"]
-        return [(each["well"], each["what"]) for each in found if "database" in each["what"]]
+        return [(each["well"], each["what"]) for each in found if each["what"].startswith("the database")]
 
     ((is_well, what),) = await of_database()
     assert is_well
@@ -423,6 +423,48 @@ async def test_the_doctor_says_what_a_start_on_the_database_would_stumble_over(
         async with open_daemon_under_test(home, ledger=shared(url)):
             pass
     await databases.drop(url)
+
+
+async def test_a_database_with_tables_of_others_or_without_its_level_is_said_to_be_so(
+    tmp_path: Path, databases: Databases
+) -> None:
+    url = await databases.make()
+
+    async def said(home: str) -> list[str]:
+        variables = {"COVENANT_LEDGER_URL": url, "COVENANT_LEDGER_DURABILITY": "os"}
+        ran = await asyncio.to_thread(run_command, "doctor", "--home", str(tmp_path / home), "--json", env=variables)
+        found: list[str] = [each["what"] for each in ran.json["findings"] if each["what"].startswith("the database")]
+        with pytest.raises(WrongSchema) as refused:
+            async with open_daemon_under_test(tmp_path / home, ledger=shared(url)):
+                pass
+        return [str(refused.value), *found]
+
+    await execute(url, "CREATE TABLE tasks (id integer)")
+    for each in await said("a"):
+        assert "tasks" in each
+        assert "name an empty database" in each
+    await execute(url, "DROP TABLE tasks")
+    await covenant("ledger", "init", "--ledger", url, "--home", str(tmp_path / "b"))
+    await execute(url, "DELETE FROM ledger_level")
+    for each in await said("b"):
+        assert "put the level back" in each
+    await databases.drop(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("postgres://covenant@127.0.0.1:port/db", "ledger.url cannot be read"),
+        ("postgres://covenant@[::1/db", "ledger.url cannot be read"),
+        ("{url}no_such_parameter=1", "no_such_parameter.*remove the parameter"),
+        ("{url}sslmode=sometimes", "sslmode.*ledger.url"),
+    ],
+)
+async def test_a_wrong_url_is_said_to_be_wrong(tmp_path: Path, databases: Databases, url: str, words: str) -> None:
+    given = url.format(url=databases.url + ("&" if "?" in databases.url else "?"))
+    with pytest.raises(DatabaseUnusable, match=words):
+        async with open_daemon_under_test(tmp_path / "a", ledger=shared(given)):
+            pass
 
 
 async def test_a_role_without_rights_or_connections_is_a_clear_error_and_costs_nothing(

@@ -123,7 +123,8 @@ def _database(settings: Settings | None) -> Iterator[CheckFinding]:
             f"the database is at level {level}", f"install the version of the other daemons: this knows {newest}"
         )
     elif not troubles:
-        yield CheckFinding(f"the database is at level {level} of {newest}; the next start brings it to {newest}")
+        next_start = "" if level == newest else f"; the next start brings it to {newest}"
+        yield CheckFinding(f"the database is at level {level} of {newest}{next_start}")
 
 
 def _guarded(home: Path, part: Callable[[], Iterable[CheckFinding]]) -> Iterator[CheckFinding]:

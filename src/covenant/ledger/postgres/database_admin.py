@@ -10,13 +10,23 @@ import msgspec
 
 from covenant.ledger.postgres.connections import Connections, ask_rows, ask_value
 from covenant.ledger.postgres.database_errors import UNAVAILABLE
-from covenant.ledger.postgres.migrations import LEVEL, NotDurable, check_durability, find_altered, migrate
+from covenant.ledger.postgres.migrations import (
+    LEVEL,
+    NotDurable,
+    check_durability,
+    find_altered,
+    find_foreign,
+    migrate,
+    of_another,
+)
 from covenant.ledger.postgres.open_postgres import unusable
 from covenant.ledger.postgres.queue_head import PLACE_BITS
 from covenant.ledger.postgres.registers import IDENTITY, decode_row
 from covenant.ledger.postgres.sql import statement
 from covenant.model.grant import GENESIS, AuditHead, AuditRow, Identity, link
 from covenant.model.ids import AgentId
+
+_LEVEL: Final = "SELECT coalesce(max(level), 0)::integer FROM ledger_level"
 
 
 async def _connect(dsn: str) -> asyncpg.Connection[Any]:
@@ -106,7 +116,7 @@ async def read_instance(dsn: str, secret: str) -> tuple[str | None, Sequence[Ide
         try:
             if await connection.fetchval("SELECT to_regclass('ledger_level')") is None:
                 return None, ()
-            if await connection.fetchval("SELECT level::integer FROM ledger_level") != LEVEL:
+            if await connection.fetchval(_LEVEL) != LEVEL:
                 return None, ()
             rows = await ask_rows("nodes", connection, "identities")
             found = [decode_row(IDENTITY, "", row["body"]).body for row in rows]
@@ -130,9 +140,10 @@ async def find_troubles(dsn: str, *, durable: bool = True) -> tuple[int, list[st
                     troubles.append(str(trouble))
             if await connection.fetchval("SELECT current_schema()") is None:
                 return 0, [*troubles, "this role may use no schema of its search_path"]
-            if await connection.fetchval("SELECT to_regclass('ledger_level')") is None:
-                return 0, troubles
-            level: int = await connection.fetchval("SELECT level::integer FROM ledger_level")
+            is_made = await connection.fetchval("SELECT to_regclass('ledger_level')") is not None
+            level: int = await connection.fetchval(_LEVEL) if is_made else 0
+            if level == 0 and (foreign := await find_foreign(connection)) is not None:
+                troubles.append(of_another(level, foreign))
             if level == LEVEL:
                 altered = await find_altered(connection)
                 troubles += [*altered.columns, *altered.others]

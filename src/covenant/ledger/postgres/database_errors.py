@@ -81,6 +81,11 @@ _CAUSES: Final = (
         "put the database's name in ledger.url right, or bring the database back",
     ),
     (
+        (asyncpg.UndefinedObjectError, asyncpg.CantChangeRuntimeParamError),
+        "does not know something that it is asked for",
+        "remove the parameter that is named from ledger.url",
+    ),
+    (
         (asyncpg.DataCorruptedError, asyncpg.IndexCorruptedError),
         "is damaged",
         "rebuild the index that is named, or restore a backup and run `covenant ledger restored`",
@@ -103,6 +108,8 @@ def describe_trouble(error: BaseException) -> str:
             return f"the ledger's database {what} ({reason}): {fix}"
     if isinstance(error, UNAVAILABLE):
         return f"the ledger's database cannot be reached ({reason}): check that it runs and ledger.url leads to it"
+    if type(error) is ValueError:  # a URL is taken apart before anybody is asked
+        return f"ledger.url cannot be read ({reason}): write it as postgres://ROLE:PASSWORD@HOST:PORT/DATABASE"
     return (
         f"the ledger's database answers what this daemon does not understand ({type(error).__name__}: {reason}): put "
         "back the table that was altered: `covenant doctor` says which"

@@ -54,12 +54,25 @@ async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> in
                 f"the ledger's schema is at level {found}, and this version of covenant knows level {LEVEL}; "
                 "install the version that the other daemons have"
             )
-        for number in range(found + 1, level + 1):
-            await connection.execute(text(f"level_{number}"), timeout=MIGRATION_S)
-            await connection.execute(
-                "INSERT INTO ledger_level (level) VALUES ($1) ON CONFLICT (only_one) DO UPDATE SET level = $1", number
-            )
+        try:
+            for number in range(found + 1, level + 1):
+                await connection.execute(text(f"level_{number}"), timeout=MIGRATION_S)
+                await connection.execute(
+                    "INSERT INTO ledger_level (level) VALUES ($1) ON CONFLICT (only_one) DO UPDATE SET level = $1",
+                    number,
+                )
+        except (asyncpg.DuplicateTableError, asyncpg.DuplicateObjectError, asyncpg.DuplicateFunctionError) as error:
+            raise WrongSchema(of_another(found, str(error))) from error
     return found
+
+
+def of_another(level: int, what: str) -> str:
+    """What is wrong with a database that has tables which this level has not made, and the fix."""
+    fix = "name an empty database in ledger.url" if level == 0 else "drop it"
+    return (
+        f"the database has something that the ledger has not made ({what}), and its schema is at level {level}: {fix}; "
+        "if it is a ledger's, its table ledger_level was changed: put the level back"
+    )
 
 
 async def check_durability(connection: asyncpg.Connection[Any]) -> None:
@@ -93,6 +106,15 @@ class Altered(NamedTuple):
 
     columns: list[str]
     others: list[str]
+
+
+async def find_foreign(connection: asyncpg.Connection[Any]) -> str | None:
+    """A table that is there before the first level has made it, if any."""
+    made = re.findall(r"CREATE (?:TABLE|SEQUENCE) (\w+)", text("level_1"))
+    found: str | None = await connection.fetchval(
+        "SELECT min(name) FROM unnest($1::text[]) AS u (name) WHERE to_regclass(name) IS NOT NULL", made
+    )
+    return found
 
 
 async def find_altered(connection: asyncpg.Connection[Any]) -> Altered:
