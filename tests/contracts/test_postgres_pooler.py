@@ -11,6 +11,7 @@ import pytest
 
 from covenant.ledger.postgres.database_admin import find_troubles, mark_restored, migrate_database
 from covenant.ledger.postgres.migrations import LEVEL
+from covenant.ledger.postgres.open_postgres import DatabaseUnusable, open_postgres_ledger
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
 from covenant.model.ids import TaskId
 from covenant.model.task_event import Ended
@@ -99,6 +100,8 @@ async def test_a_session_with_settings_is_refused_by_the_pooler(pooler: Transact
     """As poolers do: otherwise nothing would be shown by what works behind this one."""
     with pytest.raises(asyncpg.PostgresConnectionError, match="unsupported startup parameter"):
         await asyncpg.connect(pooler.url, server_settings={"jit": "off"})
+    with pytest.raises(DatabaseUnusable, match=r"set ledger\.pooler = true"):
+        await open_postgres_ledger(pooler.url, clock=lambda: 0, durability="os")
 
 
 async def test_what_an_operator_does_to_the_database_can_be_done_through_the_pooler(

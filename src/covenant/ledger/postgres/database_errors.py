@@ -81,6 +81,15 @@ _CAUSES: Final = (
         "put the database's name in ledger.url right, or bring the database back",
     ),
     (
+        (
+            asyncpg.ProtocolViolationError,
+            asyncpg.DuplicatePreparedStatementError,
+            asyncpg.InvalidSQLStatementNameError,
+        ),
+        "keeps no session for this daemon",
+        "set ledger.pooler = true if a transaction pooler stands before it",
+    ),
+    (
         (asyncpg.UndefinedObjectError, asyncpg.CantChangeRuntimeParamError),
         "does not know something that it is asked for",
         "remove the parameter that is named from ledger.url",
