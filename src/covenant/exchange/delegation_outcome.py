@@ -28,7 +28,7 @@ from covenant.model.peers.delegation import (
 from covenant.model.peers.delegation_messages import DelegationOutcome, DelegationStatus, SubDelegation, usage_amounts
 from covenant.model.task import Cause, Result
 from covenant.model.task_event import StatusUpdate
-from covenant.model.task_view import TaskState
+from covenant.model.task_view import TaskState, TaskView
 from covenant.seal.keys import from_base64url
 
 
@@ -55,6 +55,11 @@ def by_task(delegation: Delegation, outcome: DelegationOutcome | None) -> Delega
     if delegation.ended:
         return msgspec.structs.replace(delegation, state=settled_as(delegation.state, outcome))
     return DelegationOfEndedTask(**msgspec.structs.asdict(delegation), outcome=outcome)
+
+
+def view_outcome(view: TaskView | None) -> DelegationOutcome:
+    """The outcome of a task that has ended. One that is not kept any more counts as canceled."""
+    return task_outcome(view.state, view.cause, view.result) if view is not None else "cancelled"
 
 
 def task_outcome(state: str, cause: str | None, result: Result | None) -> DelegationOutcome:

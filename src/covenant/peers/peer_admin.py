@@ -19,7 +19,7 @@ import msgspec
 
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import peer_target
-from covenant.exchange.delegation_outcome import read_task_evidence, task_outcome
+from covenant.exchange.delegation_outcome import by_task, read_task_evidence, view_outcome
 from covenant.exchange.id_prefixes import choose, find_task_id
 from covenant.exchange.tasks.builder import build_task
 from covenant.exchange.tasks.reader import TaskReader, read_tree
@@ -41,6 +41,7 @@ from covenant.model.peers.delegation import (
     DelegationBegun,
     DelegationEvidence,
     DelegationRole,
+    DelegationView,
     LoggedMessage,
     Peer,
     PeerCapabilities,
@@ -91,10 +92,10 @@ class PeerAdmin(PeerService):
         self._services = services
         self._catalogue = services.catalogue
         self._writer = writer
-        self._tasks = TaskReader(self._ledger)
         self._lookup = DelegationLookup(services.context, services.catalogue, services.requester)
         self.delegations = self._lookup.all
-        self.standing = self._lookup.standing
+        self.delegation = self._lookup.view
+        self.task_id = self._lookup.task_id
         self._discovery = discovery
         self._new_id = new_id
 
@@ -234,18 +235,8 @@ class PeerAdmin(PeerService):
                 )
             await asyncio.sleep(MET_MS / 1000)
 
-    async def outcome(self, delegation: Delegation) -> tuple[str | None, str | None]:
-        """The result's text, or the reason why there is none; neither before the task here has ended."""
-        if delegation.role is DelegationRole.REQUESTER and delegation.status not in OUTCOMES:
-            return None, None
-        view = (await self._tasks.past(delegation.task_id)).view()
-        if view is None or not view.state.terminal:
-            return None, None
-        text = answer_text(view.state, view.message, view.artifacts, view.history)
-        return (text, None) if view.state is TaskState.COMPLETED else (None, text or view.state.value)
-
     async def cancel(self, by: AgentId, named: str, reason: str) -> Delegation:
-        delegation = await self.standing(named)
+        delegation = (await self.delegation(named)).delegation
         if delegation.status in OUTCOMES:
             raise Conflict("already_ended", f"this delegation has ended: {delegation.status}")
         if await self._ledger.delegation(delegation.key) is not None and delegation.role is DelegationRole.REQUESTER:
@@ -253,7 +244,7 @@ class PeerAdmin(PeerService):
         await self._ledger.commit(
             Cancel(task_id=delegation.task_id, by=by, reason=reason or "canceled by the operator")
         )
-        return await self.standing(named)
+        return (await self.delegation(named)).delegation
 
     async def offer_again(self, by: AgentId, named: str) -> Delegation:
         return await self._services.requester.offer_again(by, (await self._asked_for(named)).task_id)
@@ -262,7 +253,7 @@ class PeerAdmin(PeerService):
         return await self._services.requester.force_error(by, (await self._asked_for(named)).task_id, reason)
 
     async def _asked_for(self, named: str) -> Delegation:
-        delegation = await self.standing(named)
+        delegation = (await self.delegation(named)).delegation
         if delegation.role is not DelegationRole.REQUESTER:
             raise Conflict("not_ours", "a peer asked for this one; cancel it instead")
         if await self._ledger.delegation(delegation.key) is None:
@@ -270,7 +261,7 @@ class PeerAdmin(PeerService):
         return delegation
 
     async def evidence(self, named: str) -> DelegationEvidence:
-        proof = await read_task_evidence(self._ledger, await self._lookup.task_id(named))
+        proof = await read_task_evidence(self._ledger, await self.task_id(named))
         if proof is not None:
             signed = msgspec.convert(proof["proof"], Proof) if proof.get("proof") else None
             return DelegationEvidence(proof.get("offer"), proof.get("result"), proof.get("transcript"), signed)
@@ -279,7 +270,7 @@ class PeerAdmin(PeerService):
         )
 
     async def tree(self, named: str) -> TreeNode:
-        tree = await read_tree(self._ledger, await self._lookup.task_id(named), None)
+        tree = await read_tree(self._ledger, await self.task_id(named), None)
         if tree.task is None and not tree.children:
             raise unknown_delegation(named)
         return tree
@@ -349,31 +340,43 @@ class DelegationLookup(PeerService):
             )
         ]
 
-    async def find(self, named: str) -> Delegation:
-        """Finds a delegation that has a record, by the id of its task, its offer or itself, or the beginning of one."""
+    async def _record(self, named: str) -> Delegation:
+        """The record of a delegation, by the id of its task, its offer or itself, or the beginning of one."""
         found = await self._ledger.delegation_of(TaskId(named))
         if found is None:
             known = await self._ledger.delegations() if named else ()
             begun = [each for each in known if any(name and name.startswith(named) for name in _names(each))]
             whole = [each for each in begun if named in _names(each)]
             found = choose(named, whole[:1] or begun, "delegation", _shown)
-        return await self._requester.shown(found)
+        return found
 
-    async def standing(self, named: str) -> Delegation:
-        """As `find`, but also for a task that was not offered yet, or whose record is not kept any more."""
+    async def view(self, named: str) -> DelegationView:
+        """Also shows a task that was not offered yet, or whose record is not kept any more."""
         try:
-            return await self.find(named)
+            record = await self._record(named)
         except NotFound as unknown:
             view = (await self._tasks.past(await self._of_task(named, unknown))).view()
             found = self._unsent(view) or self._done_here(view) if view is not None else None
             if found is None:
                 raise unknown from None
-            return found
+        else:
+            ours = record.role is DelegationRole.REQUESTER
+            if ours and not record.settled and await self._requester.waits(record):
+                return DelegationView(by_task(record, None))
+            view = (await self._tasks.past(record.task_id)).view()
+            # Both may have ended since the record was read: the task ends after its delegation.
+            found = by_task(await self._ledger.delegation_of(record.task_id) or record, view_outcome(view))
+        if view is None or not view.state.terminal:
+            return DelegationView(found)
+        text = answer_text(view.state, view.message, view.artifacts, view.history)
+        if view.state is TaskState.COMPLETED:
+            return DelegationView(found, result=text)
+        return DelegationView(found, error=text or view.state.value)
 
     async def task_id(self, named: str) -> TaskId:
         """The task of a delegation, also of one so old that only its task is known."""
         try:
-            return (await self.find(named)).task_id
+            return (await self._record(named)).task_id
         except NotFound as unknown:
             return await self._of_task(named, unknown)
 
@@ -411,7 +414,7 @@ class DelegationLookup(PeerService):
         return self._standing_of(view, target, self._keyring.id)
 
     def _standing_of(self, view: TaskView, target: Target, peer: InstanceId) -> Delegation:
-        ended = task_outcome(view.state, view.cause, view.result) if view.state.terminal else None
+        ended = view_outcome(view) if view.state.terminal else None
         code = (view.result.metadata or {}).get("code") if view.result is not None else None
         return Delegation(
             role=DelegationRole.REQUESTER,

@@ -186,11 +186,7 @@ async def show_delegation(services: Services, caller: Principal, request: ShowDe
 
 
 async def _shown(services: Services, peers: PeerOperations, delegation_id: str) -> DelegationAnswer:
-    delegation = await peers.standing(delegation_id)
-    result, error = await peers.outcome(delegation)
-    if result is not None or error is not None:
-        # The task may have ended since the first look. Nothing changes the state of an ended one.
-        delegation = await peers.standing(delegation_id)
+    delegation, result, error = await peers.delegation(delegation_id)
     return DelegationAnswer(delegation=_delegation(services, delegation), result=result, error=error)
 
 
@@ -200,7 +196,7 @@ async def show_delegation_waiting(
     """Answers once the task here has ended, the delegation moved or was heard of since `since_ms`, or time is up."""
     give_up_ms = services.give_up_ms(request.wait_ms)
     peers = await services.require_peers(caller, "showing a delegation")
-    task_id = (await peers.standing(request.delegation_id)).task_id
+    task_id = await peers.task_id(request.delegation_id)
     while True:
         # Each look has a watch of its own, opened before the look, so that no change in between is missed.
         with services.ledger.watch(task_id) as watch:

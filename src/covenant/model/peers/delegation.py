@@ -477,6 +477,14 @@ class DelegationBegun(NamedTuple):
     remote: bool
 
 
+class DelegationView(NamedTuple):
+    """A delegation with the status of its task here, and once the task has ended, its answer or its error."""
+
+    delegation: Delegation
+    result: str | None = None
+    error: str | None = None
+
+
 class DelegationEvidence(NamedTuple):
     """The signed offer, transcript and proof of a result, all as they were sent."""
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from covenant.exchange.delegation_outcome import by_task, task_outcome
+from covenant.exchange.delegation_outcome import by_task, view_outcome
 from covenant.exchange.tasks.builder import text_of
 from covenant.exchange.tasks.reader import TaskReader
 from covenant.ledger.machine.decisions.peers import unknown_delegation
@@ -341,8 +341,7 @@ class Requester(PeerService):
         """How the task here has ended; None if it has not."""
         if await self.waits(delegation):
             return None
-        view = (await self._tasks.past(delegation.task_id)).view()
-        return task_outcome(view.state, view.cause, view.result) if view is not None else "cancelled"
+        return view_outcome((await self._tasks.past(delegation.task_id)).view())
 
     # Following
 
