@@ -474,7 +474,7 @@ class TestCapabilities:
             depth_remaining=3,
             token=narrowed,
         )
-        facts = OfferFacts(0, 0, {"coder": CODER}, b.keyring, b.clock())
+        facts = OfferFacts(0, 0, CODER, b.keyring, b.clock())
         terms = judge_offer(
             assert_offer(PurposeKey(a.keyring.private_key), made, provider=b.id),
             of_a,

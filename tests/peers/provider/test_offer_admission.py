@@ -65,11 +65,11 @@ def offer(signer: InstanceKeys = THEM, provider: InstanceId = US.id, **changes: 
     return assert_offer(PurposeKey(signer.private_key), DelegationOffer(**{**given, **changes}), provider=provider)
 
 
-def facts(**changes: Any) -> OfferFacts:
+def facts(profile: str, offering: OfferedProfiles, **changes: Any) -> OfferFacts:
     given: dict[str, Any] = {
         "active": 0,
         "active_of_peer": 0,
-        "profiles": {each.name: each for each in OFFERING.profiles},
+        "profile": next((each for each in offering.profiles if each.name == profile), None),
         "us": US,
         "now_ms": NOW,
     }
@@ -83,9 +83,12 @@ def judged(
     *,
     rate: Callable[[Peer], int | None] = lambda _: None,
     revoked: Callable[[str], bool] = lambda _: False,
+    offering: OfferedProfiles = OFFERING,
     **changed: Any,
 ) -> AgreedTerms:
-    return judge_offer(made or offer(), of or peer(), facts(**changed), settings, rate=rate, revoked=revoked)
+    asked = made or offer()
+    given = facts(asked.profile, offering, **changed)
+    return judge_offer(asked, of or peer(), given, settings, rate=rate, revoked=revoked)
 
 
 def code(*given: Any, **named: Any) -> str:
@@ -127,7 +130,6 @@ def test_what_the_day_leaves_is_all_that_is_agreed() -> None:
         ("depth_exceeded", {"via": (THEM.id,) * 4}, {}, {}, {}),
         ("expired", {"deadline_ms": NOW}, {}, {}, {}),
         ("no_profile", {"profile": "poet"}, {}, {}, {}),
-        ("no_profile", {}, {}, {}, {"profiles": {}}),
         ("budget_too_low", {"max_token_budget": 999}, {}, {"budget_min": 1_000}, {}),
         ("budget_too_low", {}, {"limits": PeerLimits(budget_max=0)}, {}, {}),
         ("denied", {"token": None}, {}, {}, {}),
@@ -254,8 +256,9 @@ class TestTokens:
         many = tuple(Profile(name=f"p{number}", max_token_budget=1_000) for number in range(100))
         odd = (Profile(name="a name with spaces", max_token_budget=1_000),)
         for profiles in (many, odd):
-            asked = offer(profile=profiles[-1].name, token=token(offering=OfferedProfiles(profiles, 0, 5)))
-            assert judged(asked, profiles={each.name: each for each in profiles}).budget == 1_000
+            offering = OfferedProfiles(profiles, 0, 5)
+            asked = offer(profile=profiles[-1].name, token=token(offering=offering))
+            assert judged(asked, offering=offering).budget == 1_000
 
 
 class TestRate:

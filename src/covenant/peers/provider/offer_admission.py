@@ -7,7 +7,7 @@ profile, the settings, the peer's own limits and the token.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from covenant.model.clock_steps import STEADY, Ages
@@ -106,8 +106,8 @@ class OfferFacts(NamedTuple):
     active: int
     """Live delegations of all peers."""
     active_of_peer: int
-    profiles: Mapping[str, Profile]
-    """The profiles that this peer is offered."""
+    profile: Profile | None
+    """The profile that the offer names; None if this peer is not offered it."""
     us: InstanceKeys
     now_ms: int
     ages: Ages = STEADY
@@ -146,7 +146,7 @@ def judge_offer(
     _check_standing(offer, peer, facts, settings)
     deadline_ms = offer.deadline_ms + facts.skew_ms if offer.deadline_ms is not None else None
     _check_place_and_time(offer, deadline_ms, facts, settings)
-    profile = facts.profiles.get(offer.profile)
+    profile = facts.profile
     if profile is None:
         raise OfferRejected("no_profile", "there is no such profile for you; ask for our capabilities")
     most = min(offer.max_token_budget, profile.max_token_budget, budget_max(peer, settings))

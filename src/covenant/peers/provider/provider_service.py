@@ -14,6 +14,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -127,25 +128,23 @@ class Provider(PeerService):
 
     async def offering(self, peer: Peer) -> OfferedProfiles:
         active = len(await self._ledger.delegations_live(DelegationRole.PROVIDER))
-        profiles = tuple(self._profiles(peer).values()) if not is_barred(peer, self._settings) else ()
+        agents = () if is_barred(peer, self._settings) else self._catalogue.agents(peer.tenant)
+        profiles = tuple(islice(filter(None, (self._profile(peer, each) for each in agents)), PROFILES_MAX))
         return OfferedProfiles(profiles, active, max(0, self._settings.slots - active))
 
-    def _profiles(self, peer: Peer) -> dict[str, Profile]:
-        most = max(1, budget_max(peer, self._settings))
-        found: dict[str, Profile] = {}
+    def _profile(self, peer: Peer, agent: CatalogueAgent | None) -> Profile | None:
+        """The agent as this peer is offered it; None if it is not."""
         tenant = self._ledger.tenant(peer.tenant)
-        if peer.tenant != DEFAULT and (tenant is None or tenant.disabled_at_ms is not None):
-            return found
-        for agent in self._catalogue.agents(peer.tenant):
-            if agent.offered_to_peers(self._settings.profiles) and len(found) < PROFILES_MAX:
-                about = agent.definition.description or agent.definition.goal
-                found[agent.id] = Profile(
-                    name=agent.id,
-                    description=about[:DESCRIPTION_CHARS_MAX],
-                    max_token_budget=max(1, min(most, self._budgets.get(agent.id, most))),
-                    price=self._prices.get(agent.id, msgspec.UNSET),
-                )
-        return found
+        is_open = peer.tenant == DEFAULT or (tenant is not None and tenant.disabled_at_ms is None)
+        if agent is None or not is_open or not agent.offered_to_peers(self._settings.profiles):
+            return None
+        most, name = max(1, budget_max(peer, self._settings)), agent.id
+        return Profile(
+            name=name,
+            description=(agent.definition.description or agent.definition.goal)[:DESCRIPTION_CHARS_MAX],
+            max_token_budget=max(1, min(most, self._budgets.get(name, most))),
+            price=self._prices.get(name, msgspec.UNSET),
+        )
 
     # What is heard
 
@@ -168,8 +167,9 @@ class Provider(PeerService):
         try:
             if key in self._context.withdrawn:
                 raise OfferRejected("expired", WITHDRAWN)
-            terms = await self._judge(offer, incoming)
-            heard = await self._accept(incoming, offer, terms)
+            agent = self._catalogue.agent(incoming.peer.tenant, offer.profile)
+            terms = await self._judge(incoming, offer, self._profile(incoming.peer, agent))
+            heard = await self._accept(incoming, offer, agent, terms)
         except OfferRejected as rejected:
             return await self._reject(incoming, offer, rejected)
         except Refusal as refusal:
@@ -177,9 +177,8 @@ class Provider(PeerService):
                 raise
             return await self._reject(incoming, offer, OfferRejected(code, refusal.message, refusal.retry_after_ms))
         if heard.known:
-            reject = await redact_aside(
-                reject_message(offer, OfferRejected("expired", FORGOTTEN)), self._settings.redaction, key
-            )
+            forgotten = reject_message(offer, OfferRejected("expired", FORGOTTEN))
+            reject = await redact_aside(forgotten, self._settings.redaction, key)
             await self._ledger.commit(
                 SendToPeer(
                     key=key,
@@ -193,7 +192,7 @@ class Provider(PeerService):
             self._attend(key)
         return heard
 
-    async def _judge(self, offer: DelegationOffer, incoming: IncomingMessage) -> AgreedTerms:
+    async def _judge(self, incoming: IncomingMessage, offer: DelegationOffer, profile: Profile | None) -> AgreedTerms:
         ledger, peer, now_ms = self._ledger, incoming.peer, self._now_ms()
         # The time that a message was on its way looks like skew, so skew counts no further than clocks may be apart.
         skew_ms = max(-SKEW_MS, min(SKEW_MS, now_ms - (incoming.envelope.sent_at_ms or now_ms)))
@@ -202,7 +201,7 @@ class Provider(PeerService):
         facts = OfferFacts(
             active=len(await ledger.delegations_live(DelegationRole.PROVIDER)),
             active_of_peer=len(live),
-            profiles=self._profiles(peer),
+            profile=profile,
             us=self._keyring,
             now_ms=now_ms,
             ages=ledger.clock.ages,
@@ -221,7 +220,9 @@ class Provider(PeerService):
         ours = [each for each in found if each.role is DelegationRole.PROVIDER]
         return sum(each.accepted for each in ours), sum(each.tokens for each in ours)
 
-    async def _accept(self, incoming: IncomingMessage, offer: DelegationOffer, terms: AgreedTerms) -> ReceivedFromPeer:
+    async def _accept(
+        self, incoming: IncomingMessage, offer: DelegationOffer, agent: CatalogueAgent | None, terms: AgreedTerms
+    ) -> ReceivedFromPeer:
         begin = msgspec.structs.replace(
             _begin(incoming.peer, offer),
             budget=terms.budget,
@@ -229,7 +230,6 @@ class Provider(PeerService):
             depth_remaining=terms.depth_remaining,
             status_interval_ms=terms.status_interval_ms,
         )
-        agent = self._catalogue.agent(incoming.peer.tenant, terms.profile)
         task = self._task(incoming.peer, offer, terms, agent)
         self._check(task, agent)
         return await self._ledger.commit(
