@@ -234,8 +234,12 @@ class PollClient(PeerService):
         self._owed: dict[InstanceId, Acks] = {}
         """Acknowledgements for messages from the relay, by sender, that were not sent yet."""
         self._woken = asyncio.Event()
+        self._polls = bool(self._named) or self._relay_root is not None
+        if self._polls:
+            context.ledger.on_peer(lambda _: self.look_again())
 
-    def news(self) -> None:
+    def look_again(self) -> None:
+        """The peers to poll may be others now."""
         self._woken.set()
 
     def troubles(self) -> Sequence[DeliveryTrouble]:
@@ -245,7 +249,7 @@ class PollClient(PeerService):
         try:
             while True:
                 self._woken.clear()
-                if self._named or self._relay_root is not None:
+                if self._polls:
                     self._settle()
                 await self._woken.wait()
         finally:

@@ -145,7 +145,7 @@ class OutboxSender(PeerService):
             known.news.set()
         for peer in await self._ledger.addressees():
             self._news(peer)
-        self._poll_client.news()
+        self._poll_client.look_again()
 
     def troubles(self) -> Sequence[DeliveryTrouble]:
         found: list[DeliveryTrouble] = []
@@ -181,7 +181,6 @@ class OutboxSender(PeerService):
         """A record about this peer has become durable."""
         if not self._running:
             return
-        self._poll_client.news()
         known = self._rounds.get(peer_id)
         if known is not None:
             known.news.set()
