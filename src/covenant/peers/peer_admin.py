@@ -221,19 +221,17 @@ class PeerAdmin(PeerService):
 
     async def _met(self, named: str) -> Peer:
         """The peer. One that the settings name may not have said yet who it is: its introduction is waited for."""
-        end_ms = self._monotonic_ms() + INTRODUCTION_MS
-        while True:
+        for _ in range(INTRODUCTION_MS // MET_MS):
             try:
                 return self.find(named)
             except NotFound:
                 is_new = named in {read_peer_entry(each).name for each in self._settings.static}
                 if not is_new or not any(pending() for pending in self._context.introducing):
                     raise
-            if self._monotonic_ms() >= end_ms:
-                raise Unavailable(
-                    "not_met", f"{named} has not said yet who it is; start it, and try again", retry_after_ms=MET_MS
-                )
             await asyncio.sleep(MET_MS / 1000)
+        raise Unavailable(
+            "not_met", f"{named} has not said yet who it is; start it, and try again", retry_after_ms=MET_MS
+        )
 
     async def cancel(self, by: AgentId, named: str, reason: str) -> Delegation:
         delegation = (await self.delegation(named)).delegation
