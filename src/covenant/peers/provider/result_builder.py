@@ -20,6 +20,7 @@ import msgspec
 
 from covenant.exchange.tasks.builder import media_type_of
 from covenant.ledger.contract.tasks import TreeNode
+from covenant.ledger.machine.peer_commands import PeerMessage
 from covenant.model.content import Content, File, Json, Resource, ResourceLink, SentContent, Text
 from covenant.model.peers.delegation import ARTIFACT, BUDGET_EXCEEDED, Delegation
 from covenant.model.peers.delegation_messages import (
@@ -195,7 +196,7 @@ class FinishedWork(NamedTuple):
 
 class BuiltResult(NamedTuple):
     result: DelegationResult
-    body: bytes
+    message: PeerMessage
     findings: tuple[SecretFinding, ...]
 
 
@@ -232,7 +233,8 @@ def build_result(work: FinishedWork, key: PurposeKey, settings: PeerSettings, no
         encoded = wire.encode(whole)
         if len(encoded) <= BODY_BYTES_MAX:
             proven, body = whole, encoded
-    return BuiltResult(proven, body, (*cleared.findings, *lines.findings))
+    message = PeerMessage(typ=wire.type_of(proven), body=msgspec.Raw(body))
+    return BuiltResult(proven, message, (*cleared.findings, *lines.findings))
 
 
 def usage_of(used: Any, spent: Any = None) -> TokenUsage:

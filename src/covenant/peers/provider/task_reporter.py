@@ -42,7 +42,6 @@ from covenant.peers.provider.result_builder import (
     usage_of,
 )
 from covenant.seal.proofs import line_salt
-from covenant.wire import peers as wire
 
 PAUSE_S: Final = 0.25
 """The shortest time between two status messages that say something new."""
@@ -262,7 +261,7 @@ class TaskReporter(PeerService):
                 key=delegation.key,
                 happenings=(f"result_{result.status}",),
                 changes=changes,
-                said=(PeerMessage(typ=wire.type_of(result), body=msgspec.Raw(conclusion.body)),),
+                said=(conclusion.message,),
                 about=delegation.offer,
             )
         )
@@ -271,8 +270,7 @@ class TaskReporter(PeerService):
         """Send the result of a task that has ended once more. `delegation` has the offer, which the ledger dropped."""
         await self._read(delegation.task_id)
         built = await self._concluded(delegation)
-        last = PeerMessage(typ=wire.type_of(built.result), body=msgspec.Raw(built.body))
-        await self._ledger.commit(SendToPeer(key=delegation.key, said=(accept, last)))
+        await self._ledger.commit(SendToPeer(key=delegation.key, said=(accept, built.message)))
 
     async def _concluded(self, delegation: Delegation) -> BuiltResult:
         view = self._folder.view()
