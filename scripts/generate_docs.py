@@ -17,10 +17,10 @@ CLI_INTRO: Final = """# The command line
 
 <!-- Written by `make docs` from src/covenant/cli. Do not edit. -->
 
-Every command but `serve`, `init`, `settings`, `doctor`, `passphrase`, `restore` and `prove` talks to a running daemon
-over the socket in its home; `backup` does, where one runs. Data goes to stdout, talk to stderr. `--json` gives exactly
-one JSON object on stdout, also for a refusal (`{"kind": "error", "code": …, "message": …}`). In the shapes below, a
-field that ends in `?` is left out when it says nothing; all others are always there, `null` included.
+Every command except `serve`, `init`, `settings`, `doctor`, `passphrase`, `restore` and `prove` talks to a running
+daemon over the socket in its home; `backup` does if one runs. Data goes to stdout, messages to stderr. `--json` gives
+exactly one JSON object on stdout, also for a refusal (`{"kind": "error", "code": …, "message": …}`). In the shapes
+below, a field that ends in `?` is left out when it is empty; all others are always there, `null` included.
 
 | exit code | meaning |
 |---|---|
@@ -35,10 +35,10 @@ SETTINGS_INTRO: Final = f"""# Settings
 
 <!-- Written by `make docs` from src/covenant/daemon/settings.py. Do not edit. -->
 
-The strongest place that names a setting gives its value: a flag of `covenant serve` (`--http-port 9000`), then the
-environment, then `settings.toml` in the home, then the default. A value that is not allowed, or a key that does not
-exist, refuses to start and says so. `covenant settings show` prints what is in
-force in the running daemon, and where it came from; `--files` prints what the next start would use.
+A setting takes its value from the first of these places that has one: a flag of `covenant serve` (`--http-port 9000`),
+then the environment, then `settings.toml` in the home, then the default. A value that is not allowed, or a key that
+does not exist, prevents the start, with an error. `covenant settings show` prints the settings in force in the running
+daemon and their sources; `--files` prints those of the next start.
 
 ```toml
 # ~/.covenant/settings.toml

@@ -17,7 +17,7 @@ from covenant.model.kinds import STORED_KINDS
 agents: Final = CommandGroup("agents", help="Agents: the catalogue of each tenant.", no_args_is_help=True)
 
 tenant_option: Final = click.option(
-    "--tenant", metavar="NAME", default="default", show_default=True, help="Whose catalogue."
+    "--tenant", metavar="NAME", default="default", show_default=True, help="The tenant whose catalogue it is."
 )
 
 
@@ -28,16 +28,16 @@ tenant_option: Final = click.option(
 @click.option(
     "--kind",
     type=click.Choice(STORED_KINDS),
-    help="The kind: who does the agent's work. Default, without a file: worker.",
+    help="The kind: how the agent's work is done. Default, without a file: worker.",
 )
 @click.option("--name", metavar="TEXT", help="The agent's name, for people.")
-@click.option("--description", metavar="TEXT", help="What it does.")
+@click.option("--description", metavar="TEXT", help="What the agent does.")
 @click.option("--skill", "skills", multiple=True, metavar="ID", help="A skill on the agent's card. May be repeated.")
 @click.option("--command", "program", metavar="WORDS", help="The program of a process agent, as in a shell.")
-@click.option("--url", metavar="URL", help="Where a remote agent is: its URL, or that of its card.")
+@click.option("--url", metavar="URL", help="The URL of a remote agent, or of its card.")
 @click.option("--replace", is_flag=True, help="Replace the stored agent with this id.")
 def add(call: Invocation, *, agent_id: str | None, tenant: str, file: str | None, replace: bool, **given: Any) -> None:
-    """Store an agent for a tenant: from a file, or by a few options.
+    """Store an agent for a tenant, from a file or from options.
 
     \b
         covenant agents add summarizer --tenant acme --description "Summarises a text"
@@ -57,7 +57,7 @@ def add(call: Invocation, *, agent_id: str | None, tenant: str, file: str | None
 @daemon_command(agents, "list", "agent_list", "tenant", "count", "agents")
 @tenant_option
 def list_agents(call: Invocation, *, tenant: str) -> None:
-    """List a tenant's agents: index, those of code and files, then the stored ones, the oldest first."""
+    """List a tenant's agents: index, agents from code and files, then stored agents, the oldest first."""
     answer = call.ask("list_agents", tenant=tenant)
     if call.answer(answer):
         return

@@ -28,14 +28,14 @@ FOLLOW_MS: Final = 10_000
 ROWS_MAX: Final = 1_000
 
 audit: Final = CommandGroup(
-    "audit", help="The audit: who was let in, who was not, and what was repaired.", no_args_is_help=True
+    "audit", help="The audit: admitted and refused callers, grants and repairs.", no_args_is_help=True
 )
 
 
 def filter_options(command: Command) -> Command:
     for option in (
         click.option("--type", "kind", help="Only rows of this kind: for example authentication_failed."),
-        click.option("--issuer", help="Only rows of whoever has a name that begins so."),
+        click.option("--issuer", help="Only rows whose issuer's name begins with this."),
         click.option("--since-ms", type=click.IntRange(min=0), help="Only rows from this epoch millisecond on."),
         click.option("--before-ms", type=click.IntRange(min=0), help="Only rows before this epoch millisecond."),
     ):
@@ -46,11 +46,11 @@ def filter_options(command: Command) -> Command:
 @daemon_command(audit, "recent", "audit_recent", "limit", "since_ms", "events")
 @limit_option(50)
 @filter_options
-@follow_option("Go on with the rows that are written from now on.")
+@follow_option("Continue with new rows.")
 def recent(call: Invocation, *, limit: int, follow: bool, kind: str | None, **asked: Any) -> None:
     """List the audit rows of the caller, the newest at the end. The operator sees all rows.
 
-    With --json and --follow: one object for each time that rows were written.
+    With --json and --follow it prints an object whenever rows were written.
     """
     asked["type"], since_ms = kind, asked["since_ms"]
     events = _newest(call, limit, asked)
@@ -81,9 +81,10 @@ def _newest(call: Invocation, limit: int, asked: dict[str, Any]) -> list[dict[st
 @filter_options
 @replace_option
 def export(call: Invocation, *, file: str | None, replace: bool, kind: str | None, **asked: Any) -> None:
-    """Write all audit rows that the filters leave to FILE: one JSON object a line, the newest first.
+    """Write all audit rows that match the filters to FILE: one JSON object a line, the newest first.
 
-    Without FILE, or for `-`, to standard output. FILE gets its name when it is whole, and is its owner's alone.
+    Without FILE, or with `-`, it writes to standard output. FILE appears when it is complete; only its owner can read
+    it.
     """
     write_lines(call, file, _all(call, asked | {"type": kind}), "audit row(s)", replace=replace)
 

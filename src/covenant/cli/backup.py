@@ -36,7 +36,7 @@ STDIO: Final = "-"
 def backup(*, file: str, home: str | None, token_file: str | None, as_json: bool) -> None:
     """Write the home into FILE: the ledger as it is at one position, the settings, agents, keys and the token.
 
-    A running daemon goes on working meanwhile; everything that it acknowledged before is in the file. The home of a
+    A running daemon keeps working; everything that it acknowledged before is in the file. The home of a
     stopped daemon is opened as a start would open it. FILE is for its owner alone and holds the home's secrets; `-`
     writes it to standard output.
     """

@@ -49,10 +49,10 @@ card: Final = CommandGroup("card", help="Agent cards, of any agent.", no_args_is
 def remote_command(function: Function) -> Function:
     """Adds the options for calls to a command, which gets them as `Options` in its first argument."""
 
-    @click.option("--token-env", metavar="NAME", help="The variable of the environment that has the agent's token.")
-    @click.option("--token-file", metavar="FILE", help="The file that has it.")
+    @click.option("--token-env", metavar="NAME", help="The environment variable with the agent's token.")
+    @click.option("--token-file", metavar="FILE", help="The file with the agent's token.")
     @click.option(
-        "--header", "headers", multiple=True, metavar="NAME:VALUE", help="A header to send, to this host alone."
+        "--header", "headers", multiple=True, metavar="NAME:VALUE", help="A header to send, only to this host."
     )
     @home_option("Where a2a_agents.json is.")
     @json_option()
@@ -105,7 +105,7 @@ def remote_command(function: Function) -> Function:
 @click.argument("target", metavar="NAME|URL", shell_complete=complete_agents)
 @click.argument("message")
 @click.option("--stream", "as_it_comes", is_flag=True, help="Write the answer as it comes.")
-@click.option("--poll", is_flag=True, help="Ask again and again, even if the agent has streams.")
+@click.option("--poll", is_flag=True, help="Poll the task, even if the agent can stream.")
 @click.option(
     "--timeout", "timeout_ms", type=Duration(), metavar="5m", help="Longest wait. Default: 5m, or the entry's."
 )
@@ -114,10 +114,10 @@ def remote_command(function: Function) -> Function:
     "task_id",
     metavar="ID",
     shell_complete=complete_tasks,
-    help="Answer the question of this task of the agent. Of an agent of this home, the beginning of the id is enough.",
+    help="Answer the question of this task. For an agent of this home, the beginning of the id is enough.",
 )
 @click.option("--context", "context_id", metavar="ID", help="The context that the message belongs to.")
-@click.option("--key", "idempotency_key", help="Idempotency key: names the work, so that it may be sent again.")
+@click.option("--key", "idempotency_key", help="Idempotency key: a repeated send under it is the same task.")
 @remote_command
 def call(
     options: Options, *, target: str, message: str, as_json: bool, as_it_comes: bool, poll: bool, **given: Any
@@ -125,7 +125,7 @@ def call(
     """Send MESSAGE to an agent, and wait for its answer; `-` reads the message from standard input.
 
     The agent is named by its URL, by the URL of its card, or by a name: one in a2a_agents.json, else that of an agent
-    of the daemon in this home, which is called with the operator's token. An agent elsewhere gets the message, its own
+    of the daemon in this home, which is called with the operator's token. A remote agent gets the message, its own
     token, and nothing else. Ctrl-C and a timeout cancel its task. Exits with 1 unless the task completed.
     """
     text = read_text(message)
@@ -161,7 +161,7 @@ def call(
 @click.option("--verify", is_flag=True, help="Demand a signature by a key from the card's own host, and check it.")
 @remote_command
 def get(options: Options, *, target: str, as_json: bool, verify: bool) -> None:
-    """Fetch an agent's card and show it: who it is, what it can do, how it is called.
+    """Fetch an agent's card and show it: its name, its skills and its interfaces.
 
     The agent is named by its URL, by the URL of its card, or by a name: one in a2a_agents.json, else that of an agent
     of the daemon in this home.
@@ -248,14 +248,14 @@ class Progress:
 class _Written:
     """Writes an artifact that comes in chunks.
 
-    A second attempt at a task begins its text again. While it repeats what is written already, nothing is written;
-    once it differs, its text is written whole, on a line of its own.
+    A second attempt at a task begins its text again. While it repeats the text that is written already, nothing is
+    written; once it differs, its whole text is written on a new line.
     """
 
     def __init__(self) -> None:
         self._shown: list[str] = []
         self._again: str | None = None
-        """The text of a later attempt, while it only repeats what is shown."""
+        """The text of a later attempt, while it only repeats the text that is shown."""
 
     def add(self, text: str, *, append: bool) -> str:
         """The text to write now."""
@@ -271,7 +271,7 @@ class _Written:
         return again[len(shown) :] if again.startswith(shown) else f"\n{again}"
 
     def end(self) -> str:
-        """The text to write at the end: the last attempt counts, also if it said less."""
+        """The text to write at the end: the last attempt counts, even if its text is shorter."""
         return f"\n{self._again}" if self._again is not None else ""
 
 

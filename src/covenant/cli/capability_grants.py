@@ -58,7 +58,7 @@ def recent(call: Invocation, *, limit: int) -> None:
 def grant(call: Invocation, *, action: str, to: str | None, scope: str | None, expires_at: int | None) -> None:
     """Grant ACTION, such as a2a.send.bob@host, a2a.respond.alice@host, a2a.repair.requeue or a2a.compact.
 
-    In a2a.send.…, a2a.recv.… and a2a.respond.… the start of an enrolled identity's pubkey stands for all of it.
+    In a2a.send.…, a2a.recv.… and a2a.respond.… the beginning of an enrolled identity's pubkey is enough.
     """
     pinned = _scope(scope)
     answer = call.ask("grant_capability", action=_expanded(call, action), to=to, scope=pinned, expires_at=expires_at)
@@ -70,9 +70,9 @@ def grant(call: Invocation, *, action: str, to: str | None, scope: str | None, e
 @daemon_command(capabilities, "revoke", "capability_revoked", "signature_b58", "removed")
 @click.argument("signature")
 def revoke(call: Invocation, *, signature: str) -> None:
-    """Revoke the grant with this SIGNATURE, as `covenant capabilities recent` shows it, or with one that begins so.
+    """Revoke the grant with this SIGNATURE, or the beginning of one, as `covenant capabilities recent` shows it.
 
-    A grant that is gone already is no error.
+    It is no error if there is no such grant any more.
     """
     answer = call.ask("revoke_capability", signature_b58=signature)
     found = answer["signature_b58"]

@@ -1,6 +1,6 @@
 """`covenant completion`: the shell completes commands, options, and what the daemon knows: tasks, agents, identities.
 
-What the daemon is asked for a completion is bounded in count and time. Without a daemon there is nothing to propose.
+The query to the daemon for a completion is bounded in count and time. Without a daemon nothing is proposed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def completion(*, shell: str, as_json: bool) -> None:
 
 
 def _completes(kind: str, items: Callable[[Answer], Iterable[tuple[str, str]]], **asked: Any) -> Complete:
-    """Proposes what the daemon answers: pairs of a value and a word on it."""
+    """Proposes what the daemon answers: pairs of a value and its description."""
 
     def complete(context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
         try:

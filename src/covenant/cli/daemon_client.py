@@ -21,7 +21,7 @@ from covenant.wire.ipc_frames import HEADER_BYTES, encode_frame, frame_length
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest frame that a daemon can be set to send."""
 ANSWER_S: Final = 30.0
-"""How long an answer may take, besides what the request itself asks to wait."""
+"""How long an answer may take, in addition to the wait that the request itself asks for."""
 CONNECT_S: Final = 5.0
 
 Answer = dict[str, Any]

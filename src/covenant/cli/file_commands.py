@@ -43,7 +43,7 @@ files: Final = CommandGroup(
 )
 tenant_option: Final = click.option(
     "--tenant",
-    help="Whose: for the operator, who has those of default without it. Others have their own.",
+    help="The tenant whose files are meant, for the operator. Default: default. Other callers see their own files.",
 )
 
 
@@ -72,9 +72,9 @@ def put_file(call: Invocation, *, file: str) -> None:
 @replace_option
 @tenant_option
 def get_file(call: Invocation, *, sha256: str, file: str | None, replace: bool, tenant: str | None) -> None:
-    """Write the file whose SHA-256 begins so to FILE, else to standard output.
+    """Write the file whose SHA-256 begins with SHA256 to FILE, or to standard output.
 
-    FILE is there once all of its bytes have come and have this hash.
+    FILE appears once all of its bytes have arrived and match the hash.
     """
     check_output(call, file, replace=replace)
     found = call.ask("list_stored_files", sha256=sha256, tenant=tenant, limit=2)["files"]
@@ -96,10 +96,10 @@ def get_file(call: Invocation, *, sha256: str, file: str | None, replace: bool, 
 
 @daemon_command(files, "list", "file_list", "files", "count", "bytes", "next")
 @limit_option(50, ROWS_MAX)
-@click.option("--after", default="", metavar="SHA256", help="Go on behind this hash.")
+@click.option("--after", default="", metavar="SHA256", help="Continue after this hash.")
 @tenant_option
 def list_files(call: Invocation, *, limit: int, after: str, tenant: str | None) -> None:
-    """List files by their SHA-256, with how many tasks refer to each."""
+    """List files by their SHA-256, with the number of tasks that refer to each."""
     answer = call.ask("list_stored_files", tenant=tenant, after=after, limit=limit)
     if call.answer({name: answer[name] for name in ("files", "count", "bytes", "next")}):
         return
@@ -138,7 +138,7 @@ class TransferProgress:
 
 @contextmanager
 def _opened(file: str) -> Iterator[tuple[IO[bytes], int | None]]:
-    """The file and its size; None: nobody knows before its end."""
+    """The file and its size; None: the size is not known in advance."""
     if file == "-":
         yield sys.stdin.buffer, None
         return

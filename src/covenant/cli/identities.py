@@ -34,9 +34,9 @@ identities: Final = CommandGroup("identities", help="Identities: who holds a tok
 def enroll(
     call: Invocation, *, display: str, actions: tuple[str, ...], pubkey: str | None, certificate: str | None
 ) -> None:
-    """Enrol an identity and print its token. The token is told once, and stored nowhere.
+    """Enrol an identity and print its token. The token is shown once, and stored nowhere.
 
-    Put it where the agent finds it, for its owner alone:
+    Put it where the agent finds it, in a file that only its owner can read:
 
     \b
         (umask 077; covenant identities enroll bob@host --grant a2a.respond.alice@host > bob.token)
@@ -63,7 +63,7 @@ def enroll(
     "truncated",
 )
 @limit_option(20)
-@click.option("--prefix", metavar="TEXT", help="Only identities whose name, pubkey or token starts so.")
+@click.option("--prefix", metavar="TEXT", help="Only identities whose name, pubkey or token starts with this.")
 @click.option("--live-only", is_flag=True, help="Only identities that may call.")
 @click.option("--revoked-only", is_flag=True, help="Only identities that were revoked.")
 def list_identities(call: Invocation, *, limit: int, prefix: str | None, live_only: bool, revoked_only: bool) -> None:

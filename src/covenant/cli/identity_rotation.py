@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @click.command("rotate-identity", epilog=json_shape("identity_rotated", "home", "before", "id", "compromised"))
 @home_option("The home with the keys.")
-@click.option("--compromised", is_flag=True, help="The old key may be stolen: it says of itself that it is dead.")
+@click.option("--compromised", is_flag=True, help="The old key may be stolen: it also signs its own revocation.")
 @json_option()
 def rotate_identity(*, home: str | None, compromised: bool, as_json: bool) -> None:
     """Give this instance another identity key, which the old one names as its successor.
 
-    The daemon must not run. After its next start it tells every peer, and peers that fetch find out when they next
-    call: they keep their trust in this instance, and delegations go on. A backup from before has the old key, which
-    peers refuse once they know the new one: make a backup afterwards.
+    The daemon must not run. After its next start it tells every peer; peers that poll find out at their next call. They
+    keep their trust in this instance, and delegations continue. An earlier backup has the old key, which peers refuse
+    once they know the new one: make a backup afterwards.
     """
     from covenant.daemon.keystore import change_identity
     from covenant.ledger.embedded.journal.recovery import lock_home
@@ -53,7 +53,7 @@ def rotate_identity(*, home: str | None, compromised: bool, as_json: bool) -> No
 @home_option("The home with the keys.")
 @json_option()
 def revocation(*, home: str | None, as_json: bool) -> None:
-    """Print a signed revocation of this instance's identity key. Keep it elsewhere, for the day the key is stolen.
+    """Print a signed revocation of this instance's identity key. Keep it in a safe place, in case the key is stolen.
 
     A peer that gets it (POST /api/v1/a2a/identity, no token) refuses everything under that key.
     """

@@ -56,7 +56,8 @@ def init(*, url: str | None, home: str | None, as_json: bool) -> None:
 
     The key and the operator's token are made in the home. With COVENANT_PASSPHRASE they are also left in the database,
     locked with it: a daemon with an empty home and the same passphrase takes them from there. Without a passphrase,
-    copy identity/local.key and operator.token into the home of each daemon. Does nothing where all is prepared.
+    copy identity/local.key and operator.token into the home of each daemon. Does nothing if the database is prepared
+    already.
     """
     settings = _settings(url, home)
     level, is_shared = _run(lambda: _init(settings))
@@ -102,11 +103,11 @@ def migrate(*, url: str | None, home: str | None, as_json: bool) -> None:
 @home_option("The home whose settings name the database.")
 @json_option()
 def restored(*, url: str | None, home: str | None, as_json: bool) -> None:
-    """Say that the database was restored to an earlier moment, or that a standby which had lost commits took over.
+    """Declare that the database was restored, or that a standby without the last commits took over.
 
-    Every run of every daemon is fenced, as what it knows may be of a later moment. Daemons that still run begin anew
-    with what the database has. What was acknowledged after that moment is lost: work that was done since then may be
-    done again.
+    All running daemons are fenced, because their state may be newer than the database. They start again from the state
+    of the database. Writes that were acknowledged after that moment are lost: work that was done since may be done
+    again.
     """
     settings = _settings(url, home)
     fenced: int = _run(lambda: _restored(settings))
@@ -117,17 +118,17 @@ def restored(*, url: str | None, home: str | None, as_json: bool) -> None:
 
 
 @ledger.command("move", epilog=json_shape("ledger_moved", "direction", "home", "moved"))
-@click.option("--out", is_flag=True, help="From the database into the home, instead.")
+@click.option("--out", is_flag=True, help="Move from the database into the home instead.")
 @url_option
 @home_option("The home that the ledger is in, or comes to.")
 @json_option()
 def move(*, out: bool, url: str | None, home: str | None, as_json: bool) -> None:
     """Move the ledger of a home into an empty database, or out of a database into a home.
 
-    All of it is moved: tasks with their history, results, tenants, tokens, grants, agents, push configurations, peers,
-    files and the audit. No daemon may run meanwhile. What was written is read back and compared before the command says
-    that it is done. The source stays as it is, marked so that no daemon serves it. A move that was cut off is finished
-    by the same command.
+    Everything is moved: tasks with their history, results, tenants, tokens, grants, agents, push configurations, peers,
+    files and the audit. No daemon may run meanwhile. The command reads the copy back and compares it before it reports
+    success. The source stays as it is, marked so that no daemon serves it. If a move was interrupted, run the same
+    command again to finish it.
     """
     settings = _settings(url, home)
     moved: Mapping[str, Any] = _run(lambda: _move(settings, out=out))

@@ -1,7 +1,7 @@
 """The entry point `covenant`: which commands there are, and where each is defined.
 
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no daemon to talk to, 4 not checked. Data goes to stdout, talk
-to stderr. With `--json` stdout holds exactly one JSON object, also when the answer is a refusal.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no daemon to talk to, 4 not checked. Data goes to stdout,
+messages for people to stderr. With `--json` stdout holds exactly one JSON object, also when the answer is a refusal.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ token (--token-file, COVENANT_TOKEN, else operator.token in the home).
 
 
 class LazyGroup(SuggestingGroup):
-    """Imports the module of a command when the command is run: starting costs what that command needs."""
+    """Imports the module of a command when the command is run: a start loads only what that command needs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
         return list(PLACES)

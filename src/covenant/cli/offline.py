@@ -55,7 +55,7 @@ settings: Final = CommandGroup(
 def init(*, file: Path, home: str | None, as_json: bool) -> None:
     """Write a commented settings.toml into the home, and a first agent into FILE (default: agents.py).
 
-    A file that is there already is left as it is. Everything in settings.toml is commented out, so it changes nothing.
+    An existing file is left as it is. Everything in settings.toml is commented out, so it changes nothing.
     """
     from covenant.daemon.home import UnsafeHome, make_home
     from covenant.daemon.settings_loader import FILE_NAME, settings_text
@@ -81,7 +81,7 @@ def init(*, file: Path, home: str | None, as_json: bool) -> None:
 
 
 def _write_new(path: Path, text: str) -> bool:
-    """Whether it was written: a file that is there already is left as it is."""
+    """Whether it was written: an existing file is left as it is."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -93,13 +93,13 @@ def _write_new(path: Path, text: str) -> bool:
 @settings.command("show", epilog=json_shape("settings", "shown_from", "settings"))
 @home_option("The home whose daemon is asked, or whose settings.toml is read.", fallback=False)
 @token_option
-@click.option("--files", is_flag=True, help="Show what a daemon that starts now would use, even if one runs.")
+@click.option("--files", is_flag=True, help="Show the settings that the next start would use, even if a daemon runs.")
 @json_option()
 def show_settings(*, home: str | None, token_file: str | None, files: bool, as_json: bool) -> None:
     """Show every setting: its value, the source of the value, and its meaning.
 
-    Shows what is in force in the running daemon. If none runs, shows what settings.toml and the environment say. A
-    value that is not allowed is an error there, as it is for `covenant serve`.
+    Shows the settings in force in the running daemon. If none runs, shows those of settings.toml and the environment.
+    An invalid value is then an error, as it is for `covenant serve`.
     """
     home = given_before("home", home)
     found = None if files else _settings_in_force(home, given_before("token_file", token_file))
@@ -144,16 +144,16 @@ def _settings_in_files(home: str | None) -> list[dict[str, Any]]:
 
 @click.command("doctor", epilog=json_shape("doctor", "home", "well", "findings", "losses", "set_aside"))
 @home_option("The home to look at.")
-@click.option("--accept-loss", is_flag=True, help="Mend a damaged ledger by giving up the records that are lost.")
+@click.option("--accept-loss", is_flag=True, help="Repair a damaged ledger without the records that are lost.")
 @click.option("--rebuild-archive", is_flag=True, help="Make the archive agree with the journal again. Loses nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask before records are given up.")
+@click.option("--yes", is_flag=True, help="Do not ask before records are dropped.")
 @json_option()
 def doctor(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: bool, as_json: bool) -> None:
-    """Check a home for everything that a start would stumble over. Changes nothing.
+    """Check a home for everything that would make a start fail. Changes nothing.
 
-    Exits with 1 if something is wrong, and says what to do. Where records are damaged or missing, --accept-loss says
-    exactly which would be lost, asks, and mends the ledger; the damaged files are set aside. Where only the archive is
-    at odds with the journal, --rebuild-archive mends it without a loss.
+    Exits with 1 if something is wrong, and says what to do. If records are damaged or missing, --accept-loss lists
+    those that would be lost, asks, and repairs the ledger; the damaged files are set aside. If only the archive
+    contradicts the journal, --rebuild-archive repairs it without a loss.
     """
     import sqlite3
 
@@ -244,15 +244,16 @@ def _show_losses(salvage: Salvage) -> None:
 @click.command("passphrase", epilog=json_shape("passphrase", "home", "change", "prekeys_kept"))
 @home_option("The home with the keys.")
 @click.option(
-    NEW_FILE, metavar="FILE", help="A file with the new passphrase, for its owner alone. Default: you are asked for it."
+    NEW_FILE, metavar="FILE", help="A file with the new passphrase, which only its owner can read. Default: asks."
 )
 @click.option("--remove", is_flag=True, help="Keep the keys without a passphrase from now on.")
 @json_option()
 def passphrase(*, home: str | None, new_file: str | None, remove: bool, as_json: bool) -> None:
-    """Set, change or remove the passphrase that the keys in a home are locked with.
+    """Set, change or remove the passphrase that the keys in a home are encrypted with.
 
-    The daemon must not run: it saves its keys with the passphrase that it was started with. The one in force is taken
-    from COVENANT_PASSPHRASE or COVENANT_PASSPHRASE_FILE, as a start takes it; if neither is set, you are asked for it.
+    The daemon must not run: it saves its keys with the passphrase that it was started with. The current passphrase is
+    taken from COVENANT_PASSPHRASE or COVENANT_PASSPHRASE_FILE, as a start takes it; if neither is set, you are asked
+    for it.
     """
     if remove and new_file is not None:
         raise click.UsageError(f"--remove and {NEW_FILE} exclude each other")
@@ -279,7 +280,7 @@ def passphrase(*, home: str | None, new_file: str | None, remove: bool, as_json:
 
 
 def _change(folder: Path, new_file: str | None, *, remove: bool) -> tuple[str, bool]:
-    """What was done, and whether the prekeys are still there."""
+    """The change, and whether the prekeys were kept."""
     from covenant.daemon.home import LockedHome
     from covenant.daemon.keystore import Keystore, find_passphrase
 

@@ -1,4 +1,4 @@
-"""What commands share: options, the invocation of a command that asks the daemon, and how this program was called."""
+"""Shared by commands: options, the invocation of a command that asks the daemon, and how this program was called."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from covenant.daemon.environment import environment, find_home
 Function = Callable[..., None]
 
 AWAY_S: Final = (0.1, 2.0)
-"""The shortest and the longest pause of a command that follows something while its daemon is away."""
+"""The shortest and the longest pause of a following command while its daemon is down."""
 _DURATION: Final = re.compile(r"(\d{1,12})(ms|s|m|h|d)")
 
 
 class SuggestingGroup(click.Group):
-    """A group that names the nearest of its commands where it is given none of them.
+    """A group that suggests the nearest command for an unknown one.
 
     A verb without its noun (`covenant status`) names the noun: `a2a status`.
     """
@@ -96,9 +96,8 @@ class Invocation:
         return self.ask(kind, within_s=ANSWER_S + (wait_ms or 0) / 1000, wait_ms=wait_ms, **fields)
 
     def ask_on(self, kind: str, wait_ms: int, **fields: Any) -> Answer:
-        """The same for a command that goes on after this: it waits while the daemon is stopped or away, and asks again.
-
-        A daemon that is away at the first request is a failure.
+        """The same for a command that keeps asking: it waits while the daemon is down, and asks again. A daemon that is
+        down at the first request is a failure.
         """
         failures = 0
         while True:
@@ -125,7 +124,7 @@ class Invocation:
         return self.json
 
     def show(self, value: Mapping[str, Any], data: str, *talk: str) -> None:
-        """Answer with the JSON object, or with a line of data on stdout and lines of talk on stderr."""
+        """Answer with the JSON object, or with a line of data on stdout and messages on stderr."""
         if self.answer(value):
             return
         put(data)
@@ -198,7 +197,7 @@ def json_option(meaning: str = "Answer with one JSON object.") -> Callable[[Func
 
 def limit_option(default: int, most: int | None = None) -> Callable[[Function], Function]:
     count = click.IntRange(1, most)
-    return click.option("--limit", "-n", type=count, default=default, show_default=True, help="Most rows.")
+    return click.option("--limit", "-n", type=count, default=default, show_default=True, help="Maximum number of rows.")
 
 
 def follow_option(meaning: str) -> Callable[[Function], Function]:
@@ -209,7 +208,7 @@ def follow_option(meaning: str) -> Callable[[Function], Function]:
 
 @contextmanager
 def ended_by_ctrl_c() -> Iterator[None]:
-    """Ctrl-C ends what a person watches, and is no failure."""
+    """Ctrl-C ends a command that a person watches, and is no failure."""
     with suppress(KeyboardInterrupt):
         yield
 
@@ -252,7 +251,7 @@ file_argument: Final = click.argument(
     callback=_output_file,
 )
 replace_option: Final = click.option(
-    "--replace", "--force", "replace", is_flag=True, help="Write over a FILE that is there."
+    "--replace", "--force", "replace", is_flag=True, help="Overwrite an existing FILE."
 )
 
 
@@ -266,7 +265,7 @@ def check_output(call: Invocation, file: str | None, *, replace: bool) -> None:
 
 @contextmanager
 def written(path: Path) -> Iterator[IO[bytes]]:
-    """Writes a file for its owner alone, which gets its name once it is whole and on disk.
+    """Writes a file that only its owner can read, and that gets its name once it is complete and on disk.
 
     A device or a pipe is written to directly.
     """
@@ -316,11 +315,11 @@ def read_text(given: str) -> str:
 
 
 def purge_command(group: click.Group, ask: str, kind: str, what: str, meaning: str) -> None:
-    """Add a command `purge` that removes what is older than a moment or an age."""
+    """Add a command `purge` that removes entries older than a moment or an age."""
 
     @daemon_command(group, "purge", kind, "before_ms", "purged")
-    @click.option("--before-ms", type=click.IntRange(min=0), help="Drop what is older than this epoch millisecond.")
-    @click.option("--older-than-ms", type=click.IntRange(min=0), help="Drop what is older than this many milliseconds.")
+    @click.option("--before-ms", type=click.IntRange(min=0), help="Drop entries older than this epoch millisecond.")
+    @click.option("--older-than-ms", type=click.IntRange(min=0), help="Drop entries older than this many milliseconds.")
     def purge(call: Invocation, *, before_ms: int | None, older_than_ms: int | None) -> None:
         from covenant.daemon.environment import now_ms
 
@@ -343,6 +342,6 @@ def program() -> str:
 
 
 def near(path: Path) -> str:
-    """A path as it is shortest from here."""
+    """The shortest form of a path from the current folder."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

@@ -31,7 +31,7 @@ def messages(call: Invocation, *, peer: str | None, typ: str | None, limit: int)
 
 @daemon_command(commands, "config", "peer_config", "id", "name", "config")
 def config(call: Invocation) -> None:
-    """Show the settings of peers in force, and who this instance is."""
+    """Show the settings of peers in force, and the id and name of this instance."""
     answer = call.ask("peer_config")
     if call.answer(answer):
         return
@@ -42,14 +42,18 @@ def config(call: Invocation) -> None:
 
 @daemon_command(commands, "usage", "peer_usage", "usage", "total", "quotas")
 @click.argument("peer", required=False)
-@click.option("--profile", metavar="PROFILE", help="Only what this profile was used for.")
+@click.option("--profile", metavar="PROFILE", help="Only usage of this profile.")
 @click.option(
-    "--role", type=click.Choice(["requester", "provider"]), help="Only what this instance was asked, or asked."
+    "--role",
+    type=click.Choice(["requester", "provider"]),
+    help="Only delegations that this instance asked for, or worked on.",
 )
-@click.option("--days", type=click.IntRange(1, 92), default=7, show_default=True, help="How many days, with today.")
+@click.option(
+    "--days", type=click.IntRange(1, 92), default=7, show_default=True, help="Number of days, today included."
+)
 @limit_option(100, 1000)
 def usage(call: Invocation, *, peer: str | None, profile: str | None, role: str | None, days: int, limit: int) -> None:
-    """Show what peers used of this instance (provider) and this instance of them (requester), by profile and day.
+    """Show how much peers used this instance (provider), and this instance its peers (requester), by profile and day.
 
     Days are in UTC. An offer counts on the day it was made, its outcome and its tokens on the day it ended.
 

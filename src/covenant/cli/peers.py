@@ -37,7 +37,7 @@ WIRE_NAMES: Final = {
 }
 
 peers: Final = CommandGroup(
-    "peers", help="Peers: other instances, what is delegated to them and by them.", no_args_is_help=True
+    "peers", help="Peers: other instances, and delegations to and from them.", no_args_is_help=True
 )
 
 peer_argument: Final = click.argument("peer")
@@ -63,13 +63,14 @@ def list_peers(call: Invocation, *, trust: str | None, limit: int) -> None:
 @click.argument("url", required=False)
 @click.option("--name", metavar="NAME", help="The peer's name here. Default: the name that it gives itself.")
 @click.option(
-    "--id", "peer_id", metavar="ID", help="The peer's id, if you know it: whoever answers at the URL must prove it."
+    "--id", "peer_id", metavar="ID", help="The peer's id, if you know it: the instance at the URL must prove it."
 )
 @click.option("--tenant", metavar="TENANT", help="The tenant that the peer is for. Default: default.")
 def add(call: Invocation, *, url: str | None, name: str | None, peer_id: str | None, tenant: str | None) -> None:
     """Add another instance as a peer, by its URL; or by --id and --name, if it has no address and polls.
 
-    It is asked for its keys and challenged to prove them. Both sides add each other before they can delegate.
+    The daemon asks it for its keys and challenges it to prove them. Both sides must add each other before they can
+    delegate.
 
     \b
         covenant peers add https://lab.example.com --name lab
@@ -106,25 +107,25 @@ def remove(call: Invocation, *, peer: str) -> None:
 @peer_argument
 @click.argument("level", type=click.Choice(["peer", "verified", "trusted"]), default="trusted")
 def trust(call: Invocation, *, peer: str, level: str) -> None:
-    """Say how far a peer is trusted.
+    """Set the trust level of a peer.
 
-    A `peer` may ask what there is. A `verified` peer has proved its key, and may delegate within limits. A `trusted`
-    peer may do so ten times as often. Only an operator makes a peer `trusted`.
+    A `peer` may ask for the agents of this instance. A `verified` peer has proved its key, and may delegate within
+    limits. A `trusted` peer may do so ten times as often. Only an operator makes a peer `trusted`.
     """
     _show_peer(call, call.ask("trust_peer", peerId=peer, trustLevel=level))
 
 
 @daemon_command(peers, "change", "peer", "peer")
 @peer_argument
-@click.option("--name", metavar="NAME", help="Another name for the peer.")
-@click.option("--url", metavar="URL", help="Another address of the peer; empty if the peer cannot be called any more.")
+@click.option("--name", metavar="NAME", help="A new name for the peer.")
+@click.option("--url", metavar="URL", help="A new address of the peer; empty if the peer can no longer be called.")
 @click.option("--offers-per-min", type=click.IntRange(0, 1_000_000), help="Most offers from the peer in a minute.")
 @click.option("--concurrent", type=click.IntRange(0, 1_000_000), help="Most delegations from the peer at work at once.")
 @click.option("--budget-max", type=click.IntRange(0, 1_000_000), help="Most tokens of one delegation from the peer.")
 @click.option("--offers-per-day", type=click.IntRange(0), help="Most offers of the peer that are accepted in a day.")
 @click.option("--tokens-per-day", type=click.IntRange(0), help="Most tokens that its delegations use in a day.")
 def change(call: Invocation, *, peer: str, name: str | None, url: str | None, **limits: int | None) -> None:
-    """Rename a peer, change its address, or limit what it may have of this instance.
+    """Rename a peer, change its address, or limit its use of this instance.
 
     A limit that is not given stays as it is.
 
@@ -153,18 +154,18 @@ def _add_peer_command(name: str, ask: str, meaning: str, **change: bool) -> None
 _add_peer_command(
     "verify", "verify_peer", "Challenge a peer to prove its key. A peer that has proved it is `verified`."
 )
-_add_peer_command("deny", "change_peer", "Refuse everything from a peer, and keep what is known of it.", denied=True)
-_add_peer_command("allow", "change_peer", "Take messages from a peer that was denied.", denied=False)
+_add_peer_command("deny", "change_peer", "Refuse everything from a peer, and keep its record.", denied=True)
+_add_peer_command("allow", "change_peer", "Accept messages from a denied peer again.", denied=False)
 
 
 @daemon_command(peers, "accept-identity", "peer", "peer")
 @peer_argument
 @click.argument("new_id")
 def accept_identity(call: Invocation, *, peer: str, new_id: str) -> None:
-    """Give a peer another id by the operator's word, where its old key has not signed the change.
+    """Give a peer a new id on the operator's authority, if its old key has not signed the change.
 
     The peer keeps its name and its delegations, and is unverified until it answers a challenge. Compare the id with its
-    operator first, by another way than the network.
+    operator first, over another channel than this network.
     """
     _show_peer(call, call.ask("succeed_peer", peerId=peer, newId=new_id))
 
@@ -173,12 +174,12 @@ peers.add_command(rotate_identity)
 
 
 @daemon_command(peers, "rotate-keys", "purpose_keys_rotated", "id", "keys", "compromised")
-@click.option("--compromised", is_flag=True, help="A key may be stolen: what the old keys signed is void.")
+@click.option("--compromised", is_flag=True, help="A key may be stolen: signatures of the old keys are void.")
 def rotate_keys(call: Invocation, *, compromised: bool) -> None:
-    """Make new keys for envelopes, proofs and tokens, certified by the identity key. Work goes on meanwhile.
+    """Make new keys for envelopes, proofs and tokens, certified by the identity key. Work continues.
 
     The daemon does so by itself each month. With --compromised, peers refuse envelopes under the old keys as soon as
-    they hear of it, and old tokens are void; peers get new ones by themselves.
+    they are told, and old tokens are void; peers get new ones by themselves.
     """
     answer = call.ask("rotate_purpose_keys", compromised=compromised or None)
     call.show(answer, "\n".join(f"{each['purpose']}  {each['key']}" for each in answer["keys"]))
@@ -190,7 +191,7 @@ peers.add_command(revocation)
 @daemon_command(peers, "revoke-tokens", "peer_tokens_revoked", "id", "revoked")
 @peer_argument
 def revoke_tokens(call: Invocation, *, peer: str) -> None:
-    """Revoke every token that a peer was given. Its running delegations go on."""
+    """Revoke every token that a peer was given. Its running delegations continue."""
     answer = call.ask("revoke_peer_tokens", peerId=peer)
     call.show(answer, f"revoked {answer['revoked']} tokens of {answer['id']}")
 
@@ -198,7 +199,7 @@ def revoke_tokens(call: Invocation, *, peer: str) -> None:
 @daemon_command(peers, "discover", "peers_discovered", "discovered", "ways")
 @click.option("--wait-ms", type=click.IntRange(0, 30_000), default=5_000, show_default=True, help="How long to look.")
 def discover(call: Invocation, *, wait_ms: int) -> None:
-    """Look for other instances. What is found is a candidate: `covenant peers add` makes one a peer."""
+    """Look for other instances. The command lists candidates: `covenant peers add` makes one a peer."""
     answer = call.ask("discover_peers", timeoutMs=wait_ms, within_s=wait_ms / 1000 + 30)
     if call.answer(answer):
         return
@@ -215,7 +216,7 @@ def discover(call: Invocation, *, wait_ms: int) -> None:
 
 @daemon_command(peers, "capabilities", "peer_capabilities", "peer", "capabilities")
 @click.argument("peer", required=False)
-@click.option("--fresh", is_flag=True, help="Ask the peer now, whatever is known already.")
+@click.option("--fresh", is_flag=True, help="Ask the peer now, even if a recent answer is cached.")
 def capabilities(call: Invocation, *, peer: str | None, fresh: bool) -> None:
     """Show what a peer offers and how busy it is; without a peer, what this instance offers."""
     answer = call.ask("peer_capabilities", peerId=peer, fresh=fresh or None)
@@ -236,12 +237,12 @@ def capabilities(call: Invocation, *, peer: str | None, fresh: bool) -> None:
 @click.argument("profile")
 @click.argument("task")
 @click.option(
-    "--peer", metavar="PEER", help="The peer that does the task. Default: an agent here if there is one, else any peer."
+    "--peer", metavar="PEER", help="The peer that does the task. Default: a local agent if there is one, else any peer."
 )
 @click.option("--context", metavar="TEXT", help="Further text that the agent needs to know.")
 @click.option("--budget", type=click.IntRange(1, 500_000), metavar="TOKENS", help="Most tokens that the task may use.")
 @click.option("--timeout-ms", type=click.IntRange(1, 600_000), help="Longest time for the work.")
-@click.option("--no-wait", is_flag=True, help="Answer as soon as the task is on its way.")
+@click.option("--no-wait", is_flag=True, help="Return as soon as the task is accepted here.")
 def delegate(
     call: Invocation,
     *,
@@ -313,7 +314,7 @@ def delegations(
 @delegation_argument
 @click.option("--reason", default="", help="The reason that the provider is told.")
 def cancel(call: Invocation, *, delegation: str, reason: str) -> None:
-    """Cancel a delegation. Its provider is told as soon as it can be, and stops."""
+    """Cancel a delegation. The daemon tells the provider as soon as it can, and the provider stops."""
     answer = call.ask("cancel_delegation", delegationId=delegation, reason=reason)
     call.show(answer, _delegation_line(answer["delegation"]))
 
@@ -378,7 +379,7 @@ def _ended(call: Invocation, delegation_id: str) -> Answer:
             said = line
             if "question" in found:
                 say(_how_to_answer(call, found["id"]))
-        # The task here has the result a moment after the delegation has ended.
+        # The local task has the result a moment after the delegation has ended.
         if found["status"] in ENDED and (answer.get("result") is not None or answer.get("error") is not None):
             return answer
         since_ms = max(found["movedAtMs"], found["heardAtMs"])

@@ -1,4 +1,4 @@
-"""`covenant peers verify-proof`: what a peer's result proves."""
+"""`covenant peers verify-proof`: checks the proof of a peer's result."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ PROVEN: Final = frozenset({"offer", "result"})
 @click.command("verify-proof", epilog=json_shape("proof_verified", "holds", "checks", "unchecked"))
 @click.argument("file", type=click.File("rb"))
 @click.option("--provider", metavar="ID", help="The instance that must have signed the result.")
-@click.option("--requester", metavar="ID", help="The instance for which it must have been made.")
-@click.option("--budget", type=click.IntRange(1), metavar="TOKENS", help="The most tokens that it may have used.")
+@click.option("--requester", metavar="ID", help="The instance that must have asked for the work.")
+@click.option("--budget", type=click.IntRange(1), metavar="TOKENS", help="The most tokens that the work may have used.")
 @home_option("The home of a daemon that has the delegation in its ledger.")
 @json_option()
 def verify_proof(*, file: IO[bytes], home: str | None, as_json: bool, **expected: Any) -> None:
-    """Check what a peer's result proves. FILE is what `covenant peers proof` wrote; - reads it from stdin.
+    """Check the proof of a peer's result. FILE is the output of `covenant peers proof`; - reads it from stdin.
 
-    One changed, missing or moved line of the conversation fails, and so does a changed offer, result or usage.
+    The check fails if a line of the conversation was changed, moved or left out, or the offer, the result or the usage
+    was changed.
 
-    Anybody can sign a result. --provider says whose signature it must be, and then no daemon is asked. Without it the
-    daemon says whom it delegated this to, if it runs here and did; otherwise the command only names who signed.
+    Anybody can sign a result. --provider names the instance that must have signed it. Without --provider the command
+    asks the home's daemon which peer it delegated the task to; if no daemon runs or knows the task, the command only
+    names the signer.
 
-    Exits with 0 if the offer and the result were there, the provider is known and everything holds, with 1 if
-    something is broken, and with 4 if the offer or the result is missing from FILE, or the provider is not known.
+    Exits with 0 if FILE has the offer and the result, the provider is known and everything is valid, with 1 if
+    something is invalid, and with 4 if the offer or the result is missing from FILE, or the provider is not known.
     """
     from covenant.seal.proofs import verify_evidence
 

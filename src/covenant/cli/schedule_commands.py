@@ -12,7 +12,7 @@ from covenant.cli.options import CommandGroup, Duration, Function, Invocation, d
 from covenant.cli.terminal import ago, brief, print_table, put
 
 schedules: Final = CommandGroup(
-    "schedules", help="Schedules: when agents are given tasks by themselves.", no_args_is_help=True
+    "schedules", help="Schedules: tasks that agents get at set times.", no_args_is_help=True
 )
 
 
@@ -25,7 +25,7 @@ def named(function: Function) -> Function:
 
 @daemon_command(schedules, "list", "schedule_list", "tenant", "count", "schedules")
 @tenant_option
-@click.option("--agent", "agent_id", metavar="ID", default="", help="Of this agent alone.")
+@click.option("--agent", "agent_id", metavar="ID", default="", help="Only schedules of this agent.")
 def list_schedules(call: Invocation, *, tenant: str, agent_id: str) -> None:
     """List the schedules of a tenant's agents, each with its next run in its own time zone."""
     answer = call.ask("list_schedules", tenant=tenant, agent_id=agent_id)
@@ -56,16 +56,16 @@ def show(call: Invocation, **which: Any) -> None:
 @daemon_command(schedules, "add", "schedule", "tenant", "schedule")
 @named
 @click.option("--cron", metavar="FIELDS", default="", help="Minute, hour, day, month and weekday, as in crontab.")
-@click.option("--every", metavar="DURATION", type=Duration(), default=0, help="Every so long, from 1s on.")
+@click.option("--every", metavar="DURATION", type=Duration(), default=0, help="The interval, at least 1s.")
 @click.option("--time-zone", metavar="NAME", default="UTC", show_default=True, help="A name such as Europe/Berlin.")
-@click.option("--text", metavar="TEXT", default="", help="What the task says. Default: the schedule's id.")
+@click.option("--text", metavar="TEXT", default="", help="The text of the task. Default: the schedule's id.")
 @click.option(
-    "--catch-up", metavar="DURATION", type=Duration(), default=0, help="Run moments that were missed, up to so late."
+    "--catch-up", metavar="DURATION", type=Duration(), default=0, help="Run missed moments that are at most this old."
 )
 def add(
     call: Invocation, *, agent_id: str, schedule_id: str, tenant: str, every: int, catch_up: int, **given: str
 ) -> None:
-    """Add a schedule to a stored agent. One of code or of a file is part of that definition.
+    """Add a schedule to a stored agent. Agents from code or files have their schedules in their own definition.
 
     \b
         covenant schedules add report weekdays --cron "0 9 * * mon-fri" --time-zone Europe/Berlin
@@ -82,7 +82,7 @@ def add(
 @daemon_command(schedules, "pause", "schedule", "tenant", "schedule")
 @named
 def pause(call: Invocation, **which: Any) -> None:
-    """Pause a schedule, over restarts, until it is resumed. Moments that pass meanwhile are never run."""
+    """Pause a schedule until it is resumed, even across restarts. Moments that pass meanwhile are never run."""
     _show(call, call.ask("pause_schedule", **which), "paused")
 
 

@@ -108,10 +108,10 @@ serve: Final = click.Command(
     callback=_serve,
     help="""Run the daemon, and the agents in FILES.
 
-    Listens on HTTP and on the socket in its home, until SIGTERM or Ctrl-C: then it hands out no more work, gives what
-    is under way some time, and ends. Nothing that was acknowledged is lost, however it ends.
+    Listens on HTTP and on the socket in its home until SIGTERM or Ctrl-C. Then it starts no more work, gives running
+    work some time to end, and stops. Nothing that was acknowledged is lost, however it ends.
 
-    FILES are Python files with agents at their top level, as examples/summarizer.py has one: `covenant.Agent`s,
+    FILES are Python files with agents at their top level, such as examples/summarizer.py: `covenant.Agent`s,
     `AgentExecutor`s of the official SDK, agents of pydantic-ai. They belong to the tenant `default`; those of a file
     that --tenant names belong to that tenant.
 
@@ -127,7 +127,7 @@ serve: Final = click.Command(
             help="Serve the agents of FILE for TENANT. May be given several times.",
         ),
         click.Option(["--reload"], is_flag=True, help="Load FILES again whenever they change: for development."),
-        click.Option(["--demo"], is_flag=True, help="A try-out in ./.demo, with an agent that echoes."),
+        click.Option(["--demo"], is_flag=True, help="Run a demo in ./.demo, with sample agents."),
         click.Option(["--home"], metavar="FOLDER", help="The home. Default: COVENANT_HOME, else ~/.covenant."),
         *(_flag(entry) for entry in entries()),
     ],
@@ -192,7 +192,7 @@ def mcp(*, home: str | None, token_file: str | None, url: str | None) -> None:
 
 
 def _check_mcp(address: str, token: str) -> None:
-    """Checks that the daemon answers and takes the token, before a client waits in vain."""
+    """Checks that the daemon answers and accepts the token, before a client waits in vain."""
     import httpx2
 
     headers = {"authorization": f"Bearer {token}", "accept": "application/json, text/event-stream"}
@@ -227,19 +227,20 @@ STOP_S_MAX: Final = 3_700.0
 @click.option(
     "--timeout-s",
     type=click.IntRange(0, 86_400),
-    help="How long running turns have. Default: 60, or what a drain that has begun already gave them.",
+    help="How long running turns may take. Default: 60, or the time of a drain that has already begun.",
 )
 @home_option()
 @token_option
 @json_option()
 def drain(*, timeout_s: int | None, home: str | None, token_file: str | None, as_json: bool) -> None:
-    """Stop the daemon when what it runs has ended: for a deploy.
+    """Stop the daemon for a deploy, when its running turns have ended.
 
-    From now on it takes nothing new: doors refuse new work and say when to come again (HTTP with 503, JSON-RPC with
-    the error -32603 in a 200, gRPC with UNAVAILABLE). Reads, streams, results and answers to parked tasks go on. What
-    still runs after the time-out is handed back: idempotent work to the queue, other work marked as interrupted, still
-    leased. What is queued, parked or leased elsewhere is there after the next start. Requests under way then have
-    daemon.grace_ms to end, and the command returns when the daemon has closed its doors.
+    From now on the daemon accepts no new work: doors refuse it and say when to try again (HTTP with 503, JSON-RPC with
+    the error -32603 in a 200, gRPC with UNAVAILABLE). Reads, streams, results and answers to parked tasks still work.
+    Turns that run longer than the time-out are handed back: idempotent work goes to the queue, other work is marked as
+    interrupted and stays leased. Tasks that are queued, parked or leased to external workers are there after the next
+    start. Requests under way then have daemon.grace_ms to end, and the command returns when the daemon has stopped
+    listening.
     """
     variables = environment()
     folder, _ = find_home(given_before("home", home), variables)
@@ -257,7 +258,7 @@ def drain(*, timeout_s: int | None, home: str | None, token_file: str | None, as
 
 
 def _follow_drain(client: DaemonClient, timeout_s: int | None, *, quiet: bool) -> Answer:
-    """Begin the drain, say how it goes, and return what the daemon says at its end."""
+    """Begin the drain, report its progress, and return the daemon's last report."""
     told = client.ask("begin_drain", timeout_ms=None if timeout_s is None else timeout_s * 1000)
     try:
         while not told["drained"]:

@@ -87,21 +87,21 @@ def filter_options(function: Function) -> Function:
                 "--agent",
                 metavar="NAME[@HOST]",
                 shell_complete=complete_agents,
-                help="Who is to do it. Without a host: an agent of the tenant, else of `default`.",
+                help="The recipient. Without a host: an agent of the tenant, else of `default`.",
             ),
-            click.option("--sender", metavar="NAME@HOST", shell_complete=complete_identities, help="Who sent it."),
-            click.option("--tenant", metavar="NAME", help="Whose it is."),
-            click.option("--kind", "task_kind", metavar="TEXT", help="What kind of work it is."),
-            click.option("--origin", metavar="WORD", help="Through which door it came: mailbox, a2a, native, …"),
-            click.option("--parent", metavar="ID", help="The parts of this task."),
-            click.option("--context", metavar="ID", help="The tasks of this context."),
+            click.option("--sender", metavar="NAME@HOST", shell_complete=complete_identities, help="The sender."),
+            click.option("--tenant", metavar="NAME", help="The tenant."),
+            click.option("--kind", "task_kind", metavar="TEXT", help="The kind of work."),
+            click.option("--origin", metavar="WORD", help="The door that it came by: mailbox, a2a, native, …"),
+            click.option("--parent", metavar="ID", help="Children of this task."),
+            click.option("--context", metavar="ID", help="Tasks of this context."),
             click.option("--key", metavar="TEXT", help="The idempotency key."),
-            click.option("--cause", metavar="WORD", help="What ended it, as `show` says."),
-            click.option("--attempt-min", type=click.IntRange(min=0), help="Begun at least so often."),
-            click.option("--since", type=ago, metavar="2h", help="Sent at most so long ago."),
-            click.option("--until", type=ago, metavar="1h", help="Sent at least so long ago."),
-            click.option("--moved-since", type=ago, metavar="5m", help="Something happened to it since then."),
-            click.option("--text", metavar="TEXT", help="A piece of what is to be done; A to Z in either case."),
+            click.option("--cause", metavar="WORD", help="The cause of its end, as `show` says."),
+            click.option("--attempt-min", type=click.IntRange(min=0), help="At least this many attempts."),
+            click.option("--since", type=ago, metavar="2h", help="Sent within this time."),
+            click.option("--until", type=ago, metavar="1h", help="Sent longer ago than this."),
+            click.option("--moved-since", type=ago, metavar="5m", help="Changed within this time."),
+            click.option("--text", metavar="TEXT", help="A part of its text; the case of A to Z does not matter."),
         )
     ):
         function = option(function)
@@ -145,11 +145,15 @@ def pages(call: Invocation, query: dict[str, Any], most: int | None) -> Iterator
 
 @daemon_command(commands, "list", "a2a_found", "tasks", "next", "total", "at_least?")
 @filter_options
-@click.option("--order", type=click.Choice(("created", "moved")), default="created", show_default=True, help="By what.")
+@click.option(
+    "--order", type=click.Choice(("created", "moved")), default="created", show_default=True, help="The order."
+)
 @click.option("--oldest-first", "ascending", is_flag=True, help="Instead of the newest first.")
-@click.option("--limit", "-n", type=click.IntRange(min=1), default=50, show_default=True, help="Most rows.")
-@click.option("--after", metavar="CURSOR", help="Go on where another list ended: its `next`.")
-@click.option("--count", "only_count", is_flag=True, help="Only say how many there are.")
+@click.option(
+    "--limit", "-n", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of rows."
+)
+@click.option("--after", metavar="CURSOR", help="Continue after another list: its `next`.")
+@click.option("--count", "only_count", is_flag=True, help="Only print the number of tasks.")
 @click.option("--csv", "as_csv", is_flag=True, help="As comma-separated values, with the names of the columns first.")
 def list_tasks(
     call: Invocation,
@@ -208,9 +212,10 @@ def _cell(value: Any) -> Any:
 @filter_options
 @replace_option
 def export(call: Invocation, *, file: str | None, replace: bool, **given: Any) -> None:
-    """Write all tasks that the filters leave to FILE: one JSON object a line, oldest first.
+    """Write all tasks that match the filters to FILE: one JSON object a line, oldest first.
 
-    Without FILE, or for `-`, to standard output. FILE gets its name when it is whole, and is its owner's alone.
+    Without FILE, or with `-`, it writes to standard output. FILE appears when it is complete; only its owner can read
+    it.
     """
     query = filters(given) | {"ascending": True}
     tasks = (task for page in pages(call, query, None) for task in page["tasks"])

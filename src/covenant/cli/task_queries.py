@@ -51,7 +51,7 @@ top: Final = CommandGroup("covenant")
 
 
 def queue_options(function: Function) -> Function:
-    """The options that choose what of the queue is shown. Filters apply before the limit."""
+    """The options that filter the queue. Filters apply before the limit."""
     for option in (
         click.option("--state", "state_filter", type=click.Choice(STATES), help="Only tasks in this state."),
         click.option(
@@ -85,7 +85,7 @@ def status(call: Invocation, **given: Any) -> None:
 
 @daemon_command(commands, "show", "a2a_task", *SHOWN_FIELDS)
 @task_argument
-@follow_option("Go on with each change of the task, until it has ended.")
+@follow_option("Continue with each change of the task, until it has ended.")
 def show(call: Invocation, *, task_id: str, follow: bool) -> None:
     """Show everything about one task: its state, its leases, its updates, its result."""
     answer = call.ask("show_a2a_task", task_id=task_id)
@@ -102,7 +102,7 @@ def show(call: Invocation, *, task_id: str, follow: bool) -> None:
 
 
 def _follow_task(call: Invocation, task_id: str, answer: Answer) -> None:
-    """With --json, one object for each time that something happened."""
+    """With --json, one object for each change."""
     while answer["result"] is None or _seen(answer) < answer["generation"]:
         seen = _seen(answer)
         answer = call.ask_on("show_a2a_task", FOLLOW_MS, task_id=task_id, after=seen)
@@ -126,7 +126,7 @@ def tree(call: Invocation, *, task_id: str) -> None:
     """Draw a task and all its subtasks.
 
     Each line has the state, the agent, the attempt if it is not the first, the time taken so far, and the tokens with
-    those of everything below. ⇄ marks work that is done elsewhere, and where.
+    those of all subtasks. ⇄ marks remote work, with its place.
     """
     answer = call.ask("a2a_tree", task_id=task_id)
     if not call.answer(answer):
@@ -136,13 +136,14 @@ def tree(call: Invocation, *, task_id: str) -> None:
 @daemon_command(commands, "watch", "a2a_status", *STATUS_FIELDS)
 @queue_options
 @click.option(
-    "--every", "every_ms", type=Duration(), default="1s", show_default=True, help="Least time between two tables."
+    "--every", "every_ms", type=Duration(), default="1s", show_default=True, help="Minimum time between two tables."
 )
-@click.option("--once", is_flag=True, help="Look once, and end.")
+@click.option("--once", is_flag=True, help="Look once, then exit.")
 def watch(call: Invocation, *, every_ms: int, once: bool, **given: Any) -> None:
-    """Watch the queue: a table that keeps itself up to date. Ctrl-C ends it.
+    """Watch the queue: a table that updates itself. Ctrl-C ends it.
 
-    The daemon says when the queue has changed. A restart of the daemon does not end this. With --json it looks once.
+    The daemon reports each change of the queue. A restart of the daemon does not end the command. With --json the
+    command looks once.
     """
     told, answer = _queue(call, **given, wait_ms=FOLLOW_MS)
     if call.answer(told):
@@ -172,7 +173,7 @@ def _keep_up(call: Invocation, screen: Console, answer: Answer, every_s: float, 
 
 
 def _another(call: Invocation, seen: Answer, every_s: float, given: dict[str, Any]) -> Answer:
-    """The queue once it has changed, but not sooner than it may be shown."""
+    """The queue once it has changed, but not before `every_ms` is over."""
     time.sleep(every_s)
     while True:
         answer = _queue(call, **given, after=seen["next"], wait_ms=FOLLOW_MS)[1]
@@ -203,13 +204,14 @@ def _queue(
 
 @daemon_command(top, "logs", "a2a_task_log", "task_id", "lines", "next", "ended", "left_out?")
 @task_argument
-@follow_option("Go on with what is logged, until the task has ended.")
+@follow_option("Continue with new lines, until the task has ended.")
 @limit_option(200, 1_000)
 def logs(call: Invocation, *, task_id: str, follow: bool, limit: int) -> None:
     """Show the log of a task: its agent's stdout, stderr and logging, and the daemon's own lines.
 
-    Of agents that run in this daemon: functions, processes and models. A worker elsewhere has its own log. The newest
-    lines are kept, in memory and in the home, within bounds. With --json and --follow: one object for each answer.
+    Only agents that run in this daemon have one: functions, processes and models. An external worker has its own log.
+    The newest lines are kept, in memory and in the home, within bounds. With --json and --follow it prints one object
+    for each answer.
     """
     answer = call.ask("a2a_task_log", task_id=task_id, limit=limit)
     task_id = answer["task_id"]
@@ -232,10 +234,11 @@ def logs(call: Invocation, *, task_id: str, follow: bool, limit: int) -> None:
 @daemon_command(commands, "frames", "a2a_frames", "task_id", "on", "frames", "left_out?", "lost?")
 @task_argument
 def frames(call: Invocation, *, task_id: str) -> None:
-    """Show what came in and went out for a task, as it was on the wire and without secrets.
+    """Show the requests and answers of a task, as they were on the wire, without secrets.
 
     The daemon keeps frames, in memory, if the setting log.frame_bytes_max is more than 0: of calls over HTTP (A2A,
-    native, mailbox) that were not refused, and of calls that its agents make to remote ones.
+    native, mailbox), gRPC and the local socket that were not refused, and of calls that its agents make to remote
+    agents.
     """
     answer = call.ask("a2a_task_frames", task_id=task_id)
     if call.answer(answer):
@@ -256,7 +259,7 @@ logs_command: Final = top.commands["logs"]
 
 @daemon_command(top, "attention", "a2a_attention", "at_ms", "needs", "items", "numbers")
 def attention_command(call: Invocation) -> None:
-    """List what needs a person, the worst first, with the command that mends it."""
+    """List everything that needs a person, the worst first, with the command that fixes it."""
     answer = call.ask("show_attention")
     if call.answer(answer):
         return

@@ -17,7 +17,7 @@ BULK_S: Final = 600.0
 
 commands: Final = CommandGroup("a2a")
 push: Final = CommandGroup(
-    "push", help="Push notifications: what is owed to webhooks, and what was given up.", no_args_is_help=True
+    "push", help="Push notifications: pending deliveries, and those given up.", no_args_is_help=True
 )
 
 lease_option: Final = click.option("--lease-id", help="Repair only if this is still the lease that you saw.")
@@ -32,9 +32,14 @@ optional_task: Final = click.argument("task_id", required=False, shell_complete=
 
 def bulk_options(function: Function) -> Function:
     """Without an id, the filters choose the tasks, and nothing is done without `--apply`."""
-    function = click.option("--apply", is_flag=True, help="Do it. Without this, only say what would be done.")(function)
+    function = click.option("--apply", is_flag=True, help="Apply it. Without this, a dry run.")(function)
     function = click.option(
-        "--limit", "-n", type=click.IntRange(1, 1_000), default=100, show_default=True, help="Most tasks, by filters."
+        "--limit",
+        "-n",
+        type=click.IntRange(1, 1_000),
+        default=100,
+        show_default=True,
+        help="Maximum number of tasks, with filters.",
     )(function)
     return filter_options(function)
 
@@ -53,9 +58,10 @@ def bulk_options(function: Function) -> Function:
 def requeue(
     call: Invocation, *, task_id: str | None, reason: str, duplicate_risk: str, lease_id: str | None, **given: Any
 ) -> None:
-    """Give a leased task back to the queue: its holder will not come back. Without an id: all that the filters choose.
+    """Give a leased task back to the queue, because its holder is lost. Without an id: all tasks that match the
+    filters.
 
-    Needs the capability a2a.repair.requeue, of the operator too: `covenant capabilities grant a2a.repair.requeue`.
+    Needs the capability a2a.repair.requeue, even as the operator: `covenant capabilities grant a2a.repair.requeue`.
     """
     risk = duplicate_risk.replace("-", "_")
     if task_id is None:
@@ -68,15 +74,15 @@ def requeue(
 @daemon_command(commands, "force-error", "a2a_repaired", "outcome", epilog=BULK)
 @optional_task
 @reason_option
-@click.option("--message", required=True, help="The error that the sender of the task is told.")
+@click.option("--message", required=True, help="The error message for the sender of the task.")
 @lease_option
 @bulk_options
 def force_error(
     call: Invocation, *, task_id: str | None, reason: str, message: str, lease_id: str | None, **given: Any
 ) -> None:
-    """End a leased task with an error result for its sender. Without an id: all that the filters choose.
+    """End a leased task with an error result for its sender. Without an id: all tasks that match the filters.
 
-    Needs the capability a2a.repair.force_error, of the operator too:
+    Needs the capability a2a.repair.force_error, even as the operator:
     `covenant capabilities grant a2a.repair.force_error`.
     """
     if task_id is None:
@@ -91,9 +97,9 @@ def force_error(
 @reason_option
 @bulk_options
 def cancel(call: Invocation, *, task_id: str | None, reason: str, **given: Any) -> None:
-    """End a task that is queued, waits or is worked on. An ended task stays as it is.
+    """End a task that is queued, waiting or running. An ended task stays as it is.
 
-    Without an id: all that the filters choose.
+    Without an id: all tasks that match the filters.
     """
     if task_id is None:
         _repair_all(call, given, None, command="cancel", reason=reason)
@@ -135,22 +141,22 @@ def _repair_all(call: Invocation, given: dict[str, Any], lease_id: str | None, *
 @click.option("--lease-id", required=True, help="The lease to give back.")
 @reason_option
 def release(call: Invocation, *, task_id: str, lease_id: str, reason: str) -> None:
-    """Give back a task that the caller has leased and not begun."""
+    """Give back a task that the caller has leased and not started."""
     answer = call.ask("release_a2a_lease", task_id=task_id, lease_id=lease_id, reason=reason)
     call.show(answer, f"released {answer['task_id']}")
 
 
 @daemon_command(commands, "renew", "a2a_lease_renewed", "task_id", "lease")
 @task_argument
-@click.option("--lease-id", required=True, help="The lease whose holder is still at work.")
+@click.option("--lease-id", required=True, help="The lease to renew.")
 def renew(call: Invocation, *, task_id: str, lease_id: str) -> None:
-    """Say that the caller is still at work on a task that it has leased."""
+    """Report that the caller is still working on a task that it has leased."""
     answer = call.ask("renew_a2a_lease", task_id=task_id, lease_id=lease_id)
     call.show(answer, f"renewed {answer['task_id']}", f"attempt {answer['lease']['attempt']}")
 
 
 @daemon_command(commands, "retry-stale", "a2a_auto_retry", "report")
-@click.option("--enable", "enabled", is_flag=True, help="Do it. Without this, only say what would be done.")
+@click.option("--enable", "enabled", is_flag=True, help="Apply it. Without this, a dry run.")
 @click.option(
     "--min-lease-age-ms",
     type=click.IntRange(min=0),
@@ -163,10 +169,18 @@ def renew(call: Invocation, *, task_id: str, lease_id: str) -> None:
     type=click.IntRange(min=0),
     default=3,
     show_default=True,
-    help="Leave tasks alone that had this many attempts.",
+    help="Skip tasks that had this many attempts.",
 )
-@click.option("--max-requeues", type=click.IntRange(min=0), default=1, show_default=True, help="Most tasks requeued.")
-@click.option("--scan-limit", type=click.IntRange(min=0), default=100, show_default=True, help="Most leases looked at.")
+@click.option(
+    "--max-requeues", type=click.IntRange(min=0), default=1, show_default=True, help="Maximum number of requeued tasks."
+)
+@click.option(
+    "--scan-limit",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    help="Maximum number of examined leases.",
+)
 def retry_stale(call: Invocation, **policy: Any) -> None:
     """Requeue stale leases of work that its sender declared idempotent under a key.
 
@@ -204,11 +218,11 @@ def compact(call: Invocation) -> None:
 
 @daemon_command(push, "list", "a2a_pushes", "count", "dead", "pushes")
 @click.option("--dead", is_flag=True, help="Only configurations that were given up.")
-@click.option("--limit", type=int, help="Most rows (default: 20).")
+@click.option("--limit", type=int, help="Maximum number of rows (default: 20).")
 def list_pushes(call: Invocation, *, dead: bool, limit: int | None) -> None:
-    """List push configurations and how their deliveries stand, those given up first.
+    """List push configurations with the state of their deliveries, those given up first.
 
-    Only the host of a webhook is shown: its path, its token and its credentials are its owner's.
+    Only the host of a webhook is shown: its path, its token and its credentials are secrets of its owner.
     """
     answer = call.ask("a2a_pushes", dead=dead or None, limit=limit)
     if call.answer(answer):
@@ -221,7 +235,7 @@ def list_pushes(call: Invocation, *, dead: bool, limit: int | None) -> None:
 @task_argument
 @click.argument("push_id")
 def retry_push(call: Invocation, *, task_id: str, push_id: str) -> None:
-    """Try a push configuration again, at once: from the step it was given up at, and in order."""
+    """Retry a push configuration at once, from the step at which it was given up, and in order."""
     answer = call.ask("retry_a2a_push", task_id=task_id, push_id=push_id)
     if not call.answer(answer):
         found = answer["push"]

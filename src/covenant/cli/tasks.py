@@ -43,24 +43,24 @@ a2a.commands.update(task_list.commands.commands)
     required=True,
     metavar="NAME@HOST",
     shell_complete=complete_identities,
-    help="The recipient: who does the task.",
+    help="The recipient of the task.",
 )
 @click.option("--id", "task_id", help="The task's UUID. Sending it again with the same content is harmless.")
-@click.option("--kind", "task_kind", help="The kind of work, a free word.")
+@click.option("--kind", "task_kind", help="The kind of work: any word.")
 @click.option("--parent", metavar="ID", shell_complete=complete_tasks, help="The parent task.")
 @click.option("--deadline-ms", type=click.IntRange(min=1), help="Deadline in epoch milliseconds.")
 @click.option("--deadline-in", type=Duration(), metavar="5m", help="Deadline from now.")
-@click.option("--not-before-ms", type=click.IntRange(min=1), help="Nobody begins it before, in epoch milliseconds.")
-@click.option("--not-before-in", type=Duration(), metavar="1h", help="Nobody begins it before so long from now.")
-@click.option("--priority", type=click.IntRange(0, 9), help="Begun before tasks of a lower one, within bounds.")
-@click.option("--key", help="Idempotency key: names the work, across tasks.")
+@click.option("--not-before-ms", type=click.IntRange(min=1), help="Earliest start in epoch milliseconds.")
+@click.option("--not-before-in", type=Duration(), metavar="1h", help="Earliest start from now.")
+@click.option("--priority", type=click.IntRange(0, 9), help="Starts before tasks of a lower priority, within bounds.")
+@click.option("--key", help="Idempotency key: tasks with the same key share one execution.")
 @click.option("--idempotent", is_flag=True, help="Running the task twice is safe. Needs --key.")
-@click.option("--wait", is_flag=True, help="Wait for the result, drain it, and print what it says.")
+@click.option("--wait", is_flag=True, help="Wait for the result, drain it, and print it.")
 @click.option(
     "--timeout", "timeout_ms", type=Duration(), default="1m", show_default=True, help="How long --wait waits."
 )
 def send(call: Invocation, *, text: str, wait: bool, timeout_ms: int, **given: Any) -> None:
-    """Send a task. TEXT says what is to be done; `-` reads it from standard input.
+    """Send a task. TEXT describes the work; `-` reads it from standard input.
 
     Needs the capability a2a.send.NAME@HOST.
     """
@@ -146,7 +146,7 @@ answer_id_option = click.option(
 @question_option
 @answer_id_option
 def approve(call: Invocation, *, task_id: str, **given: Any) -> None:
-    """Approve what a task waits for: `covenant a2a show` has the question. The task goes on."""
+    """Approve the question of a task, which `covenant a2a show` shows. The task continues."""
     _decide(call, task_id, "", approved=True, **given)
 
 
@@ -156,7 +156,7 @@ def approve(call: Invocation, *, task_id: str, **given: Any) -> None:
 @question_option
 @answer_id_option
 def deny(call: Invocation, *, task_id: str, reason: str, **given: Any) -> None:
-    """Deny what a task waits for. The task goes on, and its agent is told the REASON."""
+    """Deny the question of a task. The task continues, and its agent gets the REASON."""
     _decide(call, task_id, reason, approved=False, **given)
 
 
@@ -177,9 +177,9 @@ def answer_task(call: Invocation, *, task_id: str, text: str, answer_id: str | N
 @click.argument("value", required=False)
 @click.option("--signal-id", help="If the answer was lost, repeat the command with the same signal id.")
 def signal(call: Invocation, *, task_id: str, name: str, value: str | None, signal_id: str | None) -> None:
-    """Tell a task what a step of it waits for, by NAME. VALUE is JSON, or else a text.
+    """Send a task the signal NAME that it waits for. VALUE is JSON, or else a text.
 
-    A signal that comes before the task waits for it is kept.
+    A signal that comes early is kept until the task waits for it.
     """
     given: Any = None
     if value is not None:
@@ -200,7 +200,7 @@ def signal(call: Invocation, *, task_id: str, name: str, value: str | None, sign
     "truncated?",
     epilog="\n\n" + json_shape("a2a_result_opt", "result", "results").replace("With", "With --next and"),
 )
-@click.option("--next", "drain", is_flag=True, help="Drain the oldest result. Each result is given out once.")
+@click.option("--next", "drain", is_flag=True, help="Drain the oldest result. Each result is returned once.")
 @click.option("--recent", is_flag=True, help="Only look (the default).")
 @click.option("--wait-ms", type=click.IntRange(min=0), help="With --next: wait this long for a result.")
 @click.option("--max", "count", type=click.IntRange(min=1), help="With --next: drain up to this many.")
@@ -210,7 +210,7 @@ def signal(call: Invocation, *, task_id: str, name: str, value: str | None, sign
 @click.option("--request-id", help="With --next: if the answer was lost, repeat the command with the same request id.")
 @click.option("--limit", "-n", type=click.IntRange(min=1), help="With --recent: most rows. [default: 10]")
 def results(call: Invocation, *, drain: bool, recent: bool, limit: int | None, **given: Any) -> None:
-    """Look at the results that wait for the caller, or drain them."""
+    """List the results that wait for the caller, or drain them."""
     if drain and recent:
         raise click.UsageError("--next and --recent exclude each other; give one of them")
     if drain:

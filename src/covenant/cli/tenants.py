@@ -1,4 +1,4 @@
-"""`covenant tenants`: whose agents and tasks are whose, and how much each tenant may ask for."""
+"""`covenant tenants`: the tenants, their tokens and their limits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def limit_options(function: Function) -> Function:
 @certificate_option("the tenant")
 @limit_options
 def add(call: Invocation, *, name: str, certificate: str | None, **limits: int) -> None:
-    """Add a tenant and print its token. The token is told once, and stored nowhere.
+    """Add a tenant and print its token. The token is shown once, and stored nowhere.
 
     \b
         (umask 077; covenant tenants add acme > acme.token)
@@ -74,10 +74,10 @@ def add(call: Invocation, *, name: str, certificate: str | None, **limits: int) 
 
 @daemon_command(tenants, "list", "tenant_list", "tenants")
 def list_tenants(call: Invocation) -> None:
-    """List tenants, the oldest first, each with what it uses of its limits.
+    """List tenants, the oldest first, each with its usage and its limits.
 
-    The list shows the limits that a tenant has of its own, and whatever else it uses now. Turns at once, requests,
-    connections and streams are those at the daemon that is asked.
+    The list shows the limits that a tenant has of its own, and its other usage. Running turns, requests, connections
+    and streams are those of the daemon that answers.
     """
     answer = call.ask("list_tenants")
     if call.answer(answer):
@@ -89,7 +89,7 @@ def list_tenants(call: Invocation) -> None:
 @click.argument("name")
 @limit_options
 def limit(call: Invocation, *, name: str, **limits: int) -> None:
-    """Change all limits of a tenant at once. A limit that is not given is the daemon's default again."""
+    """Change all limits of a tenant at once. Limits that are not given are reset to the daemon's defaults."""
     answer = call.ask("change_tenant", name=name, limits=limits)
     call.show(answer, f"{answer['tenant']['name']}: {_limits(answer['tenant'])}")
 
@@ -97,7 +97,7 @@ def limit(call: Invocation, *, name: str, **limits: int) -> None:
 @daemon_command(tenants, "disable", "tenant_changed", "tenant")
 @click.argument("name")
 def disable(call: Invocation, *, name: str) -> None:
-    """Refuse a tenant's token from now on. Ends its open streams at once; its tasks go on."""
+    """Refuse a tenant's token from now on. Its open streams end at once; its tasks continue."""
     answer = call.ask("change_tenant", name=name, disabled=True)
     call.show(answer, f"disabled {answer['tenant']['name']}")
 
@@ -128,13 +128,13 @@ REMOVAL: Final = "name done stage tasks digest canceled agents identities grants
 @click.argument("name")
 @click.option("--dry-run", is_flag=True, help="Say what would be erased, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--cancel-live", is_flag=True, help="Cancel tasks that have not ended. Without it they are a refusal.")
+@click.option("--cancel-live", is_flag=True, help="Cancel live tasks. Without it, live tasks make the command fail.")
 @click.option("--reason", help="Why, for the audit.")
 def remove(call: Invocation, *, name: str, dry_run: bool, yes: bool, cancel_live: bool, reason: str | None) -> None:
     """Erase all data of a tenant, and search every file for what is left of it.
 
-    The command says what it would erase, asks, and waits until the removal is done and proved. A removal that was
-    begun goes on by itself, also after a restart of the daemon.
+    The command lists the data, asks, and waits until the removal is complete and verified. A removal continues by
+    itself once it has begun, even after a restart of the daemon.
 
     \b
         covenant tenants remove acme --dry-run
@@ -168,7 +168,7 @@ def remove(call: Invocation, *, name: str, dry_run: bool, yes: bool, cancel_live
 @daemon_command(tenants, "traces", "tenant_traces", "name", "places", "left")
 @click.argument("name")
 def traces(call: Invocation, *, name: str) -> None:
-    """Search every file and table for traces of a tenant, there or removed. Exits with 1 if some are left."""
+    """Search every file and table for traces of a tenant, existing or removed. Exits with 1 if it finds any."""
     answer = call.ask("tenant_traces", within_s=SEARCH_S, name=name)
     if not call.answer(answer):
         _put_places(answer)
@@ -216,7 +216,7 @@ def _row(tenant: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _used(tenant: dict[str, Any]) -> str:
-    """What is limited for this tenant alone, or used: "3/100 live tasks"; without a limit "3 live tasks"."""
+    """Usage, and the tenant's own limits: "3/100 live tasks"; without a limit "3 live tasks"."""
     own, said = tenant["limits"], []
     for name, unit in USED.items():
         used, most = tenant["use"][name]["used"], tenant["use"][name]["most"]

@@ -1,7 +1,7 @@
 """Output of commands: one JSON object for scripts, lines and tables for people; and failures.
 
-Texts of agents are shown without control characters: a task must not be able to paint over the
-operator's terminal. Piped output and JSON keep every byte.
+Texts of agents are shown without control characters: a task must not be able to control the operator's terminal. Piped
+output and JSON keep every byte.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def put(text: str, *, nl: bool = True) -> None:
 
 
 def say(text: str) -> None:
-    """Talk, to stderr."""
+    """Messages for people, to stderr."""
     click.echo(clean(text), err=True)
 
 
