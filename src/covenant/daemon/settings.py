@@ -55,7 +55,7 @@ AutoSwitch = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """HTTP: where it listens, and to whom."""
+    """HTTP: its address, its limits, and the hosts and clients that it serves."""
 
     bind_addr: str = setting("127.0.0.1", address, "Address that HTTP listens on.", also="BIND_HOST")
     port: int = setting(8421, whole(0, 65_535), "Port that HTTP listens on; 0 lets the system choose one.", also="PORT")
@@ -63,8 +63,8 @@ class HttpSettings:
     connections_max: int = setting(
         4_096,
         whole(1, 1_000_000),
-        "Most open HTTP connections. Above it the connection that was silent longest is closed; if none "
-        "is silent, the new one gets 503.",
+        "Most open HTTP connections. Above it the connection that was idle longest is closed; if none is idle, the "
+        "new one gets 503.",
     )
     connections_per_address_max: int = setting(
         1_024,
@@ -81,8 +81,7 @@ class HttpSettings:
     stranger_bytes_max: int = setting(
         64 * MIB,
         whole(48 * MIB, 1024 * 1024 * MIB),
-        "Most bytes that callers without a token may make the daemon hold, all together, over HTTP and "
-        "gRPC (503 above it).",
+        "Most bytes that all callers without a token together may occupy in memory, over HTTP and gRPC (503 above it).",
     )
     stranger_body_ms: int = setting(
         20_000, whole(100, 600_000), "Longest time in which a caller without a token may send one message."
@@ -108,7 +107,7 @@ class HttpSettings:
         "File with the certificate that HTTP and gRPC show, and those that lead to its authority, in PEM; empty: no "
         "TLS. It is read again when it changes.",
     )
-    tls_key: str = setting("", line, "File with the key of that certificate, in PEM, for its owner alone.")
+    tls_key: str = setting("", line, "File with the key of that certificate, in PEM; only its owner may read it.")
     tls_client_ca: str = setting(
         "",
         line,
@@ -117,12 +116,13 @@ class HttpSettings:
     tls_client_auth: ClientAuth = setting(  # noqa: RUF009  (makes a dataclass field)
         "optional",
         choice("optional", "required"),
-        "Whether a client without a certificate is let in. Over gRPC a client is asked for one only if it is required.",
+        "Whether a client without a certificate is admitted. Over gRPC a client is asked for one only if it is "
+        "required.",
     )
     metrics_token_file: str = setting(
         "",
         line,
-        "File with the token that /metrics asks for, as Authorization: Bearer; empty: everybody may read the numbers.",
+        "File with the token that /metrics asks for, as Authorization: Bearer; empty: everybody may read the metrics.",
     )
     trusted_proxies: tuple[str, ...] = setting(
         (), networks, "Peers whose X-Forwarded-Proto and X-Forwarded-Host are believed."
@@ -187,25 +187,25 @@ class LedgerSettings:
     pooler: bool = setting(
         False,
         switch,
-        "A transaction pooler stands before the database: nothing is kept in a session, and news are polled for.",
+        "A transaction pooler is in front of the database: nothing is kept in a session, and changes are polled for.",
     )
     node_lease_ms: int = setting(
         3_000,
         whole(1_000, 60_000),
-        "On PostgreSQL: how long a daemon may be silent before the others declare it lost. It takes nothing new after "
-        "two thirds of this without the database.",
+        "On PostgreSQL: how long a daemon may be silent before the others declare it lost. After two thirds of this "
+        "without the database it accepts nothing new.",
     )
     durability: Durability = setting(  # noqa: RUF009  (makes a dataclass field)
         "fsync",
         choice("fsync", "os"),
-        "When a write counts as done: synced to the disk, or handed to the system (a power cut may take it back).",
+        "When a write counts as done: synced to the disk, or handed to the system (a power failure may lose it).",
     )
     segment_bytes: int = setting(16 * MIB, whole(4096, 1024 * MIB), "Size at which a journal segment is sealed.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupSettings:
-    """Sealed segments of the journal, shipped elsewhere: a backup can then be brought to any later moment."""
+    """Sealed segments of the journal, shipped to another place: a backup can then be restored to any later moment."""
 
     command: str = setting(
         "",
@@ -238,7 +238,7 @@ class RetrySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessSettings:
-    """Who may do what."""
+    """Rules of access."""
 
     recipient_admission: bool = setting(
         False, switch, "Whether a recipient must hold `a2a.recv.<sender>` before anybody may send to it."
@@ -247,12 +247,12 @@ class AccessSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """Agents that a language model plays. Providers read their keys from the environment, as their libraries do."""
+    """Model agents. Providers read their keys from the environment, as their libraries do."""
 
     name: str = setting(
         "",
         model_name,
-        "The model that plays agents, as provider:name; empty: no model, and `index` chooses by words alone.",
+        "The model of model agents, as provider:name; empty: no model, and `index` chooses agents by keywords.",
     )
     others: tuple[str, ...] = setting(
         (), model_names, "Other models that an agent definition may name. A model that is not listed is not used."
@@ -260,8 +260,8 @@ class ModelSettings:
     fallbacks: tuple[str, ...] = setting(
         (),
         model_names,
-        "Models that are asked, in this order, when a model cannot answer just now and its agent names no "
-        "fallback_models. A definition may name them too.",
+        "Models to ask, in this order, when a model cannot answer and its agent names no fallback_models. A "
+        "definition may name them too.",
     )
     base_url: str = setting(
         "",
@@ -279,14 +279,12 @@ class ModelSettings:
     task_tokens_max: int = setting(
         200_000, whole(0), "Most tokens that one task may use, with all that it delegates; 0: no limit."
     )
-    request_ms: int = setting(
-        120_000, whole(1, HOUR_MS), "Longest that one answer of a model may take, from the question on, with retries."
-    )
+    request_ms: int = setting(120_000, whole(1, HOUR_MS), "Longest time for one answer of a model, with retries.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorSettings:
-    """What the mailbox's doors say."""
+    """Answers of the mailbox."""
 
     legacy_kinds: bool = setting(False, switch, "Whether answers are named `a2_a_…` instead of `a2a_…`.")
 
@@ -295,10 +293,14 @@ class DoorSettings:
 class DaemonSettings:
     """The process itself."""
 
-    node: str = setting("", node_name, "Name of this daemon in the leases of its own agents; empty: the machine's.")
+    node: str = setting(
+        "",
+        node_name,
+        "Permanent name of this daemon, as in the leases of its own agents; empty: made from the machine's name.",
+    )
     grace_ms: int = setting(10_000, whole(0, HOUR_MS), "How long a stop waits for work and requests under way.")
     sweep_interval_ms: int = setting(
-        1_000, whole(10, HOUR_MS), "Pause between two looks for passed deadlines, timeouts and retention."
+        1_000, whole(10, HOUR_MS), "Pause between two checks of deadlines, timeouts and retention."
     )
     clock_pause_ms: int = setting(
         60_000,
@@ -309,7 +311,7 @@ class DaemonSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionSettings:
-    """How long finished tasks and the audit are kept. A tenant's own limits go before these."""
+    """How long finished tasks and the audit are kept. A tenant's own limits take precedence."""
 
     task_hours: int = setting(
         0, whole(0, 1_000_000), "Hours that a finished task is kept, with its artifacts; 0: for ever."
@@ -317,8 +319,8 @@ class RetentionSettings:
     tenant_bytes: int = setting(
         0,
         whole(0, 1024 * 1024 * MIB),
-        "What the finished tasks of one tenant, or those of the mailbox, may take on disk, about; above it the oldest "
-        "go. 0: any size.",
+        "Approximate size on disk of the finished tasks of one tenant, or of the mailbox; above it the oldest are "
+        "erased. 0: no limit.",
     )
     audit_hours: int = setting(0, whole(0, 1_000_000), "Hours that rows of the audit are kept; 0: for ever.")
     interval_ms: int = setting(60_000, whole(100, 24 * HOUR_MS), "Pause between two passes.")
@@ -326,7 +328,7 @@ class RetentionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """What the daemon says on stderr, and what it keeps for each task."""
+    """The daemon's log on stderr, and the logs that it keeps for each task."""
 
     format: LogFormat = setting(  # noqa: RUF009  (makes a dataclass field)
         "text", choice("text", "json"), "Lines for people, or one JSON object a line."
@@ -342,14 +344,14 @@ class LogSettings:
     frame_bytes_max: int = setting(
         0,
         whole(0, 1024 * MIB),
-        "Bytes of frames (`covenant a2a frames`) that are kept in memory: what came in and went out for each task, "
-        "without secrets. 0: none are kept.",
+        "Bytes of frames (`covenant a2a frames`) that are kept in memory: requests and answers of each task, without "
+        "secrets. 0: none are kept.",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySettings:
-    """Spans, by OpenTelemetry. Where they go is said by its own variables, such as OTEL_EXPORTER_OTLP_ENDPOINT."""
+    """Spans, by OpenTelemetry. Its own variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, say where they go."""
 
     traces: Traces = setting(  # noqa: RUF009  (makes a dataclass field)
         "auto",
@@ -358,7 +360,7 @@ class TelemetrySettings:
         "installed, or never.",
     )
     content: bool = setting(
-        False, switch, "Whether spans hold the text of messages. Off: only who, when, how often and how the task ended."
+        False, switch, "Whether spans hold the text of messages. Off: only agents, times, counts and outcomes."
     )
 
 

@@ -33,7 +33,7 @@ RootForm = Literal["both", "1.0"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds on what callers may pile up. Above one of them a request is refused (413 or 429), never queued."""
+    """Limits on what callers may store. Above one of them a request is refused (413 or 429), never queued."""
 
     task_bytes_max: int = setting(MIB, whole(1024, 1024 * MIB), "Largest task.")
     result_bytes_max: int = setting(3 * MIB, whole(1024, 1024 * MIB), "Largest result.")
@@ -73,7 +73,7 @@ class Limits:
     envelopes_per_peer_max: int = setting(
         100_000,
         whole(100),
-        "Most messages of one peer that are remembered, so that none is taken twice (429 above it).",
+        "Most messages of one peer that are remembered, so that none is processed twice (429 above it).",
     )
     pushes_per_task_max: int = setting(10, whole(0), "Most push configurations of one task.")
     pushes_max: int = setting(
@@ -104,13 +104,14 @@ class A2aSettings:
         "never",
         choice("never", "loopback", "anywhere"),
         "Who may call the published agent without a token: nobody, callers on this machine, or everybody. Behind a "
-        "proxy everybody seems to be on this machine: so not with http.public_base_url or http.trusted_proxies.",
+        "proxy everybody seems to be on this machine, so loopback is refused with http.public_base_url or "
+        "http.trusted_proxies.",
     )
     anonymous_lists: bool = setting(
         False,
         switch,
         "Whether a caller without a token may list the tasks of all callers without a token, whoever they are. "
-        "Without it, such a caller has the tasks whose ids it was told.",
+        "Without it, such a caller sees only the tasks whose ids it was given.",
     )
     provider_org: str = setting(
         "",
@@ -129,7 +130,7 @@ class A2aSettings:
         False, switch, "Whether clients may register webhooks for the steps of their tasks."
     )
     message_bytes_max: int = setting(
-        MESSAGE_BYTES_MAX, whole(1024, 64 * MIB), "Largest message to an agent, as it is kept."
+        MESSAGE_BYTES_MAX, whole(1024, 64 * MIB), "Largest message to an agent, in its stored form."
     )
     blocking_ms_max: int = setting(
         10 * 60_000, whole(1, 24 * HOUR_MS), "Longest wait of a blocking send; then it answers with the task as it is."
@@ -154,7 +155,7 @@ class A2aSettings:
     context_history: bool = setting(
         True,
         switch,
-        "Whether model agents and pydantic-ai agents are given what was said earlier in a message's context.",
+        "Whether model agents and pydantic-ai agents get the earlier messages of a message's context.",
     )
 
 
@@ -183,25 +184,23 @@ class DelegationSettings:
     calls_max: int = setting(
         10,
         whole(0, 1_000),
-        "Most calls of one task to agents elsewhere.",
+        "Most calls of one task to remote agents.",
         also="MAX_REMOTE_INVOCATIONS_PER_SESSION",
     )
     agents_max: int = setting(
         3,
         whole(0, 1_000),
-        "Most different agents elsewhere that one task may call.",
+        "Most different remote agents that one task may call.",
         also="MAX_UNIQUE_AGENTS_PER_SESSION",
     )
     cooldown_ms: int = setting(
         5_000,
         whole(0, HOUR_MS),
-        "Pause between two calls of one task to agents elsewhere; calls made at once count as one. 0: none.",
+        "Pause between two calls of one task to remote agents; calls made at once count as one. 0: none.",
         also="A2A_INVOCATION_COOLDOWN_MS",
     )
-    children_max: int = setting(100, whole(0, 10_000), "Most calls of one task, to agents here and elsewhere.")
-    remote_concurrency: int = setting(
-        256, whole(1, 100_000), "Most calls of one tenant to addresses elsewhere at once."
-    )
+    children_max: int = setting(100, whole(0, 10_000), "Most calls of one task, to local and remote agents.")
+    remote_concurrency: int = setting(256, whole(1, 100_000), "Most calls of one tenant to remote agents at once.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +236,7 @@ class TenantSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobSettings:
-    """Files beside the ledger: what goes there, how much, and for how long."""
+    """Files beside the ledger: which, how many, and for how long."""
 
     url: str = setting(
         "",
@@ -249,7 +248,7 @@ class BlobSettings:
     endpoint: str = setting("", base_url, "Where this store is. Empty: AWS, in blobs.region.")
     region: str = setting("us-east-1", region_name, "The region of this store, for which requests are signed.")
     inline_bytes_max: int = setting(
-        256 * 1024, whole(1024, 8 * MIB), "Bytes of a part above which it is a file, and not in the ledger itself."
+        256 * 1024, whole(1024, 8 * MIB), "A part with more bytes than this is a file, and not in the ledger itself."
     )
     file_bytes_max: int = setting(
         4 * 1024 * MIB, whole(1024, 1024 * 1024 * MIB), "Most bytes of one file (413 above it)."
@@ -267,26 +266,26 @@ class BlobSettings:
     link_ms: int = setting(
         HOUR_MS,
         whole(1_000, 7 * 24 * HOUR_MS),
-        "How long a URL of a file works without a token, from when it was told.",
+        "How long the signed URL of a file works without a token.",
     )
     kept_ms: int = setting(
         24 * HOUR_MS,
         whole(60_000, 365 * 24 * HOUR_MS),
-        "How long a file is kept that no task refers to: since it was uploaded, or since its task was erased.",
+        "How long a file without a task is kept after its upload, or after its task was erased.",
     )
     collect_interval_ms: int = setting(
-        60_000, whole(100, 24 * HOUR_MS), "Pause between two passes that look for files that no task refers to."
+        60_000, whole(100, 24 * HOUR_MS), "Pause between two passes that collect files without a task."
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushSettings:
-    """Push notifications: how long and how hard a delivery is tried. Where it may go is a matter of `outbound`."""
+    """Push notifications: attempts and pauses of deliveries. `outbound` says which addresses may be called."""
 
     attempts_max: int = setting(8, whole(1, 100), "Most attempts at one delivery; then its configuration is given up.")
     pause_ms: int = setting(
         3_000, whole(1, HOUR_MS), "Pause after the first failure; three times as long after each further one."
     )
-    pause_ms_max: int = setting(HOUR_MS, whole(1, 24 * HOUR_MS), "Longest pause, also where a receiver asks for more.")
+    pause_ms_max: int = setting(HOUR_MS, whole(1, 24 * HOUR_MS), "Longest pause, even if a receiver asks for more.")
     at_once_max: int = setting(32, whole(1, 1_000), "Most deliveries at once; no tenant has more than half of them.")
     at_once_per_host_max: int = setting(4, whole(1, 1_000), "Most deliveries at once of one tenant to one host.")

@@ -1,4 +1,4 @@
-"""The section `[outbound]` of the settings: what the daemon may call, and how much of it."""
+"""The section `[outbound]` of the settings: the addresses that the daemon may call, and the limits of calls."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ class OutboundSettings:
     body_bytes_max: int = setting(4 * MIB, whole(1024, 1024 * MIB), "Largest answer, also after decompression.")
     total_ms: int = setting(30_000, whole(1, HOUR_MS), "Longest call, redirects included.")
     connect_ms: int = setting(5_000, whole(1, HOUR_MS), "Longest look-up and connection.")
-    idle_ms: int = setting(15_000, whole(1, HOUR_MS), "Longest pause of the other side.")
-    redirects_max: int = setting(3, whole(0, 20), "Most redirects followed in one call, each judged as the first URL.")
+    idle_ms: int = setting(15_000, whole(1, HOUR_MS), "Longest time without a byte from the other side.")
+    redirects_max: int = setting(
+        3, whole(0, 20), "Most redirects followed in one call, each checked like the first URL."
+    )
     connections_max: int = setting(1_000, whole(1, 10_000), "Most calls at once; further calls wait.")

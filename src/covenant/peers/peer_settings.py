@@ -98,22 +98,22 @@ SuiteChoice = Literal["hybrid", "classic"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSettings:
-    """Other instances: who they are, what they may have of us and we of them, how messages travel."""
+    """Other instances: which ones, their limits and ours, and how messages are delivered."""
 
     enabled: bool = setting(False, switch, "Whether this instance and other instances can delegate to each other.")
-    name: str = setting("", line, "The name that this instance gives itself to others; empty: the end of its id.")
+    name: str = setting("", line, "The name under which this instance introduces itself; empty: the end of its id.")
     static: tuple[str, ...] = setting(
         (), peer_places, "Instances that are peers: https://host, frd1_…@https://host or name=https://host."
     )
     listen: str = setting(
         "",
         listener_place,
-        "Where another listener serves the routes for peers, and nothing else; empty: HTTP alone serves them.",
+        "Address of a second listener that serves only the routes for peers; empty: HTTP serves them.",
     )
     mdns: bool = setting(
         False,
         switch,
-        "Whether this instance announces itself on the local network and hears the announcements of others.",
+        "Whether this instance announces itself on the local network and listens to the announcements of others.",
     )
     mdns_interfaces: tuple[str, ...] = setting(
         (), interfaces, "Names or addresses of the network interfaces for mDNS; none: all but the loopback."
@@ -126,9 +126,9 @@ class PeerSettings:
         (), words, "Ids or names of the peers that may delegate to this instance; none: all that are trusted enough."
     )
     deny: tuple[str, ...] = setting((), words, "Ids or names of peers that may not delegate to this instance.")
-    require_token: bool = setting(True, switch, "Whether an offer must carry a token that this instance gave.")
+    require_token: bool = setting(True, switch, "Whether an offer must carry a token of this instance.")
     profiles: tuple[str, ...] = setting(
-        (), words, "The agents that peers may delegate to; none: all that work here, but `index`."
+        (), words, "The agents that peers may delegate to; none: all local agents except `index`."
     )
     slots: int = setting(5, whole(0, 10_000), "Most delegations from peers at work at once.")
     slots_per_peer: int = setting(5, whole(0, 10_000), "Most delegations from one peer at work at once.")
@@ -148,7 +148,7 @@ class PeerSettings:
         whole(10, 1_000_000),
         "Most messages from one peer in a minute (429 above it); ten times as many from a trusted peer.",
     )
-    budget_default: int = setting(50_000, whole(1, 500_000), "Tokens of a delegation that names no number.")
+    budget_default: int = setting(50_000, whole(1, 500_000), "Token budget of a delegation that names none.")
     budget_max: int = setting(200_000, whole(1, 500_000), "Most tokens of one delegation.")
     profile_budgets: tuple[str, ...] = setting(
         (), amounts, "Most tokens of one delegation to a profile, as profile=tokens; others have `budget_max`."
@@ -160,7 +160,7 @@ class PeerSettings:
         "Peers that have a choice take the cheaper one.",
     )
     budget_min: int = setting(1, whole(1, 500_000), "An offer of fewer tokens is rejected.")
-    depth_max: int = setting(3, whole(0, 10), "How often a peer's delegation may be delegated further.")
+    depth_max: int = setting(3, whole(0, 10), "How many levels deep a peer's delegation may be delegated further.")
     timeout_ms_max: int = setting(600_000, whole(1_000, 600_000), "Longest work on a delegation from a peer.")
     status_interval_ms: int = setting(
         5_000, whole(100, 600_000), "Pause between two status messages to a peer about its delegation."
@@ -176,7 +176,7 @@ class PeerSettings:
         whole(1_000, 24 * HOUR_MS),
         "How long peers may rely on this instance's answer about its load and agents.",
     )
-    timeout_ms: int = setting(300_000, whole(1_000, 600_000), "Longest wait for a delegation that names no time.")
+    timeout_ms: int = setting(300_000, whole(1_000, 600_000), "Timeout of a delegation that names none.")
     silence_ms: int = setting(60_000, whole(100, 24 * HOUR_MS), "Silence after which a provider counts as lost.")
     force_lost: bool = setting(
         False,
@@ -196,7 +196,8 @@ class PeerSettings:
     relay: str = setting(
         "",
         relay_place,
-        "An instance that keeps messages for this one, which fetches them there, and for peers without an address.",
+        "The relay: an instance that keeps messages for this one until it fetches them, and messages of this one to "
+        "peers without an address.",
     )
     relay_for: tuple[str, ...] = setting(
         (),
@@ -222,14 +223,14 @@ class PeerSettings:
     suite: SuiteChoice = setting(  # noqa: RUF009  (makes a dataclass field)
         "hybrid",
         choice("hybrid", "classic"),
-        "What messages are sealed with: X25519 and ML-KEM-768 together where the peer has both, or X25519 alone. "
-        "Without ML-KEM in the crypto library it is X25519 alone.",
+        "The keys that messages are sealed with: X25519 and ML-KEM-768 together if the peer has both, or X25519 "
+        "alone. Without ML-KEM in the crypto library it is X25519 alone.",
     )
     redaction: Redaction = setting(  # noqa: RUF009  (makes a dataclass field)
         "redact",
         choice("redact", "block", "warn", "off"),
-        "What the daemon does with secrets in a message to a peer: takes them out, sends nothing, only "
-        "reports them, or does not search.",
+        "What the daemon does with secrets in a message to a peer: removes them, sends nothing, only reports them, or "
+        "does not search.",
     )
     transcripts: Transcripts = setting(  # noqa: RUF009  (makes a dataclass field)
         "full", choice("full", "root"), "Whether a result carries the conversation, or only the root that proves it."
