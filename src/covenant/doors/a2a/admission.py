@@ -97,7 +97,7 @@ class CallerScope(CancelScope):
     """A context around an operation that works for one caller.
 
     `GRACE_S` after the caller has left (CallerGoneError) or its token has ended (Unauthenticated), the operation is
-    ended. A task that it began goes on. Without `send`, a caller that leaves is not noticed.
+    ended. A task that it began continues. Without `send`, a caller that leaves is not noticed.
     """
 
     __slots__ = ("_before", "_caller", "_exchange", "_tenants", "_watch")

@@ -139,7 +139,7 @@ class _Row:
 
 
 class GrpcTenants(TenantGate):
-    """As over HTTP, with its own name in the audit."""
+    """The tenants' gate as over HTTP, with its own transport name in the audit."""
 
     async def caller(self, scope: Scope) -> Caller:
         return await self.tenancy.authenticate(bearer(scope), transport=TRANSPORT, address=address(scope))
@@ -260,7 +260,7 @@ class GrpcCalls:
                         context.set_trailing_metadata(((CURSOR, str(writer.sent)),))
 
     async def _asked(self, row: _Row, context: Any) -> A2ACall:
-        """Authenticates before reading: no message of a stranger is kept that nobody may send."""
+        """Authenticates the caller before its message is read, so that no message of a refused caller is buffered."""
         scope = self._scope(context)
         headers = headers_of(scope)
         if (credential := headers.found.get(b"authorization")) is not None:

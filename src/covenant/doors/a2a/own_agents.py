@@ -1,6 +1,6 @@
-"""The agents of this daemon as an operator calls them in a tenant's place: through the A2A door, without its token.
+"""The agents of this daemon as an operator calls them for a tenant: through the A2A door, without its token.
 
-A request that has a token is judged by that token alone.
+A request that has a token is authenticated by that token alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ACTING: Final = "covenant.acting"
 
 class ActingGate(TenantGate):
     async def enter(self, scope: Scope) -> Caller:
-        """Reading a card spends nothing of the tenant's rate; a call of the agent does."""
+        """Only a call of the agent counts against the tenant's rate; reading a card does not."""
         return await self.caller(scope)
 
     async def caller(self, scope: Scope) -> Caller:

@@ -130,7 +130,7 @@ def build_http(
 ) -> HttpDoor:
     """`more_routes` are other doors on the same port; `under` are doors that answer for everything below a prefix;
     `described` is their description in the OpenAPI document. `dashboard`: where `/` redirects a browser, if anywhere.
-    `notices`: what `/readyz` asks the operator to look at."""
+    `notices`: problems that `/readyz` reports to the operator."""
     calls = {
         operation.kind: OperationEndpoint(operation, api, body_bytes_max=body_bytes_max) for operation in OPERATIONS
     }

@@ -44,7 +44,7 @@ ALIVE_PATHS: Final = ("/healthz", "/health")
 class Health:
     """`metrics_token`: the token that the metrics need; empty: none.
 
-    `notices` returns what an operator should look at although work goes on.
+    `notices` returns problems that an operator should look at although work continues.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Health:
         reasons = [*_of_archive(counts), *self._notices()]
         answer: dict[str, Any] = {"status": "degraded" if reasons else "ready", "reasons": reasons}
         if paused_ms := self._ledger.clock.paused_ms_left:
-            # Work goes on; only actions that depend on an age wait.
+            # Work continues; only actions that depend on an age wait.
             answer["clock"] = {"stepped_ms": self._ledger.clock.ages.steps[-1].step_ms, "paused_ms": paused_ms}
         return json_response(answer)
 
@@ -160,7 +160,7 @@ def _unready(reasons: list[str], *, status: str = "unready") -> Response:
 
 
 def _of_archive(counts: Counts) -> list[str]:
-    """What is wrong with the archive while work goes on."""
+    """Problems of the archive that do not stop the daemon."""
     reasons = []
     if counts.history_failure is not None:
         reasons.append(f"the archive cannot be written: {counts.history_failure}")

@@ -169,7 +169,7 @@ def _names_this_machine(host: bytes) -> bool:
 
 
 def _nearest(values: bytes | None, otherwise: str) -> str:
-    """The value of the proxy next to us: values before it may be the caller's own words."""
+    """The value that the nearest proxy added: the caller may have made up the values before it."""
     return (values or b"").rpartition(b",")[2].decode("latin-1").strip() or otherwise
 
 

@@ -16,7 +16,7 @@ from covenant.model.errors import Invalid, TooLarge, Unavailable
 
 BODY_TOO_LARGE: Final = "body_too_large"
 
-# So much of a refused body is read and discarded, so that a client that sends before it reads gets the refusal.
+# This much of a refused body is read and discarded, so that a client that sends before it reads gets the refusal.
 DISCARD_BYTES_MAX: Final = DEFAULTS.body_discarded_bytes_max
 
 
@@ -81,14 +81,14 @@ def _too_large(bytes_max: int) -> TooLarge:
 
 
 ADDRESS_SHARE: Final = 4
-"""One address may have at most one part in so many of the pool."""
+"""One address may use at most 1/ADDRESS_SHARE of the pool."""
 RETRY_MS: Final = 1_000
 WAIT_S: Final = 5.0
 """How long to wait for bytes that others hold."""
 
 T = TypeVar("T")
 Take = Callable[[int], None]
-"""Takes so many bytes out of the pool, or refuses."""
+"""Takes this many bytes out of the pool, or refuses."""
 
 
 class AnonymousPool:

@@ -110,7 +110,7 @@ class ToolRow(NamedTuple):
     takes: type[Arguments]
     description: str
     reads: bool = True
-    """Changes nothing, here or elsewhere."""
+    """Changes nothing, neither here nor in a remote system."""
     open_world: bool = False
     """Contacts systems other than this daemon."""
     repeats: bool = True

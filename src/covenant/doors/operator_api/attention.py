@@ -1,4 +1,4 @@
-"""What needs an operator: one list, the worst first, each entry with the command that mends it; and counts of tasks.
+"""Things that need an operator, the worst first, each with the command that fixes it; and counts of tasks.
 
 The list is bounded: it has a few entries of each kind of trouble, and `count` says how many there are.
 """
@@ -28,7 +28,7 @@ from covenant.wire.mailbox import EmptyRequest
 LISTED_MAX: Final = 50
 """The most entries of each kind of trouble."""
 PARKED_MS: Final = 3_600_000
-"""A task that has waited for its sender for so long may have been forgotten."""
+"""A task that has waited for its sender for this long may have been forgotten."""
 PARKED_PAGES_MAX: Final = 10
 """How many pages are read at most, since a page also has sleeping tasks, which are left out."""
 BEHIND_MAX: Final = 10_000
@@ -38,7 +38,7 @@ AUDIT_ROWS: Final = 500
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`act` names the verb that mends it, and its page on the dashboard; `command` is the same for a shell."""
+    """`act` names the verb that fixes it, and its page on the dashboard; `command` is the same for a shell."""
 
     what: str
     severity: str

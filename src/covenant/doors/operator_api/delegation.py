@@ -1,4 +1,4 @@
-"""The operator's operations on delegations to and from peers, and on what those used by peer, profile and day."""
+"""The operator's operations on delegations to and from peers, and on their usage by peer, profile and day."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _delegation(services: Services, delegation: Delegation) -> DelegationShown:
     peer = services.ledger.peer(delegation.peer)
     shown = delegation_shown(delegation, peer.name if peer is not None else delegation.peer)
     if services.peers is not None and delegation.peer == services.peers.id:
-        # An agent of this instance does it.
+        # A local agent does the work.
         return msgspec.structs.replace(shown, remote=False, peer=services.peers.name)
     return shown
 
@@ -193,7 +193,9 @@ async def _shown(services: Services, peers: PeerOperations, delegation_id: str) 
 async def show_delegation_waiting(
     services: Services, caller: Principal, request: ShowDelegationRequest, pause: Pause
 ) -> DelegationAnswer:
-    """Answers once the task here has ended, the delegation moved or was heard of since `since_ms`, or time is up."""
+    """Answers once the local task has ended, the delegation has changed or its peer has sent a message since
+    `since_ms`, or time is up.
+    """
     give_up_ms = services.give_up_ms(request.wait_ms)
     peers = await services.require_peers(caller, "showing a delegation")
     task_id = await peers.task_id(request.delegation_id)

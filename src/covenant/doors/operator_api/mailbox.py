@@ -1,8 +1,9 @@
 """The mailbox's operations: tasks, results, leases and the queue.
 
-A caller that waits for a change of the queue gets `next`, a digest of what is shown. Asked `after` that digest, the
-daemon answers when it would show something else, or when the time is over. So no change between two requests is missed,
-a restart of the daemon between them makes no difference, and a caller is not woken by changes that it may not see.
+A caller that waits for a change of the queue gets `next`, a digest of the answer. To a request with that digest as
+`after`, the daemon answers when the digest has changed, or when the time is over. So no change between two requests is
+missed, a restart of the daemon between them makes no difference, and a caller is not woken by changes that it may not
+see.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class Services:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiContext:
-    """What HTTP and the local socket share: authentication, services, limits, and the encoding of answers."""
+    """Shared by HTTP and the local socket: authentication, services, limits, and the encoding of answers."""
 
     services: Services
     identity_auth: IdentityAuth
@@ -248,7 +248,7 @@ class ApiOperation(Generic[R]):
         frame: type[Wrapped] | None = None,
         wait: Callable[[Services, Principal, R, Pause], Awaitable[ApiAnswer]] | None = None,
     ) -> None:
-        """`frame`: what wraps the request on the local socket; without it, a frame has the request's fields.
+        """`frame`: the struct that wraps the request on the local socket; without it, a frame has the request's fields.
 
         `for_tenants`: over HTTP, also for the token of a tenant, within its limits.
         `wait`: how to run it when the caller is ready to wait (`wait_ms`). Pauses end early, commits never do.

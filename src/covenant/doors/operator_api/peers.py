@@ -124,13 +124,13 @@ class ListPeerMessagesRequest(PeerQuery, frozen=True, kw_only=True):
 
 
 ONLINE_MS = 90_000
-"""Who was heard of since is there."""
+"""A peer that has sent a message within this time counts as online."""
 
 Presence = Literal["online", "offline", "unknown"]
 
 
 class CapabilitiesShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What an instance offers, and how busy it is. `trust_level` is its trust in us."""
+    """The agents that an instance offers, and how busy it is. `trust_level` is its trust in us."""
 
     profiles: tuple[Profile, ...]
     versions: tuple[int, ...]
@@ -272,7 +272,7 @@ CONFIG: Final = "/api/v1/a2a/config"
 
 
 class PeerOperations(Protocol):
-    """What a daemon with peers can do. `named`: an id, a name, or the beginning of an id."""
+    """The operations of a daemon with peers. `named`: an id, a name, or the beginning of an id."""
 
     @property
     def id(self) -> InstanceId: ...

@@ -187,7 +187,7 @@ LOG_LINES: Final = 200
 
 
 class TaskLogRequest(TaskRequest, frozen=True, kw_only=True):
-    """`after`: the number of the last line that the caller has; without it, the newest lines are told."""
+    """`after`: the number of the last line that the caller has; without it, the answer has the newest lines."""
 
     after: Whole | None = None
     limit: Whole | None = None
@@ -262,9 +262,9 @@ def _without_inner(line: LogLine) -> LogLine:
 
 
 class FramesShown(ApiAnswer, frozen=True, kw_only=True, tag="a2a_frames"):
-    """The oldest first. `on`: whether the daemon keeps frames. `left_out`: frames of the task that are kept no more.
+    """The oldest first. `on`: whether the daemon keeps frames. `left_out`: frames of the task that were dropped.
 
-    `lost`: calls, of whatever task, that came faster than they could be kept.
+    `lost`: calls of any task that came faster than they could be kept.
     """
 
     task_id: TaskId
@@ -282,7 +282,7 @@ async def a2a_task_frames(services: Services, caller: Principal, request: TaskRe
     if services.frames is None:
         return FramesShown(task_id=task_id, on=False, frames=())
     kept = await services.frames.read(task_id)
-    # The newest fit: an operator asks what has just happened.
+    # The newest frames are kept: an operator asks about the last moments.
     frames = tuple(reversed(fit(kept.frames[::-1])))
     left_out = kept.left_out + len(kept.frames) - len(frames)
     return FramesShown(task_id=task_id, on=True, frames=frames, left_out=left_out, lost=kept.lost)
@@ -375,7 +375,7 @@ class Counted(ApiAnswer, TaskCounts, frozen=True, kw_only=True, tag="a2a_counts"
 
 
 class RepairedTasks(ApiAnswer, BulkReport, frozen=True, kw_only=True, tag="a2a_bulk"):
-    """`more`: the filter leaves more tasks than the limit."""
+    """`more`: the filter matches more tasks than the limit."""
 
 
 async def find_a2a_tasks(services: Services, caller: Principal, request: FindRequest) -> Found:

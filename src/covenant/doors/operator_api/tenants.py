@@ -110,7 +110,7 @@ class TenantRotated(ApiAnswer, frozen=True, kw_only=True, tag="tenant_rotated"):
 
 
 class TenantRemovalTold(ApiAnswer, frozen=True, kw_only=True, tag="tenant_removal"):
-    """`holdings` is the answer of a dry run, which changes nothing: what a removal would erase.
+    """`holdings` is the answer of a dry run, which changes nothing: the data that a removal would erase.
 
     `places` were searched at the end. `problem` says why the removal waits.
     """

@@ -81,7 +81,7 @@ class HttpConnection(asyncio.Protocol):
         self.address = ""
         """The address that the connection is counted under."""
         self.reserved = False
-        """There was no place for this connection: every request but health is refused."""
+        """The server was full when this connection came: every request except health is refused."""
         self.write_paused = False
         self.deadline_s = inf
         """When the awaited head, body, request or end must have come."""
@@ -207,7 +207,7 @@ class HttpConnection(asyncio.Protocol):
             self._pause_reading()
 
     def _cut(self) -> bytes:
-        """A piece of the received bytes that completes at most as many requests as may wait, and one."""
+        """A piece of the received bytes that completes at most one request more than may wait."""
         data, start = self._unread, self._unread_at
         end = start
         for _ in range(self.bounds.pipelined_max - len(self._queue)):

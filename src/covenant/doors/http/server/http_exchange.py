@@ -201,7 +201,7 @@ class HttpExchange:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def extend_body(self, body_s: float) -> None:
-        """Gives the body so much time from now on, instead of the general bound."""
+        """Gives the body this much time from now on, instead of the general bound."""
         self._connection.extend_body(self, body_s)
 
     async def receive(self) -> Message:

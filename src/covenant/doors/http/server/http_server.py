@@ -31,7 +31,7 @@ LOOK_S: Final = 0.5
 LAST_WORDS_S: Final = 1.0
 """How long a stop waits for written bytes to be sent, and for canceled tasks to end."""
 CROWDED_LOG_S: Final = 60.0
-"""The log reports at most once in so many seconds that there are too many connections."""
+"""The log reports at most once in this many seconds that there are too many connections."""
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class HttpServer:
             await self.loop.connect_accepted_socket(self._protocol, accepted)
 
     async def stop(self, grace_s: float) -> None:
-        """Stops listening, and gives running requests so much time. Requests that still run then are answered 503."""
+        """Stops listening, and gives running requests this much time. Requests that still run then are answered 503."""
         self.stopping = True
         if self._listening is not None:
             self._listening.close()
