@@ -1,1 +1,1 @@
-"""Calling others: which addresses may be called, and calling them within limits."""
+"""Outgoing calls: which addresses may be called, and calls within limits."""

@@ -1,10 +1,10 @@
 """The address guard: whether a URL may be called, and at which addresses.
 
-Only http and https are called, on ports that speak it. A name is looked up once for each connection and every address
-it leads to is judged: one that is not public refuses all of them, unless the operator allows it. The caller connects to
-the addresses returned and never looks the name up again, so nothing changes between judging and calling.
+Only http and https are called, on ports that speak it. A name is looked up once for each connection, and every address
+that it leads to is checked: if one is not public, the name is refused, unless the operator allows it. The caller
+connects to the addresses returned and never looks the name up again, so nothing changes between check and call.
 
-`check` refuses a URL early. It is no permission: `vet` judges again for every connection (`guarded_transport`). To the
+`check` refuses a URL early. It is no permission: `vet` checks again for every connection (`guarded_transport`). To the
 caller all refused and unknown hosts look alike; `AddressRefused.detail` and the log tell the operator which it was.
 """
 
@@ -128,7 +128,7 @@ def _fits(port: int, allowed: int | None) -> bool:
 Resolver = Callable[[str], Awaitable[Sequence[Address]]]
 
 THREADS_MAX: Final = 16
-"""How many look-ups the system does at once. More of them wait, until their callers' time is up."""
+"""The most look-ups that run at once. Further ones wait, until their callers' time is up."""
 
 _NO_SUCH_NAME: Final = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
 
@@ -213,7 +213,7 @@ class NameServerResolver:
 log = logging.getLogger(__name__)
 
 PINS_MAX: Final = 8
-"""How many addresses are tried for one connection. All addresses of a name are judged."""
+"""How many addresses are tried for one connection. All addresses of a name are checked."""
 LOGGED_MAX: Final = 1_000
 """How many refused places are remembered, so that repeated calls do not fill the log."""
 LOOPBACK: Final = (IPv4Address("127.0.0.1"), IPv6Address("::1"))

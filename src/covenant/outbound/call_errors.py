@@ -1,4 +1,4 @@
-"""Errors of calls to others. Each has one text for the caller, and another one for the operator.
+"""Errors of outgoing calls. Each has one text for the caller, and another one for the operator.
 
     Refusal
     └── Invalid
@@ -11,7 +11,7 @@
         ├── OutcomeUnknown         the message may have been taken: sending it again may do the work twice
         └── RemoteTimedOut         no answer in the caller's time; the remote was told to stop
 
-`message` may be told to anybody: it says nothing that a stranger could not know already, so a name that leads inside
+Anybody may see `message`: it says nothing that a stranger could not know already, so a name that leads inside
 and a name that leads nowhere read the same. `detail` is for the log and the operator: names, addresses, what to set.
 """
 
@@ -43,7 +43,7 @@ class AddressRefused(Invalid):
 class CallFailed(CovenantError):
     """The call was allowed and failed. `transient` if the same call may succeed later.
 
-    `sent`: the other side may have heard of it.
+    `sent`: the other side may have received it.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class RemoteRefused(RemoteError):
         retry_after_s: float | None = None,
         said: str = "",
     ) -> None:
-        """`said`: the remote's own words."""
+        """`said`: the remote's own text."""
         super().__init__(message, task_id=task_id)
         self.said = said
         self.code = code

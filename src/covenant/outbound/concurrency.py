@@ -1,6 +1,6 @@
-"""Concurrency of calls: fair turns, one call for equal questions, cursors saved in batches, bounded waits.
+"""Concurrency of calls: fair scheduling, one call for equal requests, cursors saved in batches, bounded waits.
 
-All of it is for one loop.
+Everything here must be used on one event loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from covenant.model.errors import Unavailable
 
 MOVES_MAX: Final = 500
 AGAIN_S: Final = 1.0
-"""After a commit that the ledger could not take."""
+"""The pause after a commit that failed because the ledger was unavailable."""
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -33,7 +33,7 @@ async def wait_at_most(event: asyncio.Event, wait_s: float) -> None:
 
 
 class SingleFlight(Generic[T]):
-    """Equal questions share one call. The call goes on when one of those who wait for it leaves."""
+    """Equal requests share one call. The call continues when one of its waiters leaves."""
 
     def __init__(self) -> None:
         self._flights: dict[Hashable, asyncio.Task[T]] = {}
@@ -46,7 +46,7 @@ class SingleFlight(Generic[T]):
         return await asyncio.shield(flight)
 
     async def stop(self) -> None:
-        """Cancels the calls under way, and so those who wait for them."""
+        """Cancels the running calls, and their waiters."""
         flights = list(self._flights.values())
         for flight in flights:
             flight.cancel()
@@ -55,7 +55,7 @@ class SingleFlight(Generic[T]):
     def _landed(self, key: Hashable, flight: asyncio.Task[T]) -> None:
         self._flights.pop(key, None)
         if not flight.cancelled():
-            flight.exception()  # retrieved here, since everybody who waited for it may have left
+            flight.exception()  # retrieved here, since all waiters may have left
 
 
 async def _run(ask: Callable[[], Awaitable[T]]) -> T:
@@ -63,7 +63,7 @@ async def _run(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 class MoveSaver(Generic[K, V]):
-    """Saves how far deliveries have come: the latest move of each key is committed soon, many in one record.
+    """Saves the cursors of deliveries: the latest one of each key is committed soon, many in one record.
 
     A move that could not be committed is kept. `saved` is called with those that were.
     """
@@ -83,7 +83,7 @@ class MoveSaver(Generic[K, V]):
     async def run(self, on_away: Callable[[Unavailable], None] | None = None) -> None:
         """Runs until canceled, or until a commit fails.
 
-        With `on_away`, a commit that fails as Unavailable is tried again: a database can be away for a while. A journal
+        With `on_away`, a commit that fails as Unavailable is tried again: a database can be down for a while. A journal
         that cannot be written stays so.
         """
         if self.waiting:  # since an earlier run
@@ -130,9 +130,9 @@ class _Tenant(Generic[T]):
 class FairScheduler(Generic[T]):
     """A fair scheduler of calls: no call waits for another caller's slow host.
 
-    Calls stand in lanes, one for each tenant and host, first in first out. Tenants take turns, and so do the hosts of a
-    tenant; each host, each tenant and all together have so many places at once. Every operation costs the same,
-    however many wait.
+    Calls wait in lanes, one for each tenant and host, first in first out. Tenants take turns, and so do the hosts of a
+    tenant. The calls at once are limited for each host, for each tenant and in total. Every operation takes constant
+    time, however many calls wait.
     """
 
     def __init__(self, *, at_once: int, per_tenant: int, per_host: int) -> None:

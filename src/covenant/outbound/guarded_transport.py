@@ -1,8 +1,8 @@
-"""Connecting: an httpx2 transport whose every socket goes to an address that the guard has just judged.
+"""Connecting: an httpx2 transport whose every socket goes to an address that the guard has just checked.
 
-The guard is in the connection pool's own way to connect, so there is no path around it. TLS still knows the other side
-by the host's name. No connection is used twice: each call is judged anew, and the rest of one answer cannot be
-taken for the next. Nothing is taken from the environment: no proxy, no credentials. Importing this imports httpx2.
+The guard is inside the connection pool's own connect, so there is no path around it. TLS still verifies the other side
+by the host's name. No connection is reused: each call is checked again, and the rest of one answer cannot be taken for
+the next. Nothing is taken from the environment: no proxy, no credentials. Importing this imports httpx2.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SocketOption = tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple
 
 
 def load() -> None:
-    """Import what the first connection would import on the loop."""
+    """Imports the modules that the first connection would otherwise import on the event loop."""
     import_module("anyio._backends._asyncio")
 
 
@@ -64,7 +64,7 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """Sends one request and follows nothing. Raises AddressRefused and CallFailed.
+    """Sends one request, without following redirects. Raises AddressRefused and CallFailed.
 
     A request's extension `wire_bytes_max` bounds the body of its answer, before decompression.
     """

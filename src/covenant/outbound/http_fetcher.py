@@ -1,11 +1,11 @@
-"""The fetcher: calls a URL within limits. Covenant calls nobody in any other way.
+"""The fetcher: calls a URL through the address guard and within limits.
 
-Each request, and each redirect that is followed, goes where the address guard lets it. The answer is bounded in size,
+The guard checks each request, and each redirect that is followed. The answer is bounded in size,
 on the wire and after decompression, while it arrives. Every phase has a time limit, and so has the whole fetch. Nothing
 of one call, such as a cookie, is kept for the next.
 
-GET and HEAD follow all redirects, other methods only 307 and 308; any other one is the answer. None leads from https to
-http. Another origin (scheme, host, port) is sent no body, and only headers that are known to hold no secret.
+GET and HEAD follow all redirects, other methods only 307 and 308; any other redirect is the answer. None leads from
+https to http. Another origin (scheme, host, port) gets no body, and only headers that are known to hold no secret.
 
 One `Fetcher` serves a daemon. httpx2 is imported, and certificates are read, in a thread, with the first call.
 """
@@ -77,7 +77,7 @@ class TlsTrust:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """An answer, of whatever status. `headers` have lower-case names; `url` is where it came from in the end."""
+    """An answer of any status. `headers` have lower-case names; `url` is the last URL after redirects."""
 
     status: int
     headers: Mapping[str, str]
@@ -202,7 +202,7 @@ class Fetcher:
     ) -> AsyncIterator[Streamed]:
         """Streams an answer for as long as it comes. It is never compressed, so each piece arrives when it was sent.
 
-        Without `bytes_max` the reader must bound what it keeps.
+        Without `bytes_max` the reader must bound its own buffers.
         """
         call = self._begin(method, url, headers or {}, PLAIN, content)
         async with self._in_time():

@@ -1,12 +1,12 @@
-"""The push sender: delivers every step that a push configuration is owed, in order, until it is taken or given up.
+"""The push sender: delivers every step of a task to its push configurations, in order, until it is accepted or given
+up.
 
-At least once, in order for each configuration, never a step skipped: a configuration of A2A 1.0 is told each step, one
-of 0.3 the whole task after each. Steps come from memory while they are recent (`RecentSteps`), else from the archive.
-Cursors are saved soon after, many at a time; a crash in between repeats a delivery. A configuration that fails pauses,
-longer each time; once given up, it waits for the operator. No configuration waits for another's host
+Deliveries are at least once, and in order for each configuration; no step is skipped. A configuration of A2A 1.0 gets
+each step, one of 0.3 the whole task after each step. Steps come from memory while they are recent (`RecentSteps`), else
+from the archive. Cursors are saved soon after, many at a time; a crash in between repeats a delivery. A configuration
+that fails pauses, longer each time; once given up, it waits for the operator. No configuration waits for another's host
 (`FairScheduler`). Deleting or replacing one stops its delivery; those of a disabled tenant wait. `run` may be canceled
-and called again: it begins
-with what the ledger knows.
+and called again: it begins with what the ledger knows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GONE: Final = 410
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushFailure:
-    """`gone`: the receiver says that it takes no more deliveries, ever.
+    """`gone`: the receiver accepts no more deliveries, ever.
 
     `retry_after_ms`: when it may take the next one.
     """
@@ -60,8 +60,8 @@ class PushFailure:
 class WebhookClient:
     """Posts one step of a task to a webhook, authenticated as its owner asked, and signed (docs/formats/push.md).
 
-    The address is judged when it is called, and not when it was registered: by then the name may lead elsewhere, and a
-    refusal at registration would tell strangers about the inside network.
+    The address is checked when it is called, and not when it was registered: by then the name may lead to another
+    address, and a refusal at registration would tell strangers about the internal network.
     """
 
     def __init__(self, fetcher: Fetcher, signer: WebhookSigner, now_ms: Callable[[], int]) -> None:
@@ -129,7 +129,7 @@ STEPS_AT_ONCE: Final = 8
 """How many steps one delivery reads from history at once, and so holds in memory."""
 STEPS_FOLDED_AT_ONCE: Final = 256
 BURST_MAX: Final = 32
-"""How many deliveries of one configuration go before another one at its host has a turn."""
+"""How many deliveries of one configuration are made in a row before another one at its host has a turn."""
 PAUSE_FACTOR: Final = 3
 JITTER: Final = 0.2
 LOOK_AGAIN_MS: Final = 60_000
@@ -148,7 +148,7 @@ replace = msgspec.structs.replace
 
 @dataclass(slots=True)
 class _Delivery:
-    """A delivery with a place. `again`: there may be more steps than it has read."""
+    """A delivery that is running. `again`: there may be more steps than it has read."""
 
     push: Push
     tenant: str
@@ -237,7 +237,7 @@ class PushSender:
     async def run(self) -> None:
         """Runs until canceled.
 
-        If cursors cannot be saved any more, nothing is delivered: all of it would be repeated.
+        If cursors cannot be saved any more, nothing is delivered: every delivery would be repeated.
         """
         self._begin()
         self._ledger.on_push(self._news)
@@ -316,14 +316,14 @@ class PushSender:
                 delivery.task.cancel()
 
     def _consider(self, push: Push, *, rested: bool = False) -> None:
-        """`rested`: the pause is over, whatever the wall clock says."""
+        """`rested`: the pause is over, even if the wall clock was set."""
         key = (push.task_id, push.id)
         delivery = self._deliveries.get(key)
         if delivery is not None:
             delivery.again = True
             return
         if push.dead_at_ms is not None or push.done:
-            return  # given up; or made after the end of its task, whose steps it is not told
+            return  # given up; or made after the end of its task, so that it gets none of its steps
         move = self._standing(push)
         if move.dead:
             return
@@ -397,7 +397,7 @@ class PushSender:
             await self._look_after(delivery, key)
 
     async def _look_after(self, delivery: _Delivery, key: Key) -> None:
-        """Whether there is more to tell by now, or something else."""
+        """Checks whether there are more steps to deliver by now."""
         try:
             push = await self._find(key)
         except Refusal:

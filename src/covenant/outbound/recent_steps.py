@@ -18,7 +18,7 @@ from covenant.model.task_event import Began, Step
 
 BYTES_MAX: Final = 8 * 1024 * 1024
 STEPS_MAX: Final = 64
-"""Of one task."""
+"""The most steps of one task."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -42,7 +42,7 @@ class RecentSteps:
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._tasks: dict[TaskId, _RecentTask] = {}
-        """The one that moved last is the last."""
+        """The task that moved last comes last."""
         self._bytes = 0
 
     def add(self, task_id: TaskId, step: Step) -> None:

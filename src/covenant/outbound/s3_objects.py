@@ -2,7 +2,7 @@
 
 Requests are signed with AWS Signature Version 4 over the hash of their body, so the store refuses bytes that changed on
 the way. Up to one part is one PUT; more is a multipart upload, of which one part at a time is in memory. Every request
-can be repeated: what fails in passing is tried again, in pauses. An object counts as stored when the store has
+can be repeated: transient failures are tried again, after pauses. An object counts as stored when the store has
 acknowledged it, with its size.
 """
 
@@ -26,12 +26,12 @@ from covenant.outbound.http_fetcher import Fetched, Fetcher
 
 PART_BYTES: Final = 8 * 1024 * 1024
 PARTS_MAX: Final = 10_000
-"""The most that the protocol has."""
+"""The most parts that the protocol allows."""
 ATTEMPTS_MAX: Final = 6
 REQUEST_MS: Final = 300_000
 BACKOFF: Final = Backoff(0.2, 5.0, jitter=0.3)
 REFUSED: Final = "blobs_refused"
-"""The code of what no later attempt changes."""
+"""The code of failures that no later attempt can change."""
 PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
 NO_BODY: Final = hashlib.sha256(b"").hexdigest()
 _ALGORITHM: Final = "AWS4-HMAC-SHA256"
@@ -109,7 +109,7 @@ class S3Objects:
         return ObjectWriter(self, self._key(upload_id))
 
     async def read(self, upload_id: int, start: int, stop: int) -> AsyncIterator[bytes]:
-        """Ends early where the object does. A connection that breaks is made again, behind what has come."""
+        """Ends early if the object does. After a broken connection it continues behind the bytes that have come."""
         failures = 0
         while start < stop:
             before, reason = start, ""
@@ -132,7 +132,7 @@ class S3Objects:
             await self._pause(failures, reason)
 
     async def drop(self, upload_id: int) -> None:
-        """The object, and what was sent of it if it was never whole."""
+        """Drops the object, and the parts of an upload that was never completed."""
         key = self._key(upload_id)
         _expect(await self.ask("DELETE", key), 200, 204, 404)
         listed = await self.ask("GET", "", {"prefix": key, "uploads": ""})
@@ -148,10 +148,10 @@ class S3Objects:
         return f"{self._prefix}/{upload_id}" if self._prefix else str(upload_id)
 
     async def ask(self, method: str, key: str, query: Mapping[str, str] | None = None, body: bytes = b"") -> Fetched:
-        """The answer, whatever its status, unless it is one that passes. Raises Unavailable."""
+        """The answer, of any status that is not transient. Raises Unavailable."""
         failures = 0
         while True:
-            # Signed anew for each attempt: a signature has its time.
+            # Signed again for each attempt: a signature contains the time.
             url, headers = self._signed(method, key, query or {}, {}, body)
             try:
                 answer = await self._sent(method, url, headers, body)
@@ -167,7 +167,7 @@ class S3Objects:
     async def _sent(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Fetched:
         if method != "HEAD":
             return await self._fetcher.fetch(method, url, headers=headers, content=body, total_ms=REQUEST_MS)
-        # Its length is that of an object, and not of what comes.
+        # The length is that of the object, not of the body of this answer.
         async with self._fetcher.stream(method, url, headers=headers) as answer:
             return Fetched(status=answer.status, headers=answer.headers, body=b"", url=url)
 
@@ -211,7 +211,7 @@ class ObjectWriter:
             del self._rest[:PART_BYTES]
 
     async def finish(self) -> None:
-        """Acknowledged by the store, with all of its bytes, when it returns."""
+        """When it returns, the store has acknowledged the object with all of its bytes."""
         if self._multipart:
             await self._put_part(bytes(self._rest))
             await self._complete()
@@ -241,19 +241,19 @@ class ObjectWriter:
         )
         body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
         answer = await self._store.ask("POST", self._key, {"uploadId": self._multipart}, body)
-        # 404: an earlier attempt, whose answer was lost, may have completed it. The look at its size tells.
+        # 404: an earlier attempt, whose answer was lost, may have completed it. Its size shows which.
         _expect(answer, 200, 404)
 
 
 def _sound(method: str, query: Mapping[str, str] | None, answer: Fetched, body: bytes) -> bool:
-    """Whether an acknowledgement is one. A store can begin to answer with 200, and fail then; or tell another hash."""
+    """Whether an acknowledgement is valid. A store can answer with 200 and then fail, or report another hash."""
     if method == "POST" and answer.status == 200:
         done = "<CompleteMultipartUploadResult" if query and "uploadId" in query else "<UploadId>"
         return done.encode() in answer.body
     if method != "PUT" or answer.status != 200:
         return True
     found = _MD5.fullmatch(answer.headers.get("etag", ""))
-    # With keys of its own the store tells something else than the MD5.
+    # If the store encrypts with its own keys, the tag is not the MD5.
     keyed = answer.headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
     return keyed or (found is not None and found[1] == hashlib.md5(body, usedforsecurity=False).hexdigest())
 

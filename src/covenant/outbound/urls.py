@@ -1,8 +1,9 @@
-"""Reading a URL strictly: each place has one spelling, and what two readers could take for two places is refused.
+"""Strict parsing of URLs: each address has one spelling, and a URL that two parsers could read as two addresses is
+refused.
 
 The host becomes an IP address or a name in lower-case ASCII (international names by IDNA 2008), without a final dot. An
 address is written the ordinary way: `127.1`, `0x7f000001`, `2130706433` and `0177.0.0.1` are refused, since the system
-would read some of them as an address. `InvalidUrl` says what is wrong with the text, and can be told to its writer.
+would read some of them as an address. `InvalidUrl` says what is wrong with the text; its writer may see it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ DNS_PORT: Final = 53
 class SpecialUse(NamedTuple):
     """What an address is for, and whether allowing a name is enough to call it there.
 
-    A name is only as trustworthy as whoever answers for it, so the addresses that are never meant when somebody names a
-    host (a cloud's metadata above all) have to be allowed as addresses.
+    A name is only as trustworthy as its name servers, so addresses that nobody means by a host name (above all a
+    cloud's metadata service) must be allowed as addresses.
     """
 
     network: Network
@@ -83,9 +84,9 @@ _NOT_GLOBAL: Final = SpecialUse(IPv6Network("::/0"), "not global unicast")
 def special_use(address: Address) -> SpecialUse | None:
     """What this address is for, or None if it is public.
 
-    The tables are our own, after IANA's registries: the standard library's differ between releases of Python. What
-    carries an IPv4 address inside is refused, whatever it carries. The exception is NAT64's well-known prefix, by which
-    hosts without IPv4 reach all of it: there the address inside is judged.
+    The tables are our own, after IANA's registries: the standard library's differ between releases of Python. An IPv6
+    address with an embedded IPv4 address is refused, whatever that is. The exception is NAT64's well-known prefix, by
+    which hosts without IPv4 reach the whole IPv4 internet: there the address inside is checked.
     """
     if isinstance(address, IPv4Address):
         return _first(_SPECIAL_V4, address)
@@ -111,7 +112,7 @@ _FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f-\xa0\\\s]")
 _AUTHORITY: Final = re.compile(r"(?P<host>\[[^\[\]]*\]|[^\[\]:]*)(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
 _LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
-# All that may stand in a path or query as itself, and `%`, which is there because somebody has quoted already.
+# The characters that a path or query may contain unquoted, and `%`, since the text may be quoted already.
 _TARGET_SAFE: Final = "%/?:@!$&'()*+,;=-._~[]"
 
 

@@ -1,7 +1,7 @@
 """A transport: one interface of a remote agent, and the five requests that are sent over it.
 
-Requests are written in the way's dialect and binding, answers read, and whatever the other side refuses becomes one
-`RemoteRefused`, by JSON-RPC code or by HTTP status. Nothing here repeats anything.
+It encodes requests in the interface's dialect and binding, and decodes answers. A refusal of the other side becomes one
+`RemoteRefused`, by its JSON-RPC code or HTTP status. Nothing here is retried.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from covenant.wire.sse import EventReader, EventTooLarge
 
 EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
 STREAM_BYTES_MAX: Final = 64 * 1024 * 1024
-"""All that one stream may say."""
+"""The most bytes of one stream."""
 ERROR_BYTES_MAX: Final = 64 * 1024
 IDLE_MS: Final = 60_000
-"""A stream that has said nothing for so long is taken for broken, and resumed."""
+"""A stream that is silent for this long counts as broken, and is resumed."""
 
 T = TypeVar("T")
 Numbered = tuple[str | None, RemoteEvent]
-"""What was heard, and the number that its stream stands at."""
+"""An event, and its number in the stream."""
 
 
 class Request(NamedTuple):
@@ -174,7 +174,7 @@ class HttpTransport(A2ATransport):
         try:
             result = jsonrpc.decode_result(body)
         except jsonrpc.RpcError as error:
-            # A status that says whose turn it is says more than the code beside it.
+            # These HTTP statuses say more than the error code in the body.
             if status in (401, 403, 429, 503):
                 raise self._told(refused_by_status(status, headers, body)) from error
             raise refused_by_rpc(error) from error
@@ -187,7 +187,7 @@ class HttpTransport(A2ATransport):
         return result
 
     def _told(self, refusal: RemoteRefused) -> RemoteRefused:
-        """With the reason, where it is that the credential was kept back."""
+        """Adds the reason if the credential was not sent."""
         if refusal.code not in ("unauthenticated", "forbidden") or not self._credentials.given:
             return refusal
         if self._credentials.covers(self.way.url):

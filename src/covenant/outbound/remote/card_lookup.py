@@ -1,4 +1,4 @@
-"""Finding an agent's card from what a caller knows of it: the card's own address, the agent's, or its host's.
+"""Finds an agent's card from the card's own address, the agent's, or its host's.
 
 | what was given           | where is looked, until there is a card                                              |
 |--------------------------|-------------------------------------------------------------------------------------|
@@ -112,7 +112,7 @@ class CardSignature(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
 
 
 async def check_signature(fetcher: Fetcher, card: RemoteCard) -> CardSignature:
-    """Who signed it. The key must come from where the card came from, or anybody could vouch for it."""
+    """The signer. The key must come from the card's own origin, or anybody could vouch for it."""
     # A quarter of what a call from a command line takes to start, for cards that are to be verified.
     from covenant.seal.cards import SIGNATURES_MAX, header_of, signer_of  # noqa: PLC0415
 
@@ -141,7 +141,7 @@ async def check_signature(fetcher: Fetcher, card: RemoteCard) -> CardSignature:
 
 
 async def verified(fetcher: Fetcher, card: RemoteCard) -> RemoteCard:
-    """The card with who signed it. Raises NoCard if no signature holds."""
+    """The card with its signer. Raises NoCard if no signature is valid."""
     signature = await check_signature(fetcher, card)
     if signature.state != "valid":
         raise NoCard(signature.detail)
@@ -180,7 +180,7 @@ def choose_interfaces(card: RemoteCard | None, url: str, at_home: Callable[[str]
     """The interfaces to try, the best first. `url` is what the caller named: the address, where no card has another.
 
     `RANK` has the order of bindings and versions; those at the caller's origin before others.
-    Servers do not always speak what their card says, so a JSON-RPC address is also tried in the other dialect.
+    Servers do not always speak the version of their card, so a JSON-RPC address is also tried in the other dialect.
     `at_home` says whether a URL is at the origin that the caller named. Raises NoCard.
     """
     offered = card.ways if card is not None else ()
@@ -215,9 +215,10 @@ class _CachedCard:
 
 
 class CardCache:
-    """Cards that were fetched lately, and failures to fetch them. Each place is asked once, however many wait.
+    """Cards that were fetched lately, and failures to fetch them. Each address is asked once, however many callers
+    wait.
 
-    A fetch that several wait for goes on when one of them leaves.
+    A fetch with several waiters continues when one of them leaves.
     """
 
     def __init__(
@@ -227,7 +228,7 @@ class CardCache:
         keeps: Callable[[CovenantError], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`keeps`: which failures are kept; the others are for those alone who waited for them."""
+        """`keeps`: which failures are cached; other failures reach only the callers that waited for them."""
         self._cards_max = cards_max
         self._keeps = keeps
         self._clock = clock
@@ -241,7 +242,7 @@ class CardCache:
             if isinstance(kept.what, RemoteCard):
                 return kept.what
             raise kept.what.with_traceback(None)
-        # A question under way belongs to the loop that it is asked in.
+        # A running fetch belongs to the event loop that started it.
         return await self._flights.join((key, id(asyncio.get_running_loop())), lambda: self._fetch(key, fetch))
 
     def clear(self) -> None:

@@ -2,8 +2,8 @@
 
 The guard looks the name up, and the channel is made to an address from that answer: no second look-up, no proxy, no
 service configuration from DNS. Each call has a channel of its own. Messages are ProtoJSON on our side, as in the other
-bindings, and whoever observes calls is told them so. A stream is resumed from a snapshot; an agent of ours says the
-number in the metadata (`covenant.generation`), and its streams go on from there.
+bindings; observers of calls see that form, too. A stream is resumed from a snapshot; Covenant's own agents send the
+event's number in the metadata (`covenant.generation`), and their streams resume from there.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _METHODS: Final[dict[tuple[str, str], tuple[type[Message], type[Message]]]] = {
     for version, service in SERVICES.items()
     for method in service.methods
 }
-"""By version and name: what is asked, and what is told."""
+"""By version and name: the types of the request and the answer."""
 
 
 def place_of(url: str) -> str:
@@ -83,7 +83,7 @@ class GrpcTransport(A2ATransport):
         card: RemoteCard | None,
         channel: Any = None,
     ) -> None:
-        """`channel`: what carries the calls, if it is not the network."""
+        """`channel`: carries the calls in place of the network."""
         super().__init__(way)
         self._guard, self._observer = fetcher.guard, fetcher.observer
         self._place = place_of(way.url)
@@ -130,7 +130,7 @@ class GrpcTransport(A2ATransport):
 
     @contextmanager
     def _observed(self, request: Request, headers: Mapping[str, str]) -> Iterator[Callable[[bytes], None]]:
-        """Around one call. What is yielded is told each answer."""
+        """A context around one call. It yields a function that must be called with each answer."""
         record = None
         if self._observer is not None:
             url = f"{self._place}{_path(self.way.version, request.operation)}"
@@ -175,7 +175,7 @@ class GrpcTransport(A2ATransport):
 
 
 async def _connected(channel: Any) -> None:
-    """Return when there is a connection. What fails before that was never sent."""
+    """Returns when there is a connection. A failure before that means that nothing was sent."""
     try:
         async with asyncio.timeout(CONNECT_S):
             state = channel.get_state(try_to_connect=True)
@@ -211,14 +211,14 @@ def _path(version: str, method: str) -> str:
 
 def _written(kind: type[Message]) -> Any:
     def write(params: bytes) -> bytes:
-        # Of what our other bindings say, all that this version of the messages knows.
+        # Fields of the other bindings that this version of the messages does not have are left out.
         return Parse(params, kind(), ignore_unknown_fields=True).SerializeToString()
 
     return write
 
 
 def _number(message: Any) -> str | None:
-    """Where the stream stands, if it says so."""
+    """The number of the event, if it has one."""
     kind = message.WhichOneof("payload")
     said = getattr(message, kind).metadata.fields if kind is not None else {}
     number = said[GENERATION].number_value if GENERATION in said else 0.0

@@ -1,8 +1,9 @@
-"""Inspecting an agent: one request of A2A, as an operator wrote it, with every frame of it and what breaks the
+"""Inspecting an agent: one A2A request, as an operator wrote it, with every frame and its breaches of the
 specification.
 
-The request goes over the client's own transports, through the fetcher that it is given, and nothing is repeated: what
-the agent answers is what is shown. Everything is bounded: the time, the frames, the bytes of each answer and of all.
+The request goes over the client's own transports, through the fetcher that it is given, and nothing is repeated: the
+operator sees exactly the agent's answer. Everything is bounded: the time, the frames, the bytes of each answer and of
+all.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ BODY_BYTES_MAX: Final = 1024 * 1024
 TURN_CHARS_MAX: Final = 64 * 1024
 FRAMES_MAX: Final = 200
 FRAME_BYTES_MAX: Final = 2 * 1024 * 1024
-"""Of all frames together. What is beyond is dropped."""
+"""The most bytes of all frames together. Further frames are dropped."""
 
 
 class FrameRecorder:
@@ -306,7 +307,7 @@ class Inspector:
             )
         self._running += 1
         recorder, started_s = FrameRecorder(self._now_ms), time.monotonic()
-        # Without the network there is no address to judge.
+        # Without the network there is no address to check.
         source = self._fetcher if transport is None else self._fetcher.meaning(place_of(call.url))
         fetcher = source.observed(recorder, self._limits, transport)
         under_way = _Inspected(call, recorder, fetcher, channel)

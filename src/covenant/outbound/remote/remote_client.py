@@ -47,7 +47,7 @@ class RemoteOptions:
     timeout_s: float = TIMEOUT_S
     poll_s: float = 3.0
     stream: bool | None = None
-    """None: if its card does not say that it has no streams."""
+    """None: streams unless its card says that it has none."""
     chance: Callable[[], float] = lambda: 0.5
     left_ms: Callable[[int], int | None] | None = None
     """The time until a deadline; None if the clock cannot tell now."""
@@ -83,7 +83,7 @@ class Remote:
         await self.close()
 
     async def close(self) -> None:
-        """Closes streams that were left. Their remote tasks go on."""
+        """Closes streams that were left. Their remote tasks continue."""
         for stream in tuple(self._open):
             with suppress(RuntimeError):  # a reader that still uses the stream gets an error
                 await stream.aclose()
@@ -121,9 +121,9 @@ class Remote:
         """Sends a message, and yields the agent's events as they come.
 
         `idempotency_key` makes it safe to post the message again if no answer comes, with agents that know the header
-        `Idempotency-Key`. `stream=False` polls. `stays` is asked when the caller is canceled: whether the agent is to
-        go on all the same. `troubled` hears why the agent did not answer, each time that it is asked again. Leaving the
-        stream early leaves the agent at work; `call_off` does not.
+        `Idempotency-Key`. `stream=False` polls. `stays` is called when the caller is canceled: whether the agent shall
+        continue all the same. `troubled` is called with the reason each time that the agent did not answer and is asked
+        again. Leaving the stream early leaves the agent at work; `call_off` does not.
         """
         said = call_context_metadata(hop) if hop is not None else {}
         ask = SendMessage(
@@ -238,7 +238,7 @@ class RemoteStream:
         return heard
 
     async def _read_first(self) -> RemoteEvent:
-        """Reading goes on if the caller leaves meanwhile: only the first event names the task to stop."""
+        """Reading continues if the caller leaves meanwhile: only the first event names the task to stop."""
         first = self._first = asyncio.ensure_future(anext(self._news))
         try:
             return await asyncio.shield(first)
@@ -256,7 +256,7 @@ class RemoteStream:
                 first.cancel()
             await asyncio.wait((first,))
             if not first.cancelled():
-                first.exception()  # no caller is left to be told
+                first.exception()  # no caller is left to raise it to
 
     @property
     def task_id(self) -> str | None:
@@ -290,7 +290,7 @@ class RemoteStream:
         await self._follower.call_off()
 
     async def aclose(self) -> None:
-        """Leaves the stream. The remote goes on."""
+        """Leaves the stream. The remote task continues."""
         await self._leave_first(0)
         await self._news.aclose()
 

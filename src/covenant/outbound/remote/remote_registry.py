@@ -6,9 +6,9 @@
                             "tenants": ["default", "acme"]}}}
 
 Only `url` is required: the agent's address, or its card's. An entry belongs to the first tenant, `default`, unless it
-lists its `tenants`: for any other tenant there is no such agent. A token stands in the file (`token`,
-which wins) or in a variable of the environment (`token_env`). An entry that cannot be used is refused by its name, and
-does not take the others with it. The file is read again when it has changed; without a file there are no remote agents.
+lists its `tenants`: for any other tenant there is no such agent. A token is in the file (`token`, which takes
+precedence) or in a variable of the environment (`token_env`). An entry that cannot be used is refused by its name; the
+others still work. The file is read again when it has changed; without a file there are no remote agents.
 """
 
 from __future__ import annotations
@@ -211,7 +211,9 @@ class Credentials:
         headers: Mapping[str, str] | None = None,
         trusted: Sequence[str] = (),
     ) -> None:
-        """`url` is what the caller named; `trusted` are URLs whose origins may see the same. Raises Invalid."""
+        """`url` is the URL that the caller named; `trusted` are URLs whose origins may get the same secret. Raises
+        Invalid.
+        """
         self._token = token
         self._headers = {name.lower(): value for name, value in (headers or {}).items()}
         self._origins = {_location(each).origin for each in (url, *trusted)}

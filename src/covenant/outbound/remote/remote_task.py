@@ -1,7 +1,7 @@
-"""The view of a remote task, built from frames and snapshots, and what was new in each of them.
+"""The view of a remote task, built from frames and snapshots, and the new events in each of them.
 
-Pure. A snapshot (the first frame of a stream that was resumed, or the answer of a poll) says again what is known
-already: only what is beyond that is news, so that nobody who follows reads a text twice.
+Pure. A snapshot (the first frame of a resumed stream, or the answer of a poll) repeats what is known already: only the
+rest is new, so that no follower reads a text twice.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RemoteTaskView:
 
     @property
     def known(self) -> bool:
-        """Whether the remote has answered anything: then it has taken the message."""
+        """Whether the remote has answered anything: then it has accepted the message."""
         return self.answered or self.task_id is not None
 
     @property
@@ -193,7 +193,7 @@ _TOKENS: Final = {"x-arbiter.input_tokens": "input_tokens", "x-arbiter.output_to
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """`state` says what became of it: `completed`, or `failed`, `canceled`, `rejected`; or that it waits for the caller
+    """`state` is the outcome: `completed`, or `failed`, `canceled`, `rejected`; or that it waits for the caller
     (`input-required`, `auth-required`), who can `continue_`."""
 
     text: str

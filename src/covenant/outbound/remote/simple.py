@@ -1,4 +1,4 @@
-"""The simple exchange from the caller's side: a card, a text, and what became of it.
+"""A client of the simple door: a card, a text, and its result.
 
     card = await fetch_agent_card("https://agent.example")
     result = await invoke_remote_agent("https://agent.example", "Summarise this", token=token)
@@ -140,9 +140,9 @@ async def invoke_remote_agent(
 ) -> RemoteInvocationResult:
     """Sends a text to the agent at this address, and waits for the result.
 
-    `depth` is the caller's own, 0 for whoever was asked by nobody; the other side is told one more. `chain` has the
-    keys of those who called one another up to now, the caller's last: an agent that is in it is not called again. An
-    agent at work says `depth=turn.task.depth, chain=(*turn.task.chain, turn.task.recipient.pubkey)`.
+    `depth` is the caller's own, 0 for the first caller; the other side gets one more. `chain` has the keys of the
+    callers up to now, the present caller's last: an agent in the chain is not called again. A working agent passes
+    `depth=turn.task.depth, chain=(*turn.task.chain, turn.task.recipient.pubkey)`.
     """
     base = base_url.rstrip("/")
     low, high = REMOTE_TIMEOUT_MS

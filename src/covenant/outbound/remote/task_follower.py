@@ -1,10 +1,10 @@
 """One message to a remote agent, followed until the agent has answered, or waits for the caller.
 
-It is followed by a stream, or by polls where there is none or it does not hold. A stream that breaks is resumed: by the
-number of its last frame, or else from a snapshot, of which only what is new counts. After a snapshot frames may repeat
-what it had, so the task is read once more at the end.
+The task is followed by a stream, or by polls if there is no stream or it keeps breaking. A broken stream is resumed: by
+the number of its last frame, or else from a snapshot, of which only the new part counts. After a snapshot frames may
+repeat what it had, so the task is read once more at the end.
 
-The message is posted again only if that cannot do the work twice: the remote said that it did not take it, or it was
+The message is posted again only if that cannot do the work twice: the remote said that it did not accept it, or it was
 sent under an idempotency key.
 """
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 FAILURES_MAX: Final = 8
 """How many failures in a row, without an answer in between, end the call."""
 FRUITLESS_MAX: Final = 3
-"""After so many resumed streams in a row without an event, the task is polled."""
+"""After this many resumed streams in a row without an event, the task is polled."""
 RESENDS_MAX: Final = 5
 FIRST_PAUSE_S: Final = 0.25
 JITTER: Final = 0.1
@@ -143,7 +143,7 @@ class TaskFollower:
         raise refused
 
     async def _post(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
-        """Posts until it is known to be taken, as often as that is safe."""
+        """Posts the message until it is known to be accepted, as often as that is safe."""
         tries = 0
         while True:
             tries += 1
@@ -213,8 +213,8 @@ class TaskFollower:
                 self._failures = self._fruitless = 0
                 yield news
             self._stood_at = number or self._stood_at
-            # A stream that goes on with a task may begin with the state from before it read the message: what it says
-            # of a state after that counts, and an artifact says nothing of one.
+            # A stream of a continued task may begin with the state from before the remote read the message: only later
+            # states count, and an artifact shows no state.
             waits = isinstance(heard, RemoteTask) and heard.state.waits
             for_more = for_more and (waits or isinstance(heard, RemoteArtifact))
             if self.known.stopped and not for_more:
@@ -253,7 +253,7 @@ class TaskFollower:
             self._streaming = self._streaming and self._fruitless < FRUITLESS_MAX
 
     async def _look_again(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
-        """Reads the task once more; if that fails, what is known is the answer."""
+        """Reads the task once more; if that fails, the answer is what is known so far."""
         assert self.known.task_id is not None
         with suppress(RemoteRefused, CallFailed):
             for heard in self.known.take(await transport.get(self.known.task_id)):
