@@ -6,9 +6,9 @@ changed files are read. A bad file is reported once, with the key that is wrong;
 
 Python files that `covenant serve` was given are loaded again in place when one of them changes, for development. The
 files, and the modules beside and below them, are looked at a few times a second. When one has changed, all served files
-are run anew in a thread, with what they import from there. Only if all of that works do the new agents take the places
-of the old ones: new turns run the new code, turns under way end with the old code, and agents that are gone take no
-more work. A file that cannot be run changes nothing and is logged once. Doors, streams and leases are not touched.
+are run again in a thread, with the modules that they import from there. Only if all of them run do the new agents
+replace the old ones: new turns run the new code, turns under way end with the old code, and agents that are gone take
+no more work. A file that cannot be run changes nothing and is logged once. Doors, streams and leases are not touched.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ def connect(
     `token` (or the variable `token_env`) is a bearer, or the API key that the card asks for; it and `headers` go to the
     origin of the URL and to `trusted_origins`, never to where only a card or a redirect leads. `verify` demands a card
     that is signed by a key from its own origin. `allow_private` lets private and loopback addresses be called: all of
-    them, or those that are listed as in the setting `outbound.allow`; hosts in `a2a_agents.json` need no such word.
-    A `fetcher` of one's own brings its own guard and limits.
+    them, or those that are listed as in the setting `outbound.allow`; hosts in `a2a_agents.json` are allowed without
+    it. A caller's own `fetcher` has its own guard and limits.
     """
     options = Options(
         token=token,

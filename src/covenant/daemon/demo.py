@@ -1,6 +1,7 @@
-"""The demo: a home of its own, agents to call by mailbox and over A2A, a worker to play, and commands to copy.
+"""The demo: a home of its own, agents to call by mailbox and over A2A, an identity to try as a worker, and commands to
+copy.
 
-A later start keeps all of it.
+A later start keeps everything.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def demo_agents() -> list[LoadedAgent]:
 
 
 def make_demo_home(folder: Path) -> Path:
-    """The demo's home below `folder`, which git is told to leave alone."""
+    """The demo's home below `folder`, with a file that makes git ignore it."""
     home = folder / HOME_NAME
     home.mkdir(mode=0o700, exist_ok=True)
     with open(home / ".gitignore", "w", encoding="ascii", opener=open_private) as file:

@@ -1,4 +1,4 @@
-"""What the process was started with: the environment, the clock and the name of the machine.
+"""The surroundings of the process: the environment, the clock and the name of the machine.
 
 No other module reads these. Standard library only, since every command of the CLI imports this.
 """

@@ -40,7 +40,7 @@ class UnsafeHome(CovenantError):
 
 
 class LockedHome(UnsafeHome):
-    """The key is kept under a passphrase, and there is none, or another one."""
+    """The key is encrypted with a passphrase, and none, or a wrong one, was given."""
 
 
 def make_home(home: Path) -> None:

@@ -56,7 +56,7 @@ PAUSES: Final = Backoff(1.0, 300.0)
 
 
 class CommandFailed(CovenantError):
-    """The command did not ship its segment. The message says how it ended, and what it said last."""
+    """The command did not ship its segment. The message has its exit status and its last output."""
 
 
 class SegmentShipper:
@@ -332,7 +332,7 @@ def _copy_records(source: Path, target: Path, expected: int, until: Until) -> tu
 
 
 async def _mark(ledger: EmbeddedLedger, incarnation: Incarnation) -> None:
-    """Writes to the audit that the ledger was restored, which can be proved and not be undone."""
+    """Writes to the audit that the ledger was restored."""
     operators = [each.agent for each in await ledger.identities() if each.operator and each.revoked_at_ms is None]
     by = operators[0] if operators else local_agent("process@local")
     row: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""The keys in the home: the instance's own, and those that other instances seal to.
+"""The keys in the home: the instance's own, and those that other instances encrypt to.
 
     identity/local.key       the home's own key: it signs grants, and the keys of agents follow from it
     identity/instance.key    the key that other instances know; where it is missing, local.key is that key
@@ -94,7 +94,7 @@ class _Kept(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class _KeptHybrid(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Without the expanded key, which is long and follows from the seed."""
+    """Without the expanded key, which is long and derived from the seed."""
 
     seed: str
     """In hex."""
@@ -170,7 +170,7 @@ class Keystore:
         return self._locker is not None
 
     def seal(self, text: str) -> str:
-        """Locks a text with the passphrase, to be kept elsewhere."""
+        """Encrypts a text with the passphrase, to be stored outside of the home."""
         assert self._locker is not None
         return self._sealed(text)
 
@@ -210,8 +210,9 @@ class Keystore:
     def relock(self, passphrase: str | None) -> bool:
         """Locks all secrets with this passphrase from now on, or with none. Raises LockedHome and UnsafeHome.
 
-        Returns False if the prekeys open with neither passphrase: they stay, and the next start makes new ones. They go
-        first: if this is cut off between the two, the key opens as before, and doing it again does the rest.
+        Returns False if the prekeys open with neither passphrase: they stay, and the next start makes new ones. Prekeys
+        are changed first: if this is interrupted between the two, the key opens as before, and a repeated call does the
+        rest.
         """
         key = self.read_key()
         if key is None:

@@ -1,8 +1,8 @@
 """A daemon's life: open, listen, work, stop. Everything that runs is in one task group on one loop.
 
-The order of a stop: no more leases and waits; the daemon's own agents finish what they hold, except what only follows
-work elsewhere; requests under way get the rest of the grace time; the doors close; the ledger is flushed and closed.
-Leases of workers outside stay. A second signal ends the grace time.
+The order of a stop: no more leases and waits; the daemon's own agents finish their leased tasks, except those that only
+follow remote work; requests under way get the rest of the grace time; the doors close; the ledger is flushed and
+closed. Leases of external workers stay. A second signal ends the grace time.
 
 The process ends within `END_S` after the stop, also if an async function ignores its cancellation: the home is open to
 others by then.
@@ -54,7 +54,7 @@ CONNECTIONS_MIN: Final = 16
 
 
 def run_to_end(main: Coroutine[Any, Any, Sequence[str]], log: Log) -> None:
-    """Run `main`, which returns the names of agents that go on regardless; then end the process."""
+    """Run `main`, which returns the names of agents that ignored their cancellation; then end the process."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         loop = runner.get_loop()
         task = loop.create_task(main)
@@ -70,7 +70,7 @@ def run_to_end(main: Coroutine[Any, Any, Sequence[str]], log: Log) -> None:
 
 
 def _end_soon(abandoned: Sequence[str], log: Log) -> None:
-    """End the process: at once if these agents go on, else within `END_S`. All is written and closed by now."""
+    """End the process: at once if these agents still run, else within `END_S`. All data is written by now."""
 
     def end(*agents: str) -> None:
         log.warning("daemon.abandoned", agents=", ".join(agents) or "unknown: a task or thread that an agent began")
@@ -161,7 +161,7 @@ SWITCH_INTERVAL_S: Final = 0.0005
 GC_THRESHOLDS: Final = (50_000, 20, 100)
 RESTART_S: Final = 1.0
 REFUSED_S: Final = 60.0
-"""A scheduler whose ledger is away is logged once in so long."""
+"""A scheduler whose ledger is unavailable is logged at most this often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +180,10 @@ Announce = Callable[[Listening], None]
 def run_daemon(
     loaded: Loaded, announce: Announce, *, demo: bool = False, files: Sequence[ServedFile] = (), reload: bool = False
 ) -> None:
-    """Blocks until the daemon was told to stop. `announce` is called once, when it listens.
+    """Blocks until the daemon has stopped. `announce` is called once, when it listens.
 
-    `files` are Python files with agents to serve; CannotLoad says which of them is no good, and why. `reload`: they are
-    loaded again whenever they change.
+    `files` are Python files with agents to serve; CannotLoad says which of them cannot be loaded, and why. `reload`:
+    they are loaded again whenever they change.
     """
     settings = loaded.settings
     start_logging(settings.log.format, settings.log.level)
@@ -242,8 +242,9 @@ async def _asked_to_stop(daemon: Daemon, asked: asyncio.Event) -> None:
 
 
 async def drain(daemon: Daemon) -> None:
-    """Waits for an operator to ask for a drain, then for running turns, within the drain's time. The others are handed
-    back while the doors are open, so that the operator is told what became of them."""
+    """Waits for an operator to ask for a drain, then for running turns, within the drain's time. The remaining turns
+    are handed back while the doors are open, so that the operator gets the final report.
+    """
     intake, workers, log = daemon.base.access.intake, daemon.agents.workers, daemon.base.telemetry.log
     await intake.asked.wait()
     log.info("daemon.draining", running=intake.running(), timeout_s=intake.left_ms / 1000)

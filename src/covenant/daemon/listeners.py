@@ -72,7 +72,7 @@ class Listeners:
 
     @property
     def peers_at(self) -> tuple[str, int]:
-        """Where peers are told to call."""
+        """The address that peers are given."""
         host, port = (self.peers or self.http).getsockname()[:2]
         return host, port
 

@@ -1,7 +1,7 @@
 """Where each setting's value comes from: default < `settings.toml` in the home < environment < flag.
 
-Unknown keys in the file and values that are not allowed are errors. All errors are told at once, each with the setting,
-where its value came from, and what is allowed.
+Unknown keys in the file and values that are not allowed are errors. All errors are reported at once, each with the
+setting, the source of its value, and the allowed values.
 
 A setting `section.name` is the key `name` under `[section]` in the file, and `COVENANT_<SECTION>_<NAME>` in the
 environment; those of `retry` are called `COVENANT_A2A_AUTO_RETRY_<NAME>`.

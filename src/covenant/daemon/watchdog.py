@@ -1,6 +1,6 @@
 """A watchdog: a thread that notices when the loop is held, logs what held it, and answers `/healthz` meanwhile.
 
-Ten times a second it asks the loop for a sign of life. If none comes for `HELD_S`, it logs the agent whose code runs,
+Ten times a second it schedules a callback on the loop. If none runs for `HELD_S`, it logs the agent whose code runs,
 if any, and the stack of the loop's thread: once a hold, at most `LOGS_MAX` a minute. Code that also holds the
 interpreter's lock, such as a long regular expression, is logged when it is over, without a stack.
 """
@@ -177,7 +177,7 @@ class _Beat:
 
 
 class Watchdog:
-    """`agent_at`: whose code runs at a frame, if an agent's. `held`: told of each hold in seconds, when it is over."""
+    """`agent_at`: whose code runs at a frame, if an agent's. `held`: gets the seconds of each hold."""
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 """The limit of Linux. Other systems allow a few bytes less, and their error says so."""
 TLS_DAYS_FEW: Final = 14
 ROOM_BYTES_MIN: Final = 16 * MIB
-"""A start writes the journal's last segment anew; this much room should be left beside it."""
+"""A start rewrites the journal's last segment; this much room should be left beside it."""
 ROOM_BYTES_FEW: Final = 256 * MIB
 SERVERS_AT_ONCE: Final = 8
 SERVER_ANSWER_S: Final = 5.0
@@ -329,10 +329,9 @@ def _port(settings: Settings | None) -> Iterator[CheckFinding]:
 
 
 def check_mcp_servers(home: Path, outbound: OutboundSettings, variables: Mapping[str, str]) -> Iterator[CheckFinding]:
-    """Programs, addresses, and who may read the secrets.
+    """Checks programs, addresses, and who may read the secrets.
 
-    A server elsewhere is asked once for its stream, with its credentials. It is there if it answers at all; no tool
-    runs.
+    A remote server gets one request for its stream, with its credentials. Any answer shows that it is reachable.
     """
     path = home / SERVERS_NAME
     try:

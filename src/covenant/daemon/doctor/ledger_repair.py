@@ -1,9 +1,10 @@
 """Repair of a damaged ledger: what can be saved, what is lost, and how the ledger is made whole again.
 
 A record that cannot be read is lost, and so is each later event that needs it, such as the lease of a task that was
-never sent. All else becomes a snapshot, the archive is reconciled with it, and numbers go on behind the last record.
+never sent. Everything else becomes a snapshot, the archive is reconciled with it, and numbering continues after the
+last record.
 
-Before anything changes, the journal is linked into a folder beside it. After a crash the same command goes on. The
+Before anything changes, the journal is linked into a folder beside it. After a crash the same command continues. The
 caller holds the home's lock.
 """
 
@@ -82,7 +83,7 @@ class Loss(NamedTuple):
 
 
 class Salvage(NamedTuple):
-    """A mended ledger holds the records from `first_seq` to `last_seq`, but for the losses.
+    """A repaired ledger holds the records from `first_seq` to `last_seq`, except the losses.
 
     `archive_lost`: why the archive cannot be used; empty if it can.
     """
@@ -211,7 +212,7 @@ def _link(path: Path, target: Path) -> None:
 
 def _fold(folder: Path, archived_seq: int, limits: Limits) -> _Folded:
     """Reads the journal once, event by event, and notes what cannot be kept."""
-    # The archive is written anew from these states, so they keep every body, however large.
+    # The archive is rebuilt from these states, so they keep every body, however large.
     limits = replace(limits, body_bytes_on_disk=sys.maxsize)
     before, after = LedgerState(limits), LedgerState(limits)
     newest = snapshot.newest(folder)

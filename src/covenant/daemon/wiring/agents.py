@@ -1,4 +1,4 @@
-"""The agents of a daemon: who works in it, what they may call and use, and the A2A exchange that gives them work."""
+"""The agents of a daemon, their tools and calls, and the A2A exchange that gives them work."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ class Agents:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What agents can use, for their cards. Read for each card, since tool servers come and go."""
+    """The features of agents, for their cards. Read for each card, since tool servers come and go."""
 
     set_up: CardFeatures
     tools: McpTools
@@ -398,5 +398,5 @@ def _make_workers(
 
 
 def check_push(config: PushConfig) -> None:
-    """Checks a push configuration by its text. Its address is judged when it is called."""
+    """Checks the text of a push configuration. Its address is checked when it is called."""
     check_config(config, read_url)

@@ -1,4 +1,4 @@
-"""What every other part of a daemon is built on: the home, the sockets, calls to others, and who may do what."""
+"""The base of all other parts of a daemon: the home, the sockets, outgoing calls, and access control."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def _tls_reloaders(base: Base) -> tuple[Scheduler, ...]:
 
 
 def _server_tls(base: Base) -> ServerTls | None:
-    """None: the doors speak in the clear."""
+    """None: the doors speak without TLS."""
     files, access = base.listeners.tls, base.access
 
     def credential_of(names: Sequence[str]) -> bytes | None:

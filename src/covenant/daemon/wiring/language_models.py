@@ -1,4 +1,4 @@
-"""Which language model plays whom, by the operator's settings and the agents' definitions.
+"""Which language model each agent uses, by the operator's settings and the agents' definitions.
 
 pydantic-ai, an extra, is imported when the first model is opened.
 """
@@ -111,7 +111,7 @@ class ModelAgents:
         self._index = IndexAgent(self, services.directory)
 
     def repeatable(self, definition: AgentDefinition) -> bool:
-        """Whether an interrupted turn may be begun again without asking, whatever the definition says."""
+        """Whether an interrupted turn may start again without an operator, even if the definition does not say so."""
         return definition.id == INDEX and self._index.repeatable
 
     def body(self, definition: AgentDefinition) -> RunnableAgent:

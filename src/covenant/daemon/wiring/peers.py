@@ -1,6 +1,6 @@
 """Peers of a daemon: sealed delegation to and from other instances.
 
-Without `peers.enabled` there is none of this: no route, no key to seal to, and nobody is called. Then this module is
+Without `peers.enabled` there are no routes for peers and no prekeys, and no peer is called. Then this module is
 not imported either, since it needs the extra `peers`.
 """
 
@@ -43,11 +43,11 @@ from covenant.seal.identity import fingerprint
 from covenant.wire.peers import Introduction
 
 SHARDS: Final = 16
-"""Peers are divided into so many shares among the daemons on one ledger. One daemon at a time serves a peer."""
+"""Peers are divided into this many shards among the daemons on one ledger. One daemon at a time serves a peer."""
 
 
 def _epoch(base: Base) -> str | None:
-    """Which life of the ledger in the home this is."""
+    """The epoch of the ledger in the home."""
     found = read_incarnation(base.settings.home).id
     return None if found == ORIGINAL else found
 
@@ -76,7 +76,7 @@ def _ledger_end(base: Base) -> int | None:
 
 
 def _begin_life(base: Base) -> str:
-    """Begins another life of the ledger: the home was restored without a mark, as by a plain copy of its files."""
+    """Begins a new epoch of the ledger: the home was restored without a mark, as by a plain copy of its files."""
     ledger, home = base.storage.ledger, base.settings.home
     found = Incarnation(
         id=str(uuid4()),

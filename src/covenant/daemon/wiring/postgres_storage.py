@@ -1,9 +1,9 @@
 """The ledger on a database that several daemons share: opened, moved in and out, marked as restored; and its keys.
 
 Every daemon on a ledger has the same key and the same operator's token. With a passphrase, the first daemon leaves both
-in the database, locked with it; a daemon with an empty home and the same passphrase takes them from there. Without one,
-both files are copied by whoever sets the daemons up. The daemons are one instance to its peers, too: `SharedKeys`. The
-database never has a secret in the clear.
+in the database, locked with it; a daemon with an empty home and the same passphrase takes them from there. Without a
+passphrase, the operator copies both files. The daemons are one instance to its peers, too: `SharedKeys`. The database
+never has a secret in the clear.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ async def open_shared_ledger(settings: Settings, clocks: Any) -> SharedLedger:
 async def open_shared_blobs(settings: Settings, stack: AsyncExitStack) -> BlobStore:
     """The blob store.
 
-    Resources to close later are put on the stack. Raises SettingsError, but not for a bucket that is away.
+    Resources to close later are put on the stack. Raises SettingsError, but not for a bucket that cannot be reached.
     """
     postgres = await asyncio.to_thread(import_postgres, "open_postgres")
     kept = await _open_bucket(settings, stack) if settings.blobs.url else None

@@ -38,7 +38,7 @@ CALL_S_MAX: Final = 24 * 3600.0
 
 
 class RemoteAgents:
-    """Agents elsewhere, by their name in the registry or by their URL."""
+    """Remote agents, by their name in the registry or by their URL."""
 
     def __init__(self, home: Path, fetcher: Fetcher, ledger: Ledger, *, depth_max: int, log: Log | None = None) -> None:
         self.cancels = RemoteCancels(ledger, self.open)
@@ -107,7 +107,7 @@ class RemoteAgents:
         return self._meant[place]
 
     def _tell(self, registry: RemoteRegistry) -> None:
-        """Logs once which entries of the file cannot be used, and how to mend them."""
+        """Logs once which entries of the file cannot be used, and how to correct them."""
         if self._log is None:
             return
         for name, why in registry.problems.items():
@@ -126,7 +126,7 @@ def _credentials(entry: RemoteEntry) -> Credentials:
 
 class Outbound(NamedTuple):
     guard: AddressGuard
-    """Judges URLs that users give."""
+    """Checks URLs that users give."""
     fetcher: Fetcher
 
 

@@ -292,7 +292,7 @@ async def _report(ledger: Ledger, log: Log) -> None:
         log.warning("audit.unverified", why=refusal.message, look="covenant audit verify")
         return
     if not audit.valid:
-        # The daemon serves on: whoever can break the audit should not be able to stop the work as well.
+        # The daemon keeps serving: somebody who can damage the audit must not be able to stop the work as well.
         log.warning("audit.invalid", failures="; ".join(audit.failures), look="covenant audit verify")
 
 
