@@ -169,7 +169,7 @@ class CallableAgent(msgspec.Struct, frozen=True, kw_only=True):
     remote: bool = False
     """Whether the agent comes from the remote registry, not from the catalogue."""
     elsewhere: bool = False
-    """Whether the agent receives only text."""
+    """Whether the agent is remote, so that it receives only text."""
 
     @property
     def line(self) -> str:
@@ -195,7 +195,7 @@ class AgentDirectory:
         *,
         callable_by: Callable[[str], Container[str]] | None = None,
     ) -> None:
-        """`played`: whether somebody does this agent's work.
+        """`played`: whether this agent can work here.
 
         `callable_by`: the names of remote agents that a tenant may call; None: every tenant may call all of them.
         """

@@ -44,7 +44,7 @@ class CannotLoad(CovenantError):
 
 
 class ServedFile(NamedTuple):
-    """A Python file, and the tenant that owns all agents in it, whatever the file does."""
+    """A Python file, and the tenant that owns all agents in it."""
 
     path: Path
     tenant: str = DEFAULT

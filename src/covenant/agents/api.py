@@ -1,4 +1,4 @@
-"""What an agent's author writes: one function.
+"""The API for authors of agents: an agent is one function.
 
     agent = Agent("summarizer", description="Summarises a text", skills=["summarize"])
 
@@ -62,7 +62,7 @@ class BareReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class Approval(msgspec.Struct, frozen=True, gc=False):
-    """A person's decision; true if it is an approval. `reason`: the person's words, if any. `by`: the person's name."""
+    """A person's decision; true if it is an approval. `reason`: the person's text, if any. `by`: the person's name."""
 
     approved: bool
     reason: str = ""
@@ -194,7 +194,7 @@ class BaseTurn:
     @staticmethod
     @checks_arguments
     def need_auth(text: str) -> StatusUpdate:
-        """Yield it, like `need_input`, for something that the sender must do elsewhere, such as logging in."""
+        """Yield it, like `need_input`, for something that the sender must do outside of the task, such as a login."""
         return StatusUpdate(text, Interruption.AUTH_REQUIRED.value)
 
     @staticmethod
@@ -205,7 +205,7 @@ class BaseTurn:
 
     @checks_arguments
     def retry(self, after: float, text: str = "") -> Retry:
-        """Yield or return it: the turn begins again so many seconds later, as a further attempt.
+        """Yield or return it: the turn begins again `after` seconds later, as a further attempt.
 
         The sender is told, with `text`. After the last attempt (`Agent(attempts=…)`, 3 by default) the task fails
         instead. Steps that are in the ledger are not done again.
@@ -272,7 +272,7 @@ class Turn(BaseTurn):
     ) -> Answer:
         """Calls another agent and waits for its answer: one of this tenant by name, or a remote one by name or URL.
 
-        The call is a task of its own, a child of this one. If this turn begins again, the same call (the same words to
+        The call is a task of its own, a child of this one. If this turn begins again, the same call (the same text to
         the same agent, or the same `key`) finds that task and its answer; the work is not done twice. A `key` is valid
         for the whole task. The call is canceled after `timeout_ms`, and when this task's time is over. `idempotent`:
         doing the work twice does no harm, so the operator's retry gate may repeat it; by default, as the agent
@@ -284,7 +284,7 @@ class Turn(BaseTurn):
         return await self._job.calls.one(call, step=self._step_here)
 
     async def call_all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]:
-        """Calls several agents at once, each by a `Call` or a tuple of agent and words. Answers keep the order."""
+        """Calls several agents at once, each by a `Call` or a tuple of agent and text. Answers keep the order."""
         return await self._job.calls.all(calls, step=self._step_here)
 
     async def call_first(self, calls: Sequence[Calling]) -> Answer:
@@ -304,8 +304,8 @@ class Turn(BaseTurn):
 
         If this turn runs again, the same step returns that result, and `do` is not called. `name` must be unique in the
         turn, and a turn must ask for its steps in the same order each time. The result must fit JSON, up to 256 KiB,
-        and is returned as JSON has it. An exception of `do` is kept and raised again, too (`StepFailed` if its class
-        cannot be made again); a further attempt calls `do` again.
+        and is returned after a round trip through JSON. An exception of `do` is kept and raised again, too
+        (`StepFailed` if its class cannot be made again); a further attempt calls `do` again.
         """
         return await perform_step(self._steps, name, do)
 
@@ -416,7 +416,7 @@ class Agent:
     """An agent, by name. Used as the decorator of the function that does its work.
 
     `timeout_ms`: how long a turn may take. `idempotent`: running a turn twice does no harm, so the daemon may begin
-    interrupted work again by itself. `on_lost`: what becomes of work whose daemon died: held for an operator, failed,
+    interrupted work again by itself. `on_lost`: what happens to work whose daemon died: held for an operator, failed,
     or (if idempotent) requeued. `concurrency`: turns at once; 0 leaves it to the daemon. `rate_per_min`: turns that
     begin in a minute; the others wait. `default_project`: the simple door uses the first agent that has one.
 

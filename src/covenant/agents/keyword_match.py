@@ -1,8 +1,8 @@
 """Ranks agents for a request without a model: by the words that the request shares with their cards.
 
-A word's weight is log(1 + agents / agents that have it), times where it stands: 3 in a name, 2 in a skill, 1.5 in an
-example, 1 in a description. Words of three letters and more count, common ones do not; endings are cut off, so that
-"translates" finds "translation". Equal scores keep the agents' order.
+A word's weight is log(1 + agents / agents that have it), times a factor for its place: 3 in a name, 2 in a skill, 1.5
+in an example, 1 in a description. Words of three letters and more count, common ones do not; endings are cut off, so
+that "translates" finds "translation". Equal scores keep the agents' order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COMMON: Final = frozenset(
 
 
 class KeywordMatch(msgspec.Struct, frozen=True):
-    """One agent's score, and the words that made it, each with the place where it stands."""
+    """One agent's score, and the matching words, each with its place."""
 
     listed: CallableAgent
     score: float
@@ -78,7 +78,7 @@ def overlap(text: str, others: Sequence[str]) -> list[int]:
 
 
 def _places(listed: CallableAgent) -> dict[str, str]:
-    """Each stem with the best place where it stands."""
+    """Each stem with its best place."""
     fields: dict[str, list[str]] = {
         "name": [listed.name, listed.title],
         "skill": [text for skill in listed.skills for text in (skill.id, skill.name, *skill.tags)],

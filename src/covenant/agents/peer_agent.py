@@ -1,9 +1,9 @@
 """Agents of peers: another instance does the task, over sealed messages, and proves its result.
 
-The offer has the task's own id, and every message about it is in the ledger: a later attempt goes on where the
-offer stands, so a daemon may stop or die at any moment. Updates of the task say how the delegation stands; the last one
-is the proof of its result. A task that ends here ends at the peer, too, as soon as the peer can be reached. If the
-peer's agent asks a question, the task asks its own sender. The answer is the task's next turn, and goes to the peer.
+The offer has the task's own id, and every message about it is in the ledger: a later attempt continues from the offer's
+state, so a daemon may stop or die at any moment. Updates of the task show the state of the delegation; the last one is
+the proof of its result. A task that ends here ends at the peer, too, as soon as the peer can be reached. If the peer's
+agent asks a question, the task asks its own sender. The answer is the task's next turn, and goes to the peer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from covenant.wire.redaction import SecretFinding
 BETWEEN_OFFERS: Final = Backoff(0.5, 15.0)
 """Pauses between attempts to reach a peer that must be asked before a task can be offered to it."""
 LAST_WORD_S: Final = 10.0
-"""How long a provider that broke the terms, and was told to stop, has to send its result."""
+"""How long a provider that broke the terms has to send its result after the cancel."""
 EVIDENCE_BYTES_MAX: Final = 3 * 1024 * 1024
 """The most bytes of evidence in one update. Larger evidence is split over several."""
 NAME_CHARS_MAX: Final = 256
@@ -89,8 +89,8 @@ class PeerAgent:
         except Refusal as refusal:
             _fail(job, refusal.code, refusal.message)
         except asyncio.CancelledError:
-            # If the task has ended here, the peer is told to stop. If not, the next attempt goes on with
-            # the delegation.
+            # If the local task has ended, the delegation is canceled. If not, the next attempt continues the
+            # delegation.
             await asyncio.shield(self._requester.withdraw(job.task.id, "canceled by the requester"))
             raise
         finally:

@@ -1,4 +1,4 @@
-"""Remote agents: an agent elsewhere does the task, called over A2A.
+"""Remote agents: an agent of another server does the task, called over A2A.
 
 The remote agent receives the text of the message, the depth of the call and its deadline, nothing else. Its events
 become updates of the task here, and its answer the result. If it asks for something, the task waits, and the next

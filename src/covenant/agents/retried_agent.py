@@ -1,6 +1,6 @@
 """An agent whose failed turns begin again as its definition says.
 
-A function has its own attempts (`Agent(attempts=…)`), chosen by exceptions. Here the failure's reason, a word, decides.
+A function has its own attempts (`Agent(attempts=…)`), chosen by exceptions. Here the code of the failure decides.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ NO_MODEL: Final = f'no model is configured: set model.name = "provider:name" and
 
 class ModelProvider(Protocol):
     def model(self, definition: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
-        """An agent played by a model in this role; None if no model is configured."""
+        """A model agent in this role; None if no model is configured."""
 
 
 class UnavailableAgent:

@@ -154,7 +154,7 @@ class SdkEventQueue(EventQueue):
                 message_id = status.message.message_id or None
                 self._asked = StatusUpdate(words, _INTERRUPTIONS[state].value, parts=said, message_id=message_id)
                 if state == pb.TASK_STATE_AUTH_REQUIRED:
-                    # The executor may wait for it inside `execute`, so its sender must be told now.
+                    # The executor may wait for the answer inside `execute`, so its sender must see the question now.
                     job.say(StatusUpdate(words, parts=said))
             case pb.TASK_STATE_WORKING:
                 self._go_on()

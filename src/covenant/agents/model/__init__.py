@@ -1,1 +1,1 @@
-"""Agents that a language model plays: the model, its tools, its memory, its advisor."""
+"""Model agents: the language model, its tools, its memory, its advisor."""

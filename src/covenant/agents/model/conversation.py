@@ -1,4 +1,4 @@
-"""Runs a model in one turn, across the questions that it puts to a person.
+"""Runs a model in one turn, across its questions to a person.
 
 A tool call that waits for a person (an approval, or a result that only a person knows) ends a run of pydantic-ai with
 `DeferredToolRequests`. The messages so far become a durable step, each question another one, and the task is parked. A

@@ -42,7 +42,7 @@ read_message = types.jsonrpc_message_adapter.validate_json
 
 
 class McpFailed(Exception):
-    """A server's failure, in words. `done`: None if nobody knows whether the tool ran."""
+    """A server's failure. `done`: None if it is unknown whether the tool ran."""
 
     def __init__(self, message: str, *, done: bool | None = None, gone: bool = False) -> None:
         super().__init__(message)

@@ -34,7 +34,7 @@ TEXT_BYTES_MAX: Final = 16 * 1024
 AT_ONCE_MAX: Final = 16
 """The most calls of one server at once. Further calls wait, and their timeout runs meanwhile."""
 GIVEN_UP_MAX: Final = 16
-"""So many timed-out calls of a remote server end its session."""
+"""This many timed-out calls of a remote server end its session."""
 RETRY_S: Final = 5.0
 """The pause before a server that could not be started is tried again."""
 MISSING: Final = f"MCP is not installed here: {install_command('mcp')}"
@@ -94,7 +94,9 @@ class McpTools:
         self.replace(servers)
 
     def replace(self, servers: Mapping[str, McpServer]) -> None:
-        """Replaces the configured servers. An unchanged server goes on; a removed one ends after its running calls."""
+        """Replaces the configured servers. An unchanged server keeps running; a removed one ends after its running
+        calls.
+        """
         changed = [name for name, server in self._servers.items() if servers.get(name) != server]
         for name in changed:
             retiring = asyncio.ensure_future(self._hosts.pop(name).retire())

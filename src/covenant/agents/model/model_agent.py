@@ -1,8 +1,8 @@
-"""Agents that a language model plays: the agent definition becomes a system prompt, its capabilities become tools.
+"""Model agents: the agent definition becomes a system prompt, its capabilities become tools.
 
 The model calls tools in at most six rounds and then answers; its text is streamed. The result reports what the model
-and its sub-agents used, and a task that has used up its tokens fails. After a provider's failure the sender is told one
-word of a closed list; the log has the details. Only this package imports pydantic-ai.
+and its sub-agents used, and a task that has used up its tokens fails. After a provider's failure the sender gets one
+code of a closed list; the log has the details. Only this package imports pydantic-ai.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ ROUTING: Final = (
 
 
 def system_prompt(definition: AgentDefinition, directory: str = "", *, tools: bool = True, voice: bool = False) -> str:
-    """The instructions for the model. `voice`: the user listens, whatever the definition says."""
+    """The instructions for the model. `voice`: the answer will be spoken, even if the definition does not say so."""
     sections = [f"You are {definition.name or definition.id}{f', {definition.role}' if definition.role else ''}."]
     for title, text in (
         ("Your goal", definition.goal),
@@ -217,7 +217,7 @@ class ModelAgent:
     ) -> None:
         """`fallbacks`: models to ask, in this order, when the one before cannot answer just now.
 
-        `request_s`: the time limit of one answer of the model, from the request to its last word, retries included.
+        `request_s`: the time limit of one answer of the model, from the request to its last token, retries included.
         """
         self._model = model
         self._definition = definition

@@ -271,7 +271,7 @@ def _prompt(part: Content) -> messages.UserContent:
             kind = inner.mimeType or "application/octet-stream"
             return messages.BinaryContent(base64.b64decode(inner.blob), media_type=kind)
         case ResourceLink(uri=uri, name=name, mimeType=kind):
-            # As words: the library would download a URL by itself, past the address guard.
+            # As text: the library would download a URL by itself, past the address guard.
             about = ", ".join(filter(None, (name, kind)))
             return f"[linked file{': ' if about else ''}{about}] {uri}"
         case File(filename=name, mimeType=kind, size=size):
@@ -312,7 +312,7 @@ UNABLE_STATUS: Final = {
 
 
 def why_unable(error: ModelAPIError) -> str | None:
-    """The reason, in one word, why a model cannot answer a valid request just now; None for any other failure.
+    """The code of the reason why a model cannot answer a valid request now; None for any other failure.
 
     The reason is derived from the error's type and status, never from its text.
     """
@@ -342,7 +342,7 @@ def retry_reason(error: Exception) -> str:
 
 
 def failure_word(error: Exception) -> str:
-    """The word that tells the sender about a provider's failure."""
+    """The code of a provider's failure for the sender."""
     if isinstance(error, ModelHTTPError):
         return TROUBLE.get(error.status_code, "provider_error")
     if isinstance(error, ModelTimeoutError):
@@ -351,7 +351,7 @@ def failure_word(error: Exception) -> str:
 
 
 def trouble_word(error: Exception) -> str | None:
-    """The word for a failed call in spans and metrics; None if the caller itself ended the call."""
+    """The code of a failed call for spans and metrics; None if the caller itself ended the call."""
     if isinstance(error, (CovenantError, TurnStopped, UsageLimitExceeded)):
         return None
     return (why_unable(error) if isinstance(error, ModelAPIError) else None) or failure_word(error)
@@ -377,7 +377,7 @@ class BoundedModel(WrapperModel):
     """A model whose whole answer has a time limit, retries included. For one run.
 
     The library's own timeout is for each read of a connection and begins again with every retry, so a server that sends
-    a word now and then could take any time. `stop_reason`: why the last answer ended, in the library's words.
+    a token now and then could take any time. `stop_reason`: why the last answer ended, as the library names it.
 
     When a model cannot answer just now, and has sent nothing yet, the next of `fallbacks` is asked for the rest of the
     run. So a run changes models at most as often as it has fallbacks.

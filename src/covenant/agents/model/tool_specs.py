@@ -43,7 +43,7 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tool(command: str, about: str) -> Callable[[Method], Method]:
-    """Makes the method a tool. The model is told the method's name and parameters."""
+    """Makes the method a tool. The model sees the method's name and parameters."""
 
     def decorate(method: Method) -> Method:
         kinds = get_type_hints(method, include_extras=True)

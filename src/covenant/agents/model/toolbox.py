@@ -1,8 +1,8 @@
 """The tools of a model agent: local agents, remote agents, MCP servers, web pages, memory, files.
 
-Permission is checked when a tool is called, whatever the model was told. A result is text between `[/command …]` and
-`[END …]`; one that begins with `ERR:` failed. A result has at most 16,384 bytes, and the results of one round of the
-model 32,768 together. Text inside a result cannot imitate the end of the result.
+Permission is checked at each tool call, not only in the model's instructions. A result is text between `[/command …]`
+and `[END …]`; one that begins with `ERR:` failed. A result has at most 16,384 bytes, and the results of one round of
+the model 32,768 together. Text inside a result cannot imitate the end of the result.
 
 Each use writes an artifact `<task>-tool-<n>`, and each answer of another agent `<task>-sub-<n>`. A remote agent
 receives the text of the message and nothing else.

@@ -88,7 +88,7 @@ _BLOCKS: Final = frozenset(
 _TAG: Final = re.compile(r"</?([A-Za-z][A-Za-z0-9-]{0,63}+)")
 _ATTRIBUTES: Final = re.compile(r"(?:[^\"'>]++|\"[^\"]*+\"|'[^']*+')*+>")
 _HUGE_NUMBER: Final = re.compile(r"&#[0-9]{8,}+;?|&#[xX][0-9A-Fa-f]{8,}+;?")
-"""No character has so large a number, and parsing one takes long."""
+"""No character has a number this large, and parsing one takes long."""
 _RAW_END: Final = {name: re.compile(rf"</{name}(?![A-Za-z0-9-])", re.IGNORECASE) for name in _RAW}
 
 

@@ -1,8 +1,8 @@
 """Calls: an agent's requests to other agents during its turn, and their answers.
 
 Each call is a task of its own in the ledger, a child of the task at hand (see `exchange.delegation`). Its id is derived
-from the turn, the durable step that makes it, the agent, the words and how often they were sent there before, or from
-the author's `key`: a further attempt finds the children of the one before it. A call that is canceled, or whose time is
+from the turn, the durable step that makes it, the agent, the text and how often it was sent there before, or from the
+author's `key`: a further attempt finds the children of the one before it. A call that is canceled, or whose time is
 over, cancels its child. A daemon that stops leaves children at work.
 """
 
@@ -53,7 +53,7 @@ class RemoteFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     code: str
     message: str
-    """The remote agent's own words, if it sent any."""
+    """The remote agent's own message, if it sent one."""
     rpc_code: int | None = None
     status: int | None = None
 
@@ -91,7 +91,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several calls. A tuple of agent and words is one too."""
+    """One of several calls. A tuple of agent and text is one too."""
 
     agent: Any
     what: Any

@@ -88,7 +88,7 @@ class Job(JobBuffer):
         self.parking: asyncio.Future[None] | None = None
         """Set while the task is being parked, and a signal that lets the turn go on may still be found."""
         self.failure = ""
-        """Why the agent failed, in one word that its retries can name."""
+        """Why the agent failed: a code that its retries can name."""
         self.stopping: str | None = None
         """Why the job is being stopped."""
         self.runner: asyncio.Task[None] | None = None
@@ -305,7 +305,7 @@ class Job(JobBuffer):
 
     @property
     def outcome(self) -> tuple[str, bool]:
-        """The outcome in a word, and whether it is a failure."""
+        """The outcome's name, and whether it is a failure."""
         if self._parked is not None:
             return self._parked.state, False
         if self._retry is not None:
@@ -332,7 +332,7 @@ class Job(JobBuffer):
             except StepError as wrong:
                 log.warning("agent.failed", exc_info=True, extra=self.fields())
                 self.fail(f"{FAILED}: {wrong.message}")
-            except BaseException:  # whatever an agent raises fails its task, and no more
+            except BaseException:  # an exception of an agent fails its task, and nothing else
                 if self.stopping is None:
                     log.warning("agent.failed", exc_info=True, extra=self.fields())
                 self.fail(FAILED)
@@ -400,7 +400,7 @@ class Job(JobBuffer):
         self._cancel(why)
 
     def cut(self, message: str) -> None:
-        """Fails the job, whatever its agent does."""
+        """Fails the job at once, without waiting for its agent."""
         if self.over:
             return
         with contextlib.suppress(TurnStopped):

@@ -1,9 +1,9 @@
 """Work whose holder is lost: leases that an earlier run of a daemon, or another node, had taken for its agents.
 
 Only the pool's leases name the run that took them, so only the work of hosted agents is found here. The agent's
-`on_lost` decides about it. Held work is marked: watchers of its task are told, and an operator decides within a bound.
-The ledger keeps the mark and the bound, so a further restart neither repeats nor prolongs them. Work that its own job
-has put down, such as that of a changed function, is left to the operator.
+`on_lost` decides about it. Held work is marked: watchers of its task see it, and an operator decides within a time
+limit. The ledger keeps the mark and the bound, so a further restart neither repeats nor prolongs them. Work that its
+own job has held, such as that of a changed function, is left to the operator.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ATTEMPTS_MAX: Final = 3
 LOOK_S: Final = 2.0
 """How often the number of lost holders is read: another node may be lost at any time."""
 ROUNDS: Final = 30
-"""After so many rounds the lost work itself is read again, although its number is the same."""
+"""After this many rounds the lost work itself is read again, even if its count is the same."""
 LOST_AT_ONCE_MAX: Final = 10_000
 STOPPED: Final = "the daemon stopped while the agent worked"
 OUTLOOKS: Final[Mapping[OnLost, str]] = {
@@ -36,13 +36,13 @@ OUTLOOKS: Final[Mapping[OnLost, str]] = {
     "fail": "the task fails when the daemon starts again",
     "requeue": "the work begins again when the daemon starts again",
 }
-"""What becomes of work that a stop interrupted; empty: an operator decides."""
+"""What happens to work that a stop interrupted; empty: an operator decides."""
 
 log = logging.getLogger(__name__)
 
 
 class LossPolicy(Protocol):
-    """What an agent of the pool says about its lost work."""
+    """The declaration of an agent about its lost work."""
 
     @property
     def identity(self) -> AgentId: ...
@@ -116,7 +116,7 @@ class LostWork:
         self._count, self._rounds_left = count - ended, 0 if self._unserved or contested else ROUNDS
 
     async def _is_held(self, lost: QueueEntry) -> bool:
-        """Whether the work's own job has put it down for an operator."""
+        """Whether the work's own job has held it for an operator."""
         entry = await self._ledger.entry(lost.task.id)
         return entry is not None and entry.hold is not None and entry.hold.reason != STOPPED
 

@@ -37,11 +37,11 @@ PROVIDERS: Final = {
 """Providers whose name in the conventions differs from that in pydantic-ai."""
 
 Word = Callable[[Exception], str | None]
-"""Why a model failed, in one word of a closed list. None: the model did not fail."""
+"""Why a model failed: a code of a closed list. None: the model did not fail."""
 
 
 class ModelAnswer:
-    """What is known of an answer so far."""
+    """An answer so far."""
 
     __slots__ = ("finish_reason", "model", "tokens")
 
@@ -52,7 +52,7 @@ class ModelAnswer:
 
 
 class ToolUse:
-    """`failed`: why the tool failed, in one word. `deferred`: the tool was not used yet, since a person must decide."""
+    """`failed`: the code of the tool's failure. `deferred`: the tool was not used yet, since a person must decide."""
 
     __slots__ = ("deferred", "failed")
 
@@ -96,7 +96,9 @@ class ModelCalls:
         *,
         late: Callable[[], bool] = lambda: False,
     ) -> Iterator[ModelAnswer]:
-        """Around one call of a model, from the request to the last word. `late`: whether its time is used up."""
+        """A context around one call of a model, from the request to the last token. `late`: whether its time is used
+        up.
+        """
         answer, began_s, span = ModelAnswer(), monotonic(), None
         if self._tracer.on:
             attributes = {

@@ -64,7 +64,7 @@ TOOL_CALL: Final = "tool_call"
 SUB_AGENT: Final = "sub_agent_response"
 SUB_CHARACTERS_MAX: Final = 64 * 1024
 OVERHEAD: Final = 64
-"""About what an update has besides its text."""
+"""The approximate bytes of an update besides its text."""
 _NO_TEXT: Final = (Text(""),)
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class JobBuffer:
     _refused: Callable[[Refusal], None]
 
     def allow(self, size: int) -> None:
-        """Exempts so many bytes from the limit: they are no output of the agent."""
+        """Exempts this many bytes from the limit: they are no output of the agent."""
         self._bytes -= size
 
     def say(self, update: Update, size: int | None = None, *, last: bool = False) -> None:

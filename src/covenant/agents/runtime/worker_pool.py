@@ -318,7 +318,7 @@ class WorkerPool:
         self._done(job)
 
     async def run(self) -> None:
-        """Runs until `stop` and the end of all work here. When canceled, the remaining work is put down."""
+        """Runs until `stop` and the end of all work here. When canceled, the remaining work is handed back."""
         self._running = True
         for worker in self._registered.values():
             self._begin_taking(worker)
@@ -341,7 +341,7 @@ class WorkerPool:
         await self._finished()
 
     async def hand_back(self) -> None:
-        """Stops running jobs, and records what becomes of them. Nothing begins any more."""
+        """Stops running jobs, and records the outcome of each. Nothing starts any more."""
         self._running = False
         await _finish_despite_cancel(self._stop_jobs())
 
@@ -465,7 +465,7 @@ class WorkerPool:
         )
 
     async def _stop_jobs(self) -> None:
-        """Stops running jobs, waits for their end, and records what becomes of their work."""
+        """Stops running jobs, waits for their end, and records what happens to their work."""
         if self._others:
             await asyncio.wait(self._others, timeout=self._stop_s)
         stopped = [(job, at) for job, at in self._jobs.items() if job.stop()]
@@ -481,7 +481,7 @@ class WorkerPool:
             ended = job.runner is not None and job.runner.done()
             if not ended:
                 self._note_abandoned(job)
-            # Work that goes on regardless must not begin a second time beside it.
+            # Work whose agent still runs must not begin a second time beside it.
             release = worker.idempotent and ended
             leaving.append(job.leave(self._put_down(job, worker, release=release)))
             log.info("agent.put_down", extra=job.fields(released=release))
