@@ -1,1 +1,1 @@
-"""Delegation between instances: sealed messages, signed results, and who may ask whom for what."""
+"""Delegation between instances: sealed messages, signed results, and admission of offers."""

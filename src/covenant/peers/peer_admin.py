@@ -1,10 +1,10 @@
-"""What an operator can ask of peers and delegations, over any door.
+"""The operator's operations on peers and delegations, for every door.
 
-The `status` of a delegation is that of its task here. Its `state` is how the delegation stands with the peer, which can
-be behind: a task that was canceled has ended, even while its peer is away and was not told.
+The `status` of a delegation is that of its task here. Its `state` is the state at the peer, which can be behind: a
+canceled task has ended, even while its peer is down and does not know it.
 
-The ledger has a record of a delegation once it is offered. A task for a peer that still waits for a place, or that
-ended before there was one, is shown from the task alone.
+The ledger has a record of a delegation once it is offered. A task that no peer has accepted yet, or that ended before
+that, is shown from the task alone.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class PeerAdmin(PeerService):
         return peer, names[0]
 
     async def _met(self, named: str) -> Peer:
-        """The peer. One that the settings name may not have said yet who it is: its introduction is waited for."""
+        """The peer. A peer of the settings may not have shown its id yet: its introduction is waited for."""
         for _ in range(INTRODUCTION_MS // MET_MS):
             try:
                 return self.find(named)
@@ -379,7 +379,7 @@ class DelegationLookup(PeerService):
             return await self._of_task(named, unknown)
 
     async def _of_task(self, named: str, unknown: NotFound) -> TaskId:
-        """The task whose id begins so. Raises `unknown` if there is none."""
+        """The task whose id begins with this. Raises `unknown` if there is none."""
         try:
             return await find_task_id(self._ledger, named)
         except NotFound:

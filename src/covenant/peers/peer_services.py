@@ -100,7 +100,7 @@ class PeerMaintenance(PeerService):
         self._stirred.set()
 
     def tell_keys(self) -> None:
-        """Asks every peer that knows certificates something, so that it learns of our new keys."""
+        """Queries every peer that knows certificates, so that it learns of our new keys."""
         self._untold_keys = {peer.id for peer in self._ledger.peers() if self._certified_for(peer)}
         self._stirred.set()
 
@@ -146,7 +146,7 @@ class PeerMaintenance(PeerService):
         untold = self._is_untold(peer)
         address = self._address(peer)
         if address is None and untold and peer.challenge is None and not peer.denied:
-            return True  # it is told when it polls
+            return True  # it gets them when it polls
         if address is None or peer.denied or not (_unverified(peer) or peer.conflict is not None or untold):
             return False
         tried, now_ms = self._tried.get(peer.id, _NEVER), self._monotonic_ms()
@@ -201,7 +201,7 @@ class PeerMaintenance(PeerService):
             self._untold_keys.discard(peer.id)
 
     def _is_untold(self, peer: Peer) -> bool:
-        """Whether the peer may not know our ledger's present life, our present identity or our present keys."""
+        """Whether the peer may not know our ledger's present epoch, our present identity or our present keys."""
         return (
             self._epoch_for(peer) != peer.told_epoch
             or peer.id in self._untold_keys

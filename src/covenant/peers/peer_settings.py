@@ -1,4 +1,4 @@
-"""What the services of peers share: the settings of `[peers]`, the ledger, the keys and the connections."""
+"""Shared by the services of peers: the settings of `[peers]`, the ledger, the keys and the connections."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ class PeerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedInstance:
-    """What is different if several daemons share a ledger and are one instance."""
+    """The differences if several daemons share a ledger and are one instance."""
 
     life: Callable[[], str | None]
     """As `PeerContext.epoch`. Another daemon may begin a new one."""
@@ -271,11 +271,11 @@ class PeerContext:
     files: StoredFiles | None = None
     """None: bytes stay in the ledger."""
     epoch: str | None = None
-    """Which life of our ledger this is; None: the first one. A restore from a backup begins another."""
+    """The epoch of our ledger; None: the first one. A restore from a backup begins a new one."""
     ledger_end: Callable[[], int | None] = lambda: None
     """How many records of our ledger are durable; None if that is unknown."""
     begin_life: Callable[[], str] | None = None
-    """Begins another life of our ledger, durably, since it is an older copy of itself. Blocks."""
+    """Begins a new epoch of our ledger, durably, since it is an older copy of itself. Blocks."""
     shared: SharedInstance | None = None
     """None: no other daemon has this ledger."""
     in_flight: list[Callable[[DelegationKey], int]] = field(default_factory=list)
@@ -283,13 +283,13 @@ class PeerContext:
     withdrawn: set[DelegationKey] = field(default_factory=set)
     """Offers that were fetched from a relay together with their cancels: none of them is begun."""
     introducing: list[Callable[[], bool]] = field(default_factory=list)
-    """Each says whether a peer of the settings could not be asked yet who it is; the maintenance adds itself."""
+    """Each says whether a peer of the settings could not be asked for its id yet; the maintenance adds itself."""
     unreachable: list[Callable[[InstanceId], bool]] = field(default_factory=list)
-    """Each says whether a peer is known not to take anything just now; the transport and the directory add them."""
+    """Each says whether a peer is known to accept nothing now; the transport and the directory add them."""
 
     @property
     def life(self) -> str | None:
-        """Which life of our ledger this is now; None: the first one."""
+        """The present epoch of our ledger; None: the first one."""
         return self.epoch if self.shared is None else self.shared.life()
 
     def serves(self, peer: InstanceId) -> bool:
@@ -309,7 +309,7 @@ class PeerService:
         self._monotonic_ms = context.ledger.clock.monotonic_ms
 
     def _epoch_for(self, peer: Peer | None) -> str | None:
-        """The life of our ledger for an envelope to this peer; None for a peer that does not know epochs."""
+        """The epoch of our ledger for an envelope to this peer; None for a peer that does not know epochs."""
         return self._context.life if peer is not None and peer.keys is not None and peer.keys.has_epochs else None
 
     def _certified_for(self, peer: Peer | None) -> bool:

@@ -148,7 +148,7 @@ class Handshake(PeerService):
         await self._flights.stop()
 
     async def capabilities(self, peer: Peer, *, fresh: bool = False) -> PeerCapabilities:
-        """What the peer said last, until that expires; then the peer is asked.
+        """The peer's last response, until it expires; then the peer is asked again.
 
         Raises a `Refusal` if it does not answer.
         """
@@ -299,7 +299,7 @@ class Handshake(PeerService):
     async def learn(self, peer_id: InstanceId, response: CapabilityResponse, epoch: str | None) -> Peer:
         """Records a peer's response.
 
-        `epoch`: the life of the peer's ledger. Raises `challenge_over` if the response does not answer our last
+        `epoch`: that of the peer's ledger. Raises `challenge_over` if the response does not answer our last
         challenge.
         """
         peer, now_ms = self._known(peer_id), self._now_ms()
@@ -358,8 +358,8 @@ class Handshake(PeerService):
     ) -> None:
         """A peer knows of more messages or records than our ledger has: the ledger is an older copy of itself.
 
-        If the peer knows this life of the ledger, the restore was not marked: another life begins, once a run, so that
-        a peer that lies causes no more than that.
+        If the peer knows this epoch of the ledger, the restore was not marked: a new epoch begins, once a run, so that
+        a lying peer causes no more than that.
         """
         if not peer.trust.covers(Trust.VERIFIED) or peer.id in self._forgetful:
             return

@@ -1,4 +1,4 @@
-"""The keys of this instance: its identity key, a key for each purpose, and the prekeys that others seal to.
+"""The keys of this instance: its identity key, a key for each purpose, and the prekeys that others encrypt to.
 
 A prekey is saved before it is shown to anybody. Its private half is erased, in memory and on disk, once nothing that
 was sealed to it can arrive any more.
@@ -49,11 +49,11 @@ from covenant.seal.purpose_keys import KEY_PERIOD_MS, NO_PURPOSE_KEYS, KeptPurpo
 from covenant.seal.suites import suites_spoken
 
 RENEWED_MS: Final = 60_000
-"""Younger keys are not replaced when a peer says that they are void."""
+"""Keys younger than this are not replaced when a peer says that they are void."""
 BUNDLE_MS: Final = 3_600_000
 """How long a bundle is shown before it is signed again."""
 PREKEYS_KEPT_MAX: Final = 6
-"""For each suite. Two or three are usual; a clock that jumps back and forth makes more."""
+"""The most prekeys of each suite. Two or three are usual; a clock that jumps back and forth makes more."""
 
 
 class InstanceKeys:
@@ -172,7 +172,7 @@ class InstanceKeys:
     def replace_purpose_keys(self, now_ms: int, *, compromised: bool) -> None:
         """Makes and saves new keys for all purposes.
 
-        `compromised`: what the keys before them signed is void from now on.
+        `compromised`: signatures of the old keys are void from now on.
         """
         with self._rotating:
             self._renew(self.replaced_purpose_keys(now_ms, compromised=compromised))

@@ -1,6 +1,6 @@
 """The peers that this instance knows: adding, renaming, trusting and removing them, and refreshing their keys.
 
-An id proves its key, so an address is believed only as far as its signature goes. If another identity answers at a
+An id is derived from its key, so an address is believed only by a valid signature. If another identity answers at a
 peer's address, the peer's record does not change, unless the peer's own key has named the new identity as its
 successor. Trust grows by itself in one way only: a peer that answers our challenge is verified. An operator decides
 everything else. A peer without an address is challenged when it polls (`pending_query`).
@@ -281,7 +281,7 @@ class PeerDirectory(PeerService):
     # Their keys
 
     async def refresh(self, peer: Peer) -> Peer:
-        """Asks at the peer's address who is there. Raises `PeerCallFailed` if nobody answers."""
+        """Fetches the identity at the peer's address. Raises `PeerCallFailed` if nobody answers."""
         return await self._refreshing.join(peer.id, lambda: self._refresh(peer))
 
     async def _refresh(self, peer: Peer) -> Peer:
@@ -306,7 +306,7 @@ class PeerDirectory(PeerService):
         return shown.keys.id == sender and await self._succession.follow(shown) is not None
 
     async def _shown(self, peer: Peer, keys: KeyBundle) -> Peer:
-        """Records keys that hold. Older keys than we have are ignored: somebody repeats what the peer once showed."""
+        """Records valid keys. Keys older than the known ones are ignored: somebody may replay them."""
         known = self._ledger.peer(peer.id)
         if known is not None and known.keys is not None and keys.issued_at_ms < known.keys.issued_at_ms:
             return known
@@ -366,7 +366,7 @@ class PeerDirectory(PeerService):
     def prekey_of(self, keys: KeyBundle, hybrid: Prekey | None = None) -> Prekey | None:
         """The prekey to seal to for the owner of these keys, which hold. `hybrid`: the one that it shows beside them.
 
-        No classic prekey is used if the bundle lists the hybrid version, so that nobody on the way can downgrade by
+        No classic prekey is used if the bundle lists the hybrid version, so that nobody in between can downgrade by
         removing the hybrid prekey.
         """
         if not self._seals_hybrid(keys):
@@ -458,9 +458,9 @@ class PeerDirectory(PeerService):
         )
 
     async def _heard_end(self, asker: Peer, query: CapabilityQuery) -> int | None:
-        """How many records the peer's ledger had when it last said so; None if it does not say.
+        """How many records the peer's ledger had by its last report; None if it does not report.
 
-        Never falls in one life.
+        Never falls within an epoch.
         """
         if query.ledger_end is None:
             return None

@@ -3,7 +3,7 @@
 A peer has another identity as soon as it shows changes that lead there from the one that we know, each signed by
 both keys. An old key's signature is believed inside an envelope under the present key; an envelope under an old key
 is not.
-A chain that begins with a key that was given up is refused, and the audit notes it.
+A chain that begins with a replaced key is refused, and the audit notes it.
 
 Anybody may show us a chain, since its signatures prove it. A chain that begins with no known peer is refused before
 any signature is checked.
@@ -55,7 +55,7 @@ class Succession(PeerService):
     async def announce(self, peer: Peer) -> None:
         """Shows a peer our present identity.
 
-        A peer of an earlier release does not take this, and learns it when it calls us.
+        A peer of an earlier release does not accept this, and learns it when it calls us.
         """
         body = msgspec.json.encode(self.introduction(""))
         await self._connections.to(required(self._address(peer), peer)).post(IDENTITY_PATH, body, timeout_s=ANNOUNCE_S)
@@ -65,7 +65,7 @@ class Succession(PeerService):
         return next((peer for peer in self._ledger.peers() if peer_id in peer.ids[1:]), None)
 
     async def hear(self, body: bytes) -> Received:
-        """Takes an introduction that an instance sends by itself. Raises a `Refusal` that anybody may hear."""
+        """Handles an introduction that an instance sends by itself. Raises a `Refusal` that anybody may see."""
         try:
             shown = decode_introduction(body)
         except Invalid:
@@ -101,7 +101,7 @@ class Succession(PeerService):
         )
 
     async def _note_fork(self, changes: tuple[IdentityChange, ...]) -> None:
-        """A key that was given up names another successor than we followed: it may be stolen.
+        """A replaced key names another successor than the one that we followed: it may be stolen.
 
         Audits that, and raises.
         """

@@ -40,7 +40,7 @@ class CandidateConflict(enum.StrEnum):
     MALFORMED = "malformed"
     FINGERPRINT_MISMATCH = "fingerprint_mismatch"
     UNVERIFIED_KEYS = "unverified_keys"
-    """The instance was asked for its keys, and those that it showed do not hold."""
+    """The instance was asked for its keys, and those that it showed are not valid."""
     CLAIMS_OUR_ID = "claims_our_id"
     PEER_ELSEWHERE = "peer_elsewhere"
     IDENTITY_CHANGED = "identity_changed"
@@ -74,7 +74,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     instance_id: str
     """The id that was announced; empty if it cannot be an id."""
     url: str
-    """Where the candidate would be called; empty if nowhere."""
+    """The address at which the candidate would be called; empty if there is none."""
     name: str
     """The name in the announcement, for people. Two candidates may have the same."""
     source: Source
@@ -149,7 +149,7 @@ class Candidates:
         return frozenset(url for _, each, url in self._entries if each == source)
 
     def listed(self, monotonic_ms: int, known: Mapping[InstanceId, str | None]) -> tuple[Candidate, ...]:
-        """All candidates, judged, the last seen first. `known`: the peers and their addresses.
+        """All candidates with their conflicts and notes, the last seen first. `known`: the peers and their addresses.
 
         `monotonic_ms`: the time by the clock that `until_ms` was given in.
         """
@@ -194,7 +194,7 @@ def _judged(
     claims = Counter((each.instance_id, each.source) for each in judged if _claims_a_place(each))
     return [
         _with(each, CandidateConflict.ID_CLAIMED_TWICE)
-        # A known peer at its known address is believed, whoever else claims its id.
+        # A known peer at its known address is believed, even if others claim its id.
         if _claims_a_place(each)
         and claims[each.instance_id, each.source] > 1
         and residents.get(each.url) != each.instance_id

@@ -6,8 +6,8 @@ Reading a record never fails, since anybody may have written it; `malformed` say
 without regard to case, the first of a kind counts, and unknown keys are skipped.
 
 `DomainBrowser` looks up PTR of `_friday-a2a._tcp.<domain>`, then SRV and TXT of each instance, at most `INSTANCES_MAX`
-of a domain within `patience_s`; `failure` says what is missing. What DNS says is a hint, signed zone or not: whoever
-calls a candidate resolves its address through the guard. dnspython is imported with the first look-up.
+of a domain within `patience_s`; `failure` says what is missing. A DNS answer is a hint, signed zone or not: the address
+of a candidate is resolved through the guard when it is called. dnspython is imported with the first look-up.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Instances on the local network (RFC 6762): announcing this one, and hearing of others.
+"""Instances on the local network (RFC 6762): announces this one, and listens for others.
 
 Starting waits for nothing and never fails: a network that is not there, or changes, is tried again, and `failure` says
 what is wrong meanwhile. When `run` is canceled, a goodbye is sent. An announcement becomes a candidate, and nothing
 else. A candidate that says goodbye is dropped, and so is one that is silent for longer than its announcement is valid.
 
-Anybody can announce anything, so the work for it is bounded. Link-local addresses are passed over, and loopback counts
-only if we listen on it. A host that is not under `local` is left to DNS. zeroconf is imported when `run` begins.
+Anybody can announce anything, so the work for it is bounded. Link-local addresses are skipped, and loopback counts only
+if we listen on it. A host that is not under `local` is left to DNS. zeroconf is imported when `run` begins.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class Mdns:
             candidate = _candidate(info, loopback=self._loopback, now_ms=self._now_ms())
             until_ms = self._monotonic_ms() + self._holds_ms(network, info.name)
         except Exception:
-            # One service's malformed announcement must not keep others from being heard.
+            # One service's malformed announcement must not hide others.
             log.exception("peers.mdns.unread", extra={"service": shown_name(info.name)})
             return
         self._hearing.has_told(info.name)
@@ -255,8 +255,9 @@ class _Moved(Exception):
 
 
 class _Hearing:
-    """Services whose place is known, and services that must still be asked. Bounded, so that a flood of names that lead
-    nowhere keeps no real service out."""
+    """Services whose address is known, and services that must still be asked. Bounded, so that a flood of names that
+    lead nowhere keeps no real service out.
+    """
 
     def __init__(self) -> None:
         self.told: dict[str, None] = {}

@@ -33,7 +33,7 @@ from covenant.seal.tokens import PROFILES_MAX, Narrowing, Use, authorize, named_
 
 TRUSTED_RATE: Final = 10
 BUSY_RETRY_MS: Final = 5_000
-"""When a peer that was told `busy` may offer again: soon enough to keep slots in use, too late to flood us."""
+"""When a peer may offer again after `busy`: soon enough to keep slots in use, too late to flood us."""
 
 
 _NAMEABLE: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}").fullmatch
@@ -62,7 +62,7 @@ def budget_max(peer: Peer, settings: PeerSettings) -> int:
 
 
 def token_terms(peer: Peer, offering: OfferedProfiles, settings: PeerSettings) -> Narrowing | None:
-    """What a token for this peer allows, apart from its lifetime. None: the peer may not delegate, with any token."""
+    """The terms of a token for this peer, apart from its lifetime. None: the peer may not delegate, with any token."""
     if not peer.trust.covers(Trust.VERIFIED) or peer.tokenless or is_barred(peer, settings) or not offering.profiles:
         return None
     names = frozenset(each.name for each in offering.profiles)
@@ -125,7 +125,7 @@ class AgreedTerms(NamedTuple):
     budget: int
     timeout_ms: int
     deadline_ms: int | None
-    """By our clock."""
+    """The deadline by our clock."""
     depth_remaining: int
     status_interval_ms: int
 

@@ -267,8 +267,8 @@ class Provider(PeerService):
         """Answer an offer that is known as before.
 
         The outcome of a delegation that has ended was sent already, or waits in the outbox. It is sent again only if
-        one of the two ledgers was restored since. A requester that was restored may have made the offer anew: then the
-        proof is to be about the offer that the requester has now.
+        one of the two ledgers was restored since. A restored requester may have made the offer again: then the proof
+        must be about the offer that the requester has now.
         """
         envelope = incoming.envelope
         restored = (envelope.epoch, envelope.our_epoch) != (known.peer_epoch, known.epoch)
@@ -393,7 +393,7 @@ class Provider(PeerService):
         )
 
     def _check(self, task: Task, agent: CatalogueAgent | None) -> None:
-        """The checks of every other door. Raises `OfferRejected` with what the agent cannot take."""
+        """The checks of every other door. Raises `OfferRejected` for content that the agent does not accept."""
         try:
             check_size(fingerprint(task)[1], TASK_BYTES_MAX)
             if agent is not None:
@@ -483,18 +483,18 @@ def _begin(peer: Peer, offer: DelegationOffer) -> Delegation:
 
 
 def _parts(offer: DelegationOffer) -> tuple[Content, ...]:
-    """What is asked, as its task has it."""
+    """The offer's contents as parts of its task."""
     context = Resource(Embedded(uri="", mimeType="text/plain", text=offer.context or ""), filename=CONTEXT)
     more = blocks_named_safely(unreserved_parts(offer.parts))
     return Text(offer.task), *((context,) if offer.context else ()), *more
 
 
 def _digest(peer: Peer, offer: DelegationOffer) -> str:
-    """The digest covers the offer alone, so it is equal for the same offer whatever terms are agreed."""
+    """The digest covers the offer alone, and not the agreed terms, so it is equal for the same offer."""
     return hashlib.sha256(peer.id.encode() + b"\n" + wire.encode(offer)).hexdigest()
 
 
 def _why(reject: Redacted[DelegationReject]) -> DelegationChanges:
-    """Keeps the words of the reject, so that a repeated offer gets the same answer."""
+    """Keeps the text of the reject, so that a repeated offer gets the same answer."""
     told = reject.message
     return DelegationChanges(code=told.code, reason=told.reason, retry_after_ms=told.retry_after, redacted=reject.found)

@@ -3,8 +3,9 @@
 Secrets are removed first, and the proof is signed over what is sent. A result must fit into one envelope. If it does
 not, the transcript is left out (its root stays in the proof), then parts from the end, and the result says so.
 
-In the transcript `user` is what was asked, `assistant` what the agent said and made, `tool` what it used. An artifact
-is one line, at the place of its first chunk. Content other than text is shown by its kind and the hash of its bytes.
+In the transcript the role `user` has the request, `assistant` the agent's output, and `tool` its tool calls. An
+artifact is one line, at the place of its first chunk. Content other than text is shown by its kind and the hash of its
+bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from covenant.wire import peers as wire
 from covenant.wire.redaction import SecretFinding
 
 CHARS_MAX: Final = 4_000_000
-"""Of all lines together."""
+"""The most characters of all lines together."""
 LINES_MAX: Final = TRANSCRIPT_MAX - 1
 TOOLS: Final = frozenset({"tool_call", "sub_agent_response"})
 """Artifacts with these names tell which tools the agent used, and what other agents answered."""
@@ -134,7 +135,7 @@ class TranscriptBuilder:
         if not text:
             return
         if not line.kept or self._characters + len(text) > CHARS_MAX:
-            # The whole line goes, since half of a secret would not be recognised as one.
+            # The whole line is dropped, since half of a secret would not be recognised as one.
             self._characters -= sum(map(len, line.pieces))
             line.pieces.clear()
             line.kept = False
@@ -170,7 +171,7 @@ LEFT_OUT: Final = "result_too_large"
 TEXT_CHARS_MAX: Final = 2_000_000
 """The text of a result that is too large is cut to this length, which fits in any script."""
 SPARE_BYTES: Final = 16 * 1024
-"""Room for the proof, and for the words that say what was left out."""
+"""Room for the proof, and for the note that says what was left out."""
 
 _STATUS: Final[dict[str, DelegationStatus]] = {
     "submitted": "pending",

@@ -1,6 +1,6 @@
 """Reports on one task to the peer that delegated it: status while it runs, then the result with its proof.
 
-The agent's words are sent as status; a newer status replaces one that is not on its way yet. A silent agent is
+The agent's progress is sent as status; a newer status replaces one that is not on its way yet. A silent agent is
 reported as running. While a task waits for input, each status repeats its question. If the requester cannot answer
 questions, the task is canceled. All reports are made from the ledger, so the reporter of the next run says the same.
 """
@@ -75,13 +75,13 @@ class TaskReporter(PeerService):
         """Uncut, since it is searched for secrets before it is cut."""
         self._progress: float | None = None
         self._news = False
-        """Whether the agent has said something that the peer was not told."""
+        """Whether there is progress that the peer was not sent yet."""
         self._question: str | None = None
         self._asked: tuple[int, tuple[Content, ...]] = (0, ())
         """The generation of the update that asks, which numbers the question, and the update's parts."""
         self._tree: tuple[SubDelegation, ...] = ()
         self._tree_s = -TREE_S
-        # The first status waits a little: a task that ends at once is told by its result alone.
+        # The first status waits a little: for a task that ends at once, the result is enough.
         self._told_s = asyncio.get_running_loop().time() - PAUSE_S + FIRST_S
 
     async def run(self) -> None:
@@ -234,8 +234,9 @@ class TaskReporter(PeerService):
         return self._tree
 
     async def _conclude(self) -> None:
-        """Sends the result. A requester that was restored may make its offer anew meanwhile, or may have another
-        identity by now: then the proof is built again, for the offer and the identity that the requester has now."""
+        """Sends the result. A restored requester may have made its offer again, or may have another identity by now:
+        then the proof is built again, for the offer and the identity that the requester has now.
+        """
         while (delegation := await self._now()) is not None and not delegation.ended:
             try:
                 await self._send_result(delegation)

@@ -1,7 +1,7 @@
 """The sweep over delegations to peers: whose provider is silent, whose task has ended, or whose ledger was restored.
 
-A provider that is silent for too long is lost. An operator has the offer sent again, or gives the delegation up. If the
-provider is heard from again, the delegation goes on by itself.
+A provider that is silent for too long is lost. An operator sends the offer again, or gives the delegation up. If the
+provider sends a message again, the delegation continues by itself.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class DelegationSweep(PeerService):
             await self._requester.tell(delegation, "silence", changes=DelegationChanges(reason=reason))
             log.warning("peer.lost", extra={"peer": delegation.peer, "offer_id": delegation.offer_id})
             return True
-        # Nobody waits for a delegation that is being canceled: it ends, and its provider is told all the same.
+        # Nobody waits for a delegation that is being canceled: it ends, and its provider still gets the cancel.
         forced = state is CANCELLING or (settings.force_lost and state is LOST)
         if forced and min(silent_ms, age_ms(delegation.moved_at_ms)) >= settings.lost_after_ms:
             await self._requester.give_up(delegation, "the provider was not heard of any more")
@@ -147,9 +147,9 @@ class DelegationSweep(PeerService):
         return peer is not None and delegation.offered_in != (self._context.life, peer.epoch)
 
     async def _resume(self, delegation: Delegation) -> None:
-        """Our ledger was restored, or the provider's: repeat the offer or cancel that one of them may have forgotten.
+        """Our ledger was restored, or the provider's: repeat the offer or cancel that one of them may have lost.
 
-        A provider that has the work answers as before, also if the work is done. One that has forgotten it begins anew.
+        A provider that has the work answers as before, even if it is done. A provider that has lost it begins again.
         """
         peer = self._ledger.peer(delegation.peer)
         assert peer is not None

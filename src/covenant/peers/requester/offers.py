@@ -1,11 +1,11 @@
-"""Offers to peers, and checks of what a provider replies.
+"""Offers to peers, and checks of a provider's replies.
 
 An offer names the peer, the profile, the limits and a token, and is signed. A task that a peer gave to this instance is
 delegated within the terms of that peer: no more tokens, no greater depth. `via` lists all instances that the task is
 done for, so that it never goes in a circle.
 
 An accept must be within the offer, a status report and a result within the agreed terms, and a result must be proven.
-If a reply is not, the delegation records what was wrong, and the provider is told to stop.
+If a reply is not, the delegation records what was wrong, and is canceled.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from covenant.wire.redaction import SecretFinding
 Told = Callable[[tuple[SecretFinding, ...]], None]
 
 TOKEN_MS: Final = 7 * 24 * 3_600_000
-"""How long an offer's token may be used: long enough for an offer that waits for an absent peer."""
+"""How long an offer's token may be used: long enough for an offer that waits for an unreachable peer."""
 ANCESTORS_MAX: Final = 64
 ATTACHED: Final = "see what is attached"
 """The text of an offer whose task has no text."""
@@ -231,7 +231,7 @@ def check_accept(
     offer = delegation.offer
     over = offer is not None and (accept.max_token_budget > offer.max_token_budget or accept.timeout > offer.timeout)
     if over and restored and not delegation.accepted_at_ms:
-        # It accepts an offer that we have forgotten. The provider accepts this one when it hears it.
+        # The provider accepts an offer that our ledger has lost. It accepts the present offer when it gets it.
         return ReceiveFromPeer(envelope=incoming.envelope, key=delegation.key)
     changes = DelegationChanges(
         delegation_id=accept.delegation_id,
@@ -297,7 +297,7 @@ async def check_result(
     """
     broken = await _broken(delegation, incoming.peer, result, us)
     if restored and broken == ("offer",):
-        # It answers an offer that we have forgotten. The provider answers this one, too, when it hears it.
+        # The provider answers an offer that our ledger has lost. It answers the present offer when it gets it.
         return ReceiveFromPeer(envelope=incoming.envelope, key=delegation.key)
     usage = _used(delegation, result.token_usage)
     overspent = delegation.overspent or usage.total > delegation.budget
@@ -327,14 +327,14 @@ async def check_result(
         settled=task is not None,
         proof=result.proof,
     )
-    # Work that was told to stop for breaking the terms has failed, though the provider calls it cancelled.
+    # Work that we canceled for breaking the terms has failed, though the provider calls it cancelled.
     at_fault = broken or overspent or (delegation.code is not None and result.status == "cancelled")
     outcome = task or ("failed" if at_fault else result.status)
     return _hear(incoming, delegation, (f"result_{outcome}",), changes)
 
 
 async def _broken(delegation: Delegation, peer: Peer, result: DelegationResult, us: InstanceKeys) -> tuple[str, ...]:
-    """Which parts of the proof do not hold. The tokens used are checked elsewhere."""
+    """The invalid parts of the proof. `check_result` checks the tokens used."""
     if result.proof is None:
         return ("missing",)
     check = partial(

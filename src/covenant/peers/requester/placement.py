@@ -1,8 +1,8 @@
 """Which peer is offered a task, and when: by liveness, trust, room and price.
 
-A peer has as much room as it said, less what it does for us. A peer that rejects an offer as busy has no more room than
-what it does for us now: the next task is offered when one of these has ended, or when the peer said to come back. A
-task waits here for room. It is in the ledger meanwhile, so a daemon that stops loses nothing by it.
+A peer has as many free slots as it reported, less our delegations to it. A peer that rejects an offer as busy has no
+free slot: the next task is offered when one of our delegations there has ended, or at the time that the peer named. A
+task waits here for a slot. It is in the ledger meanwhile, so a stop of the daemon loses nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.peer_settings import PeerContext, PeerService
 
 LOOK_AGAIN_S: Final = 1.0
-"""A task that waits for a place looks again so often, since a peer can become reachable without a message to us."""
+"""How often a waiting task looks again, since a peer can become reachable without a message to us."""
 PAUSE_MS: Final = 2_000
 """How long a peer is offered nothing after it could not be asked, or was busy and gave no time."""
 PAUSE_MS_MAX: Final = 60_000
 INTRODUCTION_MS: Final = 15_000
 """How long two instances that know each other have to verify each other, before an offer counts as refused."""
 PASSING: Final = frozenset({"busy", "rate_limited", "offline"})
-"""Codes of rejects after which the task is offered again, there or elsewhere."""
+"""Codes of rejects after which the task is offered again, to the same or another peer."""
 OFFLINE: Final = "offline"
 REFUSING: Final = frozenset({"no_profile", "denied", "version", "budget_too_low", "depth_exceeded"})
 """Codes of rejects that are about the peer: another one may do the task."""
@@ -39,13 +39,13 @@ REFUSED_MAX: Final = 1_000
 
 
 class _Lane:
-    """The delegations that one peer has of us, and how many it may have."""
+    """Our delegations to one peer, and how many it accepts."""
 
     def __init__(self) -> None:
         self.held: set[TaskId] = set()
         self.most = 1
         self.said_at_ms = 0
-        """When the peer said how much room it has."""
+        """When the peer last reported its free slots."""
         self.closed_until_ms = 0
         self.grows_at_ms = 0
         self.refused: set[TaskId] = set()
@@ -174,7 +174,7 @@ class OfferPlacement(PeerService):
             self.wake()
 
     def refuse(self, peer: InstanceId, task_id: TaskId) -> None:
-        """It will not do this one."""
+        """The peer refuses this task."""
         lane = self._lanes.setdefault(peer, _Lane())
         if len(lane.refused) >= REFUSED_MAX:
             lane.refused.clear()
@@ -189,7 +189,7 @@ class OfferPlacement(PeerService):
             self.wake()
 
     def pause(self, peer: InstanceId, task_id: TaskId, retry_after_ms: int | None, *, full: bool) -> None:
-        """The peer did not take this task now. `full`: because all its slots are taken."""
+        """The peer did not accept this task now. `full`: because all its slots are taken."""
         lane = self._lanes.setdefault(peer, _Lane())
         lane.held.discard(task_id)
         pause_ms = min(retry_after_ms if retry_after_ms is not None else PAUSE_MS, PAUSE_MS_MAX)
@@ -208,7 +208,7 @@ class OfferPlacement(PeerService):
 
 
 def may_pass_on(delegation: Delegation) -> bool:
-    """Whether it was rejected for a reason that is the peer's own, and any other peer may do it."""
+    """Whether the offer was rejected for a reason of this peer only, so that another peer may do the task."""
     is_asked_anew = delegation.code == "denied" and not delegation.renewed  # for another token
     return delegation.anyone and delegation.code in REFUSING and not is_asked_anew
 

@@ -100,11 +100,11 @@ class Requester(PeerService):
         """The tasks of delegations that have ended, while it is not known that the task has."""
         self._followers: set[_Follower] = set()
         self._forgotten: set[str] = set()
-        """Offers that peers speak of and our ledger has no record of, since it was restored."""
+        """Offers in messages of peers that our restored ledger does not have."""
         context.ledger.on_peer(self._wake)
 
     def callee(self, tenant: str, named: str) -> Target | None:
-        """`peer/profile`, or a profile that some peer offers; None if there is no such thing for this tenant."""
+        """The target of `peer/profile`, or of a profile that some peer offers; None if this tenant has no such peer."""
         who, slash, profile = named.partition("/")
         if slash and not (who and profile):
             return None
@@ -118,7 +118,7 @@ class Requester(PeerService):
     async def offer(self, task: Task, target: Target, told: Told = lambda _: None) -> Delegation:
         """Offer a task to a peer, once. Raises `Unavailable` if the peer must be asked first and does not answer.
 
-        `told` is called with the secrets that were found in the offer.
+        `told` is called with the findings of secrets in the offer.
         """
         known = await self.delegation(task.id)
         if known is not None and not self.is_passing(known, task):
@@ -198,7 +198,7 @@ class Requester(PeerService):
     async def force_error(self, by: AgentId, task_id: TaskId, reason: str) -> Delegation:
         """Give up a delegation that is lost, or whose provider does not answer a cancel.
 
-        The provider is told to stop as soon as it can be reached.
+        The provider gets the cancel as soon as it can be reached.
         """
         delegation = await self.known(task_id)
         if delegation.state not in (LOST, CANCELLING):
@@ -263,7 +263,7 @@ class Requester(PeerService):
         return self.since_ms if self._context.shared is None else 0
 
     async def cancel(self, task_id: TaskId, reason: str) -> Delegation:
-        """Cancel a delegation, durably: the provider hears of it as soon as it can be reached.
+        """Cancel a delegation, durably: the provider gets the cancel as soon as it can be reached.
 
         A delegation that has ended stays as it is. An offer that still waits is not sent any more; if nobody began to
         send it, the delegation ends at once.
@@ -414,7 +414,7 @@ class Requester(PeerService):
             return await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key))
 
     async def _remind(self, incoming: IncomingMessage, key: DelegationKey, delegation: Delegation | None) -> None:
-        """After a restore: tell the provider to stop work that has ended here, and audit offers that we forgot."""
+        """After a restore: cancels work at the provider that has ended here, and audits offers that our ledger lost."""
         goes_on = isinstance(incoming.message, DelegationAccept | StatusReport)
         if delegation is None:
             noted = key.offer_id in self._forgotten or len(self._forgotten) >= FORGOTTEN_MAX

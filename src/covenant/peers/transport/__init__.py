@@ -1,1 +1,1 @@
-"""How sealed messages travel: inbox, outbox, long polling, and the HTTP client under them."""
+"""The transport of sealed messages: inbox, outbox, long polling, and the HTTP client under them."""

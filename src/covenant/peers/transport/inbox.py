@@ -57,9 +57,9 @@ REASON_CHARS_MAX: Final = 300
 
 
 class RefusalAudit(PeerService):
-    """Writes refused envelopes to the audit: the operator sees the reason, which the sender may not hear.
+    """Writes refused envelopes to the audit: the operator sees the reason, which the sender may not learn.
 
-    An unknown address causes one row a window, whatever was wrong; a peer causes one for each fault. All unknown
+    An unknown address causes one row a window, for all faults; a peer causes one for each fault. All unknown
     senders together are limited, too. Each row says how many were left out before it.
     """
 
@@ -138,7 +138,7 @@ class Inbox(PeerService):
         self._strangers = TokenBuckets()
 
     async def receive(self, body: bytes, address: str | None) -> wire.Received:
-        """Takes in an envelope; answers once that is durable. Raises a `Refusal` that the sender may hear."""
+        """Processes an envelope; answers once that is durable. Raises a `Refusal` that the sender may see."""
         received, certified = await self._hear(body, address, _decode_message, self._received)
         sender = self._keyring.sender(certified=certified, now_ms=self._now_ms())
         certificate = sender.certificate or msgspec.UNSET
@@ -149,7 +149,7 @@ class Inbox(PeerService):
         return (await self._hear(body, address, _decode_poll, self._poll_server.answer))[0]
 
     async def take(self, body: bytes, *, relayed: bool = False) -> TakenEnvelope:
-        """Takes in an envelope that we fetched ourselves. We chose the pace, so no rate limit applies."""
+        """Processes an envelope that we fetched ourselves. We chose the pace, so no rate limit applies."""
         life_ms_max = RELAYED_LIFE_MS_MAX if relayed else ENVELOPE_LIFE_MS_MAX
         heard = await self._hear(body, None, _decode_message, self._took, metered=False, life_ms_max=life_ms_max)
         return heard[0]
@@ -172,7 +172,7 @@ class Inbox(PeerService):
         senders: list[InstanceId] = []
 
         def known(sender: InstanceId) -> bool:
-            """`check` asks only about a sender whose signature holds."""
+            """`check` asks only about a sender whose signature is valid."""
             senders.append(sender)
             return False
 
@@ -245,7 +245,7 @@ class Inbox(PeerService):
             # The peer may have been removed or denied while the envelope was opened.
             peer, header = self._peer(sender), checked.header
             if header.epoch != peer.epoch:
-                # The peer's ledger was restored. The sweep repeats what the peer may have forgotten.
+                # The peer's ledger was restored. The sweep repeats messages that it may have lost.
                 log.warning("peer.restored", extra={"peer": peer.id, "epoch": header.epoch})
                 peer = await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, epoch=header.epoch))
             if header.cert is not None and header.cert.void_before_ms > peer.void_before_ms:

@@ -4,8 +4,8 @@
 until a later poll acknowledges it, so a lost answer costs nothing. Messages of one delegation keep their order, and
 only one poll of a peer waits at a time: a new poll ends the one before.
 
-`PollClient` polls the peers that the setting `peers.poll` names, and acknowledges what it has taken with its next poll.
-A capability query that arrives this way is answered at once, to the peer's address.
+`PollClient` polls the peers that the setting `peers.poll` names, and acknowledges the processed messages with its next
+poll. A capability query that arrives this way is answered at once, to the peer's address.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
 ENVELOPE_EXTRA: Final = 4_096
 """About the size of an envelope without its body."""
 ASIDE_MIN: Final = 8
-"""From so many on, envelopes are sealed in a thread."""
+"""This many envelopes or more are sealed in a thread."""
 ASIDE_BYTES: Final = 64 * 1024
 
 
@@ -341,7 +341,7 @@ class PollClient(PeerService):
         return wire.RelayFetch(introduction=shown, taken=taken)
 
     async def _take_relayed(self, relayed: Sequence[wire.RelayedEnvelope], taken: list[str]) -> None:
-        """Takes in the envelopes of others from the relay.
+        """Processes the envelopes of others from the relay.
 
         A refused one is dropped: its sender still has the message.
         """
@@ -383,7 +383,7 @@ class PollClient(PeerService):
             self._owed.pop(sender, None)
 
     async def _take(self, peer: Peer, envelopes: Sequence[bytes | memoryview], acks: Acks) -> DeliveryFailure | None:
-        """Takes in each envelope by itself: a refused one holds up its own delegation and no other."""
+        """Processes each envelope separately: a refused one holds up its own delegation and no other."""
         failed: DeliveryFailure | None = None
         for envelope in envelopes:
             try:

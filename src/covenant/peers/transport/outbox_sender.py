@@ -1,13 +1,13 @@
 """The outbox sender: messages to peers are delivered at least once, and in order within each delegation.
 
-A message is sent only after the peer has taken the one before it. Deliveries are recorded soon afterwards; after a
-crash in between a message is sent again, and the peer recognises it by its number. A failed delivery is retried with
+A message is sent only after the peer has acknowledged the one before it. Deliveries are recorded soon afterwards; after
+a crash in between a message is sent again, and the peer recognises it by its number. A failed delivery is retried with
 growing pauses, without end: only the peer, or an operator who removes the peer, drops a message. Peers do not wait for
 each other, and a delegation that is refused does not hold up another one.
 
-A peer that cannot be reached costs one try at a time. The next one comes at once when the peer is heard from, has
-another address, or gets a new message. Delegations take turns then, since a proxy may refuse the first message alone.
-A peer without an address is sent nothing: it polls.
+A peer that cannot be reached costs one try at a time. The next try comes at once when the peer sends a message, has
+another address, or gets a new message. Delegations take turns then, since a proxy may refuse the first message alone. A
+peer without an address is sent nothing: it polls.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from covenant.wire.peers import RECEIVE_PATH, decode_received, decode_relayed
 log = logging.getLogger(__name__)
 
 TURNS: Final = 5
-"""Of so many tries at a peer that takes nothing, one is with the delegation that was tried longest ago."""
+"""One in this many tries at an unreachable peer is with the delegation that was tried longest ago."""
 AWAY: Final = "connect_failed"
 STATUS: Final = "delegation_status"
 READ_MAX: Final = 64
@@ -73,8 +73,9 @@ class _Round:
         None: it takes messages.
         """
         self.sooner_ms = 0
-        """The earliest next try by the monotonic clock, whatever is heard: after the shortest pause between tries, and
-        after the pause that the peer asked for."""
+        """The earliest next try by the monotonic clock, even if the peer sends a message: after the shortest pause
+        between tries, and after the pause that the peer asked for.
+        """
         self.failed_at = 0.0
         self.passed_at = 0.0
         self.in_vain: dict[DelegationKey, float] = {}
@@ -97,7 +98,7 @@ class OutboxSender(PeerService):
         self._poll_client = PollClient(context, self._sender, inbox)
         self._rounds: dict[InstanceId, _Round] = {}
         self._ahead: dict[DelegationKey, int] = {}
-        """The highest number of each delegation that its peer has taken, until the ledger has it."""
+        """The highest number of each delegation that its peer has acknowledged, until the ledger has it."""
         self._saver: MoveSaver[tuple[DelegationKey, bool], OutboxMove] = MoveSaver(
             lambda moves: self._ledger.commit(MoveParcels(moves=moves)), self._forget
         )
@@ -134,7 +135,7 @@ class OutboxSender(PeerService):
         log.warning("outbox.unsaved", extra={"code": refusal.code, "count": len(self._saver.waiting)})
 
     async def stop(self) -> None:
-        """Breaks off deliveries under way. The next run sends them again, whether they were taken or not."""
+        """Interrupts running deliveries. The next run sends them again, whether they arrived or not."""
         self._stop.set()
         if self._running:
             await self._ended.wait()
@@ -236,7 +237,7 @@ class OutboxSender(PeerService):
         return [list(parcels) for _, parcels in groupby(left, key=lambda each: each.delegation)]
 
     def _look_up(self, round_: _Round, peer: Peer, count: int) -> None:
-        """Brings the next try forward if the peer was heard from, has moved, or has more messages waiting."""
+        """Brings the next try forward if the peer has sent a message, has a new address, or has more to get."""
         moved = peer.url != round_.url
         heard = peer.heard_at_ms != round_.heard_at_ms
         sooner = moved or heard or count > round_.count
@@ -339,7 +340,7 @@ class OutboxSender(PeerService):
         try:
             received = decode_received(answer.body)
         except Invalid:
-            # Whoever answers there is no instance that has taken the message.
+            # Without a valid receipt, the answer is not from the recipient.
             return DeliveryFailure("bad_response", "the answer is not one to an envelope", whole=True)
         # The keys are known, since the envelope was sealed to them.
         keys = (self._ledger.peer(peer.id) or peer).keys
@@ -351,7 +352,7 @@ class OutboxSender(PeerService):
                 "bad_receipt", "the receipt is not signed by the peer; the message is sent again", whole=True
             )
         if received.duplicate and is_first:
-            # It has heard this number from us before.
+            # The peer has received this number from us before.
             await self._directory.note_forgotten(peer, said=parcel.seq)
         return None
 

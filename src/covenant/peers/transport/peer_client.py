@@ -1,14 +1,13 @@
-"""HTTP to peers: connections that are kept open, sending one envelope, and how that can fail.
+"""The HTTP client for peers: persistent connections, sending of one envelope, and its failures.
 
-Peers are called at the addresses that an operator or a setting has given. The address guard judges each address right
+Peers are called at the addresses that an operator or a setting has given. The address guard checks each address right
 before the connection. A peer's own address may be private or loopback; link-local addresses and a cloud's metadata are
 never called. Redirects are not followed, and an answer has limits of size and time. Messages to one peer share
-connections, unlike other calls: whoever sits on the way can claim that an envelope was taken, but cannot read or forge
-one.
+connections, unlike other calls: a party in between can delay an envelope, but cannot read, forge or acknowledge one.
 
-`EnvelopeSender` seals the body anew for each try, since an envelope lives for minutes and keys change. If the peer does
-not know the key that was used, it is asked once for its present keys and the same message is sent again at once. The
-same happens when a kept connection turns out to be closed.
+`EnvelopeSender` seals the body again for each try, since an envelope lives for minutes and keys change. If the peer
+does not know the key that was used, it is asked once for its present keys and the same message is sent again at once.
+The same happens when a kept connection turns out to be closed.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ INTRODUCTION_BYTES_MAX: Final = 256 * 1024
 GET_S: Final = 15.0
 CONNECT_S: Final = 5.0
 CONNECTIONS_MAX: Final = 16
-"""To one address: for deliveries, a poll and questions."""
+"""The most connections to one address: for deliveries, a poll and queries."""
 KEPT_S: Final = 30.0
 """How long an idle connection is kept. Our own server keeps its side for longer."""
 PLACES_MAX: Final = 256
@@ -56,7 +55,8 @@ RETRY_AFTER_S_MAX: Final = 3_600
 FAILURE_CHARS_MAX: Final = 300
 
 OTHER_KEYS: Final = frozenset({"unknown_prekey", "prekey_expired", "wrong_recipient", "refused", "not_relayed"})
-"""Codes for a peer with other keys than we know, or for another instance at its address: we ask who is there."""
+"""Codes for a peer with other keys than we know, or for another instance at its address: we fetch the identity there.
+"""
 # With these statuses a failure may concern one message or delegation. Any other failure concerns the whole peer.
 OF_ONE: Final = frozenset({400, 403, 404, 409, 413})
 OF_ALL: Final = frozenset({"refused", "unknown_route", "host_not_allowed", *Code} - {Code.REPLAYED, Code.TOO_LARGE})
@@ -193,7 +193,7 @@ class PeerConnection:
                 return PeerResponse(response.status, _plain(response), await _read(response, bytes_max))
 
     def _read_place(self) -> _Place:
-        """Where the peer is, as an operator or a setting has given it."""
+        """The peer's address, as an operator or a setting gave it."""
         if self._place is None:
             try:
                 location = read_url(self._url)
@@ -263,7 +263,7 @@ def required(address: str | None, peer: Peer) -> str:
 
 
 class DeliveryFailure(NamedTuple):
-    """`whole`: the peer cannot be reached or takes nothing; otherwise this message alone failed."""
+    """`whole`: the peer cannot be reached or accepts nothing; otherwise this message alone failed."""
 
     code: str
     reason: str
@@ -363,7 +363,7 @@ class EnvelopeSender(PeerService):
     def trouble(
         self, peer: InstanceId, failed: DeliveryFailure, attempts: int, offer_id: str | None = None
     ) -> DeliveryTrouble:
-        """The next try, after so many failures in a row."""
+        """The next try, after this many failures in a row."""
         backoff = Backoff(self._settings.retry_first_ms, self._settings.retry_max_ms, jitter=JITTER)
         pause_ms = max(1, int(backoff.pause(attempts, self._context.chance())), failed.retry_after_ms)
         next_ms, due_ms = self._now_ms() + pause_ms, self._monotonic_ms() + pause_ms

@@ -1,9 +1,9 @@
 """The relay: envelopes between two instances that can only call out, kept here until the recipient fetches them.
 
 A relay cannot open an envelope, and changes nothing in it. It takes one from a verified peer, for a verified peer, both
-of whom the setting `peers.relay_for` names, and answers once the envelope is on disk. The recipient fetches with its
-polls, which it signs, and says with the next poll what it has. An envelope that nobody fetches expires; the
-sender was told when, and still has the message. So a relay that loses everything delays messages, and loses none.
+of whom the setting `peers.relay_for` names, and answers once the envelope is on disk. The recipient fetches envelopes
+with signed polls, and acknowledges them with the next poll. An envelope that nobody fetches expires; the sender knows
+when, and still has the message. So a relay that loses everything delays messages, and loses none.
 
     relay/<recipient>/<number>.<until, in ms>.<sender>.<name>.envelope     the envelope, unchanged
     relay/<recipient>/introduction.json                                    the recipient's introduction, unchanged
@@ -86,7 +86,7 @@ class RelayStore:
         """Envelopes that are being written, by recipient and name."""
 
     def open(self) -> None:
-        """Read what an earlier run kept. Blocks."""
+        """Reads the envelopes that an earlier run kept. Blocks."""
         if not self._folder.is_dir():
             make_owned_folder(self._folder, exist_ok=True)
         for place in sorted(self._folder.iterdir()):
@@ -101,7 +101,7 @@ class RelayStore:
                     self._count(InstanceId(place.name), kept, 1)
                     self._number = max(self._number, kept.number)
                 elif file.suffix == ".tmp":
-                    file.unlink()  # its sender was not told that it was kept
+                    file.unlink()  # its sender got no acknowledgement for it
             self._kept[InstanceId(place.name)] = found
 
     def reserve(self, recipient: InstanceId, sender: InstanceId, name: str, size: int, until_ms: int) -> KeptEnvelope:
@@ -266,7 +266,9 @@ class Relay(PeerService):
         return until_ms, False
 
     async def fetched(self, peer: Peer, introduction: bytes, taken: Sequence[str]) -> None:
-        """Takes what a recipient says with its poll: its introduction, and what it has. Ignored from others."""
+        """Handles the relay part of a recipient's poll: its introduction, and its acknowledgements. Ignored from
+        others.
+        """
         if self._store is None or self._relayed(peer.id) is None:
             return
         await self._store.drop(peer.id, taken)
