@@ -14,7 +14,7 @@ LIMIT_MAX: Final = 1_000
 CHUNK_ROWS: Final = 1_000
 """Rows read at once when rows are filtered by their content."""
 CHUNKS_MAX: Final = 20
-"""A page searches so many chunks. If it is not full by then, its `next` goes on from there."""
+"""The most chunks that a page searches. If it is not full by then, its `next` continues from there."""
 
 
 class AuditFilter(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -125,7 +125,7 @@ def _model_skills(
     definition: AgentDefinition, tools: Sequence[Tool], abilities: frozenset[str]
 ) -> tuple[CardSkill, ...]:
     if not abilities and definition.id != INDEX:
-        # No model plays this agent, so its card must promise nothing.
+        # No model runs this agent, so its card must promise nothing.
         return ()
     commands = usable(definition, abilities or ROUTING)
     named = ((command, CAPABILITIES[command]) for command in commands if command != ASK)
@@ -274,7 +274,7 @@ class CardFeatures(msgspec.Struct, frozen=True, kw_only=True):
     abilities: frozenset[str] | None = None
     """The commands that model agents can carry out here. None: as their definitions say."""
     mcp_tenants: frozenset[str] = frozenset({DEFAULT})
-    """The tenants whose agents have an MCP server, whatever tools it offers."""
+    """The tenants whose agents have an MCP server."""
     remote_tenants: frozenset[str] = frozenset({DEFAULT})
     """The tenants whose agents may call registered remote agents."""
     peer_profiles: tuple[str, ...] | None = None

@@ -1,9 +1,9 @@
 """Delegation: an agent that works on a task gives part of it to another agent, local or remote, and waits.
 
 A delegated part is a task of its own, a child of the caller's task: queued, leased, worked on and settled like any
-other, by whoever serves the callee. Its id is derived from its parent and its request, so the same request again (after
-a crash, in the next attempt) finds the existing task. It is one deeper than its parent, ends when its parent ends, and
-has no more time than its parent has left.
+other, wherever the callee is served. Its id is derived from its parent and its request, so the same request again
+(after a crash, in the next attempt) finds the existing task. It is one deeper than its parent, ends when its parent
+ends, and has no more time than its parent has left.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ def tenant_of(agent: AgentId) -> str:
 
 
 def peer_target(definition: AgentDefinition) -> Target | None:
-    """The peer and profile that do an agent's work; None if the agent stands for no peer."""
+    """The peer and profile that do an agent's work; None if the agent is not of the kind `peer`."""
     if definition.kind_rules.place != "peer":
         return None
     peer, _, profile = definition.peer.partition("/")

@@ -63,7 +63,7 @@ def view_outcome(view: TaskView | None) -> DelegationOutcome:
 
 
 def task_outcome(state: str, cause: str | None, result: Result | None) -> DelegationOutcome:
-    """The outcome of a task in the words of delegations. The cause tells a time-out, whoever ended the task."""
+    """The outcome of a task as a status of delegations. The task's cause shows a time-out."""
     code = result.metadata.get("code") if result is not None and result.metadata else None
     if state == TaskState.COMPLETED:
         return "completed"

@@ -3,9 +3,9 @@
     /v1/files/<space>/<task id>/<sha256>?size=…&expires=…&signature=…
 
 The signature covers all the other values. Anybody who has the URL may read the file until it expires, without a token.
-The key is derived from the instance's own, so that every daemon on a ledger makes and takes the same URLs. An uploaded
-file that no task refers to yet has `upload` in place of the task's id. The signature begins with a mark of the
-instance, which tells a changed URL of ours from a file elsewhere.
+The key is derived from the instance's own, so that every daemon on a ledger makes and accepts the same URLs. An
+uploaded file that no task refers to yet has `upload` in place of the task's id. The signature begins with a mark of the
+instance, which distinguishes a changed URL of ours from a URL of another instance.
 """
 
 from __future__ import annotations

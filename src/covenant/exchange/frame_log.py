@@ -29,7 +29,7 @@ WAITING_MAX: Final = 256
 """The most finished calls that wait to be kept."""
 TASKS_OF_CALL_MAX: Final = 8
 OVERHEAD: Final = 200
-"""About what a frame costs besides its texts."""
+"""The approximate bytes of a frame besides its texts."""
 
 Direction = Literal["in", "out"]
 Belongs = Callable[[TaskId], Awaitable[object | None]]
@@ -95,7 +95,7 @@ class CapturedCall:
 
 
 class KeptFrames(msgspec.Struct, frozen=True, gc=False):
-    """`left_out`: older frames of the task, kept no more. `lost`: calls of any task that were not kept."""
+    """`left_out`: older frames of the task that were dropped. `lost`: calls of any task that were not kept."""
 
     frames: tuple[LoggedFrame, ...]
     left_out: int = 0

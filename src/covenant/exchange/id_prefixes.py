@@ -1,6 +1,6 @@
 """Finds things by the beginning of their id: a task, a lease, a push configuration, a parent, or a name.
 
-A prefix stands for the one thing that the caller may see whose id begins so. Things that the caller may not see are
+A prefix must match exactly one thing that the caller may see. Things that the caller may not see are
 neither found nor counted, so a refusal reveals nobody else's ids. A whole id is not looked up here.
 """
 
@@ -43,7 +43,7 @@ def choose(
 
 
 async def find_task_id(ledger: TaskLedger, given: str, whose: TaskQuery = EVERY) -> TaskId:
-    """The id of the one task that begins so, live or finished; `whose` limits the tasks."""
+    """The id of the one task, live or finished, whose id begins with this; `whose` limits the tasks."""
     if len(given) >= UUID_LENGTH:
         return parse_task_id(given)
     prefix = given.lower()

@@ -1,7 +1,7 @@
 """Push configurations: for a tenant's caller at one agent; and the outbox of all of them, for the operator.
 
 A configuration belongs to its task and is scoped to the tenant and the agent with it. When it is made, only its text is
-checked. Its address is judged when it is called: judging it here would tell strangers which internal names exist.
+checked. Its address is checked when it is called: a check here would tell strangers which internal names exist.
 
 Its token and credentials are shown to callers that may read the task, and to nobody else, the operator included.
 """

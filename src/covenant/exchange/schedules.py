@@ -2,7 +2,7 @@
 
 A schedule is part of an agent's definition, stored or declared in code, so nothing else is kept: the id of a run is
 derived from the tenant, the agent, the schedule and the moment. A run that is submitted again, after a restart, a step
-of the clock, or by another daemon, finds the existing task. A moment never has two.
+of the clock, or by another daemon, finds the existing task. A moment never has two runs.
 
 Missed moments (no daemon was up, or the clock was set) are run if they are no older than the schedule's `catch_up_s`. A
 paused schedule has no runs, and none later for the moments of its pause. The next moments are in a heap by time, and
@@ -43,7 +43,7 @@ from covenant.model.tenants import SchedulePause, schedule_key
 LOOK_S: Final = 15.0
 """How often the clock is looked at."""
 LATE_MS: Final = 300_000
-"""A moment that was waited for still runs if it is late by so much: the clock may have been paused meanwhile."""
+"""A moment that was waited for still runs if it is late by at most this: the clock may have been paused meanwhile."""
 AGAIN_MS: Final = 5_000
 """The pause before a refused run is submitted again, while it is not too late."""
 RUNS_AT_ONCE_MAX: Final = 100
@@ -203,7 +203,7 @@ def run_id(key: ScheduleKey, moment_ms: int) -> TaskId:
 
 UPCOMING: Final = 5
 AT_ONCE: Final = 50
-"""After so many schedules other coroutines run: finding the next moment takes a while."""
+"""After this many schedules other coroutines run: finding the next moment takes a while."""
 
 
 class Moment(msgspec.Struct, frozen=True, gc=False):

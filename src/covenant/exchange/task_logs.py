@@ -34,9 +34,9 @@ TASK_BYTES_MAX: Final = 256 * 1024
 TASKS_MAX: Final = 10_000
 BYTES_MAX: Final = 16 * 1024 * 1024
 OVERHEAD: Final = 100
-"""About what a line costs besides its text."""
+"""The approximate bytes of a line besides its text."""
 UNFINISHED_S: Final = 0.5
-"""A line without an end is shown when nothing was added to it for so long."""
+"""A line without an end is shown when nothing was added to it for this long."""
 CUT: Final = "…"
 NO_MAX: Final = 2**63 - 1
 
@@ -87,7 +87,7 @@ Older = Callable[[TaskId, int], Awaitable[Sequence[LogLine]]]
 Keep = Callable[[TaskId, LogLine], None]
 IsKnown = Callable[[TaskId], Awaitable[bool]]
 Forget = Callable[[IsKnown], Awaitable[None]]
-"""Deletes lines kept elsewhere, of tasks that no longer exist."""
+"""Deletes stored lines of tasks that no longer exist."""
 
 
 async def _nothing_older(_: TaskId, __: int) -> Sequence[LogLine]:

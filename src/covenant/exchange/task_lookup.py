@@ -44,7 +44,7 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskLookup:
-    """`operator`: the principal as which the operator sees every task and cancels one. None: the operator is treated
+    """`operator`: the operator's principal, which sees every task and can cancel one. None: the operator is treated
     like the tenant that it calls for."""
 
     def __init__(self, ledger: Ledger, catalogue: Catalogue, operator: Principal | None = None) -> None:

@@ -55,7 +55,7 @@ class TenantFiles(Protocol):
     async def erase(self, tenant: str) -> None: ...
 
     async def search(self, tenant: str, keys: Sequence[str]) -> Sequence[SearchedPlace]:
-        """Searches every file of the home except those of the ledger."""
+        """Searches every file of the home, except the ledger's own files."""
 
 
 class TenantHoldings(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -1,4 +1,4 @@
-"""Whether a worker serves a worker agent: such an agent's tasks are leased from outside, perhaps by nobody.
+"""Whether a worker serves a worker agent: external workers lease its tasks, and there may be none.
 
 This daemon knows which workers are enrolled, and which have lately asked it for tasks or renewed a lease. It cannot
 know which have asked another daemon on the same ledger; there, only a worker that is not enrolled is absent.

@@ -89,7 +89,7 @@ class Clock:
     def left_ms(self, deadline_ms: int) -> int | None:
         """The time until a deadline, 0 or less if it has passed.
 
-        None: it has passed by a clock that was set just now, so it is not judged yet.
+        None: it has passed by a clock that was set just now, so this is not decided yet.
         """
         left_ms = deadline_ms - self.now_ms()
         return None if left_ms <= 0 and self.ages.paused else left_ms

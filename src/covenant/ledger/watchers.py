@@ -255,7 +255,7 @@ def step_of(event: Any, ts_ms: int) -> Step | None:
 
 
 class Watched(Protocol):
-    """The source of a watch's steps. It is told when the watch ends."""
+    """The source of a watch's steps. It is called when the watch ends."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -345,7 +345,7 @@ _REGISTERS: Final[dict[type[AnyEvent], Callable[[Any], RegisterChange]]] = {
 
 
 class _Signal(enum.Enum):
-    """News other than steps that wait for the ledger's listeners."""
+    """Changes other than steps that wait for the ledger's listeners."""
 
     LOST = enum.auto()
     PEER = enum.auto()
@@ -495,6 +495,6 @@ class TaskWatchers:
             watch.end()
 
     def forget(self) -> None:
-        """Drops all news that did not become durable after a disk failure: it never happened."""
+        """Drops changes that did not become durable after a disk failure: they never happened."""
         self.changes.forget()
         self._waiting.clear()

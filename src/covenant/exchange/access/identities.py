@@ -177,7 +177,7 @@ class IdentityAdmin:
         return await self._ledger.commit(PurgeIdentities(by=principal.agent, before_ms=before_ms))
 
     async def _one(self, which: str) -> Identity:
-        """The live identity with this display or key, or the only one whose display, key or token begins so."""
+        """The live identity with this display or key, or the only one whose display, key or token begins with it."""
         if not which:
             raise Invalid("invalid_identity", "name an identity by name@host, or by the prefix of its token")
         live = [each for each in await self._ledger.identities() if each.revoked_at_ms is None]

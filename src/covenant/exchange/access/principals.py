@@ -1,7 +1,7 @@
 """Authentication: from a bearer token to a principal. A principal's sessions end when its token is revoked.
 
-A refused token is audited before the caller is answered. An address that keeps failing costs one audit row a window,
-with a count, and all addresses together cost a bounded number of rows: an attacker cannot fill the disk.
+A refused token is audited before the caller is answered. An address that keeps failing gets one audit row a window,
+with a count, and all addresses together get a bounded number of rows: an attacker cannot fill the disk.
 
 A login code is traded for a session of the dashboard, so that no token is in a URL, or in a browser's history or
 storage. A code works once, within a minute, and is kept as a hash in memory only.
@@ -30,7 +30,7 @@ SOURCES_MAX: Final = 10_000
 
 
 class AuditBudget:
-    """Bounds the audit rows that refused callers cost: one a window for each source, a few for all strangers."""
+    """Bounds the audit rows about refused callers: one a window for each source, a few for all strangers."""
 
     def __init__(self) -> None:
         self._sources: dict[Hashable, tuple[int, int]] = {}
@@ -39,7 +39,7 @@ class AuditBudget:
         """For all strangers: when their window began, how many rows they had, and how many were left out."""
 
     def spend(self, source: Hashable, now_ms: int, *, stranger: bool) -> int | None:
-        """Takes a row. Returns how many rows were left out before it; None: this row is left out, too, and counted."""
+        """Counts one row. Returns how many rows were left out before it; None: this row is left out, too."""
         since_ms, left_out = self._sources.get(source, (None, 0))
         if since_ms is not None and 0 <= now_ms - since_ms < WINDOW_MS:
             self._sources[source] = (since_ms, left_out + 1)

@@ -173,7 +173,7 @@ class TenantAccess:
         return self._ledger.tenant(name)
 
     async def acting(self, principal: Principal, name: str) -> Caller:
-        """A caller that stands for the operator in a tenant's place."""
+        """A caller for the operator who acts for a tenant."""
         await require_operator(self._ledger, principal, "acting for a tenant")
         tenant = self._ledger.tenant(name)
         if tenant is None:
@@ -273,7 +273,7 @@ STREAMS_MESSAGE: Final = "too many streams are open; close one, or read the task
 
 
 class LimitSlot(msgspec.Struct, gc=False, eq=False):
-    """One of a tenant's places, as a context. (A generator would cost four times as much, and each call has one.)"""
+    """A slot of a tenant's limit, as a context. (A generator would cost four times as much, and each call has one.)"""
 
     _taken: dict[str, int]
     _name: str
@@ -296,7 +296,7 @@ class LimitSlot(msgspec.Struct, gc=False, eq=False):
 
 
 def share(most: int, living: int) -> int:
-    """One daemon's share of a limit, for so many daemons; 0: no limit."""
+    """One daemon's share of a limit, for this number of daemons; 0: no limit."""
     return -(-most // living)
 
 
@@ -332,14 +332,14 @@ class TenantLimiter:
             raise OverLimit(RATE, MESSAGE, retry_after_ms=wait_ms)
 
     def connected(self, caller: Caller) -> LimitSlot:
-        """A place for the time of one request; refused if the tenant's are all taken."""
+        """A slot for the time of one request; refused if all of the tenant's are taken."""
         most, living = caller.tenant.limits.connections or self._defaults.connections, self._living()
-        # Strangers at a published agent must not take the places of the tenant that owns it.
+        # Strangers at a published agent must not take the slots of the tenant that owns it.
         name = caller.tenant.name if caller.token_sha256 else caller.name
         return LimitSlot(self._connections, name, most if living == 1 else share(most, living), CONCURRENT)
 
     def streaming(self, caller: Caller) -> LimitSlot:
-        """A place for the time of one stream or long wait."""
+        """A slot for the time of one stream or long wait."""
         most = caller.tenant.limits.streams or self._defaults.streams
         name = caller.tenant.name if caller.token_sha256 else caller.name
         return LimitSlot(self._streams, name, share(most, self._living()), STREAMS)

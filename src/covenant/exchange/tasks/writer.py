@@ -47,7 +47,7 @@ from covenant.model.tracing import (
 
 DRAINING: Final = "draining"
 AGAIN_S: Final = 1.0
-"""Between two questions to a ledger whose database is away."""
+"""The pause between two queries to a ledger whose database is down."""
 RETRY_MS: Final = 5_000
 """When to send again: about when another daemon, or this one after a restart, is ready."""
 
@@ -60,7 +60,7 @@ class DrainStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     left_ms: int
     """How long running turns still have."""
     drained: bool
-    """The drain is over: nothing runs any more, and the daemon stops."""
+    """The drain is over: no turn runs any more, and the daemon stops."""
     handed_back: int
 
 
@@ -74,7 +74,7 @@ class Intake:
         self.stops = asyncio.Event()
         """The drain is over, or the daemon stops for another reason: nobody waits for the drain any more."""
         self.heard = asyncio.Event()
-        """Set once a caller was told how the drain ended."""
+        """Set once a caller has got the outcome of the drain."""
         self.running = running
         self._handed_back: int | None = None
         self._monotonic_ms = monotonic_ms
@@ -113,7 +113,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class WorkerSlot(Protocol):
-    """A free place in the pool, reserved for one task. Used once: start the task, or give the place back."""
+    """A free slot of the pool, reserved for one task. Used once: start the task, or give the slot back."""
 
     @property
     def starter(self) -> Starter: ...
@@ -121,12 +121,12 @@ class WorkerSlot(Protocol):
         """Starts the work: the lease is durable. Does not wait."""
 
     def give_back(self) -> None:
-        """Frees the place: the task was not leased, since it is queued, known already, or refused."""
+        """Frees the slot: the task was not leased, since it is queued, known already, or refused."""
 
 
 class LocalWorkers(Protocol):
     def reserve(self, recipient: PublicKey) -> WorkerSlot | None:
-        """A reserved place; None if no agent here works for this recipient, or none is free."""
+        """A reserved slot; None if no agent here works for this recipient, or none is free."""
 
 
 class TaskWriter:
@@ -309,7 +309,7 @@ class TaskWriter:
         return self._ledger.commit(Cancel(task_id=task_id, viewer=viewer, recipient=recipient, by=by, reason=reason))
 
     async def _start_later(self, task: Task, slot: WorkerSlot) -> None:
-        """Start what was leased to this run and that nobody has begun. Otherwise the slot is free again."""
+        """Starts a task that was leased to this run and not started. Otherwise the slot is free again."""
         entry = await self._find_out(task.id)
         lease = entry.lease if entry is not None and entry.state is State.LEASED else None
         starter = slot.starter
@@ -323,7 +323,7 @@ class TaskWriter:
             slot.give_back()
 
     async def _find_out(self, task_id: TaskId) -> Entry | None:
-        """Asks the ledger until it answers, however long its database is away."""
+        """Asks the ledger until it answers, however long its database is down."""
         while True:
             try:
                 return await self._ledger.entry(task_id)

@@ -163,11 +163,11 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
     usage_total: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     """The usage of the task and of all tasks below it."""
     remote: bool | msgspec.UnsetType = msgspec.UNSET
-    """True for a task that is done elsewhere: at `url`, under `remote_task_id` once that is known."""
+    """True for a task that a remote agent does: at `url`, under `remote_task_id` once that is known."""
     url: str | msgspec.UnsetType | None = msgspec.UNSET
     remote_task_id: str | msgspec.UnsetType | None = msgspec.UNSET
     provider: str | msgspec.UnsetType = msgspec.UNSET
-    """The id of the peer that does the task; also `profile`, and the status in the protocol's words."""
+    """The id of the peer that does the task; also `profile`, and the status as the protocol names it."""
     profile: str | msgspec.UnsetType = msgspec.UNSET
     status: str | msgspec.UnsetType = msgspec.UNSET
     children: tuple[TreeNode, ...] = ()

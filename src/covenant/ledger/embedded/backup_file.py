@@ -7,7 +7,7 @@
     manifest.json              the position, and the SHA-256 of every file above
 
 The manifest comes last, so a truncated file has none. A reader trusts no name in a backup: a member that is not a plain
-file, or whose name leads elsewhere, is refused.
+file, or whose name leads outside of the folder, is refused.
 
 A running daemon first copies its ledger into a folder under `backups/` in the home, until it was read. A copy takes as
 much room as the archive: it is not begun if that would leave less than `ROOM_BYTES_MIN` free. At most two copies are
@@ -71,7 +71,7 @@ class StagedBackup(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class StagedBackups:
-    """Used on the loop of its ledger. `shipped` is told of each copy, which closes gaps between earlier ones."""
+    """Used on the loop of its ledger. `shipped` records each copy, which closes gaps between earlier ones."""
 
     def __init__(
         self,

@@ -465,7 +465,7 @@ def remove_mark(home: Path) -> None:
 
 
 def check_mark(home: Path) -> None:
-    """Raises HomeUnusable if the ledger is elsewhere, or incomplete."""
+    """Raises HomeUnusable if the ledger was moved away, or is incomplete."""
     mark = read_mark(home)
     if mark is None:
         return

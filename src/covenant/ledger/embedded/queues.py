@@ -294,7 +294,7 @@ class LargeBodies:
 class DueTasks:
     """Tasks by the earliest time at which each may be due. Tasks that have changed since are skipped at that time.
 
-    Whoever waits for the first of them is woken if an earlier one is added.
+    A waiter for the first of them is woken if an earlier one is added.
     """
 
     def __init__(self) -> None:

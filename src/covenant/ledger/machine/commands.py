@@ -107,7 +107,7 @@ class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
     minted: bool = False
     """The id was just generated here at random: no earlier task can have it."""
     recipient_fault: RecipientFault | None = None
-    """What is wrong with the recipient. Only callers that may send to it are told."""
+    """The fault of the recipient. Only callers that may send to it learn of it."""
     body_bytes: int | None = None
     """The bytes of the task (`weigh`), if its writer has counted them already."""
 
@@ -279,7 +279,7 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
 
 class Settle(TaskCommand[Settled], frozen=True, gc=False, kw_only=True):
     holder: AgentId | None
-    """None: whoever has the lease, for a process that is trusted."""
+    """None: any holder of the lease, for a trusted process."""
     result: Result
     lease_id: LeaseId | None = None
     ending: Ending | None = None

@@ -1,7 +1,7 @@
 """Effects of events beyond the entry of their task, the same for every engine. Pure: functions return the effects.
 
-A settled task ends its push configurations. A cache key has a leader at work, and followers. A request id stands for
-the tasks or results that it was given. A peer whose envelope was received is known to be alive.
+A settled task ends its push configurations. A cache key has a leader at work, and followers. A request id is recorded
+with the tasks or results that it was given. A peer whose envelope was received is known to be alive.
 """
 
 from __future__ import annotations

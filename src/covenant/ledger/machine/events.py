@@ -172,7 +172,7 @@ class LeaseInterrupted(TaskEvent, frozen=True, gc=False, tag="lease_interrupted"
     hold_ms: int = 0
     """0: without limit."""
     held: bool = False
-    """The task's watchers were told that an operator decides. Earlier versions told nobody."""
+    """The task's watchers saw that an operator decides. Earlier versions had no such update."""
 
 
 class TaskUpdated(TaskEvent, frozen=True, gc=False, tag="task_updated"):

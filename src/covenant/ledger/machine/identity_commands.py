@@ -146,7 +146,7 @@ class RotateTenant(TenantCommand, frozen=True, gc=False, kw_only=True):
 
 
 class BeginTenantRemoval(TenantCommand, frozen=True, gc=False, kw_only=True):
-    """From here on nobody speaks for the tenant, and it accepts no tasks. Repeating it changes nothing."""
+    """From here on the tenant's tokens are refused, and it accepts no tasks. Repeating it changes nothing."""
 
     reason: str
     cancel_live: bool = False

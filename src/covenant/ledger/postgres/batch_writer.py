@@ -317,7 +317,7 @@ class BatchWriter:
         self._tell(committed)
 
     def _give_back(self, committed: Committed) -> None:
-        """Whoever was told that nobody knows does not have what it was given: that goes back."""
+        """A caller whose outcome was reported as unknown did not get its leases or results: they go back."""
         for item in committed.items:
             is_unknown = isinstance(item.error, Unavailable) and item.answer is not None
             undo: Command[Any] | None = item.command.undo(item.answer) if is_unknown else None

@@ -112,9 +112,9 @@ class Connections:
             pass
 
     def drop_all(self, but: asyncpg.Connection[Any] | None = None) -> None:
-        """Ends every connection, whoever waits for an answer by it. Each connection is made anew when it is needed.
+        """Ends every connection, also those that wait for an answer. Each connection is opened again when it is needed.
 
-        After a silence of the network, an answer by a connection of before may never come.
+        After a silence of the network, an answer on an old connection may never come.
         """
         loop = asyncio.get_running_loop()
         for connection in tuple(self._made):

@@ -179,7 +179,7 @@ def fenced() -> Unavailable:
 
 
 def outcome_unknown(trouble: Unavailable) -> Unavailable:
-    """`trouble`: why nobody can find out."""
+    """`trouble`: why the outcome cannot be found out."""
     return Unavailable(
         OUTCOME_UNKNOWN,
         "the ledger's database went away while this was being written; it may or may not have happened. "

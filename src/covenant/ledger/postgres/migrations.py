@@ -1,7 +1,7 @@
 """The schema's level: the first daemon migrates it to the newest; a newer one than this program knows is refused.
 
-A level is a file, `level_N.sql`, applied in one transaction together with its number. What somebody altered by hand is
-found by a comparison with tables that are created anew; an error that comes of it names the column.
+A level is a file, `level_N.sql`, applied in one transaction together with its number. Alterations by hand are found by
+a comparison with new tables; an error that they cause names the column.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class _Schema(NamedTuple):
     indexes: dict[tuple[str, str], str]
     """Their definitions, by table and name."""
     bounds: set[str]
-    """What refuses or hides rows."""
+    """Constraints, triggers and row security."""
 
 
 class Altered(NamedTuple):
-    """What is wrong, in words."""
+    """The differences, as text."""
 
     columns: list[str]
     others: list[str]
@@ -180,7 +180,7 @@ class AlteredTables:
             finally:
                 await connection.close()
         except (*UNAVAILABLE, asyncpg.PostgresError):
-            return []  # the first error is told
+            return []  # the first error is reported
 
 
 def names_altered_columns(made: type[C]) -> type[C]:

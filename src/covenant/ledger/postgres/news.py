@@ -1,4 +1,5 @@
-"""News: the changes of each batch, for the other nodes. Each node follows the rows of each writer, in order.
+"""Change notifications ("news"): the changes of each batch, for the other nodes. Each node follows the rows of each
+writer, in order.
 
 A row is written with its batch, so news never report a change that did not happen, and never miss one: a notification
 only says that it is worth looking now. A node that fell too far behind begins anew.

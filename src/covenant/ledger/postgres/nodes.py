@@ -160,7 +160,7 @@ class Membership:
 
     @property
     def silent_ms(self) -> int:
-        """How long this node has not known what the others wrote."""
+        """How long this node has not read the other nodes' changes."""
         return int((asyncio.get_running_loop().time() - self.heard_s) * 1_000)
 
     def living(self) -> int:

@@ -53,7 +53,9 @@ READ: Final = frozenset(
 LEFT: Final = frozenset(
     "blob_upload counted lane_counts ledger_level moves news nodes registers secrets singletons".split()
 )
-"""Tables that are derived from others, describe the daemons' runs, or are sealed for a database. They are made anew."""
+"""Tables that are derived from others, describe the daemons' runs, or are encrypted for one database. They are made
+again.
+"""
 
 
 def _decoder(kind: Any) -> Callable[[str], Any]:

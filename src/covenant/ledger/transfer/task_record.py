@@ -43,7 +43,7 @@ class TaskEventText(NamedTuple):
 
 
 class TaskFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The facts in a task's row: states are in the archive's words."""
+    """The facts in a task's row: states have the archive's names."""
 
     task_id: str
     created_at_ms: int

@@ -8,8 +8,8 @@ only over records that are written and (with durability "fsync") synced; `read` 
 write or sync the writer is dead until restart: waiting callers get `outcome_unknown`, later appends
 `storage_failed`, reads go on.
 
-A batch is written by a thread, or by the loop itself. There is one batch in flight, and the file belongs to
-whoever has it, so nothing here needs a lock. `MemoryJournal` is the same without a file.
+A batch is written by a thread, or by the loop itself. There is one batch in flight, and the file belongs to the writer
+of that batch, so nothing here needs a lock. `MemoryJournal` is the same without a file.
 """
 
 from __future__ import annotations

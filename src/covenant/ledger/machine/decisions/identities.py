@@ -1,4 +1,4 @@
-"""Identities and grants: who may call, and what each may do. Only the operator's commands reach these decisions."""
+"""Identities, grants, tenants and stored agents. Only the operator's commands reach these decisions."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def send_to_peer(decide: DecisionContext, command: SendToPeer) -> DelegationMove
 
 
 def _withdraw(decide: DecisionContext, record: Delegation, command: SendToPeer) -> bool:
-    """Drops the offer, if it waits. Returns whether nobody has begun to send it, so that the peer need not be told.
+    """Drops the offer, if it waits. Returns whether nobody has begun to send it, so that the peer needs no cancel.
 
     Otherwise the peer may have the offer: the cancel has the next number, and is understood without the offer too. An
     offer that was made again and waits becomes the cancel, since no number may be left out.
@@ -328,8 +328,8 @@ def _moved(
         name: value for name in changes.__struct_fields__ if (value := getattr(changes, name)) is not msgspec.UNSET
     }
     if "accept" in happenings and 0 < before.doubted == before.answered:
-        # The restored provider has heard the offer, and with it all answers before the offer that it did not have. If
-        # it still asks, it has forgotten the answer.
+        # The restored provider has got the offer, and all answers before the offer that it did not have. If it still
+        # asks, its ledger has lost the answer.
         learned |= {"answered": 0, "doubted": 0}
     question = learned.get("question")
     if question is not None and question.number == before.answered:
