@@ -156,7 +156,7 @@ class Mailbox:
         return await read_tree(self._ledger, await self._id(root), None)
 
     async def renew(self, task_id: TaskId, lease_id: LeaseId) -> Lease:
-        """Renews a lease while the holder is at work: the lease's age begins anew."""
+        """Renews a lease while the holder is at work: the lease's age starts again at 0."""
         task_id, lease_id, holder = await self._held(task_id, lease_id)
         return await self._ledger.commit(Renew(task_id=task_id, holder=holder, lease_id=lease_id))
 

@@ -1,4 +1,4 @@
-"""`/ui/act/<verb>`: a form for each act. GET shows the form and says in words what will happen. POST runs the act.
+"""`/ui/act/<verb>`: a form for each action. GET shows the form and says what will happen. POST runs the action.
 
 `/ui/act` lists the things that need a person, and every form with the fields that it needs to open. No page here needs
 a script. Each form runs an operation of the operator API as the session's own principal.

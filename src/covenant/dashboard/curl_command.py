@@ -1,4 +1,4 @@
-"""A curl command that sends a task again, or that reads it. The command names `$COVENANT_TOKEN`, never the token."""
+"""A curl command that sends a task again, or reads it. The command names `$COVENANT_TOKEN`, never the token."""
 
 from __future__ import annotations
 

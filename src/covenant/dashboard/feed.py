@@ -40,7 +40,7 @@ ROUNDS_PER_COUNT: Final = 2
 """Counts are sent at most twice a second."""
 RING_ROUNDS_MAX: Final = 1_200
 LINGER_S: Final = 60.0
-"""Changes are still collected so long after the last reader left: that reader may be loading its next page."""
+"""Changes are still collected for this long after the last reader left: that reader may be loading its next page."""
 PER_SESSION_MAX: Final = 8
 LAST_SEEN_MAX: Final = 18
 NAMES_MAX: Final = 100

@@ -75,7 +75,7 @@ def hidden(fields: Mapping[str, str]) -> Markup:
 
 
 def select(label: str, name: str, options: Sequence[tuple[str, str]], chosen: str = "") -> Markup:
-    """`options` are pairs of a value and its words."""
+    """`options` are pairs of a value and its label."""
     made = [tag("option", words, value=value, selected=value == chosen) for value, words in options]
     return tag("label", label, tag("select", *made, name=name))
 

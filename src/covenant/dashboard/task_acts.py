@@ -37,7 +37,7 @@ COMMANDS: Final = (
 AT_ONCE: Final = 200
 """The most tasks of one bulk repair: the page has a row for each."""
 STATES: Final = {"queued": "queued", "in_flight": "leased", "following": "elsewhere"}
-"""States of tasks that have not ended, in words. A task that has ended has the words of A2A."""
+"""Labels of the states of live tasks. An ended task has A2A's state as its label."""
 DECISIONS: Final = (("yes", "Approve"), ("no", "Deny: the answer below is the reason"))
 RISKS: Final = (
     ("idempotent", "The work may run twice without harm: it is idempotent"),
@@ -66,7 +66,7 @@ async def task_facts(context: ActContext) -> tuple[Markup, TaskShown]:
 
 
 def _state(shown: TaskShown) -> str:
-    """The state in the words of the other pages."""
+    """The state with the label of the other pages."""
     if shown.holder_lost:
         return "leased; its holder is lost"
     if shown.state == "parked":
@@ -130,7 +130,7 @@ class RepairAct(Act):
 
 
 def check_chosen(context: ActContext, commands: Sequence[tuple[str, str]]) -> None:
-    """Refuses a form with a missing choice, in the form's own words."""
+    """Refuses a form with a missing choice, named by its label."""
     command, risk = context.text("command"), context.text("risk")
     if command not in dict(commands):
         raise Invalid("invalid_form", f"choose what to do: {', '.join(dict(commands))}")
@@ -229,7 +229,7 @@ NUMBERS: Final = frozenset({"attempt_min", "since_ms", "until_ms", "moved_since_
 
 
 class BulkAct(Act):
-    """Runs twice: first a dry run that lists the tasks and what would become of each, then the same with effect."""
+    """Runs twice: first a dry run that lists the tasks and the outcome of each, then the same with effect."""
 
     title = "Repair many tasks"
     asks = joined(field(name.capitalize(), name, placeholder="any") for name in ("state", "agent", "tenant", "text"))

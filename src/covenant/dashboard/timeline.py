@@ -66,7 +66,7 @@ class BarDrawn(Bar, frozen=True, gc=False, kw_only=True, omit_defaults=True):
 
 
 class EndedAttempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """An attempt that was repaired, released or lost: what became of it, the reason, and who did it."""
+    """An attempt that was repaired, released or lost: its outcome, the reason, and the issuer."""
 
     lease_id: str
     what: str

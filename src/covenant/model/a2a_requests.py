@@ -36,7 +36,7 @@ class PushAuthentication(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
 
 
 class PushConfig(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A webhook that is told of each step of a task. The client gives `id`, or the daemon mints one."""
+    """A webhook that gets each step of a task. The client gives `id`, or the daemon mints one."""
 
     url: str
     id: str | None = None

@@ -129,7 +129,7 @@ class AgentDefinition(_Part, frozen=True, gc=False, kw_only=True):
     """The tools that the agent may use. Empty: all of them."""
     event_types: Lines = ()
     model: Line = ""
-    """The language model that plays the agent. Empty: the setting `model.name`."""
+    """The language model of the agent. Empty: the setting `model.name`."""
     fallback_models: Annotated[tuple[Line, ...], msgspec.Meta(max_length=4)] = ()
     """Models that are tried in this order when `model` cannot answer."""
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 1024
@@ -142,7 +142,7 @@ class AgentDefinition(_Part, frozen=True, gc=False, kw_only=True):
     intent: IntentOptions = IntentOptions()
 
     kind: AgentKind = "model"
-    """The kind decides who does the agent's work. The default kind is played by a language model."""
+    """The kind decides how the agent's work is done. The default kind runs on a language model."""
     default_project: Line = ""
     """The simple door gives its tasks to the first agent that has a default project."""
     mcp_tool_permissions: Lines | None = None
@@ -223,7 +223,7 @@ _PLAIN: Final = AgentDefinition(id="plain")
 
 
 def ignored_keys(definition: AgentDefinition) -> tuple[str, ...]:
-    """The keys of this definition that have no effect. Whoever stores the definition is told of them."""
+    """The keys of this definition that have no effect. The answer to storing the definition lists them."""
     return tuple(key for key in IGNORED_KEYS if getattr(definition, key) != getattr(_PLAIN, key))
 
 

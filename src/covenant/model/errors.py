@@ -10,7 +10,7 @@
     │   ├── NotFound       404  unknown, or not yours: the two are the same answer on purpose
     │   ├── Conflict       409  a duplicate with other content, a stale lease, a state that does not allow it
     │   ├── TooLarge       413  over a size limit
-    │   ├── OverLimit      429  over a count or rate limit; `retry_after_ms` says when to come back
+    │   ├── OverLimit      429  over a count or rate limit; `retry_after_ms` says when to try again
     │   └── Unavailable    503  cannot be made durable now
     ├── Damaged                 the files on disk contradict each other; names file and line
     ├── HomeUnusable            a file of the home cannot be read or written now; names it, and the free space

@@ -49,7 +49,7 @@ def uuid_of(digest: bytes) -> str:
 
 
 def derived_task_id(parent: str, *what: str) -> TaskId:
-    """The id of a task that is asked for on behalf of another: the same parent and the same words give the same id."""
+    """The id of a delegated task: the same parent and the same text give the same id."""
     return TaskId(uuid_of(hashlib.sha256("\0".join((parent, *what)).encode()).digest()))
 
 

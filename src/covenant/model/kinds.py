@@ -33,9 +33,9 @@ class KindRules(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     offered_to_peers: bool = False
     routed: bool = True
     enrolled: bool = False
-    """An identity may be enrolled under the agent's name, to lease its tasks from outside."""
+    """An identity may be enrolled under the agent's name, so that an external worker leases its tasks."""
     needs_model: bool = False
-    """A language model plays the agent: the daemon carries out its slash commands and makes its MCP calls."""
+    """The agent runs on a language model: the daemon carries out its slash commands and makes its MCP calls."""
     key: str = ""
     """The key of the definition that only this kind may have."""
     key_required: bool = False

@@ -5,10 +5,10 @@
 
     {"servers": {"<name>": {"url": "https://…", "auth": {"type": "bearer", "token_env": "…"}, "headers": {}, …}}}
 
-A server is a program (`command`) or is elsewhere (`url`); one of the two must be there. A server, with the keys that
-it was given, belongs to the first tenant, `default`, unless it lists its `tenants`: for the agents of others it is not
-there. `tools` says in advance what a server has, so that cards can name it without starting the server. Read strictly:
-an unknown key or a wrong value is refused with a JSON pointer to it.
+A server is a program (`command`) or a remote server (`url`); one of the two is required. A server, with the keys that
+it was given, belongs to the first tenant, `default`, unless it lists its `tenants`: for the agents of other tenants it
+does not exist. `tools` lists a server's tools in advance, so that cards can name them without starting the server. Read
+strictly: an unknown key or a wrong value is refused with a JSON pointer to it.
 """
 
 from __future__ import annotations

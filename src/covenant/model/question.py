@@ -49,7 +49,7 @@ class PersonDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     id: Annotated[str, msgspec.Meta(max_length=64)] | None = None
 
     def as_parts(self) -> tuple[Text, Json]:
-        """The decision as data for agents that read it, and in words for agents that ask in words."""
+        """The decision as data for agents that read data, and as text for the others."""
         word = "approve" if self.approved else f"deny: {self.reason}" if self.reason else "deny"
         return Text(word), Json({APPROVAL: msgspec.to_builtins(self)})
 

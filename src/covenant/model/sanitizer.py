@@ -1,8 +1,8 @@
 """Sanitises input from others: file names, and metadata with reserved keys.
 
-A file name becomes one printable path segment, so that saving the file cannot write elsewhere; a name that is then
-empty, or means a folder, becomes `file`. Metadata keys under `covenant.` and `x-arbiter.`, and those of a trace, are
-reserved: doors read the documented ones into typed fields and drop them all, so only the daemon writes them to the
+A file name becomes one printable path segment, so that saving the file cannot write to another folder; a name that is
+then empty, or means a folder, becomes `file`. Metadata keys under `covenant.` and `x-arbiter.`, and those of a trace,
+are reserved: doors read the documented ones into typed fields and drop them all, so only the daemon writes them to the
 ledger.
 """
 

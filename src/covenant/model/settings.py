@@ -1,6 +1,6 @@
 """Settings that layers below the daemon read: a section each, with its defaults, bounds and meanings.
 
-`daemon/settings` has the tree of all sections. A setting stands nowhere else: whoever needs it is given its section.
+`daemon/settings` has the tree of all sections. No other place has a setting: its users get its section as a parameter.
 """
 
 from __future__ import annotations

@@ -165,18 +165,18 @@ class Task(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
 
 
 REMOTE: Final = "covenant.remote"
-"""In the metadata of a task's updates: what the task is called where it is done, and how it stands there."""
+"""Key in the metadata of a task's updates: the remote task's id and its state."""
 _WROTE_TARGETS: Final = frozenset({DELEGATION, "mcp"})
-"""Origins whose request metadata the daemon wrote, all of it, when targets still stood there under `REMOTE`."""
+"""Origins whose whole request metadata was the daemon's, when targets were still there under `REMOTE`."""
 _WAS_DONE_ELSEWHERE: Final = (f"{ELSEWHERE}@", f"{PEERS}@")
-"""Recipients to whom only the daemon sends such a task, whatever its origin."""
+"""Recipients of tasks that only the daemon sends."""
 
 
 def target_of(task: Task) -> Target | None:
-    """Where a task is to be done, if not here.
+    """The target of a task that is not done here.
 
-    Before there was a field for it, a target stood in the request metadata, where clients write too. There it is
-    believed only of tasks that no client can have made: their origin or their recipient says so.
+    Earlier versions had it in the request metadata, where clients write too. It is trusted there only for tasks that no
+    client can have made, by their origin or recipient.
     """
     if task.target is not None or task.request_metadata is None:
         return task.target
@@ -307,7 +307,7 @@ class ResultStatus(enum.StrEnum):
 
 
 class Ending(enum.StrEnum):
-    """The outcome of a task, in A2A's words."""
+    """The outcome of a task, as A2A names it."""
 
     COMPLETED = "completed"
     FAILED = "failed"

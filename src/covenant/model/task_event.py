@@ -202,7 +202,7 @@ class Began(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="began"
 
 
 class Started(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="started"):
-    """The task's first lease: from now on the task is `working`, whoever holds it."""
+    """The task's first lease: from now on the task is `working`."""
 
 
 class Continued(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="continued"):

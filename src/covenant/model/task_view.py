@@ -30,7 +30,7 @@ from covenant.model.task_event import (
 
 
 class TaskState(enum.StrEnum):
-    """A task's state in A2A's words."""
+    """A task's state, as A2A names it."""
 
     SUBMITTED = "submitted"
     WORKING = "working"
@@ -398,9 +398,9 @@ def answer_text(
     artifacts: Sequence[Artifact],
     history: Sequence[MessageUpdate],
 ) -> str:
-    """A result is in the artifacts; the message with it may be the same text, a word about it, or all there is.
+    """A result is in the artifacts; the message with it may repeat it, comment on it, or be the whole answer.
 
-    Where a task did not complete, its message says why, and counts before whatever it had made by then.
+    If a task did not complete, its message says why, and takes precedence over the artifacts.
     """
     said = plain_text(message.parts) if message is not None else ""
     made = "\n".join(text for artifact in artifacts if (text := plain_text(artifact.parts)))

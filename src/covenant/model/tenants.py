@@ -11,7 +11,7 @@ from covenant.model.errors import Invalid
 from covenant.model.ids import PublicKey
 
 DEFAULT: Final = "default"
-"""The tenant that exists from the first start. The operator's token also speaks for it."""
+"""The tenant that exists from the first start. The operator's token also acts for it."""
 TENANT_NAME_LENGTH_MAX: Final = 63
 """An agent's id, `@` and a tenant's name still fit into a display name."""
 
@@ -102,7 +102,7 @@ class SchedulePause(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class Tenant(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Only the SHA-256 of the token is stored; people tell tokens apart by `token_prefix`.
 
-    Both are empty until a token is made: until then only the operator speaks, and for the first tenant alone.
+    Both are empty until a token is made: until then only the operator can act, and only for the first tenant.
     """
 
     name: str

@@ -67,7 +67,7 @@ class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="durability"):
 async def prove(
     target: Target, rows: list[Row], extent: Extent, *, began: str, row_s: float, said: Callable[[Finding], None]
 ) -> Report:
-    """Tries the rows and calls `said` after each one. Every started process is ended, whatever happens."""
+    """Tries the rows and calls `said` after each one. Every started process is ended in any case."""
     begun_s = time.monotonic()
     findings: list[Finding] = []
     name, version, speaks = target.name or "", "", ""

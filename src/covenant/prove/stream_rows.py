@@ -94,7 +94,7 @@ async def _cut_by_kill(trial: Trial) -> Assembly:
 
 
 async def _read(events: AsyncIterator[EventSeen], told: Assembly, bound_s: float, chunks: int | None = None) -> None:
-    """Reads until the task or the stream has ended, or until the text has so many chunks."""
+    """Reads until the task or the stream has ended, or until the text has this many chunks."""
     try:
         async with asyncio.timeout(bound_s):
             async for event in events:

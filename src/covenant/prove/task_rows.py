@@ -1,4 +1,4 @@
-"""Rows on tasks and their work: found again, told truly, executed once, queued work not lost, states that stay."""
+"""Rows on tasks and their work: found again, true states, executed once, queued work not lost, states that stay."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Trial:
         self._begun_s = time.monotonic()
         self._keys = itertools.count(1)
         self.answers_late = False
-        """Whether the server answers sends only when the work is done, whatever they ask for."""
+        """Whether the server answers sends only when the work is done, even if they do not wait for it."""
         self._streams = AsyncExitStack()
 
     def note(self, said: str) -> None:
@@ -114,7 +114,7 @@ class Trial:
         return seen
 
     async def until_run(self, key: str, times: int = 1) -> bool:
-        """Whether the agent has begun this work so often, within the bound."""
+        """Whether the agent has begun this work this many times, within the bound."""
         end_s = time.monotonic() + self.extent.bound_s
         while self.runs(key) < times:
             if time.monotonic() >= end_s:

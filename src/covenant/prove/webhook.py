@@ -1,4 +1,4 @@
-"""A receiver of push notifications that can be told to refuse them."""
+"""A receiver of push notifications that can refuse them."""
 
 from __future__ import annotations
 

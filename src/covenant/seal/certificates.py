@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from covenant.model.errors import Invalid
 
 KEY_PREFIX: Final = "x509:"
-"""The prefix of the key of a caller with a certificate. A token's key is a SHA-256 in hex, which never begins so."""
+"""The prefix of the key of a caller with a certificate. A token's key is a SHA-256 in hex, which never begins with it.
+"""
 NAMES_MAX: Final = 32
 _NAME: Final = re.compile(r"sha256:[0-9a-f]{64}|(?:dns|uri|email):[!-~]{1,200}").fullmatch
 

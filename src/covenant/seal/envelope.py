@@ -342,7 +342,7 @@ def remember_until_ms(header: Header) -> int:
 
 
 def envelope_record(header: Header, our_epoch: str | None) -> ReceivedEnvelope:
-    """What the ledger keeps of an envelope that was opened. `our_epoch`: which life of our ledger took it in."""
+    """The ledger's record of an opened envelope. `our_epoch`: the epoch of our ledger that received it."""
     return ReceivedEnvelope(
         sender=InstanceId(header.sender),
         jti=header.jti,

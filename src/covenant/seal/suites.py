@@ -1,8 +1,8 @@
 """The suites of envelopes: the form of prekeys, and how a body is sealed to one. Both are HPKE (RFC 9180) in base mode.
 
 Opening the hybrid suite takes both halves of a prekey, X25519 and ML-KEM-768. Its private key is a seed of 32 bytes,
-from which SHAKE256 derives both keys, as X-Wing specifies. So whoever computes the X25519 private key from its public
-key learns nothing of the other.
+from which SHAKE256 derives both keys, as X-Wing specifies. So an attacker who computes the X25519 private key from its
+public key learns nothing about the other.
 
 `SUITES` has the hybrid suite only where the crypto library and its backend support ML-KEM.
 """

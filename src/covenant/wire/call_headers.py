@@ -1,4 +1,4 @@
-"""A hop on the wire: in a message's metadata, and in headers beside it, so that no binding loses it.
+"""A hop (call context) on the wire: in a message's metadata, and in headers beside it, so that no binding loses it.
 
 | member        | metadata               | header                 |                                                  |
 |---------------|------------------------|------------------------|--------------------------------------------------|

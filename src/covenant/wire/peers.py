@@ -154,7 +154,9 @@ EnvelopeName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 
 
 class RelayFetch(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a client of a relay adds to its poll: its introduction, for others that ask, and what it has received."""
+    """The part of a poll for a relay: the client's introduction, for others that ask, and the envelopes that it has
+    received.
+    """
 
     introduction: Introduction
     taken: Annotated[tuple[EnvelopeName, ...], msgspec.Meta(max_length=ACKS_MAX)] = ()

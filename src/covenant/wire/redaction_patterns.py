@@ -193,7 +193,7 @@ _has_more_than_letters: Final = re.compile(r"[\d!@#$%^&*+/=~?]").search
 
 
 class NameHint(NamedTuple):
-    """What the name of a value says about the value."""
+    """The meaning of a value's name."""
 
     secret: bool = False
     public: bool = False

@@ -14,7 +14,7 @@ from covenant.model.errors import CovenantError, InvalidParams
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 KEEP_ALIVE_S: Final = 15.0
-"""A stream without news sends `KEEP_ALIVE` at this interval."""
+"""A stream without events sends `KEEP_ALIVE` at this interval."""
 _DIGITS_MAX: Final = 18
 
 

@@ -33,7 +33,7 @@ from covenant.model.tenants import DEFAULT
 
 NAME_CHARS_MAX: Final = 64
 ID_TAIL: Final = 8
-"""So many of the last characters of an id stand for a peer without a name."""
+"""A peer without a name is called by this many of the last characters of its id."""
 
 PeerSource = Literal["operator", "setting"]
 
@@ -106,7 +106,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     conflict: str | None = None
     """A mismatch that was found at the peer's address: `identity_changed` or `unverified_keys`."""
     epoch: str | None = None
-    """The ledger epoch in which the peer was last heard. None: its first epoch, or the peer does not know epochs."""
+    """The ledger epoch of the peer's last message. None: its first epoch, or the peer does not know epochs."""
     told_epoch: str | None = None
     """The epoch of our ledger in which the peer has answered."""
     end: tuple[str | None, int] = (None, 0)
@@ -153,7 +153,7 @@ class DelegationState(enum.StrEnum):
     CANCELLING = "cancelling"
     """The requester asked the provider to stop; the provider's last message is still to come."""
     LOST = "lost"
-    """The provider was silent for longer than the limit. It may be heard again."""
+    """The provider was silent for longer than the limit. It may send messages again."""
     REJECTED = "rejected"
     COMPLETED = "completed"
     FAILED = "failed"
@@ -178,7 +178,9 @@ _Moves = dict[str, dict[DelegationState | None, DelegationState]]
 def _table(
     results_in: tuple[DelegationState, ...], moves: _Moves
 ) -> dict[tuple[DelegationState | None, str], DelegationState]:
-    """`results_in`: the states in which a result may arrive. A result ends a delegation, whatever was missed before."""
+    """`results_in`: the states in which a result may arrive. A result ends a delegation, even if earlier messages were
+    missed.
+    """
     results: _Moves = {f"result_{outcome}": dict.fromkeys(results_in, after) for outcome, after in OUTCOMES.items()}
     return {(before, what): after for what, row in (moves | results).items() for before, after in row.items()}
 
@@ -238,7 +240,7 @@ STATUS: Final[dict[DelegationState, DelegationStatus]] = {
     CANCELLED: "cancelled",
     TIMEOUT: "timeout",
 }
-"""Each state in the protocol's six words."""
+"""Each state as one of the protocol's six statuses."""
 
 
 def move(role: DelegationRole, before: DelegationState | None, happening: str) -> DelegationState:
@@ -346,7 +348,8 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     result: DelegationResult | None = None
     """Requester: the result, until the task has taken it."""
     number: int = 1
-    """Requester: the number of this offer for its task. The one before was rejected, or its provider was away."""
+    """Requester: the number of this offer for its task. The one before was rejected, or its provider was unreachable.
+    """
     since_ms: int = 0
     """When the first offer for the task was made."""
     renewed: bool = False
@@ -401,7 +404,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OutboxMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message that a peer does not have yet. Each delivery seals it anew: an envelope is valid for minutes."""
+    """A message that a peer does not have yet. Each delivery seals it again: an envelope is valid for minutes."""
 
     role: DelegationRole
     peer: InstanceId

@@ -1,7 +1,7 @@
 """Another instance: its id, its published keys, its trust level, and the protocol versions of both sides.
 
-An instance's id is derived from its identity key (see `seal.identity`), so whoever proves the id must hold that key:
-nobody can take over an id, and a changed key is another instance until the old key signs the change.
+An instance's id is derived from its identity key (see `seal.identity`), so an instance proves its id by holding that
+key: nobody can take over an id, and a changed key is another instance until the old key signs the change.
 
 Signed structs refuse unknown fields, since nobody could say whether such a field was meant to be signed.
 """
@@ -76,7 +76,7 @@ _ORDER: Final = tuple(Trust)
 
 
 class Prekey(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """A short-lived key that others seal to. The identity key signs the other fields and its owner's id."""
+    """A short-lived key that others encrypt to. The identity key signs the other fields and its owner's id."""
 
     kid: KeyId
     suite: Annotated[str, msgspec.Meta(max_length=64)]

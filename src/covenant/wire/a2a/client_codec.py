@@ -188,7 +188,7 @@ class ClientCodec:
     reply: ParamsReader
     task: ParamsReader
     kind_of: Callable[[Any], tuple[str | None, Any]]
-    """The kind of a reply, in the words of 0.3, and its fields."""
+    """The kind of a reply, as 0.3 names it, and its fields."""
 
     def encode_send(self, ask: a2a_requests.SendMessage, tenant: str | None = None) -> bytes:
         """Encodes the params of a send, streamed or not."""

@@ -353,7 +353,7 @@ BINDINGS: Final = {"jsonrpc": JSONRPC, "rest": HTTP_JSON, "grpc": GRPC}
 """Bindings by their names in the operator API."""
 
 Phase = Literal["card", "keys", "call"]
-"""What a frame belongs to: the look-up of the card, the look-up of the keys that signed it, or the call."""
+"""The part of the call that a frame belongs to: the look-up of the card, of the keys that signed it, or the request."""
 GRPC_TYPE: Final = "application/grpc"
 """Over gRPC the answer is a frame without a body, and each message after it is a frame."""
 CALL_ID: Final = 1
@@ -381,7 +381,7 @@ def media_type(headers: Mapping[str, str]) -> str:
 
 
 class FrameChecks:
-    """What breaks the specification in the frames of one call. Findings are noted at their frames."""
+    """Finds breaches of the specification in the frames of one call. Findings are noted at their frames."""
 
     def __init__(self, form: Form, frames: list[RecordedFrame], *, rpc: bool, stream: bool, task_alone: bool) -> None:
         """`stream`: one was asked for. `task_alone`: the answer is a task, as that of a get or a cancel."""
