@@ -326,7 +326,7 @@ def _result_of(task_id: TaskId, said: str | Content | Result | None) -> Result:
         said = checked("result", said, Result if isinstance(said, Result) else str | Content | None)
     except WrongType as wrong:
         log.warning("worker.refused", extra={"task_id": task_id, "code": wrong.code})
-        return error_result(task_id, f"the worker returned what cannot be sent: {wrong.message}")
+        return error_result(task_id, f"the worker returned a value that cannot be sent: {wrong.message}")
     if isinstance(said, Result):
         return said
     return Result.ok(task_id) if said is None else Result.ok(task_id, said)

@@ -79,7 +79,7 @@ async def test_a_command_that_fails_is_seen_and_run_again(short_path: Path) -> N
         assert "covenant_backup_failing 1.0" in metrics
         assert "covenant_backup_shipped_position 0.0" in metrics
         findings = [each for each in check(home, {}).findings if said in each.what]
-        assert [(each.well, each.way_out) for each in findings] == [(False, "mend it, it is tried again")]
+        assert [(each.well, each.way_out) for each in findings] == [(False, "correct it, the daemon tries again")]
         gate.touch()
         await until(lambda: read_status(home).shipped_seq > 0)
         assert read_status(home).warning is None

@@ -168,7 +168,7 @@ def restore(*, file: str, home: str | None, segments: Path | None, until: str | 
         return
     put(f"restored {folder} at position {done.incarnation.position}")
     say(f"{done.counts.queued} task(s) are queued there, and {done.counts.leased} were at work")
-    say("what happened after that position is not known to it: work that was done since then may be done again")
+    say("it does not know what happened after that position: work that was done since then may be done again")
 
 
 async def _restore(source: IO[bytes], home: Path, segments: Path | None, until: Until | None) -> Restored:

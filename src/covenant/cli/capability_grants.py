@@ -17,7 +17,9 @@ MATCHES_MAX: Final = 16
 PUBKEY_LENGTH_MIN: Final = 43
 """The shortest base58 of 32 bytes that are not mostly zeros: a text of this length is a key, not the start of one."""
 
-capabilities: Final = CommandGroup("capabilities", help="Capabilities: who may do what.", no_args_is_help=True)
+capabilities: Final = CommandGroup(
+    "capabilities", help="Capabilities: grants of actions to identities.", no_args_is_help=True
+)
 
 
 @daemon_command(capabilities, "recent", "capability_list", "limit", "capabilities")

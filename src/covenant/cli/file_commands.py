@@ -79,8 +79,8 @@ def get_file(call: Invocation, *, sha256: str, file: str | None, replace: bool, 
     check_output(call, file, replace=replace)
     found = call.ask("list_stored_files", sha256=sha256, tenant=tenant, limit=2)["files"]
     if len(found) != 1:
-        several = "several files have a SHA-256 that begins so; give more of its digits"
-        none = "there is no such file; `covenant files list` shows those that are there (--tenant: of another tenant)"
+        several = "several files have a SHA-256 that begins with this; give more of its digits"
+        none = "there is no such file; `covenant files list` lists the files (--tenant: those of another tenant)"
         raise Failure("ambiguous_file" if found else "unknown_file", several if found else none)
     (stored,) = found
     progress = TransferProgress("read", stored["size"])
@@ -194,7 +194,7 @@ def _receive(stored: Mapping[str, Any], target: IO[bytes], progress: TransferPro
                 raise Failure("cannot_write", f"the bytes cannot be written: {error.strerror or error}") from error
             progress.add(len(piece))
     if hashed.hexdigest() != stored["sha256"]:
-        raise Failure("wrong_hash", "the bytes that came are not those that were stored; `covenant doctor` tells more")
+        raise Failure("wrong_hash", "the received bytes differ from the stored ones; run `covenant doctor`")
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def _connected(place: SplitResult) -> Iterator[http.client.HTTPConnection]:
         raise Unreachable(
             "transfer_failed",
             f"the transfer with {place.scheme}://{place.netloc} broke off ({error}); look at the daemon's HTTP "
-            "(http.bind_addr, http.tls_cert) and repeat the command: what is not whole is not kept",
+            "(http.bind_addr, http.tls_cert) and repeat the command: a partial file is not kept",
         ) from error
     finally:
         connection.close()

@@ -17,7 +17,7 @@ from covenant.cli.options import (
 )
 from covenant.cli.terminal import ago, print_table, say
 
-identities: Final = CommandGroup("identities", help="Identities: who holds a token.", no_args_is_help=True)
+identities: Final = CommandGroup("identities", help="Identities: the holders of tokens.", no_args_is_help=True)
 
 
 @daemon_command(identities, "enroll", "identity_enrolled", "display", "pubkey_b58", "token_b58", "granted")

@@ -114,7 +114,7 @@ def restored(*, url: str | None, home: str | None, as_json: bool) -> None:
     if as_json:
         put_json({"kind": "ledger_restored", "fenced": fenced})
     else:
-        put(f"{fenced} run(s) of daemons are fenced; those that still run begin anew")
+        put(f"{fenced} run(s) of daemons are fenced; those that still run start again")
 
 
 @ledger.command("move", epilog=json_shape("ledger_moved", "direction", "home", "moved"))

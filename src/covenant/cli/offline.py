@@ -43,9 +43,7 @@ async def greet(turn: Turn):
     yield f"Hello, {turn.text}!"
 '''
 
-settings: Final = CommandGroup(
-    "settings", help="Settings: what is in force, and where it came from.", no_args_is_help=True
-)
+settings: Final = CommandGroup("settings", help="Settings: their values and sources.", no_args_is_help=True)
 
 
 @click.command("init", epilog=json_shape("init", "home", "files"))
@@ -184,7 +182,7 @@ def doctor(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: b
             told["set_aside"] = None if kept is None else str(kept)
             mended = True
     except (CovenantError, OSError) as error:
-        raise Failure("not_mended", f"the home could not be mended: {error}; the same command goes on") from error
+        raise Failure("not_mended", f"the home could not be repaired: {error}; run the same command again") from error
     except sqlite3.Error as error:
         way_out = "move archive.db and archive.db-wal out of the home, and give up their history: doctor --accept-loss"
         raise Failure("not_mended", f"the archive could not be mended: {error}; {way_out}") from error
@@ -201,7 +199,7 @@ def _accept(folder: Path, salvage: Salvage) -> Path:
 
     with lock_home(folder):
         aside = carry_out(folder, salvage, now_ms())
-    say(f"the ledger is mended; what was damaged is in {aside}")
+    say(f"the ledger is repaired; the damaged files are in {aside}")
     return aside
 
 
@@ -237,7 +235,7 @@ def _show_losses(salvage: Salvage) -> None:
         for said in loss.said:
             say(f"    {said}")
     if salvage.archive_lost:
-        say(f"  the archive ({salvage.archive_lost}): the history that the journal no longer tells")
+        say(f"  the archive ({salvage.archive_lost}): the history that is no longer in the journal")
     say("A task whose lease or result was in one of them is back where it was before, and its work may be done twice.")
 
 

@@ -312,7 +312,7 @@ def delegations(
 
 @daemon_command(peers, "cancel", "delegation", "delegation")
 @delegation_argument
-@click.option("--reason", default="", help="The reason that the provider is told.")
+@click.option("--reason", default="", help="The reason, for the provider.")
 def cancel(call: Invocation, *, delegation: str, reason: str) -> None:
     """Cancel a delegation. The daemon tells the provider as soon as it can, and the provider stops."""
     answer = call.ask("cancel_delegation", delegationId=delegation, reason=reason)

@@ -204,7 +204,7 @@ def _check_mcp(address: str, token: str) -> None:
             "daemon_unreachable", f"no daemon answers at {address} ({error}); start it with `covenant serve`"
         ) from error
     if answer.status_code == 401:
-        raise Failure("unknown_token", "the daemon does not take this token; name another with --token-file")
+        raise Failure("unknown_token", "the daemon does not accept this token; name another with --token-file")
     if answer.status_code == 404:
         raise Failure("no_mcp", f"there is no MCP at {address}; is this a covenant daemon?")
     if answer.status_code == 501:
@@ -268,7 +268,7 @@ def _follow_drain(client: DaemonClient, timeout_s: int | None, *, quiet: bool) -
     except Unreachable as error:
         raise Failure(
             "drain_cut_short",
-            "the daemon stopped before the drain was over, as by a signal; what ran was handed back or is leased:"
-            " `covenant status` shows it after the next start",
+            "the daemon stopped before the drain was over, as by a signal; running turns were handed back or are"
+            " still leased: `covenant a2a status` shows them after the next start",
         ) from error
     return told

@@ -33,8 +33,8 @@ HOME_MEANING: Final = "Folder that holds the ledger, the keys, the socket and `s
 FILE_WIDTH: Final = 110
 FILE_HEAD: Final = """\
 # Settings of this daemon. Each key has its default. To change it, remove the `#` before section and key.
-# A variable of the environment or a flag of `covenant serve` is stronger. `covenant settings show` prints what is in
-# force, and where it came from.
+# A variable of the environment or a flag of `covenant serve` takes precedence. `covenant settings show` prints the
+# settings in force and their sources.
 """
 
 Source = Literal["default", "file", "environment", "flag"]

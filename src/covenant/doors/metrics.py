@@ -188,7 +188,7 @@ class Numbers(NamedTuple):
         for labels, each in named:
             for outcome, count in each.outcomes.items():
                 yield _sample("covenant_model_requests_total", count, {**labels, "outcome": outcome})
-        yield _head("covenant_model_request_seconds", "histogram", "Time from a request to a model to its last word.")
+        yield _head("covenant_model_request_seconds", "histogram", "Time from a request to a model to its last token.")
         for labels, each in named:
             yield from _histogram("covenant_model_request_seconds", labels, each.timed)
         yield _head("covenant_model_tokens_total", "counter", "Tokens that models have used.")
@@ -330,7 +330,7 @@ _LEDGER: Final[tuple[tuple[str, str, Callable[[Counts], float]], ...]] = (
         lambda counts: counts.clock_paused_ms > 0,
     ),
     ("covenant_archive_failed", "1 while the archive cannot be written.", lambda counts: bool(counts.history_failure)),
-    ("covenant_archive_set_aside_records", "Records the archive could not take.", lambda counts: counts.rejected),
+    ("covenant_archive_set_aside_records", "Records that the archive could not apply.", lambda counts: counts.rejected),
     ("covenant_writer_failed", "1 once the writer has failed.", lambda counts: counts.failure is not None),
     ("covenant_commits_total", "Records appended to the journal.", lambda counts: counts.commits),
     ("covenant_clock_steps_total", "Steps of the wall clock that were seen.", lambda counts: counts.clock_steps),

@@ -124,7 +124,7 @@ def storage_failed(reason: str) -> Unavailable:
     return Unavailable(
         "storage_failed",
         f"nothing can be written since the disk failed ({reason}); "
-        "mend the disk and restart the daemon, then repeat the request",
+        "repair the disk and restart the daemon, then repeat the request",
     )
 
 

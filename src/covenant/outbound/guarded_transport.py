@@ -113,7 +113,7 @@ _FAILURES: Final[tuple[tuple[type[Exception], FailureCode, str], ...]] = (
     (httpcore2.TimeoutException, "timed_out", "no answer in time"),
     (httpcore2.ConnectError, "connect_failed", "no connection could be made"),
     (httpcore2.NetworkError, "connection_lost", "the connection broke"),
-    (httpcore2.RemoteProtocolError, "bad_response", "what came back is not an HTTP response"),
+    (httpcore2.RemoteProtocolError, "bad_response", "the answer is not an HTTP response"),
 )
 
 

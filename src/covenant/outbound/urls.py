@@ -218,7 +218,7 @@ def _read_ipv6(text: str) -> IPv6Address:
     try:
         return IPv6Address(text)
     except AddressValueError:
-        raise InvalidUrl("what stands in brackets is no IPv6 address") from None
+        raise InvalidUrl("the text in brackets is no IPv6 address") from None
 
 
 def _to_ascii(text: str) -> str:

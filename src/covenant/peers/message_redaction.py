@@ -115,9 +115,7 @@ def _with_texts(message: D, clean: dict[str, Any], limits: dict[str, int]) -> D:
     if isinstance(message, DelegationOffer | DelegationInput) and any(
         len(clean[name] or "") > most for name, most in limits.items()
     ):
-        raise TooLarge(
-            "offer_too_large", "what is said to the peer is too long, or was after its secrets were replaced"
-        )
+        raise TooLarge("offer_too_large", "the message to the peer is too long, perhaps because secrets were replaced")
     return replace(message, **{name: clean[name] and clean[name][:most] for name, most in limits.items()})
 
 

@@ -216,7 +216,7 @@ class PeerAdmin(PeerService):
         _, offered = await self.capabilities(peer.id, fresh=False)
         names = [each.name for each in offered.profiles]
         if len(names) != 1:
-            raise Invalid("profile_needed", f"name one of what {peer.name} offers: {', '.join(names) or 'nothing'}")
+            raise Invalid("profile_needed", f"name a profile that {peer.name} offers: {', '.join(names) or 'nothing'}")
         return peer, names[0]
 
     async def _met(self, named: str) -> Peer:
@@ -230,7 +230,7 @@ class PeerAdmin(PeerService):
                     raise
             await asyncio.sleep(MET_MS / 1000)
         raise Unavailable(
-            "not_met", f"{named} has not said yet who it is; start it, and try again", retry_after_ms=MET_MS
+            "not_met", f"{named} has not shown its id yet; start it, and try again", retry_after_ms=MET_MS
         )
 
     async def cancel(self, by: AgentId, named: str, reason: str) -> Delegation:

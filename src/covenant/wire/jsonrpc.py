@@ -103,7 +103,7 @@ def _misfit(body: bytes) -> UnreadableCall:
     try:
         loose = _loose(body)
     except msgspec.ValidationError:
-        return UnreadableCall("invalid_envelope", "the request must be one JSON object; batches are not taken")
+        return UnreadableCall("invalid_envelope", "the request must be one JSON object; batches are not supported")
     except (ValueError, RecursionError) as wrong:
         # The decoder noticed the wrong shape before it had read the malformed rest.
         return _unreadable(wrong)

@@ -31,7 +31,7 @@ def lost(node: Node, actor: ScriptedPeer) -> str:
     offered = node.delegate("are you there?", "researcher", actor.name)
     found = node.stands(offered, "lost")["delegation"]
     assert found["status"] == "running"
-    assert found["reason"].startswith("nothing was heard for")
+    assert found["reason"].startswith("no message came for")
     return offered
 
 

@@ -205,7 +205,7 @@ async def test_polls_outlive_troubles_and_do_not_send_again() -> None:
         troubles: list[str] = []
         assert (await remote.send("go", troubled=troubles.append)).text == "done"
         assert hand.methods == ["SendMessage", "GetTask", "GetTask", "GetTask"]
-        assert ["busy" in troubles[0], *troubles[1:]] == [True, "what came back is not an HTTP response"]
+        assert ["busy" in troubles[0], *troubles[1:]] == [True, "the answer is not an HTTP response"]
 
 
 @pytest.mark.parametrize("how", ["http", "rpc"])

@@ -172,7 +172,7 @@ class A2AObject(msgspec.Struct, frozen=True):
 def _described() -> Iterator[Described]:
     """JSON-RPC, then each route of plain HTTP."""
     agent = f"{PREFIX}{{agent_id}}"
-    rpc = "Call an operation of an agent by JSON-RPC, in the words of 1.0 or of 0.3; streams are server-sent events"
+    rpc = "Call an operation of an agent by JSON-RPC, in the dialect of 1.0 or of 0.3; streams are server-sent events"
     yield Described("POST", agent, "a2a_json_rpc", rpc, jsonrpc.JsonRpcResponse, request=jsonrpc.JsonRpcRequest)
     for prefix, dialect, routes in (REST_V1, REST_V03):
         marked = "" if dialect is V1 else "_v03"

@@ -35,7 +35,7 @@ PAGES: Final = (
     Page("/", "Where to begin; a browser is redirected to the dashboard"),
     Page("/healthz", "Whether the process is alive"),
     Page("/health", "The same, under its older name"),
-    Page("/readyz", "Whether the daemon can take work; 503 says why not"),
+    Page("/readyz", "Whether the daemon accepts work; 503 says why not"),
     Page("/metrics", "Numbers for Prometheus", "text/plain"),
     Page("/version", "The version of the protocol"),
     Page("/openapi.json", "This document"),

@@ -27,7 +27,7 @@ from covenant.model.errors import Refusal
 
 NAME: Final = "covenant"
 INSTRUCTIONS: Final = (
-    "Agents that work on durable tasks. list_agents tells which there are; send_task gives one of them work and "
+    "Agents that work on durable tasks. list_agents lists them; send_task gives one of them work and "
     "reports its progress. A task that was accepted goes on when you disconnect: get_task finds it by its id. "
     "discover_agent and invoke_remote_agent reach A2A agents elsewhere."
 )

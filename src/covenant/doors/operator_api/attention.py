@@ -243,5 +243,5 @@ def _act(words: str, verb: str, **fields: str) -> dict[str, str]:
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
-    ApiOperation("GET", "/a2a/attention", show_attention, "What needs a person, with the verb that mends it"),
+    ApiOperation("GET", "/a2a/attention", show_attention, "Things that need a person, each with its fix"),
 )

@@ -193,8 +193,8 @@ BACKUPS: Final = "/v1/admin/backups"
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("POST", BACKUPS, begin_backup, "Copy the ledger as it is now into a folder of the home", status=201),
     ApiOperation("DELETE", f"{BACKUPS}/{{backup_id}}", end_backup, "Remove such a copy"),
-    ApiOperation("POST", DRAIN, begin_drain, "Take nothing new, finish what runs, then stop the daemon"),
-    ApiOperation("GET", DRAIN, drain_status, "Whether the daemon drains, and what is left"),
+    ApiOperation("POST", DRAIN, begin_drain, "Accept no new work, let running turns end, then stop the daemon"),
+    ApiOperation("GET", DRAIN, drain_status, "The progress of a drain"),
     ApiOperation("GET", "/v1/admin/nodes", list_nodes, "The daemons that serve this ledger"),
     ApiOperation("GET", "/v1/admin/settings", show_settings, "The settings in force, and where each came from"),
 )

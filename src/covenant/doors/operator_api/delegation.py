@@ -336,7 +336,12 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("POST", f"{DELEGATION}/cancel", cancel_delegation, "Cancel a delegation, on both sides"),
     ApiOperation("POST", f"{DELEGATION}/offer-again", offer_again, "Offer a lost delegation again, under the same id"),
     ApiOperation("POST", f"{DELEGATION}/force-error", force_delegation, "Give a lost delegation up"),
-    ApiOperation("GET", f"{DELEGATION}/tree", delegation_tree, "A delegation, and what was delegated for it"),
+    ApiOperation("GET", f"{DELEGATION}/tree", delegation_tree, "A delegation and its sub-delegations"),
     ApiOperation("GET", f"{DELEGATION}/proof", delegation_proof, "All that proves a delegation's result"),
-    ApiOperation("GET", USAGE, peer_usage, "What peers used of this instance and it of them, by profile and day"),
+    ApiOperation(
+        "GET",
+        USAGE,
+        peer_usage,
+        "The usage of this instance by peers, and of peers by this instance, by profile and day",
+    ),
 )

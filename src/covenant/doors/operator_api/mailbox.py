@@ -350,7 +350,7 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
         "POST",
         "/a2a/withdraw",
         withdraw_a2a_request,
-        "Call off a receive or drain by its request id, and give back what it was given",
+        "Withdraw a receive or drain by its request id, and give back its leases or results",
     ),
     ApiOperation(
         "POST",

@@ -446,7 +446,9 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     ApiOperation("POST", f"{PEER}/revoke-tokens", revoke_peer_tokens, "Revoke every token that a peer was given"),
     ApiOperation("POST", ROTATE_KEYS, rotate_purpose_keys, "Make new keys for envelopes, proofs and tokens"),
     ApiOperation("POST", DISCOVER, discover_peers, "Look for other instances; none becomes a peer by that"),
-    ApiOperation("GET", CAPABILITIES, peer_capabilities, "What a peer offers, or, without peerId, this instance"),
-    ApiOperation("GET", MESSAGES, list_peer_messages, "What went to and fro lately, the newest first"),
+    ApiOperation(
+        "GET", CAPABILITIES, peer_capabilities, "The profiles that a peer offers, or, without peerId, this instance"
+    ),
+    ApiOperation("GET", MESSAGES, list_peer_messages, "Recent messages to and from peers, the newest first"),
     ApiOperation("GET", CONFIG, peer_config, "The settings of peers in force"),
 )

@@ -408,7 +408,7 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
         "POST",
         "/a2a/tasks/{task_id}/signal",
         signal_a2a_task,
-        "Tell a task what a step of it waits for",
+        "Signal a task, for a step that waits",
         for_tenants=True,
     ),
     ApiOperation(
@@ -421,14 +421,14 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
         "GET",
         "/a2a/tasks/{task_id}/log",
         a2a_task_log,
-        "What was logged for a task: by its agent, and by the daemon",
+        "The log of a task: lines of its agent and of the daemon",
         wait=log_waiting,
         for_tenants=True,
     ),
-    ApiOperation("GET", "/a2a/tasks/{task_id}/frames", a2a_task_frames, "What came in and went out for a task"),
+    ApiOperation("GET", "/a2a/tasks/{task_id}/frames", a2a_task_frames, "The requests and answers of a task"),
     ApiOperation("POST", "/a2a/compact", compact_a2a, "Merge resolved history into a snapshot"),
     ApiOperation(
-        "GET", "/a2a/pushes", a2a_pushes, "Push configurations and how their deliveries stand; those given up first"
+        "GET", "/a2a/pushes", a2a_pushes, "Push configurations with the state of their deliveries; those given up first"
     ),
     ApiOperation(
         "POST", "/a2a/pushes/retry", retry_a2a_push, "Try the deliveries of a push configuration again, at once"
@@ -437,7 +437,7 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
         "GET",
         "/a2a/tasks",
         find_a2a_tasks,
-        "Find tasks, live and finished, by what is known of them",
+        "Find tasks, live and finished, by filters",
         for_tenants=True,
     ),
     ApiOperation(

@@ -20,9 +20,9 @@ _WAYS_OUT: Final = {
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
     errno.EROFS: "mount its file system for writing, or choose another home with --home",
-    errno.EACCES: "run it as the owner of the home, or give the home to whoever runs it (chown -R)",
-    errno.EPERM: "run it as the owner of the home, or give the home to whoever runs it (chown -R)",
-    errno.EIO: "the disk or its file system fails: mend it, or put the home on another one from a backup",
+    errno.EACCES: "run it as the owner of the home, or give the home to the user who runs it (chown -R)",
+    errno.EPERM: "run it as the owner of the home, or give the home to the user who runs it (chown -R)",
+    errno.EIO: "the disk or its file system fails: repair it, or restore the home on another one from a backup",
 }
 
 

@@ -364,7 +364,7 @@ class Returned(msgspec.Struct, frozen=True, gc=False):
     results: int = 0
 
 
-GONE: Final = "whoever asked for it had left before it was told"
+GONE: Final = "the caller left before it got the answer"
 
 
 class GiveBack(Command[Returned], frozen=True, gc=False, kw_only=True):
@@ -387,7 +387,7 @@ class Withdraw(Command[Returned], frozen=True, gc=False, kw_only=True):
 
     by: AgentId
     request_id: str
-    reason: str = "whoever asked for it has withdrawn the request"
+    reason: str = "the caller withdrew its request"
 
     def keys(self) -> tuple[Key, ...]:
         by, request_id = self.by.pubkey, self.request_id

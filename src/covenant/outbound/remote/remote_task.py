@@ -220,7 +220,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     async def continue_(self, what: Sendable, **options: Any) -> Reply:
         """Sends another message to the same task, or in the same context. Takes the arguments of `Remote.send`."""
         if self.remote is None:
-            raise Invalid("not_connected", "this reply names no agent to go on with; use the one that `connect` gave")
+            raise Invalid(
+                "not_connected", "this reply has no remote agent to continue with; use the one that `connect` returned"
+            )
         task_id = self.task_id if self.waits else None
         remote: Remote = self.remote
         return await remote.send(what, task_id=task_id, context_id=self.context_id, **options)

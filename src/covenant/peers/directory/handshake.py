@@ -166,7 +166,7 @@ class Handshake(PeerService):
             raise
         self._failures.pop(peer.id, None)
         if asked.capabilities is None:
-            raise Unavailable("no_capabilities", f"{asked.name} has not said what it can do")
+            raise Unavailable("no_capabilities", f"{asked.name} has not reported its capabilities yet")
         return asked.capabilities
 
     def _kept(self, peer: Peer) -> PeerCapabilities | None:
@@ -425,7 +425,7 @@ def _code(response: PeerResponse) -> str:
 def _declined(peer: Peer, response: PeerResponse, us: InstanceId) -> PeerCallFailed:
     code = _code(response)
     if code == "refused":
-        why = f"{peer.name} takes nothing from us; have its operator add this instance: {us}"
+        why = f"{peer.name} accepts nothing from us; have its operator add this instance: {us}"
         return PeerUnavailable("refused", why)
     if code in CLOCKS:
         return PeerUnavailable(code, f"{peer.name} answered {code}: its clock and ours are apart; set them")

@@ -197,7 +197,7 @@ class PeerDirectory(PeerService):
             keys, said = introduction.keys, introduction.name
         except PeerUnavailable as failed:
             if wanted is None:
-                hint = "start it, or give its id too, to add it without having met it"
+                hint = "start it, or give its id too, to add it unverified"
                 raise PeerUnavailable(failed.code, f"{failed.message}; {hint}") from failed
         if keys is not None:
             self._check_shown(place, keys, wanted)
@@ -216,7 +216,8 @@ class PeerDirectory(PeerService):
             raise Conflict("version", why)
         if not bundle_holds(keys, InstanceId(keys.id), self._now_ms()):
             raise Conflict(
-                UNVERIFIED_KEYS, f"what {place} shows as its keys is not signed by them, or is over; check its clock"
+                UNVERIFIED_KEYS,
+                f"the keys that {place} shows are not signed by its identity key, or have expired; check its clock",
             )
 
     def _check_other(self, peer_id: InstanceId | None) -> None:
@@ -351,7 +352,7 @@ class PeerDirectory(PeerService):
         if known.id != peer.id:
             raise Conflict(IDENTITY_CHANGED, f"{known.name} goes by the id {known.id} now; look it up again")
         if known.conflict == IDENTITY_CHANGED:
-            raise Conflict(IDENTITY_CHANGED, f"somebody else answers at the address of {known.name}, {known.url}")
+            raise Conflict(IDENTITY_CHANGED, f"another instance answers at the address of {known.name}, {known.url}")
         prekey = self._usable(known)
         if prekey is None and self._seals_hybrid(known.keys):
             why = f"{known.name} says under its signature that it has the hybrid suite, and shows no valid key for it"
@@ -404,7 +405,7 @@ class PeerDirectory(PeerService):
         try:
             shown = decode_introduction(response.body)
         except Invalid as wrong:
-            why = f"{place}{IDENTITY_PATH} is not who an instance says it is: {wrong.message}"
+            why = f"{place}{IDENTITY_PATH} is no valid identity document: {wrong.message}"
             raise PeerConflict("not_a_peer", why) from None
         self._keep_hybrid(shown.keys, shown.hybrid_prekey)
         return shown

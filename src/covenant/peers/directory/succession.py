@@ -74,7 +74,7 @@ class Succession(PeerService):
         followed = before or await self.follow(shown)
         dead = await self._bury(shown.revocations)
         if followed is None and not dead:
-            raise peer_refusal(EnvelopeRefused(Code.UNKNOWN_SENDER, "nobody of this chain is a peer"))
+            raise peer_refusal(EnvelopeRefused(Code.UNKNOWN_SENDER, "no identity of this chain is a peer"))
         await self._ledger.durable()
         return Received(status="accepted", duplicate=before is not None)
 

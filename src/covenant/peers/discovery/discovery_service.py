@@ -65,13 +65,13 @@ async def ask_identity(fetcher: Fetcher, root: str, now_ms: int) -> Introduction
     asked = root + IDENTITY_PATH
     answer = await fetcher.fetch("GET", asked, headers={"accept": "application/json"}, total_ms=TOTAL_MS)
     if answer.url != asked:
-        raise IdentityNotShown("it sends on to somebody else")
+        raise IdentityNotShown("it redirects to another address")
     if answer.status != 200:
         raise IdentityNotShown(f"answered {answer.status} where an instance shows its keys")
     try:
         shown = decode_introduction(answer.body)
     except Invalid as error:
-        raise IdentityNotShown(f"what it shows is not who an instance is: {error.message}") from error
+        raise IdentityNotShown(f"it shows no valid identity document: {error.message}") from error
     versions = shown.keys.versions
     if negotiate(versions) is None:
         spoken = ", ".join(map(str, versions)) or "none"

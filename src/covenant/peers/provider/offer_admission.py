@@ -285,7 +285,7 @@ def _check_room(peer: Peer, facts: OfferFacts, settings: PeerSettings, rate: Cal
     if facts.active_of_peer >= (own if own is not None else settings.slots_per_peer):
         raise OfferRejected("busy", "your delegations have reached their limit here; offer again later", BUSY_RETRY_MS)
     if facts.active >= settings.slots:
-        raise OfferRejected("busy", "all places for delegations are taken; offer again later", BUSY_RETRY_MS)
+        raise OfferRejected("busy", "all slots for delegations are taken; offer again later", BUSY_RETRY_MS)
     # The rate is checked last, so that an offer that is rejected as busy does not count.
     wait_ms = rate(peer)
     if wait_ms is not None:

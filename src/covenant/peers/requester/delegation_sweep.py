@@ -129,14 +129,14 @@ class DelegationSweep(PeerService):
         silent_ms = min(age_ms(stamp) for stamp in stamps)
         silence_ms = max(settings.silence_ms, SILENT_INTERVALS * delegation.status_interval_ms)
         if state in (OFFERED, ACCEPTED, RUNNING) and silent_ms >= silence_ms:
-            reason = f"nothing was heard for {silent_ms // 1000} s"
+            reason = f"no message came for {silent_ms // 1000} s"
             await self._requester.tell(delegation, "silence", changes=DelegationChanges(reason=reason))
             log.warning("peer.lost", extra={"peer": delegation.peer, "offer_id": delegation.offer_id})
             return True
         # Nobody waits for a delegation that is being canceled: it ends, and its provider still gets the cancel.
         forced = state is CANCELLING or (settings.force_lost and state is LOST)
         if forced and min(silent_ms, age_ms(delegation.moved_at_ms)) >= settings.lost_after_ms:
-            await self._requester.give_up(delegation, "the provider was not heard of any more")
+            await self._requester.give_up(delegation, "the provider sent no more messages")
             return True
         return False
 

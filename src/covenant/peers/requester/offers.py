@@ -110,7 +110,7 @@ class OfferBuilder(PeerService):
         if not peer.trust.covers(Trust.VERIFIED):
             peer = await self._directory.verify(peer)
         if not peer.trust.covers(Trust.VERIFIED) or peer.keys is None:
-            raise Forbidden("untrusted", f"{peer.name} has not proven who it is; see `covenant peers verify`")
+            raise Forbidden("untrusted", f"{peer.name} has not proven its identity; run `covenant peers verify`")
         return peer
 
     async def _capabilities(self, peer: Peer, profile: str) -> PeerCapabilities:

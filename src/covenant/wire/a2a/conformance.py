@@ -23,7 +23,7 @@ from covenant.wire.json_input import deeper_than
 RULES: Final = {
     "http.content_type": "an answer names its media type: JSON, or text/event-stream for a stream",
     "http.status": "a result comes with a status of success",
-    "json": "what is answered is one JSON object",
+    "json": "an answer is one JSON object",
     "jsonrpc.envelope": 'a response has "jsonrpc": "2.0" and either a result or an error',
     "jsonrpc.id": "a response repeats the id of its request",
     "jsonrpc.error": "an error has a whole number as its code, and a message",

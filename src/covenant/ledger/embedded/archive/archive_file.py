@@ -324,7 +324,7 @@ def _scrub(db: sqlite3.Connection, which: Scrub) -> None:
     fault_points.point("archive.scrub_truncate")
     busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     if busy:
-        raise sqlite3.OperationalError("somebody reads the archive; the removal goes on in a moment")
+        raise sqlite3.OperationalError("a reader has the archive open; the removal continues in a moment")
 
 
 def pack_batch(db: sqlite3.Connection, after_no: int) -> int | None:

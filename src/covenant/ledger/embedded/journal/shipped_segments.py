@@ -39,7 +39,9 @@ class ShippingStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_d
         if self.gap > self.backup_seq:
             return f"segments through record {self.gap} were dropped before they were shipped; take a new backup"
         if self.failure is not None:
-            return f"backup.command has failed {self.failures} time(s): {self.failure}; mend it, it is tried again"
+            return (
+                f"backup.command has failed {self.failures} time(s): {self.failure}; correct it, the daemon tries again"
+            )
         return None
 
 
