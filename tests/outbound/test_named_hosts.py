@@ -49,7 +49,7 @@ def meaning(names: NameServer, url: str) -> AddressGuard:
         location = read_url(url)
     except InvalidUrl:
         return guard
-    return guard.meaning((f"{host_text(location.host)}:{location.port}",))
+    return guard.allowing((f"{host_text(location.host)}:{location.port}",))
 
 
 @pytest.mark.parametrize("host", sorted(INSIDE))
@@ -66,7 +66,7 @@ async def test_nobody_means_metadata_link_local_multicast_or_what_is_spelled_to_
 
 
 async def test_to_mean_one_host_is_to_mean_no_other_and_no_other_port(names: NameServer) -> None:
-    guard = AddressGuard((), resolver=names.resolver()).meaning(("private.example:8000",))
+    guard = AddressGuard((), resolver=names.resolver()).allowing(("private.example:8000",))
     assert (await guard.check("http://private.example:8000/")).port == 8000
     for url in ("http://private.example:8001/", "http://db.internal:8000/", "http://10.1.2.3:8000/"):
         with pytest.raises(AddressRefused):

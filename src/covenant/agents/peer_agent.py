@@ -43,7 +43,7 @@ from covenant.wire.redaction import SecretFinding
 
 BETWEEN_OFFERS: Final = Backoff(0.5, 15.0)
 """Pauses between attempts to reach a peer that must be asked before a task can be offered to it."""
-LAST_WORD_S: Final = 10.0
+LAST_RESULT_S: Final = 10.0
 """How long a provider that broke the terms has to send its result after the cancel."""
 EVIDENCE_BYTES_MAX: Final = 3 * 1024 * 1024
 """The most bytes of evidence in one update. Larger evidence is split over several."""
@@ -114,7 +114,7 @@ class PeerAgent:
             task = msgspec.structs.replace(task, parts=await job.files.portable(task.parts))
         while True:
             try:
-                await self._requester.offer(task, target, lambda findings: _tell_findings(job, findings))
+                await self._requester.offer(task, target, lambda findings: _report_findings(job, findings))
                 return
             except (Unavailable, OverLimit) as later:
                 if not tries:
@@ -135,7 +135,7 @@ class PeerAgent:
                         break
                     at_fault = delegation.state is CANCELLING and delegation.code is not None
                     if at_fault and bound.when() is None:
-                        bound.reschedule(loop.time() + LAST_WORD_S)
+                        bound.reschedule(loop.time() + LAST_RESULT_S)
                     if job.full:
                         await job.room()
         except TimeoutError:
@@ -250,7 +250,7 @@ def _fail(job: Job, code: str | None, message: str) -> None:
     job.fail(text.removesuffix(": "))
 
 
-def _tell_findings(job: Job, findings: tuple[SecretFinding, ...]) -> None:
+def _report_findings(job: Job, findings: tuple[SecretFinding, ...]) -> None:
     """Tells the sender where in its task secrets were found, and of which kind, but never the secrets."""
     places = ", ".join(f"{each.kind} at {each.path or '/'}" for each in findings[:10])
     found = [{"path": each.path, "kind": each.kind, "count": each.count} for each in findings]

@@ -91,7 +91,7 @@ def show(call: Invocation, *, peer: str) -> None:
     put(f"heard {ago(found['lastSeen'])}, verified {ago(found['verifiedAtMs'])}")
     for profile in found["capabilities"]:
         put(f"  {profile['name']}  {profile['maxTokenBudget']} tokens  {profile.get('description', '')}")
-    if troubles := _troubles(found):
+    if troubles := _warnings(found):
         put(troubles)
 
 
@@ -423,7 +423,7 @@ def _peer_line(peer: dict[str, Any]) -> str:
     return f"{peer['name']}  {peer['id']}  {peer['trustLevel']}  {where}"
 
 
-def _troubles(peer: dict[str, Any]) -> str:
+def _warnings(peer: dict[str, Any]) -> str:
     """Warnings about a delegation."""
     found = ["denied"] if peer["denied"] else []
     if peer["conflict"]:
@@ -462,7 +462,7 @@ def _spent(delegation: dict[str, Any]) -> str:
 def _peer_row(peer: dict[str, Any]) -> tuple[str, ...]:
     style = "red" if peer["conflict"] else "dim" if peer["denied"] else ""
     where = peer["url"] or "fetches by itself"
-    heard, troubles = ago(peer["lastSeen"]), _troubles(peer)
+    heard, troubles = ago(peer["lastSeen"]), _warnings(peer)
     return style, peer["name"], peer["trustLevel"], peer["status"], heard, where, peer["id"], troubles
 
 

@@ -211,7 +211,7 @@ class AgentReloader:
         changed = [path for path in now | self._seen if now.get(path) != self._seen.get(path)]
         self._seen = now
         try:
-            found = await asyncio.to_thread(_load_anew, self._files, changed)
+            found = await asyncio.to_thread(_reload_modules, self._files, changed)
             self._serve(found)
         except (CannotLoad, Refusal) as wrong:
             self._log.warning("agents.not_reloaded", problem=str(wrong), the_old_ones="go on")
@@ -220,7 +220,7 @@ class AgentReloader:
         return True
 
 
-def _load_anew(files: Sequence[ServedFile], changed: Sequence[Path]) -> list[LoadedAgent]:
+def _reload_modules(files: Sequence[ServedFile], changed: Sequence[Path]) -> list[LoadedAgent]:
     """Runs the files and the modules that they import from beside and below them. A failure changes nothing."""
     for path in changed:
         # Bytecode has a stamp in seconds. After two changes within a second, old bytecode would be taken for

@@ -201,7 +201,7 @@ def open_fetcher(options: Options, places: Sequence[str] = ()) -> tuple[Fetcher,
     allow = options.allow_private
     resolver = SystemResolver()
     try:
-        guard = AddressGuard(PRIVATE if allow is True else allow or (), resolver=resolver).meaning(places)
+        guard = AddressGuard(PRIVATE if allow is True else allow or (), resolver=resolver).allowing(places)
     except ValueError as error:
         resolver.close()
         raise Invalid("bad_allow_list", str(error)) from error

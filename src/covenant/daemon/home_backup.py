@@ -146,7 +146,7 @@ class SegmentShipper:
         assert process.stderr is not None
         try:
             async with asyncio.timeout(self._settings.command_ms / 1000):
-                said = await _last_said(process.stderr)
+                said = await _last_line(process.stderr)
                 code = await process.wait()
         except TimeoutError:
             raise CommandFailed(f"it did not end within {self._settings.command_ms} ms, and was killed") from None
@@ -167,7 +167,7 @@ def command_words(command: str) -> list[str]:
         raise SettingsError(f"backup.command cannot be read: {error}") from error
 
 
-async def _last_said(stream: asyncio.StreamReader) -> str:
+async def _last_line(stream: asyncio.StreamReader) -> str:
     """The last line of the stream."""
     tail = b""
     while chunk := await stream.read(65_536):

@@ -46,7 +46,7 @@ END_S: Final = 5.0
 """The longest time from the last record to the end of the process."""
 HELD_END_S: Final = 5.0
 """The longest time from the end of the grace time to the end of the process, if the loop is blocked."""
-HEARD_S: Final = 2.0
+DRAIN_REPORT_S: Final = 2.0
 """The longest time from the end of a drain to the stop: a client that follows the drain asks how it ended."""
 FILES_BESIDES: Final = 256
 CONNECTIONS_MIN: Final = 16
@@ -259,7 +259,7 @@ async def drain(daemon: Daemon) -> None:
     log.info("daemon.drained", handed_back=workers.handed_back)
     intake.end(workers.handed_back)
     with suppress(TimeoutError):
-        await asyncio.wait_for(intake.heard.wait(), HEARD_S)
+        await asyncio.wait_for(intake.heard.wait(), DRAIN_REPORT_S)
 
 
 def notify_service_manager(state: str, log: Log) -> None:

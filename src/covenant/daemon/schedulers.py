@@ -341,7 +341,7 @@ class Retention:
             try:
                 erased = await self._ledger.erase_tasks(which)
             except Refusal as refusal:
-                self._tell_refusal(which.tenant, refusal)
+                self._log_refusal(which.tenant, refusal)
                 continue
             self._refused.pop(which.tenant, None)
             tasks, size = tasks + erased.tasks, size + erased.bytes
@@ -350,7 +350,7 @@ class Retention:
             await asyncio.sleep(BATCH_PAUSE_S)
         return Erased(tasks=tasks, bytes=size)
 
-    def _tell_refusal(self, tenant: str | None, refusal: Refusal) -> None:
+    def _log_refusal(self, tenant: str | None, refusal: Refusal) -> None:
         """Logs a refusal once for as long as it stays the same. `tenant` is None for the audit's."""
         if self._refused.get(tenant) != refusal.code:
             self._log.warning("retention.refused", tenant=tenant, code=refusal.code, reason=refusal.message)
@@ -381,4 +381,4 @@ class Retention:
                 await self.step()
                 self._refused.pop(None, None)
             except Refusal as refusal:
-                self._tell_refusal(None, refusal)
+                self._log_refusal(None, refusal)

@@ -176,12 +176,12 @@ def _lead_to(verb: str, act: Act) -> Markup:
 async def _list_needs(context: ActContext) -> Markup:
     found: Attention = await context.run("show_attention")
     acts = context.session.role is Role.OPERATOR
-    rows = [(_mend(item, acts=acts), item.title, item.detail) for item in found.items]
+    rows = [(_fix(item, acts=acts), item.title, item.detail) for item in found.items]
     shown = table(("Act", "What needs you", "Why"), rows) if rows else tag("p", "Nothing needs you.", class_="done")
     return tag("section", shown, class_="card")
 
 
-def _mend(item: Need, *, acts: bool) -> Markup:
+def _fix(item: Need, *, acts: bool) -> Markup:
     """The fix for an item: a link for a role that may act, otherwise the command to run."""
     return tag("a", item.act["verb"], href=item.act["href"]) if acts and item.act else tag("code", item.command or "")
 

@@ -110,10 +110,10 @@ async def read_sub_delegations(ledger: TaskLedger, task_id: TaskId) -> tuple[Tre
     """The delegations that the provider made in turn, as its signed result reports them, as nodes of a tree."""
     evidence = await read_task_evidence(ledger, task_id)
     told = (evidence or {}).get("result") or {}
-    return tuple(map(elsewhere_node, msgspec.convert(told.get("subDelegations", ()), tuple[SubDelegation, ...])))
+    return tuple(map(remote_node, msgspec.convert(told.get("subDelegations", ()), tuple[SubDelegation, ...])))
 
 
-def elsewhere_node(told: SubDelegation) -> TreeNode:
+def remote_node(told: SubDelegation) -> TreeNode:
     used = usage_amounts(told.token_usage) or msgspec.UNSET
     return TreeNode(
         task_id=TaskId(told.delegation_id),
@@ -124,5 +124,5 @@ def elsewhere_node(told: SubDelegation) -> TreeNode:
         profile=told.profile,
         status=told.status,
         usage_total=used,
-        children=tuple(map(elsewhere_node, told.sub_delegations)),
+        children=tuple(map(remote_node, told.sub_delegations)),
     )

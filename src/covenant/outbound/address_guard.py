@@ -99,7 +99,7 @@ class AllowList:
             else:
                 self._networks.append((entry.what, entry.port))
 
-    def meaning(self, places: Iterable[str]) -> Self:
+    def allowing(self, places: Iterable[str]) -> Self:
         """A copy that also allows these places (`host:port`), which the caller named on purpose."""
         wider = copy(self)
         wider._names = self._names.union(map(read_authority, places))  # noqa: SLF001  (one of us)
@@ -238,10 +238,10 @@ class AddressGuard:
         self._resolve_s = resolve_s
         self._logged: dict[tuple[Host, int], None] = {}
 
-    def meaning(self, places: Iterable[str]) -> AddressGuard:
+    def allowing(self, places: Iterable[str]) -> AddressGuard:
         """A copy that also allows private addresses of these places (`host:port`), which the caller named."""
         meant = AddressGuard((), resolver=self._resolver, resolve_s=self._resolve_s)
-        meant._allow = self._allow.meaning(places)
+        meant._allow = self._allow.allowing(places)
         return meant
 
     def read(self, url: str) -> Location:

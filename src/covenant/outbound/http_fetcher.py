@@ -142,10 +142,10 @@ class Fetcher:
         self._observer = observer
         self._transport = transport
 
-    def meaning(self, *places: str) -> Fetcher:
+    def allowing(self, *places: str) -> Fetcher:
         """A fetcher that may also call these places (`host:port`) at private addresses, since the caller named them."""
         return Fetcher(
-            self._guard.meaning(places),
+            self._guard.allowing(places),
             self._limits,
             user_agent=self._user_agent,
             trust=self._trust,

@@ -146,7 +146,7 @@ class PeerAdmin(PeerService):
         keys = {str(each.purpose): each.key for each in made}
         row: dict[str, object] = {"type": "purpose_keys_rotated", "compromised": compromised, "keys": keys}
         await self._ledger.commit(WriteAuditRow(by=by, row=row))
-        self._services.maintenance.tell_keys()
+        self._services.maintenance.announce_keys()
         return made
 
     async def discover(self, timeout_s: float) -> tuple[Sequence[Candidate], Sequence[DiscoveryMethod]]:

@@ -67,7 +67,7 @@ class PeerMaintenance(PeerService):
         context.ledger.on_peer(self._stir)
         context.introducing.append(lambda: bool(self._unsettled))
         if context.shared is not None:
-            context.shared.on_void.append(self.tell_keys)
+            context.shared.on_void.append(self.announce_keys)
 
     def _stir(self, peer_id: InstanceId) -> None:
         peer = self._ledger.peer(peer_id)
@@ -99,7 +99,7 @@ class PeerMaintenance(PeerService):
         self._tried = {key: tried for key, tried in self._tried.items() if key not in self._unsettled}
         self._stirred.set()
 
-    def tell_keys(self) -> None:
+    def announce_keys(self) -> None:
         """Queries every peer that knows certificates, so that it learns of our new keys."""
         self._untold_keys = {peer.id for peer in self._ledger.peers() if self._certified_for(peer)}
         self._stirred.set()

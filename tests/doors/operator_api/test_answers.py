@@ -97,7 +97,7 @@ from covenant.doors.operator_api.tenants import (
     TenantChanged,
     TenantList,
     TenantListed,
-    TenantRemovalTold,
+    TenantRemovalAnswer,
     TenantRotated,
     TenantShown,
     TenantTraces,
@@ -641,7 +641,7 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
         f'{{"kind":"tenant_rotated","tenant":{TENANT_JSON},"token":"atr_1"}}',
     ),
     (
-        TenantRemovalTold(
+        TenantRemovalAnswer(
             name="acme",
             done=True,
             stage="removed",

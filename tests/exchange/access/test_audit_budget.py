@@ -12,9 +12,9 @@ def test_what_was_left_out_and_is_in_no_row_yet_is_known_for_a_while() -> None:
     budget = AuditBudget()
     for at, source in ((0, "a"), (1, "a"), (2, "a"), (3, "b")):
         budget.spend(source, at, stranger=True)
-    assert (budget.untold(4, 1_000), budget.untold(1_000, 1_000)) == (2, 0)
+    assert (budget.unreported(4, 1_000), budget.unreported(1_000, 1_000)) == (2, 0)
     budget.spend("a", WINDOW_MS, stranger=True)
-    assert budget.untold(WINDOW_MS, 2 * WINDOW_MS) == 0, "a row has told of them"
+    assert budget.unreported(WINDOW_MS, 2 * WINDOW_MS) == 0, "a row has told of them"
 
 
 def test_all_sources_together_cost_a_bounded_number_of_rows() -> None:

@@ -162,7 +162,7 @@ async def test_keys_that_are_void_while_a_question_is_under_way_are_told_with_an
         under_way = asyncio.ensure_future(asking)
         await asyncio.wait_for(asked.wait(), BOUND_S)
         a.keyring.replace_purpose_keys(a.clock(), compromised=True)
-        keeping.tell_keys()
+        keeping.announce_keys()
         joins = asyncio.ensure_future(keeping.sweep())
         await eventually(is_trying)
         go.set()

@@ -48,7 +48,7 @@ async def open_http_session(
     headers = server.sent_headers(secrets)
     check_headers(headers)
     # The settings name this server, so its address is allowed even if it is private.
-    meant, ended = fetcher.meaning(place_of(server.url)), asyncio.Event()
+    meant, ended = fetcher.allowing(place_of(server.url)), asyncio.Event()
     try:
         meant.guard.read(server.url)
         transport = _GuardedTransport(name, await meant.transport())

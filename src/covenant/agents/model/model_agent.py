@@ -34,7 +34,7 @@ from covenant.agents.model.pydantic_agent import (
     BoundedModel,
     Fallback,
     cut_at,
-    failure_word,
+    failure_code,
     history_of,
     listen,
     prompt_of,
@@ -229,7 +229,7 @@ class ModelAgent:
 
     async def run(self, job: Job) -> None:
         output, usage, adviser = TurnOutput(job), RunUsage(), self._adviser
-        changed = partial(_tell_fallback, job, output)
+        changed = partial(_report_fallback, job, output)
         model = BoundedModel(self._model, self._request_s, self._fallbacks, changed, job=job)
         # Recorded even if somebody else ends this turn: these tokens were used.
         job.spending.running = lambda: used(model.with_streamed(usage))
@@ -254,7 +254,7 @@ class ModelAgent:
             cut = isinstance(error, UnexpectedModelBehavior) and model.stop_reason == CUT
             if cut:
                 job.notes["stop_reason"] = CUT
-            job.fail(CUT_SHORT if cut else f"the model failed: {failure_word(error)}", reason=retry_reason(error))
+            job.fail(CUT_SHORT if cut else f"the model failed: {failure_code(error)}", reason=retry_reason(error))
         except asyncio.CancelledError:
             if not model.late or job.stopping is not None:
                 raise
@@ -291,7 +291,7 @@ class ModelAgent:
         agent, asked = self._agent(job, toolbox, model), "\n".join(text_of(message.parts) for message in job.messages)
         prompt, before = prompt_of(job), history_of(await earlier(job, context=True))
         conversation = ModelConversation(job, output, toolbox)
-        asking = Asking(job, usage, limits, partial(_tell_fallback, job, output))
+        asking = Asking(job, usage, limits, partial(_report_fallback, job, output))
 
         async def run(asked: RunInput) -> AgentRunResult[Any]:
             async with agent.run_stream_events(
@@ -369,7 +369,7 @@ class ModelAgent:
         return asked if left is None else max(1, min(asked, left))
 
 
-def _tell_fallback(job: Job, output: TurnOutput, unable: str, why: str, asked: str) -> None:
+def _report_fallback(job: Job, output: TurnOutput, unable: str, why: str, asked: str) -> None:
     log.warning("model.fallback", extra=job.fields(model=unable, why=why, asked=asked))
     told = {"model": unable, "why": why, "asked": asked}
     output.status(StatusUpdate(f"The model {unable} is {PLAIN[why]}; {asked} is asked now", metadata={FALLBACK: told}))

@@ -92,7 +92,7 @@ class PydanticAiAgent:
             job.fail(job.spending.used_up or NO_ANSWER)
         except (ModelAPIError, UnexpectedModelBehavior) as error:
             log.warning("model.failed", exc_info=True, extra=job.fields())
-            job.fail(f"the model failed: {failure_word(error)}", reason=retry_reason(error))
+            job.fail(f"the model failed: {failure_code(error)}", reason=retry_reason(error))
         finally:
             job.spend(job.spending.end_running())
         if not job.ended:
@@ -341,7 +341,7 @@ def retry_reason(error: Exception) -> str:
     return why_unable(error) or ("" if rejected else "provider_error")
 
 
-def failure_word(error: Exception) -> str:
+def failure_code(error: Exception) -> str:
     """The code of a provider's failure for the sender."""
     if isinstance(error, ModelHTTPError):
         return TROUBLE.get(error.status_code, "provider_error")
@@ -350,11 +350,11 @@ def failure_word(error: Exception) -> str:
     return "provider_error"
 
 
-def trouble_word(error: Exception) -> str | None:
+def call_failure_code(error: Exception) -> str | None:
     """The code of a failed call for spans and metrics; None if the caller itself ended the call."""
     if isinstance(error, (CovenantError, TurnStopped, UsageLimitExceeded)):
         return None
-    return (why_unable(error) if isinstance(error, ModelAPIError) else None) or failure_word(error)
+    return (why_unable(error) if isinstance(error, ModelAPIError) else None) or failure_code(error)
 
 
 def _learn(answer: ModelAnswer, said: ModelResponse | StreamedResponse) -> None:
@@ -477,7 +477,7 @@ class BoundedModel(WrapperModel):
         asked, most = self._asked, (settings or {}).get("max_tokens")
         self._limit = None
         calls = self._job.model_calls
-        return calls.watch(self._job, asked.system, asked.model_name, trouble_word, most, late=lambda: self.late)
+        return calls.watch(self._job, asked.system, asked.model_name, call_failure_code, most, late=lambda: self.late)
 
     def _prepared(self, messages: list[ModelMessage], parameters: ModelRequestParameters) -> list[ModelMessage]:
         """The messages for the model asked now. The run has prepared them for the model that it began with."""

@@ -191,17 +191,17 @@ def _secrets(home: Path, variables: Mapping[str, str]) -> Iterator[CheckFinding]
         except LockedHome:
             yield _locked(home, variables)
         except UnsafeHome as unsafe:
-            yield _told(unsafe)
+            yield _finding_of(unsafe)
         else:
             yield CheckFinding(f"{name} is there, for its owner alone")
     for read_other in (keystore.check_prekeys, keystore.read_past):
         try:
             read_other()
         except UnsafeHome as unsafe:
-            yield _told(unsafe)
+            yield _finding_of(unsafe)
 
 
-def _told(error: CovenantError) -> CheckFinding:
+def _finding_of(error: CovenantError) -> CheckFinding:
     """Splits a message of ours: the text behind the semicolon says what to do."""
     what, _, told = str(error).partition("; ")
     return wrong(what, told or BACKUP)
@@ -214,7 +214,7 @@ def _locked(home: Path, variables: Mapping[str, str]) -> CheckFinding:
             return CheckFinding(f"{KEY_NAME} is there, locked", way_out=f"a start needs its {PASSPHRASE_VARIABLE}")
         Keystore(home, passphrase).read_key()
     except (UnsafeHome, SettingsError) as error:
-        return _told(error)
+        return _finding_of(error)
     return CheckFinding(f"{KEY_NAME} is there, locked, and opens with the passphrase")
 
 
@@ -236,7 +236,7 @@ def _other_files(home: Path, variables: Mapping[str, str]) -> Iterator[CheckFind
     try:
         find_passphrase(variables)
     except (UnsafeHome, SettingsError) as error:
-        yield _told(error)
+        yield _finding_of(error)
 
 
 def _agent_files(home: Path) -> Iterator[CheckFinding]:
@@ -303,7 +303,7 @@ def _tls(settings: Settings | None) -> Iterator[CheckFinding]:
     try:
         files = open_tls(settings.http, now_ms)
     except SettingsError as error:
-        yield _told(error)
+        yield _finding_of(error)
         return
     if files is None:
         return
@@ -372,7 +372,7 @@ async def _reach(
 async def _trouble(fetcher: Fetcher, server: McpServer, variables: Mapping[str, str]) -> str:
     """What is wrong with the server; empty if it answers."""
     try:
-        meant = fetcher.meaning(place_of(server.url))
+        meant = fetcher.allowing(place_of(server.url))
         headers = {**server.sent_headers(variables), "accept": "application/json, text/event-stream"}
         async with asyncio.timeout(SERVER_ANSWER_S), meant.stream("GET", server.url, headers=headers) as answer:
             status = answer.status

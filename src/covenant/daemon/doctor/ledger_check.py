@@ -107,7 +107,7 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
         findings.append(wrong(f"the journal is damaged: {_told(damaged)}", ACCEPT))
         salvage = plan(home, archived_seq=archive.archived_seq, limits=limits, archive_lost=archive.lost)
         return Checkup(tuple(findings), salvage)
-    findings += _tell_journal(journal)
+    findings += _report_journal(journal)
     findings += _check_keys(home, variables, journal.after)
     findings += _check_files(home / BLOBS_NAME, journal.after, None if archive.lost else home / ARCHIVE_NAME)
     odds: tuple[CheckFinding, ...] = ()
@@ -149,7 +149,7 @@ def _read_journal(folder: Path, before: LedgerState, snapshot_seq: int, archived
     return _Journal(examined, before, after, tuple(begun))
 
 
-def _tell_journal(journal: _Journal) -> Iterator[CheckFinding]:
+def _report_journal(journal: _Journal) -> Iterator[CheckFinding]:
     bad = journal.examined.bad
     if bad is None:
         yield CheckFinding("the journal is whole")
@@ -267,7 +267,7 @@ def _check_archive(path: Path) -> _Archive:
                 )
             rejects = tuple(read_rejects(db, REJECTS_SHOWN)) if _has_rejects(db) else ()
             if rejects:
-                findings += _tell_rejects(rejects, count_rejects(db))
+                findings += _report_rejects(rejects, count_rejects(db))
             return _Archive(tuple(findings), archived_seq, rejects=rejects)
     except (sqlite3.Error, TypeError, ValueError) as error:
         return _lost(path, str(error))
@@ -322,7 +322,7 @@ def _has_rejects(db: sqlite3.Connection) -> bool:
     return db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'rejects'").fetchone() is not None
 
 
-def _tell_rejects(rejects: tuple[RejectedRecord, ...], count: int) -> Iterator[CheckFinding]:
+def _report_rejects(rejects: tuple[RejectedRecord, ...], count: int) -> Iterator[CheckFinding]:
     shown = "; ".join(f"record {reject.seq}: {reject.error}" for reject in rejects)
     more = f"; and {count - len(rejects)} more" if count > len(rejects) else ""
     what = f"the archive has set aside {count} record(s) that it could not take: {shown}{more}"

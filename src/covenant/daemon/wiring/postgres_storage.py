@@ -155,7 +155,7 @@ async def _open_bucket(settings: Settings, stack: AsyncExitStack) -> S3Objects:
     outbound = await stack.enter_async_context(open_outbound(settings.outbound))
     port = where.port or (443 if where.scheme == "https" else 80)
     bucket = S3Objects(
-        outbound.fetcher.meaning(f"{where.netloc.removesuffix(f':{where.port}')}:{port}"),
+        outbound.fetcher.allowing(f"{where.netloc.removesuffix(f':{where.port}')}:{port}"),
         endpoint,
         place.netloc,
         place.path,

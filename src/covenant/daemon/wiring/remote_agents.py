@@ -42,7 +42,7 @@ class RemoteAgents:
 
     def __init__(self, home: Path, fetcher: Fetcher, ledger: Ledger, *, depth_max: int, log: Log | None = None) -> None:
         self.cancels = RemoteCancels(ledger, self.open)
-        self.registry = RemoteRegistry(home, told=self._tell)
+        self.registry = RemoteRegistry(home, told=self._log_problems)
         self._fetcher = fetcher
         self._left_ms = ledger.clock.left_ms
         self._depth_max = depth_max
@@ -103,10 +103,10 @@ class RemoteAgents:
             if len(self._meant) >= FETCHERS_MAX:
                 # Calls under way keep their client. Clients hold nothing open between calls.
                 self._meant.clear()
-            self._meant[place] = self._fetcher.meaning(place)
+            self._meant[place] = self._fetcher.allowing(place)
         return self._meant[place]
 
-    def _tell(self, registry: RemoteRegistry) -> None:
+    def _log_problems(self, registry: RemoteRegistry) -> None:
         """Logs once which entries of the file cannot be used, and how to correct them."""
         if self._log is None:
             return

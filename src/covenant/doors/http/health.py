@@ -33,7 +33,7 @@ ARCHIVE_LAG_MAX: Final = 100_000
 METRICS_KEPT_S: Final = 1.0
 """The greatest age of metrics that are sent again."""
 _CHALLENGE: Final = {"www-authenticate": "Bearer", "cache-control": "no-store"}
-QUEUES_TOLD_MAX: Final = 50
+QUEUES_LABELLED_MAX: Final = 50
 """The most recipients with a label of their own."""
 PEERS_TOLD_MAX: Final = 50
 OTHERS: Final = "others"
@@ -120,7 +120,7 @@ class Health:
         """The longest queues. Only for callers with the token, since it names agents."""
         now_ms = self._ledger.now_ms()
         try:
-            found = await asyncio.wait_for(self._ledger.queue_depths(QUEUES_TOLD_MAX), COUNTS_TIMEOUT_S)
+            found = await asyncio.wait_for(self._ledger.queue_depths(QUEUES_LABELLED_MAX), COUNTS_TIMEOUT_S)
         except (TimeoutError, OSError, Refusal):
             return ()
         return [(each.agent, each.depth, max(0, now_ms - each.oldest_at_ms) / 1000) for each in found]

@@ -223,7 +223,7 @@ async def _refused_logins(services: Services, operator: Principal) -> Sequence[N
     if not refused:
         return ()
     count = len(refused) + sum(row["kind"].get("suppressed_before") or 0 for row in refused)
-    count += services.registry.refusals_untold(LOGINS_MS)
+    count += services.registry.refusals_unreported(LOGINS_MS)
     addresses = sorted({str(row["kind"].get("address")) for row in refused})
     return [
         Need(

@@ -109,7 +109,7 @@ class TenantRotated(ApiAnswer, frozen=True, kw_only=True, tag="tenant_rotated"):
     token: str
 
 
-class TenantRemovalTold(ApiAnswer, frozen=True, kw_only=True, tag="tenant_removal"):
+class TenantRemovalAnswer(ApiAnswer, frozen=True, kw_only=True, tag="tenant_removal"):
     """`holdings` is the answer of a dry run, which changes nothing: the data that a removal would erase.
 
     `places` were searched at the end. `problem` says why the removal waits.
@@ -234,7 +234,7 @@ def _removals(services: Services) -> TenantRemovals:
 WAIT_MS_MAX: Final = 30_000
 
 
-async def remove_tenant(services: Services, caller: Principal, request: RemoveTenantRequest) -> TenantRemovalTold:
+async def remove_tenant(services: Services, caller: Principal, request: RemoveTenantRequest) -> TenantRemovalAnswer:
     removals = _removals(services)
     if request.dry_run is not False:
         holdings = await removals.holdings(caller, request.name)
@@ -246,15 +246,15 @@ async def remove_tenant(services: Services, caller: Principal, request: RemoveTe
     return _told(request.name, await removals.report(caller, request.name, request.wait_ms / 1000))
 
 
-async def tenant_removal(services: Services, caller: Principal, request: RemovalRequest) -> TenantRemovalTold:
+async def tenant_removal(services: Services, caller: Principal, request: RemovalRequest) -> TenantRemovalAnswer:
     report = await _removals(services).report(caller, request.name, min(request.wait_ms, WAIT_MS_MAX) / 1000)
     return _told(request.name, report)
 
 
-def _told(name: str, report: RemovalReport) -> TenantRemovalTold:
+def _told(name: str, report: RemovalReport) -> TenantRemovalAnswer:
     left = sum(place.left for place in report.places)
     of_report = {each: getattr(report, each) for each in ("done", "stage", "places", "problem")}
-    return fill(TenantRemovalTold, report.removal, name=name, left=left, **of_report)
+    return fill(TenantRemovalAnswer, report.removal, name=name, left=left, **of_report)
 
 
 async def tenant_traces(services: Services, caller: Principal, request: TenantRequest) -> TenantTraces:

@@ -81,7 +81,7 @@ class IdentityAdmin:
         self._operator_key = operator_key
         self._save_operator_token = save_operator_token
         self._reserved = reserved
-        self.refusals_untold: Final = identity_auth.refusals_untold
+        self.refusals_unreported: Final = identity_auth.refusals_unreported
 
     async def enroll(
         self,

@@ -54,7 +54,7 @@ class AuditBudget:
         self._sources[source] = (now_ms, 0)
         return left_out
 
-    def untold(self, now_ms: int, within_ms: int) -> int:
+    def unreported(self, now_ms: int, within_ms: int) -> int:
         """The number of rows left out in windows of the last `within_ms` that no later row reports yet."""
         windows = [*self._sources.values(), (self._strangers[0], self._strangers[2])]
         return sum(left_out for since_ms, left_out in windows if 0 <= now_ms - since_ms < within_ms)
@@ -134,9 +134,9 @@ class IdentityAuth:
             await self._ledger.commit(WriteAuditRow(by=self._operator, row=row))
         return Unauthenticated("unknown_token", reason)
 
-    def refusals_untold(self, within_ms: int) -> int:
+    def refusals_unreported(self, within_ms: int) -> int:
         """The number of callers refused lately that no audit row reports yet."""
-        return self._budget.untold(self._ledger.clock.monotonic_ms(), within_ms)
+        return self._budget.unreported(self._ledger.clock.monotonic_ms(), within_ms)
 
     @contextmanager
     def session(self, principal: Principal, end: Callable[[], None]) -> Iterator[None]:

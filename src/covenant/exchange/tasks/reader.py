@@ -15,7 +15,7 @@ from typing import Final, Self
 
 import msgspec
 
-from covenant.exchange.delegation_outcome import by_task, elsewhere_node, read_sub_delegations, task_outcome
+from covenant.exchange.delegation_outcome import by_task, read_sub_delegations, remote_node, task_outcome
 from covenant.ledger.contract.ledger import DelegationLedger
 from covenant.ledger.contract.tasks import ANY, TaskLedger, TaskScope, TreeNode, Watch
 from covenant.ledger.machine.decisions.context import unknown_task
@@ -187,7 +187,7 @@ async def _with_peers(ledger: DelegationLedger, node: TreeNode, left: list[int])
     children = tuple([await _with_peers(ledger, child, left) for child in node.children])
     if delegation is not None and delegation.role is DelegationRole.REQUESTER:
         if not delegation.ended:
-            children = (*children, *map(elsewhere_node, delegation.below))
+            children = (*children, *map(remote_node, delegation.below))
         elif left[0] > 0:
             left[0] -= 1
             children = (*children, *await read_sub_delegations(ledger, node.task_id))

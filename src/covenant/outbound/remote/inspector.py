@@ -308,7 +308,7 @@ class Inspector:
         self._running += 1
         recorder, started_s = FrameRecorder(self._now_ms), time.monotonic()
         # Without the network there is no address to check.
-        source = self._fetcher if transport is None else self._fetcher.meaning(place_of(call.url))
+        source = self._fetcher if transport is None else self._fetcher.allowing(place_of(call.url))
         fetcher = source.observed(recorder, self._limits, transport)
         under_way = _Inspected(call, recorder, fetcher, channel)
         try:

@@ -101,7 +101,7 @@ class RemoteTaskView:
             yield replace(task, artifacts=(), history=())
         for artifact in task.artifacts:
             draft = self._drafts.get(artifact.artifact_id)
-            update = news_of(draft.artifact() if draft is not None else None, artifact)
+            update = new_update(draft.artifact() if draft is not None else None, artifact)
             if update is not None:
                 self._write(update)
                 yield RemoteArtifact(task_id=task.task_id, context_id=task.context_id, update=update)
@@ -139,7 +139,7 @@ class RemoteTaskView:
         draft.add(replace(update, parts=_spoken(update.parts)))
 
 
-def news_of(before: Artifact | None, now: Artifact) -> ArtifactUpdate | None:
+def new_update(before: Artifact | None, now: Artifact) -> ArtifactUpdate | None:
     """The update from the known artifact to the new one; None if they are equal."""
     parts = _joined(now.parts)
     if before is None:

@@ -72,7 +72,7 @@ class Succession(PeerService):
             raise peer_refusal(EnvelopeRefused(Code.MALFORMED, "not an introduction")) from None
         before = self._ledger.peer(InstanceId(shown.keys.id))
         followed = before or await self.follow(shown)
-        dead = await self._bury(shown.revocations)
+        dead = await self._record_revocations(shown.revocations)
         if followed is None and not dead:
             raise peer_refusal(EnvelopeRefused(Code.UNKNOWN_SENDER, "no identity of this chain is a peer"))
         await self._ledger.durable()
@@ -119,7 +119,7 @@ class Succession(PeerService):
                 await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
             raise Conflict("identity_superseded", f"the identity {change.old_id} was given up before")
 
-    async def _bury(self, revocations: tuple[KeyRevocation, ...]) -> bool:
+    async def _record_revocations(self, revocations: tuple[KeyRevocation, ...]) -> bool:
         """Records revoked keys of peers; returns whether there was one.
 
         A peer whose present key is revoked is denied.

@@ -182,7 +182,7 @@ class Discovery:
         if not self.vouches(root):
             return await ask_identity(self._fetcher, root, self._now_ms())
         location = read_url(root)
-        fetcher = self._fetcher.meaning(f"{host_text(location.host)}:{location.port}")
+        fetcher = self._fetcher.allowing(f"{host_text(location.host)}:{location.port}")
         try:
             return await ask_identity(fetcher, root, self._now_ms())
         finally:
@@ -210,11 +210,11 @@ class Discovery:
     async def _live(self) -> None:
         async with asyncio.TaskGroup() as group:
             if self._static or self._settings.dns_domains:
-                group.create_task(self._kept_from_harm(self.scan))
+                group.create_task(self._run_logged(self.scan))
             if self._settings.mdns:
-                group.create_task(self._kept_from_harm(self._mdns.run))
+                group.create_task(self._run_logged(self._mdns.run))
 
-    async def _kept_from_harm(self, work: Callable[[], Awaitable[object]]) -> None:
+    async def _run_logged(self, work: Callable[[], Awaitable[object]]) -> None:
         try:
             await work()
         except Exception:

@@ -216,7 +216,7 @@ class PeerConnection:
                     max_connections=CONNECTIONS_MAX,
                     max_keepalive_connections=CONNECTIONS_MAX,
                     keepalive_expiry=KEPT_S,
-                    network_backend=GuardedBackend(self._guard.meaning((place.host_and_port,))),
+                    network_backend=GuardedBackend(self._guard.allowing((place.host_and_port,))),
                 )
         return self._pool
 

@@ -54,7 +54,7 @@ class TlsHandshakes:
             self._give_up(neighbours[0])
         elif len(under_way) > server.bounds.handshakes_max:
             self._give_up(next(iter(under_way)))
-        task = server.loop.create_task(self._shake_hands(transport, early_handshake))
+        task = server.loop.create_task(self._handshake(transport, early_handshake))
         server.tasks.add(task)
         task.add_done_callback(server.tasks.discard)
 
@@ -67,7 +67,7 @@ class TlsHandshakes:
         for transport in tuple(self._under_way):
             transport.abort()
 
-    async def _shake_hands(self, transport: asyncio.Transport, early_handshake: _EarlyHandshake) -> None:
+    async def _handshake(self, transport: asyncio.Transport, early_handshake: _EarlyHandshake) -> None:
         server, early = self._server, _EarlyData()
         if early_handshake.data:
             # TLS takes the transport over in the next statement, and reads from it only after this call.
