@@ -34,7 +34,7 @@ FIRST_AGENT: Final = '''"""Agents of this daemon: `covenant serve agents.py` ser
 
 from covenant import Agent, Turn
 
-hello = Agent("hello", description="Greets whoever writes")
+hello = Agent("hello", description="Greets its caller")
 
 
 @hello

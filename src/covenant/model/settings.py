@@ -110,7 +110,7 @@ class A2aSettings:
     anonymous_lists: bool = setting(
         False,
         switch,
-        "Whether a caller without a token may list the tasks of all callers without a token, whoever they are. "
+        "Whether a caller without a token may list the tasks of all callers without a token. "
         "Without it, such a caller sees only the tasks whose ids it was given.",
     )
     provider_org: str = setting(

@@ -331,7 +331,7 @@ class PeerService:
         """A peer says that our keys are void. Returns whether another try is worth it."""
         shared, before = self._context.shared, self._keyring.purpose_keys()
         if shared is None:
-            import asyncio  # noqa: PLC0415  (whoever shows settings needs no loop)
+            import asyncio  # noqa: PLC0415  (showing settings needs no loop)
 
             return await asyncio.to_thread(self._keyring.renew_void, self._now_ms())
         await shared.refresh_keys()

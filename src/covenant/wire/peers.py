@@ -1,4 +1,4 @@
-"""Messages between peer instances: the eight delegation messages, the introduction (our name and keys) and the poll.
+"""Messages between peer instances: the nine delegation messages, the introduction (our name and keys) and the poll.
 
 The envelope's signed header has the message's type; the body is the message alone. The size of a delegation tree is
 bounded. A poll is sealed like any message; its answer is a list of envelopes, each sealed to the peer that polls.

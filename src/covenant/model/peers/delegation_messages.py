@@ -1,4 +1,4 @@
-"""The eight messages of a delegation, their parts, and the proof that a result carries.
+"""The nine messages of a delegation, their parts, and the proof that a result carries.
 
 R, the requester, offers; P, the provider, works. Names on the wire are in camel case, as in the protocol's documents;
 times are in milliseconds. A message may have fields that this version does not know: they are ignored. Parts that are

@@ -264,7 +264,7 @@ class Archive:
             self._follow()
             try:
                 answer: Erased | Unavailable = self._opened().erase(which)
-            except Exception as error:  # noqa: BLE001  nothing is erased, and whoever asked is told why
+            except Exception as error:  # noqa: BLE001  nothing is erased, and the caller gets the reason
                 self._close_writer()
                 answer = Unavailable("archive_unwritable", f"the archive cannot be written: {error}")
             self._loop.call_soon_threadsafe(_answer, future, answer)

@@ -264,7 +264,7 @@ def serve_writer(path: Path, folder: Path, questions: BinaryIO, answers: BinaryI
         writer.close()
     except BrokenPipeError:
         return  # the daemon is gone
-    except Exception as error:  # noqa: BLE001  whoever asked tells it, and starts another
+    except Exception as error:  # noqa: BLE001  the caller reports it, and starts another writer
         with suppress(BrokenPipeError):
             send_answer(WriterAnswer(seq, error=str(error) or repr(error)))
 
