@@ -20,6 +20,7 @@ from tests.meta.tidiness import (
     machine_traces,
     make_targets,
     oversize,
+    unnamed_subjects,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -236,3 +237,16 @@ def test_a_name_that_says_nothing_is_found(tmp_path: Path, name: str) -> None:
 def test_a_telling_name_is_accepted(tmp_path: Path) -> None:
     write(tmp_path, "src/covenant/seal/base58.py", "")
     assert list(empty_names(tmp_path)) == []
+
+
+def test_sentences_name_their_subject() -> None:
+    assert list(unnamed_subjects(ROOT)) == []
+
+
+@pytest.mark.parametrize("line", ["Whoever asks is told.", "# it goes to whomever it is for"])
+@pytest.mark.parametrize("name", ["README.md", "docs/formats/a.md", "src/a.py"])
+def test_a_relative_clause_as_a_subject_is_found(tmp_path: Path, name: str, line: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"\n{line}\n")
+    assert [found.rpartition(":")[0] for found in unnamed_subjects(tmp_path)] == [f"{name}:2"]

@@ -102,6 +102,19 @@ def empty_names(root: Path) -> Iterator[str]:
                 yield path.relative_to(root).as_posix()
 
 
+# A relative clause as the subject: the sentence should name the caller, the sender or the thief instead.
+UNNAMED_SUBJECT: Final = re.compile(r"\bwho(?:m|so)?ever\b", re.IGNORECASE)
+
+
+def unnamed_subjects(root: Path) -> Iterator[str]:
+    """Sentences of documents and of the code that do not name their subject."""
+    for path in sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "src").rglob("*.py")]):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            yield from (
+                f"{path.relative_to(root).as_posix()}:{number}: {said[0]}" for said in UNNAMED_SUBJECT.finditer(line)
+            )
+
+
 def make_targets(root: Path) -> dict[str, str]:
     """Each documented target of the Makefile, and what it says of itself."""
     text = (root / "Makefile").read_text(encoding="utf-8")
