@@ -79,7 +79,7 @@ MEMORY = $(shell [ "$$(df -k /dev/shm 2>/dev/null | awk 'END {print $$4}')" -gt 
   && ! grep -q ' /dev/shm [^ ]* [^ ]*noexec' /proc/mounts && echo /dev/shm)
 # Quick: files are in memory, where a sync costs nothing, and properties are tried with fewer examples. CI runs
 # the same tests on the disk and with all examples (`test-matrix`). What a failed run wrote is kept.
-test: setup ## run the tests that need neither root nor patience
+test: setup ## run the tests except the matrices and those that need root
 	@export TMPDIR=$$(mktemp -d $(MEMORY:%=-p %)) && chmod 711 $$TMPDIR && \
 	$(BIN)/python -m pytest $(PYTEST) --hypothesis-profile=quick $(ARGS) && rm -rf $$TMPDIR
 
@@ -89,12 +89,12 @@ browser: setup
 	  && $(BIN)/python -m pip install $(PIP_FLAGS) --no-compile --require-hashes -r requirements/browser.lock \
 	  && touch $(BROWSER_STAMP) || echo "no chromium, or nothing to drive it with: leaving out the tests marked browser"
 
-test-matrix: browser ## run those, the matrices and what needs a browser, as CI does
+test-matrix: browser ## run those, the matrices and the browser tests, as CI does
 	@$(BIN)/python -m pytest $(PYTEST) \
 	  -m "not slow and not root$$(test -e $(BROWSER_STAMP) || echo ' and not browser')" $(ARGS)
 
 # Tests that need root are left out loudly, by name of their mark, rather than skipped one by one.
-test-all: browser ## run every test: the long matrices and, for root, what needs root
+test-all: browser ## run every test: the long matrices and, as root, the tests that need root
 	@test "$$(id -u)" = 0 || echo "not root: leaving out the tests marked root"
 	@$(BIN)/python -m pytest $(PYTEST) --hypothesis-profile=thorough --timeout 1800 \
 	  -m "(slow or not slow)$$(test "$$(id -u)" = 0 || echo ' and not root')$$(test -e $(BROWSER_STAMP) || echo ' and not browser')" $(ARGS)
@@ -110,7 +110,7 @@ cluster: setup ## three daemons and a PostgreSQL with a standby under every faul
 
 # Each in an environment of its own, .venv-3.12 and so on. An interpreter that is not here is left out, by name.
 PYTHONS ?= 3.11 3.12 3.13
-test-pythons: ## run the tests on each of PYTHONS that is here
+test-pythons: ## run the tests on each of PYTHONS that is installed
 	@failed=; for version in $(PYTHONS); do \
 	  if ! python$$version -c '' 2>/dev/null; then echo "python$$version is not here: left out"; continue; fi; \
 	  echo "testing on $$(python$$version --version)"; \
