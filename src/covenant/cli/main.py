@@ -48,9 +48,10 @@ PLACES: Final = {
 
 MEANING: Final = """A durable agent-to-agent exchange.
 
-`covenant serve` runs the daemon, `call` and `card` talk to other agents, `prove` tries any A2A server, and every other
-command talks to the daemon over the socket in its home (--home, COVENANT_HOME, else ~/.covenant) with the operator's
-token (--token-file, COVENANT_TOKEN, else operator.token in the home).
+`covenant serve` runs the daemon, `call` and `card` talk to other agents, and `prove` tries any A2A server. `init`,
+`doctor`, `passphrase` and `restore` work on a home without a daemon. The other commands talk to the daemon over the
+socket in its home (--home, COVENANT_HOME, else ~/.covenant) with the operator's token (--token-file, COVENANT_TOKEN,
+else operator.token in the home).
 """
 
 

@@ -104,7 +104,7 @@ Try this in another terminal, from the same folder:
     $ {program} --home {home} --token-file {home}/bob.token a2a next
     $ {program} --home {home} a2a status
 
-  what happened, and that nobody changed the record of it
+  the audit, and a check that nobody changed it
     $ {program} --home {home} audit recent -n 5
     $ {program} --home {home} audit verify
 
