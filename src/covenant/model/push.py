@@ -61,6 +61,11 @@ class PushMove(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     failure: str | None = None
     dead: bool = False
 
+    @property
+    def progress(self) -> tuple[int, bool, int]:
+        """Orders the moves of one revision: each element only grows, unless one before it does."""
+        return self.delivered, self.dead, self.attempts
+
 
 def move_of(push: Push) -> PushMove:
     return PushMove(

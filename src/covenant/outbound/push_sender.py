@@ -372,7 +372,7 @@ class PushSender:
         standing = move_of(push)
         for ahead in (before, self._ahead.get((push.task_id, push.id))):
             if ahead is not None and (ahead.key, ahead.revision) == (push.key, push.revision):
-                standing = max(standing, ahead, key=_progress)
+                standing = max(standing, ahead, key=lambda move: move.progress)
         return standing
 
     async def _go(self, delivery: _Delivery) -> None:
@@ -486,11 +486,6 @@ class PushSender:
             if self._ahead.get(key) is move:
                 del self._ahead[key]
         self.saved.set()
-
-
-def _progress(move: PushMove) -> tuple[int, bool, int]:
-    """Within a revision each of these only grows, the later ones until the one before them does."""
-    return move.delivered, move.dead, move.attempts
 
 
 def _same(ours: Push, now: Push | None) -> bool:
