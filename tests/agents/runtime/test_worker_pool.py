@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from covenant import Turn
+from covenant.agents import remote_agent
+from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.lost_work import ATTEMPTS_MAX, STOPPED
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.ledger.contract.ledger import Ledger
@@ -31,7 +33,7 @@ from tests.agents.pool_under_test import (
     told,
 )
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, OPERATOR, make_task
-from tests.waits import BOUND_S
+from tests.waits import BOUND_S, eventually
 
 
 class Actor:
@@ -70,6 +72,26 @@ async def test_a_canceled_task_stops_its_agent(pool: PoolUnderTest) -> None:
     view = await pool.ended(task_id)
     assert view.state is TaskState.CANCELED
     assert len(endings(await pool.steps(task_id))) == 1
+
+
+async def test_the_lease_is_renewed_while_an_agent_waits_for_a_call(
+    pool: PoolUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_agent, "BEAT_S", 0.001)
+
+    class Caller:
+        async def run(self, job: Job) -> None:
+            async def renewed() -> bool:
+                entry = await pool.ledger.entry(job.task.id)
+                return entry is not None and entry.lease is not None and entry.lease.renewed_at_ms > 0
+
+            renewing = asyncio.ensure_future(remote_agent.renew_lease(job))
+            await eventually(renewed)
+            renewing.cancel()
+
+    pool.serve(Caller())
+    view = await pool.ask()
+    assert view.state is TaskState.COMPLETED
 
 
 async def test_cancel_and_completion_race_to_one_winner_whom_both_see(pool: PoolUnderTest) -> None:
