@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from covenant.daemon.home import UnsafeHome
+from covenant.daemon.home import KEY_NAME, TOKEN_NAME, UnsafeHome
 from covenant.model.errors import HomeUnusable, Unavailable
 from tests.daemon_under_test import DaemonUnderTest, open_daemon_under_test
 from tests.e2e.test_shared_ledger import agents, call, covenant, message, shared
@@ -66,3 +67,45 @@ async def test_a_daemon_goes_on_with_its_ledger_in_a_database_and_back_in_its_ho
     with pytest.raises((Unavailable, UnsafeHome), match="moved out"):
         async with open_daemon_under_test(home, echo, slow, ledger=shared(url)):
             pass
+
+
+def copy_key_and_token(source: Path, home: Path) -> None:
+    """All that the documentation asks for."""
+    for name in (KEY_NAME, TOKEN_NAME):
+        (home / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copy2(source / name, home / name)
+
+
+def known_to_peers(daemon: DaemonUnderTest) -> dict[str, Any]:
+    keys = daemon.daemon.base.storage.instance_keys
+    assert keys is not None
+    return {
+        "id": keys.id,
+        "prekeys": [each.kid for each in keys.bundle(daemon.daemon.base.storage.ledger.now_ms()).prekeys],
+        "certificates": keys.certificates(),
+        "void_before_ms": keys.void_before_ms,
+    }
+
+
+async def test_peers_know_the_instance_by_the_same_keys_wherever_its_ledger_is_served(tmp_path: Path, url: str) -> None:
+    a, b, c = (tmp_path / name for name in "abc")
+    peers = {"enabled": True}
+    async with open_daemon_under_test(a, peers=peers) as daemon:
+        keys = daemon.daemon.base.storage.instance_keys
+        assert keys is not None
+        keys.replace_purpose_keys(daemon.daemon.base.storage.ledger.now_ms(), compromised=True)
+        before = known_to_peers(daemon)
+    assert before["void_before_ms"] > 0
+    assert (await covenant("ledger", "move", "--home", str(a), "--ledger", url))["exit"] == 0
+    assert not (a / "identity" / "prekeys.json").exists()
+    copy_key_and_token(a, b)
+    async with open_daemon_under_test(b, peers=peers, ledger=shared(url)) as daemon:
+        assert known_to_peers(daemon) == before
+    copy_key_and_token(a, c)
+    (c / KEY_NAME).write_text("11" * 32)
+    wrong = await covenant("ledger", "move", "--out", "--home", str(c), "--ledger", url)
+    assert "copy identity/local.key" in wrong["message"]
+    copy_key_and_token(a, c)
+    assert (await covenant("ledger", "move", "--out", "--home", str(c), "--ledger", url))["exit"] == 0
+    async with open_daemon_under_test(c, peers=peers) as daemon:
+        assert known_to_peers(daemon) == before

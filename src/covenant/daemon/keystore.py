@@ -298,6 +298,11 @@ class Keystore:
         make_owned_folder(self._prekeys_path.parent, exist_ok=True)
         save_secret(self._prekeys_path, self._sealed(encode_prekeys(prekeys)))
 
+    def drop_prekeys(self) -> None:
+        """Erases them: the ledger whose messages they open was moved elsewhere, with them."""
+        drop_unfinished(self._prekeys_path)
+        self._prekeys_path.unlink(missing_ok=True)
+
     def read_purpose_keys(self) -> KeptPurposeKeys:
         """Raises UnsafeHome if others can read or replace them. What cannot be read is made anew by a start."""
         path = self._purposes_path

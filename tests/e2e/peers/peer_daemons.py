@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from covenant.daemon.keystore import Keystore, decode_purpose_keys
-from covenant.daemon.wiring.postgres_storage import PURPOSES
+from covenant.daemon.wiring.peer_keys import PURPOSES
 from covenant.seal.keys import COST_MIN, Locker, derived_secret
 from covenant.seal.purpose_keys import KeptPurposeKeys
 from tests.cli.daemons import Daemon, Ran, covenant

@@ -23,9 +23,9 @@ from covenant.daemon.keystore import OPERATOR_DISPLAY, Keystore, admit_operator,
 from covenant.daemon.schedulers import ArchiveReport, AuditAnchors, Maintenance, Scheduler, Singleton, Sweeper
 from covenant.daemon.settings import Settings, ledger_limits
 from covenant.daemon.telemetry import Log
+from covenant.daemon.wiring.peer_keys import SharedKeys
 from covenant.daemon.wiring.postgres_storage import (
     InstanceSecrets,
-    SharedKeys,
     agree_on_secrets,
     check_instance,
     open_shared_blobs,

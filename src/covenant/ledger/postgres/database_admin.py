@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import asyncpg
 import msgspec
 
-from covenant.ledger.postgres.connections import Connections, ask_rows, ask_value
+from covenant.ledger.postgres.connections import Connections, ask_rows
 from covenant.ledger.postgres.database_errors import UNAVAILABLE
 from covenant.ledger.postgres.migrations import (
     LEVEL,
@@ -106,8 +106,8 @@ async def forget_node(dsn: str, node: str) -> None:
         raise unusable(error) from error
 
 
-async def read_instance(dsn: str, secret: str) -> tuple[str | None, Sequence[Identity]]:
-    """A secret, and the identities, of the ledger; nothing of an empty database. Raises DatabaseUnusable.
+async def read_instance(dsn: str) -> tuple[Mapping[str, str], Sequence[Identity]]:
+    """The secrets, and the identities, of the ledger; nothing of an empty database. Raises DatabaseUnusable.
 
     Nothing either of an older or a newer level: opening the ledger migrates or refuses it.
     """
@@ -115,12 +115,13 @@ async def read_instance(dsn: str, secret: str) -> tuple[str | None, Sequence[Ide
         connection = await _connect(dsn)
         try:
             if await connection.fetchval("SELECT to_regclass('ledger_level')") is None:
-                return None, ()
+                return {}, ()
             if await connection.fetchval(_LEVEL) != LEVEL:
-                return None, ()
+                return {}, ()
             rows = await ask_rows("nodes", connection, "identities")
             found = [decode_row(IDENTITY, "", row["body"]).body for row in rows]
-            return await ask_value("nodes", connection, "secret", kept_as=secret), found
+            secrets = await ask_rows("nodes", connection, "secrets")
+            return {row["name"]: row["body"] for row in secrets}, found
         finally:
             await connection.close()
     except (*UNAVAILABLE, asyncpg.PostgresError, ValueError) as error:

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
@@ -26,7 +27,7 @@ from covenant.ledger.embedded.disk import make_owned_folder, replace_private, sy
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.open import SEEN, MovedMark, open_ledger, read_mark, remove_mark, write_mark
 from covenant.ledger.machine.identity_commands import WriteAuditRow
-from covenant.ledger.postgres.connections import CONNECT_S, SETTINGS
+from covenant.ledger.postgres.connections import CONNECT_S, SETTINGS, run
 from covenant.ledger.postgres.database_errors import UNAVAILABLE
 from covenant.ledger.postgres.migrations import migrate
 from covenant.ledger.postgres.open_postgres import unusable
@@ -63,10 +64,21 @@ class Moved(NamedTuple):
 
 
 class Mover:
-    """One move, or the rest of an interrupted one. `by` is the issuer of the audit row about it."""
+    """One move, or the rest of an interrupted one. `by` is the issuer of the audit row about it.
+
+    `secrets`: what a database keeps of them, by name, for a move into it.
+    """
 
     def __init__(
-        self, home: Path, dsn: str, limits: Limits, *, now_ms: Callable[[], int], new_id: Callable[[], str], by: AgentId
+        self,
+        home: Path,
+        dsn: str,
+        limits: Limits,
+        *,
+        now_ms: Callable[[], int],
+        new_id: Callable[[], str],
+        by: AgentId,
+        secrets: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._home = home
         self._dsn = dsn
@@ -74,6 +86,7 @@ class Mover:
         self._now_ms = now_ms
         self._new_id = new_id
         self._by = by
+        self._secrets = secrets
 
     async def move_in(self) -> Moved:
         """Moves the home's ledger into the database. Raises CannotMove, HomeLocked, Damaged and DatabaseUnusable."""
@@ -114,6 +127,8 @@ class Mover:
             await connection.execute(statement("transfer", "lock").text)
             await self._check_target(connection)
             await DatabaseWriter(connection, contents).write(moved_chain(contents.state))
+            for name, body in self._secrets.items():
+                await run("nodes", connection, "keep_secret", kept_as=name, body=body)
             fault_points.point("move.written")
             await self._compare(measures, await read_database(connection, self._limits))
             await _value(connection, "move", id=mark.id, direction="in", home=str(self._home))

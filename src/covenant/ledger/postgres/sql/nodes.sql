@@ -176,6 +176,9 @@ SELECT kind, name, version, body FROM register_rows ORDER BY made
 -- :identities
 SELECT body FROM register_rows WHERE kind = 'identity' AND body IS NOT NULL
 
+-- :secrets
+SELECT name, body FROM secrets
+
 -- :secret
 SELECT body FROM secrets WHERE name = :kept_as
 
