@@ -228,7 +228,7 @@ def logs(call: Invocation, *, task_id: str, follow: bool, limit: int) -> None:
             while call.json and not answer["lines"] and not answer["ended"]:
                 answer = call.ask_on("a2a_task_log", FOLLOW_MS, task_id=task_id, after=answer["next"], limit=1_000)
     if not follow and not answer["lines"] and not call.json:
-        say("nothing was logged for this task")
+        say("this daemon has logged nothing for this task")
 
 
 @daemon_command(commands, "frames", "a2a_frames", "task_id", "on", "frames", "left_out?", "lost?")
