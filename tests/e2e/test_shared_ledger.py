@@ -425,20 +425,19 @@ async def test_the_doctor_says_what_a_start_on_the_database_would_stumble_over(
     await databases.drop(url)
 
 
-async def test_a_database_with_tables_of_others_or_without_its_level_is_said_to_be_so(
-    tmp_path: Path, databases: Databases
-) -> None:
+async def test_tables_of_others_and_only_rows_that_are_missing_are_said(tmp_path: Path, databases: Databases) -> None:
     url = await databases.make()
 
     async def said(home: str) -> list[str]:
         variables = {"COVENANT_LEDGER_URL": url, "COVENANT_LEDGER_DURABILITY": "os"}
         ran = await asyncio.to_thread(run_command, "doctor", "--home", str(tmp_path / home), "--json", env=variables)
-        found: list[str] = [each["what"] for each in ran.json["findings"] if each["what"].startswith("the database")]
+        (found,) = [f"{each['what']}; {each['way_out']}" for each in ran.json["findings"] if "database" in each["what"]]
         with pytest.raises(WrongSchema) as refused:
             async with open_daemon_under_test(tmp_path / home, ledger=shared(url)):
                 pass
-        return [str(refused.value), *found]
+        return [str(refused.value), found]
 
+    (tmp_path / "a").mkdir(mode=0o700)
     await execute(url, "CREATE TABLE tasks (id integer)")
     for each in await said("a"):
         assert "tasks" in each
@@ -448,6 +447,10 @@ async def test_a_database_with_tables_of_others_or_without_its_level_is_said_to_
     await execute(url, "DELETE FROM ledger_level")
     for each in await said("b"):
         assert "put the level back" in each
+    await execute(url, f"INSERT INTO ledger_level (level) VALUES ({LEVEL})", "DELETE FROM registers")
+    for each in await said("b"):
+        assert "registers" in each
+        assert "restore a backup" in each
     await databases.drop(url)
 
 

@@ -117,7 +117,7 @@ def _database(settings: Settings | None) -> Iterator[CheckFinding]:
         yield wrong(str(error), "put ledger.url right, or the database")
         return
     for trouble in troubles:
-        yield wrong(f"the database: {trouble}", "put it back from a backup of the schema, or grant it to this role")
+        yield wrong(trouble.what, trouble.fix)
     if level > newest:
         yield wrong(
             f"the database is at level {level}", f"install the version of the other daemons: this knows {newest}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import asyncpg
 import msgspec
@@ -12,6 +12,8 @@ from covenant.ledger.postgres.connections import Connections, ask_rows
 from covenant.ledger.postgres.database_errors import UNAVAILABLE
 from covenant.ledger.postgres.migrations import (
     LEVEL,
+    LOST_ROW,
+    LOST_ROW_FIX,
     NotDurable,
     check_durability,
     find_altered,
@@ -26,6 +28,7 @@ from covenant.ledger.postgres.sql import statement
 from covenant.model.grant import GENESIS, AuditHead, AuditRow, Identity, link
 from covenant.model.ids import AgentId
 
+_FIX: Final = "put it back from a backup of the schema, or grant it to this role"
 _LEVEL: Final = "SELECT coalesce(max(level), 0)::integer FROM ledger_level"
 
 
@@ -128,26 +131,33 @@ async def read_instance(dsn: str) -> tuple[Mapping[str, str], Sequence[Identity]
         raise unusable(error) from error
 
 
-async def find_troubles(dsn: str, *, durable: bool = True) -> tuple[int, list[str]]:
+class Trouble(NamedTuple):
+    what: str
+    fix: str
+
+
+async def find_troubles(dsn: str, *, durable: bool = True) -> tuple[int, list[Trouble]]:
     """The level of the schema, and problems that would stop a daemon. Changes nothing. Raises DatabaseUnusable."""
     try:
         connection = await _connect(dsn)
         try:
-            troubles = []
+            troubles: list[Trouble] = []
             if durable:
                 try:
                     await check_durability(connection)
                 except NotDurable as trouble:
-                    troubles.append(str(trouble))
+                    troubles.append(Trouble(trouble.what, trouble.fix))
             if await connection.fetchval("SELECT current_schema()") is None:
-                return 0, [*troubles, "this role may use no schema of its search_path"]
+                return 0, [*troubles, Trouble("this role may use no schema of its search_path", _FIX)]
             is_made = await connection.fetchval("SELECT to_regclass('ledger_level')") is not None
             level: int = await connection.fetchval(_LEVEL) if is_made else 0
             if level == 0 and (foreign := await find_foreign(connection)) is not None:
-                troubles.append(of_another(level, foreign))
+                troubles.append(Trouble(*of_another(level, foreign)))
             if level == LEVEL:
                 altered = await find_altered(connection)
-                troubles += [*altered.columns, *altered.others]
+                troubles += [Trouble(f"the database: {each}", _FIX) for each in (*altered.columns, *altered.others)]
+                if not troubles and not await connection.fetchval("SELECT EXISTS (SELECT FROM registers)"):
+                    troubles.append(Trouble(LOST_ROW, LOST_ROW_FIX))
             return level, troubles
         finally:
             await connection.close()

@@ -26,6 +26,9 @@ LEVEL: Final = 13
 MIGRATION_S: Final = 3_600.0
 """The time limit for one level: it may rewrite every task."""
 
+LOST_ROW: Final = "somebody has deleted the row of the database's table registers"
+LOST_ROW_FIX: Final = "restore a backup, and run `covenant ledger restored`"
+
 _MADE: Final = """
 CREATE TABLE ledger_level (
     only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one), level integer NOT NULL
@@ -39,6 +42,11 @@ class WrongSchema(CovenantError):
 
 class NotDurable(CovenantError):
     """The database may lose acknowledged changes."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what}; {fix}")
+        self.what = what
+        self.fix = fix
 
 
 async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> int:
@@ -62,16 +70,16 @@ async def migrate(connection: asyncpg.Connection[Any], level: int = LEVEL) -> in
                     number,
                 )
         except (asyncpg.DuplicateTableError, asyncpg.DuplicateObjectError, asyncpg.DuplicateFunctionError) as error:
-            raise WrongSchema(of_another(found, str(error))) from error
+            raise WrongSchema("; ".join(of_another(found, str(error)))) from error
     return found
 
 
-def of_another(level: int, what: str) -> str:
+def of_another(level: int, what: str) -> tuple[str, str]:
     """What is wrong with a database that has tables which this level has not made, and the fix."""
     fix = "name an empty database in ledger.url" if level == 0 else "drop it"
     return (
-        f"the database has something that the ledger has not made ({what}), and its schema is at level {level}: {fix}; "
-        "if it is a ledger's, its table ledger_level was changed: put the level back"
+        f"the database has something that the ledger has not made ({what}), and its schema is at level {level}",
+        f"{fix}; if it is a ledger's, its table ledger_level was changed: put the level back",
     )
 
 
@@ -83,8 +91,8 @@ async def check_durability(connection: asyncpg.Connection[Any]) -> None:
         if value == "off" or (value == "local" and has_standby):
             what = "a crash" if value == "off" else "a failover"
             raise NotDurable(
-                f"the database has {setting} = {value}, so {what} of it can lose acknowledged tasks; "
-                f'set {setting} = on, or say that this is meant with ledger.durability = "os"'
+                f"the database has {setting} = {value}, so {what} of it can lose acknowledged tasks",
+                f'set {setting} = on, or say that this is meant with ledger.durability = "os"',
             )
 
 

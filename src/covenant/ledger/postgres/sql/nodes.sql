@@ -270,6 +270,10 @@ SELECT format('%s.%s takes no row without a value', c.relname, a.attname)
 FROM pg_attribute AS a JOIN c ON c.oid = a.attrelid
 WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attnotnull AND NOT a.atthasdef
 UNION ALL
+SELECT format('the table %s has the rule %s', c.relname, t.rulename)
+FROM pg_rewrite AS t JOIN c ON c.oid = t.ev_class
+WHERE t.rulename <> '_RETURN'
+UNION ALL
 SELECT format('the table %s has row security', relname) FROM c WHERE relrowsecurity
 UNION ALL
 SELECT format('the table %s is emptied by a crash (UNLOGGED)', relname) FROM c WHERE relpersistence = 'u'
