@@ -104,7 +104,7 @@ async def test_every_change_is_counted_though_nothing_follows_it(tmp_path: Path)
         await clock.look(counting=False)
         position, counted = clock.ring.position, clock.counted
         assert clock.counts["queued"] == 0, "this round does not count"
-        told = asyncio.create_task(clock.news(position, counted, BOUND_S))
+        told = asyncio.create_task(clock.wait_for_change(position, counted, BOUND_S))
         await asyncio.sleep(0)
         await clock.look(counting=True)
         assert clock.counts["queued"] == 1

@@ -108,8 +108,8 @@ def _follow(call: Invocation, events: list[dict[str, Any]], asked: dict[str, Any
         if not events or call.answer({"limit": ROWS_MAX, "since_ms": asked["since_ms"], "events": events}):
             continue
         for event in events:
-            _, _, *told = _row(event)
-            put(" ".join((clock_time(event["timestamp_ms"]), *told)))
+            _, _, *cells = _row(event)
+            put(" ".join((clock_time(event["timestamp_ms"]), *cells)))
 
 
 @daemon_command(audit, "verify", "audit_integrity", "report")

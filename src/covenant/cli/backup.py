@@ -53,8 +53,8 @@ def backup(*, file: str, home: str | None, token_file: str | None, as_json: bool
     except CovenantError as error:
         raise Failure("backup_failed", str(error)) from error
     if as_json:
-        told = {"backup_id": manifest.backup_id, "position": manifest.position, "made_at_ms": manifest.made_at_ms}
-        put_json({"kind": "backup", "file": file, **told, "bytes": size})
+        fields = {"backup_id": manifest.backup_id, "position": manifest.position, "made_at_ms": manifest.made_at_ms}
+        put_json({"kind": "backup", "file": file, **fields, "bytes": size})
     elif file != STDIO:
         put(f"backed up {folder} at position {manifest.position} to {file} ({size / (1 << 20):,.1f} MiB)")
         say("it holds the home's keys and token: keep it where only you can read it")
@@ -161,10 +161,10 @@ def restore(*, file: str, home: str | None, segments: Path | None, until: str | 
     folder = given_home(home)
     with _opened(file) as source:
         done = asyncio.run(_restore(source, folder, segments, end))
-    told = {"backup_id": done.manifest.backup_id, "position": done.incarnation.position}
+    fields = {"backup_id": done.manifest.backup_id, "position": done.incarnation.position}
     if as_json:
         counts = {"queued": done.counts.queued, "in_flight": done.counts.leased}
-        put_json({"kind": "restore", "home": str(folder), **told, "incarnation": done.incarnation.id, **counts})
+        put_json({"kind": "restore", "home": str(folder), **fields, "incarnation": done.incarnation.id, **counts})
         return
     put(f"restored {folder} at position {done.incarnation.position}")
     say(f"{done.counts.queued} task(s) are queued there, and {done.counts.leased} were at work")

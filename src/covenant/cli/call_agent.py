@@ -93,8 +93,8 @@ def remote_command(function: Function) -> Function:
             if (display := _mailbox_of(own_url, folder)) is None:
                 raise
             way_out = f"covenant a2a send --to {display} --wait MESSAGE"
-            told = f"{display} is an identity of the mailbox, and no agent; send it a task: {way_out}"
-            raise Failure(failure.code, told) from failure
+            text = f"{display} is an identity of the mailbox, and no agent; send it a task: {way_out}"
+            raise Failure(failure.code, text) from failure
 
     return run
 
@@ -138,8 +138,8 @@ def call(
 
         async with await open_remote(target, options) as remote:
             stream = progress.stream = remote.stream(text, **given, troubled=progress.troubled)
-            async for news in stream:
-                progress.show(news)
+            async for event in stream:
+                progress.show(event)
             return stream.reply, f"{remote.way.binding} {remote.way.version}"
 
     try:
@@ -197,21 +197,21 @@ class Progress:
     def called_off(self) -> str:
         return self.stream.called_off if self.stream is not None else ""
 
-    def show(self, news: RemoteEvent) -> None:
+    def show(self, event: RemoteEvent) -> None:
         from covenant.model.task_view import RemoteArtifact, RemoteStatus, RemoteTask
 
-        if isinstance(news, RemoteArtifact):
+        if isinstance(event, RemoteArtifact):
             if self._live:
-                written = self._artifacts.setdefault(news.update.artifact_id, _Written())
-                self._write(written.add(news.text, append=news.update.append))
-        elif not isinstance(news, RemoteStatus | RemoteTask):
+                written = self._artifacts.setdefault(event.update.artifact_id, _Written())
+                self._write(written.add(event.text, append=event.update.append))
+        elif not isinstance(event, RemoteStatus | RemoteTask):
             if self._live:
-                self._write(news.text)
-        elif not news.state.terminal:
-            self.said = news.text or self.said
+                self._write(event.text)
+        elif not event.state.terminal:
+            self.said = event.text or self.said
             if not self._watched:
                 return
-            said = f"{news.state.value}: {brief(news.text)}" if news.text else news.state.value
+            said = f"{event.state.value}: {brief(event.text)}" if event.text else event.state.value
             if said != self._state:
                 self._state = said
                 say(f"· {said}")

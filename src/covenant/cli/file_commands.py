@@ -120,19 +120,19 @@ class TransferProgress:
     """Shows the progress of a transfer in one line, on a terminal."""
 
     def __init__(self, verb: str, size: int | None) -> None:
-        self._verb, self._size, self._done, self._told = verb, size, 0, -1
+        self._verb, self._size, self._done, self._shown = verb, size, 0, -1
         self._watched = sys.stderr.isatty()
 
     def add(self, count: int) -> None:
         self._done += count
         step = self._done * 100 // self._size if self._size else self._done // (16 * 1024 * 1024)
-        if self._watched and step != self._told:
-            self._told = step
+        if self._watched and step != self._shown:
+            self._shown = step
             share = f" of {_size(self._size)}, {step} %" if self._size else ""
             click.echo(f"\r\033[K{self._verb} {_size(self._done)}{share}", err=True, nl=False)
 
     def end(self) -> None:
-        if self._told >= 0:
+        if self._shown >= 0:
             click.echo("\r\033[K", err=True, nl=False)
 
 
@@ -175,8 +175,8 @@ def _send(url: str, token: str, pieces: Iterator[bytes], size: int | None) -> di
         body = answer.read(REFUSAL_BYTES_MAX)
     if answer.status != 201:
         raise _refusal(answer.status, body)
-    told: dict[str, Any] = json.loads(body)
-    return told
+    stored: dict[str, Any] = json.loads(body)
+    return stored
 
 
 def _receive(stored: Mapping[str, Any], target: IO[bytes], progress: TransferProgress) -> None:
@@ -215,8 +215,8 @@ def _connected(place: SplitResult) -> Iterator[http.client.HTTPConnection]:
 
 def _refusal(status: int, body: bytes) -> Failure:
     try:
-        told = json.loads(body)
-        return Failure(str(told["code"]), str(told["error"]))
+        refusal = json.loads(body)
+        return Failure(str(refusal["code"]), str(refusal["error"]))
     except (ValueError, KeyError, TypeError):
         return Failure("refused", f"the daemon's HTTP answered {status}; is another program at its address?")
 

@@ -133,9 +133,9 @@ def move(*, out: bool, url: str | None, home: str | None, as_json: bool) -> None
     settings = _settings(url, home)
     moved: Mapping[str, Any] = _run(lambda: _move(settings, out=out))
     if as_json:
-        told = [{"what": kind, "count": each.count, "digest": each.digest} for kind, each in moved.items()]
+        rows = [{"what": kind, "count": each.count, "digest": each.digest} for kind, each in moved.items()]
         direction = "out" if out else "in"
-        put_json({"kind": "ledger_moved", "direction": direction, "home": str(settings.home), "moved": told})
+        put_json({"kind": "ledger_moved", "direction": direction, "home": str(settings.home), "moved": rows})
         return
     print_table(("what", "count", "digest"), [("", kind, str(m.count), m.digest[:16]) for kind, m in moved.items()])
     if out:

@@ -159,7 +159,7 @@ def doctor(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: b
 
     folder = given_home(home)
     checkup = check(folder, environment())
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "kind": "doctor",
         "home": str(folder),
         "well": checkup.well,
@@ -175,11 +175,11 @@ def doctor(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: b
             _show_losses(checkup.salvage)
             if not yes and not click.confirm("Give these up?", err=True):
                 raise Failure("not_confirmed", "nothing was changed")
-            told["set_aside"] = str(_accept(folder, checkup.salvage))
+            report["set_aside"] = str(_accept(folder, checkup.salvage))
             mended = True
         elif rebuild_archive and checkup.rebuild:
             kept = _rebuild(folder)
-            told["set_aside"] = None if kept is None else str(kept)
+            report["set_aside"] = None if kept is None else str(kept)
             mended = True
     except (CovenantError, OSError) as error:
         raise Failure("not_mended", f"the home could not be repaired: {error}; run the same command again") from error
@@ -187,7 +187,7 @@ def doctor(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: b
         way_out = "move archive.db and archive.db-wal out of the home, and give up their history: doctor --accept-loss"
         raise Failure("not_mended", f"the archive could not be mended: {error}; {way_out}") from error
     if as_json:
-        put_json(told)
+        put_json(report)
     if not checkup.well and not mended:
         raise click.exceptions.Exit(ExitCode.REFUSED)
 

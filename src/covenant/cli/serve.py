@@ -246,10 +246,10 @@ def drain(*, timeout_s: int | None, home: str | None, token_file: str | None, as
     folder, _ = find_home(given_before("home", home), variables)
     token = read_token(folder, given_before("token_file", token_file), variables)
     with DaemonClient(folder, token) as client:
-        told = _follow_drain(client, timeout_s, quiet=as_json)
+        progress = _follow_drain(client, timeout_s, quiet=as_json)
         client.wait_closed(STOP_S_MAX)
-    kept = {name: told[name] for name in ("leased", "queued", "parked", "results")}
-    handed_back = told["handed_back"]
+    kept = {name: progress[name] for name in ("leased", "queued", "parked", "results")}
+    handed_back = progress["handed_back"]
     if as_json:
         put_json({"kind": "drained", "handed_back": handed_back, **kept})
         return
@@ -259,16 +259,16 @@ def drain(*, timeout_s: int | None, home: str | None, token_file: str | None, as
 
 def _follow_drain(client: DaemonClient, timeout_s: int | None, *, quiet: bool) -> Answer:
     """Begin the drain, report its progress, and return the daemon's last report."""
-    told = client.ask("begin_drain", timeout_ms=None if timeout_s is None else timeout_s * 1000)
+    progress = client.ask("begin_drain", timeout_ms=None if timeout_s is None else timeout_s * 1000)
     try:
-        while not told["drained"]:
-            if told["running"] and not quiet:
-                say(f"draining: {told['running']} turn(s) run, {told['left_ms'] // 1000} s left")
-            told = client.ask("drain_status", wait_ms=DRAIN_WAIT_S * 1000)
+        while not progress["drained"]:
+            if progress["running"] and not quiet:
+                say(f"draining: {progress['running']} turn(s) run, {progress['left_ms'] // 1000} s left")
+            progress = client.ask("drain_status", wait_ms=DRAIN_WAIT_S * 1000)
     except Unreachable as error:
         raise Failure(
             "drain_cut_short",
             "the daemon stopped before the drain was over, as by a signal; running turns were handed back or are"
             " still leased: `covenant a2a status` shows them after the next start",
         ) from error
-    return told
+    return progress

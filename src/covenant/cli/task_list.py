@@ -133,12 +133,12 @@ def filters(given: dict[str, Any]) -> dict[str, Any]:
 
 def pages(call: Invocation, query: dict[str, Any], most: int | None) -> Iterator[Answer]:
     """Reads page after page, until there are no more, or until the limit is reached."""
-    after, told = query.pop("after", None), 0
-    while most is None or told < most:
-        limit = PAGE_MAX if most is None else min(PAGE_MAX, most - told)
+    after, listed = query.pop("after", None), 0
+    while most is None or listed < most:
+        limit = PAGE_MAX if most is None else min(PAGE_MAX, most - listed)
         answer = call.ask("find_a2a_tasks", limit=limit, after=after, **query)
         yield answer
-        told, after = told + len(answer["tasks"]), answer["next"]
+        listed, after = listed + len(answer["tasks"]), answer["next"]
         if after is None:
             return
 

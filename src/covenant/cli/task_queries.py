@@ -78,8 +78,8 @@ def status(call: Invocation, **given: Any) -> None:
 
     Leases whose holder is lost come first, then the longest held, then queued tasks, oldest first.
     """
-    told, answer = _queue(call, **given)
-    if not call.answer(told):
+    shown, answer = _queue(call, **given)
+    if not call.answer(shown):
         console().print(queue_tables(answer))
 
 
@@ -145,8 +145,8 @@ def watch(call: Invocation, *, every_ms: int, once: bool, **given: Any) -> None:
     The daemon reports each change of the queue. A restart of the daemon does not end the command. With --json the
     command looks once.
     """
-    told, answer = _queue(call, **given, wait_ms=FOLLOW_MS)
-    if call.answer(told):
+    shown, answer = _queue(call, **given, wait_ms=FOLLOW_MS)
+    if call.answer(shown):
         return
     screen = console()
     if once or not screen.is_terminal:
@@ -198,8 +198,8 @@ def _queue(
         "state_filter": state_filter.replace("-", "_") if state_filter else None,
     }
     answer = call.ask_on("a2a_queue", wait_ms, after=after, **query)
-    told: Answer = {**query, **{name: answer[name] for name in ("tasks", "results", "warnings") if name in answer}}
-    return {**told, "counts": answer.get("counts")} if counts else told, answer
+    shown: Answer = {**query, **{name: answer[name] for name in ("tasks", "results", "warnings") if name in answer}}
+    return {**shown, "counts": answer.get("counts")} if counts else shown, answer
 
 
 @daemon_command(top, "logs", "a2a_task_log", "task_id", "lines", "next", "ended", "left_out?")
@@ -272,8 +272,8 @@ def attention_command(call: Invocation) -> None:
 def _need(item: dict[str, Any]) -> tuple[str, ...]:
     style = "red" if item["severity"] == "bad" else "yellow"
     since = ago(item["since_ms"]) if item.get("since_ms") else ""
-    told = brief(f"{item['title']}: {item['detail']}", 100)
-    return style, item["what"].replace("_", " "), since, told, item.get("command", "")
+    text = brief(f"{item['title']}: {item['detail']}", 100)
+    return style, item["what"].replace("_", " "), since, text, item.get("command", "")
 
 
 attention: Final = top.commands["attention"]

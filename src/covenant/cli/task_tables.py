@@ -319,9 +319,9 @@ def _node_state(node: dict[str, Any]) -> str:
     if node.get("holder_lost"):
         return "holder lost"
     state: str = node["result_status"] or node["state"].replace("_", " ")
-    told = node.get("a2a_state")
+    a2a_state = node.get("a2a_state")
     # How the task ended says more than its status.
-    return told if told in ("canceled", "rejected", "input-required", "auth-required") else state
+    return a2a_state if a2a_state in ("canceled", "rejected", "input-required", "auth-required") else state
 
 
 def _node_facts(node: dict[str, Any]) -> str:

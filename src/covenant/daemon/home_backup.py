@@ -127,8 +127,8 @@ class SegmentShipper:
         return True
 
     async def _run(self, segment: SealedSegment, digest: str) -> None:
-        told = {"path": str(segment.path), "name": segment.path.name, "incarnation": self._incarnation}
-        words = [_filled(word, told) for word in self._words]
+        values = {"path": str(segment.path), "name": segment.path.name, "incarnation": self._incarnation}
+        words = [_filled(word, values) for word in self._words]
         process = await asyncio.create_subprocess_exec(
             *words,
             stdin=asyncio.subprocess.DEVNULL,
@@ -136,8 +136,8 @@ class SegmentShipper:
             stderr=asyncio.subprocess.PIPE,
             env={
                 **self._variables,
-                "COVENANT_SEGMENT": told["path"],
-                "COVENANT_SEGMENT_NAME": told["name"],
+                "COVENANT_SEGMENT": values["path"],
+                "COVENANT_SEGMENT_NAME": values["name"],
                 "COVENANT_SEGMENT_SHA256": digest,
                 "COVENANT_INCARNATION": self._incarnation,
             },
@@ -175,8 +175,8 @@ async def _last_line(stream: asyncio.StreamReader) -> str:
     return tail.decode(errors="replace").strip().rpartition("\n")[2]
 
 
-def _filled(word: str, told: Mapping[str, str]) -> str:
-    for name, value in told.items():
+def _filled(word: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
         word = word.replace(f"{{{name}}}", value)
     return word
 

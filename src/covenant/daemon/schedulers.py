@@ -275,8 +275,8 @@ class FileCollector:
         meter = telemetry.meter
         meter.gauge("covenant_files", "Files in the blob store.", lambda: self.usage.files)
         meter.gauge("covenant_files_bytes", "Bytes of these files.", lambda: self.usage.bytes)
-        told = "Files that were deleted, since no task referred to them."
-        meter.gauge("covenant_files_collected_total", told, lambda: self._collected.files)
+        meaning = "Files that were deleted, since no task referred to them."
+        meter.gauge("covenant_files_collected_total", meaning, lambda: self._collected.files)
         meter.gauge("covenant_files_collected_bytes_total", "Bytes of these files.", lambda: self._collected.bytes)
 
     async def step(self) -> Collected:

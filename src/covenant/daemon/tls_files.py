@@ -101,18 +101,18 @@ def _context(settings: HttpSettings) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key, password=_refuse_passphrase)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            told = f"the key in {key} does not belong to the certificate in {certificate}"
+            fault = f"the key in {key} does not belong to the certificate in {certificate}"
         else:
-            told = f"{key} holds no key in PEM for the certificate in {certificate} ({error.reason or error})"
-        raise SettingsError(f"http.tls_key: {told}") from None
+            fault = f"{key} holds no key in PEM for the certificate in {certificate} ({error.reason or error})"
+        raise SettingsError(f"http.tls_key: {fault}") from None
     except OSError as error:
         raise SettingsError(f"http.tls_key: {key} cannot be read: {error.strerror}") from error
     if settings.tls_client_ca:
         try:
             context.load_verify_locations(Path(settings.tls_client_ca).expanduser())
         except (ssl.SSLError, OSError) as error:
-            told = f"{settings.tls_client_ca} holds no certificate of an authority in PEM ({error})"
-            raise SettingsError(f"http.tls_client_ca: {told}") from None
+            fault = f"{settings.tls_client_ca} holds no certificate of an authority in PEM ({error})"
+            raise SettingsError(f"http.tls_client_ca: {fault}") from None
         required = settings.tls_client_auth == "required"
         context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
     return context

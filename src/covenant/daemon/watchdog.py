@@ -134,13 +134,13 @@ def answer_of(hold: Hold, now_s: float) -> bytes:
     """Says that an agent holds the loop, but not which one, since `/healthz` is public."""
     held_s = now_s - hold.since_s
     healthy = held_s < UNHEALTHY_S
-    told = {
+    answer = {
         "status": "ok" if healthy else "held",
         "loop": "held",
         "held_by": "the daemon" if hold.agent is None else "an agent",
         "held_ms": int(held_s * 1000),
     }
-    body = json.dumps(told, separators=(",", ":")).encode()
+    body = json.dumps(answer, separators=(",", ":")).encode()
     status = b"200 OK" if healthy else b"503 Service Unavailable"
     return (
         b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncache-control: no-store\r\ncontent-length: %d\r\n"
@@ -259,8 +259,8 @@ class Watchdog:
             self._unlogged += 1
             return False
         self._logged_s.append(now_s)
-        told = {"agent": agent, "stack": stack, "why": why, "unlogged": self._unlogged}
-        self._log.warning("loop.held", held_ms=int(held_s * 1000), **{name: it for name, it in told.items() if it})
+        fields = {"agent": agent, "stack": stack, "why": why, "unlogged": self._unlogged}
+        self._log.warning("loop.held", held_ms=int(held_s * 1000), **{name: it for name, it in fields.items() if it})
         self._unlogged = 0
         return True
 

@@ -120,7 +120,7 @@ class FeedClock:
         """Whether something may have changed since the last count."""
         self._followers = 0
         self._of_session: dict[str, int] = {}
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._wanted = asyncio.Event()
 
     @contextmanager
@@ -143,12 +143,12 @@ class FeedClock:
             if not self._of_session[key]:
                 del self._of_session[key]
 
-    async def news(self, position: int, counted: int, timeout_s: float) -> bool:
+    async def wait_for_change(self, position: int, counted: int, timeout_s: float) -> bool:
         """Waits for a change after `position`, or for new counts; False after `timeout_s` without either."""
         if (self.ring.position, self.counted) == (position, counted):
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._news.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 return False
         return True
@@ -185,7 +185,7 @@ class FeedClock:
             self._wake()
 
     def _wake(self) -> None:
-        woken, self._news = self._news, asyncio.Event()
+        woken, self._changed = self._changed, asyncio.Event()
         woken.set()
 
     async def _round(self, changes: Changes) -> FeedRound:
@@ -292,17 +292,17 @@ class FeedEndpoint(Endpoint):
                 position = ring.position
                 await write(_frame("resync", position, {"position": position}))
             elif rounds:
-                if told := self._tell(session, position, rounds):
-                    await write(told)
+                if frames := self._frames_since(session, position, rounds):
+                    await write(frames)
                 position = rounds[0].position
             if clock.counted != counted:
                 counted = clock.counted
                 if session.role is not Role.TENANT and clock.counts:
                     await write(_frame("counts", position, {"lanes": clock.counts, "at_ms": self._ledger.now_ms()}))
-            if not await clock.news(position, counted, KEEP_ALIVE_S):
+            if not await clock.wait_for_change(position, counted, KEEP_ALIVE_S):
                 await write(KEEP_ALIVE)
 
-    def _tell(self, session: UiSession, position: int, rounds: Sequence[FeedRound]) -> bytes:
+    def _frames_since(self, session: UiSession, position: int, rounds: Sequence[FeedRound]) -> bytes:
         """The frames for these rounds after a position, limited to what this session may see."""
         if session.role is Role.TENANT:
             return write_own(rounds, session.tenant)
@@ -314,22 +314,22 @@ class FeedEndpoint(Endpoint):
 
 def write_own(rounds: Sequence[FeedRound], tenant: str | None) -> bytes:
     """The frames for a tenant. `more` is 1 or 0: a tenant must not learn how many tasks of others changed."""
-    told = _newest(row for each in rounds for row in each.tasks if row.tenant == tenant)[:LATEST_MAX]
+    rows = _newest(row for each in rounds for row in each.tasks if row.tenant == tenant)[:LATEST_MAX]
     more = any(each.more for each in rounds)
-    return _frame("tasks", rounds[0].position, {"tasks": told, "more": int(more)}) if told or more else b""
+    return _frame("tasks", rounds[0].position, {"tasks": rows, "more": int(more)}) if rows or more else b""
 
 
 def write_all(rounds: Sequence[FeedRound]) -> bytes:
     position = rounds[0].position
     rows = _newest(row for each in rounds for row in each.tasks)
-    told = rows[:LATEST_MAX]
-    more = sum(each.more for each in rounds) + len(rows) - len(told)
+    named = rows[:LATEST_MAX]
+    more = sum(each.more for each in rounds) + len(rows) - len(named)
     peers = sorted(set().union(*(each.peers for each in rounds)))
     pushes = sorted(set().union(*(each.pushes for each in rounds)))
     audited = sum(each.audited for each in rounds)
     frames: list[bytes] = []
-    if told or more:
-        frames.append(_frame("tasks", position, {"tasks": told, "more": more}))
+    if named or more:
+        frames.append(_frame("tasks", position, {"tasks": named, "more": more}))
     if peers:
         frames.append(_frame("peers", position, {"peers": peers[:NAMES_MAX]}))
     if pushes:

@@ -218,7 +218,7 @@ class _TurnCall:
         self._call.status, self._call.answer_headers = status, headers
         self._call.answered_ms = self._log.now_ms()
 
-    def heard(self, piece: bytes) -> None:
+    def received(self, piece: bytes) -> None:
         self._call.tell(piece)
 
     def ended(self) -> None:

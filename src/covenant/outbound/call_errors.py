@@ -9,7 +9,7 @@
         ├── NoCard                 no card was found, or it cannot be used: unreadable, unsigned, no interface
         ├── RemoteRefused          the remote understood and said no; `code` is ours, the rest is what it said
         ├── OutcomeUnknown         the message may have been taken: sending it again may do the work twice
-        └── RemoteTimedOut         no answer in the caller's time; the remote was told to stop
+        └── RemoteTimedOut         no answer in the caller's time; the remote task was canceled
 
 Anybody may see `message`: it says nothing that a stranger could not know already, so a name that leads inside
 and a name that leads nowhere read the same. `detail` is for the log and the operator: names, addresses, what to set.

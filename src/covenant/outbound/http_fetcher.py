@@ -110,7 +110,7 @@ class CallRecord(Protocol):
 
     def answered(self, status: int, headers: Mapping[str, str]) -> None: ...
 
-    def heard(self, piece: bytes) -> None: ...
+    def received(self, piece: bytes) -> None: ...
 
     def ended(self) -> None: ...
 
@@ -364,7 +364,7 @@ async def _bounded(response: httpx2.Response, bytes_max: int | None) -> AsyncGen
                 if bytes_max is not None and seen > bytes_max:
                     raise too_large(bytes_max)
                 if record is not None:
-                    record.heard(piece)
+                    record.received(piece)
                 yield piece
     except httpx2.DecodingError as error:
         raise CallFailed("bad_response", "the body is not compressed as its headers say", detail=str(error)) from error

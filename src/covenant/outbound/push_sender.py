@@ -164,7 +164,7 @@ class _StepBodies:
         self._task = task
         self._link = link
 
-    def body(self, step: Step, *, more: bool) -> bytes | None:  # noqa: ARG002  (each step is told)
+    def body(self, step: Step, *, more: bool) -> bytes | None:  # noqa: ARG002  (each step has a body)
         return V1.responses.encode_step(self._task, step, self._link)
 
 
@@ -240,7 +240,7 @@ class PushSender:
         If cursors cannot be saved any more, nothing is delivered: every delivery would be repeated.
         """
         self._begin()
-        self._ledger.on_push(self._news)
+        self._ledger.on_push(self._on_change)
         await self._read_outbox()
         saving = asyncio.create_task(self._saver.run(self._note_unsaved if self._shared else None))
         saving.add_done_callback(lambda _: self._changed.set())
@@ -298,7 +298,7 @@ class PushSender:
     def _note_unsaved(self, refusal: Refusal) -> None:
         log.warning("push.unsaved", extra={"code": refusal.code, "count": len(self._ahead)})
 
-    def _news(self, task_id: TaskId, step: Step | None) -> None:
+    def _on_change(self, task_id: TaskId, step: Step | None) -> None:
         """A task with configurations, or a configuration, has a new durable record."""
         if step is not None:
             self._recent.add(task_id, step)

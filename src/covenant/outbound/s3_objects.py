@@ -160,7 +160,7 @@ class S3Objects:
             else:
                 if answer.status not in PASSING and _sound(method, query, answer, body):
                     return answer
-                reason = _told(method, answer)
+                reason = _describe(method, answer)
             failures += 1
             await self._pause(failures, reason)
 
@@ -260,10 +260,10 @@ def _sound(method: str, query: Mapping[str, str] | None, answer: Fetched, body: 
 
 def _expect(answer: Fetched, *statuses: int) -> None:
     if answer.status not in statuses:
-        raise _refused(_told("the request", answer))
+        raise _refused(_describe("the request", answer))
 
 
-def _told(what: str, answer: Fetched) -> str:
+def _describe(what: str, answer: Fetched) -> str:
     code = _CODE.search(answer.body[:4_096].decode("utf-8", "replace"))
     return f"{what} is answered with {answer.status}{f' {code[1]}' if code else ''}"
 

@@ -173,10 +173,10 @@ class RequestEvents:
                 return [event, ("stream_end", named)]
             case Ended():
                 used = tokens_used(what.result)
-                told = [("token_usage", {**used, "agent": agent_of(self._task)})] if used else []
+                usage = [("token_usage", {**used, "agent": agent_of(self._task)})] if used else []
                 failed = event[1]["error"]
                 wrong = [("error", {"error": failed, "state": event[1]["state"]})] if failed else []
-                return [*told, *wrong, event]
+                return [*usage, *wrong, event]
             case _:
                 return [event]
 

@@ -105,7 +105,7 @@ async def test_a_name_is_connected_to_with_what_its_entry_says(tmp_path: Path, m
 def test_whoever_reads_it_is_told_once_for_each_change(tmp_path: Path) -> None:
     told: list[dict[str, str]] = []
     write(tmp_path, {"wrong": {}, "right": {"url": "https://right.example"}})
-    remotes = RemoteRegistry(tmp_path, told=lambda read: told.append(dict(read.problems)))
+    remotes = RemoteRegistry(tmp_path, on_read=lambda read: told.append(dict(read.problems)))
     assert (list(remotes), list(remotes), len(told), list(told[0])) == (["right"], ["right"], 1, ["wrong"])
     write(tmp_path, "{")
     assert list(remotes) == []

@@ -203,8 +203,8 @@ def _secrets(home: Path, variables: Mapping[str, str]) -> Iterator[CheckFinding]
 
 def _finding_of(error: CovenantError) -> CheckFinding:
     """Splits a message of ours: the text behind the semicolon says what to do."""
-    what, _, told = str(error).partition("; ")
-    return wrong(what, told or BACKUP)
+    what, _, fix = str(error).partition("; ")
+    return wrong(what, fix or BACKUP)
 
 
 def _locked(home: Path, variables: Mapping[str, str]) -> CheckFinding:
@@ -276,12 +276,12 @@ def _room(home: Path) -> Iterator[CheckFinding]:
     folder = home / "journal"
     segments = list_segments(folder) if folder.is_dir() else []
     needed = ROOM_BYTES_MIN + (segments[-1].path.stat().st_size if segments else 0)
-    told = f"{free / MIB:,.1f} MiB are free on the disk of {home}"
+    text = f"{free / MIB:,.1f} MiB are free on the disk of {home}"
     if free < needed:
         way_out = f"make room: a start needs {needed / MIB:,.0f} MiB. journal.damaged-* and torn-*.bin may be moved"
-        yield wrong(told, way_out)
+        yield wrong(text, way_out)
     else:
-        yield CheckFinding(told, way_out="that is not much for a journal that grows" if free < ROOM_BYTES_FEW else "")
+        yield CheckFinding(text, way_out="that is not much for a journal that grows" if free < ROOM_BYTES_FEW else "")
     if os.statvfs(home).f_files and not os.statvfs(home).f_favail:
         yield wrong(f"the disk of {home} takes no more files", "remove some: it has no free inode")
 
@@ -309,8 +309,8 @@ def _tls(settings: Settings | None) -> Iterator[CheckFinding]:
         return
     if key_is_exposed(settings.http.tls_key):
         yield wrong(f"others can read {settings.http.tls_key}", f"chmod 600 {settings.http.tls_key}")
-    told = f"the certificate in {settings.http.tls_cert} is good for {files.days_left} days"
-    yield CheckFinding(told, way_out="renew it soon" if files.days_left < TLS_DAYS_FEW else "")
+    text = f"the certificate in {settings.http.tls_cert} is good for {files.days_left} days"
+    yield CheckFinding(text, way_out="renew it soon" if files.days_left < TLS_DAYS_FEW else "")
 
 
 def _port(settings: Settings | None) -> Iterator[CheckFinding]:

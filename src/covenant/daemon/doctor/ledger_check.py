@@ -84,7 +84,7 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
         newest = snapshot.newest(folder)
         snapshot_seq = snapshot.load(newest[1], before) if newest is not None else 0
     except Damaged as damaged:
-        return Checkup((wrong(f"the snapshot is damaged: {_told(damaged)}"),))
+        return Checkup((wrong(f"the snapshot is damaged: {_describe(damaged)}"),))
     archive = _check_archive(home / ARCHIVE_NAME)
     if not folder.exists() and not archive.archived_seq and not archive.lost:
         return Checkup((*archive.findings, CheckFinding("there is no ledger yet", way_out="the next start makes one")))
@@ -95,8 +95,8 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
     if not archive.usable:
         return Checkup(tuple(findings))
     if not folder.exists():
-        told = f"{folder} is gone, and with it all that was live: the archive holds records up to"
-        findings.append(wrong(f"{told} {archive.archived_seq}", ACCEPT))
+        text = f"{folder} is gone, and with it all that was live: the archive holds records up to"
+        findings.append(wrong(f"{text} {archive.archived_seq}", ACCEPT))
         return Checkup(
             tuple(findings),
             plan(home, archived_seq=archive.archived_seq, limits=limits, archive_lost=archive.lost),
@@ -104,7 +104,7 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
     try:
         journal = _read_journal(folder, before, snapshot_seq, archive.archived_seq, limits)
     except Damaged as damaged:
-        findings.append(wrong(f"the journal is damaged: {_told(damaged)}", ACCEPT))
+        findings.append(wrong(f"the journal is damaged: {_describe(damaged)}", ACCEPT))
         salvage = plan(home, archived_seq=archive.archived_seq, limits=limits, archive_lost=archive.lost)
         return Checkup(tuple(findings), salvage)
     findings += _report_journal(journal)
@@ -240,8 +240,8 @@ def _check_live(folder: Path, state: LedgerState) -> Iterator[CheckFinding]:
             if isinstance(part, File):
                 place = folder / part.space / part.sha256[:2] / part.sha256
                 if (found := size_at(place)) != part.size:
-                    told = "is missing" if found is None else f"has {found} bytes instead of {part.size}"
-                    yield wrong(f"the file {part.sha256} of the live task {entry.task.id} {told}")
+                    text = "is missing" if found is None else f"has {found} bytes instead of {part.size}"
+                    yield wrong(f"the file {part.sha256} of the live task {entry.task.id} {text}")
 
 
 def _check_archive(path: Path) -> _Archive:
@@ -261,9 +261,9 @@ def _check_archive(path: Path) -> _Archive:
             archived_seq = archived_seq_of(db) if version else 0
             findings = [CheckFinding(f"the archive holds records up to {archived_seq}")]
             if not finished:
-                told = f"its pages were checked for {PAGES_CHECKED_S:g} s without a fault, not all of them"
+                text = f"its pages were checked for {PAGES_CHECKED_S:g} s without a fault, not all of them"
                 findings.append(
-                    CheckFinding(told, way_out="sqlite3 archive.db 'PRAGMA integrity_check' checks the rest")
+                    CheckFinding(text, way_out="sqlite3 archive.db 'PRAGMA integrity_check' checks the rest")
                 )
             rejects = tuple(read_rejects(db, REJECTS_SHOWN)) if _has_rejects(db) else ()
             if rejects:
@@ -344,8 +344,8 @@ def _odds(path: Path, archive: _Archive, journal: _Journal, snapshot_seq: int) -
         absent = [task_id for task_id in held if not _holds(db, task_id)]
     for which, what in (
         (stray, "the archive has {n} live task(s) that the journal does not know"),
-        (twice, "the archive has {n} task(s) already that the journal is about to tell it of"),
-        (absent, "the archive does not have {n} task(s) that the journal told it of"),
+        (twice, "the archive already has {n} task(s) whose records it has not applied yet"),
+        (absent, "the archive does not have {n} task(s) whose records it has applied"),
     ):
         if which:
             shown = ", ".join(map(str, which[:FAULTS_SHOWN]))
@@ -362,5 +362,5 @@ def _holds(db: sqlite3.Connection, task_id: TaskId) -> bool:
     return db.execute("SELECT 1 FROM a2a_tasks WHERE task_no = ?", (number,)).fetchone() is not None
 
 
-def _told(error: Damaged) -> str:
+def _describe(error: Damaged) -> str:
     return f"{error.file}, line {error.line}: {error.reason}"

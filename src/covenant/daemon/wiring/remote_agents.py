@@ -42,7 +42,7 @@ class RemoteAgents:
 
     def __init__(self, home: Path, fetcher: Fetcher, ledger: Ledger, *, depth_max: int, log: Log | None = None) -> None:
         self.cancels = RemoteCancels(ledger, self.open)
-        self.registry = RemoteRegistry(home, told=self._log_problems)
+        self.registry = RemoteRegistry(home, on_read=self._log_problems)
         self._fetcher = fetcher
         self._left_ms = ledger.clock.left_ms
         self._depth_max = depth_max

@@ -149,8 +149,8 @@ class HttpTransport(A2ATransport):
             else:
                 bytes_max = EVENT_BYTES_MAX if answer.status == 200 else ERROR_BYTES_MAX
                 body = await _whole(answer, bytes_max)
-                heard = decoded(self._codec.decode_reply, self._result(answer.status, answer.headers, body))
-                yield _alone(heard)
+                event = decoded(self._codec.decode_reply, self._result(answer.status, answer.headers, body))
+                yield _alone(event)
 
     async def _frames(self, answer: Streamed) -> AsyncIterator[Numbered]:
         reader = EventReader(EVENT_BYTES_MAX)
@@ -166,7 +166,7 @@ class HttpTransport(A2ATransport):
             return self._rpc_result(status, headers, body)
         # A stream's last frame may be an error, on a response that began well.
         if not 200 <= status < 300 or body.startswith(b'{"error"'):
-            raise self._told(refused_by_status(status, headers, body))
+            raise self._with_hint(refused_by_status(status, headers, body))
         return body
 
     def _rpc_result(self, status: int, headers: Mapping[str, str], body: bytes) -> bytes:
@@ -176,17 +176,17 @@ class HttpTransport(A2ATransport):
         except jsonrpc.RpcError as error:
             # These HTTP statuses say more than the error code in the body.
             if status in (401, 403, 429, 503):
-                raise self._told(refused_by_status(status, headers, body)) from error
+                raise self._with_hint(refused_by_status(status, headers, body)) from error
             raise refused_by_rpc(error) from error
         except jsonrpc.BadResponse as error:
             if fine:
                 raise _unreadable(str(error), status) from error
-            raise self._told(refused_by_status(status, headers, body)) from error
+            raise self._with_hint(refused_by_status(status, headers, body)) from error
         if not fine:
-            raise self._told(refused_by_status(status, headers, body))
+            raise self._with_hint(refused_by_status(status, headers, body))
         return result
 
-    def _told(self, refusal: RemoteRefused) -> RemoteRefused:
+    def _with_hint(self, refusal: RemoteRefused) -> RemoteRefused:
         """Adds the reason if the credential was not sent."""
         if refusal.code not in ("unauthenticated", "forbidden") or not self._credentials.given:
             return refusal
@@ -219,5 +219,5 @@ async def _whole(answer: Streamed, bytes_max: int) -> bytes:
     return body
 
 
-async def _alone(heard: RemoteEvent) -> AsyncIterator[Numbered]:
-    yield None, heard
+async def _alone(event: RemoteEvent) -> AsyncIterator[Numbered]:
+    yield None, event

@@ -93,17 +93,17 @@ class GrpcTransport(A2ATransport):
         self._secrets = {name.lower(): value for name, value in secrets.items()}
 
     async def _ask(self, request: Request, headers: Mapping[str, str], within_ms: int | None = None) -> bytes:
-        asked, told = _METHODS[self.way.version, request.operation]
+        request_type, response_type = _METHODS[self.way.version, request.operation]
         within_s = CALL_S if within_ms is None else within_ms / 1000
         async with self._channel() as channel:
             call = channel.unary_unary(
                 _path(self.way.version, request.operation),
-                request_serializer=_written(asked),
-                response_deserializer=told.FromString,
+                request_serializer=_written(request_type),
+                response_deserializer=response_type.FromString,
             )
-            with self._observed(request, headers) as heard:
+            with self._observed(request, headers) as observe:
                 answer = _json(await call(request.params, metadata=self._metadata(headers), timeout=within_s))
-                heard(answer)
+                observe(answer)
                 return answer
 
     @asynccontextmanager
@@ -112,20 +112,20 @@ class GrpcTransport(A2ATransport):
             yield self._frames(channel, request, headers)
 
     async def _frames(self, channel: Any, request: Request, headers: Mapping[str, str]) -> AsyncIterator[Numbered]:
-        asked, told = _METHODS[self.way.version, request.operation]
+        request_type, response_type = _METHODS[self.way.version, request.operation]
         call = channel.unary_stream(
             _path(self.way.version, request.operation),
-            request_serializer=_written(asked),
-            response_deserializer=told.FromString,
+            request_serializer=_written(request_type),
+            response_deserializer=response_type.FromString,
         )
         seen = 0
-        with self._observed(request, headers) as heard:
+        with self._observed(request, headers) as observe:
             async for message in call(request.params, metadata=self._metadata(headers)):
                 seen += message.ByteSize()
                 if seen > STREAM_BYTES_MAX:
                     raise CallFailed("too_large", f"the stream has more than {STREAM_BYTES_MAX} bytes", transient=False)
                 said = _json(message)
-                heard(said)
+                observe(said)
                 yield _number(message), decoded(self._codec.decode_reply, said)
 
     @contextmanager
@@ -146,7 +146,7 @@ class GrpcTransport(A2ATransport):
         def hear(said: bytes) -> None:
             answer({})
             if record is not None:
-                record.heard(said + b"\n")
+                record.received(said + b"\n")
 
         try:
             yield hear

@@ -105,7 +105,7 @@ class _Answer:
             refused = headers.get("grpc-status")
             frame.what = f"refused: {refused}" if refused else "stream" if self._recorder.streams else "answer"
 
-    def heard(self, piece: bytes) -> None:
+    def received(self, piece: bytes) -> None:
         if self._reader is not None:
             for event in self._reader.feed(piece):
                 self._recorder.keep(self._recorder.add("in", "event", event=True), event.data)
@@ -251,16 +251,16 @@ class _Inspected:
             self._take(await transport.send(SendMessage(message=message), headers, int(INSPECTION_S * 1000)))
             return
         async with transport.stream(SendMessage(message=message), headers) as events:
-            async for _, heard in events:
-                self._take(heard)
+            async for _, event in events:
+                self._take(event)
                 if self.recorder.full:
                     self.cut = True
                     return
 
-    def _take(self, heard: RemoteEvent) -> None:
-        for news in self.view.take(heard):
-            if isinstance(news, RemoteStatus) and news.message is not None:
-                self._say(plain_text(news.message.parts))
+    def _take(self, event: RemoteEvent) -> None:
+        for new in self.view.take(event):
+            if isinstance(new, RemoteStatus) and new.message is not None:
+                self._say(plain_text(new.message.parts))
 
     def _say(self, text: str) -> None:
         view = self.view
@@ -318,7 +318,7 @@ class Inspector:
             await fetcher.close()
         took_ms = int((time.monotonic() - started_s) * 1000)
         # Checking and redacting a few megabytes is slow, and must not hold the loop.
-        return await asyncio.to_thread(_told, under_way, error, took_ms)
+        return await asyncio.to_thread(_inspection_of, under_way, error, took_ms)
 
 
 async def _run(under_way: _Inspected) -> str | None:
@@ -337,7 +337,7 @@ async def _run(under_way: _Inspected) -> str | None:
     return None
 
 
-def _told(under_way: _Inspected, error: str | None, took_ms: int) -> Inspection:
+def _inspection_of(under_way: _Inspected, error: str | None, took_ms: int) -> Inspection:
     call, recorder = under_way.call, under_way.recorder
     FrameChecks(
         FORMS[dialect_of(call.version, call.binding)],

@@ -4,9 +4,9 @@
     if reply.waits:
         reply = await reply.continue_("In English, please")
 
-    async for news in remote.stream("Summarise this"):
-        if isinstance(news, RemoteArtifact):
-            print(news.text, end="")
+    async for event in remote.stream("Summarise this"):
+        if isinstance(event, RemoteArtifact):
+            print(event.text, end="")
 
 A remote gets the message, its own credential and, if the caller gives it, the depth of the call; nothing else of ours.
 Its answer is bounded in size and time. Canceling the call, or running out of time, cancels the remote task.
@@ -205,7 +205,7 @@ class RemoteStream:
         self._follower = follower
         self._within_s = within_s
         self._until_s: float | None = None
-        self._news: AsyncGenerator[RemoteEvent] = follower.news()
+        self._events: AsyncGenerator[RemoteEvent] = follower.events()
         self._first: asyncio.Future[RemoteEvent] | None = None
         """The pending read of the first event."""
         self._begun = False
@@ -219,7 +219,7 @@ class RemoteStream:
             self._until_s = loop.time() + self._within_s
         try:
             async with asyncio.timeout_at(self._until_s):
-                heard = await (anext(self._news) if self._begun else self._read_first())
+                event = await (anext(self._events) if self._begun else self._read_first())
         except StopAsyncIteration:
             self._learn()
             raise
@@ -235,11 +235,11 @@ class RemoteStream:
                 await self._follower.call_off()
             raise
         self._learn()
-        return heard
+        return event
 
     async def _read_first(self) -> RemoteEvent:
         """Reading continues if the caller leaves meanwhile: only the first event names the task to stop."""
-        first = self._first = asyncio.ensure_future(anext(self._news))
+        first = self._first = asyncio.ensure_future(anext(self._events))
         try:
             return await asyncio.shield(first)
         finally:
@@ -270,11 +270,11 @@ class RemoteStream:
 
     @property
     def called_off(self) -> str:
-        """Whether the remote was told to stop, as the end of a sentence; empty if there was no task to stop."""
-        told = self._follower.called_off
-        if told is None:
+        """Whether the remote was stopped to stop, as the end of a sentence; empty if there was no task to stop."""
+        stopped = self._follower.called_off
+        if stopped is None:
             return ""
-        return f"; task {self.task_id} {'was' if told else 'could not be'} told to stop"
+        return f"; task {self.task_id} {'was' if stopped else 'could not be'} told to stop"
 
     @property
     def reply(self) -> Reply:
@@ -286,13 +286,13 @@ class RemoteStream:
     async def call_off(self) -> None:
         """Leaves the stream, and tells the remote to stop."""
         await self._leave_first(FIRST_S)
-        await self._news.aclose()
+        await self._events.aclose()
         await self._follower.call_off()
 
     async def aclose(self) -> None:
         """Leaves the stream. The remote task continues."""
         await self._leave_first(0)
-        await self._news.aclose()
+        await self._events.aclose()
 
     def _learn(self) -> None:
         if self._follower.transport is not None and self._follower.known.known:

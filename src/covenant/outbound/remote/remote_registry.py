@@ -73,10 +73,10 @@ _file: Final = msgspec.json.Decoder(_File)
 class RemoteRegistry:
     """The entries, as the file has them now."""
 
-    def __init__(self, home: Path, *, told: Callable[[RemoteRegistry], None] = lambda _: None) -> None:
-        """`told` is called when the file has been read again."""
+    def __init__(self, home: Path, *, on_read: Callable[[RemoteRegistry], None] = lambda _: None) -> None:
+        """`on_read` is called when the file has been read again."""
         self.path = home / FILE
-        self._told = told
+        self._on_read = on_read
         self._stamp: tuple[int, int, int] | None = None
         self._entries: dict[str, RemoteEntry] = {}
         self._wrong: dict[str, str] = {}
@@ -157,7 +157,7 @@ class RemoteRegistry:
         if stamp != self._stamp:
             self._stamp = stamp
             self._read()
-            self._told(self)
+            self._on_read(self)
 
     def _read(self) -> None:
         self._entries, self._wrong, self._unreadable = {}, {}, None

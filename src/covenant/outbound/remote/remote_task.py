@@ -68,23 +68,23 @@ class RemoteTaskView:
             add_usage(made, usage_in(draft.metadata or {}))
         return larger_usage(self._reported, made)
 
-    def take(self, heard: RemoteEvent) -> Iterator[RemoteEvent]:
+    def take(self, event: RemoteEvent) -> Iterator[RemoteEvent]:
         """The new events in a frame or snapshot."""
-        match heard:
+        match event:
             case RemoteMessage():
-                self.answered, self.message = True, heard.message
-                self.context_id = heard.context_id or self.context_id
+                self.answered, self.message = True, event.message
+                self.context_id = event.context_id or self.context_id
                 self.state = TaskState.COMPLETED
-                self._report(heard.message.metadata)
-                yield heard
+                self._report(event.message.metadata)
+                yield event
             case RemoteTask():
-                yield from self._snapshot(heard)
+                yield from self._snapshot(event)
             case RemoteStatus():
-                yield from self._status(heard)
+                yield from self._status(event)
             case RemoteArtifact():
-                self._name(heard.task_id, heard.context_id)
-                self._write(heard.update)
-                yield heard
+                self._name(event.task_id, event.context_id)
+                self._write(event.update)
+                yield event
 
     def _name(self, task_id: str, context_id: str | None) -> None:
         self.task_id = self.task_id or task_id or None
@@ -117,14 +117,14 @@ class RemoteTaskView:
                     metadata=task.metadata,
                 )
 
-    def _status(self, news: RemoteStatus) -> Iterator[RemoteEvent]:
+    def _status(self, status: RemoteStatus) -> Iterator[RemoteEvent]:
         if self.state.terminal:
             return
-        self._name(news.task_id, news.context_id)
-        self.state, self.message = news.state, news.message
-        self.metadata |= news.metadata or {}
-        self._report(news.metadata, news.message)
-        yield news
+        self._name(status.task_id, status.context_id)
+        self.state, self.message = status.state, status.message
+        self.metadata |= status.metadata or {}
+        self._report(status.metadata, status.message)
+        yield status
 
     def _report(self, metadata: dict[str, Any] | None, message: MessageUpdate | None = None) -> None:
         for said in (metadata, message.metadata if message is not None else None):
@@ -241,18 +241,18 @@ def parts_of(what: Sendable) -> tuple[Content, ...]:
     return parts
 
 
-def reply_of(heard: RemoteTaskView, remote: Remote | None) -> Reply:
-    artifacts = heard.artifacts
+def reply_of(view: RemoteTaskView, remote: Remote | None) -> Reply:
+    artifacts = view.artifacts
     return Reply(
-        text=answer_text(heard.state, heard.message, artifacts, heard.history),
-        state=heard.state,
-        task_id=heard.task_id,
-        context_id=heard.context_id,
-        message=heard.message,
+        text=answer_text(view.state, view.message, artifacts, view.history),
+        state=view.state,
+        task_id=view.task_id,
+        context_id=view.context_id,
+        message=view.message,
         artifacts=artifacts,
-        history=heard.history,
-        usage=_usage(heard.metadata) or heard.usage or None,
-        metadata=heard.metadata,
+        history=view.history,
+        usage=_usage(view.metadata) or view.usage or None,
+        metadata=view.metadata,
         remote=remote,
     )
 

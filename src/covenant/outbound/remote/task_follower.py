@@ -59,7 +59,7 @@ class OutgoingMessage:
 
 
 class TaskFollower:
-    """`news` may be read once. A caller that leaves it early uses `call_off` if the remote is to stop."""
+    """`events` may be read once. A caller that leaves it early uses `call_off` if the remote is to stop."""
 
     def __init__(self, transports: Callable[[], Iterator[A2ATransport]], outgoing: OutgoingMessage) -> None:
         """`lines`: the transports to the remote, the best first."""
@@ -81,20 +81,20 @@ class TaskFollower:
         self._unsure = False
         """Whether events may have been received twice."""
 
-    async def news(self) -> AsyncGenerator[RemoteEvent]:
+    async def events(self) -> AsyncGenerator[RemoteEvent]:
         async with aclosing(self._open()) as opening:
-            async for heard in opening:
-                yield heard
+            async for event in opening:
+                yield event
         assert self.transport is not None
         while not self.known.stopped:
             going_on = self._resume(self.transport) if self._streaming else self._poll(self.transport)
             async with aclosing(going_on):
-                async for heard in going_on:
-                    yield heard
+                async for event in going_on:
+                    yield event
         if self._unsure and self.known.state.terminal:
             async with aclosing(self._look_again(self.transport)) as looking:
-                async for heard in looking:
-                    yield heard
+                async for event in looking:
+                    yield event
 
     async def call_off(self) -> None:
         """Tells the remote to stop if it is known to have begun; `called_off` says whether that worked.
@@ -132,8 +132,8 @@ class TaskFollower:
             self.transport, self._streaming = transport, self._outgoing.streaming
             try:
                 async with aclosing(self._post(transport)) as posting:
-                    async for heard in posting:
-                        yield heard
+                    async for event in posting:
+                        yield event
                 return
             except RemoteRefused as refusal:
                 if refusal.code != "other_dialect" or self.known.known:
@@ -150,8 +150,8 @@ class TaskFollower:
             try:
                 attempt = self._streamed(transport) if self._streaming else self._sent(transport)
                 async with aclosing(attempt):
-                    async for heard in attempt:
-                        yield heard
+                    async for event in attempt:
+                        yield event
                 if self.known.known:
                     return
                 trouble: CallFailed | RemoteRefused = CallFailed(
@@ -186,42 +186,42 @@ class TaskFollower:
     async def _streamed(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
         self._unanswered = True
         async with transport.stream(self._outgoing.ask, self._outgoing.headers) as frames:
-            async for heard in self._heard(frames, resumed=False):
+            async for event in self._stream_events(frames, resumed=False):
                 self._unanswered = False
-                yield heard
+                yield event
 
     async def _sent(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
         ask = msgspec.structs.replace(self._outgoing.ask, blocking=False)
         self._sending = asyncio.create_task(transport.send(ask, self._outgoing.headers, self._outgoing.within_ms))
-        heard = await asyncio.shield(self._sending)
+        event = await asyncio.shield(self._sending)
         self._sending = None
-        for news in self.known.take(heard):
-            yield news
+        for new in self.known.take(event):
+            yield new
         if ask.message.task_id is not None and self.known.state.waits:
             # The first answer may have the state from before the remote read the message: the next one counts.
             await self._pause()
-            for news in self.known.take(await transport.get(ask.message.task_id)):
-                yield news
+            for new in self.known.take(await transport.get(ask.message.task_id)):
+                yield new
 
-    async def _heard(self, frames: AsyncIterator[Numbered], *, resumed: bool) -> AsyncGenerator[RemoteEvent]:
+    async def _stream_events(self, frames: AsyncIterator[Numbered], *, resumed: bool) -> AsyncGenerator[RemoteEvent]:
         """The new events of one stream, until it ends."""
         for_more = self._outgoing.ask.message.task_id is not None and not resumed
-        async for number, heard in frames:
-            if resumed and self._seen(number, heard):
+        async for number, event in frames:
+            if resumed and self._seen(number, event):
                 continue
-            for news in self.known.take(heard):
+            for new in self.known.take(event):
                 self._failures = self._fruitless = 0
-                yield news
+                yield new
             self._stood_at = number or self._stood_at
             # A stream of a continued task may begin with the state from before the remote read the message: only later
             # states count, and an artifact shows no state.
-            waits = isinstance(heard, RemoteTask) and heard.state.waits
-            for_more = for_more and (waits or isinstance(heard, RemoteArtifact))
+            waits = isinstance(event, RemoteTask) and event.state.waits
+            for_more = for_more and (waits or isinstance(event, RemoteArtifact))
             if self.known.stopped and not for_more:
                 return
 
-    def _seen(self, number: str | None, heard: RemoteEvent) -> bool:
-        if not isinstance(heard, RemoteArtifact | RemoteStatus) or number is None or self._stood_at is None:
+    def _seen(self, number: str | None, event: RemoteEvent) -> bool:
+        if not isinstance(event, RemoteArtifact | RemoteStatus) or number is None or self._stood_at is None:
             return False
         return number.isdecimal() and self._stood_at.isdecimal() and int(number) <= int(self._stood_at)
 
@@ -241,8 +241,8 @@ class TaskFollower:
                     self._streaming = False
                     return
                 self._unsure = self._unsure or self._stood_at is None
-                async for heard in self._heard(_again(first, frames), resumed=True):
-                    yield heard
+                async for event in self._stream_events(_again(first, frames), resumed=True):
+                    yield event
         except RemoteRefused as refusal:
             self._not_answered(refusal)
             # The task has finished meanwhile, or the remote cannot resume streams: a poll finds out.
@@ -256,8 +256,8 @@ class TaskFollower:
         """Reads the task once more; if that fails, the answer is what is known so far."""
         assert self.known.task_id is not None
         with suppress(RemoteRefused, CallFailed):
-            for heard in self.known.take(await transport.get(self.known.task_id)):
-                yield heard
+            for event in self.known.take(await transport.get(self.known.task_id)):
+                yield event
 
     async def _poll(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
         task_id = self.known.task_id
@@ -269,8 +269,8 @@ class TaskFollower:
             self._not_answered(trouble)
             return
         self._failures = 0
-        for heard in self.known.take(task):
-            yield heard
+        for event in self.known.take(task):
+            yield event
 
     def _not_answered(self, trouble: RemoteRefused | CallFailed) -> None:
         """Counts a failure, or raises it if waiting longer is of no use."""

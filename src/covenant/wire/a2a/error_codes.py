@@ -134,13 +134,13 @@ def details(error: BaseException) -> list[dict[str, Any]]:
     info: dict[str, Any] = {"@type": f"{_TYPE}ErrorInfo", "reason": error_code_of(error).reason, "domain": DOMAIN}
     if not isinstance(error, Refusal):
         return [info]
-    told = [info | {"metadata": {"code": error.code}}]
+    found = [info | {"metadata": {"code": error.code}}]
     if isinstance(error, InvalidParams):
         violation = {"field": error.field, "description": error.description}
-        told.append({"@type": f"{_TYPE}BadRequest", "fieldViolations": [violation]})
+        found.append({"@type": f"{_TYPE}BadRequest", "fieldViolations": [violation]})
     if error.retry_after_ms is not None:
-        told.append({"@type": f"{_TYPE}RetryInfo", "retryDelay": f"{error.retry_after_ms / 1000:.3f}s"})
-    return told
+        found.append({"@type": f"{_TYPE}RetryInfo", "retryDelay": f"{error.retry_after_ms / 1000:.3f}s"})
+    return found
 
 
 _encode = msgspec.json.Encoder().encode

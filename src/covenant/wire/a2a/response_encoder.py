@@ -255,8 +255,8 @@ class ResponseEncoder:
         """Encodes one step as one frame, live or replayed."""
         what = step.what
         if isinstance(what, ArtifactUpdate):
-            news = self._artifact_update(task, what, link)
-            return _encode(news if self.kinds else _ReplyV1(artifact_update=news))
+            update = self._artifact_update(task, what, link)
+            return _encode(update if self.kinds else _ReplyV1(artifact_update=update))
         if isinstance(what, Began):
             view = fold((step,))
             assert view is not None
