@@ -168,7 +168,6 @@ def command_words(command: str) -> list[str]:
 
 
 async def _last_line(stream: asyncio.StreamReader) -> str:
-    """The last line of the stream."""
     tail = b""
     while chunk := await stream.read(65_536):
         tail = (tail + chunk)[-SAID_BYTES_MAX:]

@@ -3,7 +3,7 @@
 Switched off, it costs a look at a flag for each record. Switched on, a bounded number of decided records are kept, and
 `take` returns the changes of the durable ones: the number of tasks, and the `LATEST_MAX` that changed last.
 
-Used on one loop.
+Must be used on one event loop.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A monotonic clock watches the wall clock. `now_ms` is the wall clock, for timest
 Decisions by age use `ages`: after a step of the wall clock they are paused, and then the step is subtracted.
 
 A step is a change of more than a minute in the difference of the two clocks between two readings; a smaller one is
-drift. A pause ends when the wall clock was steady for `pause_ms`. Used on one loop.
+drift. A pause ends when the wall clock was steady for `pause_ms`. Must be used on one event loop.
 """
 
 from __future__ import annotations

@@ -232,8 +232,9 @@ def _unverified(peer: Peer) -> bool:
 
 
 class PeerServices:
-    """For one loop. `used`: what a running task has used so far, if this daemon knows. `draining`: whether no new work
-    is taken any more."""
+    """Must be used on one event loop. `used`: the usage of a running task so far, if this daemon knows it. `draining`:
+    whether no new work is taken any more.
+    """
 
     def __init__(
         self,

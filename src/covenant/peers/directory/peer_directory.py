@@ -120,7 +120,7 @@ log = logging.getLogger(__name__)
 
 
 class PeerDirectory(PeerService):
-    """For one loop. Every answer to a peer or an operator is durable first."""
+    """Must be used on one event loop. Every answer to a peer or an operator is durable first."""
 
     def __init__(self, context: PeerContext, offering: Callable[[Peer], Awaitable[OfferedProfiles]]) -> None:
         super().__init__(context)

@@ -101,7 +101,9 @@ log = logging.getLogger(__name__)
 
 
 class Provider(PeerService):
-    """For one loop. `run` reports on the tasks that an earlier run left; `stop` it before the ledger closes."""
+    """Must be used on one event loop. `run` reports on the tasks that an earlier run left; `stop` it before the ledger
+    closes.
+    """
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ class _Lane:
 
 
 class OfferPlacement(PeerService):
-    """For one loop. `wake` it when a peer has changed."""
+    """Must be used on one event loop. `wake` it when a peer has changed."""
 
     def __init__(self, context: PeerContext, directory: PeerDirectory) -> None:
         super().__init__(context)

@@ -86,7 +86,7 @@ class _Follower:
 
 
 class Requester(PeerService):
-    """For one loop."""
+    """Must be used on one event loop."""
 
     def __init__(self, context: PeerContext, directory: PeerDirectory) -> None:
         super().__init__(context)

@@ -8,8 +8,8 @@ when, and still has the message. So a relay that loses everything delays message
     relay/<recipient>/<number>.<until, in ms>.<sender>.<name>.envelope     the envelope, unchanged
     relay/<recipient>/introduction.json                                    the recipient's introduction, unchanged
 
-Everything is bounded: in bytes and envelopes for each sender and each recipient, in bytes for all, and in time. For one
-loop; files are written and read in threads.
+Everything is bounded: in bytes and envelopes for each sender and each recipient, in bytes for all, and in time. Must be
+used on one event loop; files are written and read in threads.
 """
 
 from __future__ import annotations
