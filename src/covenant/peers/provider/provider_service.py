@@ -101,9 +101,7 @@ log = logging.getLogger(__name__)
 
 
 class Provider(PeerService):
-    """Must be used on one event loop. `run` reports on the tasks that an earlier run left; `stop` it before the ledger
-    closes.
-    """
+    """Must be used on one event loop. `run` reports on tasks of an earlier run; `stop` it before the ledger closes."""
 
     def __init__(
         self,
