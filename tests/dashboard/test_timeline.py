@@ -62,6 +62,12 @@ def step(kind: str, ts_ms: int) -> dict[str, Any]:
     return {"kind": kind, "ts_ms": ts_ms, "body": {}}
 
 
+def told(kind: str, ts_ms: int, **about: Any) -> dict[str, Any]:
+    """A status with metadata below `covenant.`."""
+    metadata = {f"covenant.{name}": value for name, value in about.items()}
+    return {"kind": kind, "ts_ms": ts_ms, "body": {"type": "status", "text": "words", "metadata": metadata}}
+
+
 def durable_step(ts_ms: int, no: int, kind: str, **more: Any) -> dict[str, Any]:
     return {"kind": "step", "ts_ms": ts_ms, "body": {"type": "step", "name": kind, "no": no, "kind": kind, **more}}
 
@@ -167,6 +173,21 @@ def test_what_no_step_tells_is_a_bar_too_the_time_to_begin_and_the_pause_before_
     again = shown_task(leases=[failed, {**LEASE, "leased_at_ms": 5_000, "attempt": 2}], state="in_flight")
     assert bars_of(again)[2] == ("parked", 2_000, 5_000)
     assert bars_of(shown_task(leases=[failed], state="parked"))[-1] == ("parked", 2_000, None)
+
+
+def test_a_wait_for_another_attempt_or_for_an_answer_says_until_when() -> None:
+    failed = {**LEASE, "ended_at_ms": 2_000, "outcome": "suspended"}
+    earlier = told("status", 1_000, next_attempt={"attempt": 2, "at_ms": 1})
+    pause = told("status", 2_000, next_attempt={"attempt": 2, "at_ms": 62_000})
+    asked = told("parked", 2_000, question={"id": "1-1", "kind": "approval", "until_ms": 92_000})
+
+    def last_wait(*updates: dict[str, Any]) -> tuple[str, int | None]:
+        shown = shown_task(*updates, leases=[failed], state="parked")
+        return next((bar.label, bar.until_ms) for bar in task_bars(shown) if bar.kind == "parked")
+
+    assert last_wait(earlier, pause) == ("Waits for attempt 2", 62_000)
+    assert last_wait(earlier) == ("Waits for attempt 2", None), "an older daemon did not say it"
+    assert last_wait(asked) == ("Waits for its sender", 92_000)
 
 
 def test_a_task_that_ended_before_it_had_a_holder_was_in_the_queue() -> None:

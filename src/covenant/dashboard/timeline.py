@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from covenant.agents.runtime.turn_output import NEXT_ATTEMPT
 from covenant.dashboard.page_endpoint import query_of
 from covenant.dashboard.session_operations import SESSION, run_for
 from covenant.dashboard.sessions import Role, UiSession
@@ -25,6 +26,7 @@ from covenant.doors.operator_api.operation import ApiContext, encode
 from covenant.doors.operator_api.tasks import PushShown, TaskShown
 from covenant.ledger.contract.task_query import FoundTask
 from covenant.ledger.contract.tasks import LeaseRecord, TreeNode, UpdateRecord
+from covenant.model.question import QUESTION
 from covenant.model.task import Cause
 from covenant.model.task_event import Wait
 from covenant.model.usage import read_usage
@@ -204,7 +206,9 @@ def _parks(shown: TaskShown) -> Iterator[Bar]:
             yield msgspec.structs.replace(park, ends_ms=step.ts_ms)
             park = None
         if step.kind == "parked":
-            park, ends = _wait("parked", step.ts_ms, None), ("continued", "step")
+            asked = _about(step, QUESTION)
+            park = msgspec.structs.replace(_wait("parked", step.ts_ms, None), until_ms=asked.get("until_ms"))
+            ends = ("continued", "step")
         elif step.kind == "step" and (wait := (step.body or {}).get("wait")) is not None:
             park, ends = _suspended(msgspec.convert(wait, Wait), step.ts_ms), ("step",)
     if park is not None:
@@ -224,8 +228,17 @@ def _unrecorded(shown: TaskShown, before: LeaseRecord | None, since_ms: int) -> 
         return Bar(kind="parked", label=label, begins_ms=since_ms, ends_ms=ends_ms, until_ms=begin_ms)
     if before is not None and before.outcome == "suspended":
         ends_ms = shown.updated_at_ms if shown.state == "queued" else None
-        return Bar(kind="parked", label="Waits for another attempt", begins_ms=since_ms, ends_ms=ends_ms)
+        told = (_about(step, NEXT_ATTEMPT) for step in shown.updates if step.ts_ms == since_ms)
+        until_ms = next((about["at_ms"] for about in told if about.get("attempt") == before.attempt + 1), None)
+        label = f"Waits for attempt {before.attempt + 1}"
+        return Bar(kind="parked", label=label, begins_ms=since_ms, ends_ms=ends_ms, until_ms=until_ms)
     return None
+
+
+def _about(step: UpdateRecord, key: str) -> dict[str, Any]:
+    """What the metadata of a status say under this key."""
+    about = ((step.body or {}).get("metadata") or {}).get(key)
+    return about if isinstance(about, dict) else {}
 
 
 def _wait(kind: str, begins_ms: int, ends_ms: int | None) -> Bar:

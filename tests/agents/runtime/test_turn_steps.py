@@ -15,7 +15,7 @@ from covenant.model.agent_definition import OnLost
 from covenant.model.errors import Invalid, Refusal
 from covenant.model.ids import AgentId
 from covenant.model.rate_limits import Backoff
-from covenant.model.task_event import Signal, StepUpdate
+from covenant.model.task_event import Signal, StatusUpdate, StepUpdate
 from covenant.model.task_view import TaskState
 from tests.agents.pool_under_test import PoolUnderTest, a_ledger, cut_short, function_agent, open_pool, statuses, told
 from tests.agents.runtime.steps_under_test import Done, requeue, swept, waiting
@@ -528,6 +528,42 @@ async def test_a_function_may_ask_for_a_further_attempt(pool: PoolUnderTest, *, 
     task_id = await pool.send()
     assert told(await swept(pool, task_id)) == "open"
     assert statuses(await pool.steps(task_id))[0] == "the shop is closed; attempt 2 begins in 0.01 s"
+
+
+@pytest.mark.parametrize(
+    ("after", "words"), [(90, "90 s"), (3_470, "57.8 min"), (90_000, "25 h"), (10 * 365 * 86_400, "3650 d")]
+)
+async def test_a_long_pause_is_told_in_words_and_as_the_moment_at_which_it_ends(
+    pool: PoolUnderTest, after: float, words: str
+) -> None:
+    async def work(turn: Turn) -> Any:
+        return turn.retry(after=after, text="closed")
+
+    pool.serve(work)
+    task_id = await pool.send()
+    await waiting(pool, task_id)
+    steps, entry = await pool.steps(task_id), await pool.ledger.entry(task_id)
+    (said,) = [step.what for step in steps if isinstance(step.what, StatusUpdate)]
+    assert said.text == f"closed; attempt 2 begins in {words}"
+    assert entry is not None
+    assert entry.wait is not None
+    ends_ms = entry.wait.ends_at_ms(entry.wait.since_ms)
+    assert said.metadata == {"covenant.next_attempt": {"attempt": 2, "at_ms": ends_ms}}
+
+
+async def test_a_question_tells_until_when_it_can_be_answered(pool: PoolUnderTest) -> None:
+    async def work(turn: Turn) -> str:
+        return "yes" if await turn.approve("may I?", timeout_s=3_600) else "no"
+
+    pool.serve(work)
+    task_id = await pool.send()
+    await waiting(pool, task_id)
+    steps, entry = await pool.steps(task_id), await pool.ledger.entry(task_id)
+    (said,) = [step.what for step in steps if isinstance(step.what, StatusUpdate)]
+    assert entry is not None
+    assert entry.wait is not None
+    until_ms = entry.wait.since_ms + 3_600_000
+    assert said.metadata == {"covenant.question": {"id": "1-1", "kind": "approval", "until_ms": until_ms}}
 
 
 async def test_who_asks_for_one_attempt_too_many_has_failed(pool: PoolUnderTest) -> None:

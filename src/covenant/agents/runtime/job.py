@@ -22,7 +22,7 @@ from covenant.agents.runtime.durable_step import StepError
 from covenant.agents.runtime.function_threads import AgentThreads, TurnStopped
 from covenant.agents.runtime.model_calls import ModelCalls
 from covenant.agents.runtime.turn_limits import AskLoop, HeldTokens, Spending, TurnSlot, recall_usage
-from covenant.agents.runtime.turn_output import FAILED, JobBuffer, JobServices
+from covenant.agents.runtime.turn_output import FAILED, JobBuffer, JobServices, announce_attempt
 from covenant.agents.runtime.turn_steps import TurnSteps
 from covenant.exchange.file_source import FileSource
 from covenant.exchange.stored_files import StoredFiles
@@ -112,7 +112,7 @@ class Job(JobBuffer):
         self._result: Result | None = None
         self._ending: Ending | None = None
         self._parked: StatusUpdate | None = None
-        self._retry: tuple[int, StatusUpdate] | None = None
+        self._retry: tuple[float, str] | None = None
         if services.tracer.on:
             self.span, leased = begin_attempt(services.tracer, leased)
         self.leased = leased
@@ -275,9 +275,7 @@ class Job(JobBuffer):
     def retry(self, after_s: float, text: str) -> None:
         """Ends this attempt as failed; the next one begins after a pause, and the sender is told."""
         if not self.ended:
-            attempt = self.leased.lease.attempt
-            told = f"{text or f'attempt {attempt} failed'}; attempt {attempt + 1} begins in {after_s:.3g} s"
-            self._retry = (round(after_s * 1000), StatusUpdate(told))
+            self._retry = (after_s, text or f"attempt {self.leased.lease.attempt} failed")
             self.ended = self._mute = True
 
     def retry_failed(self, pause_s: float | None, retry_on: Collection[str]) -> None:
@@ -285,8 +283,8 @@ class Job(JobBuffer):
         if self.over:
             return
         if pause_s is None and self._retry is not None:
-            told, self._retry, self.ended = self._retry[1], None, False
-            self.fail(told.text.rpartition("; attempt")[0])
+            text, self._retry, self.ended = self._retry[1], None, False
+            self.fail(text)
         elif pause_s is not None and self._result is not None and self.failure in retry_on:
             failed, self._result, self._ending, self.ended = self._result, None, None, False
             self.retry(pause_s, failed.error_message or "")
@@ -366,7 +364,9 @@ class Job(JobBuffer):
         wait: Wait | None = None
         told: StatusUpdate | None = None
         if self._retry is not None:
-            wait, told = Wait(since_ms=self.now_ms, for_ms=self._retry[0]), self._noted(self._retry[1])
+            (after_s, text), now_ms = self._retry, self.now_ms
+            wait = Wait(since_ms=now_ms, for_ms=round(after_s * 1000))
+            told = self._noted(announce_attempt(text, self.leased.lease.attempt + 1, after_s, now_ms))
         elif self._parked is not None:
             updates = (*updates, self._noted(self._parked))
         try:

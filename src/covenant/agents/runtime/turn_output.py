@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from covenant.agents.runtime.job import Job
 
 FAILED: Final = "the agent failed"
+NEXT_ATTEMPT: Final = "covenant.next_attempt"
+"""Key in the metadata of the status between two attempts: the number of the `attempt`, and `at_ms`, when it begins."""
 BUFFERED_MAX: Final = 256
 BUFFERED_BYTES_MAX: Final = 256 * 1024
 # A job writes at most once in this time, except for its end: faster updates share a record.
@@ -66,6 +68,7 @@ SUB_CHARACTERS_MAX: Final = 64 * 1024
 OVERHEAD: Final = 64
 """The approximate bytes of an update besides its text."""
 _NO_TEXT: Final = (Text(""),)
+_UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
@@ -465,3 +468,11 @@ def _name(content: Content) -> str | None:
     if isinstance(content, ResourceLink):
         return content.name or None
     return content.filename if isinstance(content, Resource | Text | File) else None
+
+
+def announce_attempt(text: str, attempt: int, after_s: float, now_ms: int) -> StatusUpdate:
+    """The status between two attempts. `text` says how the first one ended."""
+    unit, size = next(((unit, size) for unit, size in _UNITS if after_s >= 2 * size), ("s", 1))
+    pause = f"{after_s:.3g} s" if size == 1 else f"{round(after_s / size, 1):g} {unit}"
+    about = {"attempt": attempt, "at_ms": now_ms + round(after_s * 1000)}
+    return StatusUpdate(f"{text}; attempt {attempt} begins in {pause}", metadata={NEXT_ATTEMPT: about})

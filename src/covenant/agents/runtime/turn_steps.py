@@ -159,13 +159,8 @@ class TurnSteps:
         if found is not None and _asked_before(found) not in (None, digest):
             await self._changed(found, "the function asks something else")
         if found is None or found.waits:
-            about = {"id": question_id(self._job.leased.turn, asked.no), "kind": question.kind}
-            if question.tool:
-                about |= {"tool": question.tool, "arguments": question.arguments}
-            self._questions[asked.no] = StatusUpdate(
-                question.text, Interruption.INPUT_REQUIRED.value, metadata={QUESTION: about}
-            )
-            wait = Wait(
+            begun = found.wait if found is not None else None  # in an earlier lease
+            wait = begun or Wait(
                 since_ms=self._job.now_ms,
                 for_ms=for_ms,
                 step=asked.no,
@@ -173,6 +168,14 @@ class TurnSteps:
                 signal=signal,
                 asks=question.kind,
                 question=digest,
+            )
+            about: dict[str, Any] = {"id": question_id(self._job.leased.turn, asked.no), "kind": question.kind}
+            if question.tool:
+                about |= {"tool": question.tool, "arguments": question.arguments}
+            if (until_ms := wait.ends_at_ms(wait.since_ms)) is not None:
+                about["until_ms"] = until_ms
+            self._questions[asked.no] = StatusUpdate(
+                question.text, Interruption.INPUT_REQUIRED.value, metadata={QUESTION: about}
             )
             found = await self._wait(asked, wait)
         if found.timed_out:
