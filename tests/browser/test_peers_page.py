@@ -66,3 +66,27 @@ def test_a_delegation_that_ran_out_of_time_looks_ended_and_its_proof_is_saved_by
         saved.value.save_as(tmp_path / "proof.json")
     assert json.loads((tmp_path / "proof.json").read_text())["kind"]
     assert a.daemon.run("peers", "verify-proof", str(tmp_path / "proof.json")).code == 0
+
+
+def test_the_tree_the_timeline_and_the_task_name_the_peer_and_the_called_agent(
+    chromium: Browser, daemons: LinkedDaemons
+) -> None:
+    a, b = meet(daemons)
+    parent = a.send("relay", "b/echo hello")["id"]
+    (child,) = [each["task_id"] for each in a.daemon.json("a2a", "list", "--parent", parent)["tasks"]]
+    with open_visitor(chromium, a.daemon.url) as visitor:
+        page = visitor.log_in(a.token, f"/ui/tree/{parent}")
+        provider = page.locator("#rows a[href^='/ui/peers/']")
+        assert provider.inner_text() == "b"
+        assert provider.get_attribute("title") == b.daemon.json("peers", "list")["id"]
+        page.goto(f"{a.daemon.url}/ui/task/{parent}")
+        assert page.locator(f"#fall a[href='/ui/task/{child}']").inner_text() == "echo · b"
+        page.goto(f"{a.daemon.url}/ui/task/{child}")
+        agent = page.locator(".facts.wide dd[data-slot=agent]")
+        agent.locator("svg[aria-label='elsewhere']").wait_for()
+        assert agent.inner_text() == "echo"
+    token = a.daemon.json("tenants", "rotate", "default")["token"]
+    with open_visitor(chromium, a.daemon.url) as visitor:
+        page = visitor.log_in(token, f"/ui/tree/{parent}")
+        provider = page.locator("#rows a[href^='/ui/peers/']")
+        assert provider.inner_text() == b.daemon.json("peers", "list")["id"][:8], "a tenant is not told the name"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -23,7 +23,7 @@ from covenant.dashboard.time_scale import Fold, PlacedSpan, Stretch, Tick, TimeS
 from covenant.doors.http.endpoint import Endpoint
 from covenant.doors.http.responses import MAILBOX, reply
 from covenant.doors.operator_api.operation import ApiContext, encode
-from covenant.doors.operator_api.tasks import PushShown, TaskShown
+from covenant.doors.operator_api.tasks import PushShown, TaskShown, TreeShown
 from covenant.ledger.contract.task_query import FoundTask
 from covenant.ledger.contract.tasks import LeaseRecord, TreeNode, UpdateRecord
 from covenant.model.question import QUESTION
@@ -109,9 +109,9 @@ class TimelineEndpoint(Endpoint):
         calls = found.tasks
         # The tree knows a remote call's name and who does the work.
         elsewhere = any(call.remote for call in calls)
-        nodes = (await ask("a2a_tree", task_id=task_id)).tree.children if elsewhere else ()
+        shape: TreeShown | None = await ask("a2a_tree", task_id=task_id) if elsewhere else None
         pushes = () if session.role is Role.TENANT else (await ask("a2a_pushes", task_id=task_id)).pushes
-        bars = sorted([*task_bars(shown), *_calls(calls, nodes), *map(_push, pushes)], key=lambda bar: bar.begins_ms)
+        bars = sorted([*task_bars(shown), *_calls(calls, shape), *map(_push, pushes)], key=lambda bar: bar.begins_ms)
         drawn = draw(shown, bars, self._services.ledger.now_ms(), more=found.next is not None)
         ended = [lease for lease in shown.leases if lease.reason or lease.outcome not in (None, "settled")]
         rows = dict[str, Any]()
@@ -321,13 +321,15 @@ def _pieces(run: Sequence[int]) -> Bar:
     return Bar(kind="chunks", label="Output", begins_ms=run[0], ends_ms=run[-1], detail=detail)
 
 
-def _calls(calls: Iterable[FoundTask], nodes: Iterable[TreeNode]) -> Iterator[Bar]:
+def _calls(calls: Iterable[FoundTask], shape: TreeShown | None) -> Iterator[Bar]:
+    """`shape` is the tree of the task, if some of its calls are done elsewhere."""
+    nodes, peers = (shape.tree.children, shape.peers) if shape is not None else ((), {})
     elsewhere = {node.task_id: node for node in nodes if node.remote is True}
     for call in calls:
         node = elsewhere.get(call.task_id)
         yield Bar(
             kind="child",
-            label=_short(call.agent) if node is None else _callee(node),
+            label=_short(call.agent) if node is None else _callee(node, peers),
             begins_ms=call.created_at_ms,
             ends_ms=call.updated_at_ms if call.state in ENDED else None,
             detail=_words(call.outcome, call.intent),
@@ -337,11 +339,11 @@ def _calls(calls: Iterable[FoundTask], nodes: Iterable[TreeNode]) -> Iterator[Ba
         )
 
 
-def _callee(node: TreeNode) -> str:
+def _callee(node: TreeNode, peers: Mapping[str, str]) -> str:
     """A remote call's name and provider: all remote work has one recipient here, which says little."""
     target, task = node.task.target if node.task is not None else None, node.task
     named = (target.profile or target.name or _host(target.url)) if target is not None else None
-    by = node.provider[:8] if node.provider else _host(node.url or None)
+    by = peers.get(node.provider, node.provider[:8]) if node.provider else _host(node.url or None)
     return _words(named or (_short(task.recipient.display) if task is not None else node.task_id[:8]), by)
 
 

@@ -62,7 +62,7 @@ function take(found) {
   const last = found.conversation.findLast((each) => each.task_id);
   if (last) {
     task = last.task_id;
-    const goesOn = /required|working|submitted/i.test(last.state ?? "");
+    const goesOn = /required|working|submitted/i.test(last.state);
     follow = { interface: found.interface, context_id: last.context_id, ...(goesOn ? { task_id: task } : {}) };
   }
   draw();
@@ -79,7 +79,7 @@ function drawCard({ card, signature }) {
 function draw() {
   for (const button of ["#get", "#cancel"]) find(button).hidden = !task;
   for (const part of ["#empty", "#no-frames"]) find(part).hidden = frames.length > 0;
-  find("#said").replaceChildren(...said.map((each) => drawTurn({ who: each.role === "user" ? "user" : "agent", name: each.role, note: each.state, parts: [{ type: "text", text: each.text }], asks: /required/i.test(each.state ?? ""), broke: /failed|rejected/i.test(each.state ?? "") })));
+  find("#said").replaceChildren(...said.map((each) => drawTurn({ who: each.role === "user" ? "user" : "agent", name: each.role, note: each.state, parts: [{ type: "text", text: each.text }], asks: /required/i.test(each.state), broke: /failed|rejected/i.test(each.state) })));
   find("#findings").replaceChildren(...findings.map((finding) => el("li", { class: "finding" }, icon("failed", "breaks the specification"), el("span", {}, `${finding.rule}: ${finding.text}`, finding.frame === null ? "" : ` (frame ${finding.frame + 1})`))));
   find("#frames").replaceChildren(...frames.map((each, index) => drawFrame(each, `${index + 1}. ${each.what}`, [each.status])));
 }

@@ -17,7 +17,8 @@ const PRESENCE = {
   offline: mark("Away", "bad", "lost"),
   unknown: mark("Not seen lately", "plain", "queued"),
 };
-const TONES = { completed: "good", failed: "bad", rejected: "bad", canceled: "plain", cancelled: "plain", lost: "bad", timeout: "bad" };
+const TONES = { completed: "good", failed: "bad", cancelled: "plain", lost: "bad", timeout: "bad" };
+const SIGNS = { completed: "good", lost: "lost" };
 
 /** A key in groups of four characters, to be read aloud. */
 const fingerprint = (key) => el("span", { class: "finger" }, key?.match(/.{1,4}/g)?.join(" ") ?? "–");
@@ -68,11 +69,12 @@ function one(peer, known) {
 
 function delegationRow(each, known) {
   const lost = each.state === "lost";
+  const status = lost ? "lost" : each.status;
   return {
     ...each,
     task: { text: shortId(each.id), href: `/ui/task/${each.id}` },
-    way: [icon(each.role === "requester" ? "out" : "in", each.role === "requester" ? "to" : "from"), ` ${each.peer}`],
-    state: [chip(mark(lost ? "lost" : each.status, lost ? "bad" : (TONES[each.status] ?? "leased"), lost ? "lost" : (TONES[each.status] === "good" ? "good" : TONES[each.status] ? "canceled" : "elsewhere")))],
+    way: [icon(...(each.role === "requester" ? ["out", "to"] : ["in", "from"])), ` ${each.peer}`],
+    state: [chip(mark(status, TONES[status] ?? "leased", SIGNS[status] ?? (TONES[status] ? "canceled" : "elsewhere")))],
     tokens: `${number(each.tokenUsage?.total ?? each.tokenUsage?.tokens ?? 0)} of ${number(each.maxTokenBudget)}`,
     proof: each.proven ? [chip(mark("Proof holds", "good", "audit")), " ", el("a", { class: "button plain", href: `/ui/api/${PATH}/delegations/${each.id}/proof`, download: `proof-${shortId(each.id)}.json` }, icon("download"), "Proof")] : [quiet(each.broken?.length ? each.broken.join(", ") : "–")],
     acts: lost && known.role === "operator" ? [button("delegation", { id: each.id, do: "offer_again" }, "Offer again"), " ", button("delegation", { id: each.id, do: "force_error" }, "Give up")] : [],

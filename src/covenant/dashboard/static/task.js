@@ -4,7 +4,7 @@ import { get, on, post, rest, session } from "./api.js";
 import { attempt, begin, refuse, tabs } from "./app.js";
 import { drawFrame, drawTurn, readConversation, showParts } from "./conversation.js";
 import { leaseOf, openRepair } from "./repair.js";
-import { asks, chip, click, clipped, duration, el, exact, fill, find, icon, isOver, number, quiet, rows, setSpan, shortId, shortName, stateOf, throttled, to, when } from "./view.js";
+import { asks, calleeOf, chip, click, clipped, duration, el, exact, fill, find, icon, isOver, number, quiet, rows, setSpan, shortId, shortName, stateOf, throttled, to, when } from "./view.js";
 
 let [id] = rest();
 const path = `a2a/tasks/${id}`;
@@ -39,7 +39,7 @@ function header(wait) {
     title: clipped(task.intent_text || "(no text)", 160),
     state: [chip(stateOf(shown)), wait ? quiet(` ${wait.label}${wait.until_ms ? `, until ${exact(wait.until_ms)}` : ""}`) : null],
     id,
-    agent: [el("a", { href: to("tasks", { agent: task.recipient.display }) }, shortName(task.recipient.display))],
+    agent: [task.target ? icon("network", "elsewhere") : null, el("a", { href: to("tasks", { agent: task.recipient.display }) }, calleeOf(shown))],
     sender: shortName(task.sender.display),
     tenant: task.tenant,
     origin: task.origin ?? "mailbox",

@@ -12,7 +12,14 @@ const kept = new Map();
 let root = null;
 let whole = false;
 
-const read = async (task) => (await get(`a2a/tasks/${task}/tree`, { fold: !whole })).tree;
+/** Peers' names, by id. */
+const names = {};
+
+async function read(task) {
+  const { tree, peers } = await get(`a2a/tasks/${task}/tree`, { fold: !whole });
+  Object.assign(names, peers);
+  return tree;
+}
 
 async function load() {
   const tree = await read(id);
@@ -52,12 +59,11 @@ function draw() {
   const ends = Math.max(begins + 1, ...nodes.map(ended));
   const share = (at) => (at - begins) / (ends - begins);
   const folded = nodes.reduce((sum, node) => sum + (node.children.length ? 0 : (node.folded ?? 0)), 0);
-  const remote = nodes.filter((node) => node.remote).length;
   document.title = `Tree of ${shortId(id)} · Covenant`;
   fill(find("main"), {
     id: shortId(id),
     task: { href: `/ui/task/${id}` },
-    summary: `${plural(nodes.length + folded, "task")}, ${folded ? `${number(folded)} of them folded, ` : ""}${remote ? `${number(remote)} of those shown elsewhere, ` : ""}${duration(ends - begins)}, ${number(root.usage_total?.tokens ?? 0)} tokens`,
+    summary: `${plural(nodes.length + folded, "task")}, ${folded ? `${number(folded)} of them folded, ` : ""}${duration(ends - begins)}, ${number(root.usage_total?.tokens ?? 0)} tokens`,
     cut: root.truncated ? "The tree is too large to show at once. Open a branch to read the rest of it." : null,
   });
   rows("#rows", "node", [...visible(root)], ({ node }) => node.task_id, ({ node, depth }, row) => {
@@ -77,16 +83,16 @@ function draw() {
       state: [chip(state)],
       attempt: node.attempt || "–",
       took,
-      own: node.usage ? number(node.usage.tokens ?? 0) : "–",
-      total: node.usage_total ? number(node.usage_total.tokens ?? 0) : "–",
+      own: number(node.usage?.tokens),
+      total: number(node.usage_total?.tokens),
       when: [setSpan(bar, { x: from, w: Math.max(share(ended(node)) - from, 0.004) })],
     };
   });
 }
 
 function network(node) {
-  const by = node.provider ? el("a", { href: `/ui/peers/${encodeURIComponent(node.provider)}`, title: node.provider }, `${shortId(node.provider)}${node.profile ? ` / ${node.profile}` : ""}`) : null;
-  return [icon("network", "done elsewhere"), by, node.url ? linkOut(node.url) : null, !by && !node.url ? el("span", {}, "elsewhere") : null];
+  const by = node.provider ? el("a", { href: `/ui/peers/${encodeURIComponent(node.provider)}`, title: node.provider }, names[node.provider] ?? shortId(node.provider)) : null;
+  return [icon("network", "done elsewhere"), by, node.url ? linkOut(node.url) : by ? null : el("span", {}, "elsewhere")];
 }
 
 async function turn(button) {

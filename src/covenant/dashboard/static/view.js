@@ -24,10 +24,8 @@ function put(element, name, value) {
 /** Spells out characters that change the direction of writing: with them one text looks like another. */
 const written = (value) => (typeof value === "string" ? value.replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (turn) => `⟨U+${turn.codePointAt().toString(16).padStart(4, "0")}⟩`) : value);
 
-const SVG = "http://www.w3.org/2000/svg";
-
 export function svg(tag, attributes = {}, ...children) {
-  const made = document.createElementNS(SVG, tag);
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   made.append(...children);
   return made;
@@ -209,9 +207,7 @@ export function pretty(text) {
   }
 }
 
-export function mark(label, tone, sign, hint = "") {
-  return { label, tone, sign, hint };
-}
+export const mark = (label, tone, sign, hint = "") => ({ label, tone, sign, hint });
 
 /** The states in a task's order. `query` selects exactly these tasks. */
 export const LANES = Object.entries({
@@ -247,8 +243,8 @@ export function stateOf(task) {
 }
 
 /** The called name of remote work: all remote work has one recipient here. */
-export function calleeOf({ task, task_id }) {
-  if (!task) return shortId(task_id);
+export function calleeOf({ task, task_id, profile }) {
+  if (!task) return profile ?? shortId(task_id);
   const { target, recipient } = task;
   return target?.profile ?? target?.name ?? (target?.url ? new URL(target.url).host : shortName(recipient.display));
 }

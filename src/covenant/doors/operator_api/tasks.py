@@ -35,6 +35,7 @@ from covenant.ledger.contract.task_query import FoundTask, TaskCounts
 from covenant.ledger.contract.tasks import TaskDetail, TreeNode
 from covenant.ledger.machine.decisions.context import unknown_task
 from covenant.model.ids import TaskId, parse_task_id
+from covenant.model.peers.instance import InstanceId
 from covenant.model.push import Push
 from covenant.model.question import PersonDecision
 from covenant.model.retry_policy import RepairOutcome, RetryReport
@@ -88,8 +89,11 @@ class TreeRequest(TaskRequest, frozen=True, kw_only=True):
     fold: bool | None = None
 
 
-class TreeShown(ApiAnswer, frozen=True, kw_only=True, tag="a2a_tree"):
+class TreeShown(ApiAnswer, frozen=True, kw_only=True, tag="a2a_tree", omit_defaults=True):
+    """`peers`: for the operator and viewers, the names of the known peers in the tree, by their ids."""
+
     tree: TreeNode
+    peers: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Repaired(ApiAnswer, frozen=True, kw_only=True, tag="a2a_repaired"):
@@ -149,7 +153,20 @@ async def show_waiting(services: Services, caller: Principal, request: ShowTaskR
 
 async def a2a_tree(services: Services, caller: Principal, request: TreeRequest) -> TreeShown:
     tree = await services.exchange.tree(caller, request.parsed_task_id())
-    return TreeShown(tree=fold_ended(tree) if request.fold else tree)
+    sees_all = caller.operator and caller.tenant is None  # A tenant's session reads its own trees as the operator.
+    peers = _peer_names(services, tree) if sees_all else {}
+    return TreeShown(tree=fold_ended(tree) if request.fold else tree, peers=peers)
+
+
+def _peer_names(services: Services, root: TreeNode) -> dict[str, str]:
+    found, ahead = dict[str, str](), [root]
+    while ahead:
+        node = ahead.pop()
+        ahead += node.children
+        peer = services.ledger.peer(InstanceId(node.provider)) if isinstance(node.provider, str) else None
+        if peer is not None:
+            found[peer.id] = peer.name
+    return found
 
 
 async def answer_a2a_task(services: Services, caller: Principal, request: AnswerRequest) -> AnsweredTask:
