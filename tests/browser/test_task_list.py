@@ -98,6 +98,20 @@ def test_a_long_name_leaves_room_for_the_request(chromium: Browser, daemons: Lin
         page.wait_for_selector(f"#rows td[title='{named}@default'] >> nth=0")
 
 
+def test_the_request_has_a_third_of_the_list_on_a_screen_of_usual_width(
+    chromium: Browser, daemons: LinkedDaemons
+) -> None:
+    one = daemons.start("a")
+    one.send("an-agent-that-was-named-after-its-team-and-after-its-purpose", "3")
+    with open_visitor(chromium, one.daemon.url, viewport={"width": 1_400, "height": 800}) as visitor:
+        page = visitor.log_in(one.token, "/ui/tasks")
+        page.wait_for_selector("#rows tr")
+        share = page.eval_on_selector(
+            "#rows td:nth-child(3)", "cell => cell.clientWidth / cell.parentElement.clientWidth"
+        )
+        assert share > 1 / 3
+
+
 def test_the_lanes_count_what_the_filters_leave_and_one_back_leaves_a_filter(
     chromium: Browser, daemons: LinkedDaemons
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,3 +46,32 @@ def test_calls_waits_and_pushes_are_bars_turns_are_bands_and_output_is_one_bar(
         first = page.locator("#fall .fall-row").first
         until(lambda: first.locator(".band").count() == 2)  # one for each turn
         daemons.open()
+
+
+@pytest.mark.parametrize("width", [500, 1_400])
+def test_the_times_of_the_axis_do_not_overlap(chromium: Browser, daemons: LinkedDaemons, width: int) -> None:
+    one = daemons.start("a")
+    task = one.send("gated", "it", wait=False)
+    daemons.begun("a gated it")
+    with open_visitor(chromium, one.daemon.url, viewport={"width": width, "height": 800}) as visitor:
+        page = visitor.log_in(one.token, f"/ui/task/{task['id']}")
+        page.wait_for_selector("#fall .fall-axis div span")
+        places = page.eval_on_selector_all(
+            "#fall .fall-axis div span",
+            "all => all.map((each) => each.getBoundingClientRect()).map(({ left, right }) => [left, right])",
+        )
+        assert len(places) >= 2, "the beginning and the end, at least"
+        assert all(before[1] < after[0] for before, after in pairwise(places))
+        daemons.open()
+
+
+def test_each_tab_of_a_task_is_in_sight(chromium: Browser, daemons: LinkedDaemons) -> None:
+    home = daemons.folder / "a"
+    home.mkdir(mode=0o700)
+    (home / "settings.toml").write_text("[log]\nframe_bytes_max = 1000000\n")
+    one = daemons.start("a")
+    task = one.send("echo", "hello")
+    with open_visitor(chromium, one.daemon.url, viewport={"width": 1_400, "height": 800}) as visitor:
+        page = visitor.log_in(one.token, f"/ui/task/{task['id']}")
+        page.wait_for_selector("#tab-frames")
+        assert page.eval_on_selector("[role=tablist]", "each => each.scrollWidth <= each.clientWidth")

@@ -61,8 +61,8 @@ async function one(tenant, id, agent) {
     signature: [chip(SIGNATURES[signature.state] ?? SIGNATURES.unknown), el("p", { class: "quiet small" }, signature.detail)],
     version: card?.version ?? "–",
     provider: card?.provider?.organization ?? "–",
-    able: card ? Object.entries(card.capabilities ?? {}).filter(([, on]) => on === true).map(([name]) => tag(name)) : null,
-    modes: card ? [...new Set([...(card.defaultInputModes ?? []), ...(card.defaultOutputModes ?? [])])].join(", ") || "–" : "–",
+    able: Object.entries(card?.capabilities ?? {}).filter(([, on]) => on === true).map(([name]) => tag(name)),
+    modes: [...new Set([...(card?.defaultInputModes ?? []), ...(card?.defaultOutputModes ?? [])])].join(", ") || "–",
     urls: card ? interfaces(card) : null,
     skills: (card?.skills ?? []).map((skill) => el("div", {}, el("b", {}, skill.name ?? skill.id), el("p", { class: "quiet small" }, skill.description ?? ""), el("div", { class: "skills" }, (skill.tags ?? []).map((word) => tag(word))))),
     raw: clipped(pretty(found.raw)),
@@ -73,7 +73,7 @@ async function one(tenant, id, agent) {
     failed: { text: plural(agent?.failed ?? 0, "task"), href: to("tasks", { agent: display, outcome: "failed" }) },
     busy: agent ? `${plural(agent.queued, "task")} in the queue, ${number(agent.in_flight)} leased` : "",
   });
-  rows("#recent", "recent-task", tasks, (task) => task.task_id, (task) => ({ state: [chip(stateOf(task))], words: { text: task.intent || shortId(task.task_id), href: `/ui/task/${task.task_id}` }, at: [when(task.updated_at_ms)] }));
+  rows("#recent", "recent-task", tasks, (task) => task.task_id, (task) => ({ state: [chip(stateOf(task))], words: { text: task.intent || shortId(task.task_id), href: `/ui/task/${task.task_id}` }, at: [when(task.updated_at_ms)] }), "#no-recent");
 }
 
 function interfaces(card) {

@@ -1,9 +1,9 @@
 // A task's messages in order, and its artifacts. All of it is shown as text, never as markup.
 
-import { bytesOf, clipped, download, el, icon, pretty, tag, when } from "./view.js";
+import { bytes, bytesOf, clipped, download, el, icon, pretty, tag, when } from "./view.js";
 
 /** Draws the parts of a message or artifact: files as downloads, links with their host, data as JSON. */
-export const showParts = (parts) => parts.map(showPart);
+export const showParts = (parts) => parts.map((part) => el("div", {}, showPart(part)));
 
 function showPart(part) {
   const { resource } = part;
@@ -14,14 +14,14 @@ function showPart(part) {
       return bytesOf(JSON.stringify(part.value, null, 2));
     case "image":
     case "audio":
-      return el("div", {}, download(part.filename ?? part.type, part.mimeType, () => decode(part.data)));
+      return download(part.filename ?? part.type, part.mimeType, () => decode(part.data));
     case "resource":
-      if (resource.blob) return el("div", {}, download(part.filename ?? (resource.uri.split("/").at(-1) || "file"), resource.mimeType, () => decode(resource.blob)));
-      return el("div", {}, el("span", { class: "quiet small" }, part.filename ?? resource.uri), bytesOf(resource.text ?? ""));
+      if (resource.blob) return download(part.filename ?? (resource.uri.split("/").at(-1) || "file"), resource.mimeType, () => decode(resource.blob));
+      return [el("span", { class: "quiet small" }, part.filename ?? resource.uri), bytesOf(resource.text ?? "")];
     case "file":
-      return el("div", {}, stored(part));
+      return stored(part);
     case "resource_link":
-      return el("div", {}, linkOut(part.uri, part.filename ?? part.name));
+      return linkOut(part.uri, part.filename ?? part.name);
     default:
       return bytesOf(JSON.stringify(part, null, 2));
   }
@@ -29,7 +29,7 @@ function showPart(part) {
 
 function stored({ task_id, sha256, size, filename = sha256.slice(0, 12) }) {
   const href = `/ui/api/files?task_id=${task_id}&sha256=${sha256}`;
-  return el("a", { class: "button", href, download: filename }, icon("download"), `${filename}, ${size} bytes`);
+  return el("a", { class: "button", href, download: filename }, icon("download"), `${filename}, ${bytes(size)}`);
 }
 
 export function linkOut(url, name = "") {
@@ -59,10 +59,10 @@ export function readConversation(shown) {
     const body = update.body;
     if (!body) continue;
     if (update.kind === "settled") {
-      const { result } = body;
-      const parts = result.content?.length ? result.content : text(result.error_message);
-      const broke = body.state !== "completed";
-      if (parts.length || broke) said.push({ who: "agent", name: task.recipient.display, at_ms: update.ts_ms, parts: parts.length ? parts : text(body.state), broke });
+      const { result, state } = body;
+      const broke = state !== "completed";
+      const parts = result.content?.length ? result.content : text(result.error_message || (broke && state));
+      if (parts.length) said.push({ who: "agent", name: task.recipient.display, at_ms: update.ts_ms, parts, broke });
     } else if (body.type === "artifact") {
       const known = body.append ? artifacts.get(body.artifact_id) : null;
       const parts = known ? join(known.parts, body.parts) : [...(body.parts ?? [])];

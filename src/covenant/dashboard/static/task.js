@@ -75,11 +75,10 @@ async function log() {
 /** Icons whose name differs from the kind of their bar. */
 const SIGNS = { attempt: "leased", parked: "waits", following: "elsewhere", child: "tree", chunks: "out" };
 
-/** Turns are bands; long waits are folded. */
+/** Turns are bands; long waits are folded. Times that would overlap or repeat are left out. */
 function drawWaterfall(root, timeline) {
   const { begins_ms, bars, folds, ticks, truncated } = timeline;
-  const words = ticks.map(({ at_ms }) => (at_ms === begins_ms ? "0" : `+${duration(at_ms - begins_ms)}`));
-  const times = ticks.map((tick, at) => setSpan(el("span", { title: exact(tick.at_ms) }, words[at] === words[at - 1] ? "" : words[at]), tick));
+  const times = ticks.map((tick) => setSpan(el("span", { title: exact(tick.at_ms) }, tick.x ? `+${duration(tick.at_ms - begins_ms)}` : "0"), tick));
   const notes = folds.map(({ ms }) => `Folded: ${duration(ms)} of waiting.`);
   if (truncated) notes.push("A part of this task is not shown: it is too long.");
   root.replaceChildren(
@@ -87,6 +86,13 @@ function drawWaterfall(root, timeline) {
     ...bars.map((bar) => line(bar, timeline)),
     ...notes.map((words) => el("p", { class: "small quiet" }, words)),
   );
+  let edge = Infinity;
+  let words = "";
+  for (const time of times.reverse()) {
+    const { left, right } = time.getBoundingClientRect();
+    if (right + 8 > edge || time.textContent === words) time.remove();
+    else [edge, words] = [left, time.textContent];
+  }
 }
 
 function line(bar, { bands, folds, now_ms }) {
