@@ -121,5 +121,7 @@ def test_a_time_zone_that_does_not_exist_is_refused(zone: str) -> None:
 def test_a_schedule_has_one_way_to_say_when_and_an_id_of_its_own() -> None:
     with pytest.raises(Invalid, match="either"):
         read_times(Schedule(id="s", cron="0 9 * * *", every_s=5))
+    with pytest.raises(Invalid, match="at least 1"):
+        read_times(Schedule(id="s", every_s=0))
     with pytest.raises(Invalid, match="the id"):
         check_schedules([Schedule(id="s", every_s=5), Schedule(id="s", every_s=6)])

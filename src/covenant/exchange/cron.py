@@ -134,7 +134,7 @@ After = Callable[[int], int | None]
 def read_times(schedule: Schedule) -> After:
     """A function that returns the next moment after a given one. Raises `Invalid` for an invalid schedule."""
     if bool(schedule.cron) == bool(schedule.every_s):
-        raise invalid_schedule(f"schedule {schedule.id!r}: give either cron or every_s")
+        raise invalid_schedule(f"schedule {schedule.id!r}: give either cron, or an every_s of at least 1")
     zone = read_time_zone(schedule.time_zone)
     if schedule.cron:
         return CronTimes(schedule.cron, zone).after
