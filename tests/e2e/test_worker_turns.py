@@ -220,12 +220,14 @@ async def test_who_calls_such_an_agent_through_another_one_hears_so_too(site: Si
 
 def test_a_command_that_waits_in_vain_for_such_an_agent_says_why(site: Site) -> None:
     site.daemon.json("agents", "add", "lonely", "--kind", "worker")
+    said = ""
     for seconds in LONGER_S:
         called = site.daemon.run("call", "lonely", "go", "--timeout", f"{seconds:g}s")
         assert called.code == 1
-        if f"no answer within {seconds:g} s" in called.err and "its last status: " in called.err:
+        said = called.err
+        if f"no answer within {seconds:g} s" in said and "its last status: " in said:
             break
-    assert "its last status: no worker serves lonely@default: no worker is enrolled" in called.err
+    assert "its last status: no worker serves lonely@default: no worker is enrolled" in said
 
 
 async def test_a_priority_that_an_a2a_client_gives_decides_who_is_taken_first(site: Site) -> None:
