@@ -267,6 +267,27 @@ async def test_a_prepared_database_gives_key_and_token_to_whoever_knows_the_pass
     assert read_token(tmp_path / "a" / TOKEN_NAME) not in left
 
 
+async def test_an_operators_token_that_was_rotated_reaches_daemons_that_know_the_passphrase(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COVENANT_PASSPHRASE", "open sesame")
+    async with open_daemon_under_test(tmp_path / "a", ledger=shared(url)) as a:
+        async with open_daemon_under_test(tmp_path / "b", ledger=shared(url)):
+            pass
+        rotated = (await a.identities.rotate(a.operator, None)).token
+
+        async def joins(name: str) -> bool:
+            try:
+                async with open_daemon_under_test(tmp_path / name, ledger=shared(url)):
+                    return read_token(tmp_path / name / TOKEN_NAME) == rotated
+            except UnsafeHome:
+                return False  # the token is not there yet
+
+        await until(lambda: joins("b"))
+        await until(lambda: joins("new"))
+        assert read_token(tmp_path / "a" / TOKEN_NAME) == rotated
+
+
 async def test_daemons_with_one_passphrase_that_start_at_once_are_one_instance(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -35,13 +36,14 @@ from covenant.daemon.keystore import (
     find_passphrase,
 )
 from covenant.daemon.settings import Settings, ledger_limits
+from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.peer_keys import kept_keys, save_kept_keys
 from covenant.exchange.access.identities import operator_agent
 from covenant.ledger.clock import uuid_source
 from covenant.ledger.contract.blobs import BlobStore
 from covenant.ledger.contract.ledger import Ledger, SharedLedger
 from covenant.mailbox import local_agent
-from covenant.model.errors import SettingsError, Unavailable
+from covenant.model.errors import CovenantError, SettingsError, Unavailable
 from covenant.model.extras import install_command
 from covenant.outbound.s3_objects import PART_BYTES, PARTS_MAX, REFUSED, S3Credentials, S3Objects
 from covenant.seal.keys import (
@@ -51,6 +53,8 @@ from covenant.seal.keys import (
 )
 
 IDENTITY: Final = "identity"
+LEFT_INTERVAL_MS: Final = 2_000
+"""How often it is looked whether the operator's token was rotated here."""
 COPY_KEY: Final = (
     "daemons that share a ledger are one instance: copy identity/local.key and operator.token from the home of the "
     f"daemon that made it into this one, or start all of them with one {PASSPHRASE_VARIABLE}"
@@ -223,9 +227,47 @@ async def _leave(ledger: SharedLedger, keystore: Keystore, made: InstanceSecrets
     """
     if not keystore.has_passphrase:
         return None
-    text = msgspec.json.encode(_Shared(made.key.hex(), made.token)).decode()
-    await ledger.keep_secret(IDENTITY, await asyncio.to_thread(keystore.seal, text))
+    await ledger.keep_secret(IDENTITY, await asyncio.to_thread(keystore.seal, _encoded(made)))
     return await _left(ledger, keystore)
+
+
+class LeftToken:
+    """Leaves the operator's token in the database anew after it was rotated here. Does nothing without a passphrase."""
+
+    def __init__(
+        self, home: Path, ledger: SharedLedger, keystore: Keystore, *, log: Log, interval_ms: int = LEFT_INTERVAL_MS
+    ) -> None:
+        self._path = home / TOKEN_NAME
+        self._log = log
+        self._interval_ms = interval_ms
+        self._ledger = ledger
+        self._keystore = keystore
+        self._token = ""
+        """What the database has, as far as is known here."""
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_ms / 1000)
+            try:
+                await self.step()
+            except (CovenantError, OSError) as error:  # the next look may succeed
+                self._log.warning("operator.token_not_left", reason=str(error))
+
+    async def step(self) -> None:
+        token = await asyncio.to_thread(read_token, self._path)
+        if not self._keystore.has_passphrase or token == self._token or await _other_tokens(self._ledger, token):
+            return
+        body = await self._ledger.secret(IDENTITY)
+        left = await _opened(self._keystore, body)
+        if body is not None and left is not None and left.token != token:
+            sealed = await asyncio.to_thread(self._keystore.seal, _encoded(left._replace(token=token)))
+            await self._ledger.replace_secret(IDENTITY, body, sealed)
+            return  # the next look finds out whether another daemon was first
+        self._token = token
+
+
+def _encoded(secrets: InstanceSecrets) -> str:
+    return msgspec.json.encode(_Shared(secrets.key.hex(), secrets.token)).decode()
 
 
 async def _other_tokens(ledger: Ledger, token: str) -> bool:

@@ -26,6 +26,7 @@ from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.peer_keys import SharedKeys
 from covenant.daemon.wiring.postgres_storage import (
     InstanceSecrets,
+    LeftToken,
     agree_on_secrets,
     check_instance,
     open_shared_blobs,
@@ -152,17 +153,22 @@ async def open_storage(
             backups=backups,
             shipper=shipper,
             schedulers=(
-                Sweeper(ledger, agent, log=log, interval_ms=settings.daemon.sweep_interval_ms),
-                Maintenance(ledger.maintain, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
-                Singleton(
-                    "audit_anchors",
-                    AuditAnchors(ledger, agent, log=log, interval_ms=ANCHOR_INTERVAL_MS),
-                    ledger,
-                ),
-                ArchiveReport(ledger, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
+                *_schedulers(ledger, agent, settings, log),
                 *((shipper,) if shipper is not None else ()),
+                *(() if isinstance(ledger, EmbeddedLedger) else (LeftToken(home, ledger, keystore, log=log),)),
             ),
         )
+
+
+def _schedulers(
+    ledger: EmbeddedLedger | SharedLedger, agent: AgentId, settings: Settings, log: Log
+) -> tuple[Scheduler, ...]:
+    return (
+        Sweeper(ledger, agent, log=log, interval_ms=settings.daemon.sweep_interval_ms),
+        Maintenance(ledger.maintain, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
+        Singleton("audit_anchors", AuditAnchors(ledger, agent, log=log, interval_ms=ANCHOR_INTERVAL_MS), ledger),
+        ArchiveReport(ledger, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
+    )
 
 
 def _open_blobs(home: Path) -> BlobFolder:
