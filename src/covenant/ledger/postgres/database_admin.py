@@ -148,7 +148,7 @@ async def find_troubles(dsn: str, *, durable: bool = True) -> tuple[int, list[Tr
                 except NotDurable as trouble:
                     troubles.append(Trouble(trouble.what, trouble.fix))
             if await connection.fetchval("SELECT current_schema()") is None:
-                return 0, [*troubles, Trouble("this role may use no schema of its search_path", _FIX)]
+                return 0, [*troubles, Trouble("the database: this role may use no schema of its search_path", _FIX)]
             is_made = await connection.fetchval("SELECT to_regclass('ledger_level')") is not None
             level: int = await connection.fetchval(_LEVEL) if is_made else 0
             if level == 0 and (foreign := await find_foreign(connection)) is not None:
