@@ -12,7 +12,7 @@ import pytest
 
 from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.machine.identity_commands import RemoveAgent
-from covenant.ledger.postgres import batch_writer, connections, nodes
+from covenant.ledger.postgres import batch_writer, connections, nodes, writer_connection
 from covenant.ledger.postgres.batch_items import Committed
 from covenant.ledger.postgres.database_admin import mark_restored
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
@@ -234,6 +234,21 @@ async def test_a_node_that_stands_still_within_a_transaction_keeps_nobody_from_s
     finally:
         await holding.close()
     await until(lambda: not b.ledger.alive("a", a.ledger.boot))
+
+
+async def test_a_node_that_stands_still_within_a_statement_is_fenced_all_the_same(
+    engine: PostgresEngine, a: LedgerDriver, b: LedgerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_connection, "TRANSACTION_MS", 3_000)
+    holding = await writer_connection.WriterConnection(connections.Connections(engine.url)).get()
+    try:
+        await holding.execute("BEGIN")
+        await holding.execute("SELECT FROM writers WHERE node = 'a' FOR UPDATE")
+        await holding.prepare("SELECT FROM nodes")  # the server waits for the rest, and does not call that idle
+        await engine.kill(a.ledger)  # type: ignore[arg-type]
+        await until(lambda: not b.ledger.alive("a", a.ledger.boot))
+    finally:
+        holding.terminate()
 
 
 async def test_a_second_daemon_under_the_same_name_stays_and_the_first_one_says_so(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 
@@ -16,6 +16,12 @@ from covenant.model.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
+TRANSACTION_MS: Final = 30_000
+"""As long as a statement may take. The server does not call a daemon idle that stops between the messages of one
+statement, so that its time for idle transactions does not end: it would keep its locks, and could not be fenced."""
+TRANSACTION_TIMEOUT_SINCE: Final = 17
+"""The version of PostgreSQL that can bound a transaction."""
+
 
 class WriterConnection:
     def __init__(self, connections: Connections) -> None:
@@ -26,7 +32,9 @@ class WriterConnection:
 
     async def get(self) -> asyncpg.Connection[Any]:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await self._connections.connect(WRITER_SETTINGS)
+            self._connection = connection = await self._connections.connect(WRITER_SETTINGS)
+            if not self._connections.pooler and connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE:
+                await connection.execute(f"SET transaction_timeout = {TRANSACTION_MS}")
         return self._connection
 
     def drop(self) -> None:
