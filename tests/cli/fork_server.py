@@ -85,7 +85,8 @@ class ForkedProcess:
                     if selector.select(timeout):
                         told = os.read(self._status, 100)
                         os.close(self._status)
-                        self.returncode = os.waitstatus_to_exitcode(int(told))
+                        # Nothing: its server has ended, and has killed it.
+                        self.returncode = os.waitstatus_to_exitcode(int(told or signal.SIGKILL))
             return self.returncode
 
     def send_signal(self, number: int) -> None:
