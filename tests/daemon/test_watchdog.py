@@ -112,8 +112,8 @@ async def test_many_holds_are_all_counted_and_few_of_them_logged() -> None:
 async def test_a_stop_is_no_hold_and_does_not_wait_for_one() -> None:
     notes = Notes()
     watching = watchdog(notes, held_s=10 * BOUND_S)
+    before = watching._beat
     with watching.watching(asyncio.get_running_loop()):
-        before = watching._beat
         until(lambda: watching._beat is not before)  # it waits for the loop, which waits here
     assert notes.said == []
 
