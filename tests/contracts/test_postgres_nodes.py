@@ -168,6 +168,8 @@ async def test_equal_work_is_led_by_one_of_them(a: LedgerDriver, b: LedgerDriver
 
 async def test_a_stream_tells_the_work_of_another_node(a: LedgerDriver, b: LedgerDriver) -> None:
     with b.ledger.watch(task_id(1)) as watch, a.ledger.watch(task_id(1)) as own:
+        for each in (a, b):
+            assert not await each.ledger.steps(task_id(1), 0, 1), "a reader reads the past once it watches"
         leased = await a.taken(make_task())
         await a.report(leased, "on it")
         await b.say(task_id(1), "and then?")
