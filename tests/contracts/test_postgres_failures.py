@@ -15,6 +15,7 @@ import pytest
 from covenant.ledger.postgres.connections import Connections
 from covenant.ledger.postgres.migrations import NotDurable
 from covenant.ledger.postgres.open_postgres import open_postgres_ledger
+from covenant.ledger.postgres.sql import Statement
 from covenant.model.errors import Unavailable
 from covenant.model.ids import TaskId
 from tests.ledger_contract.driver import LedgerDriver, refused
@@ -231,5 +232,29 @@ async def test_no_connection_holds_locks_for_ever_after_its_client_vanished(data
         async with connections.transaction() as db:
             assert await db.fetchval("SHOW idle_in_transaction_session_timeout") == "10s"
     finally:
+        await connections.close()
+        await databases.give_back(url)
+
+
+async def test_a_read_whose_connection_is_dropped_once_its_statement_is_prepared_is_refused(
+    databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = await databases.borrow()
+    connections = Connections(url)
+    await connections.open()
+    prepare: Callable[..., Awaitable[Any]] = asyncpg.Connection._get_statement
+
+    async def prepare_and_drop(*given: Any, **named: Any) -> Any:
+        prepared = await prepare(*given, **named)
+        connections.drop_all()
+        await asyncio.sleep(0)
+        return prepared
+
+    monkeypatch.setattr(asyncpg.Connection, "_get_statement", prepare_and_drop)
+    try:
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            await connections.fetch(Statement("SELECT 1"), {})
+    finally:
+        monkeypatch.undo()
         await connections.close()
         await databases.give_back(url)
