@@ -113,6 +113,8 @@ async def test_neither_words_nor_credentials_get_into_a_log(
             with pytest.raises(Refused):
                 await refused
         await me.cancel((await me.task("ask")).id)
-    written = caplog.text + "".join(str(vars(record)) for record in caplog.records)
+    # The test's own client logs the addresses that it calls if another test has let it.
+    records = [record for record in caplog.records if record.name.partition(".")[0] == "covenant"]
+    written = "".join(f"{record.getMessage()} {vars(record)}" for record in records)
     for hidden in (secret, stranger, under_test.a2a.token):
         assert hidden not in written

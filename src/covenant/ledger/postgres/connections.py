@@ -116,11 +116,12 @@ class Connections:
 
         After a silence of the network, an answer on an old connection may never come.
         """
+        loop = asyncio.get_running_loop()
         for connection in tuple(self._made):
-            if connection is not but and not connection.is_closed():
-                # Not `terminate`, which also takes the protocol away: a caller whose statement was just prepared would
-                # fail with an AttributeError. This way every caller gets an error of a lost connection.
-                connection._transport.abort()  # noqa: SLF001  (asyncpg has no public way)
+            if connection is not but:
+                # Soon, and not now: a caller whose statement was just prepared would find no protocol in it.
+                # Once it waits for the answer, it gets an error of a lost connection.
+                loop.call_soon(connection.terminate)
 
     async def fetch(self, asked: Statement, values: dict[str, Any]) -> Sequence[Row]:
         assert self._readers is not None

@@ -58,6 +58,9 @@ REFUSED: Final = (
 Conflicts are checked first.
 """
 
+_PROTOCOL_CALLS: Final = frozenset({"bind_execute", "prepare", "query"})
+"""Calls of asyncpg to the protocol of a connection. A connection that was terminated has none: None is called."""
+
 _CAUSES: Final = (
     (
         (asyncpg.TooManyConnectionsError,),
@@ -162,6 +165,10 @@ def translated() -> Iterator[None]:
         raise busy() from error
     except asyncpg.PostgresError as error:
         raise refused(error) from error
+    except AttributeError as error:
+        if error.obj is not None or error.name not in _PROTOCOL_CALLS:
+            raise
+        raise unavailable(ConnectionError("the connection was dropped")) from error
 
 
 def busy() -> Unavailable:
