@@ -15,6 +15,8 @@ from covenant.ledger.machine.states import DRAINED, QUEUED
 from covenant.ledger.postgres import found_rows
 from covenant.ledger.postgres.found_rows import Search
 from covenant.ledger.postgres.postgres_ledger import PostgresLedger
+from covenant.ledger.postgres.task_history import listing_statements
+from covenant.model.ids import PublicKey
 from covenant.model.task import Ending
 from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.postgres_engine import PostgresEngine
@@ -58,6 +60,7 @@ FILTERS: Final[tuple[dict[str, Any], ...]] = (
     {"origin": "a2a"},
     {"parent": "c4ca4238a0b923820dcc509a6f75849b"},
     {"context": "context-7"},
+    {"context": "c4ca4238a0b923820dcc509a6f75849b"},
     {"key": "key-9"},
     {"cause": "timeout"},
     {"cause": "result"},
@@ -102,6 +105,10 @@ async def test_no_filter_looks_through_the_finished_tasks(engine: PostgresEngine
                 for asked, values in (search.page(None, 51), search.page(after, 51)):
                     plan = "\n".join(row[0] for row in await db.fetch("EXPLAIN " + asked.text, *asked.values(values)))
                     assert "Seq Scan on tasks" not in plan, (query, plan)
+        for named in ("context-7", "c4ca4238a0b923820dcc509a6f75849b", None):
+            page, _, values = listing_statements(ListQuery(recipient=PublicKey("key of agent 3"), context_id=named))
+            plan = "\n".join(row[0] for row in await db.fetch("EXPLAIN " + page.text, *page.values(values)))
+            assert "Seq Scan on tasks" not in plan, (named, plan)
         asked, values = Search(TaskQuery(id="c4ca4"), [1]).page(None, 51)
         plan = "\n".join(row[0] for row in await db.fetch("EXPLAIN " + asked.text, *asked.values(values)))
         assert "Seq Scan on tasks" not in plan, plan

@@ -7,9 +7,10 @@ from typing import Any, Final
 import msgspec
 
 from covenant.ledger.contract.task_query import AgentLanes, FoundTask, LaneCounts, QueueDepth, TaskQuery
+from covenant.ledger.contract.tasks import ListQuery
 from covenant.ledger.machine.states import DRAINED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED
 from covenant.model.task import Ending, Target
-from covenant.model.task_event import Interruption
+from covenant.model.task_event import Began, Interruption
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.samples import (
     ALICE,
@@ -146,6 +147,29 @@ class SearchSuite(Suite):
         )
         for query, left in expected:
             assert (query, await found(driver, **query)) == (query, sorted(left, reverse=True))
+
+    async def test_a_context_that_is_called_like_a_task_holds_that_task_and_those_that_name_it(
+        self, driver: LedgerDriver
+    ) -> None:
+        """A task that names no context is in one that is called like itself."""
+        named = task_id(1)
+        for number, context in ((1, named), (2, named), (3, task_id(3)), (4, named), (5, task_id(4))):
+            await driver.send(make_task(number, context_id=context, tenant="acme", origin="a2a"))
+        of_all = ListQuery(recipient=BOB.pubkey, context_id=named)
+        for ended in range(5):  # also while all, or some, of them are live
+            assert await found(driver, context=named) == [4, 2, 1]
+            assert await found(driver, context=task_id(3)) == [3]
+            assert await found(driver, context=task_id(4)) == [5]
+            assert (await driver.ledger.listing(of_all)).total == 3, ended
+            first = await driver.ledger.listing(msgspec.structs.replace(of_all, limit=2))
+            rest = await driver.ledger.listing(msgspec.structs.replace(of_all, limit=2, after=first.next))
+            begun = [steps[0].what for page in (first, rest) for steps in page.tasks]
+            listed = {step.task.id for step in begun if isinstance(step, Began)}
+            assert listed == {task_id(number) for number in (1, 2, 4)}, ended
+            (leased,) = await driver.take()
+            await driver.finish(leased, ok(leased.task.id))
+            await driver.drain()
+        assert await found(driver, context=named) == [4, 2, 1]
 
     async def test_an_identity_finds_what_it_sent_and_what_is_for_it_and_nothing_else(
         self, driver: LedgerDriver

@@ -7,6 +7,7 @@ The columns of a row have everything that a page shows. No task is read for it, 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import product
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any, Final, TypeAlias
 
@@ -53,7 +54,6 @@ _CONDITIONS: Final = {
     "tenant": "tenant = :tenant",
     "origin": "origin = :origin",
     "parent": "parent = :parent",
-    "context": "context_id <> '' AND left(context_id, 200) = left(:context, 200) AND context_id = :context",
     "agent": "recipient_display = :agent",
     "sender": "sender_display = :sender",
     "task_kind": "left(task_kind, 200) = left(:task_kind, 200) AND task_kind = :task_kind",
@@ -65,6 +65,25 @@ _CONDITIONS: Final = {
 }
 _LIVE: Final = "live"
 _ENDED: Final = "tasks"
+KEPT: Final = (_LIVE, _ENDED)
+_IN_CONTEXT: Final = {
+    _LIVE: ("context_id = :context",),
+    _ENDED: (
+        (
+            "context_id <> '' AND context_id <> task_id AND left(context_id, 200) = left(:context, 200) "
+            "AND context_id = :context"
+        ),
+        "context_id = task_id AND task_id = :context AND no = (SELECT i.no FROM ids AS i WHERE i.task_id = :context)",
+    ),
+}
+"""The tasks of a context. An ended task whose context is called like itself is found by its id."""
+
+
+def walks_in_context(kept: str, context: str | None) -> tuple[str, ...]:
+    """The conditions of the walks that together find the tasks of a context in a table, each task once."""
+    if context is None:
+        return ("",)
+    return ("false",) if "\x00" in context or not context else _IN_CONTEXT[kept]
 
 
 async def find_tasks(connections: Connections, query: TaskQuery, totals: Totals) -> FoundPage:
@@ -143,9 +162,9 @@ class Search:
         return Statement(text["total"].format(walks=walks)), self.values | {"count": most}
 
     def _walks(self, begin: str) -> Iterator[dict[str, str]]:
-        for kept in (_LIVE, _ENDED):
-            for branch in self._branches:
-                conditions = [each for each in (*self._conditions(kept), branch, begin) if each]
+        for kept in KEPT:
+            for branch, context in product(self._branches, walks_in_context(kept, self.values["context"])):
+                conditions = [each for each in (*self._conditions(kept), branch, context, begin) if each]
                 yield {"kept": kept, "conditions": " AND ".join(conditions) or "true"}
 
     def _conditions(self, kept: str) -> Iterator[str]:

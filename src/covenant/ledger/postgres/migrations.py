@@ -22,7 +22,7 @@ from covenant.model.errors import CovenantError
 
 C = TypeVar("C")
 
-LEVEL: Final = 13
+LEVEL: Final = 14
 MIGRATION_S: Final = 3_600.0
 """The time limit for one level: it may rewrite every task."""
 

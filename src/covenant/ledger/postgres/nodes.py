@@ -40,15 +40,6 @@ STOP_S: Final = 0.5
 TIDY_S: Final = 30.0
 MESSAGES_KEPT: Final = 1_000
 OWN_KEPT: Final = 10_000
-VACUUMS: Final = (
-    "vacuum_live",
-    "vacuum_queue",
-    "vacuum_results",
-    "vacuum_counts",
-    "vacuum_counted",
-    "vacuum_news",
-    "vacuum_writers",
-)
 CUT_S: Final = 5.0
 """After this time without the database, watches end, and their readers begin again."""
 ACKNOWLEDGE_S: Final = 0.01
@@ -457,17 +448,6 @@ class Membership:
         first, now = counter_number(writer, 0), counter_number(writer, self.written)
         await _execute(connection, "merge_counts", writer=writer, first_counter=first, counter=now)
         await _execute(connection, "forget_messages", kept=MESSAGES_KEPT)
-
-    async def vacuum(self) -> None:
-        """Vacuums the tables that change all the time."""
-        # On a connection of its own: a long vacuum must not delay this node's heartbeat.
-        with translated():
-            connection = await self._connections.connect()
-            try:
-                for name in VACUUMS:
-                    await _execute(connection, name)
-            finally:
-                await connection.close()
 
     async def look(self) -> None:
         """Reads everything that other nodes have committed before this call."""

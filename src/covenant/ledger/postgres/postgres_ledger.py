@@ -40,6 +40,7 @@ from covenant.ledger.postgres.connections import Connections, ask_rows
 from covenant.ledger.postgres.counters import Counters
 from covenant.ledger.postgres.engine_metrics import EngineMetrics
 from covenant.ledger.postgres.found_rows import count_lanes, find_tasks
+from covenant.ledger.postgres.hot_tables import HotTables
 from covenant.ledger.postgres.migrations import AlteredTables, names_altered_columns
 from covenant.ledger.postgres.news import FirstDue, Topics
 from covenant.ledger.postgres.node_agents import NodeAgents
@@ -106,16 +107,16 @@ class PostgresLedger:
         self._connections, self._new_id, self._resolved = connections, new_id, 0
         self._registers = registers = Registers()
         self._counters, self._history = Counters(), History(connections)
-        self._audit, self._numbers = AuditLog(connections), EngineMetrics(connections, self._history, self._counters)
+        self._audit, self._hot_tables = AuditLog(connections), HotTables(connections)
+        self._metrics = EngineMetrics(connections, self._history, self._counters)
         self._bell, self.altered_tables = KeyedWakeups(), AlteredTables(connections)
         self._due = FirstDue(lambda: self._history.value("next_due"), self.now_ms)
         self._task_waiters = QueueWaiters(lambda recipient: self._waits("queued", recipient))
         self._result_waiters = QueueWaiters(lambda sender: self._waits("settled", sender))
-        self._signals = TaskWatchers(self.clock.now_ms())
-        self.changes = self._signals.changes
+        self._signals = signals = TaskWatchers(self.clock.now_ms())
+        self.changes = signals.changes
         self._steps = StepFollower(self._history.steps, self._generation)
-        self.on_push, self.on_peer = self._signals.on_push, self._signals.on_peer
-        self.on_registers = self._signals.on_registers
+        self.on_push, self.on_peer, self.on_registers = signals.on_push, signals.on_peer, signals.on_registers
         self.task_waiter: Callable[[PublicKey | None], QueueWaiter] = self._task_waiters.waiter
         self.result_waiter: Callable[[PublicKey | None], QueueWaiter] = self._result_waiters.waiter
         self.watch = self._steps.watch
@@ -225,6 +226,7 @@ class PostgresLedger:
         for peer, at_ms in work.heard.items():
             self._registers.heard(peer, at_ms)
         self._membership.wrote(committed.seq)
+        self._hot_tables.count(len(work.moved))
         pushed = {task_id for task_id, slot in work.slots.items() if slot.pushed}
         for events, ts_ms in committed.records:
             self._signals.note(events, ts_ms, 0, pushed)
@@ -276,22 +278,17 @@ class PostgresLedger:
     # Waiting
 
     async def finished(self, task_id: TaskId, timeout_ms: int) -> bool:
-        waiting = asyncio.ensure_future(self._bell.wait(("task", task_id), timeout_ms))
-        try:
-            await asyncio.sleep(0)  # wait before the look, so that an end between the two is not missed
-            if not await self._history.value("unfinished", task_id=task_id):
-                return True
-            return await waiting
-        finally:
-            waiting.cancel()
+        return await self._wait(("task", task_id), timeout_ms, "finished", task_id=task_id)
 
     async def orphaned(self, timeout_ms: int) -> bool:
-        waiting = asyncio.ensure_future(self._bell.wait(("orphans",), timeout_ms))
+        return await self._wait(("orphans",), timeout_ms, "orphaned")
+
+    async def _wait(self, key: tuple[str, ...], timeout_ms: int, asked: str, **values: Any) -> bool:
+        """Whether the database answers yes, now or within the time limit."""
+        waiting = asyncio.ensure_future(self._bell.wait(key, timeout_ms))
         try:
-            await asyncio.sleep(0)
-            if await self._history.value("orphaned"):
-                return True
-            return await waiting
+            await asyncio.sleep(0)  # wait before the look, so that a change between the two is not missed
+            return bool(await self._history.value(asked, **values)) or await waiting
         finally:
             waiting.cancel()
 
@@ -449,7 +446,7 @@ class PostgresLedger:
 
     async def compact(self) -> int:
         """Vacuums the hot tables. Returns how many events of tasks have left them since the last time."""
-        await self._membership.vacuum()
+        await self._hot_tables.vacuum()
         known, self._resolved = self._resolved, self._counters.get("resolved")
         return self._resolved - known
 
@@ -476,7 +473,7 @@ class PostgresLedger:
         self._history.erased_callbacks.append(callback)
 
     async def counts(self) -> Counts:
-        return await self._numbers.counts(self._writer, self._membership, self.clock)
+        return await self._metrics.counts(self._writer, self._membership, self.clock)
 
     async def tenant_sizes(self, tenants: Sequence[str]) -> Sequence[TenantSize]:
         count, kept = self._counters.get, {row["tenant"]: row["n"] for row in await self._history.rows("kept_bytes")}
@@ -488,6 +485,7 @@ class PostgresLedger:
     async def close(self) -> None:
         await self._node_agents.close()
         await self._writer.close()
+        await self._hot_tables.close()
         await self._membership.close()
         await self._connections.close()
 
@@ -495,5 +493,6 @@ class PostgresLedger:
         """Ends as a killed process does: writes and sends nothing more."""
         await self._node_agents.close()
         await self._writer.abort()
+        await self._hot_tables.close()
         await self._membership.abort()
         self._connections.terminate()

@@ -47,6 +47,7 @@ from covenant.ledger.machine.events import (
 )
 from covenant.ledger.machine.states import State
 from covenant.ledger.postgres.connections import Connections, ask_value
+from covenant.ledger.postgres.found_rows import KEPT, walks_in_context
 from covenant.ledger.postgres.sql import Statement, statement, statements
 from covenant.ledger.postgres.stored_task import (
     Row,
@@ -76,12 +77,9 @@ _END: Final = (1 << 63) - 1
 
 _token = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
 _FILTERS: Final = {
-    "sender": "AND sender = :sender",
-    "state": "AND a2a_state = :state",
-    "moved_since_ms": "AND updated_at_ms >= :moved_since_ms",
-    "context_id": (
-        "AND context_id <> '' AND left(context_id, 200) = left(:context_id, 200) AND context_id = :context_id"
-    ),
+    "sender": "sender = :sender",
+    "state": "a2a_state = :state",
+    "moved_since_ms": "updated_at_ms >= :moved_since_ms",
 }
 _STATES: Final = {state.wire_name: state.value for state in State}
 REMOTE: Final = "covenant.remote"
@@ -230,14 +228,7 @@ class History:
         return msgspec.structs.replace(tree, truncated=True) if len(known) >= TREE_NODES_MAX else tree
 
     async def listing(self, query: ListQuery) -> Listing:
-        updated_at_ms, no = _place(query.after)
-        values = msgspec.structs.asdict(query) | {"updated_at_ms": updated_at_ms, "no": no, "count": query.limit + 1}
-        if query.context_id is not None:
-            values["context_id"] = column(query.context_id)
-        filters = " ".join(sql for name, sql in _FILTERS.items() if getattr(query, name) is not None)
-        page, total = (
-            Statement(statements("history")[name].format(filters=filters)) for name in ("page", "page_total")
-        )
+        page, total, values = listing_statements(query)
         async with self._connections.snapshot() as db:
             rows = await db.fetch(page.text, *page.values(values))
             if query.sender is None and query.context_id is None and query.moved_since_ms is None:
@@ -275,6 +266,26 @@ _LISTED_STATES: Final = (
     "rejected",
     "",
 )
+
+
+def listing_statements(query: ListQuery) -> tuple[Statement, Statement, dict[str, Any]]:
+    """The statement of a page, that of the number of all its tasks, and their values."""
+    updated_at_ms, no = _place(query.after)
+    values = msgspec.structs.asdict(query) | {"updated_at_ms": updated_at_ms, "no": no, "count": query.limit + 1}
+    values["context"] = context = column(query.context_id) if query.context_id is not None else None
+    filters = [sql for name, sql in _FILTERS.items() if getattr(query, name) is not None]
+    walks = [
+        {"kept": kept, "filters": " ".join(f"AND {each}" for each in (*filters, walk) if each)}
+        for kept in KEPT
+        for walk in walks_in_context(kept, context)
+    ]
+    return _walked("page", walks), _walked("page_total", walks), values
+
+
+def _walked(name: str, walks: Iterable[dict[str, str]]) -> Statement:
+    """A statement over walks, each of one table."""
+    text = statements("history")
+    return Statement(text[name].format(walks="UNION ALL".join(text[f"{name}_walk"].format(**walk) for walk in walks)))
 
 
 async def _rows(db: asyncpg.Connection[Any], name: str, **values: Any) -> Sequence[Row]:

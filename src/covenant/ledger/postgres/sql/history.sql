@@ -10,8 +10,8 @@ WHERE i.task_id = :task_id
 -- :parties
 SELECT e.body FROM ids AS i JOIN events AS e ON e.no = i.no AND e.n = 1 WHERE i.task_id = :task_id
 
--- :unfinished
-SELECT EXISTS (
+-- :finished
+SELECT NOT EXISTS (
     SELECT FROM ids AS i JOIN live AS l ON l.no = i.no WHERE i.task_id = :task_id AND l.state <> 'settled'
 )
 
@@ -213,25 +213,25 @@ LIMIT :count
 
 -- :page
 SELECT * FROM (
-    SELECT * FROM (
-        SELECT no, updated_at_ms FROM live
-        WHERE tenant IS NOT NULL AND recipient = :recipient AND (updated_at_ms, no) < (:updated_at_ms, :no) {filters}
-        ORDER BY updated_at_ms DESC, no DESC LIMIT :count
-    ) AS l
-    UNION ALL
-    SELECT * FROM (
-        SELECT no, updated_at_ms FROM tasks
-        WHERE tenant IS NOT NULL AND recipient = :recipient AND (updated_at_ms, no) < (:updated_at_ms, :no) {filters}
-        ORDER BY updated_at_ms DESC, no DESC LIMIT :count
-    ) AS t
+    {walks}
 ) AS x
 ORDER BY updated_at_ms DESC, no DESC
 LIMIT :count
 
+-- :page_walk
+(
+    SELECT no, updated_at_ms FROM {kept}
+    WHERE tenant IS NOT NULL AND recipient = :recipient AND (updated_at_ms, no) < (:updated_at_ms, :no) {filters}
+    ORDER BY updated_at_ms DESC, no DESC LIMIT :count
+)
+
 -- :page_total
-SELECT
-    (SELECT count(*) FROM live WHERE tenant IS NOT NULL AND recipient = :recipient {filters})
-    + (SELECT count(*) FROM tasks WHERE tenant IS NOT NULL AND recipient = :recipient {filters})
+SELECT sum(x.n)::bigint FROM (
+    {walks}
+) AS x
+
+-- :page_total_walk
+(SELECT count(*) AS n FROM {kept} WHERE tenant IS NOT NULL AND recipient = :recipient {filters})
 
 -- :page_sizes
 SELECT no, sum(length(body)) AS size FROM events

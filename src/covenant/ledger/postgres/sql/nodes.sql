@@ -210,27 +210,6 @@ DELETE FROM news WHERE at < clock_timestamp() - make_interval(secs => :kept_s)
 -- :forget_messages
 DELETE FROM messages WHERE place < (SELECT min(place) FROM (SELECT place FROM messages ORDER BY place DESC LIMIT :kept) AS m)
 
--- :vacuum_live
-VACUUM live
-
--- :vacuum_queue
-VACUUM queue
-
--- :vacuum_results
-VACUUM results
-
--- :vacuum_counts
-VACUUM lane_counts
-
--- :vacuum_counted
-VACUUM counted
-
--- :vacuum_news
-VACUUM news
-
--- :vacuum_writers
-VACUUM writers
-
 -- :tell
 SELECT pg_notify('covenant_news', :writer)
 
