@@ -417,7 +417,8 @@ class BatchWriter:
 
     def _committed(self, batch: Sequence[Item], work: BatchState, rows: Sequence[RegisterRow] = ()) -> Committed:
         records = [(item.events, item.ts_ms) for item in batch if item.events]
-        return Committed(batch, self.seq + 1, work, records, topics_of(work, records), rows)
+        topics = topics_of(work, records, (self._node, self._joined.boot))
+        return Committed(batch, self.seq + 1, work, records, topics, rows)
 
     async def _transact(
         self, connection: asyncpg.Connection[Any], batch: list[Item], *, careful: bool

@@ -60,7 +60,7 @@ class Topics(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     ended: tuple[TaskId, ...] = ()
     steps: tuple[Steps, ...] = ()
     lost: tuple[LostLease, ...] = ()
-    """Ended leases of agents inside a node."""
+    """Ended leases of agents inside another node."""
     peers: tuple[str, ...] = ()
     heard: tuple[tuple[str, int], ...] = ()
     pushed: tuple[TaskId, ...] = ()
@@ -87,8 +87,11 @@ def decode_topics(text: str) -> Topics:
     return _decode(text)
 
 
-def topics_of(work: BatchState, records: Iterable[tuple[Sequence[AnyEvent], int]]) -> Topics:
-    """The news of a batch; `records` are its commands' events, with their times."""
+def topics_of(work: BatchState, records: Iterable[tuple[Sequence[AnyEvent], int]], writer: tuple[str, str]) -> Topics:
+    """The news of a batch; `records` are its commands' events, with their times.
+
+    `writer`: the node and the boot that write it. They know of their own leases.
+    """
     ended: dict[TaskId, None] = {}
     steps: dict[TaskId, tuple[int, int]] = {}
     lost: list[LostLease] = []
@@ -123,7 +126,12 @@ def topics_of(work: BatchState, records: Iterable[tuple[Sequence[AnyEvent], int]
                 due_ms = at_ms if due_ms is None else min(due_ms, at_ms)
             if type(event) in LEASE_ENDS:
                 lease = entry.lease
-                if lease is not None and lease.node is not None and lease.boot is not None:
+                if (
+                    lease is not None
+                    and lease.node is not None
+                    and lease.boot is not None
+                    and (lease.node, lease.boot) != writer
+                ):
                     lost.append(LostLease(lease.node, lease.boot, task_id))
             if entry.finished:
                 ended[task_id] = None
