@@ -39,7 +39,7 @@ from covenant.ledger.machine.evolution import evolve, start
 from covenant.ledger.machine.states import DRAINED, LEASED, QUEUED, SETTLED
 from covenant.ledger.machine.view import Account, Archived, Remembered
 from covenant.ledger.postgres.cache_rows import SharedRows
-from covenant.ledger.postgres.counters import ALL, KEPT, Counters, contributions
+from covenant.ledger.postgres.counters import ALL, KEPT, Counters, contribution
 from covenant.ledger.postgres.missing_rows import (
     Missing,
     WantBody,
@@ -468,18 +468,13 @@ class BatchState(RegisterView, SharedRows, PushRows, PeerRows):
         """After a command: replaces a task's earlier counts by its present ones."""
         new = self.entries[task_id]
         assert new is not None
-        slot, count = self.slots[task_id], self.counts.count
+        slot = self.slots[task_id]
         # A task whose result came back was listed before it ended.
         listed = old is not None or slot.was != "tasks"
-        before = [] if old is None else slot.counted or contributions(old, listed=listed)
-        after = contributions(new, listed=listed)
+        before = None if old is None else slot.counted or contribution(old, listed=listed)
+        after = contribution(new, listed=listed)
         slot.counted = after if listed else None
-        for kind, lane, n in before:
-            if (kind, lane, n) not in after:
-                count(kind, lane, -n)
-        for kind, lane, n in after:
-            if (kind, lane, n) not in before:
-                count(kind, lane, n)
+        self.counts.change(before, after)
 
     def _remember(self, key: RequestKey, remembered: Remembered) -> None:
         if self._requests.get(key) is None:

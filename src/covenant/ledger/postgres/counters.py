@@ -7,12 +7,15 @@ time may together exceed a limit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.states import DRAINED, QUEUED, SETTLED
+from covenant.ledger.machine.states import DRAINED, FINISHED, QUEUED, SETTLED, State
 from covenant.model.task import DELEGATION, Ending, account_of
 
+Key = tuple[str, str]
+"""Kind and lane."""
 Count = tuple[str, str, int]
 """Kind, lane, and the change of the count."""
 
@@ -34,27 +37,54 @@ def lane_of(entry: Entry) -> str:
     return f"{task.tenant or ALL} {task.recipient.display} {task.recipient.pubkey} {lane}"
 
 
-def contributions(entry: Entry, *, listed: bool) -> list[Count]:
-    """The counts that a task contributes in its present state."""
-    task, state = entry.task, entry.state
-    counts: list[Count] = []
+class Contribution(NamedTuple):
+    """The counts of a task in its present state: one for each key, and its bytes for another."""
+
+    keys: tuple[Key, ...]
+    sized: Key | None
+    size: int
+
+
+def contribution(entry: Entry, *, listed: bool) -> Contribution:
+    task = entry.task
+    keys, sized = _keys_of(
+        entry.state,
+        account_of(task),
+        task.sender.pubkey,
+        task.recipient.pubkey,
+        entry.a2a_state if listed and task.tenant is not None else None,
+        lane_of(entry) if listed else None,
+        delegated=task.origin == DELEGATION,
+    )
+    if sized is None:
+        return Contribution(keys, None, 0)
+    return Contribution(keys, sized, entry.result_bytes if entry.finished else entry.queued_bytes)
+
+
+@lru_cache(maxsize=4_096)
+def _keys_of(  # noqa: PLR0917  the positional arguments are the key of the cache
+    state: State, account: str, sender: str, recipient: str, a2a_state: str | None, lane: str | None, *, delegated: bool
+) -> tuple[tuple[Key, ...], Key | None]:
+    """The counted keys, and the key that counts bytes, if any."""
+    keys: list[Key] = []
+    sized: Key | None = None
     if state is not DRAINED:
-        counts.append(("state", state.value, 1))
-    if not entry.finished:
-        account = account_of(task)
-        counts += (("tasks", account, 1), ("size", account, entry.queued_bytes))
-        if task.origin == DELEGATION:
-            counts.append(("delegated", ALL, 1))
+        keys.append(("state", state.value))
+    if state not in FINISHED:
+        keys.append(("tasks", account))
+        sized = ("size", account)
+        if delegated:
+            keys.append(("delegated", ALL))
         if state is QUEUED:
-            counts.append(("queued", task.recipient.pubkey, 1))
+            keys.append(("queued", recipient))
     elif state is SETTLED:
-        sender = task.sender.pubkey
-        counts += (("settled", sender, 1), ("undrained", sender, entry.result_bytes))
-    if listed and task.tenant is not None:
-        counts.append(("listed", f"{task.recipient.pubkey} {entry.a2a_state}", 1))
-    if listed:
-        counts.append((LANE, lane_of(entry), 1))
-    return counts
+        keys.append(("settled", sender))
+        sized = ("undrained", sender)
+    if a2a_state is not None:
+        keys.append(("listed", f"{recipient} {a2a_state}"))
+    if lane is not None:
+        keys.append((LANE, lane))
+    return tuple(keys), sized
 
 
 def counter_number(writer: int, seq: int) -> int:
@@ -86,7 +116,7 @@ def counts_of_batch(counts: Counters, writer: int, seq: int, *, as_rows: bool) -
 
 
 class Counters:
-    """Sums by kind and lane. Zeros are not kept."""
+    """Sums by kind and lane. Zeros are not told."""
 
     def __init__(self, counts: Iterable[Count] = ()) -> None:
         self._sums: dict[tuple[str, str], int] = {}
@@ -111,15 +141,28 @@ class Counters:
         else:
             sums.pop(key, None)
 
+    def change(self, before: Contribution | None, after: Contribution) -> None:
+        """Replaces a task's contribution."""
+        sums = self._sums
+        if before is None or before.keys is not after.keys:
+            for key in before.keys if before is not None else ():
+                sums[key] = sums.get(key, 0) - 1
+            for key in after.keys:
+                sums[key] = sums.get(key, 0) + 1
+        if before is not None and before.sized is not None:
+            sums[before.sized] = sums.get(before.sized, 0) - before.size
+        if after.sized is not None:
+            sums[after.sized] = sums.get(after.sized, 0) + after.size
+
     def total(self, kind: str) -> int:
         """The sum over all lanes: for metrics, since it looks at every entry."""
         return sum(n for (a_kind, _), n in self._sums.items() if a_kind == kind)
 
     def __iter__(self) -> Iterator[Count]:
-        return ((kind, lane, n) for (kind, lane), n in self._sums.items())
+        return ((kind, lane, n) for (kind, lane), n in self._sums.items() if n)
 
     def __bool__(self) -> bool:
-        return bool(self._sums)
+        return any(self._sums.values())
 
 
 class CountersAhead(Counters):

@@ -29,7 +29,7 @@ from covenant.ledger.machine.events import (
 )
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived
-from covenant.ledger.postgres.counters import Count
+from covenant.ledger.postgres.counters import Contribution
 from covenant.model.task import CacheKey, Cause, Ending, Lease, Result, Task
 from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate, Signal, Wait
 
@@ -93,7 +93,7 @@ class Slot:
         """The beginning of the task's intent."""
         self.size = 0
         """The size of its events, in bytes."""
-        self.counted: list[Count] | None = None
+        self.counted: Contribution | None = None
         """Its contribution to the counts, if that is known."""
         self.attempt, self.turn = 0, 1
         """For an ended task: the fields that it continues with if its result comes back."""
