@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import click
 
-from covenant.cli.completion import complete_agents
-from covenant.cli.options import CommandGroup, Invocation, daemon_command
+from covenant.cli.daemon_client import Invocation, complete_agents, daemon_command
+from covenant.cli.options import CommandGroup
 from covenant.cli.terminal import Failure, ago, brief, print_table, put
 from covenant.model.kinds import STORED_KINDS
 

@@ -7,17 +7,14 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from covenant.cli.daemon_client import Invocation, daemon_command, purge_command, write_lines
 from covenant.cli.options import (
     CommandGroup,
-    Invocation,
-    daemon_command,
     ended_by_ctrl_c,
     file_argument,
     follow_option,
     limit_option,
-    purge_command,
     replace_option,
-    write_lines,
 )
 from covenant.cli.terminal import ExitCode, ago, brief, clock_time, print_table, put, say
 

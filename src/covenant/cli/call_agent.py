@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from covenant.cli.completion import complete_agents, complete_tasks
-from covenant.cli.daemon_client import DaemonClient, read_token, read_token_file
+from covenant.cli.daemon_client import DaemonClient, complete_agents, complete_tasks, read_token, read_token_file
 from covenant.cli.options import (
     CommandGroup,
     Duration,

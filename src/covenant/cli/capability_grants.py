@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import click
 
-from covenant.cli.options import CommandGroup, Invocation, daemon_command, limit_option, purge_command
+from covenant.cli.daemon_client import Invocation, daemon_command, purge_command
+from covenant.cli.options import CommandGroup, limit_option
 from covenant.cli.terminal import Failure, ago, brief, console, distance, put, say, table
 
 PREFIXES: Final = ("a2a.send.", "a2a.recv.", "a2a.respond.")

@@ -1,21 +1,38 @@
-"""The CLI's end of the daemon's socket: connect, authenticate, ask.
+"""The CLI's end of the daemon's socket: connect, authenticate, ask; and the commands and completions that ask.
 
-Standard library only, so that commands start fast. Every wait is bounded. The first request of a command
-opens its connection.
+Every wait is bounded. The first request of a command opens its connection. A completion is bounded in count and time,
+and proposes nothing if there is no daemon.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import socket
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from covenant.cli.terminal import Failure, Unreachable
-from covenant.daemon.environment import TOKEN_VARIABLE
+import click
+from click.shell_completion import CompletionItem
+
+from covenant.cli.options import (
+    Function,
+    given_before,
+    given_home,
+    home_option,
+    json_option,
+    make_command,
+    program,
+    token_option,
+)
+from covenant.cli.terminal import Failure, Output, Unreachable, brief, json_shape, put, say, written
+from covenant.daemon.environment import TOKEN_VARIABLE, environment, find_home, now_ms
 from covenant.wire.ipc_frames import HEADER_BYTES, encode_frame, frame_length
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -23,8 +40,13 @@ ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 ANSWER_S: Final = 30.0
 """How long an answer may take, in addition to the wait that the request itself asks for."""
 CONNECT_S: Final = 5.0
+AWAY_S: Final = (0.1, 2.0)
+"""The shortest and the longest pause of a following command while its daemon is down."""
+COMPLETION_S: Final = 2.0
+PROPOSED_MAX: Final = 50
 
 Answer = dict[str, Any]
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 class DaemonClient:
@@ -84,6 +106,10 @@ class DaemonClient:
             opened.close()
             raise
         return opened
+
+
+def connect(home: Path, token_file: str | None = None) -> DaemonClient:
+    return DaemonClient(home, read_token(home, token_file, environment()))
 
 
 def read_token(home: Path, token_file: str | None, variables: Mapping[str, str]) -> str:
@@ -159,3 +185,170 @@ def _read(opened: socket.socket, length: int) -> bytes:
         parts.append(part)
         length -= len(part)
     return b"".join(parts)
+
+
+class Invocation(Output):
+    """One run of a command that asks the daemon: its connection, and how it was asked to answer."""
+
+    def __init__(
+        self, client: DaemonClient, kind: str, *, home: str | None, token_file: str | None, as_json: bool
+    ) -> None:
+        super().__init__(kind, as_json=as_json)
+        self._caller = (("--home", home), ("--token-file", token_file))
+        self._client = client
+        self._answered = False
+
+    @property
+    def again(self) -> str:
+        """How to call this program again as the same caller, up to the command."""
+        given = (f"{name} {shlex.quote(value)}" for name, value in self._caller if value is not None)
+        return " ".join([program(), *given])
+
+    @property
+    def token(self) -> str:
+        """The caller's, for requests to the daemon's HTTP server."""
+        return self._client.token
+
+    def ask(self, kind: str, *, within_s: float = ANSWER_S, **fields: Any) -> Answer:
+        answer = self._client.ask(kind, within_s=within_s, **fields)
+        self._answered = True
+        return answer
+
+    def ask_waiting(self, kind: str, wait_ms: int | None, **fields: Any) -> Answer:
+        """Send a request that the daemon may take `wait_ms` to answer."""
+        return self.ask(kind, within_s=ANSWER_S + (wait_ms or 0) / 1000, wait_ms=wait_ms, **fields)
+
+    def ask_on(self, kind: str, wait_ms: int, **fields: Any) -> Answer:
+        """The same for a command that keeps asking: it waits while the daemon is down, and asks again. A daemon that is
+        down at the first request is a failure.
+        """
+        failures = 0
+        while True:
+            try:
+                answer = self.ask_waiting(kind, wait_ms, **fields)
+            except Failure as failure:
+                gone = isinstance(failure, Unreachable) or failure.code in ("stopping", "outcome_unknown")
+                if not gone or not (self._answered or failures):
+                    raise
+                failures += 1
+                if failures == 1:
+                    say("covenant: the daemon is away; waiting for it")
+                self._client.close()
+                _pause_while_away(failures)
+                continue
+            if failures:
+                say("covenant: the daemon is back")
+            return answer
+
+
+def _pause_while_away(failures: int) -> None:
+    from covenant.model.rate_limits import Backoff
+
+    time.sleep(Backoff(*AWAY_S).pause(failures))
+
+
+def daemon_command(
+    group: click.Group | None, name: str, kind: str, *fields: str, epilog: str = ""
+) -> Callable[[Function], click.Command]:
+    """Make a function a command that asks the daemon. It gets an `Invocation` first, then its own arguments.
+
+    `kind` and `fields` say what the command answers with --json.
+    """
+
+    def decorate(function: Function) -> click.Command:
+        @wraps(function)
+        def run(*, home: str | None, token_file: str | None, as_json: bool, **own: Any) -> None:
+            home, token_file = given_before("home", home), given_before("token_file", token_file)
+            with connect(given_home(home), token_file) as client:
+                function(Invocation(client, kind, home=home, token_file=token_file, as_json=as_json), **own)
+
+        shape = json_shape(kind, *fields) + epilog
+        return make_command(group, name, run, shape, home_option(), token_option, json_option())
+
+    return decorate
+
+
+def check_output(call: Invocation, file: str | None, *, replace: bool) -> None:
+    """Checks, before anything is asked for, that FILE may be written to; for None, standard output."""
+    if file is None and call.json:
+        raise click.UsageError("--json says what was written: name a FILE")
+    if file is not None and not replace and Path(file).is_file():
+        raise Failure("file_exists", f"{file} is there already; name another one, or give --replace")
+
+
+def write_lines(
+    call: Invocation, file: str | None, items: Iterable[Mapping[str, Any]], what: str, *, replace: bool
+) -> None:
+    """One JSON object a line, to the file or to standard output."""
+    check_output(call, file, replace=replace)
+    lines = (json.dumps(item, ensure_ascii=False, separators=(",", ":")) + "\n" for item in items)
+    if file is None:
+        sys.stdout.writelines(lines)
+        return
+    count = 0
+    with written(Path(file)) as target:
+        for line in lines:
+            target.write(line.encode())
+            count += 1
+    if not call.answer({"file": file, "count": count}):
+        put(f"wrote {count} {what} to {file}")
+
+
+def purge_command(group: click.Group, ask: str, kind: str, what: str, meaning: str) -> None:
+    """Add a command `purge` that removes entries older than a moment or an age."""
+
+    @daemon_command(group, "purge", kind, "before_ms", "purged")
+    @click.option("--before-ms", type=click.IntRange(min=0), help="Drop entries older than this epoch millisecond.")
+    @click.option("--older-than-ms", type=click.IntRange(min=0), help="Drop entries older than this many milliseconds.")
+    def purge(call: Invocation, *, before_ms: int | None, older_than_ms: int | None) -> None:
+        if (before_ms is None) == (older_than_ms is None):
+            raise click.UsageError("say how old: either --before-ms or --older-than-ms")
+        moment_ms = before_ms if before_ms is not None else max(0, now_ms() - (older_than_ms or 0))
+        answer = call.ask(ask, before_ms=moment_ms)
+        call.show({"before_ms": answer["before_ms"], "purged": answer["purged"]}, f"purged {answer['purged']} {what}")
+
+    purge.help = meaning
+
+
+def _completes(
+    kind: str, listed: str, propose: Callable[[Answer], tuple[str, str]], **fields: Callable[[click.Context, str], Any]
+) -> Complete:
+    """Proposes what the daemon lists under a name of its answer: each with a value and its description."""
+
+    def complete(context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+        try:
+            folder, _ = find_home(_given(context, "home"), environment())
+            request = {name: given(context, begun) for name, given in fields.items()}
+            with connect(folder, _given(context, "token_file")) as client:
+                answer = client.ask(kind, within_s=COMPLETION_S, **request)
+            found = [(value, word) for value, word in map(propose, answer[listed]) if value.startswith(begun)]
+        except Exception:  # noqa: BLE001  (whatever it is, the person is typing: nothing is proposed)
+            return []
+        return [CompletionItem(value, help=brief(word)) for value, word in found[:PROPOSED_MAX]]
+
+    return complete
+
+
+def _given(context: click.Context, name: str) -> str | None:
+    found: str | None = context.params.get(name) or context.find_root().params.get(name)
+    return found
+
+
+complete_tasks: Final = _completes(
+    "find_a2a_tasks",
+    "tasks",
+    lambda task: (task["task_id"], f"{task['state']} {task['agent']} {task['intent']}"),
+    id=lambda _, begun: begun or None,
+    limit=lambda _context, _begun: PROPOSED_MAX,
+)
+complete_agents: Final = _completes(
+    "list_agents",
+    "agents",
+    lambda agent: (agent["id"], f"{agent['kind']} {agent['name']}"),
+    tenant=lambda context, _: context.params.get("tenant") or "default",
+)
+complete_identities: Final = _completes(
+    "list_identities", "identities", lambda identity: (identity["agent_id"]["display"], "")
+)
+
+task_argument: Final = click.argument("task_id", shell_complete=complete_tasks)

@@ -19,17 +19,9 @@ from urllib.parse import SplitResult, urlsplit
 
 import click
 
-from covenant.cli.options import (
-    CommandGroup,
-    Invocation,
-    check_output,
-    daemon_command,
-    file_argument,
-    limit_option,
-    replace_option,
-    written,
-)
-from covenant.cli.terminal import Failure, Unreachable, ago, clock_time, print_table, put, say
+from covenant.cli.daemon_client import Invocation, check_output, daemon_command
+from covenant.cli.options import CommandGroup, file_argument, limit_option, replace_option
+from covenant.cli.terminal import Failure, Unreachable, ago, clock_time, print_table, put, say, written
 
 PIECE_BYTES: Final = 256 * 1024
 REFUSAL_BYTES_MAX: Final = 64 * 1024

@@ -6,15 +6,8 @@ from typing import Any, Final
 
 import click
 
-from covenant.cli.completion import complete_identities
-from covenant.cli.options import (
-    CommandGroup,
-    Invocation,
-    certificate_option,
-    daemon_command,
-    limit_option,
-    purge_command,
-)
+from covenant.cli.daemon_client import Invocation, complete_identities, daemon_command, purge_command
+from covenant.cli.options import CommandGroup, certificate_option, limit_option
 from covenant.cli.terminal import ago, print_table, say
 
 identities: Final = CommandGroup("identities", help="Identities: the holders of tokens.", no_args_is_help=True)

@@ -8,15 +8,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from covenant.cli.options import (
-    CommandGroup,
-    Function,
-    Invocation,
-    daemon_command,
-    given_before,
-    home_option,
-    json_option,
-)
+from covenant.cli.daemon_client import Invocation, daemon_command
+from covenant.cli.options import CommandGroup, Function, given_before, home_option, json_option
 from covenant.cli.terminal import Failure, ago, json_shape, print_table, put, put_json, say
 from covenant.daemon.environment import PASSPHRASE_VARIABLE, environment
 from covenant.daemon.settings import Settings

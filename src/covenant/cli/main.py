@@ -10,10 +10,11 @@ from importlib import import_module
 from typing import Final
 
 import click
+from click.shell_completion import get_completion_class
 
 import covenant
-from covenant.cli.options import SuggestingGroup, json_option
-from covenant.cli.terminal import json_shape, put, put_json
+from covenant.cli.options import SuggestingGroup, json_option, local_command
+from covenant.cli.terminal import Output, json_shape
 
 PLACES: Final = {
     "serve": "serve.serve",
@@ -41,11 +42,12 @@ PLACES: Final = {
     "restore": "backup.restore",
     "ledger": "ledger_admin.ledger",
     "drain": "serve.drain",
-    "completion": "completion.completion",
+    "completion": "main.completion",
     "version": "main.version",
 }
 """Where each command is defined: the module in this package, and its name there. Help lists them in this order."""
 
+SHELLS: Final = ("bash", "zsh", "fish")
 MEANING: Final = """A durable agent-to-agent exchange.
 
 `covenant serve` runs the daemon, `call` and `card` talk to other agents, and `prove` tries any A2A server. `init`,
@@ -83,10 +85,25 @@ click.version_option(covenant.__version__, prog_name="covenant", message="%(prog
 @json_option("One JSON object.")
 def version(*, as_json: bool) -> None:
     """Print the version."""
-    if as_json:
-        put_json({"kind": "version", "version": covenant.__version__})
-    else:
-        put(f"covenant {covenant.__version__}")
+    Output("version", as_json=as_json).show({"version": covenant.__version__}, f"covenant {covenant.__version__}")
+
+
+@local_command(None, "completion", "completion", "shell", "script")
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(out: Output, *, shell: str) -> None:
+    """Print the script that makes a shell complete commands, task ids, agents and identities.
+
+    \b
+        covenant completion bash > ~/.local/share/bash-completion/completions/covenant
+        covenant completion zsh > "${fpath[1]}/_covenant"
+        covenant completion fish > ~/.config/fish/completions/covenant.fish
+
+    For one session: eval "$(covenant completion bash)".
+    """
+    made = get_completion_class(shell)
+    assert made is not None
+    script = made(command, {}, "covenant", "_COVENANT_COMPLETE").source()
+    out.show({"shell": shell, "script": script}, script)
 
 
 def main() -> None:

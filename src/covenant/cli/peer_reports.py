@@ -6,7 +6,8 @@ from typing import Final
 
 import click
 
-from covenant.cli.options import CommandGroup, Invocation, daemon_command, limit_option
+from covenant.cli.daemon_client import Invocation, daemon_command
+from covenant.cli.options import CommandGroup, limit_option
 from covenant.cli.terminal import ago, print_table, put, say
 
 commands: Final = CommandGroup("peers")

@@ -8,9 +8,9 @@ from typing import Any, Final
 import click
 
 from covenant.cli import peer_reports
-from covenant.cli.daemon_client import ANSWER_S, Answer
+from covenant.cli.daemon_client import ANSWER_S, Answer, Invocation, daemon_command
 from covenant.cli.identity_rotation import revocation, rotate_identity
-from covenant.cli.options import CommandGroup, Invocation, daemon_command, limit_option
+from covenant.cli.options import CommandGroup, limit_option
 from covenant.cli.proof_verification import verify_proof
 from covenant.cli.terminal import ExitCode, Failure, ago, brief, print_table, put, say
 

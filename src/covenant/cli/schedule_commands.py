@@ -7,8 +7,8 @@ from typing import Any, Final
 import click
 
 from covenant.cli.agents import tenant_option
-from covenant.cli.completion import complete_agents
-from covenant.cli.options import CommandGroup, Duration, Function, Invocation, daemon_command
+from covenant.cli.daemon_client import Invocation, complete_agents, daemon_command
+from covenant.cli.options import CommandGroup, Duration, Function
 from covenant.cli.terminal import ago, brief, print_table, put
 
 schedules: Final = CommandGroup(

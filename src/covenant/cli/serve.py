@@ -14,18 +14,8 @@ from typing import Final
 import click
 
 import covenant
-from covenant.cli.daemon_client import Answer, DaemonClient, read_token
-from covenant.cli.options import (
-    CommandGroup,
-    Invocation,
-    daemon_command,
-    given_before,
-    home_option,
-    json_option,
-    near,
-    program,
-    token_option,
-)
+from covenant.cli.daemon_client import Answer, DaemonClient, Invocation, daemon_command, read_token
+from covenant.cli.options import CommandGroup, given_before, home_option, json_option, near, program, token_option
 from covenant.cli.terminal import Failure, Unreachable, json_shape, put, put_json, say
 from covenant.daemon.environment import environment, find_home
 from covenant.daemon.home import UnsafeHome, url_in

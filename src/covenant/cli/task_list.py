@@ -9,18 +9,15 @@ from typing import Any, Final
 
 import click
 
-from covenant.cli.completion import complete_agents, complete_identities
-from covenant.cli.daemon_client import Answer
-from covenant.cli.options import (
-    CommandGroup,
-    Duration,
-    Function,
+from covenant.cli.daemon_client import (
+    Answer,
     Invocation,
+    complete_agents,
+    complete_identities,
     daemon_command,
-    file_argument,
-    replace_option,
     write_lines,
 )
+from covenant.cli.options import CommandGroup, Duration, Function, file_argument, replace_option
 from covenant.cli.task_tables import found_table
 from covenant.cli.terminal import clean, console, say
 from covenant.daemon.environment import now_ms

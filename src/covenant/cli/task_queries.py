@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from covenant.cli.completion import task_argument
-from covenant.cli.daemon_client import Answer
-from covenant.cli.options import (
-    CommandGroup,
-    Duration,
-    Function,
-    Invocation,
-    daemon_command,
-    ended_by_ctrl_c,
-    follow_option,
-    limit_option,
-)
+from covenant.cli.daemon_client import Answer, Invocation, daemon_command, task_argument
+from covenant.cli.options import CommandGroup, Duration, Function, ended_by_ctrl_c, follow_option, limit_option
 from covenant.cli.task_tables import (
     facts_table,
     frame_text,

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import click
 
-from covenant.cli.completion import complete_tasks, task_argument
-from covenant.cli.options import CommandGroup, Function, Invocation, daemon_command
+from covenant.cli.daemon_client import Invocation, complete_tasks, daemon_command, task_argument
+from covenant.cli.options import CommandGroup, Function
 from covenant.cli.task_list import FILTERS, filter_options, filters
 from covenant.cli.task_tables import PUSH_COLUMNS, outcome_row, push_row
 from covenant.cli.terminal import ExitCode, age, json_shape, print_table, put, say

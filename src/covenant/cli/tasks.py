@@ -9,9 +9,15 @@ from uuid import uuid4
 import click
 
 from covenant.cli import task_list, task_queries, task_repair
-from covenant.cli.completion import complete_identities, complete_tasks, task_argument
-from covenant.cli.daemon_client import Answer
-from covenant.cli.options import CommandGroup, Duration, Invocation, daemon_command, read_text
+from covenant.cli.daemon_client import (
+    Answer,
+    Invocation,
+    complete_identities,
+    complete_tasks,
+    daemon_command,
+    task_argument,
+)
+from covenant.cli.options import CommandGroup, Duration, read_text
 from covenant.cli.task_tables import summary
 from covenant.cli.terminal import ExitCode, Failure, brief, content_text, json_shape, print_table, put, say
 from covenant.daemon.environment import monotonic_ms, now_ms

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import click
 
-from covenant.cli.options import CommandGroup, Function, Invocation, certificate_option, daemon_command
+from covenant.cli.daemon_client import Invocation, daemon_command
+from covenant.cli.options import CommandGroup, Function, certificate_option
 from covenant.cli.terminal import Failure, ago, print_table, put, say
 from covenant.model.tenants import TenantLimits
 

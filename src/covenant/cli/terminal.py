@@ -1,4 +1,4 @@
-"""Output of commands: one JSON object for scripts, lines and tables for people; and failures.
+"""Output of commands: one JSON object for scripts, lines and tables for people, files; and failures.
 
 Texts of agents are shown without control characters: a task must not be able to control the operator's terminal. Piped
 output and JSON keep every byte.
@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
@@ -59,6 +63,28 @@ class Unreachable(Failure):
     """Nobody answers on the socket or at the URL."""
 
     exit_code = ExitCode.UNREACHABLE
+
+
+class Output:
+    """How a command was asked to answer: with one JSON object, or with lines and tables for people."""
+
+    def __init__(self, kind: str, *, as_json: bool) -> None:
+        self._kind = kind
+        self.json = as_json
+
+    def answer(self, value: Mapping[str, Any], *, kind: str | None = None) -> bool:
+        """Write the JSON object if one was asked for; False if people are to be answered instead."""
+        if self.json:
+            put_json({"kind": kind or self._kind, **{name: each for name, each in value.items() if name != "kind"}})
+        return self.json
+
+    def show(self, value: Mapping[str, Any], data: str, *talk: str) -> None:
+        """Answer with the JSON object, or with a line of data on stdout and messages on stderr."""
+        if self.answer(value):
+            return
+        put(data)
+        for line in talk:
+            say(line)
 
 
 def json_shape(kind: str, *fields: str) -> str:
@@ -160,3 +186,29 @@ def print_table(columns: Iterable[str], rows: Iterable[tuple[str, ...]], title: 
     for style, *cells in rows:
         made.add_row(*cells, style=style)
     console().print(made)
+
+
+@contextmanager
+def written(path: Path) -> Iterator[IO[bytes]]:
+    """Writes a file that only its owner can read, and that gets its name once it is complete and on disk.
+
+    A device or a pipe is written to directly.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as target:
+                yield target
+            return
+        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(number, "wb") as target:
+                yield target
+                target.flush()
+                os.fsync(target.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            with suppress(OSError):
+                Path(name).unlink()
+            raise
+    except OSError as error:
+        raise Failure("cannot_write", f"{path}: {error.strerror or error}") from error
